@@ -181,9 +181,9 @@ def compare(old: Path, new: Path, texts: bool) -> int:
     if list(before) != list(after):
         print("the two files answer different commands")
         return 1
-    wrong = {key: found for key in before if (found := differences(before[key], after[key], texts))}
-    for key, found in wrong.items():
-        print(key, *found[:5], sep="\n  ")
+    wrong = {key: changes for key in before if (changes := differences(before[key], after[key], texts))}
+    for key, changes in wrong.items():
+        print(key, *changes[:5], sep="\n  ")
     codes = [line["code"] for line in before.values()]
     print(f"{len(before)} commands ({codes.count(0)} answered), {len(wrong)} differ")
     return 1 if wrong else 0

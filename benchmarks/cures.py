@@ -50,13 +50,13 @@ KEPT = "cures"  # the key of a question under which it keeps what asked it
 def start_lines(server: str, model: str, args: dict[str, Any]) -> list[str]:
     """What a server says of itself at its start."""
     if server == "vllm":
-        said = {"model_tag": model, "model": model, **args}
+        arguments = {"model_tag": model, "model": model, **args}
         return [
             "INFO 11-02 09:14:02 [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.33.0",
-            f"INFO 11-02 09:14:02 [utils.py:235] non-default args: {said}",
+            f"INFO 11-02 09:14:02 [utils.py:235] non-default args: {arguments}",
         ]
-    said = ", ".join(f"{name}={value!r}" for name, value in {"model_path": model, **args}.items())
-    return [f"[2026-11-02 09:14:02] server_args=ServerArgs({said})"]
+    arguments = ", ".join(f"{name}={value!r}" for name, value in {"model_path": model, **args}.items())
+    return [f"[2026-11-02 09:14:02] server_args=ServerArgs({arguments})"]
 
 
 def torch_line(tried: float, free: float, total: float) -> str:
@@ -116,7 +116,7 @@ def vllm_failures(made: Plan, draw: random.Random) -> Iterator[tuple[str, list[s
             "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try",
         ],
     )
-    if any(isinstance(kept, RecurrentState) for caches in request.spec.layers for kept in caches):
+    if any(isinstance(cache, RecurrentState) for caches in request.spec.layers for cache in caches):
         blocks = draw.randrange(20, made.settings.max_num_seqs)
         yield (
             "mamba_blocks_below_max_num_seqs",
@@ -366,28 +366,28 @@ def differences(row: dict[str, Any], models: Path) -> tuple[str, list[str]]:
 
 
 def compare(answers: Path, models: Path, facts: Path | None, each: int) -> int:
-    counts, reasons, kept = Counter[str](), Counter[str](), list[str]()
+    counts, reasons, lines_kept = Counter[str](), Counter[str](), list[str]()
     for number, row in enumerate(oracles.read_lines(answers)):
-        asked = row["inputs"].pop(KEPT)
+        questions = row["inputs"].pop(KEPT)
         outcome, why = not_asked(row) or differences(row, models)
-        counts[outcome] += len(asked)
+        counts[outcome] += len(questions)
         refused = [result for result in row.get("results", ()) if result.get("error")]
         if refused and outcome == oracles.EQUAL:
             outcome, why = "refused by the server", [refused[0]["error"][:150]]
-            counts[oracles.EQUAL] -= len(asked)
-            counts[outcome] += len(asked)
+            counts[oracles.EQUAL] -= len(questions)
+            counts[outcome] += len(questions)
         if outcome != oracles.EQUAL:
-            reasons[f"{outcome}: {(why or [''])[0][:150]}"] += len(asked)
-            shown = {name: value for name, value in row["inputs"].items() if name != "available_memory"}
-            print(f"{outcome}: {json.dumps(shown)}: {asked[0][:2]}: {'; '.join(why)[:300]}")
+            reasons[f"{outcome}: {(why or [''])[0][:150]}"] += len(questions)
+            inputs = {name: value for name, value in row["inputs"].items() if name != "available_memory"}
+            print(f"{outcome}: {json.dumps(inputs)}: {questions[0][:2]}: {'; '.join(why)[:300]}")
         elif facts is not None and number % each == 0:
-            kept.append(json.dumps(fact_of(row, number, asked)))
+            lines_kept.append(json.dumps(fact_of(row, number, questions)))
     for outcome, count in counts.most_common():
         print(f"{count:6,} {outcome}")
     for reason, count in reasons.most_common():
         print(f"{count:6,} {reason}")
     if facts is not None:
-        facts.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        facts.write_text("".join(f"{line}\n" for line in lines_kept), encoding="utf-8")
     return 1 if counts[oracles.DIFFERENT] or counts["refused by the server"] else 0
 
 
@@ -396,11 +396,11 @@ def not_asked(row: dict[str, Any]) -> tuple[str, list[str]] | None:
     return (oracles.NOT_ASKED, [failed]) if any(text in failed for text in oracles.OUT_OF_REACH) else None
 
 
-def fact_of(row: dict[str, Any], number: int, asked: list[Any]) -> dict[str, Any]:
+def fact_of(row: dict[str, Any], number: int, questions: list[Any]) -> dict[str, Any]:
     fields_kept = ("available_memory", "num_gpu_blocks", "kv_cache_size_tokens", "max_concurrency", "max_model_len")
     results = [{name: result[name] for name in fields_kept if name in result} for result in row["results"]]
     return {"number": number, "vllm_version": row["vllm_version"], "inputs": row["inputs"], "results": results,
-            KEPT: asked}  # fmt: skip
+            KEPT: questions}  # fmt: skip
 
 
 def main() -> int:

@@ -66,10 +66,10 @@ def goal_values(session: Session) -> dict[str, float]:
     """What the parts say of the goals; a CPU says nothing of them."""
     if session.machine.device == "cpu":
         return {}
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for result in session.results.values():
-        found |= goals.numbers_of(asdict(result))
-    return found
+        values |= goals.numbers_of(asdict(result))
+    return values
 
 
 def goal_table(values: dict[str, float], gpu: str | None) -> str:
@@ -97,30 +97,30 @@ class Panel:
 
 def panels(results: Sequence[Result]) -> list[Panel]:
     """One for each part that has something to show."""
-    found = []
+    drawn = []
     for result in results:
         unit = next((unit for unit in DRAWN if any(line["unit"] == unit for line in result.rows)), None)
         lines = [line for line in result.rows if line["unit"] == unit]
         if unit is not None:
             bars = tuple((line["metric"], line["value"], line["p20"], line["p80"]) for line in lines)
-            found.append(Panel(f"{result.name} ({', '.join(sorted({line['model'] for line in lines}))})", unit, bars))
-    return found
+            drawn.append(Panel(f"{result.name} ({', '.join(sorted({line['model'] for line in lines}))})", unit, bars))
+    return drawn
 
 
-def draw(path: Path, found: Sequence[Panel], device: str) -> bool:
+def draw(path: Path, panels: Sequence[Panel], device: str) -> bool:
     """A panel below the other, a limit in grey; False without matplotlib or anything to show."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         print(f"{path.name}: matplotlib is not installed; the CSV holds the numbers", file=sys.stderr)
         return False
-    if not found:
+    if not panels:
         return False
-    heights = [len(panel.bars) + 2 for panel in found]
+    heights = [len(panel.bars) + 2 for panel in panels]
     figure = Figure(figsize=(10, 0.22 * sum(heights) + 0.6), layout="constrained")
     figure.suptitle(f"The engine on {device}")
-    all_axes = figure.subplots(len(found), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, panel in zip(all_axes, found, strict=True):
+    all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, panel in zip(all_axes, panels, strict=True):
         names, values, lows, highs = zip(*panel.bars, strict=True)
         colors = ["0.75" if name.endswith(": limit") else "C0" for name in names]
         errors = [[max(0.0, v - p) for v, p in zip(values, lows, strict=True)],
@@ -169,7 +169,7 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
     selected = chosen(stages, options.parts)
     if (options.out / SUMMARY).exists():
         raise UsageError(f"{path_text(options.out)}: holds an earlier call's results; name another folder")
-    found = machine(options.device, options.commit)
+    where = machine(options.device, options.commit)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -177,14 +177,14 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
             f"{path_text(options.out)}: cannot be made ({error.strerror}); name another folder"
         ) from error
     with TemporaryDirectory(prefix="kvplan-engine-") as work:
-        session = Session(options.out, Path(work), options.device, found, options.budget, started_s)
+        session = Session(options.out, Path(work), options.device, where, options.budget, started_s)
         try:
             for stage in selected:
                 run_stages([stage], session)
                 keep(session)
         finally:  # Ctrl-C, SIGTERM: what is known is kept
             keep(session)
-            draw(session.out / "engine.svg", panels(list(session.results.values())), found.device)
+            draw(session.out / "engine.svg", panels(list(session.results.values())), where.device)
             tell(session)
     return exit_code(session, selected)
 

@@ -137,11 +137,11 @@ def goals_for(gpu: str | None) -> tuple[Goal, ...]:
 
 def worst_of(*many: Mapping[str, float]) -> dict[str, float]:
     """Of the goals' numbers by name the worst."""
-    found: dict[str, list[float]] = {}
+    by_name: dict[str, list[float]] = {}
     for values in many:
         for name, value in values.items():
-            found.setdefault(name, []).append(value)
-    return {name: (max if name in LEAST_IS_BEST else min)(values) for name, values in found.items()}
+            by_name.setdefault(name, []).append(value)
+    return {name: (max if name in LEAST_IS_BEST else min)(values) for name, values in by_name.items()}
 
 
 # --- what was measured ------------------------------------------------------------------------------------------------
@@ -166,24 +166,26 @@ class Shown:
     @property
     def counted(self) -> dict[str, list[Measured]]:
         """By name the numbers of one commit, the newest: what other code did is neither better nor worse of it."""
-        return {name: of_newest_commit(found) for name, found in self.measured.items()}
+        return {name: of_newest_commit(measured) for name, measured in self.measured.items()}
 
     @property
     def values(self) -> dict[str, float]:
-        return worst_of(*({name: each.value} for name, found in self.counted.items() for each in found))
+        return worst_of(*({name: each.value} for name, measured in self.counted.items() for each in measured))
 
     @property
     def sources(self) -> list[str]:
-        every = {(each.stage, each.commit or "unknown", each.utc) for found in self.counted.values() for each in found}
+        every = {
+            (each.stage, each.commit or "unknown", each.utc) for measured in self.counted.values() for each in measured
+        }
         return [f"stage {stage}, commit {commit}, {utc}" for stage, commit, utc in sorted(every)]
 
 
-def of_newest_commit(found: Sequence[Measured]) -> list[Measured]:
+def of_newest_commit(measurements: Sequence[Measured]) -> list[Measured]:
     """The numbers of the commit that was measured last; one of an unknown commit stands alone."""
-    newest = max(found, key=lambda each: each.utc)
+    newest = max(measurements, key=lambda each: each.utc)
     if newest.commit is None:
         return [newest]
-    return [each for each in found if each.commit == newest.commit]
+    return [each for each in measurements if each.commit == newest.commit]
 
 
 Evidence = Mapping[str, Shown]  # by GPU, as torch names it
@@ -197,16 +199,16 @@ def read_evidence(path: Path) -> Evidence:
         raise InvalidInputError(f"{path_text(path)}: is not {SCHEMA}; write it with `python -m benchmarks.goals`")
     try:
         evidence = {
-            gpu: Shown({name: tuple(Measured(**each) for each in found) for name, found in measured.items()})
+            gpu: Shown({name: tuple(Measured(**each) for each in values) for name, values in measured.items()})
             for gpu, measured in gpus.items()
         }
     except (TypeError, AttributeError) as error:
         raise InvalidInputError(f"{path_text(path)}: gpus cannot be read ({error}); write it anew") from error
     for gpu in evidence.values():
-        for name, found in gpu.measured.items():
-            if not found:
+        for name, values in gpu.measured.items():
+            if not values:
                 raise InvalidInputError(f"{path_text(path)}: {printable(name, 40)} has no number; write it anew")
-            for each in found:
+            for each in values:
                 _check(path, name, each)
     return evidence
 
@@ -239,7 +241,7 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
     gpu = str(summary.get("device"))
     if gpu == "cpu":
         raise UsageError(f"{path_text(path)}: was measured on a CPU, of which the goals say nothing; run it on a GPU")
-    found = (
+    measurements = (
         {name: {each.stage: each for each in many} for name, many in known[gpu].measured.items()}
         if gpu in known
         else {}
@@ -252,29 +254,29 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
         ):
             what = f"stage {number} is no stage ({printable(str(stage), 40)})"
             raise InvalidInputError(f"{path_text(path)}: {what}; name the summary.json of benchmarks/gpu.py")
-        for many in found.values() if stage.get("status") != "skipped" else ():
+        for many in measurements.values() if stage.get("status") != "skipped" else ():
             many.pop(stage["name"], None)
         for name, value in numbers_of(stage).items():
             each = Measured(value, stage["name"], stage.get("commit"), str(stage.get("utc")))
             _check(path, name, each)
-            found.setdefault(name, {})[each.stage] = each
-    return {**known, gpu: Shown({name: tuple(many.values()) for name, many in found.items() if many})}
+            measurements.setdefault(name, {})[each.stage] = each
+    return {**known, gpu: Shown({name: tuple(many.values()) for name, many in measurements.items() if many})}
 
 
 def numbers_of(stage: dict[str, Any]) -> dict[str, float]:
     """What a stage says of the goals, however far it came."""
-    found: dict[str, float] = dict(stage.get("numbers", {}).get("goals", {}))
+    numbers: dict[str, float] = dict(stage.get("numbers", {}).get("goals", {}))
     for name, (owner, metric) in ROWS.items():
         for row in stage.get("rows", []) if stage.get("name") == owner else []:
             if row["metric"] == metric:
-                found[name] = row["value"]
-    return found
+                numbers[name] = row["value"]
+    return numbers
 
 
 def write_evidence(path: Path, evidence: Evidence) -> None:
     gpus = {
-        gpu: {name: [asdict(each) for each in found.measured[name]] for name in NAMES if name in found.measured}
-        for gpu, found in sorted(evidence.items())
+        gpu: {name: [asdict(each) for each in known.measured[name]] for name in NAMES if name in known.measured}
+        for gpu, known in sorted(evidence.items())
     }
     write_json(path, {"schema": SCHEMA, "gpus": gpus})
 
@@ -291,12 +293,12 @@ def _judged(goal: Goal, values: Mapping[str, float]) -> tuple[str, str]:
     """A goal is met when all of its numbers are there and all of them are in bounds; without bounds there is none."""
     if not any(need.name in values for need in goal.needs):
         return NOT_RUN, ""
-    told = [need.form.format(values[need.name]) if need.name in values else NOT_RUN for need in goal.needs]
+    texts = [need.form.format(values[need.name]) if need.name in values else NOT_RUN for need in goal.needs]
     if all(need.least is None and need.most is None for need in goal.needs):
-        return "; ".join(told), ""
+        return "; ".join(texts), ""
     if any(need.name in values and not need.is_met(values[need.name]) for need in goal.needs):
-        return "; ".join(told), "no"
-    return "; ".join(told), "yes" if all(need.name in values for need in goal.needs) else "in part"
+        return "; ".join(texts), "no"
+    return "; ".join(texts), "yes" if all(need.name in values for need in goal.needs) else "in part"
 
 
 def table(values: Mapping[str, float], gpu: str | None) -> str:
@@ -316,9 +318,9 @@ def page(evidence: Evidence) -> str:
     ]
     if not evidence:
         lines += ["Measured on: no GPU yet.", "", table({}, None)]
-    for gpu, found in sorted(evidence.items()):
-        lines += [f"## {printable(gpu, 60)}", "", table(found.values, gpu), ""]
-        lines += [*(f"* {source}" for source in found.sources), ""]
+    for gpu, evidence_shown in sorted(evidence.items()):
+        lines += [f"## {printable(gpu, 60)}", "", table(evidence_shown.values, gpu), ""]
+        lines += [*(f"* {source}" for source in evidence_shown.sources), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

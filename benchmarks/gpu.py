@@ -171,11 +171,11 @@ def parser() -> argparse.ArgumentParser:
 
 def chosen(stages: Sequence[Stage], option: str, names: str) -> list[Stage]:
     """The stages that an option names, in the stated order; raises UsageError for a name that is none."""
-    wanted = names.split(",")
-    unknown = [name for name in wanted if name not in {stage.name for stage in stages}]
+    names_chosen = names.split(",")
+    unknown = [name for name in names_chosen if name not in {stage.name for stage in stages}]
     if unknown:
         raise UsageError(f"{option}: {printable(repr(unknown[0]), 40)} is no stage; --list prints them")
-    return [stage for stage in stages if stage.name in wanted]
+    return [stage for stage in stages if stage.name in names_chosen]
 
 
 def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) -> int:
@@ -193,12 +193,12 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
         raise UsageError(
             f"{path_text(options.out)}: holds an earlier call's results; --resume it, or name another folder"
         )
-    found = machine(options.device, options.commit)
-    if found.commit is None and options.resume is None:
+    where = machine(options.device, options.commit)
+    if where.commit is None and options.resume is None:
         print("nobody knows which code this is: without --commit no later call can go on from this one", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="kvplan-gpu-") as work:
-        session = Session(options.out, Path(work), options.device, found, options.budget, started_s)
+        session = Session(options.out, Path(work), options.device, where, options.budget, started_s)
         session.again = frozenset(stage.name for stage in again)
         if options.resume is not None:
             resume(session, options.resume)
@@ -212,10 +212,10 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
 
 def exit_code(session: Session, selected: Sequence[Stage]) -> int:
     results = [session.results[stage.name] for stage in selected]
-    found = {result.status for result in results}
-    if found & {"failed", "timeout", "failures"} or any(result.numbers.get("failures") for result in results):
+    statuses = {result.status for result in results}
+    if statuses & {"failed", "timeout", "failures"} or any(result.numbers.get("failures") for result in results):
         return FAILED
-    return BUDGET_ENDED if found & {"skipped", "partial"} or session.not_begun else 0
+    return BUDGET_ENDED if statuses & {"skipped", "partial"} or session.not_begun else 0
 
 
 def main(argv: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:

@@ -51,30 +51,30 @@ def parser() -> argparse.ArgumentParser:
     return own
 
 
-def chosen(found: Sequence[Case], kinds: str | None) -> list[Case]:
-    names = {case.kind for case in found} if kinds is None else set(kinds.split(","))
-    unknown = sorted(names - {case.kind for case in found})
+def chosen(every: Sequence[Case], kinds: str | None) -> list[Case]:
+    names = {case.kind for case in every} if kinds is None else set(kinds.split(","))
+    unknown = sorted(names - {case.kind for case in every})
     if unknown:
         raise UsageError(f"--kinds: {unknown[0]!r} is none; there are decode, prefill, store, rope+store and latent")
-    return [case for case in found if case.kind in names]
+    return [case for case in every if case.kind in names]
 
 
 def run(options: argparse.Namespace, started_s: float) -> int:
     if not options.budget > 0:
         raise UsageError(f"--budget: must be above 0 ({options.budget:g})")
     device = _device(options.device)
-    wanted = chosen(cases(device), options.kinds)
+    chosen_cases = chosen(cases(device), options.kinds)
     where = machine(options.device, options.commit)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentProblem(f"{options.out}: cannot be made ({error.strerror}); name another folder") from error
-    found = begin(device)
+    findings = begin(device)
     try:
-        measure(Task(options.out, device, options), wanted, started_s + options.budget, found)
+        measure(Task(options.out, device, options), chosen_cases, started_s + options.budget, findings)
     finally:  # Ctrl-C, SIGTERM: what is known is kept
-        keep(options.out, found, where)
-    return int(bool(found.failures))
+        keep(options.out, findings, where)
+    return int(bool(findings.failures))
 
 
 def _device(name: str) -> torch.device:
@@ -87,17 +87,17 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def keep(out: Path, found: Findings, where: Machine) -> None:
+def keep(out: Path, findings: Findings, where: Machine) -> None:
     """Write the CSV, the figure and the goals, and print the goals."""
     utc = datetime.now(UTC).isoformat(timespec="seconds")
-    rows = [asdict(line) for line in found.rows]
+    rows = [asdict(line) for line in findings.rows]
     write_rows(out / "kernels.csv", Result("kernels", "", "ok", rows=rows, commit=where.commit, utc=utc), where)
-    if not draw(out / "kernels.svg", found.timings, found.rates, where.device):
+    if not draw(out / "kernels.svg", findings.timings, findings.rates, where.device):
         print("kernels.svg: matplotlib is not installed; the CSV holds the numbers", file=sys.stderr)
     on_gpu = where.device != "cpu"
-    table = goals.table(found.numbers["goals"] if on_gpu else {}, where.device if on_gpu else None)
+    table = goals.table(findings.numbers["goals"] if on_gpu else {}, where.device if on_gpu else None)
     write_whole(out / "goals.md", f"{table}\n".encode())
-    print(f"\n{found.headline}\n\n{table}")
+    print(f"\n{findings.headline}\n\n{table}")
     if not on_gpu:
         print("these are a CPU's times: they try the script and say nothing about a GPU", file=sys.stderr)
 

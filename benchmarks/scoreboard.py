@@ -33,14 +33,14 @@ def scoreboard(data: Path, models: Models, facts: Path = FACTS) -> Board:
     """Read, predict, compare."""
     rows = list(read_cases(data))
     results = [score_case(row, models) for row in rows if isinstance(row, Case)]
-    scored = [one for one in results if isinstance(one, Scored)]
+    scored = [result for result in results if isinstance(result, Scored)]
     known = scored if data.resolve() == facts.resolve() else fit.scored_only(known_cases(facts), models)
-    training = [one for one in known if one.case.fitted]
-    points = [point for one in training for point in fit.points_of(one)]
+    training = [result for result in known if result.case.fitted]
+    points = [point for result in training for point in fit.points_of(result)]
     return summary.board(
         path_text(data),
         scored,
-        [one for one in results if isinstance(one, Refused)],
+        [result for result in results if isinstance(result, Refused)],
         [row for row in rows if isinstance(row, Malformed)],
         fit.cross_validated(scored, training),
         fit.fitted(points),
@@ -72,20 +72,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(
                 f"--models {path_text(options.models)}: is not a directory; name the folder of org__name folders"
             )
-        found = scoreboard(options.data, Models(options.models), options.facts)
+        board = scoreboard(options.data, Models(options.models), options.facts)
         if options.report:
-            report.write_report(found, ROOT / "reports" / "accuracy", ROOT / "README.md")
+            report.write_report(board, ROOT / "reports" / "accuracy", ROOT / "README.md")
         if options.json:
-            write(options.json, json.dumps(summary.as_json(found), indent=1) + "\n")
+            write(options.json, json.dumps(summary.as_json(board), indent=1) + "\n")
     except KvplanError as error:
         print(f"scoreboard: error: {error}", file=sys.stderr)
         return error.exit_code
-    for row in found.malformed:
+    for row in board.malformed:
         print(f"scoreboard: {path_text(options.data)}, line {row.line}: {row.why}; skipped", file=sys.stderr)
-    if not found.lines:
+    if not board.lines:
         print(f"scoreboard: error: {path_text(options.data)}: no case in it can be scored", file=sys.stderr)
         return 2
-    sys.stdout.write(summary.as_text(found))
+    sys.stdout.write(summary.as_text(board))
     return 0
 
 

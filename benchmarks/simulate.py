@@ -33,10 +33,10 @@ Row = tuple[str, str, float, float, float, int]
 
 
 def simulation(*, jump: bool) -> Simulation:
-    found = plan(Request(catalog.load("llama-3.1-8b"), gpu("a100-80g"), EngineArgs(max_model_len=32_768)))
+    the_plan = plan(Request(catalog.load("llama-3.1-8b"), gpu("a100-80g"), EngineArgs(max_model_len=32_768)))
     workload = profile("azure-2023-conv")
     requests = islice(workload.requests(seed=0), NUM_REQUESTS)
-    made = Setup(found, roofline(found, Shares())).simulation(Open(requests), workload.prefix_block)
+    made = Setup(the_plan, roofline(the_plan, Shares())).simulation(Open(requests), workload.prefix_block)
     made.jump = jump
     return made
 

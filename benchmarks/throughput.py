@@ -240,9 +240,9 @@ def run_transformers(model: Any, mix: list[BenchRequest], batch_size: int = 1) -
     start = time.perf_counter()
     for first in range(0, len(mix), batch_size):
         batch = mix[first : first + batch_size]
-        at = _generate(model, batch, start)
-        times += [at[: request.output_len] for request in batch]
-        num_running += [len(batch)] * len(at)
+        times_of_batch = _generate(model, batch, start)
+        times += [times_of_batch[: request.output_len] for request in batch]
+        num_running += [len(batch)] * len(times_of_batch)
     return Run(time.perf_counter() - start, times, num_running)
 
 
@@ -252,13 +252,13 @@ def _generate(model: Any, batch: list[BenchRequest], start: float) -> list[float
     output_len = max(request.output_len for request in batch)
     padded = [[0] * (input_len - len(request.prompt)) + request.prompt for request in batch]
     mask = [[0] * (input_len - len(request.prompt)) + [1] * len(request.prompt) for request in batch]
-    at: list[float] = []
+    times: list[float] = []
 
     def clock(input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
         """A stopping criterion that stops nothing: generate asks it after every token."""
         if input_ids.device.type == "cuda":
             torch.cuda.synchronize(input_ids.device)
-        at.append(time.perf_counter() - start)
+        times.append(time.perf_counter() - start)
         return torch.zeros(len(batch), dtype=torch.bool, device=input_ids.device)
 
     model.generate(
@@ -269,7 +269,7 @@ def _generate(model: Any, batch: list[BenchRequest], start: float) -> list[float
         pad_token_id=0,
         stopping_criteria=[clock],
     )
-    return at
+    return times
 
 
 def load_transformers(model: str, config: EngineConfig, spec: ModelSpec) -> Any:

@@ -87,19 +87,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--report", action="store_true", help="rewrite reports/accuracy/time.md and docs/accuracy.md")
     options = parser.parse_args(argv)
     try:
-        found = board(options.facts, max(1, options.every), max(1, options.jobs), as_shipped=options.fitted)
+        points = board(options.facts, max(1, options.every), max(1, options.jobs), as_shipped=options.fitted)
     except KvplanError as error:
         print(f"timeboard: error: {error}", file=sys.stderr)
         return error.exit_code
-    if not found.points:
+    if not points.points:
         print(f"timeboard: error: {options.facts}: nothing in it can be scored", file=sys.stderr)
         return 2
     if options.json:
-        content: dict[str, Any] = report.document(found)
+        content: dict[str, Any] = report.document(points)
         options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if options.report:
-        report.write(found, ROOT)
-    sys.stdout.write(report.text(found))
+        report.write(points, ROOT)
+    sys.stdout.write(report.text(points))
     return 0
 
 

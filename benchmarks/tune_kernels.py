@@ -256,8 +256,8 @@ class Compiler:
         for each in tiles:  # a short chunk takes half of a prefill's tile
             with launched_with(each):
                 own_kernels(triton_backend, problem).calls[0]()
-        found = [resources(kernel) for kernel in self._kernels]
-        return asdict(Compiled(*(max(values) for values in zip(*found, strict=True))))
+        compiled = [resources(kernel) for kernel in self._kernels]
+        return asdict(Compiled(*(max(values) for values in zip(*compiled, strict=True))))
 
 
 def resources(kernel: Any) -> tuple[int, int, int]:
@@ -300,10 +300,10 @@ def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def _counts(pattern: str, text: str) -> Any:
-    found = re.search(pattern, text)
-    if found is None:
+    match = re.search(pattern, text)
+    if match is None:
         raise ValueError(f"{pattern}: the compiler does not say ({text[:80]!r})")
-    return tuple(map(int, found.groups()))
+    return tuple(map(int, match.groups()))
 
 
 class Timer:
@@ -517,8 +517,8 @@ class Search:
     def candidate(self, target: Target, tile: AttentionTile, made: Compiled | str) -> Tried:
         tried = self._candidate(target, tile, made)
         self.tried.append(tried)
-        told = f"{tried.us.value:9.1f} us" if tried.us else "           "
-        print(f"{name_of(target, self.arch):<36} {name_of_tile(tile):<34} {told}  {tried.outcome}", flush=True)
+        time_text = f"{tried.us.value:9.1f} us" if tried.us else "           "
+        print(f"{name_of(target, self.arch):<36} {name_of_tile(tile):<34} {time_text}  {tried.outcome}", flush=True)
         return tried
 
     def _made(self, target: Target, tile: AttentionTile) -> Compiled | str:
@@ -593,8 +593,8 @@ def entry_of(best: Tried, default: Tried, arch: int, where: Machine) -> Entry:
     assert default.us is not None
     utc = datetime.now(UTC).isoformat(timespec="seconds")
     gpu = NO_GPU if where.device == "cpu" else where.device
-    found = Found(gpu, where.commit or "unknown", utc, round(best.us.value, 2), round(default.us.value, 2))
-    return Entry(best.target.key(arch), best.tile, found)
+    best_found = Found(gpu, where.commit or "unknown", utc, round(best.us.value, 2), round(default.us.value, 2))
+    return Entry(best.target.key(arch), best.tile, best_found)
 
 
 def write_table(path: Path, entries: dict[Key, Entry], *, is_trial: bool) -> None:
@@ -635,18 +635,18 @@ def tune(place: Place, device: str, kernels: Sequence[str], until_s: float) -> t
         workers = [Worker("compile", device, log) for _ in range(num_compilers())]
         compilers = Compilers(workers, answer["arch"])
         search = Search(compilers, timer, answer["arch"], targets(is_small=device == "cpu"), until_s)
-        wanted = [target for target in search.known if target.kernel in kernels]
-        for target in wanted:
+        chosen = [target for target in search.known if target.kernel in kernels]
+        for target in chosen:
             search.compile_ahead(target)
-        for target in wanted:
+        for target in chosen:
             if search.left_s <= 0:
                 break
             try:
-                found = search.best_of(target)
+                best = search.best_of(target)
             finally:
                 keep(place, search)
-            if found is not None:
-                entry = entry_of(*found, search.arch, place.where)
+            if best is not None:
+                entry = entry_of(*best, search.arch, place.where)
                 new[entry.key] = entries[entry.key] = entry
                 write_table(place.table, entries, is_trial=place.is_trial)
     finally:
@@ -670,7 +670,7 @@ def keep(place: Place, search: Search) -> None:
         write_rows(place.out / "tuning.csv", result, place.where)
 
 
-def told(search: Search, new: dict[Key, Entry]) -> str:
+def summary(search: Search, new: dict[Key, Entry]) -> str:
     """What came out, in a line."""
     gains = [1 - entry.found.us / entry.found.default_us for entry in new.values()]
     count = f"{len(search.tried)} candidates, {len(new)} entries"
@@ -714,7 +714,7 @@ def run(options: argparse.Namespace, started_s: float) -> int:
     except OSError as error:
         raise EnvironmentProblem(f"{options.out}: cannot be made ({error.strerror}); name another folder") from error
     search, new = tune(place, options.device, kernels, started_s + options.budget)
-    print(told(search, new))
+    print(summary(search, new))
     if place.is_trial:
         print("a CPU has timed nothing: this tries the script, and the engine does not read its table", file=sys.stderr)
     return 0 if new else BUDGET_ENDED

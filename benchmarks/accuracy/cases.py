@@ -53,8 +53,8 @@ class Malformed:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One start-up. `line` is where it stands in its file; `told` holds what the server was told, by its flags' names;
-    `flags` the rest of them in words; `measured` what it printed, in GiB, blocks and tokens; `fitted` says that the
+    """One start-up. `line` is where it stands in its file; `stated` holds what the server was told, by flag; `flags`
+    the rest of them in words; `measured` what it printed, in GiB, blocks and tokens; `fitted` says that the
     constants kvplan ships were fitted on it, or may have been."""
 
     line: int
@@ -66,7 +66,7 @@ class Case:
     model: str | None
     gpu: str | None
     confidence: str
-    told: Mapping[str, Any]
+    stated: Mapping[str, Any]
     flags: str
     notes: str
     measured: Mapping[str, float]
@@ -124,7 +124,7 @@ def flag(value: object, name: str) -> bool | None:
 
 
 def told_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     for name in NUMBERS:
         value = number(row.get(name), name)
         if value is not None:
@@ -132,13 +132,13 @@ def told_of(row: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidInputError(f"{name} is not a positive whole number ({value:g})")
             if name in ("n_gpus", "tp", "pp", "dp") and value > MOST_GPUS:
                 raise InvalidInputError(f"{name} is more than {MOST_GPUS:,} ({value:g})")
-            told[name] = int(value)
+            stated[name] = int(value)
     for name in WORDS:
-        told[name] = text(row.get(name), name)
+        stated[name] = text(row.get(name), name)
     for name in ("ep", "enforce_eager"):
-        told[name] = flag(row.get(name), name)
-    told["gpu_memory_utilization"] = number(row.get("gpu_memory_utilization"), "gpu_memory_utilization")
-    return {name: value for name, value in told.items() if value is not None}
+        stated[name] = flag(row.get(name), name)
+    stated["gpu_memory_utilization"] = number(row.get("gpu_memory_utilization"), "gpu_memory_utilization")
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def case_of(line: int, row: object) -> Case | Malformed:
@@ -162,7 +162,7 @@ def case_of(line: int, row: object) -> Case | Malformed:
             model=text(row.get("model"), "model"),
             gpu=text(row.get("gpu"), "gpu"),
             confidence=(text(row.get("confidence"), "confidence") or "").lower(),
-            told=told_of(row),
+            stated=told_of(row),
             flags=text(row.get("other_flags"), "other_flags") or "",
             notes=text(row.get("notes"), "notes") or "",
             measured={name: value for name, value in numbers.items() if value is not None},
@@ -199,8 +199,8 @@ def parsed(line: int, written: str) -> Case | Malformed:
 
 @cache
 def known() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
-    return found
+    tables: dict[str, Any] = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
+    return tables
 
 
 # "0.8.3", "v0.11.1 (...)", "~0.10.2"; of a range, "0.20-0.21", the newer.
@@ -218,16 +218,16 @@ def release_of(case: Case) -> tuple[int, int]:
     if case.engine == "sglang" and (case.version is not None or SGLANG_SHARE.search(case.flags)):
         return vllm.NEWEST
     by_thread = {source: value for source, value in known()["threads"].items() if case.source.startswith(source)}
-    if case.version is not None and (found := RELEASE.match(case.version)) and int(found[1]) > 1:
-        return 0, int(found[1])
+    if case.version is not None and (match := RELEASE.match(case.version)) and int(match[1]) > 1:
+        return 0, int(match[1])
     if by_thread:
         return numbered(next(iter(by_thread.values())))
     if case.version is not None and (dated := DATE.search(case.version)):
         month = f"{dated[1]}-{dated[2]}"
         if month in known()["releases"]:
             return numbered(known()["releases"][month])
-    if told := IN_WORDS.search(case.notes):
-        return 0, int(told[1] or told[2])
+    if in_words := IN_WORDS.search(case.notes):
+        return 0, int(in_words[1] or in_words[2])
     raise Unscorable("no release is named" if case.version is None else "its version names no release")
 
 
@@ -245,7 +245,7 @@ def gpu_of(case: Case) -> GpuSpec:
     name = (case.gpu or "").lower()
     bare = TOTAL.sub("", name).strip(" (")
     entry = bare if bare in gpu_names() else None
-    entry = entry or next((found for pattern, found in known()["gpus"] if re.search(pattern, name)), None)
+    entry = entry or next((named for pattern, named in known()["gpus"] if re.search(pattern, name)), None)
     stated = TOTAL.search(case.gpu or "")
     total = float(stated[1] or stated[2]) if stated else case.measured.get("total_gpu_mem_gib")
     if slice_of := MIG.search(name):  # "1g.5gb": a slice of 4.75 GiB
@@ -271,30 +271,30 @@ class Models:
         return {} if self.directory is None else folders_of(self.directory)
 
     def spec(self, name: str) -> ModelSpec:
-        wanted = name.strip().lower()
-        if folder := self.folders.get(wanted.replace("/", "__")):  # the checkpoint's own config
-            return hf_config.load_spec(folder, name=wanted)
-        found = known()["models"].get(wanted)
-        if found is not None:
-            return derived(found["entry"], found.get("scheme"), found.get("config", {}), name)
-        own = self.own(wanted)
+        key = name.strip().lower()
+        if folder := self.folders.get(key.replace("/", "__")):  # the checkpoint's own config
+            return hf_config.load_spec(folder, name=key)
+        listed = known()["models"].get(key)
+        if listed is not None:
+            return derived(listed["entry"], listed.get("scheme"), listed.get("config", {}), name)
+        own = self.own(key)
         if own is not None:
             return own
         for suffix, scheme in known()["suffixes"].items():
-            if wanted.endswith(suffix):
-                base = called(wanted.removesuffix(suffix)) or called(wanted.removesuffix(suffix).rpartition("/")[2])
+            if key.endswith(suffix):
+                base = called(key.removesuffix(suffix)) or called(key.removesuffix(suffix).rpartition("/")[2])
                 if base is not None:
-                    usual = known()["publishers"].get(wanted.partition("/")[0], {})
+                    usual = known()["publishers"].get(key.partition("/")[0], {})
                     return derived(base, usual.get(suffix, scheme), {}, name)
         raise Unscorable("its model is neither in the catalog nor among the configs given")
 
-    def own(self, wanted: str) -> ModelSpec | None:
+    def own(self, name: str) -> ModelSpec | None:
         """The model by its name, in the catalog or among the configs; last by its name without the organisation."""
-        last = wanted.rpartition("/")[2]
-        if entry := catalog.find(wanted):
+        last = name.rpartition("/")[2]
+        if entry := catalog.find(name):
             return catalog.load(entry)
         if folder := self.folders.get(last):
-            return hf_config.load_spec(folder, name=wanted)
+            return hf_config.load_spec(folder, name=name)
         return catalog.load(entry) if (entry := called(last)) else None
 
 
@@ -351,14 +351,14 @@ VALUE = r"(?:'?[=: ]+|=)(\d+(?:\.\d+)?)\b"
 
 
 def option(name: str, words: str) -> float | None:
-    found = re.search(rf"(?:{OPTIONS[name]}){VALUE}", words)
-    return float(found[1]) if found else None
+    match = re.search(rf"(?:{OPTIONS[name]}){VALUE}", words)
+    return float(match[1]) if match else None
 
 
 def switched(name: str, words: str) -> bool:
     """Whether a flag without a value is on: --enable-lora, 'enable_lora': True; not enable_lora=False."""
-    found = re.search(rf"(?<!no[-_]){name.replace('_', '[-_]')}(?:'?[=: ]+(\w+))?", words)
-    return found is not None and (found[1] or "").lower() not in ("false", "none", "0")
+    match = re.search(rf"(?<!no[-_]){name.replace('_', '[-_]')}(?:'?[=: ]+(\w+))?", words)
+    return match is not None and (match[1] or "").lower() not in ("false", "none", "0")
 
 
 DRAFT_TOKENS = re.compile(r"MTP (\d+) token|(\d+) draft tokens")
@@ -371,8 +371,8 @@ DRAFT = re.compile(r"EAGLE|DFlash|draft model", re.IGNORECASE)
 def check_stated(case: Case) -> None:
     """Raise NotStated for what changes the numbers and is not stated in a way that could be planned."""
     words = f"{case.flags} {case.notes}"
-    if found := OFFLOAD.search(words):
-        raise NotStated(f"{found[1]} GiB of its weights lie in the CPU's memory")
+    if match := OFFLOAD.search(words):
+        raise NotStated(f"{match[1]} GiB of its weights lie in the CPU's memory")
     if DRAFT.search(f"{case.flags} {case.model}"):
         raise NotStated("its draft model is not named")
 
@@ -405,7 +405,7 @@ def check_budget(case: Case) -> None:
 
     Unsloth sets max_num_seqs and the utilisation itself, by rules of its own.
     """
-    if "unsloth" in f"{case.notes} {case.flags} {case.version}".lower() and "max_num_seqs" not in case.told:
+    if "unsloth" in f"{case.notes} {case.flags} {case.version}".lower() and "max_num_seqs" not in case.stated:
         raise NotStated("Unsloth launched it with a max_num_seqs of its own, which is not stated")
 
 
@@ -413,42 +413,42 @@ IMPLIED = re.compile(r"says util 0\.\d+; [-+=.\d ]*implies (0\.\d+)")  # a colle
 
 
 def utilisation_of(case: Case) -> float | None:
-    if found := IMPLIED.search(case.notes):
-        return float(found[1])
-    told = case.told.get("gpu_memory_utilization")
-    return told if told is not None else option("gpu_memory_utilization", case.flags)
+    if match := IMPLIED.search(case.notes):
+        return float(match[1])
+    stated = case.stated.get("gpu_memory_utilization")
+    return stated if stated is not None else option("gpu_memory_utilization", case.flags)
 
 
 def context_of(case: Case) -> int | None:
-    told = case.told.get("max_model_len") or option("max_model_len", case.flags)
-    length = told or case.measured.get("max_concurrency_tokens")
+    stated = case.stated.get("max_model_len") or option("max_model_len", case.flags)
+    length = stated or case.measured.get("max_concurrency_tokens")
     return int(length) if length else None
 
 
 def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
     """What the server was told, as the planner's arguments."""
-    told, words = case.told, case.flags
+    stated, words = case.stated, case.flags
 
     def whole(name: str, default: int | None = None) -> int | None:
-        value = told.get(name) or option(name, words)
+        value = stated.get(name) or option(name, words)
         return int(value) if value else default
 
-    tp = whole("tp") or (1 if told.get("n_gpus") == 1 else None)
+    tp = whole("tp") or (1 if stated.get("n_gpus") == 1 else None)
     if tp is None:
         raise NotStated("how its GPUs share the model is not stated")
     drafts = option("num_speculative_tokens", words)
-    if drafts is None and (found := DRAFT_TOKENS.search(words)):
-        drafts = float(found[1] or found[2])
+    if drafts is None and (match := DRAFT_TOKENS.search(words)):
+        drafts = float(match[1] or match[2])
     fixed = FIXED_POOL.search(words)
-    kv_dtype = told.get("kv_cache_dtype") or "auto"
+    kv_dtype = stated.get("kv_cache_dtype") or "auto"
     return EngineArgs(
         max_model_len=context_of(case),
         tensor_parallel_size=tp,
         pipeline_parallel_size=whole("pp", 1) or 1,
         data_parallel_size=whole("dp", 1) or 1,
-        enable_expert_parallel=bool(told.get("ep")) or "enable-expert-parallel" in words,
+        enable_expert_parallel=bool(stated.get("ep")) or "enable-expert-parallel" in words,
         decode_context_parallel_size=int(option("decode_context_parallel_size", words) or 1),
-        dtype=told.get("dtype") or "auto",
+        dtype=stated.get("dtype") or "auto",
         quantization=online_quantization(case, spec),
         kv_cache_dtype=KV_NAMES.get(kv_dtype, kv_dtype),
         block_size=None if spec.has_states else whole("block_size"),
@@ -459,7 +459,7 @@ def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
         enable_prefix_caching=prefix_caching_of(words),
         enable_chunked_prefill="enable-chunked-prefill=False" not in words,
         disable_hybrid_kv_cache_manager=re.search(r"(?<!no-)disable-hybrid-kv-cache-manager", words) is not None,
-        enforce_eager=bool(told.get("enforce_eager")) or "cudagraph_mode NONE" in words or "enforce-eager" in words,
+        enforce_eager=bool(stated.get("enforce_eager")) or "cudagraph_mode NONE" in words or "enforce-eager" in words,
         num_speculative_tokens=int(drafts or 0),
         **adapters(words),
         usage="offline" if "LLM()" in words or "LLM(" in words else "server",
@@ -470,10 +470,10 @@ def adapters(words: str) -> dict[str, Any]:
     """The arguments of LoRA slots, which count only where adapters are enabled."""
     if not switched("enable_lora", words):
         return {}
-    found: dict[str, Any] = {"max_loras": int(option("max_loras", words) or 1)}
+    arguments: dict[str, Any] = {"max_loras": int(option("max_loras", words) or 1)}
     if rank := option("max_lora_rank", words):
-        found["max_lora_rank"] = int(rank)
-    return found | {"fully_sharded_loras": switched("fully_sharded_loras", words)}
+        arguments["max_lora_rank"] = int(rank)
+    return arguments | {"fully_sharded_loras": switched("fully_sharded_loras", words)}
 
 
 PREFIX_CACHING = re.compile(r"(no-)?enable[-_]prefix[-_]caching(?:['\"]?[=: ]+(\w+))?", re.IGNORECASE)
@@ -489,8 +489,8 @@ def prefix_caching_of(words: str) -> bool | None:
 
 def online_quantization(case: Case, spec: ModelSpec) -> str | None:
     """The method of a plain checkpoint that is quantised while loading."""
-    asked = (case.told.get("quantization") or "").split(" ")[0]
-    return asked if asked in ONLINE_METHODS and spec.quantization is None else None
+    method = (case.stated.get("quantization") or "").split(" ")[0]
+    return method if method in ONLINE_METHODS and spec.quantization is None else None
 
 
 STRETCHED = re.compile(r"YaRN|hf[-_]overrides|rope[-_]scaling", re.IGNORECASE)
@@ -512,10 +512,10 @@ def spec_of(case: Case, models: Models) -> ModelSpec:
     if case.model is None:
         raise Unscorable("no model is named")
     spec = stretched(models.spec(case.model), case)
-    asked = (case.told.get("quantization") or "").lower()
-    if not asked or spec.quantization is not None or asked.split(" ")[0] in ONLINE_METHODS:
+    method = (case.stated.get("quantization") or "").lower()
+    if not method or spec.quantization is not None or method.split(" ")[0] in ONLINE_METHODS:
         return spec
-    scheme = next((scheme for word, scheme in STORED.items() if word in asked), "unstated")
+    scheme = next((scheme for word, scheme in STORED.items() if word in method), "unstated")
     config = {**(spec.config or {}), "quantization_config": known()["schemes"][scheme]}
     return hf_config.read_config(config, where=f"case {case.id}", name=spec.name)
 
@@ -562,5 +562,5 @@ FIRST_ENGINE = re.compile(r"\bV0\b")  # "0.8.5 V0": its log has the first engine
 def environment_of(case: Case) -> environment.Environment:
     """The variables that change memory, as stated, or as the engine says that the log's wording proves."""
     words = f"{case.flags} {case.notes}"
-    found: environment.Environment = {"VLLM_USE_V1": "0"} if FIRST_ENGINE.search(f"{case.version} {words}") else {}
-    return found | dict(ASSIGNED.findall(words))
+    variables: environment.Environment = {"VLLM_USE_V1": "0"} if FIRST_ENGINE.search(f"{case.version} {words}") else {}
+    return variables | dict(ASSIGNED.findall(words))

@@ -56,14 +56,14 @@ RANGES = {
 }
 
 
-def sampler_kind(found: Plan) -> str:
-    return "sampler " + SAMPLERS[id(overheads.sampler_of(found.settings))]
+def sampler_kind(the_plan: Plan) -> str:
+    return "sampler " + SAMPLERS[id(overheads.sampler_of(the_plan.settings))]
 
 
-def non_torch_kind(found: Plan) -> str:
-    args = found.request.args
-    ranks = args.tensor_parallel_size * (args.data_parallel_size if found.request.spec.experts_per_token else 1)
-    shipped = overheads.non_torch_range(found.request.gpu, ranks, found.request.release.number)
+def non_torch_kind(the_plan: Plan) -> str:
+    args = the_plan.request.args
+    ranks = args.tensor_parallel_size * (args.data_parallel_size if the_plan.request.spec.experts_per_token else 1)
+    shipped = overheads.non_torch_range(the_plan.request.gpu, ranks, the_plan.request.release.number)
     return "non-torch " + RANGES[id(shipped)]
 
 
@@ -79,49 +79,51 @@ def planned(scored: Scored) -> Plan | None:
         return None
 
 
-def sampled_entries(found: Plan) -> int:
-    return min(found.settings.max_num_seqs, found.settings.max_num_batched_tokens) * found.request.spec.vocab_size
+def sampled_entries(the_plan: Plan) -> int:
+    return (
+        min(the_plan.settings.max_num_seqs, the_plan.settings.max_num_batched_tokens) * the_plan.request.spec.vocab_size
+    )
 
 
 def points_of(scored: Scored) -> list[Point]:
     """What a case says of the constants. A peak that an encoder or a forward pass sets says nothing of the sampler."""
-    found = planned(scored)
-    if found is None:
+    the_plan = planned(scored)
+    if the_plan is None:
         return []
     m, thread = scored.case.measured, scored.case.thread
     points = []
-    sampled = " vocab x " in found.estimates["activations"].formula and not found.request.spec.multimodal
-    peak = m.get("activation_peak_gib", implied_peak(scored.case, found))
+    sampled = " vocab x " in the_plan.estimates["activations"].formula and not the_plan.request.spec.multimodal
+    peak = m.get("activation_peak_gib", implied_peak(scored.case, the_plan))
     if peak is not None and sampled:
-        value = (peak * GIB - beside_sampler(found)) / sampled_entries(found)
-        points.append(Point(sampler_kind(found), thread, value))
+        value = (peak * GIB - beside_sampler(the_plan)) / sampled_entries(the_plan)
+        points.append(Point(sampler_kind(the_plan), thread, value))
     if "non_torch_gib" in m:
-        points.append(Point(non_torch_kind(found), thread, m["non_torch_gib"]))
+        points.append(Point(non_torch_kind(the_plan), thread, m["non_torch_gib"]))
     return points
 
 
-def implied_peak(case: Case, found: Plan) -> float | None:
+def implied_peak(case: Case, the_plan: Plan) -> float | None:
     """GiB that a log without an activation peak leaves for it, where the rest of its budget is logged."""
     m = case.measured
-    if "weights_gib" not in m or "available_kv_gib" not in m or found.settings.graphs_in_budget:
+    if "weights_gib" not in m or "available_kv_gib" not in m or the_plan.settings.graphs_in_budget:
         return None
-    total = m.get("total_gpu_mem_gib", found.request.gpu.total_memory / GIB)
-    rest = m.get("non_torch_gib", found.estimates["non_torch"].likely / GIB)
-    return total * found.settings.gpu_memory_utilization - m["weights_gib"] - m["available_kv_gib"] - rest
+    total = m.get("total_gpu_mem_gib", the_plan.request.gpu.total_memory / GIB)
+    rest = m.get("non_torch_gib", the_plan.estimates["non_torch"].likely / GIB)
+    return total * the_plan.settings.gpu_memory_utilization - m["weights_gib"] - m["available_kv_gib"] - rest
 
 
-def beside_sampler(found: Plan) -> int:
+def beside_sampler(the_plan: Plan) -> int:
     """Bytes of a logged activation peak that are not per sampled entry: hidden states, workspaces, inputs."""
-    shipped = overheads.sampler_of(found.settings).likely
-    return activation_peak(found) - int(sampled_entries(found) * shipped)
+    shipped = overheads.sampler_of(the_plan.settings).likely
+    return activation_peak(the_plan) - int(sampled_entries(the_plan) * shipped)
 
 
-def peak_with(found: Plan, per_entry: float) -> int:
+def peak_with(the_plan: Plan, per_entry: float) -> int:
     """Bytes of the activation peak with `per_entry` bytes in the sampler."""
-    request = found.request
-    changed = replace(overheads.sampler_of(found.settings), low=per_entry, likely=per_entry, high=per_entry)
+    request = the_plan.request
+    changed = replace(overheads.sampler_of(the_plan.settings), low=per_entry, likely=per_entry, high=per_entry)
     return overheads.activations(
-        request.spec, found.settings, request.args, request.release, stage=found.stage, sampler=changed
+        request.spec, the_plan.settings, request.args, request.release, stage=the_plan.stage, sampler=changed
     ).likely
 
 
@@ -129,12 +131,12 @@ def fitted(points: Iterable[Point]) -> dict[str, Constant]:
     by_kind: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         by_kind[point.kind][point.thread].append(point.value)
-    found = {}
+    constants = {}
     for kind, threads in sorted(by_kind.items()):
         values = [value for logs in threads.values() for value in logs]
         middle = statistics.median(statistics.median(logs) for logs in threads.values())
-        found[kind] = Constant(kind, middle, min(values), max(values), len(values), len(threads))
-    return found
+        constants[kind] = Constant(kind, middle, min(values), max(values), len(values), len(threads))
+    return constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,22 +160,22 @@ def cross_validated(cases: list[Scored], training: list[Scored]) -> list[Validat
 
 
 def revised(scored: Scored, constants: Mapping[str, Constant]) -> Validated:
-    found = planned(scored)
-    if found is None:
+    the_plan = planned(scored)
+    if the_plan is None:
         return Validated(scored, scored.scores, ())
-    borrowed = [kind for kind in (sampler_kind(found), non_torch_kind(found)) if kind not in constants]
-    peak = shipped_peak = found.estimates["activations"].likely
-    if sampler_kind(found) in constants:
-        peak = peak_with(found, constants[sampler_kind(found)].value)
-    rest = shipped_rest = found.estimates["non_torch"].likely
-    if non_torch_kind(found) in constants:
-        rest = int(constants[non_torch_kind(found)].value * GIB)
+    borrowed = [kind for kind in (sampler_kind(the_plan), non_torch_kind(the_plan)) if kind not in constants]
+    peak = shipped_peak = the_plan.estimates["activations"].likely
+    if sampler_kind(the_plan) in constants:
+        peak = peak_with(the_plan, constants[sampler_kind(the_plan)].value)
+    rest = shipped_rest = the_plan.estimates["non_torch"].likely
+    if non_torch_kind(the_plan) in constants:
+        rest = int(constants[non_torch_kind(the_plan)].value * GIB)
     change = {
         "activation": (peak - shipped_peak) / GIB,
         "non_torch": (rest - shipped_rest) / GIB,
         "available_kv": (shipped_peak - peak + shipped_rest - rest) / GIB,
     }
-    ratio = 1 + change["available_kv"] * GIB / found.available if found.available > 0 else 1.0
+    ratio = 1 + change["available_kv"] * GIB / the_plan.available if the_plan.available > 0 else 1.0
     scores = []
     for score in scored.scores:
         predicted = score.predicted
@@ -181,7 +183,7 @@ def revised(scored: Scored, constants: Mapping[str, Constant]) -> Validated:
             predicted += change[score.part]
         elif score.part in ("blocks", "tokens", "concurrency"):
             predicted *= ratio
-        share = None if score.share is None else abs(predicted - score.logged) * GIB / found.request.gpu.total_memory
+        share = None if score.share is None else abs(predicted - score.logged) * GIB / the_plan.request.gpu.total_memory
         scores.append(replace(score, predicted=predicted, share=share))
     return Validated(scored, tuple(scores), tuple(borrowed))
 

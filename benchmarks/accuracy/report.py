@@ -89,9 +89,9 @@ PEERS = Path(__file__).resolve().parents[2] / "tests" / "facts" / "peers_kv.csv"
 PEER_NAMES = {"llm_d_planner_gib": "llm-d planner", "aiconfigurator_gib": "aiconfigurator 0.12"}
 
 
-def peer_rows(found: Board) -> list[list[str]]:
+def peer_rows(board: Board) -> list[list[str]]:
     """KV GiB per GPU of each case that others were asked too; the last row has the mean errors."""
-    own = {(each.model, each.tp, each.max_model_len): each for each in found.predictions if each.part == "available_kv"}
+    own = {(each.model, each.tp, each.max_model_len): each for each in board.predictions if each.part == "available_kv"}
     rows: list[list[str]] = []
     errors: dict[str, list[float]] = {name: [] for name in ("kvplan", *PEER_NAMES)}
     for row in csv.DictReader(io.StringIO(PEERS.read_text(encoding="utf-8"))):
@@ -119,16 +119,16 @@ PEER_HEADER = ("GiB for KV per GPU", "logged", "kvplan", *PEER_NAMES.values())
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def given_share(found: Board) -> tuple[int, int, int]:
+def given_share(board: Board) -> tuple[int, int, int]:
     """(exact, explained, all) numbers that follow from a logged pool."""
-    lines = [line for line in found.validated if line.exact is not None]
+    lines = [line for line in board.validated if line.exact is not None]
     return sum(line.exact or 0 for line in lines), sum(line.explained or 0 for line in lines), sum(n.n for n in lines)
 
 
-def readme_section(found: Board) -> str:
+def readme_section(board: Board) -> str:
     """What the README says: the figures, the peers, the worst."""
-    cover = found.coverage
-    exact, explained, total = given_share(found)
+    cover = board.coverage
+    exact, explained, total = given_share(board)
     opening = (
         f"kvplan keeps {cover.cases} server start-ups that people posted: the settings, the log and the source. "
         f"{cover.scorable} of them name a release and a model in the catalog; kvplan predicts "
@@ -149,16 +149,16 @@ def readme_section(found: Board) -> str:
         [
             prose(opening),
             "",
-            markdown(("logs", *PARTS_HEADER[:6]), standing_rows(found)),
+            markdown(("logs", *PARTS_HEADER[:6]), standing_rows(board)),
             prose(following),
             "",
             "The same start-ups predicted by other planners, vLLM 0.11 on H100 "
             "(llm-d planner took its constants from them):",
             "",
-            markdown(PEER_HEADER, peer_rows(found)),
+            markdown(PEER_HEADER, peer_rows(board)),
             "The largest errors:",
             "",
-            markdown(BAD_HEADER, [bad_row(bad) for bad in distinct(found.worst)[:5]]),
+            markdown(BAD_HEADER, [bad_row(bad) for bad in distinct(board.worst)[:5]]),
             prose(pointer),
             "",
         ]
@@ -168,55 +168,55 @@ def readme_section(found: Board) -> str:
 SHOWN = ("weights", "activation", "graphs", "available_kv", "concurrency", "free_after_pool")
 
 
-def standing_rows(found: Board) -> list[list[str]]:
+def standing_rows(board: Board) -> list[list[str]]:
     """The parts that the README shows, releases that the constants were never fitted on apart from the rest."""
     return [
         [f"**{name}**" if i == 0 else "", *row[:6]]
-        for name, lines in found.standings.items()
+        for name, lines in board.standings.items()
         for i, row in enumerate(part_rows(line for line in lines if line.part in SHOWN))
     ]
 
 
 def distinct(worst: Iterable[Bad]) -> list[Bad]:
     """The worst number of each case."""
-    found: dict[str, Bad] = {}
+    by_case: dict[str, Bad] = {}
     for bad in worst:
-        found.setdefault(bad.case, bad)
-    return list(found.values())
+        by_case.setdefault(bad.case, bad)
+    return list(by_case.values())
 
 
-def page_section(found: Board) -> str:
+def page_section(board: Board) -> str:
     """The tables of the page."""
-    cover = found.coverage
+    cover = board.coverage
     out = [
         f"{cover.cases} cases, {cover.scorable} scorable, {cover.predicted} predicted ({cover.share:.0%}).",
         "",
         "## By part",
         "",
-        markdown(PARTS_HEADER, part_rows(found.validated)),
+        markdown(PARTS_HEADER, part_rows(board.validated)),
         "With the constants kvplan ships, which were fitted on more logs than these, some of these among them:",
         "",
-        markdown(PARTS_HEADER, part_rows(found.lines)),
+        markdown(PARTS_HEADER, part_rows(board.lines)),
         "## Releases the constants were fitted on, and others",
         "",
-        f"Logs of {', '.join(found.fitted_on)} gave the constants of the sampler and of non-torch memory.",
+        f"Logs of {', '.join(board.fitted_on)} gave the constants of the sampler and of non-torch memory.",
         "",
         *(
             line
-            for name, lines in found.standings.items()
+            for name, lines in board.standings.items()
             for line in (f"{name}:", "", markdown(PARTS_HEADER, part_rows(lines)))
         ),
         "## The worst ten",
         "",
-        markdown(BAD_HEADER, map(bad_row, found.worst)),
+        markdown(BAD_HEADER, map(bad_row, board.worst)),
         "## What does not follow from the logged pool, or only with one thing more",
         "",
-        markdown(BAD_HEADER, map(bad_row, found.worst_pool)),
+        markdown(BAD_HEADER, map(bad_row, board.worst_pool)),
         "## The same cases by others",
         "",
-        markdown(PEER_HEADER, peer_rows(found)),
+        markdown(PEER_HEADER, peer_rows(board)),
     ]
-    for name, groups in found.groups.items():
+    for name, groups in board.groups.items():
         rows = [[group, *row] for group, lines in groups.items() for row in part_rows(lines)]
         out += [f"## By {name}", "", markdown((name, *PARTS_HEADER), rows)]
     out += ["## What was not predicted", ""]
@@ -228,7 +228,7 @@ def page_section(found: Board) -> str:
             out += [markdown((title, "cases"), [[why, str(count)] for why, count in counted.items()])]
     rows = [
         [each.kind, f"{each.value:.2f}", f"{each.low:.2f}-{each.high:.2f}", str(each.logs), str(each.threads)]
-        for each in found.constants
+        for each in board.constants
     ]
     out += [
         "## Constants as these cases give them",
@@ -254,17 +254,17 @@ def predictions_csv(rows: Iterable[Prediction]) -> str:
     return out.getvalue()
 
 
-def write_report(found: Board, folder: Path, readme: Path) -> None:
+def write_report(board: Board, folder: Path, readme: Path) -> None:
     """The JSON, the CSV, the figure, the page's tables and the README's section."""
     folder.mkdir(parents=True, exist_ok=True)
-    document = as_json(found)
+    document = as_json(board)
     del document["predictions"]  # predictions.csv has them
     (folder / "scoreboard.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (folder / "predictions.csv").write_text(predictions_csv(found.predictions), encoding="utf-8")
-    draw(found.predictions, folder / "accuracy.png")
+    (folder / "predictions.csv").write_text(predictions_csv(board.predictions), encoding="utf-8")
+    draw(board.predictions, folder / "accuracy.png")
     page = folder / "README.md"
-    page.write_text(replaced(page.read_text(encoding="utf-8"), page_section(found), page), encoding="utf-8")
-    readme.write_text(replaced(readme.read_text(encoding="utf-8"), readme_section(found), readme), encoding="utf-8")
+    page.write_text(replaced(page.read_text(encoding="utf-8"), page_section(board), page), encoding="utf-8")
+    readme.write_text(replaced(readme.read_text(encoding="utf-8"), readme_section(board), readme), encoding="utf-8")
 
 
 ERAS = (("0.4 to 0.7", 8), ("0.8 to 0.10", 11), ("0.11 to 0.16", 17), ("0.17 to 0.33", 99))
@@ -289,8 +289,8 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
     groups = [[each for each in rows if era(each.version) == name] for name, _ in ERAS]
     for (name, _), colour, group in zip(ERAS, COLOURS, groups, strict=True):
         for part, mark in (("weights", "o"), ("available_kv", "^")):
-            found = [each for each in group if each.part == part and each.logged > 0 and each.predicted > 0]
-            left.plot([each.logged for each in found], [each.predicted for each in found], mark, color=colour,
+            points = [each for each in group if each.part == part and each.logged > 0 and each.predicted > 0]
+            left.plot([each.logged for each in points], [each.predicted for each in points], mark, color=colour,
                       markersize=5, alpha=0.75, label=name if part == "weights" else None)  # fmt: skip
     left.plot([0.1, 150], [0.1, 150], color="0.6", linewidth=0.8, zorder=0)
     left.set(xscale="log", yscale="log", xlabel="logged, GiB per GPU", ylabel="predicted, GiB per GPU",

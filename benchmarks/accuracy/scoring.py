@@ -78,13 +78,13 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A case that kvplan refuses, or (`scorable` False) that says too little to be asked about, or (`asked` False) that
-    ran a build of its own."""
+    """A case that kvplan refuses, or (`scorable` False) that says too little to be asked about, or (`in_scope` False)
+    that ran a build of its own."""
 
     case: Case
     why: str
     scorable: bool
-    asked: bool = True
+    in_scope: bool = True
 
 
 AFTER_ABSORBED = since("plain_projections")  # the release after the one that kept MLA's projections multiplied out
@@ -94,7 +94,7 @@ UNNAMED = custom_gpu(80 * GIB)  # for what does not depend on the GPU
 def logged_parts(case: Case) -> dict[str, float]:
     """What the log printed, by part."""
     m = case.measured
-    found = {
+    parts = {
         "weights": m.get("sgl_weight_mem_gb", m.get("weights_gib")),
         "activation": m.get("activation_peak_gib"),
         "non_torch": m.get("non_torch_gib"),
@@ -104,7 +104,7 @@ def logged_parts(case: Case) -> dict[str, float]:
         "tokens": m.get("kv_cache_tokens"),
         "concurrency": m.get("max_concurrency"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in parts.items() if value is not None}
 
 
 def settings_of(inputs: Inputs, gpu: GpuSpec) -> Settings:
@@ -118,7 +118,7 @@ def score_case(case: Case, models: Models) -> Scored | Refused:
     except Unscorable as reason:
         return Refused(case, str(reason), scorable=False)
     except NotAsked as reason:
-        return Refused(case, str(reason), scorable=False, asked=False)
+        return Refused(case, str(reason), scorable=False, in_scope=False)
     except (KvplanError, NotStated) as reason:
         return Refused(case, str(reason), scorable=True)
     scores: list[Score] = []
@@ -149,26 +149,26 @@ def weights(case: Case, inputs: Inputs) -> Iterator[Score]:
 def budget(case: Case, inputs: Inputs) -> Iterator[Score]:
     """From the inputs alone: what the budget goes to, and the pool that is left."""
     logged = logged_parts(case)
-    wanted = [name for name in PARTS if name in logged and name != "weights"]
-    if not wanted:
+    names = [name for name in PARTS if name in logged and name != "weights"]
+    if not names:
         return
     if inputs.gpu is None:
         raise NotStated(inputs.why_no_gpu)
     if inputs.number < OLDEST:
         raise NotStated(f"vLLM 0.{inputs.number[1]} is older than the releases kvplan models")
     check_budget(case)
-    found = plan(Request(inputs.spec, inputs.gpu, inputs.args, inputs.release))
-    total = found.request.gpu.total_memory
+    the_plan = plan(Request(inputs.spec, inputs.gpu, inputs.args, inputs.release))
+    total = the_plan.request.gpu.total_memory
     predicted = {
-        "activation": activation_peak(found) / GIB,
-        "non_torch": found.estimates["non_torch"].likely / GIB,
-        "graphs": found.estimates["cuda_graphs"].likely / GIB,
-        "available_kv": found.available / GIB,
-        "blocks": float(found.capacity.num_blocks),
-        "tokens": float(found.capacity.tokens),
-        "concurrency": found.capacity.max_concurrency,
+        "activation": activation_peak(the_plan) / GIB,
+        "non_torch": the_plan.estimates["non_torch"].likely / GIB,
+        "graphs": the_plan.estimates["cuda_graphs"].likely / GIB,
+        "available_kv": the_plan.available / GIB,
+        "blocks": float(the_plan.capacity.num_blocks),
+        "tokens": float(the_plan.capacity.tokens),
+        "concurrency": the_plan.capacity.max_concurrency,
     }
-    for name in wanted:
+    for name in names:
         share = abs(predicted[name] - logged[name]) * GIB / total if name in BUDGET else None
         yield Score(name, predicted[name], logged[name], share=share)
 
@@ -337,26 +337,26 @@ def sglang_budget(case: Case, inputs: Inputs) -> Iterator[Score]:
     free = {"free_after_load": "sgl_avail_after_load_gb", "free_after_pool": "sgl_avail_after_pool_gb"}
     if kv is None and tokens is None and not set(free.values()) & set(m):
         return
-    found = sglang_plan(case, inputs)
-    total = found.request.gpu.total_memory
+    the_plan = sglang_plan(case, inputs)
+    total = the_plan.request.gpu.total_memory
     if kv is not None:
-        available = found.capacity.num_blocks * found.capacity.bytes_per_block / GIB
+        available = the_plan.capacity.num_blocks * the_plan.capacity.bytes_per_block / GIB
         yield Score("available_kv", available, kv, share=abs(available - kv) * GIB / total)
     if tokens is not None:
-        yield Score("tokens", float(found.capacity.tokens), tokens)
-    left = (total - found.estimates["context"].likely) / GIB - loaded_gib(inputs)
+        yield Score("tokens", float(the_plan.capacity.tokens), tokens)
+    left = (total - the_plan.estimates["context"].likely) / GIB - loaded_gib(inputs)
     for part, name in free.items():
         if part == "free_after_pool":
-            left -= pool_bytes(found) / GIB
+            left -= pool_bytes(the_plan) / GIB
         if name in m:
             yield Score(part, left, m[name], share=abs(left - m[name]) * GIB / total)
 
 
-def pool_bytes(found: Plan) -> int:
+def pool_bytes(the_plan: Plan) -> int:
     """What the pools of a plan take on its first rank."""
-    layout, args = found.pool, found.request.args
+    layout, args = the_plan.pool, the_plan.request.args
     assert isinstance(layout, SglangPool)
-    pages, slots, _ = pages_in(layout, args, [found.available] * args.pipeline_parallel_size)
+    pages, slots, _ = pages_in(layout, args, [the_plan.available] * args.pipeline_parallel_size)
     return layout.num_bytes(pages, slots, 0)
 
 
@@ -373,11 +373,11 @@ def sglang_given_free(case: Case, inputs: Inputs) -> Iterator[Score]:
         raise NotStated(inputs.why_no_gpu)
     if inputs.args.pipeline_parallel_size > 1:
         raise NotStated("its free memory is that of one pipeline stage")
-    found = sglang_plan(case, replace(inputs, gpu=inputs.gpu or UNNAMED))
-    room = after - free_before(case, inputs, found) * (1 - found.settings.gpu_memory_utilization)
-    layout, args = found.pool, found.request.args
+    the_plan = sglang_plan(case, replace(inputs, gpu=inputs.gpu or UNNAMED))
+    room = after - free_before(case, inputs, the_plan) * (1 - the_plan.settings.gpu_memory_utilization)
+    layout, args = the_plan.pool, the_plan.request.args
     assert isinstance(layout, SglangPool)
-    request = found.request
+    request = the_plan.request
     images = sglang.image_reservation(request.spec, request.gpu, args, request.release)
     pages, slots, stage = pages_in(layout, args, [int(room * GIB) - images])
     logged = m.get("available_kv_gib", None if left is None else after - left)
@@ -387,13 +387,13 @@ def sglang_given_free(case: Case, inputs: Inputs) -> Iterator[Score]:
         yield Score("tokens given free memory", float(pages * layout.block_size), tokens)
 
 
-def free_before(case: Case, inputs: Inputs, found: Plan) -> float:
+def free_before(case: Case, inputs: Inputs, the_plan: Plan) -> float:
     """GiB free before loading: from what loading took, else the GPU's memory, else what loading should take."""
     after, took = case.measured["sgl_avail_after_load_gb"], case.measured.get("sgl_weight_mem_gb")
     if took is not None:
         return after + took
     if inputs.gpu is not None:
-        return (inputs.gpu.total_memory - found.estimates["context"].likely) / GIB
+        return (inputs.gpu.total_memory - the_plan.estimates["context"].likely) / GIB
     return after + loaded_gib(inputs)
 
 

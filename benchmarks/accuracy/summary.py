@@ -164,7 +164,7 @@ def graphs_in_budget(inputs: Inputs) -> bool:
 
 
 def worst_of(results: Iterable[tuple[Scored, Sequence[Score]]], parts: Sequence[str], count: int) -> list[Bad]:
-    found = [
+    bad_cases = [
         Bad(
             scored.case.id,
             printable(scored.case.source, 60),
@@ -180,7 +180,7 @@ def worst_of(results: Iterable[tuple[Scored, Sequence[Score]]], parts: Sequence[
         for score in scores
         if score.part in parts and not score.exact
     ]
-    return sorted(found, key=lambda bad: -bad.relative)[:count]
+    return sorted(bad_cases, key=lambda bad: -bad.relative)[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,18 +202,20 @@ class Coverage:
 
 def coverage(scored: Sequence[Scored], refused: Sequence[Refused]) -> Coverage:
     """A case counts as predicted when at least one of its numbers is."""
-    predicted = [one for one in scored if one.scores]
-    silent = [one for one in scored if not one.scores]
-    asked = [why for one in scored for _, why in one.refused if not why.startswith("not asked")]
-    not_asked = [why.removeprefix("not asked: ") for one in scored for _, why in one.refused if why.startswith("not")]
+    predicted = [result for result in scored if result.scores]
+    silent = [result for result in scored if not result.scores]
+    reasons = [why for result in scored for _, why in result.refused if not why.startswith("not asked")]
+    not_asked = [
+        why.removeprefix("not asked: ") for result in scored for _, why in result.refused if why.startswith("not")
+    ]
     return Coverage(
         len(scored) + len(refused),
-        len(predicted) + sum(bool(one.refused) for one in silent) + sum(one.scorable for one in refused),
+        len(predicted) + sum(bool(result.refused) for result in silent) + sum(result.scorable for result in refused),
         len(predicted),
-        counts([*(one.why for one in refused if one.scorable), *asked]),
-        counts(one.why for one in refused if not one.scorable and one.asked),
+        counts([*(result.why for result in refused if result.scorable), *reasons]),
+        counts(result.why for result in refused if not result.scorable and result.in_scope),
         counts(not_asked),
-        counts(one.why for one in refused if not one.asked),
+        counts(result.why for result in refused if not result.in_scope),
     )
 
 
@@ -278,8 +280,8 @@ class Prediction:
         return (self.predicted - self.logged) / abs(self.logged) if self.logged else 0.0
 
 
-def predictions(one: Validated, fitted_on: Collection[str]) -> list[Prediction]:
-    case, inputs = one.scored.case, one.scored.inputs
+def predictions(validated: Validated, fitted_on: Collection[str]) -> list[Prediction]:
+    case, inputs = validated.scored.case, validated.scored.inputs
     context = inputs.args.max_model_len
     return [
         Prediction(
@@ -287,8 +289,8 @@ def predictions(one: Validated, fitted_on: Collection[str]) -> list[Prediction]:
             case.thread,
             printable(case.source, 100),
             printable(case.model or "", 80),
-            release(one.scored),
-            device(one.scored),
+            release(validated.scored),
+            device(validated.scored),
             inputs.args.tensor_parallel_size,
             context if isinstance(context, int) else None,
             score.part,
@@ -297,9 +299,9 @@ def predictions(one: Validated, fitted_on: Collection[str]) -> list[Prediction]:
             score.logged,
             score.exact,
             score.rule,
-            standing(one.scored, fitted_on),
+            standing(validated.scored, fitted_on),
         )
-        for score, shipped in zip(one.scores, one.scored.scores, strict=True)
+        for score, shipped in zip(validated.scores, validated.scored.scores, strict=True)
     ]
 
 
@@ -326,12 +328,12 @@ def board(
     source: str, scored: Sequence[Scored], refused: Sequence[Refused], malformed: list[Malformed],
     validated: Sequence[Validated], constants: Mapping[str, Constant], training: Iterable[Scored],
 ) -> Board:  # fmt: skip
-    fitted_on = in_order({release(one) for one in training if points_of(one)})
-    results = [(one.scored, one.scores) for one in validated]
+    fitted_on = in_order({release(result) for result in training if points_of(result)})
+    results = [(result.scored, result.scores) for result in validated]
     budget = [part for part in PARTS if part not in ("graphs", "non_torch")]
     return Board(
         source,
-        lines_of(score for one in scored for score in one.scores),
+        lines_of(score for result in scored for score in result.scores),
         lines_of(score for _, scores in results for score in scores),
         by_standing(results, fitted_on),
         fitted_on,
@@ -340,14 +342,14 @@ def board(
         worst_of(results, GIVEN, 10),
         coverage(scored, refused),
         list(constants.values()),
-        sum(bool(one.borrowed) for one in validated),
+        sum(bool(result.borrowed) for result in validated),
         malformed,
-        [each for one in validated for each in predictions(one, fitted_on)],
+        [each for result in validated for each in predictions(result, fitted_on)],
     )
 
 
-def as_json(found: Board) -> dict[str, Any]:
-    return {"schema": "kvplan/scoreboard@1", **asdict(found)}
+def as_json(the_board: Board) -> dict[str, Any]:
+    return {"schema": "kvplan/scoreboard@1", **asdict(the_board)}
 
 
 # --- text ------------------------------------------------------------------------------------------------------------
@@ -378,31 +380,31 @@ def line_cells(line: Line) -> list[str]:
     return [line.part.replace("_", "-"), str(line.n), *errors, exact]
 
 
-def as_text(found: Board) -> str:
-    cover = found.coverage
+def as_text(the_board: Board) -> str:
+    cover = the_board.coverage
     out = [
-        f"{found.source}: {cover.cases} cases, {cover.scorable} scorable, "
+        f"{the_board.source}: {cover.cases} cases, {cover.scorable} scorable, "
         f"{cover.predicted} predicted ({cover.share:.0%})",
         "",
         "Absolute relative error, constants from other threads (cross-validated)",
-        *table(HEADER, [line_cells(line) for line in found.validated]),
+        *table(HEADER, [line_cells(line) for line in the_board.validated]),
         *(
             line
-            for name, lines in found.standings.items()
+            for name, lines in the_board.standings.items()
             for line in ("", name, *table(HEADER, [line_cells(each) for each in lines]))
         ),
         "",
         "All of them with the constants kvplan ships",
-        *table(HEADER, [line_cells(line) for line in found.lines]),
+        *table(HEADER, [line_cells(line) for line in the_board.lines]),
     ]
-    for name, groups in found.groups.items():
+    for name, groups in the_board.groups.items():
         rows = [[group, *line_cells(line)] for group, lines in groups.items() for line in lines]
         out += ["", f"By {name}", *table((name, *HEADER), rows)]
-    out += ["", "Worst ten", *map(bad_text, found.worst)]
+    out += ["", "Worst ten", *map(bad_text, the_board.worst)]
     out += [
         "",
         "What does not follow from the logged pool, or only with one thing more",
-        *map(bad_text, found.worst_pool),
+        *map(bad_text, the_board.worst_pool),
     ]
     for title, counted in (
         ("Refused by kvplan", cover.refused),
@@ -413,7 +415,7 @@ def as_text(found: Board) -> str:
         if counted:
             out += ["", title, *(f"  {count:3}  {why}" for why, count in counted.items())]
     rows = []
-    for each in found.constants:
+    for each in the_board.constants:
         sizes = [f"{value:.2f}" for value in (each.value, each.low, each.high)]
         rows.append([each.kind, *sizes, str(each.logs), str(each.threads)])
     out += ["", "Constants as these cases give them (median over threads)"]

@@ -45,16 +45,16 @@ SMALL = Shape(128, ((2, 8),), divisor=64)
 class Slots:
     """Over the steps of a run: slots that requests held, and tokens in them."""
 
-    held: int = 0
+    allocated: int = 0
     full: int = 0
 
     def count(self, stats: Stats) -> None:
-        self.held += stats.num_used_blocks * BLOCK_SIZE
+        self.allocated += stats.num_used_blocks * BLOCK_SIZE
         self.full += stats.num_kv_tokens
 
     @property
     def empty(self) -> float:
-        return 1 - self.full / self.held
+        return 1 - self.full / self.allocated
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ def serve(engine: Engine, mix: list[BenchRequest], allocator: Allocator, num_blo
     return Served(served, slots.empty)
 
 
-def rows_of(where: str, found: dict[Allocator, Served], model: str) -> list[Row]:
+def rows_of(where: str, results: dict[Allocator, Served], model: str) -> list[Row]:
     rows = [
         each
-        for name, served in found.items()
+        for name, served in results.items()
         for each in (
             row(f"{where}, {name}: served", "requests/s", [served.figures.requests_per_second], model),
             row(f"{where}, {name}: admitted, most", "requests", [served.figures.max_running], model),
@@ -92,28 +92,28 @@ def rows_of(where: str, found: dict[Allocator, Served], model: str) -> list[Row]
             row(f"{where}, {name}: held and empty", "share", [served.empty], model),
         )
     ]
-    if len(found) == 2:
-        rows.append(row(f"{where}, paged : contiguous", "x requests/s", [ratio(found)], model))
+    if len(results) == 2:
+        rows.append(row(f"{where}, paged : contiguous", "x requests/s", [ratio(results)], model))
     return rows
 
 
-def ratio(found: dict[Allocator, Served]) -> float:
-    return found["paged"].figures.requests_per_second / found["contiguous"].figures.requests_per_second
+def ratio(results: dict[Allocator, Served]) -> float:
+    return results["paged"].figures.requests_per_second / results["contiguous"].figures.requests_per_second
 
 
-def goals_of(found: dict[Allocator, Served]) -> dict[str, float]:
-    goals = {f"{name}-waste": served.empty for name, served in found.items()}
-    return goals | ({"paged-contiguous": ratio(found)} if len(found) == 2 else {})
+def goals_of(results: dict[Allocator, Served]) -> dict[str, float]:
+    goals = {f"{name}-waste": served.empty for name, served in results.items()}
+    return goals | ({"paged-contiguous": ratio(results)} if len(results) == 2 else {})
 
 
-def headline(where: str, found: dict[Allocator, Served]) -> str:
-    told = [
+def headline(where: str, results: dict[Allocator, Served]) -> str:
+    parts = [
         f"{name} {served.figures.requests_per_second:.2f} requests/s, {served.figures.max_running} at once, "
         f"{served.empty:.1%} empty"
-        for name, served in found.items()
+        for name, served in results.items()
     ]
-    times = [f"{ratio(found):.2f}x"] if len(found) == 2 else []
-    return f"{where}: {'; '.join(times + told)}"
+    times = [f"{ratio(results):.2f}x"] if len(results) == 2 else []
+    return f"{where}: {'; '.join(times + parts)}"
 
 
 def run(stage: Task) -> None:
@@ -126,24 +126,26 @@ def run(stage: Task) -> None:
     )  # fmt: skip
     numbers: dict[str, Any] = {"goals": {}, "pools": {}}
     rows: list[Row] = []
-    told: list[str] = []
+    missing: list[str] = []
     for (num_regions, num_requests), num_blocks in zip(shape.pools, blocks_of, strict=True):
         lens = lengths(shape, num_requests)
         mix = requests_of(lens, engine.spec.vocab_size, random.Random(num_regions))
         mean = sum(map(sum, lens)) / len(lens)
         where = f"pool of {num_regions} x {shape.max_model_len}"
-        if not told:
+        if not missing:
             run_warm_up(engine, mix)
-        found: dict[Allocator, Served] = {}
+        results: dict[Allocator, Served] = {}
         for name in ALLOCATORS:
-            found[name] = serve(engine, mix, name, num_blocks)
-            numbers["pools"][where] = {"requests": num_requests, "mean_tokens": mean, **goals_of(found)}
-            if not told:
-                numbers["goals"] = goals_of(found)
-            print(headline(where, found), flush=True)
-            stage.save("; ".join([*told, headline(where, found)]), numbers, [*rows, *rows_of(where, found, model)])
-        rows += rows_of(where, found, model)
-        told.append(headline(where, found))
+            results[name] = serve(engine, mix, name, num_blocks)
+            numbers["pools"][where] = {"requests": num_requests, "mean_tokens": mean, **goals_of(results)}
+            if not missing:
+                numbers["goals"] = goals_of(results)
+            print(headline(where, results), flush=True)
+            stage.save(
+                "; ".join([*missing, headline(where, results)]), numbers, [*rows, *rows_of(where, results, model)]
+            )
+        rows += rows_of(where, results, model)
+        missing.append(headline(where, results))
 
 
 if __name__ == "__main__":

@@ -56,12 +56,12 @@ def alone() -> list[str]:
 def outcome(*junits: Path) -> dict[str, Any]:
     """How many tests there were, how many of them did not pass, and which; of the files that there are."""
     roots = [ElementTree.parse(junit).getroot() for junit in junits if junit.exists()]
-    found: dict[str, Any] = {
+    counts: dict[str, Any] = {
         name: sum(int(suite.get(name, "0")) for root in roots for suite in root.iter("testsuite")) for name in COUNTED
     }
     cases = [case for root in roots for case in root.iter("testcase")]
     bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    return {**found, "not_passed": [case.get("name") for case in bad]}
+    return {**counts, "not_passed": [case.get("name") for case in bad]}
 
 
 def run_tests(arguments: Sequence[str], junit: Path, limit_s: float) -> int:
@@ -86,9 +86,9 @@ def code_of(codes: Sequence[int]) -> int:
 def run(stage: Task) -> int:
     """0, FAILURES, or pytest's exit code where not all tests ran."""
     if stage.is_small:
-        found = subprocess.run([sys.executable, *PYTEST, *TESTS, "--collect-only", "-q"], check=False)
+        collected = subprocess.run([sys.executable, *PYTEST, *TESTS, "--collect-only", "-q"], check=False)
         stage.save("collected only: they run on a GPU", {})
-        return found.returncode
+        return collected.returncode
     junits = stage.folder / "junit-alone.xml", stage.folder / "junit.xml"
     until_s = stage.until_s
     codes = []
@@ -96,8 +96,8 @@ def run(stage: Task) -> int:
         codes.append(run_tests(arguments, junit, max(1.0, share * (until_s - time.monotonic()))))
         numbers = outcome(*junits)
         bad = numbers["failures"] + numbers["errors"]
-        told = f"{numbers['tests'] - bad - numbers['skipped']} passed, {bad} failed"
-        stage.save(told if code_of(codes) in (0, FAILURES) else f"{told}, not all ran", numbers)
+        summary = f"{numbers['tests'] - bad - numbers['skipped']} passed, {bad} failed"
+        stage.save(summary if code_of(codes) in (0, FAILURES) else f"{summary}, not all ran", numbers)
     return code_of(codes)
 
 

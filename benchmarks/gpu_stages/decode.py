@@ -62,7 +62,7 @@ def run(stage: Task) -> None:
     shapes = TINY if stage.is_small else FULL
     engine = engine_for(stage, max(length for _, length in shapes))
     limits = limits_of(engine)
-    numbers = roofline.told(limits)
+    numbers = roofline.figures(limits)
     rows: list[Row] = []
     headlines: list[str] = []
     for num_seqs, prompt_len in shapes:

@@ -77,12 +77,12 @@ def goals_of(speeds: dict[str, list[float]]) -> dict[str, float]:
 
 def save(stage: Task, speeds: dict[str, list[float]], missing: dict[str, str]) -> None:
     goals = goals_of(speeds)
-    told = [f"engine {row('', '', speeds['engine']).value:.2f} requests/s"]
-    told += [f"{goals[name]:.1f}x {what}" for name, what in (
+    parts = [f"engine {row('', '', speeds['engine']).value:.2f} requests/s"]
+    parts += [f"{goals[name]:.1f}x {what}" for name, what in (
         ("transformers-single", "transformers one by one"), ("transformers-batch", "its best static batch"),
     ) if name in goals]  # fmt: skip
-    told += [f"{name}: {why}" for name, why in missing.items()]
-    stage.save("; ".join(told), {"goals": goals, "requests_per_s": speeds, "missing": missing}, rows_of(speeds))
+    parts += [f"{name}: {why}" for name, why in missing.items()]
+    stage.save("; ".join(parts), {"goals": goals, "requests_per_s": speeds, "missing": missing}, rows_of(speeds))
 
 
 def run(stage: Task) -> None:

@@ -25,10 +25,10 @@ FIRST = "kernels"  # the stage that begins
 def result_of(folder: Path) -> dict[str, Any]:
     """What a stage has saved; nothing where it has not, or not what can be read."""
     try:
-        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        content = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def cases_of(result: dict[str, Any]) -> list[str]:
@@ -45,10 +45,10 @@ def cases_before(stage: Task) -> list[str]:
     return cases_of(first) if first.get("commit") == stage.commit else []
 
 
-def illustrate(stage: Task, found: Findings) -> None:
+def illustrate(stage: Task, findings: Findings) -> None:
     """Draw what is saved by now; a figure that cannot be drawn is told in the log, and costs nothing else."""
     try:
-        draw(stage.folder / "kernels.svg", found.timings, found.rates, str(stage.device))
+        draw(stage.folder / "kernels.svg", findings.timings, findings.rates, str(stage.device))
     except Exception as error:  # of matplotlib, whatever it is
         print(f"kernels.svg: not drawn: {first_line(error)}", file=sys.stderr)
 
@@ -56,44 +56,44 @@ def illustrate(stage: Task, found: Findings) -> None:
 def run(stage: Task) -> int:
     """FAILURES where one of our kernels could not be measured: the rest is still worth having."""
     until_s = stage.until_s
-    found = begin(stage.device)
+    findings = begin(stage.device)
     try:
-        measure(stage, cases(stage.device), until_s, found)
+        measure(stage, cases(stage.device), until_s, findings)
     finally:  # where the budget ends it, too
-        if found.cases:
-            stage.save(found.headline, found.numbers, found.rows)
-        illustrate(stage, found)
-    return FAILURES if found.failures else 0
+        if findings.cases:
+            stage.save(findings.headline, findings.numbers, findings.rows)
+        illustrate(stage, findings)
+    return FAILURES if findings.failures else 0
 
 
 def run_rest(stage: Task) -> int:
     """UNFINISHED where cases are left."""
     until_s, own = stage.until_s, result_of(stage.folder)
     every, known = cases(stage.device), {*cases_before(stage), *cases_of(own)}
-    wanted = [case for case in every if str(case) not in known]
-    if not wanted and not own:
+    cases_left = [case for case in every if str(case) not in known]
+    if not cases_left and not own:
         stage.save(f"all {len(every)} cases were measured before", {"cases": []})
         return 0
-    found = begin(stage.device)
-    resume(found, own)
-    stage.save(found.headline, found.numbers, found.rows)
+    findings = begin(stage.device)
+    resume(findings, own)
+    stage.save(findings.headline, findings.numbers, findings.rows)
     try:
-        measure(stage, wanted, until_s, found)
+        measure(stage, cases_left, until_s, findings)
     finally:
-        left = len([case for case in wanted if str(case) not in found.cases])
-        told = f"{left} of {len(every)} cases are left" if left else f"none of {len(every)} cases is left"
-        stage.save(f"{found.headline}; {told}", found.numbers, found.rows)
-        illustrate(stage, found)
+        left = len([case for case in cases_left if str(case) not in findings.cases])
+        progress = f"{left} of {len(every)} cases are left" if left else f"none of {len(every)} cases is left"
+        stage.save(f"{findings.headline}; {progress}", findings.numbers, findings.rows)
+        illustrate(stage, findings)
     if left:
         return UNFINISHED
-    return FAILURES if found.numbers["failures"] else 0
+    return FAILURES if findings.numbers["failures"] else 0
 
 
-def resume(found: Findings, own: dict[str, Any]) -> None:
+def resume(findings: Findings, own: dict[str, Any]) -> None:
     """Take over what an earlier call has saved."""
-    found.before = own.get("numbers", {})
-    found.cases = cases_of(own)
-    found.rows = [*(Row(**values) for values in own.get("rows", [])), *found.rows]
+    findings.before = own.get("numbers", {})
+    findings.cases = cases_of(own)
+    findings.rows = [*(Row(**values) for values in own.get("rows", [])), *findings.rows]
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def run(stage: Task) -> None:
     num_tokens = sum(request.output_len for request in mix)
     limits = limits_of(engine)
     limit = num_tokens / limits.batch_s([(len(request.prompt), request.output_len) for request in mix])
-    numbers = {**roofline.told(limits), "limit": limit, "seconds": {"overlap": [], "none": []}}
+    numbers = {**roofline.figures(limits), "limit": limit, "seconds": {"overlap": [], "none": []}}
     serve(engine, [BenchRequest(request.prompt, 3) for request in mix])  # compiles
     run_warm_up(engine, mix)
     for depth in DEPTHS[:2] if stage.is_small else DEPTHS:

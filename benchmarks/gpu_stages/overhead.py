@@ -118,10 +118,10 @@ def measure(engine: Engine, num_seqs: int, prompt_len: int, times: Times) -> Non
     times.launch += [launch_ms(engine, call) for call in ends]
 
 
-def rows_of(found: dict[str, Times], num_seqs: int) -> list[Row]:
+def rows_of(times_by_depth: dict[str, Times], num_seqs: int) -> list[Row]:
     return [
         each
-        for name, times in found.items()
+        for name, times in times_by_depth.items()
         if times.steps
         for each in (
             row(f"B={num_seqs}, {name}: step", "ms", times.steps, MODEL),
@@ -132,16 +132,16 @@ def rows_of(found: dict[str, Times], num_seqs: int) -> list[Row]:
     ]
 
 
-def headline(found: dict[str, Times]) -> str:
+def headline(times_by_depth: dict[str, Times]) -> str:
     """The goal is about steps with overlap; those without are told beside it."""
-    told = [
+    parts = [
         f"{name}: {times.added:.2f} ms a step beyond the device's {row('', '', times.device).value:.2f}"
         + ("" if row("", "", times.launch).value < row("", "", times.device).value else " (the host bounds both)")
         + (f" (goal: at most {GOAL_MS:g})" if name == "overlap" else "")
-        for name, times in found.items()
+        for name, times in times_by_depth.items()
         if times.steps
     ]
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 def run(stage: Task) -> None:
@@ -152,16 +152,16 @@ def run(stage: Task) -> None:
         max_num_batched_tokens=64 if stage.is_small else 16_384, num_blocks=1 + num_seqs * -(-max_model_len // 16),
         async_scheduling=True,
     )  # fmt: skip
-    found = {name: Times() for name in DEPTHS}
+    times_by_depth = {name: Times() for name in DEPTHS}
     for number in range(1 if stage.is_small else 4):
         for name, depth in DEPTHS.items():
             reschedule(engine, batch_queue_depth=depth)
-            measure(engine, num_seqs, prompt_len, found[name] if number or stage.is_small else Times())
+            measure(engine, num_seqs, prompt_len, times_by_depth[name] if number or stage.is_small else Times())
             if number or stage.is_small:  # the first round compiles
                 stage.save(
-                    headline(found),
-                    {"added_ms": {k: t.added for k, t in found.items() if t.steps}},
-                    rows_of(found, num_seqs),
+                    headline(times_by_depth),
+                    {"added_ms": {k: t.added for k, t in times_by_depth.items() if t.steps}},
+                    rows_of(times_by_depth, num_seqs),
                 )
 
 

@@ -52,10 +52,10 @@ def run(stage: Task) -> None:
             row(f"{where}: of the limit", "share", [limit_s / s for s in times], MODEL),
         ]
         print(f"{where}: {rows[-3].value:,.0f} tokens/s, {rows[-1].value:.0%} of the limit", flush=True)
-        told = ", ".join(f"{each.value:,.0f}" for each in rows if each.metric.endswith(": prompt"))
+        speeds = ", ".join(f"{each.value:,.0f}" for each in rows if each.metric.endswith(": prompt"))
         shares = [each.value for each in rows if each.unit == "share"]
-        what = f"{told} prompt tokens/s, {min(shares):.0%} to {max(shares):.0%} of the matrix rate"
-        stage.save(what, roofline.told(limits), rows)
+        what = f"{speeds} prompt tokens/s, {min(shares):.0%} to {max(shares):.0%} of the matrix rate"
+        stage.save(what, roofline.figures(limits), rows)
 
 
 if __name__ == "__main__":

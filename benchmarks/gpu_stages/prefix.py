@@ -122,7 +122,9 @@ def run(stage: Task) -> None:
     short = short_notes(engine, shape, source)
     rows = short.rows(f"{shape.prefix} + {shape.own} tokens")
     lower = 1 - rows[1].value / rows[0].value
-    told = f"{shape.prefix} + {shape.own} tokens {rows[0].value:.1f} ms, later {rows[1].value:.1f}: {lower:.0%} lower"
+    summary = (
+        f"{shape.prefix} + {shape.own} tokens {rows[0].value:.1f} ms, later {rows[1].value:.1f}: {lower:.0%} lower"
+    )
     short_could = shape.prefix / (shape.prefix + shape.own)
     rows += [
         row(f"{shape.prefix} + {shape.own} tokens: lower by", "share", [lower], MODEL),
@@ -130,7 +132,7 @@ def run(stage: Task) -> None:
     ]
     short_goals = {"prefix-short": lower, "prefix-short-bound": short_could}
     numbers = {"prefix": shape.prefix, "own": shape.own, "lower_by": lower, "goals": short_goals}
-    stage.save(told, numbers, rows)
+    stage.save(summary, numbers, rows)
     mix = clinical_notes(engine, shape, source)
     saved = 1 - sum(mix.later) / sum(mix.first)  # of the mean request's time
     could = len(shape.notes) * shape.prefix / sum(shape.notes)
@@ -146,7 +148,9 @@ def run(stage: Task) -> None:
     ]
     numbers |= {"notes": shape.notes, "notes_lower_by": saved, "notes_could_save": could}
     numbers["goals"] = short_goals | {"prefix": saved, "prefix-bound": could}
-    stage.save(f"{WORKLOAD} {saved:.1%} lower, of {could:.1%} of their tokens that are shared; {told}", numbers, rows)
+    stage.save(
+        f"{WORKLOAD} {saved:.1%} lower, of {could:.1%} of their tokens that are shared; {summary}", numbers, rows
+    )
 
 
 if __name__ == "__main__":

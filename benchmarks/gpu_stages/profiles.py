@@ -62,8 +62,8 @@ def reconciled(stage: Task) -> dict[str, Any]:
         raise SystemExit(f"kvplan reconcile: exit code {code}")
     (stage.folder / "reconciliation.json").write_text(text, encoding="utf-8")
     (stage.folder / "reconciliation.md").write_text(kvplan(stage, ["reconcile", RUN, "--format", "markdown"])[1])
-    found: dict[str, Any] = json.loads(text)
-    return found
+    document: dict[str, Any] = json.loads(text)
+    return document
 
 
 def total_predicted_before(stage: Task) -> dict[str, Any] | None:
@@ -79,15 +79,16 @@ def total_predicted_before(stage: Task) -> dict[str, Any] | None:
     return total
 
 
-def numbers_of(found: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+def numbers_of(reconciliation: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     """Measured, predicted and relative error of every row, the pool, and what the two allocators did."""
     numbers = {
         name: {key: entry[key] for key in ("predicted", "measured", "relative")}
-        for name, entry in ((entry["component"], entry) for entry in (*found["rows"], found["total"]))
+        for name, entry in ((entry["component"], entry) for entry in (*reconciliation["rows"], reconciliation["total"]))
     }
-    numbers["reported"] = found["reported"]
+    numbers["reported"] = reconciliation["reported"]
     numbers["capacity"] = {
-        entry["name"]: {"predicted": entry["predicted"], "measured": entry["measured"]} for entry in found["capacity"]
+        entry["name"]: {"predicted": entry["predicted"], "measured": entry["measured"]}
+        for entry in reconciliation["capacity"]
     }
     baseline = results.get("baseline")
     for name, served in (("paged", results), *([(baseline["allocator"], baseline)] if baseline else [])):
@@ -104,9 +105,9 @@ def headline(numbers: dict[str, Any]) -> str:
         )
     entries = numbers | ({"total": numbers["total_predicted_before"]} if "total_predicted_before" in numbers else {})
     shares = {name: entries[name]["relative"] for name in GOALS}
-    told = ", ".join(f"{name} {share:+.2%}" for name, share in shares.items() if share is not None)
+    texts = ", ".join(f"{name} {share:+.2%}" for name, share in shares.items() if share is not None)
     missed = [name for name, share in shares.items() if share is None or abs(share) > GOALS[name]]
-    return f"{told}; {'beyond the goal: ' + ', '.join(missed) if missed else 'all within the goals'}"
+    return f"{texts}; {'beyond the goal: ' + ', '.join(missed) if missed else 'all within the goals'}"
 
 
 def rows_of(model: str, numbers: dict[str, Any]) -> list[Row]:
@@ -140,17 +141,17 @@ def run(stage: Task) -> int:
     stage.save(early, ending)  # before reconciling, which may fail and must not hide it
     if "memory" not in manifest:  # it ended before the engine stood
         return code
-    found = reconciled(stage)
+    reconciliation = reconciled(stage)
     results = manifest.get("results") or {}
     if not results:
-        stage.save(early, {**ending, "rows": found["rows"], "gaps": found["gaps"]})
+        stage.save(early, {**ending, "rows": reconciliation["rows"], "gaps": reconciliation["gaps"]})
         return FAILURES if code == OUT_OF_MEMORY else code
-    numbers = ending | numbers_of(found, results)
+    numbers = ending | numbers_of(reconciliation, results)
     before = total_predicted_before(stage)
     if before is not None:
         numbers["total_predicted_before"] = {key: before[key] for key in ("predicted", "measured", "relative", "of")}
-    told = headline(numbers)
-    stage.save(told if code == 0 else f"{early}; {told}", numbers, rows_of(stage.options.model, numbers))
+    summary = headline(numbers)
+    stage.save(summary if code == 0 else f"{early}; {summary}", numbers, rows_of(stage.options.model, numbers))
     return FAILURES if code == OUT_OF_MEMORY else code
 
 

@@ -74,7 +74,7 @@ def limits_of(engine: Engine) -> Limits:
     )
 
 
-def told(limits: Limits) -> dict[str, float]:
+def figures(limits: Limits) -> dict[str, float]:
     """For a stage's numbers."""
     return {
         "weights_read": limits.weights,

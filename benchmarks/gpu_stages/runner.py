@@ -194,9 +194,9 @@ def known_of(stage: Stage, session: Session) -> Result | None:
     return known
 
 
-def is_same_code(one: str | None, other: str | None) -> bool:
+def is_same_code(commit: str | None, other: str | None) -> bool:
     """Two commits that nobody knows are not the same."""
-    return one is not None and one == other
+    return commit is not None and commit == other
 
 
 def run_process(command: Sequence[str], log: Path, timeout_s: float) -> int | None:

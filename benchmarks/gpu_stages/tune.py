@@ -16,7 +16,7 @@ def run(stage: Task) -> int:
     search, new = tune_kernels.tune(place, str(stage.device), ("decode", "prefill", "latent"), stage.until_s)
     timed = [each.us for each in search.tried if each.us is not None]
     numbers = {"tried": len(search.tried), "timed": len(timed), "entries": document_of(new)["entries"]}
-    stage.save(tune_kernels.told(search, new), numbers)
+    stage.save(tune_kernels.summary(search, new), numbers)
     return int(not timed)
 
 

@@ -47,7 +47,7 @@ class Contender:
 def contenders(device: torch.device, own: Any = None) -> list[Contender]:
     """Those that can be tried here, our own first."""
     backend = own or kernels.load("auto", device.type)
-    found = [
+    rivals = [
         Contender(OWN, partial(own_kernels, backend)),
         Contender("torch sdpa", torch_sdpa),
         Contender("torch flex", torch_flex),
@@ -55,8 +55,8 @@ def contenders(device: torch.device, own: Any = None) -> list[Contender]:
     ]
     if device.type == "cuda":
         libraries = (("flashinfer", flashinfer), ("xformers", xformers), ("flash_attn", flash_attn))
-        found += [Contender(name, build) for name, build in libraries if find_spec(name) is not None]
-    return found
+        rivals += [Contender(name, build) for name, build in libraries if find_spec(name) is not None]
+    return rivals
 
 
 def same(answer: torch.Tensor) -> torch.Tensor:

@@ -158,10 +158,10 @@ class Findings:
     def headline(self) -> str:
         ours = [line for line in self.rows if line.metric.endswith(f", {OWN}: bandwidth")]
         shares = [line.value for line in ours if line.metric.startswith("decode ")]
-        told = f"paged decode {min(shares):.0%} to {max(shares):.0%} of the copy bandwidth" if shares else "no decode"
+        speeds = f"paged decode {min(shares):.0%} to {max(shares):.0%} of the copy bandwidth" if shares else "no decode"
         failures = len(self.numbers["failures"])
         failed = f"; {failures} failed" if failures else ""
-        return f"{told} ({self.rates.copy.value / 1e12:.2f} TB/s){failed}"
+        return f"{speeds} ({self.rates.copy.value / 1e12:.2f} TB/s){failed}"
 
 
 def unfit(case: Case, device: torch.device) -> str | None:
@@ -185,25 +185,25 @@ def begin(device: torch.device) -> Findings:
 
 
 def measure(
-    task: Task, wanted: Sequence[Case], until_s: float, found: Findings, who: Sequence[Contender] | None = None
+    task: Task, cases: Sequence[Case], until_s: float, findings: Findings, who: Sequence[Contender] | None = None
 ) -> None:
     """Time the cases in order until the clock (time.monotonic) says so; what is known is saved after each."""
     rivals = contenders(task.device) if who is None else who
     shares = Shares((until_s - time.monotonic()) / 4, until_s)
-    for case in wanted:
+    for case in cases:
         if time.monotonic() > until_s:
             print(f"{case}: left out, like all after it; the time is up", flush=True)
             break
         if reason := unfit(case, task.device):
             print(f"{case}: left out; {reason}", flush=True)
-            found.cases.append(str(case))
+            findings.cases.append(str(case))
             continue
-        _measure_case(case, task.device, rivals, shares, found)
-        found.cases.append(str(case))
+        _measure_case(case, task.device, rivals, shares, findings)
+        findings.cases.append(str(case))
         is_over = task.device.type == "cuda" and not answers(task.device)
         if is_over:
-            found.failures[f"after {case}"] = "the device answers no more; nothing else was timed"
-        task.save(found.headline, found.numbers, found.rows)
+            findings.failures[f"after {case}"] = "the device answers no more; nothing else was timed"
+        task.save(findings.headline, findings.numbers, findings.rows)
         if is_over:
             break
 
@@ -250,14 +250,16 @@ def answers(device: torch.device) -> bool:
 
 
 def _measure_case(
-    case: Case, device: torch.device, rivals: Sequence[Contender], shares: Shares, found: Findings
+    case: Case, device: torch.device, rivals: Sequence[Contender], shares: Shares, findings: Findings
 ) -> None:
     timings: list[Timing] = []
     try:
         problem = problem_of(case, device)
         expected = expected_of(problem)
     except RuntimeError as error:
-        what = found.missing if isinstance(error, torch.OutOfMemoryError) else found.failures  # whoever is to solve it
+        what = (
+            findings.missing if isinstance(error, torch.OutOfMemoryError) else findings.failures
+        )  # whoever is to solve it
         what[str(case)] = _first_line(error)
         print(f"{case}: {_first_line(error)}", flush=True)
         return
@@ -270,13 +272,13 @@ def _measure_case(
         except NotDone:
             continue
         except Exception as error:  # a library of another version may raise anything
-            what = found.failures if contender.name == OWN else found.missing
+            what = findings.failures if contender.name == OWN else findings.missing
             what[f"{case}, {contender.name}"] = _first_line(error)
             print(f"{case}, {contender.name}: {_first_line(error)}", flush=True)
         else:
-            print(_told_of(timings[-1], found.rates), flush=True)
-    found.timings += timings
-    found.rows += [line for timing in timings for line in rows_of(timing, found.rates)] + beside_peers(timings)
+            print(_told_of(timings[-1], findings.rates), flush=True)
+    findings.timings += timings
+    findings.rows += [line for timing in timings for line in rows_of(timing, findings.rates)] + beside_peers(timings)
 
 
 def _first_line(error: Exception) -> str:

@@ -123,8 +123,8 @@ def fact(line: int, row: Mapping[str, Any]) -> Fact:
     if (users is None) == (rate is None):
         raise Unreadable("load must hold users or rate")
     values = {name: number(measured.get(name), name) for name in MEASURED}
-    kept = {name: value for name, value in values.items() if value is not None and value > 0}
-    if not kept:
+    positive = {name: value for name, value in values.items() if value is not None and value > 0}
+    if not positive:
         raise Unreadable("nothing is measured")
     limits = {name: int(needed(load[name], f"load.{name}")) for name in LOAD[2:] if load.get(name) not in (None, "")}
     lengths, least = lengths_of(row.get("range"))
@@ -136,7 +136,7 @@ def fact(line: int, row: Mapping[str, Any]) -> Fact:
         None if rate is None else (rate if math.isinf(rate) else needed(rate, "load.rate")),
         text(load, "arrivals"), int(needed(row.get("num_prompts") or 10 * (users or 20), "num_prompts")),
         needed(row.get("input_len"), "input_len", 1e7), needed(row.get("output_len"), "output_len", 1e7),
-        lengths, least, limits, kept, text(row, "notes"),
+        lengths, least, limits, positive, text(row, "notes"),
     )  # fmt: skip
 
 

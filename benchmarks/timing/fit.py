@@ -178,26 +178,26 @@ def cost(errors: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def fitted(cases: Sequence[Case], start: Constants, free: Sequence[str] = FREE, rounds: int = 10) -> Constants:
-    def at(x: np.ndarray) -> Constants:
+    def constants_of(x: np.ndarray) -> Constants:
         values = {name: getattr(start, name) * math.exp(value) for name, value in zip(free, x, strict=True)}
         return replace(start, **{name: min(value, MOST.get(name, math.inf)) for name, value in values.items()})
 
     x, damping = np.zeros(len(free)), 1e-2
-    errors = residuals(cases, at(x))
+    errors = residuals(cases, constants_of(x))
     best = cost(errors)[0]
     for _ in range(rounds):
         columns = []
         for index in range(len(free)):
             moved = x.copy()
             moved[index] += 0.03
-            columns.append((residuals(cases, at(moved)) - errors) / 0.03)
+            columns.append((residuals(cases, constants_of(moved)) - errors) / 0.03)
         slopes, weights = np.stack(columns, axis=1), cost(errors)[1]
         square = slopes.T @ (slopes * weights[:, None]) + PULL * np.eye(len(free))
         slope = slopes.T @ (errors * weights) + PULL * x
         for _ in range(6):
             move = -np.linalg.solve(square + damping * np.diag(np.diag(square)), slope)
             there = np.clip(x + np.clip(move, -0.7, 0.7), -3, 3)
-            moved_errors = residuals(cases, at(there))
+            moved_errors = residuals(cases, constants_of(there))
             value = cost(moved_errors)[0] + PULL * float((there**2).sum()) / 2
             if value < best:
                 break
@@ -208,7 +208,7 @@ def fitted(cases: Sequence[Case], start: Constants, free: Sequence[str] = FREE, 
         x, errors, damping = there, moved_errors, max(damping / 5, 1e-5)
         if gained < 1e-3 * best:
             break
-    return at(x)
+    return constants_of(x)
 
 
 def folds_of(cases: Sequence[Case], start: Constants, key: Callable[[Case], str]) -> dict[str, Constants]:
@@ -232,10 +232,10 @@ def summary(errors: Sequence[float]) -> str:
     )
 
 
-def show(title: str, found: Sequence[tuple[Case, dict[str, float]]], key: Callable[[Case], str]) -> None:
+def show(title: str, results: Sequence[tuple[Case, dict[str, float]]], key: Callable[[Case], str]) -> None:
     print(f"\n{title}")
     groups: dict[str, dict[str, list[float]]] = {}
-    for case, errors in found:
+    for case, errors in results:
         for metric, error in errors.items():
             groups.setdefault(key(case), {}).setdefault(metric, []).append(error)
     for name, metrics in sorted(groups.items()):
@@ -245,7 +245,7 @@ def show(title: str, found: Sequence[tuple[Case, dict[str, float]]], key: Callab
 
 
 def cases_of(path: Path) -> list[Case]:
-    found = []
+    cases = []
     for row in read_facts(path):
         if isinstance(row, Fact) and row.engine in OWN:
             try:
@@ -253,8 +253,8 @@ def cases_of(path: Path) -> list[Case]:
             except KvplanError:
                 continue
             if case is not None:
-                found.append(case)
-    return found
+                cases.append(case)
+    return cases
 
 
 def main() -> int:
@@ -282,14 +282,14 @@ def main() -> int:
         }
         for name, key in keys.items():
             folds = folds_of(cases, START, key)
-            found = left_out(cases, folds, key)
+            left = left_out(cases, folds, key)
             if name == "source" and options.folds:
                 rows = {
                     src: {field: float(f"{getattr(each, field):.4g}") for field in FREE} for src, each in folds.items()
                 }
                 options.folds.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-            show(f"without its {name}", found, lambda case: "all")
-            show(f"without its {name}, by {name}", found, key)
+            show(f"without its {name}", left, lambda case: "all")
+            show(f"without its {name}, by {name}", left, key)
     if options.json:
         options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0

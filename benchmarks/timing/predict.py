@@ -53,13 +53,13 @@ def load_of(fact: Fact) -> BenchLoad:
 def requests(fact: Fact, num_requests: int) -> Iterator[TraceRequest]:
     """Lengths and arrivals as the source describes them; a seed of its own, so that they are the same each time."""
     rng = random.Random(f"{fact.input_len} {fact.output_len} {fact.lengths}")
-    at, unique = 0.0, fact.limits.get("unique_prompts")
+    arrival, unique = 0.0, fact.limits.get("unique_prompts")
     for number in range(num_requests):
         prompt, output = drawn(fact, "prompt", fact.input_len, rng), drawn(fact, "output", fact.output_len, rng)
         prefix = (number % unique,) if unique else ()
-        yield TraceRequest(at, prompt, output, prefix)
+        yield TraceRequest(arrival, prompt, output, prefix)
         if fact.rate is not None and fact.rate != math.inf:
-            at += 1 / fact.rate if fact.arrivals == "constant" else rng.expovariate(fact.rate)
+            arrival += 1 / fact.rate if fact.arrivals == "constant" else rng.expovariate(fact.rate)
 
 
 def drawn(fact: Fact, part: str, mean: float, rng: random.Random) -> int:
@@ -84,9 +84,9 @@ def planned(fact: Fact) -> Plan:
     """The server of a fact; UsageError or UnsupportedModelError where kvplan has none."""
     release = parse_engine(engine_of(fact))
     longest = 1.0 if fact.lengths != "chat" else 4.0
-    wanted = math.ceil(longest * (fact.input_len + fact.output_len)) + 64
+    needed = math.ceil(longest * (fact.input_len + fact.output_len)) + 64
     spec = catalog.load(fact.model)
-    context = max(fact.limits.get("max_model_len", 0), min(wanted, spec.max_model_len or wanted))
+    context = max(fact.limits.get("max_model_len", 0), min(needed, spec.max_model_len or needed))
     kv = "fp8" if fact.kv_dtype == "fp8" else "auto"
     last: KvplanError | None = None
     for utilization in (None, 0.95, 0.97):
@@ -119,8 +119,8 @@ def engine_of(fact: Fact) -> str:
 
 
 def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
-    found = figures(made, times, load_of(fact))
-    return Predicted(dict(found.times), found.output_tokens_per_s, modeled(made))
+    result = figures(made, times, load_of(fact))
+    return Predicted(dict(result.times), result.output_tokens_per_s, modeled(made))
 
 
 @cache

@@ -62,8 +62,15 @@ def percent(value: float) -> str:
 HEADER = ("", "n", "median error", "9 in 10 within", "bias", "in its range")
 
 
-def cells(name: str, found: Line) -> list[str]:
-    return [name, f"{found.n:,}", percent(found.median), percent(found.p90), percent(found.bias), percent(found.within)]
+def cells(name: str, line_shown: Line) -> list[str]:
+    return [
+        name,
+        f"{line_shown.n:,}",
+        percent(line_shown.median),
+        percent(line_shown.p90),
+        percent(line_shown.bias),
+        percent(line_shown.within),
+    ]
 
 
 def of_metric(points: Iterable[Point], metric: str) -> list[Point]:
@@ -71,24 +78,26 @@ def of_metric(points: Iterable[Point], metric: str) -> list[Point]:
 
 
 def summary_rows(points: Sequence[Point], name: str = "") -> list[list[str]]:
-    return [cells(f"{name}{UNITS[metric]}", line(found)) for metric in METRICS if (found := of_metric(points, metric))]
+    return [
+        cells(f"{name}{UNITS[metric]}", line(chosen)) for metric in METRICS if (chosen := of_metric(points, metric))
+    ]
 
 
 def goal_rows(points: Sequence[Point]) -> list[list[str]]:
     counts = goals(points)
     rows = []
     for real in ("kept", "broken"):
-        each = [counts[real, said] for said in VERDICTS]
+        each = [counts[real, called] for called in VERDICTS]
         rows.append([f"{real} by the server", *(f"{count:,}" for count in each), f"{sum(each):,}"])
     return rows
 
 
-GOAL_HEADER = ("goal", *(f"kvplan: {said}" for said in VERDICTS), "n")
+GOAL_HEADER = ("goal", *(f"kvplan: {called}" for called in VERDICTS), "n")
 
 
 def goal_text(points: Sequence[Point]) -> str:
     counts = goals(points)
-    broken = sum(counts["broken", said] for said in VERDICTS)
+    broken = sum(counts["broken", called] for called in VERDICTS)
     close, total = counts["kept", "too close"] + counts["broken", "too close"], sum(counts.values())
     if not total or not broken:
         return "No goal was broken.\n"
@@ -102,13 +111,13 @@ def goal_text(points: Sequence[Point]) -> str:
     )
 
 
-def sections(found: Board) -> list[tuple[str, str]]:
+def sections(board: Board) -> list[tuple[str, str]]:
     """(title, Markdown) of the whole page."""
-    parts = [("All servers that kvplan plans", markdown(HEADER, summary_rows(found.own)))] if found.own else []
-    if found.others:
+    parts = [("All servers that kvplan plans", markdown(HEADER, summary_rows(board.own)))] if board.own else []
+    if board.others:
         text = "TensorRT-LLM and others have no plan here; their results are predicted as if vLLM ran.\n\n"
-        parts.append(("Other servers", text + markdown(HEADER, summary_rows(found.others))))
-    own = found.own or found.points
+        parts.append(("Other servers", text + markdown(HEADER, summary_rows(board.others))))
+    own = board.own or board.points
     parts.append(("Goals", goal_text(own) + "\n" + markdown(GOAL_HEADER, goal_rows(own))))
     for name, group in GROUPS.items():
         rows: list[list[str]] = []
@@ -118,58 +127,64 @@ def sections(found: Board) -> list[tuple[str, str]]:
             ]
         parts.append((f"By {name}", markdown(HEADER, rows)))
     parts.append(("What others publish", markdown(PEER_HEADER, PEERS)))
-    if found.refused:
-        rows = [[why.replace("|", "/"), str(count)] for why, count in found.refused.most_common()]
+    if board.refused:
+        rows = [[why.replace("|", "/"), str(count)] for why, count in board.refused.most_common()]
         parts.append(("Refused", markdown(("why", "n"), rows)))
     return parts
 
 
-def text(found: Board) -> str:
-    which = "" if found.every == 1 else f" (every {found.every}th)"
-    head = f"{found.name}{which}, constants {found.constants}: "
-    head += f"{found.num_facts:,} results, {len(found.points):,} figures compared, "
-    head += f"{sum(found.refused.values()):,} refused, {found.malformed:,} unreadable\n"
-    return head + "".join(f"\n## {title}\n\n{content}" for title, content in sections(found))
+def text(board: Board) -> str:
+    which = "" if board.every == 1 else f" (every {board.every}th)"
+    head = f"{board.name}{which}, constants {board.constants}: "
+    head += f"{board.num_facts:,} results, {len(board.points):,} figures compared, "
+    head += f"{sum(board.refused.values()):,} refused, {board.malformed:,} unreadable\n"
+    return head + "".join(f"\n## {title}\n\n{content}" for title, content in sections(board))
 
 
-def as_json(found: Line) -> dict[str, float]:
-    return {"n": found.n, "median": found.median, "p90": found.p90, "bias": found.bias, "within": found.within}
+def as_json(line_shown: Line) -> dict[str, float]:
+    return {
+        "n": line_shown.n,
+        "median": line_shown.median,
+        "p90": line_shown.p90,
+        "bias": line_shown.bias,
+        "within": line_shown.within,
+    }
 
 
-def document(found: Board) -> dict[str, Any]:
+def document(board: Board) -> dict[str, Any]:
     """The scoreboard as JSON values."""
     return {
         "schema": "kvplan/timeboard@1",
-        "facts": found.name,
-        "constants": found.constants,
-        "every": found.every,
-        "num_facts": found.num_facts,
+        "facts": board.name,
+        "constants": board.constants,
+        "every": board.every,
+        "num_facts": board.num_facts,
         "summary": {
             name: {metric: as_json(line(each)) for metric in METRICS if (each := of_metric(points, metric))}
-            for name, points in {"own": found.own, "others": found.others}.items()
+            for name, points in {"own": board.own, "others": board.others}.items()
         },
         "groups": {
             name: {
                 key: {metric: as_json(each) for metric, each in lines.items()}
-                for key, lines in table(found.own, group).items()
+                for key, lines in table(board.own, group).items()
             }
             for name, group in GROUPS.items()
         },
-        "goals": {f"{real}, called {said}": count for (real, said), count in sorted(goals(found.own).items())},
-        "refused": dict(found.refused),
+        "goals": {f"{real}, called {called}": count for (real, called), count in sorted(goals(board.own).items())},
+        "refused": dict(board.refused),
         "points": [
             {
                 "id": point.fact.id, "metric": point.metric, "predicted": point.predicted, "low": point.low,
                 "high": point.high, "measured": point.measured,
             }
-            for point in found.points
+            for point in board.points
         ],
     }  # fmt: skip
 
 
-def write(found: Board, root: Path) -> None:
+def write(board: Board, root: Path) -> None:
     """reports/accuracy/time.md whole, and the table between the marks of docs/accuracy.md."""
-    page = f"# Times beside those of real servers\n\nWritten by `{COMMAND}`.\n\n{text(found)}"
+    page = f"# Times beside those of real servers\n\nWritten by `{COMMAND}`.\n\n{text(board)}"
     (root / "reports" / "accuracy" / "time.md").write_text(page, encoding="utf-8")
     place = root / "docs" / "accuracy.md"
     content, begin = place.read_text(encoding="utf-8"), BEGIN.format(COMMAND)
@@ -178,12 +193,12 @@ def write(found: Board, root: Path) -> None:
             "docs/accuracy.md", "has no marks to write the times between", f"put {begin!r} and {END!r}"
         )
     head, _, rest = content.partition(begin)
-    which = "all" if found.every == 1 else f"every {found.every}th"
-    first = f"{found.num_facts:,} results ({which}), constants {found.constants}; ranges as `simulate` states them:\n"
+    which = "all" if board.every == 1 else f"every {board.every}th"
+    first = f"{board.num_facts:,} results ({which}), constants {board.constants}; ranges as `simulate` states them:\n"
     short = "\n".join(
         [
-            first, markdown(HEADER, summary_rows(found.own)), goal_text(found.own),
-            markdown(GOAL_HEADER, goal_rows(found.own)),
+            first, markdown(HEADER, summary_rows(board.own)), goal_text(board.own),
+            markdown(GOAL_HEADER, goal_rows(board.own)),
             "What others publish, and what was measured of them:\n", markdown(PEER_HEADER, PEERS),
         ]
     )  # fmt: skip

@@ -123,8 +123,8 @@ def table(points: Iterable[Point], group: Callable[[Fact], str]) -> dict[str, di
     for point in points:
         by_group.setdefault(group(point.fact), {}).setdefault(point.metric, []).append(point)
     return {
-        name: {metric: line(found[metric]) for metric in METRICS if metric in found}
-        for name, found in sorted(by_group.items())
+        name: {metric: line(group[metric]) for metric in METRICS if metric in group}
+        for name, group in sorted(by_group.items())
     }
 
 
@@ -141,8 +141,8 @@ def verdict(point: Point, goal: float) -> str:
 
 def goals(points: Iterable[Point]) -> Counter[tuple[str, str]]:
     """(what the server did, what kvplan says) over every point and goal."""
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for point in points:
         for goal in GOALS.get(point.metric, ()):
-            found["kept" if point.measured <= goal else "broken", verdict(point, goal)] += 1
-    return found
+            counts["kept" if point.measured <= goal else "broken", verdict(point, goal)] += 1
+    return counts

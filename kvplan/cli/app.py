@@ -179,7 +179,7 @@ def top(
 def application(command: str | None = None) -> Any:
     """The command tree; help as plain text, so that rich is loaded only where a table is printed.
 
-    wanted  the one command whose options are needed, as reading those of all takes longer than most answers; None: all
+    command  the one command whose options are needed, as reading those of all takes longer than most answers; None: all
     """
     app = typer.Typer(
         name="kvplan", rich_markup_mode=None, pretty_exceptions_enable=False, help=top.__doc__, no_args_is_help=False

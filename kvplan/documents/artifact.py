@@ -20,9 +20,9 @@ from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.explain import stage_of, statements
 from kvplan.planning.flags import model_id, serve_command
-from kvplan.planning.held import blocks_per_user, log_differs
 from kvplan.planning.host import NOT_MODELED, host_rows, rank_bytes
 from kvplan.planning.plan import MemoryBreakdown, Plan
+from kvplan.planning.user_counts import blocks_per_user, log_differs
 from kvplan.servers.base import Sources, server_of, terms_of
 from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import online_scheme
@@ -391,9 +391,9 @@ def _fixes(plan: Plan) -> list[typed.Fix]:
 
 def _assumptions(plan: Plan) -> list[typed.Assumption]:
     gpu, request = plan.request.gpu, plan.request
-    found: list[typed.Assumption] = []
+    assumptions: list[typed.Assumption] = []
     if gpu.total_memory_low < gpu.total_memory_high:
-        found.append(
+        assumptions.append(
             {
                 "name": "total",
                 "low": gpu.total_memory_low,
@@ -404,20 +404,20 @@ def _assumptions(plan: Plan) -> list[typed.Assumption]:
             }
         )
     if request.weights_bytes is not None:
-        held = plan.weight_groups["stated"]
-        found.append(
+        stated_bytes = plan.weight_groups["stated"]
+        assumptions.append(
             {
                 "name": "weights",
-                "low": held,
-                "likely": held,
-                "high": held,
+                "low": stated_bytes,
+                "likely": stated_bytes,
+                "high": stated_bytes,
                 "formula": "stated total / (tensor x pipeline ranks): spread evenly",
                 "source": "stated by the user or read from the files' headers",
             }
         )
     for name, estimate in plan.estimates.items():
         if estimate.low < estimate.high or (name in MODELLED and estimate.likely):
-            found.append(
+            assumptions.append(
                 {
                     "name": name,
                     "low": estimate.low,
@@ -427,7 +427,7 @@ def _assumptions(plan: Plan) -> list[typed.Assumption]:
                     "source": estimate.source,
                 }
             )
-    return found + [_statement(name, *said) for name, said in statements(plan).items()]
+    return assumptions + [_statement(name, *statement) for name, statement in statements(plan).items()]
 
 
 def _statement(name: str, text: str, source: str) -> typed.Assumption:
@@ -461,19 +461,19 @@ def _provenance(plan: Plan, kv: typed.KvCache, concurrency: typed.Concurrency) -
     measured    what a device or a server reported
     """
     charge, pool = _charge_source(plan), _pool_source(plan)
-    found = {f"memory.{name}": entry for name, entry in _memory_sources(plan, pool)}
+    origins = {f"memory.{name}": entry for name, entry in _memory_sources(plan, pool)}
     for name, value in kv.items():
         if isinstance(value, int):
-            found[f"kv.{name}"] = pool if name in ("num_blocks", "tokens") else charge
+            origins[f"kv.{name}"] = pool if name in ("num_blocks", "tokens") else charge
     for name, value in kv["groups"][0].items():
         if not isinstance(value, str):
-            found[f"kv.groups[*].{name}"] = charge
+            origins[f"kv.groups[*].{name}"] = charge
     for name, value in concurrency.items():
         if value is not None and not isinstance(value, str):
-            found[f"concurrency.{name}"] = _user_source(name, pool, plan)
+            origins[f"concurrency.{name}"] = _user_source(name, pool, plan)
     if kv["groups"][0]["window"] is None and all(g["window"] is None for g in kv["groups"]):
-        del found["kv.groups[*].window"]
-    return {path: {"kind": kind, "source": source} for path, (kind, source) in found.items()}
+        del origins["kv.groups[*].window"]
+    return {path: {"kind": kind, "source": source} for path, (kind, source) in origins.items()}
 
 
 Origin = tuple[Kind, str]  # (kind, source)
@@ -521,11 +521,11 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     stated = plan.request.weights_bytes is not None
     read = plan.request.checkpoint is not None and online_scheme(plan.request) is None
     facts = "the sizes that the checkpoint's files state" if read else plan.request.spec.source
-    held: Origin = ("formula", "the stated total, spread evenly") if stated else ("exact", facts)
+    origin: Origin = ("formula", "the stated total, spread evenly") if stated else ("exact", facts)
     for name in ("weights", "load_peak"):
-        yield name, held
+        yield name, origin
     for group in plan.weight_groups:
-        yield f"weight_groups.{group}", held
+        yield f"weight_groups.{group}", origin
     for name, estimate in plan.estimates.items():
         path = "unused_detail.context" if name == "context" else name
         yield path, (estimate.kind, estimate.source)

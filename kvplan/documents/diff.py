@@ -88,19 +88,19 @@ def diff_document(result: planned.Difference) -> DiffDocument:
     }
 
 
-def _comparison_document(it: planned.Comparison) -> Comparison:
+def _comparison_document(pair: planned.Comparison) -> Comparison:
     return {
-        "key": it.new.key,
-        "old": {"title": it.old.title, "fits": it.old.fits},
-        "new": {"title": it.new.title, "fits": it.new.fits},
-        "equal": it.is_equal and not it.changes,
-        "worse": list(it.worse),
-        "changes": [_change_document(change) for change in it.changes],
-        "memory": [row_document(row) for row in it.memory],
-        "weight_groups": [row_document(row) for row in it.groups],
-        "figures": [row_document(row) for row in it.figures],
-        "attribution": None if it.steps is None else [_step_document(step) for step in it.steps],
-        "explanation": planned.explanation(it),
+        "key": pair.new.key,
+        "old": {"title": pair.old.title, "fits": pair.old.fits},
+        "new": {"title": pair.new.title, "fits": pair.new.fits},
+        "equal": pair.is_equal and not pair.changes,
+        "worse": list(pair.worse),
+        "changes": [_change_document(change) for change in pair.changes],
+        "memory": [row_document(row) for row in pair.memory],
+        "weight_groups": [row_document(row) for row in pair.groups],
+        "figures": [row_document(row) for row in pair.figures],
+        "attribution": None if pair.steps is None else [_step_document(step) for step in pair.steps],
+        "explanation": planned.explanation(pair),
     }
 
 

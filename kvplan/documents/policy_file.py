@@ -26,8 +26,8 @@ NUMBER: Final[Schema] = {"type": "number", "minimum": 0}
 
 def either(number: Schema, pattern: str, description: str = "") -> Schema:
     """A plain number, or text of a form."""
-    found: Schema = {"anyOf": [number, {"type": "string", "pattern": pattern}]}
-    return {"description": description, **found} if description else found
+    schema: Schema = {"anyOf": [number, {"type": "string", "pattern": pattern}]}
+    return {"description": description, **schema} if description else schema
 
 
 def keys(description: str, *required: str, **properties: Schema) -> Schema:

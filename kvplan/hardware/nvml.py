@@ -254,17 +254,17 @@ class Nvml:
 
         Where GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, CUDA may count them in another order: a warning.
         """
-        said = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = self.devices() if said is None else tuple(self._named(said))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = self.devices() if visible is None else tuple(self._named(visible))
         if ordinal < len(devices):
-            self._check_order(said)
+            self._check_order(visible)
             return devices[ordinal]
         if not self._count():
             raise self._no_gpu()
-        if said is not None and not devices:
+        if visible is not None and not devices:
             raise DeviceError(
                 f"cuda:{ordinal}",
-                f"CUDA_VISIBLE_DEVICES hides every GPU ({printable(said)!r})",
+                f"CUDA_VISIBLE_DEVICES hides every GPU ({printable(visible)!r})",
                 "unset it or name a GPU",
                 reason="absent",
             )
@@ -330,11 +330,11 @@ class Nvml:
     def _by_uuid(self, uuid: str) -> "Device":
         if uuid.startswith("MIG-"):
             return self._mig_by_uuid(uuid)
-        found = [gpu for gpu in self._gpus() if uuid and gpu.uuid.startswith(uuid)]
-        if len(found) != 1:
-            what = "several GPUs begin so" if found else "there is no such GPU"
+        matches = [gpu for gpu in self._gpus() if uuid and gpu.uuid.startswith(uuid)]
+        if len(matches) != 1:
+            what = "several GPUs begin so" if matches else "there is no such GPU"
             raise DeviceError(f"GPU {printable(uuid)!r}", what, "`nvidia-smi -L` lists their UUIDs")
-        return found[0]
+        return matches[0]
 
     def _mig_by_uuid(self, uuid: str) -> "Device":
         library = self._library
@@ -347,9 +347,9 @@ class Nvml:
                 f"MIG device {printable(uuid)!r}", f"cannot be used ({error})", "`nvidia-smi -L` lists their UUIDs"
             ) from error
 
-    def _named(self, said: str) -> Iterator["Device"]:
+    def _named(self, visible: str) -> Iterator["Device"]:
         """The devices CUDA_VISIBLE_DEVICES names; as for CUDA, an entry that names none ends the list."""
-        for entry in said.split(","):
+        for entry in visible.split(","):
             word = entry.strip()
             try:
                 if word.isdecimal():
@@ -362,8 +362,8 @@ class Nvml:
                 self._warn(f"CUDA_VISIBLE_DEVICES: {error}")
                 return
 
-    def _check_order(self, said: str | None) -> None:
-        counted = said is None or any(word.strip().isdecimal() for word in said.split(","))
+    def _check_order(self, visible: str | None) -> None:
+        counted = visible is None or any(word.strip().isdecimal() for word in visible.split(","))
         if not counted or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
             return
         if len({gpu.name for gpu in self._gpus()}) > 1:
@@ -449,12 +449,14 @@ class Device:
         if not self._lists_processes:
             self._warn("this driver misreports processes (535.43 to 535.85); update it to 535.104.05 or newer")
             return ()
-        held: dict[int, int | None] = {}
+        used_by_pid: dict[int, int | None] = {}
         for pid, used in (*self._running("Compute"), *self._running("Graphics")):
-            held[pid] = max(held.get(pid) or 0, used or 0) or None  # a pid may be listed as both, with the same size
-        if held and not any(held.values()):
+            used_by_pid[pid] = (
+                max(used_by_pid.get(pid) or 0, used or 0) or None
+            )  # a pid may be listed as both, with the same size
+        if used_by_pid and not any(used_by_pid.values()):
             self._warn("the driver lists processes without what they hold (Windows, WSL, containers)")
-        return tuple(ProcessMemory(pid, used) for pid, used in sorted(held.items()))
+        return tuple(ProcessMemory(pid, used) for pid, used in sorted(used_by_pid.items()))
 
     def sample(self, pid: int | None = None) -> DeviceSample:
         """Everything at this moment; `pid` is the process whose share is wanted, in the driver's PID namespace."""
@@ -513,14 +515,14 @@ class Device:
     def _running_by(self, kind: str, version: str) -> Sequence[tuple[int, int | None]]:
         library = self._library
         try:
-            found = getattr(library, f"nvmlDeviceGet{kind}RunningProcesses{version}")(self._handle)
+            running = getattr(library, f"nvmlDeviceGet{kind}RunningProcesses{version}")(self._handle)
         except library.NVMLError as error:
             if error.value == FUNCTION_NOT_FOUND and version == "_v3":
                 return self._running_by(kind, "_v2")
             if error.value == NOT_SUPPORTED and kind == "Graphics":  # boards without a display, MIG
                 return ()
             raise
-        return [(each.pid, each.usedGpuMemory) for each in found]
+        return [(each.pid, each.usedGpuMemory) for each in running]
 
     def _clock(self, what: str, kind: int) -> int | None:
         return self._metric(what, lambda: int(self._library.nvmlDeviceGetClockInfo(self._handle, kind)))

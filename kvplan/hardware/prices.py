@@ -28,17 +28,17 @@ class Prices:
 def read(path: Path) -> Prices:
     """The prices in a YAML file, or a CSV file with the header gpu,dollars_per_hour; a fault is named by its line."""
     pairs = _csv_pairs(path) if path.suffix.lower() == ".csv" else _yaml_pairs(path)
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     first: dict[str, Mark] = {}
     for mark, name, text in pairs:
         with strict_yaml.located(mark):
             own = gpu(name).name
-        if own in found:
+        if own in prices:
             raise strict_yaml.wrong(mark, f"{own} has a price in line {first[own].line} already; keep one of them")
-        found[own], first[own] = _dollars(mark, own, text), mark
-    if not found:
+        prices[own], first[own] = _dollars(mark, own, text), mark
+    if not prices:
         raise InvalidInputError(path_text(path), "contains no price", "write lines such as `a100-80g: 2.50`")
-    return Prices(found, path_text(path))
+    return Prices(prices, path_text(path))
 
 
 def _dollars(mark: Mark, name: str, text: str) -> float:

@@ -65,10 +65,10 @@ class BenchResult:
 def read_results(path: Path) -> list[BenchResult]:
     """Every result in a file; InvalidInputError for what is none."""
     content = read_text(path, MAX_BYTES)
-    found = [result for row in objects(content, path) for result in results_of(row, path)]
-    if not found:
+    results = [result for row in objects(content, path) for result in results_of(row, path)]
+    if not results:
         raise InvalidInputError(path_text(path), "contains no result", f"name a file of {TOOLS}")
-    return found
+    return results
 
 
 def objects(content: str, path: Path) -> Iterator[dict[str, Any]]:
@@ -150,13 +150,15 @@ def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None
     return None, pace
 
 
-def kept(times: Mapping[str, Any], path: Path) -> dict[str, float]:
-    found = {name: value for name, raw in times.items() if (value := number(raw)) is not None and 0 < value < math.inf}
-    if not found:
+def positive_times(times: Mapping[str, Any], path: Path) -> dict[str, float]:
+    positive = {
+        name: value for name, raw in times.items() if (value := number(raw)) is not None and 0 < value < math.inf
+    }
+    if not positive:
         raise InvalidInputError(
             path_text(path), "contains no times", "stream the answers, so that they can be measured"
         )
-    return found
+    return positive
 
 
 # --- the tools' own files ---------------------------------------------------------------------------------------------
@@ -188,7 +190,7 @@ def serving(row: dict[str, Any], path: Path) -> BenchResult:
         None if prompts is None else prompts / completed,
         None if answers is None else answers / completed,
         pairs(row.get("input_lens"), row.get("output_lens")),
-        kept(times, path),
+        positive_times(times, path),
         number(row.get("output_throughput")),
     )
 
@@ -214,7 +216,7 @@ def inferencex(row: dict[str, Any], path: Path) -> BenchResult:
     rate = number(row.get("output_tput_per_gpu"))
     return BenchResult(
         path_text(path), "InferenceX", text(row.get("model")), users, None, False, 10 * users, number(row.get("isl")),
-        number(row.get("osl")), (), kept(times, path), None if rate is None else rate * ranks, ranks,
+        number(row.get("osl")), (), positive_times(times, path), None if rate is None else rate * ranks, ranks,
         text(row.get("hw")),
     )  # fmt: skip
 
@@ -257,7 +259,7 @@ def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchRe
     return BenchResult(
         path_text(path), "guidellm", text(model), found_users, found_rate, kind == "constant",
         count(made, "request_totals.successful", path), number(figure("prompt_token_count", "mean")),
-        number(figure("output_token_count", "mean")), (), kept(times, path),
+        number(figure("output_token_count", "mean")), (), positive_times(times, path),
         number(figure("output_tokens_per_second", "mean")),
     )  # fmt: skip
 
@@ -282,6 +284,6 @@ def aiperf(records: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchR
     return BenchResult(
         path_text(path), "aiperf", text(models[0]) if isinstance(models, list) and models else None, users, rate,
         inner(loadgen, "request_rate_mode") == "constant", requests, mean("input_sequence_length", "total_isl"),
-        mean("output_sequence_length", "total_osl"), (), kept(times, path),
+        mean("output_sequence_length", "total_osl"), (), positive_times(times, path),
         number(inner(records, "output_token_throughput", "avg")),
     )  # fmt: skip

@@ -319,10 +319,10 @@ def release_key(release: str) -> tuple[int, ...]:
 
 def torch_facts() -> Torch | None:
     """What torch says of itself in its version file; asked only where it is built for CUDA."""
-    found, number = find_spec("torch"), installed("torch")
-    if found is None or number is None:
+    spec, number = find_spec("torch"), installed("torch")
+    if spec is None or number is None:
         return None
-    build = cuda_build(Path(found.origin or "").parent / "version.py")
+    build = cuda_build(Path(spec.origin or "").parent / "version.py")
     if build is None:
         return Torch(number, None, False, 0, None)
     return ask_torch(number, build)
@@ -331,10 +331,10 @@ def torch_facts() -> Torch | None:
 def cuda_build(version_file: Path) -> str | None:
     """The CUDA version torch was built with: `cuda: Optional[str] = '12.8'`."""
     try:
-        found = re.search(r"^cuda\b[^=\n]*= *'([^'\n]+)'", version_file.read_text(encoding="utf-8"), re.MULTILINE)
+        match = re.search(r"^cuda\b[^=\n]*= *'([^'\n]+)'", version_file.read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
         return None
-    return found.group(1) if found else None
+    return match.group(1) if match else None
 
 
 def ask_torch(number: str, build: str) -> Torch:
@@ -378,8 +378,8 @@ def setting(name: str) -> Setting:
     value = os.environ.get(name)
     if value is None:
         return Setting(name, default, "default", meaning)
-    shown = "(set, not shown)" if _SECRET.search(name) else _CREDENTIALS.sub("//***@", printable(value, 200))
-    return Setting(name, shown, "environment", meaning)
+    text = "(set, not shown)" if _SECRET.search(name) else _CREDENTIALS.sub("//***@", printable(value, 200))
+    return Setting(name, text, "environment", meaning)
 
 
 def facts_file(name: str, count: Callable[[], int]) -> FactsFile:
@@ -425,15 +425,15 @@ def memory_limit(file: Path) -> int | None:
 
 def missing_packages(packages: tuple[Package, ...]) -> list[Advice]:
     """For kvplan itself and each extra that is not whole: what lacks, which command needs it, how to install it."""
-    found = []
+    advice = []
     needs: list[tuple[str | None, str]] = [(None, _REQUIRED_FOR), *NEEDED_FOR.items()]
     for extra, needed_for in needs:
         missing = [package.name for package in packages if package.extra == extra and package.version is None]
         if missing:
             # kvplan is installed from its sources: an index may hold another package of this name.
             what = "." if extra is None else f"'.[{extra}]'"
-            found.append(Advice(", ".join(missing), needed_for, f"pip install {what} in kvplan's sources"))
-    return found
+            advice.append(Advice(", ".join(missing), needed_for, f"pip install {what} in kvplan's sources"))
+    return advice
 
 
 def misfits(packages: tuple[Package, ...]) -> list[Advice]:

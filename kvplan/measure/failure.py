@@ -438,9 +438,13 @@ class _Reading:
                 or self._first(list(self._other_errors()))
                 or self._first([other for other in hits if other.wording.strength == "hint"])
             )
-        if hit is None and (told := self._told(unresolved)) is not None:
+        if hit is None and (stated := self._told(unresolved)) is not None:
             # A sentence tells the part of start-up of an error whose line has the figures.
-            hit = replace(unresolved[0], cause=told.cause, phase=told.phase, proof=told.line) if unresolved else told
+            hit = (
+                replace(unresolved[0], cause=stated.cause, phase=stated.phase, proof=stated.line)
+                if unresolved
+                else stated
+            )
         if hit is not None:
             return self._answer(hit, [other for other in hits if other.cause == hit.cause or _echoes(other, hit)])
         return self._unanswered(unresolved)

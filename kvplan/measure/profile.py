@@ -240,12 +240,12 @@ class Recorder(threading.Thread):
         """End the run directory; what a serving that did not end has come to is kept as partial results."""
         entries: dict[str, Any] = {"peaks": self.peaks, "seconds": round(self.now_s, 3)}
         if self.serving is not None and self.serving.stats.num_steps:
-            kept = self.writer.manifest.get("results", {})
+            before = self.writer.manifest.get("results", {})
             served = self.serving.results()
             if self.serving.is_first:
-                entries["results"] = kept or served
+                entries["results"] = before or served
             else:
-                entries["results"] = {"baseline": served, **kept}
+                entries["results"] = {"baseline": served, **before}
         self.writer.update(**entries)
         with suppress(KvplanError):  # the manifest says how it ended; these lines are what the disk had no room for
             self._write_events()
@@ -518,7 +518,7 @@ def blocks_needed(groups: Sequence[Group], config: EngineConfig, request: Planne
     end = prompt + request.output_tokens - 1  # the last token's KV is never computed
     limit = config.max_model_len or end + 1
 
-    def held(start: int, stop: int) -> int:
+    def blocks(start: int, stop: int) -> int:
         """While the tokens from start to stop are computed."""
         return sum(cdiv(stop, g.block_size) - num_skipped_tokens(g, start) // g.block_size for g in groups)
 
@@ -527,14 +527,14 @@ def blocks_needed(groups: Sequence[Group], config: EngineConfig, request: Planne
 
     reserved = sum(map(admitted, groups)) if config.reserve_full_prompt else 0
     if not any(isinstance(group, WindowGroup) for group in groups):
-        return max(reserved, held(0, end))
+        return max(reserved, blocks(0, end))
     chunks = range(0, prompt, budget)
     # Decoding holds most in the last block's length of steps: windows repeat with it, and nothing else shrinks.
     last = range(max(prompt, end - config.block_size), end)
     return max(
         reserved,
-        max(held(start, min(prompt, start + budget)) for start in chunks),
-        max((held(start, start + 1) for start in last), default=0),
+        max(blocks(start, min(prompt, start + budget)) for start in chunks),
+        max((blocks(start, start + 1) for start in last), default=0),
     )
 
 

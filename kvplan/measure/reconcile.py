@@ -163,18 +163,20 @@ def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int]
     same_model = is_of_model(calibration, run)
     known = {name: calibration.measured[name] for name in ("context", "non_torch")}
     names = ["context", *([] if run.manifest["device"] == "cpu" else ["non_torch"])]
-    told = [f"{' and '.join(names)}: predicted as {calibration.origin} measured them"]
+    texts = [f"{' and '.join(names)}: predicted as {calibration.origin} measured them"]
     if same_model:
-        told.append(f"activations: the formula, times {calibration.activation_coefficient:.4g} by {calibration.origin}")
+        texts.append(
+            f"activations: the formula, times {calibration.activation_coefficient:.4g} by {calibration.origin}"
+        )
     else:
         of = calibration.model or "a model it does not name"
-        told.append(
+        texts.append(
             f"activations: the formula alone; {calibration.origin} is of {printable(of, 100)}, or of other ranks"
         )
     if calibration.run_id is not None and calibration.run_id == run_id(run.manifest):
-        told = [f"{calibration.origin} was measured on this very run: its rows agree whatever they are"]
+        texts = [f"{calibration.origin} was measured on this very run: its rows agree whatever they are"]
     if run.manifest["device"] == "cpu":
-        return known, told
+        return known, texts
     left_out = []
     if same_model:
         known["allocator_slack"] = calibration.measured["allocator_slack"]
@@ -190,8 +192,8 @@ def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int]
         left_out.append("cuda_graphs")
     if left_out:
         why = "for other sizes of a batch" if same_model else f"with {calibration.model or 'a model it does not name'}"
-        told.append(f"{' and '.join(left_out)}: not predicted; {calibration.origin} measured them {why}")
-    return known, told
+        texts.append(f"{' and '.join(left_out)}: not predicted; {calibration.origin} measured them {why}")
+    return known, texts
 
 
 def elsewhere(run: Run) -> list[str]:
@@ -299,12 +301,12 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
     """Largest figures by stage, of a run whose manifest was not finished: from its samples, and from what torch counted
     by itself, which stands with the event that ended the stage."""
     peaks: dict[str, dict[str, int]] = {}
-    found: list[tuple[str, Mapping[str, Any]]]
-    found = [(str(sample.get("stage")), sample) for sample in run.samples if not sample.get("is_foreign")]
+    figures_by_stage: list[tuple[str, Mapping[str, Any]]]
+    figures_by_stage = [(str(sample.get("stage")), sample) for sample in run.samples if not sample.get("is_foreign")]
     for event in run.events:
         ended = event.get("peaks")
-        found += [(str(name), each) for name, each in (ended if isinstance(ended, dict) else {}).items()]
-    for name, figures in found:
+        figures_by_stage += [(str(name), each) for name, each in (ended if isinstance(ended, dict) else {}).items()]
+    for name, figures in figures_by_stage:
         stage = peaks.setdefault(name, {})
         for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
             if isinstance(figures, dict) and is_size(figures.get(key)):
@@ -318,11 +320,11 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
 def sums(result: Reconciliation) -> list[str]:
     """What the total is of, and what the rows add up to, in sentences."""
     left_out = [row.component for row in result.rows if row.predicted is None]
-    told = [f"The total is of the rows that have a prediction: without {', '.join(left_out)}."] if left_out else []
+    texts = [f"The total is of the rows that have a prediction: without {', '.join(left_out)}."] if left_out else []
     reported = format_size(result.reported)
     if result.held_before:
         reported += f" beyond the {format_size(result.held_before)} held before the run"
     if result.unreached:
         peak = f"{format_size(result.unreached)} of activations that serving did not reach again"
-        return [*told, f"The rows add up to what the device reports, {reported}, and {peak}."]
-    return [*told, f"The rows add up to what the device reports: {reported}."]
+        return [*texts, f"The rows add up to what the device reports, {reported}, and {peak}."]
+    return [*texts, f"The rows add up to what the device reports: {reported}."]

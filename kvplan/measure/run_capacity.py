@@ -27,8 +27,8 @@ def fragmentation(run: Run, results: ServedFigures) -> Fragmentation | None:
         filled = densest.get("num_kv_tokens")
     if not used or not filled:
         return None
-    held = used * run.manifest["memory"]["block_bytes"] * groups / filled
-    return Fragmentation(held, 1 - filled / (used * block_size))
+    allocated = used * run.manifest["memory"]["block_bytes"] * groups / filled
+    return Fragmentation(allocated, 1 - filled / (used * block_size))
 
 
 def pool_tokens(run: Run, num_blocks: int) -> int:
@@ -89,15 +89,15 @@ def served(run: Run) -> tuple[Served, ...]:
         (own, results),
         *([(str(results["baseline"].get("allocator")), results["baseline"])] if results.get("baseline") else []),
     ]
-    return tuple(_served(name, one, run) for name, one in pairs if one)
+    return tuple(_served(name, results, run) for name, results in pairs if results)
 
 
 def _served(name: str, results: ServedFigures, run: Run) -> Served:
-    found = fragmentation(run, results)
+    fragments = fragmentation(run, results)
     return Served(
         name,
         int(results.get("most_running") or 0),
         float(results.get("output_tokens_per_s") or 0.0),
         int((results.get("stats") or {}).get("num_preemptions") or 0),
-        None if found is None else found.waste,
+        None if fragments is None else fragments.waste,
     )

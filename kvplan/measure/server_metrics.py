@@ -165,11 +165,11 @@ def page_sums(page: str, names: Sequence[str]) -> dict[str, float]:
     return sums
 
 
-def _samples(page: str, wanted: tuple[str, ...]) -> Samples:
+def _samples(page: str, names: tuple[str, ...]) -> Samples:
     """The wanted samples of a page in Prometheus' text format; the other lines are not parsed."""
     from prometheus_client.parser import text_fd_to_metric_families
 
-    lines = [line for line in page.splitlines() if line.startswith(wanted)]
+    lines = [line for line in page.splitlines() if line.startswith(names)]
     if len(lines) > MAX_LINES or any(len(line) > MAX_LINE_CHARS for line in lines):
         raise MetricsError("not a server's page, its lines are too many or too long")
     try:
@@ -246,19 +246,19 @@ Given = dict[str, tuple[str, list[float]]]  # field -> (metric, its values)
 
 def _values(samples: Samples, table: Mapping[str, tuple[str, ...]]) -> Given:
     """Of every field that a sample gives: the newest metric that does, and its values."""
-    found: Given = {}
+    given: Given = {}
     for figure, names in table.items():
-        for wanted in names:
-            values = [value for name, _, value in samples if name == wanted]
+        for metric in names:
+            values = [value for name, _, value in samples if name == metric]
             if values:
-                found[figure] = wanted, values
+                given[figure] = metric, values
                 break
-    return found
+    return given
 
 
 def _figures(given: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Every field: shares are those of the fullest engine, counts are summed. And (metric, why) where it cannot be."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     left_out = []
     for figure, (metric, values) in given.items():
         kind, most = ("share", 1) if figure in _SHARES else ("count", MAX_COUNT)
@@ -267,8 +267,8 @@ def _figures(given: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         if wrong is not None:
             left_out.append((metric, f"{wrong:g} is not a {kind}"))
         else:
-            found[figure] = max(0.0, *values) if kind == "share" else round(sum(values))
-    return found, left_out
+            figures[figure] = max(0.0, *values) if kind == "share" else round(sum(values))
+    return figures, left_out
 
 
 def _number(labels: dict[str, str], name: str) -> int | None:
@@ -432,14 +432,14 @@ def _redirected(url: SplitResult, location: str) -> SplitResult:
     """Where a redirect leads: another path of the same host and port, or from http to https where neither names a port;
     MetricsError for all else."""
     try:
-        found = checked_url(urljoin(url.geturl(), location))
+        target = checked_url(urljoin(url.geturl(), location))
     except (UsageError, ValueError) as error:
         raise MetricsError("redirected to what is not an http or https URL") from error
-    is_same = (found.scheme, _port(found)) == (url.scheme, _port(url))
-    is_upgrade = (url.scheme, found.scheme, url.port, found.port) == ("http", "https", None, None)
-    if found.hostname != url.hostname or not (is_same or is_upgrade):
-        raise MetricsError(f"redirected to another host or port ({printable(found.netloc, 80)}), not followed")
-    return found
+    is_same = (target.scheme, _port(target)) == (url.scheme, _port(url))
+    is_upgrade = (url.scheme, target.scheme, url.port, target.port) == ("http", "https", None, None)
+    if target.hostname != url.hostname or not (is_same or is_upgrade):
+        raise MetricsError(f"redirected to another host or port ({printable(target.netloc, 80)}), not followed")
+    return target
 
 
 def _port(url: SplitResult) -> int:

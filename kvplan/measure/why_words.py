@@ -145,9 +145,9 @@ def heads(figures: Figures) -> str:
 def too_few_gpus(figures: Figures) -> str:
     if figures.gpus is None:
         return "it needs more GPUs than there are"
-    wanted = figures.world_size or figures.tensor_parallel_size
-    asked = "more" if wanted is None else f"{wanted:,}"
-    return f"it was asked for {asked} GPUs and sees {figures.gpus:,}"
+    count = figures.world_size or figures.tensor_parallel_size
+    count_text = "more" if count is None else f"{count:,}"
+    return f"it was asked for {count_text} GPUs and sees {figures.gpus:,}"
 
 
 def capability(figures: Figures) -> str:

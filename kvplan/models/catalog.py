@@ -59,8 +59,10 @@ def find(name: str) -> str | None:
 
 def missing(name: str) -> str | None:
     """Why a model that people ask for is not in the catalog; None for any other name."""
-    wanted = name.lower().rpartition("/")[2]
-    return next((why for known, why in MISSING.items() if wanted == known or wanted.startswith(f"{known}-")), None)
+    short_name = name.lower().rpartition("/")[2]
+    return next(
+        (why for known, why in MISSING.items() if short_name == known or short_name.startswith(f"{known}-")), None
+    )
 
 
 def unknown(name: str) -> UnknownNameError:
@@ -110,12 +112,12 @@ def quantized(own: str, method: str) -> str | None:
 
     qwen2.5-32b-awq for qwen2.5-32b, and for qwen2.5-32b-instruct.
     """
-    wanted = method.removesuffix("_marlin")
+    plain_method = method.removesuffix("_marlin")
     for base in (own, re.sub(r"-(?:instruct|it)$", "", own)):
         pattern = re.compile(re.escape(base) + "-" + _SCHEMES)
         for name in model_names():
             stored = load(name).quantization if pattern.fullmatch(name) else None
-            if stored is not None and stored.method.removesuffix("_marlin") == wanted:
+            if stored is not None and stored.method.removesuffix("_marlin") == plain_method:
                 return name
     return None
 

@@ -128,9 +128,9 @@ def _present(model_dir: Path, names: Iterable[str], named_by: str) -> list[Path]
 
 def _numbered(name: str) -> list[str]:
     """All names of the numbered set that `name` belongs to (`base-00002-of-00004.ext`), or just `name`."""
-    if not (found := re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", name)):
+    if not (match := re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", name)):
         return [name]
-    base, _, count, suffix = found.groups()
+    base, _, count, suffix = match.groups()
     return [f"{base}-{number:05d}-of-{count}{suffix}" for number in range(1, int(count) + 1)]
 
 
@@ -210,17 +210,17 @@ def _read_safetensors(
     by_shard = {shard: list(safetensors_tensors(path)) for shard, path in zip(shards, paths, strict=True)}
     if weight_map:
         _refuse_absent_tensors(model_dir, weight_map, by_shard)
-    found = _checkpoint("safetensors", model_dir, by_shard)
-    if total_size is None or total_size == found.total_bytes:
-        return found
-    note = f"{INDEX_NAME} states {total_size:,} bytes, the shards hold {found.total_bytes:,}, which counts"
-    return replace(found, notes=(note,))
+    checkpoint = _checkpoint("safetensors", model_dir, by_shard)
+    if total_size is None or total_size == checkpoint.total_bytes:
+        return checkpoint
+    note = f"{INDEX_NAME} states {total_size:,} bytes, the shards hold {checkpoint.total_bytes:,}, which counts"
+    return replace(checkpoint, notes=(note,))
 
 
 def _refuse_absent_tensors(model_dir: Path, weight_map: dict[str, str], by_shard: dict[str, list[TensorInfo]]) -> None:
-    held = {shard: {tensor.name for tensor in tensors} for shard, tensors in by_shard.items()}
+    names = {shard: {tensor.name for tensor in tensors} for shard, tensors in by_shard.items()}
     for name, shard in weight_map.items():
-        if name not in held[shard]:
+        if name not in names[shard]:
             raise InvalidInputError(
                 path_text(model_dir / INDEX_NAME),
                 f"tensor '{printable(name)}' is not in its shard '{printable(shard)}'",
@@ -233,8 +233,8 @@ def _checkpoint(
 ) -> Checkpoint:
     """All shards together; a tensor stored twice would be counted twice, so it is refused."""
     home: dict[str, str] = {}
-    for shard, held in by_shard.items():
-        for tensor in held:
+    for shard, shard_tensors in by_shard.items():
+        for tensor in shard_tensors:
             if (other := home.setdefault(tensor.name, shard)) != shard:
                 raise InvalidInputError(
                     path_text(model_dir),

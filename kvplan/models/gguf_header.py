@@ -63,9 +63,9 @@ class _Header:
     def numbers(self, layout: str) -> tuple[int, ...]:
         """The next numbers, little-endian, by their struct letters."""
         self.need(struct.calcsize("<" + layout))
-        found = struct.unpack_from("<" + layout, self._buffer, self.offset)
+        values = struct.unpack_from("<" + layout, self._buffer, self.offset)
         self.offset += struct.calcsize("<" + layout)
-        return found
+        return values
 
     def string(self) -> str:
         (length,) = self.numbers("Q")
@@ -107,12 +107,12 @@ def gguf_tensors(path: Path) -> list[TensorInfo]:
             header = _Header(file, size, path_text(path))
             num_tensors, num_keys = _gguf_preamble(header)
             alignment = _gguf_metadata(header, num_keys)
-            found = [_gguf_tensor(header) for _ in range(num_tensors)]
+            tensors = [_gguf_tensor(header) for _ in range(num_tensors)]
         except OSError as error:
             raise os_problem(path, error) from error
-    if found:
-        _check_gguf_data(header, found, alignment, size)
-    return [tensor for _, tensor in found]
+    if tensors:
+        _check_gguf_data(header, tensors, alignment, size)
+    return [tensor for _, tensor in tensors]
 
 
 def _gguf_preamble(header: _Header) -> tuple[int, int]:
@@ -167,14 +167,14 @@ def _gguf_tensor(header: _Header) -> tuple[int, TensorInfo]:
     return offset, TensorInfo(name, dtype, shape[::-1], num_bytes)
 
 
-def _check_gguf_data(header: _Header, found: list[tuple[int, TensorInfo]], alignment: int, size: int) -> None:
+def _check_gguf_data(header: _Header, tensors: list[tuple[int, TensorInfo]], alignment: int, size: int) -> None:
     """Refuse tensors that lie over each other, off their alignment or beyond the end of the file."""
-    names = {tensor.name for _, tensor in found}
-    if len(names) != len(found):
+    names = {tensor.name for _, tensor in tensors}
+    if len(names) != len(tensors):
         header.refuse("two tensors of one name")
     start = -(-header.offset // alignment) * alignment
     end = 0
-    for offset, tensor in sorted(found, key=lambda entry: (entry[0], entry[1].num_bytes)):
+    for offset, tensor in sorted(tensors, key=lambda entry: (entry[0], entry[1].num_bytes)):
         if offset % alignment or offset < end:
             header.refuse(f"tensor '{printable(tensor.name)}' overlaps another or is not aligned to {alignment}")
         end = offset + tensor.num_bytes

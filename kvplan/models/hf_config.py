@@ -178,10 +178,10 @@ def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
                 "layer_types", f"layer {i} is {printable(repr(kind), 60)}, not one of {known}", "not modeled"
             )
         if caches and not any(isinstance(cache, LAYER_WORDS[kind]) for cache in caches):
-            held = " and ".join(type(cache).__name__ for cache in caches)
+            cache_kinds = " and ".join(type(cache).__name__ for cache in caches)
             raise inner.fail(
                 "layer_types",
-                f"layer {i} is {kind!r}, but its other keys say it keeps {held}",
+                f"layer {i} is {kind!r}, but its other keys say it keeps {cache_kinds}",
                 "correct the config",
             )
 

@@ -65,21 +65,21 @@ def is_model_id(ref: str) -> bool:
 
 def split_ref(ref: str, revision: str | None = None) -> tuple[str, str]:
     """(Hub id, revision) of `org/name` or `org/name@revision`; the revision is "main" where neither gives one."""
-    model_id, at, pinned = ref.partition("@")
+    model_id, separator, pinned = ref.partition("@")
     if not is_model_id(model_id):
         raise UsageError(
             f"model '{printable(ref)}'",
             "not a Hub id",
             "write org/name, or the path of a config.json or model directory",
         )
-    if at and revision is not None and revision != pinned:
+    if separator and revision is not None and revision != pinned:
         raise UsageError(
             f"model '{printable(ref)}'", f"two revisions (the other is '{printable(revision)}')", "give one"
         )
-    wanted = pinned if at else revision or "main"
-    if len(wanted) > _MAX_REVISION_LEN or not _REVISION.fullmatch(wanted) or ".." in wanted:
-        raise UsageError(f"revision '{printable(wanted)}'", "not a branch, tag or commit", f"write one of {model_id}")
-    return model_id, wanted
+    pin = pinned if separator else revision or "main"
+    if len(pin) > _MAX_REVISION_LEN or not _REVISION.fullmatch(pin) or ".." in pin:
+        raise UsageError(f"revision '{printable(pin)}'", "not a branch, tag or commit", f"write one of {model_id}")
+    return model_id, pin
 
 
 def resolve_model(ref: str, *, revision: str | None = None, offline: bool = False) -> ResolvedModel:
@@ -116,7 +116,7 @@ def remote_checkpoint(ref: str, *, revision: str | None = None) -> Checkpoint | 
     model_id, revision = split_ref(ref, revision)
     library = _library()
     try:
-        found = library.HfApi().get_safetensors_metadata(
+        metadata = library.HfApi().get_safetensors_metadata(
             model_id, revision=revision, timeout=library.constants.HF_HUB_ETAG_TIMEOUT
         )
     except library.errors.NotASafetensorsRepoError:
@@ -125,11 +125,11 @@ def remote_checkpoint(ref: str, *, revision: str | None = None) -> Checkpoint | 
         raise _problem(library, model_id, revision, error)[0] from error
     tensors = tuple(
         TensorInfo(name, tensor.dtype, tuple(tensor.shape), tensor.data_offsets[1] - tensor.data_offsets[0])
-        for _, file in sorted(found.files_metadata.items())
+        for _, file in sorted(metadata.files_metadata.items())
         for name, tensor in file.tensors.items()
     )
     total_bytes = sum(tensor.num_bytes for tensor in tensors)
-    return Checkpoint("safetensors", tensors, total_bytes, tuple(sorted(found.files_metadata)), ())
+    return Checkpoint("safetensors", tensors, total_bytes, tuple(sorted(metadata.files_metadata)), ())
 
 
 def _library() -> ModuleType:

@@ -36,8 +36,8 @@ _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.|$)")
 def in_layer(name: str) -> tuple[int, str] | None:
     """(layer, role within it) of a decoder layer's module; None for a module that stands elsewhere."""
     for mark in ("layers.", "h."):
-        head, found, tail = name.partition(mark)
-        if found and head + mark in _HEADS:
+        head, separator, tail = name.partition(mark)
+        if separator and head + mark in _HEADS:
             index, _, role = tail.partition(".")
             return (int(index), role) if index.isdecimal() and len(index) < 6 else None
     return None

@@ -127,10 +127,10 @@ def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
 
     Source: vLLM 0.33 utils/gptq_utils.py; a `dynamic` entry that gives modules other bits or groups is not modelled.
     """
-    found = plain(config, "gptq", scheme, kv_dtype)
+    quantization = plain(config, "gptq", scheme, kv_dtype)
     blocks = config.items("modules_in_block_to_quantize") or []
     listed = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
-    patterns = found.patterns
+    patterns = quantization.patterns
     for name, change in config.sub("dynamic").values.items():
         if not name.startswith("-:"):
             if change:
@@ -138,7 +138,7 @@ def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
             continue
         patterns += (("re:" + name[2:], None),)
     patterns += tuple((f"*{name}*", scheme) for name in listed if isinstance(name, str))
-    return replace(found, default=None if listed else scheme, patterns=patterns)
+    return replace(quantization, default=None if listed else scheme, patterns=patterns)
 
 
 def anywhere(names: list[str]) -> list[str]:
@@ -372,7 +372,7 @@ def scheme_name(quantization: Quantization) -> str:
 
     A method that kvplan does not model keeps its own name.
     """
-    found = [SCHEME_NAMES.get(quantization.default.kind, quantization.default.kind)] if quantization.default else []
+    names = [SCHEME_NAMES.get(quantization.default.kind, quantization.default.kind)] if quantization.default else []
     kinds: dict[int, Scheme] = {}
     listed: dict[
         tuple[int, bool], None
@@ -383,5 +383,5 @@ def scheme_name(quantization: Quantization) -> str:
             listed[id(scheme), "experts" in where] = None
     for key, of_experts in listed:
         name = SCHEME_NAMES.get(kinds[key].kind, kinds[key].kind)
-        found.append(f"{name} (experts)" if of_experts else name)
-    return " + ".join(dict.fromkeys(found)) or quantization.method
+        names.append(f"{name} (experts)" if of_experts else name)
+    return " + ".join(dict.fromkeys(names)) or quantization.method

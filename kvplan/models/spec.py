@@ -192,7 +192,7 @@ class Weight:
     least        smallest share of a rank where the weight is split: a smaller one is padded (Kimi K3's experts: 256)
     even         split only over ranks that divide this number (a tower's heads), whole on each otherwise; 0: always
     counted      False: a server holds it although the model's parameter count does not include it
-    held         False: the parameter count includes it although a server does not hold it
+    is_loaded    False: the parameter count includes it although a server does not hold it
     serves       the inputs a tower's weight is for ("image", "video", "audio"); none: the language model's
     whole_by_data  a tower's weight that each rank holds whole where ranks share the batch (`--mm-encoder-tp-mode data`)
     shared       a speculative head's weight in whose place it uses the target's, once both are loaded

@@ -33,9 +33,9 @@ class Tenant:
 class Started:
     """A server in its place.
 
-    share   of its own flag: of the whole GPU, or of what is free
-    before  bytes that others hold when it starts
-    held    bytes that it holds from then on, with its CUDA context and what it needs at its peak
+    share     of its own flag: of the whole GPU, or of what is free
+    before    bytes that others hold when it starts
+    resident  bytes that it holds from then on, with its CUDA context and what it needs at its peak
     """
 
     tenant: Tenant

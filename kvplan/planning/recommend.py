@@ -13,8 +13,8 @@ from kvplan.core.errors import KvplanError
 from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.advise import reads_fp8
-from kvplan.planning.held import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.planning.plan import Load, Plan, Request, plan
+from kvplan.planning.user_counts import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.planning.users import own_blocks
 from kvplan.servers.base import terms_of
 from kvplan.servers.vllm.size import gate
@@ -352,7 +352,7 @@ def fewest(question: Question, request: Request) -> tuple[int, Plan] | None:
 
 def least(fails: int, holds: int, plan_of: Callable[[int], Plan | None], best: Plan) -> tuple[int, Plan]:
     """(the number nearest to `fails` at which there is a plan, that plan), between one that has none and one that has
-    `found`; `fails` may lie on either side."""
+    `best`; `fails` may lie on either side."""
     while abs(holds - fails) > 1:
         middle = (fails + holds) // 2
         better = plan_of(middle)
@@ -556,7 +556,7 @@ class Fit:
     """What `replicas` servers on given GPUs need to hold the users; None for what was stated.
 
     max_model_len the context asked
-    asked         with the flags as they are
+    current       with the flags as they are
     utilization   the lowest, in steps of 0.01; `tight`: it leaves less than the CUDA context may take
     context       the longest, a multiple of the block size
     startable     the utilization of `context` and `kv_dtypes` where the default does not start; None: the default does

@@ -19,8 +19,8 @@ from kvplan.core.errors import EnvironmentProblem, KvplanError, UnsupportedModel
 from kvplan.core.field_types import Count, Number, Size
 from kvplan.core.units import format_bytes
 from kvplan.models.spec import Decoder, ModelSpec
-from kvplan.planning.held import num_gpus
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.user_counts import num_gpus
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.rules import EngineArgs
 

@@ -268,8 +268,8 @@ def _refuse_long(node: Node, key: str = "") -> None:
             for value in node.values:
                 _refuse_long(value, key)
         case Scalar() if key != "command" and len(node.text) > MAX_VALUE_CHARS:
-            told = f"is {len(node.text):,} characters long; maximum {MAX_VALUE_CHARS:,}"
-            raise wrong(node.mark, f"{printable(key, 60)}: {told}")
+            problem = f"is {len(node.text):,} characters long; maximum {MAX_VALUE_CHARS:,}"
+            raise wrong(node.mark, f"{printable(key, 60)}: {problem}")
 
 
 def _check_version(top: Table) -> None:
@@ -334,7 +334,7 @@ def _target(node: Node, defaults: _Defaults, place: Place) -> Target:
     what = f"target {target_id}"
     engine, workload = _engine(table, what, place)
     own = _rules(table.values.get("rules"), what)
-    said = {rule.name for rule in own}
+    names = {rule.name for rule in own}
     return Target(
         id=target_id,
         mark=table.keys["id"],
@@ -344,7 +344,7 @@ def _target(node: Node, defaults: _Defaults, place: Place) -> Target:
         manifest=_manifest(table, what, place),
         container=_optional(table, "container", what),
         workload=workload or defaults.workload,
-        rules=(*own, *(rule for rule in defaults.rules if rule.name not in said)),
+        rules=(*own, *(rule for rule in defaults.rules if rule.name not in names)),
         severity=_severity(table.values.get("severity")),
     )
 
@@ -352,10 +352,10 @@ def _target(node: Node, defaults: _Defaults, place: Place) -> Target:
 def _command(node: Node | None, what: str) -> Scalar | None:
     if node is None:
         return None
-    found = strict_yaml.scalar(node, what)
-    if len(found.text) > MAX_COMMAND_CHARS:
-        raise wrong(found.mark, what, *too_long(found.text))
-    return found
+    scalar = strict_yaml.scalar(node, what)
+    if len(scalar.text) > MAX_COMMAND_CHARS:
+        raise wrong(scalar.mark, what, *too_long(scalar.text))
+    return scalar
 
 
 def _manifest(table: Table, what: str, place: Place) -> Scalar | None:
@@ -389,19 +389,19 @@ def _target_id(node: Node) -> str:
 
 def _engine(table: Table, what: str, place: Place) -> tuple[dict[str, Node], Workload | None]:
     """(engine keys as written, workload); lengths of the workload count as the target's own."""
-    found = {key: node for key, node in table.values.items() if key in ENGINE_KEYS}
+    keys = {key: node for key, node in table.values.items() if key in ENGINE_KEYS}
     workload = None
     if "workload" in table.values:
         inner = strict_yaml.table(table.values["workload"], f"{what}: workload", WORKLOAD_KEYS, HINTS)
         for key in LENGTH_KEYS:
-            if key in inner.values and key in found:
+            if key in inner.values and key in keys:
                 raise wrong(inner.keys[key], what, f"{key} is stated twice", "keep one of them")
             if key in inner.values:
-                found[key] = inner.values[key]
+                keys[key] = inner.values[key]
         workload = _workload(inner, what, place)
-    for key, node in found.items():
+    for key, node in keys.items():
         check_engine_value(key, node, what)
-    return found, workload
+    return keys, workload
 
 
 def check_engine_value(key: str, node: Node, what: str) -> None:
@@ -457,8 +457,8 @@ def exists(path: Path) -> bool:
 
 
 def _rate(text: str, option: str) -> float:
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/(s|min|h))?", text)
-    rate = 0.0 if found is None else float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2] or "s"]
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/(s|min|h))?", text)
+    rate = 0.0 if match is None else float(match[1]) / {"s": 1, "min": 60, "h": 3600}[match[2] or "s"]
     if not rate:
         raise UsageError(option, f"is not a request rate ({printable(text, 40)!r})", "write 5.5/s, 90/min or 2000/h")
     return rate
@@ -536,10 +536,10 @@ def share(text: str, option: str) -> Share:
 
 
 def _at_most_whole(text: str, option: str) -> Share:
-    found = share(text, option)
-    if found.value > 1:
+    limit = share(text, option)
+    if limit.value > 1:
         raise UsageError(option, f"is over 100% ({printable(text, 40)})", "write 100% or less")
-    return found
+    return limit
 
 
 def _stated(text: str, option: str) -> int:
@@ -553,10 +553,10 @@ def _headroom(text: str, option: str) -> int | Share:
 
 
 def _days(text: str, option: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,5})(d|w)", text)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,5})(d|w)", text)
+    if match is None:
         raise UsageError(option, f"is not an age ({printable(text, 40)!r})", "write days or weeks: 30d, 2w")
-    return int(found[1]) * (7 if found[2] == "w" else 1)
+    return int(match[1]) * (7 if match[2] == "w" else 1)
 
 
 LIMITS: Final[Mapping[str, Callable[[str, str], Limit | Share]]] = {
@@ -635,17 +635,17 @@ def _severity(node: Node | None) -> dict[str, Severity]:
     if node is None:
         return {}
     table = strict_yaml.table(node, "severity", OWN_RULES, HINTS)
-    found: dict[str, Severity] = {}
+    severities: dict[str, Severity] = {}
     for name, inner in table.values.items():
         match strict_yaml.text(inner, f"severity: {name}"):
             case "warn":
-                found[name] = "warn"
+                severities[name] = "warn"
             case "fail":
-                found[name] = "fail"
+                severities[name] = "fail"
             case other:
                 what = f"severity: {name}: is {printable(other, 40)!r}; write warn or fail"
                 raise wrong(inner.mark, what)
-    return found
+    return severities
 
 
 def _waivers(node: Node | None) -> tuple[Waiver, ...]:

@@ -15,7 +15,7 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.strict_yaml import wrong
 from kvplan.core.units import format_bytes, format_count, format_gib, format_size, plural
-from kvplan.planning import advise, held
+from kvplan.planning import advise, user_counts
 from kvplan.planning.advise import Change, Knob
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target, Workload, exists
@@ -97,9 +97,9 @@ def kv_tokens(plan: Plan) -> int:
 
 def logged_figure(plan: Plan) -> str:
     answer, words, context = plan.concurrency, terms_of(plan.request.release.engine), plan.capacity.max_model_len
-    told = f"the log will say {words.log.format(concurrency=answer.max, tokens=kv_tokens(plan))}"
-    told += f" for {context:,} tokens" if words.logs_concurrency else f": {answer.max:.2f}x {context:,} tokens"
-    return f"{told} ({answer.low:.1f}-{answer.high:.1f})" if plan.fits else told
+    text = f"the log will say {words.log.format(concurrency=answer.max, tokens=kv_tokens(plan))}"
+    text += f" for {context:,} tokens" if words.logs_concurrency else f": {answer.max:.2f}x {context:,} tokens"
+    return f"{text} ({answer.low:.1f}-{answer.high:.1f})" if plan.fits else text
 
 
 def seqs_flag(plan: Plan) -> str:
@@ -133,33 +133,33 @@ def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
 
     def describe(plan: Plan) -> str:
         length = min(tokens, plan.capacity.max_model_len)
-        told = f"{plural(value(plan), 'concurrent request')} of {length:,} tokens ({name})"
+        text = f"{plural(value(plan), 'concurrent request')} of {length:,} tokens ({name})"
         if shared_blocks(plan, prefix):
-            told += f", their shared prefix of {min(prefix, length):,} tokens stored once"
-        pool = held.users_at(plan, tokens, prefix)
-        return told if pool == value(plan) else f"{told}, limited by {seqs_flag(plan)} (the pool holds {pool:,})"
+            text += f", their shared prefix of {min(prefix, length):,} tokens stored once"
+        pool = user_counts.users_at(plan, tokens, prefix)
+        return text if pool == value(plan) else f"{text}, limited by {seqs_flag(plan)} (the pool holds {pool:,})"
 
     return Gauge(value, "requests", True, plain, describe, more_users)
 
 
-def served(plan: Plan, tokens: int, prefix: int, end: held.End = "likely") -> int:
+def served(plan: Plan, tokens: int, prefix: int, end: user_counts.End = "likely") -> int:
     """Requests of `tokens` that one replica serves at once: what the pool holds, and the scheduler runs."""
-    return min(held.users_at(plan, tokens, prefix, end), held.seqs_at(plan, end))
+    return min(user_counts.users_at(plan, tokens, prefix, end), user_counts.seqs_at(plan, end))
 
 
 def concurrency_gauge(tokens: int, prefix: int) -> Gauge:
     """Requests of the full context of `tokens` at once, counted as every command counts users."""
 
     def describe(plan: Plan) -> str:
-        count, pool = served(plan, tokens, prefix), held.users_at(plan, tokens, prefix)
-        told = f"{plural(count, 'concurrent request')} of {min(tokens, plan.capacity.max_model_len):,} tokens"
+        count, pool = served(plan, tokens, prefix), user_counts.users_at(plan, tokens, prefix)
+        text = f"{plural(count, 'concurrent request')} of {min(tokens, plan.capacity.max_model_len):,} tokens"
         if not plan.fits:
-            return told
+            return text
         low, high = served(plan, tokens, prefix, "low"), served(plan, tokens, prefix, "high")
         spread = f"{low:,}-{high:,}" if low != high else f"{low:,}"
         capped = f"; limited by {seqs_flag(plan)}, the pool holds {pool:,}" if pool != count else ""
         each = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
-        return f"{told} ({spread}{capped}; {each})"
+        return f"{text} ({spread}{capped}; {each})"
 
     return Gauge(lambda plan: served(plan, tokens, prefix), "requests", True, plain, describe, more_requests)
 
@@ -214,8 +214,8 @@ def prefix_tokens(case: Case) -> int:
     from kvplan.workloads import profiles
 
     with located(workload, target):
-        found = profiles.profile(workload.profile)
-    return found.shared_prefix or 0 if len(found.prefix_requests) == 1 else 0
+        profile = profiles.profile(workload.profile)
+    return profile.shared_prefix or 0 if len(profile.prefix_requests) == 1 else 0
 
 
 @contextmanager
@@ -275,7 +275,7 @@ def _trace_lengths(path: Path) -> dict[str, int]:
 
 
 def _mean_and_p99(requests: Iterable["TraceRequest"]) -> dict[str, int]:
-    lengths = sorted(it.prompt_tokens + it.output_tokens for it in requests)
+    lengths = sorted(request.prompt_tokens + request.output_tokens for request in requests)
     return {"mean": ceil(sum(lengths) / len(lengths)), "p99": lengths[ceil(0.99 * len(lengths)) - 1]}
 
 

@@ -84,8 +84,8 @@ def ids(plans: Sequence[tuple[Plan, Stated]]) -> list[str]:
 def slug(name: str) -> str:
     path = Path(name)
     base = path.parent.name if path.name == "config.json" else path.name
-    kept = re.sub(r"[^a-z0-9.-]+", "-", base.lower()).strip("-.")[:80]
-    return "server" if not kept or kept == "measured" else kept
+    cleaned = re.sub(r"[^a-z0-9.-]+", "-", base.lower()).strip("-.")[:80]
+    return "server" if not cleaned or cleaned == "measured" else cleaned
 
 
 def target_lines(plan: Plan, stated: Stated, name: str) -> Iterator[str]:
@@ -99,14 +99,14 @@ def target_lines(plan: Plan, stated: Stated, name: str) -> Iterator[str]:
 
 def engine_values(plan: Plan) -> dict[str, str]:
     """The engine arguments that were given, as plain integers; the context always, as the model's own may change."""
-    args, found = plan.request.args, {"engine": plan.request.release.label}
-    found["max_model_len"] = "auto" if args.max_model_len == "auto" else str(plan.capacity.max_model_len)
+    args, values = plan.request.args, {"engine": plan.request.release.label}
+    values["max_model_len"] = "auto" if args.max_model_len == "auto" else str(plan.capacity.max_model_len)
     usual = EngineArgs()
     for field in fields(EngineArgs):
         value = getattr(args, field.name)
-        if value != getattr(usual, field.name) and field.name not in found:
-            found[field.name] = value_text(field.name, value)
-    return found
+        if value != getattr(usual, field.name) and field.name not in values:
+            values[field.name] = value_text(field.name, value)
+    return values
 
 
 def value_text(name: str, value: object) -> str:
@@ -163,12 +163,12 @@ def ceiling(num_bytes: int) -> str:
 
 def lengths_stated(options: object, folder: Path) -> dict[str, str]:
     """The keys about lengths as typed; a file is named from the policy's folder."""
-    found = {}
+    stated = {}
     for key in LENGTH_KEYS:
         value = getattr(options, key)
         if value is not None:
-            found[key] = quoted(from_folder(value, folder) if key == "lengths" else value)
-    return found
+            stated[key] = quoted(from_folder(value, folder) if key == "lengths" else value)
+    return stated
 
 
 def from_folder(text: str, folder: Path) -> str:

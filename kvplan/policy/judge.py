@@ -109,8 +109,8 @@ def judge(policy: Policy, cases: Sequence[Case], against: Against) -> CheckResul
         num_cured += any(finding.outcome in ("fail", "warn") for finding in result.findings)
         results.append(result)
     if policy.measured is not None and against.evidence is not None:
-        told = _evidence_result(policy, against.evidence, against.today)
-        results += [told] if told.findings else []
+        evidence_result = _evidence_result(policy, against.evidence, against.today)
+        results += [evidence_result] if evidence_result.findings else []
     refuse_idle(policy, results)
     warnings = [*_expired(policy.waivers, against.today)]
     if num_cured > MAX_CURED:
@@ -179,7 +179,7 @@ class _Bench:
             finding_of(rule, target.id, verdict, self.policy, self.against.today, target.severity)
             for rule, verdict in zip(rules, verdicts, strict=True)
         )
-        findings = tuple(replace(it, fix=remedy.fixes.get(it.name, it.fix)) for it in findings)
+        findings = tuple(replace(finding, fix=remedy.fixes.get(finding.name, finding.fix)) for finding in findings)
         cure = None if remedy.cure is None else cure_of(remedy.cure, remedy.cured, target)
         return TargetResult(target.id, target.mark.line, title(plan), findings, figures(self.case), before, cure)
 
@@ -252,11 +252,11 @@ class _Bench:
     def since_baseline(self, rule: Rule, before: Figures | None) -> Verdict:
         assert self.policy.baseline is not None
         if before is None:
-            shown = printable(self.policy.baseline.text, 200)
+            baseline = printable(self.policy.baseline.text, 200)
             missing = (
-                f"the baseline {shown} does not exist yet"
+                f"the baseline {baseline} does not exist yet"
                 if self.against.baseline is None
-                else f"the target is not in the baseline {shown} yet"
+                else f"the target is not in the baseline {baseline} yet"
             )
             return Verdict(None, f"{missing}; create it with --update-baseline")
         figure = _figure(rule)
@@ -395,7 +395,9 @@ def outcome_of(
     """What a verdict comes to, and the waiver that makes it a warning."""
     if verdict.ok is not False:
         return "skip" if verdict.ok is None else "pass", None
-    waiver = next((it for it in policy.waivers if covers(it, target, rule.name) and today <= it.expires), None)
+    waiver = next(
+        (waiver for waiver in policy.waivers if covers(waiver, target, rule.name) and today <= waiver.expires), None
+    )
     if waiver is not None:
         return "warn", waiver
     return own.get(rule.name) or policy.severity.get(rule.name) or "fail", None
@@ -475,10 +477,10 @@ def compared(rule: Rule, before: Number, now: Number) -> Verdict:
     # Floats are compared to twelve digits: 14.0 -> 13.3 is 5 %, whatever the last bit says.
     ok = worse <= 0 or (change is not None and round(change, 12) <= rule.limit)
     signed = "" if not before else f" ({100 * (now - before) / abs(before):+.2f} %)"
-    told = (
+    message = (
         f"{name} {text(before)} -> {text(now)}{signed}; maximum {'growth' if grows else 'drop'} {percent(rule.limit)}"
     )
-    return Verdict(ok, told, _edge(rule, before, grows), now, unit, None if ok else ACCEPT)
+    return Verdict(ok, message, _edge(rule, before, grows), now, unit, None if ok else ACCEPT)
 
 
 def share_of(worse: Number, before: Number) -> float | None:
@@ -507,8 +509,8 @@ def _evidence_result(policy: Policy, evidence: Evidence, today: datetime.date) -
     if measured.max_age is not None:
         verdicts.append((measured.max_age, age_verdict(measured.max_age, evidence, today)))
     findings = tuple(finding_of(rule, EVIDENCE_ID, verdict, policy, today, {}) for rule, verdict in verdicts)
-    shown = printable(measured.text, 200)
-    heading = f"{shown}: {evidence.subject}" if evidence.subject else shown
+    name = printable(measured.text, 200)
+    heading = f"{name}: {evidence.subject}" if evidence.subject else name
     return TargetResult(EVIDENCE_ID, measured.mark.line, heading, findings, None, None)
 
 

@@ -24,7 +24,7 @@ class Wish:
     outcome       now
     need          what it wants of a plan
     alone         its best cures among those that satisfy something more
-    told          the value that a plan gives
+    figure_text   the value that a plan gives
     is_baseline   it bounds a figure that may be accepted as it is
     is_simulated  whether it holds takes a simulation
     """
@@ -59,18 +59,18 @@ def remedies(plan: Plan, wishes: Sequence[Wish], num_unmet: int, start_knobs: ad
     every = "both" if num_unmet == 2 else f"all {num_unmet}"
     fixes = {wish.name: needs(wish, wish.alone(anything)) for wish in unmet if not wish.is_baseline}
     failing = [wish for wish in unmet if wish.outcome == "fail"]
-    for wanted in (unmet, failing) if failing != unmet else (unmet,):
-        if len(wanted) < 2:
+    for group in (unmet, failing) if failing != unmet else (unmet,):
+        if len(group) < 2:
             continue
-        kept = [wish for wish in wishes if wish in wanted or wish.outcome == "pass"]
-        cure = together(plan, kept, start_knobs)
+        wishes_kept = [wish for wish in wishes if wish in group or wish.outcome == "pass"]
+        cure = together(plan, wishes_kept, start_knobs)
         if cure is not None:
-            which = every if len(wanted) == num_unmet else f"{len(wanted)} of {num_unmet}"
-            for wish in wanted:
+            which = every if len(group) == num_unmet else f"{len(group)} of {num_unmet}"
+            for wish in group:
                 fixes[wish.name] = f"{needs(wish, [cure])}, which fixes {which}"
                 if wish.is_baseline:
                     fixes[wish.name] += f"; {ACCEPT}"
-            return Remedies(fixes, cure, tuple(wish.name for wish in wanted))
+            return Remedies(fixes, cure, tuple(wish.name for wish in group))
     for name, fix in fixes.items():
         if fix != NOTHING:
             fixes[name] = f"{fix}; no change tried fixes {every}"
@@ -109,5 +109,5 @@ def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> a
 
 def needs(wish: Wish, cures: Iterable[advise.Cure]) -> str:
     """The changes with what each gives: use --kv-cache-dtype fp8 (gives 28.2) or --max-num-seqs 64 (gives 30)."""
-    told = [f"{cure.flag} (gives {wish.figure_text(cure.plan)})" for cure in cures]
-    return f"use {' or '.join(told)}" if told else NOTHING
+    texts = [f"{cure.flag} (gives {wish.figure_text(cure.plan)})" for cure in cures]
+    return f"use {' or '.join(texts)}" if texts else NOTHING

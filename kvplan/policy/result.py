@@ -203,7 +203,7 @@ def figures_by_target(document: Mapping[str, Any], where: str) -> dict[str, Figu
     targets = document.get("targets")
     if document.get("schema") != CHECK or not isinstance(targets, list):
         raise InvalidInputError(where, f"is not a baseline ({CHECK})", "kvplan check --update-baseline writes one")
-    found: dict[str, Figures] = {}
+    figures: dict[str, Figures] = {}
     seen: set[str] = set()
     for target in targets:
         if not isinstance(target, dict) or not isinstance(target.get("id"), str) or target["id"] in seen:
@@ -211,8 +211,8 @@ def figures_by_target(document: Mapping[str, Any], where: str) -> dict[str, Figu
         seen.add(target["id"])
         values = target.get("figures")
         if values is not None:
-            found[target["id"]] = _figures(values, f"{where}: target {printable(target['id'], 80)}")
-    return found
+            figures[target["id"]] = _figures(values, f"{where}: target {printable(target['id'], 80)}")
+    return figures
 
 
 def _figures(values: object, where: str) -> Figures:

@@ -10,9 +10,9 @@ from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.planning.flags import model_id, serve_command
-from kvplan.planning.held import running_users
 from kvplan.planning.plan import Plan, Request
 from kvplan.planning.recommend import STAGES, WIDE, Answer, Failure, Fit, Placement, Question, Recommendation
+from kvplan.planning.user_counts import running_users
 from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 

@@ -10,8 +10,8 @@ from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import plural
 from kvplan.planning.flags import serve_command
-from kvplan.planning.held import num_gpus
 from kvplan.planning.plan import Request
+from kvplan.planning.user_counts import num_gpus
 from kvplan.report.formats import Answer
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, bullets, code

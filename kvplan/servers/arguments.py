@@ -667,8 +667,8 @@ class EngineArgs:
             return ()
         numbers = self.pp_layer_partition.split(",")
         if not all(re.fullmatch(r" *[0-9]{1,5} *", number) for number in numbers):
-            shown = printable(self.pp_layer_partition, 60)
-            raise UsageError("pp_layer_partition", f"is not a list of whole numbers ({shown!r})", "write 20,22,19")
+            text = printable(self.pp_layer_partition, 60)
+            raise UsageError("pp_layer_partition", f"is not a list of whole numbers ({text!r})", "write 20,22,19")
         return tuple(int(number) for number in numbers)
 
 
@@ -732,12 +732,12 @@ def flag_words(server: str, release: "Version", args: EngineArgs, stated: Mappin
                 words.append(f"--{spelling}" if value or flag.on is False else f"--no-{spelling}")
             continue
         beside = [f"--{flag.beside.replace('_', '-')}"] if flag.beside else []
-        said = (
+        words_after = (
             str(value).split(",")
             if row.kind == "names"
             else [f"{value / GIB:.9g}" if row.kind == "gib" else str(value)]
         )
-        words += [*beside, f"--{spelling}", *said]
+        words += [*beside, f"--{spelling}", *words_after]
     return words
 
 

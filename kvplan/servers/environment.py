@@ -79,11 +79,11 @@ def given(earlier: Iterable[list[str]], before: list[str]) -> Environment:
 
 
 def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
-    container = next((at for at, word in enumerate(before) if word.rpartition("/")[2] in CONTAINERS), None)
+    container = next((index for index, word in enumerate(before) if word.rpartition("/")[2] in CONTAINERS), None)
     if container is not None:
         return dict(_passed(before[container + 1 :]))
     shell: dict[str, str] = {}
-    found: Environment = {}
+    variables: Environment = {}
     for words in earlier:
         exports = words[:1] != [] and words[0] in EXPORTS
         for word in words[1:] if exports else words:
@@ -93,12 +93,12 @@ def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
             elif not exports:
                 break
             if exports and (re.fullmatch(_NAME, name) or name == ENV_FILE):
-                found[name] = shell.get(name)  # of a bare name that was never assigned: what the shell had before
-    found |= {name: value for name, value in shell.items() if name in found}
+                variables[name] = shell.get(name)  # of a bare name that was never assigned: what the shell had before
+    variables |= {name: value for name, value in shell.items() if name in variables}
     for word in before:
         if re.fullmatch(_ASSIGNMENT, word, re.DOTALL):
-            found[word.partition("=")[0]] = word.partition("=")[2]
-    return found
+            variables[word.partition("=")[0]] = word.partition("=")[2]
+    return variables
 
 
 def _passed(words: list[str]) -> Iterator[tuple[str, str | None]]:

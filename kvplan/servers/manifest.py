@@ -389,7 +389,7 @@ def kserve_words(
         return entrypoint, [*arguments, *place.words]
     if entrypoint:
         return entrypoint, arguments
-    model, kept = place.model, list[str]()
+    model, others = place.model, list[str]()
     pairs = iter(arguments)
     for word in pairs:
         name, equals, value = word.partition("=")
@@ -398,9 +398,9 @@ def kserve_words(
             value = value if equals else next(pairs, "")
             model = value if key == "model_id" else model
         else:
-            kept.append(word)
+            others.append(word)
     more = split_words(variables.get(LLM_ARGUMENTS) or "")
-    return ["vllm", "serve", *([model] if model else [])], [*kept, *place.words, *more]
+    return ["vllm", "serve", *([model] if model else [])], [*others, *place.words, *more]
 
 
 KSERVE_OWN: Final = ("model_id", "model_name", "model_dir", "backend", "task_name", "http_port", "workers")
@@ -447,16 +447,16 @@ def with_variables(script: str, variables: Mapping[str, str | None]) -> str:
 
 def serving_line(script: str, variables: Mapping[str, str | None]) -> str:
     """The exports of a script and the statement that starts a server, with the variables that are known expanded."""
-    known, kept = dict(variables), list[str]()
+    known, assigned = dict(variables), list[str]()
     for line in statements(script):
         match = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"]*\"|'[^']*')", line)
         if match is not None:
             known[match[1]] = with_variables(match[2].strip("\"'"), known)
         text = with_variables(line, known)
         if any(re.search(pattern, line) for pattern in SERVER_COMMANDS):
-            return "; ".join([*kept, text])
+            return "; ".join([*assigned, text])
         if line.startswith("export "):
-            kept.append(text)
+            assigned.append(text)
     return with_variables(script, variables)
 
 

@@ -65,13 +65,13 @@ def gpu_of_product(product: str) -> str | None:
     """The GPU by its device name with dashes: "NVIDIA-H100-80GB-HBM3", "Tesla-T4-SHARED"; a MIG slice is none."""
     if "-MIG-" in product:
         return None
-    wanted = plain(product.removesuffix("-SHARED"))
+    product_name = plain(product.removesuffix("-SHARED"))
     path = entries.locate("gpus.yaml")
     for name in entries.sections(path):
         facts = entries.entry(path, name)
         aliases = facts.get("aliases")
         names = [name, str(facts.get("device_name", "")), *(aliases if isinstance(aliases, list) else ())]
-        if wanted in {plain(str(each)) for each in names}:
+        if product_name in {plain(str(each)) for each in names}:
             return name
     return None
 

@@ -479,13 +479,13 @@ class Version:
     @property
     def label(self) -> str:
         """`vllm@0.9`, with what was told: `vllm@0.9+flashinfer`; `--engine` reads it back."""
-        told = [f"+{word}" for word, (name, value, *_) in TOLD.items() if getattr(self, name) is value]
+        suffixes = [f"+{word}" for word, (name, value, *_) in TOLD.items() if getattr(self, name) is value]
         if self.indexer_logits_mib != INDEXER_LOGITS_MIB:
-            told.append(f"+indexer-{self.indexer_logits_mib}")
+            suffixes.append(f"+indexer-{self.indexer_logits_mib}")
         if self.expert_tokens is not None:
-            told.append(f"+experts-{self.expert_tokens}")
+            suffixes.append(f"+experts-{self.expert_tokens}")
         patch = "" if self.patch is None else f".{self.patch}"
-        return f"{self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(told)}"
+        return f"{self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(suffixes)}"
 
     def has(self, change: str) -> bool:
         """Whether a change came with this release of its server or an earlier one; never so for the other server's."""
@@ -528,7 +528,7 @@ class Version:
             yield from (change for change in CHANGES.values() if self.number < change.since)
 
 
-def told(release: Version, words: list[str]) -> Version:
+def with_words(release: Version, words: list[str]) -> Version:
     """A release of vLLM with the words of a label (`+flashinfer`) taken in.
 
     Raises UsageError for a word it does not know, that contradicts another, or that is not of this release.

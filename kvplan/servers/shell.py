@@ -66,8 +66,8 @@ def scripted(words: list[str], depth: int) -> list[list[str]]:
 
 def script_flag(words: list[str]) -> int | None:
     """Where the flag is whose value is a script for a shell: `bash -lc SCRIPT`, `--entrypoint bash IMAGE -c SCRIPT`."""
-    shell = next((at for at, word in enumerate(words) if is_shell(word)), len(words))
-    flags = (at for at in range(shell + 1, len(words) - 1) if re.fullmatch(_SCRIPT, words[at]))
+    shell = next((index for index, word in enumerate(words) if is_shell(word)), len(words))
+    flags = (index for index in range(shell + 1, len(words) - 1) if re.fullmatch(_SCRIPT, words[index]))
     return next(flags, None)
 
 

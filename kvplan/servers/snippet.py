@@ -67,14 +67,14 @@ def _calls(text: str) -> tuple[list[tuple[str, ast.Call]], dict[str, ast.expr]]:
     Python."""
     tree = _parsed(text)
     if tree is not None:
-        found = []
+        matches = []
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
                 match = _CALL.fullmatch(_source(node.func) + "(")
                 server = None if match is None else _server_of(match)
                 if server is not None:
-                    found.append((server, node))
-        return found, _names(tree)
+                    matches.append((server, node))
+        return matches, _names(tree)
     calls = []
     for match in _CALL.finditer(text):
         server = _server_of(match)
@@ -109,17 +109,17 @@ def _parsed(text: str) -> ast.Module | None:
 
 def _names(tree: ast.Module) -> dict[str, ast.expr]:
     """What is assigned to each name; not those that are assigned twice."""
-    found: dict[str, ast.expr] = {}
+    names: dict[str, ast.expr] = {}
     twice = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            if node.id in found:
+            if node.id in names:
                 twice.add(node.id)
-            found.setdefault(node.id, ast.Constant(...))
+            names.setdefault(node.id, ast.Constant(...))
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = node.value
-    return {name: value for name, value in found.items() if name not in twice}
+            names[node.targets[0].id] = node.value
+    return {name: value for name, value in names.items() if name not in twice}
 
 
 class _NotLiteral(Exception):
@@ -182,5 +182,5 @@ def _flag(name: str, value: Any, server: str) -> Iterator[str]:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, str | int | float):
         return str(value)
-    shown = printable(repr(value), 60)
-    raise UsageError(f"--from-command {printable(name, 60)}", f"is not a text or number ({shown})", "write one of them")
+    text = printable(repr(value), 60)
+    raise UsageError(f"--from-command {printable(name, 60)}", f"is not a text or number ({text})", "write one of them")

@@ -39,14 +39,14 @@ def free_memory(total: int, utilization: float, free: int, least_free: int, in_u
     free        bytes of `total` that are left beside the CUDA context and `in_use` bytes of the host and others
     least_free  the same where those hold the most they may
     """
-    wanted = ceil(total * utilization)
-    if wanted <= free:
+    needed = ceil(total * utilization)
+    if needed <= free:
         return None
     others = f" (others hold {format_gib(in_use)})" if in_use else ""
-    wants, has = format_apart(wanted, max(0, free))
+    wants, has = format_apart(needed, max(0, free))
     text = f"it wants {wants} free at the start ({utilization:g} of {format_gib(total)}), of which {has} are{others}"
     shares = dict.fromkeys(floor(100 * room / total) / 100 for room in (free, least_free) if 100 * room >= total)
-    return Refusal("free_memory", text, "gpu_memory_utilization", tuple(shares), wanted - free)
+    return Refusal("free_memory", text, "gpu_memory_utilization", tuple(shares), needed - free)
 
 
 def state_blocks(max_num_seqs: int, num_blocks: int, least_blocks: int, bytes_per_block: int) -> Refusal | None:
@@ -80,20 +80,20 @@ def whole_item(name: str, tokens: int, most: int) -> Refusal | None:
     return Refusal("whole_item", text, "max_num_batched_tokens", (tokens,), 0)
 
 
-def kept_back(fraction: float, kept: int, needed: int, usual: float | None) -> Refusal | None:
+def kept_back(fraction: float, reserved: int, needed: int, usual: float | None) -> Refusal | None:
     """SGLang checks nothing, and turns all but what the fraction keeps back into its pool: where that is less than
     what is allocated beside the pool, the GPU runs out of memory before the server listens.
 
-    kept    bytes that the fraction keeps back, and what the pool rounds off
-    needed  bytes allocated beside what the pool gives out, at least: CUDA graphs and activations come on top
-    usual   the fraction that SGLang's own rule of thumb gives
+    reserved  bytes that the fraction keeps back, and what the pool rounds off
+    needed    bytes allocated beside what the pool gives out, at least: CUDA graphs and activations come on top
+    usual     the fraction that SGLang's own rule of thumb gives
     """
-    if needed <= kept:
+    if needed <= reserved:
         return None
-    needs, has = format_apart(needed, kept)
+    needs, has = format_apart(needed, reserved)
     text = (
         f"a fraction of {fraction:g} keeps back {has} of what is free at the start, and SGLang's table of requests and "
         f"the pages it never gives out take {needs}, before CUDA graphs and activations"
     )
     values = () if usual is None or usual >= fraction else (floor(1000 * usual) / 1000,)
-    return Refusal("kept_back", text, "mem_fraction_static", values, needed - kept)
+    return Refusal("kept_back", text, "mem_fraction_static", values, needed - reserved)

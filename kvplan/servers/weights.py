@@ -51,25 +51,25 @@ def online_scheme(request: Request) -> str | None:
 
     Raises UsageError for a --quantization that contradicts the checkpoint or cannot be done while loading.
     """
-    asked, stored = request.args.quantization, request.spec.quantization
-    if asked is None:
+    method, stored = request.args.quantization, request.spec.quantization
+    if method is None:
         return None
     if stored is not None:
-        if asked.removesuffix("_marlin") != stored.method.removesuffix("_marlin"):
+        if method.removesuffix("_marlin") != stored.method.removesuffix("_marlin"):
             raise UsageError(
-                f"--quantization {asked}", f"{request.spec.name} is stored as {stored.method}", "leave the flag out"
+                f"--quantization {method}", f"{request.spec.name} is stored as {stored.method}", "leave the flag out"
             )
         return None
-    if asked not in ONLINE_METHODS:
+    if method not in ONLINE_METHODS:
         from kvplan.models import catalog
 
-        sibling = catalog.quantized(request.spec.served_name, asked)
+        sibling = catalog.quantized(request.spec.served_name, method)
         raise UsageError(
-            f"--quantization {asked}",
+            f"--quantization {method}",
             f"{request.spec.name} is not quantized, and only {' or '.join(ONLINE_METHODS)} can be applied on load",
             f"name a quantized checkpoint{f', such as {sibling}' if sibling else ''}",
         )
-    return asked
+    return method
 
 
 def takes_headers(request: Request) -> bool:

@@ -101,23 +101,23 @@ def flag_text(word: str) -> str:
     return word.partition("=")[0]
 
 
-def one(values: list[str], option: str) -> str:
+def only_value(values: list[str], option: str) -> str:
     if len(values) != 1:
         raise UsageError(option, "needs one value", "write it after the flag")
     return values[0]
 
 
-def take_other(found: ServeCommand, flag: str, other: Other, values: list[str], *, negated: bool = False) -> None:
+def take_other(command: ServeCommand, flag: str, other: Other, values: list[str], *, negated: bool = False) -> None:
     """Note a flag that is no argument of the table: refused, unless its value changes nothing."""
     if other.is_refused and not negated and (not values or any(value not in other.usual for value in values)):
-        found.refused.setdefault(flag, other.reason)
+        command.refused.setdefault(flag, other.reason)
     else:
-        found.ignored.append(flag)
+        command.ignored.append(flag)
 
 
-def take_unknown(found: ServeCommand, flag: str) -> None:
-    found.unknown.append(flag)
-    if len(found.unknown) > MOST_UNKNOWN:
+def take_unknown(command: ServeCommand, flag: str) -> None:
+    command.unknown.append(flag)
+    if len(command.unknown) > MOST_UNKNOWN:
         raise UsageError(
             f"--from-command {printable(flag, 60)}",
             f"is one of more than {MOST_UNKNOWN} flags kvplan does not know",

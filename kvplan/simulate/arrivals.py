@@ -35,23 +35,23 @@ class Process:
 
         A gap is passed at the rate of the stage it lies in: the rest of it at the next stage's.
         """
-        at = begun = 0.0
+        arrival = begun = 0.0
         left = iter(stages)
         rate, seconds = next(left)
-        yield at
+        yield arrival
         for gap in self.gaps(seed):
             rest = gap
-            while (after := next(left, None) if at + rest / rate > begun + seconds else None) is not None:
-                rest -= (begun + seconds - at) * rate
-                at = begun = begun + seconds
+            while (after := next(left, None) if arrival + rest / rate > begun + seconds else None) is not None:
+                rest -= (begun + seconds - arrival) * rate
+                arrival = begun = begun + seconds
                 rate, seconds = after
-            at += rest / rate
-            yield at
+            arrival += rest / rate
+            yield arrival
 
 
 def retimed(requests: Iterator[TraceRequest], times: Iterator[float]) -> Iterator[TraceRequest]:
     """The same requests at other times."""
-    return (replace(request, arrival_s=at) for request, at in zip(requests, times, strict=False))
+    return (replace(request, arrival_s=arrival) for request, arrival in zip(requests, times, strict=False))
 
 
 class Arrivals(Protocol):
@@ -112,12 +112,12 @@ class Closed:
         return max(self._times[0], self._next.arrival_s) if self._timed else self._times[0]
 
     def pop(self) -> tuple[float, TraceRequest]:
-        at, request = self.next_time(), self._next
-        assert at is not None
+        arrival, request = self.next_time(), self._next
+        assert arrival is not None
         assert request is not None
         self._next = next(self._requests, None)
         heappop(self._times)
-        return at, request
+        return arrival, request
 
     def ended(self, time: float) -> None:
         heappush(self._times, time + self._think_s)

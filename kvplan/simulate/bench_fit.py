@@ -48,33 +48,33 @@ def predicted(measurement: Measurement, factors: Mapping[str, float]) -> Figures
 
 def log_errors(measurement: Measurement, factors: Mapping[str, float]) -> list[tuple[float, float]]:
     """(logarithm of predicted over measured, its weight) of each figure."""
-    found = predicted(measurement, factors)
+    figures = predicted(measurement, factors)
     errors = []
     for metric, statistic, value in measurement.values:
         is_rate = metric == "output_tokens_per_s"
-        mine = found.output_tokens_per_s if is_rate else found.times.get(f"{metric}_{statistic}")
+        mine = figures.output_tokens_per_s if is_rate else figures.times.get(f"{metric}_{statistic}")
         if mine and value:
             errors.append((math.log(mine / value), WEIGHTS[metric]))
     return errors
 
 
-def fitted(measurements: Sequence[Measurement], told: Callable[[str], None] = lambda _: None) -> Fit:
+def fitted(measurements: Sequence[Measurement], progress: Callable[[str], None] = lambda _: None) -> Fit:
     """The factors of all runs; ranks that speak to nobody leave `link` at 1."""
     has_ranks = any(each.plan.request.args.tensor_parallel_size > 1 for each in measurements)
     free = [name for name in FACTORS if name != "link" or has_ranks]
 
-    def at(x: Sequence[float]) -> dict[str, float]:
+    def factors_of(x: Sequence[float]) -> dict[str, float]:
         return dict.fromkeys(FACTORS, 1.0) | {name: math.exp(value) for name, value in zip(free, x, strict=True)}
 
     def residuals(x: Sequence[float]) -> list[float]:
-        own = [weight * error / PRECISION for each in measurements for error, weight in log_errors(each, at(x))]
+        own = [weight * error / PRECISION for each in measurements for error, weight in log_errors(each, factors_of(x))]
         return own + [value / PULL[name] for name, value in zip(free, x, strict=True)]
 
     x = [0.0] * len(free)
     errors = residuals(x)
-    before = median_error(measurements, at(x))
+    before = median_error(measurements, factors_of(x))
     for turn in range(ROUNDS):
-        told(f"fit {turn + 1} of {ROUNDS}, {len(measurements)} runs")
+        progress(f"fit {turn + 1} of {ROUNDS}, {len(measurements)} runs")
         columns = []
         for index in range(len(free)):
             moved = list(x)
@@ -92,7 +92,7 @@ def fitted(measurements: Sequence[Measurement], told: Callable[[str], None] = la
             step = [each / 3 for each in step]
         else:
             break
-    return Fit(at(x), before, median_error(measurements, at(x)))
+    return Fit(factors_of(x), before, median_error(measurements, factors_of(x)))
 
 
 def median_error(measurements: Sequence[Measurement], factors: Mapping[str, float]) -> float:

@@ -80,11 +80,11 @@ def listed(
 
 
 def timed(lengths: Iterator[tuple[int, int]], rate: float | None, *, is_constant: bool) -> Iterator[TraceRequest]:
-    rng, at = random.Random(0), 0.0
+    rng, arrival = random.Random(0), 0.0
     for prompt, output in lengths:
-        yield TraceRequest(at, prompt, output)
+        yield TraceRequest(arrival, prompt, output)
         if rate is not None and rate != math.inf:
-            at += 1 / rate if is_constant else rng.expovariate(rate)
+            arrival += 1 / rate if is_constant else rng.expovariate(rate)
 
 
 def figures(plan: Plan, step_time: StepTime, load: BenchLoad) -> Figures:

@@ -123,10 +123,10 @@ class Simulation:
         self._take_arrivals()
         if not self.scheduler.has_unfinished and not any(batch.num_tokens for batch, _ in self._in_flight):
             self._in_flight.clear()
-            at = self.arrivals.next_time()
-            if at is None:
+            arrival = self.arrivals.next_time()
+            if arrival is None:
                 return False
-            self.clock = max(self.clock, at)
+            self.clock = max(self.clock, arrival)
             return True
         if not self._jump():
             self._step()
@@ -135,10 +135,10 @@ class Simulation:
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _take_arrivals(self) -> None:
-        while (at := self.arrivals.next_time()) is not None and at <= self.clock:
+        while (arrival := self.arrivals.next_time()) is not None and arrival <= self.clock:
             self._add(*self.arrivals.pop())
 
-    def _add(self, at: float, request: TraceRequest) -> None:
+    def _add(self, arrival: float, request: TraceRequest) -> None:
         self.counts.arrived += 1
         number = self.counts.arrived
         content = content_of(request, number, self._prefixes, self.run_len)
@@ -151,10 +151,10 @@ class Simulation:
             return
         if len(self.scheduler.waiting) == 1:  # nobody waited: this one may go at once
             self._is_stuck = False
-        self._live[seq] = Live(content, at)
+        self._live[seq] = Live(content, arrival)
         self._unanswered[seq] = None
-        if self.clock > at:
-            self.timeline.add_wait(at, self.clock - at)
+        if self.clock > arrival:
+            self.timeline.add_wait(arrival, self.clock - arrival)
 
     def _admitted(self, batch: Batch) -> None:
         for seq in (*batch.new, *batch.resumed):
@@ -298,9 +298,9 @@ class Simulation:
         if not self.jump or not self._is_steady():
             return 0
         most = MOST_STEPS
-        at = self.arrivals.next_time()
-        if at is not None and not self._keeps_waiting():  # about as many as there is time for
-            most = min(most, int((at - self.clock) / max(self._last_step_s, 1e-9)) + 2)
+        arrival = self.arrivals.next_time()
+        if arrival is not None and not self._keeps_waiting():  # about as many as there is time for
+            most = min(most, int((arrival - self.clock) / max(self._last_step_s, 1e-9)) + 2)
         return self._decode_together(most) if most > 1 else 0
 
     def _keeps_waiting(self) -> bool:
@@ -380,11 +380,11 @@ class _Together:
 
     def _plan(self, place: int, seq: Sequence) -> None:
         """Note the next step at which the tables change: the first whose tokens are no longer quiet."""
-        at = max(self.done, seq.num_quiet_tokens - self._computed[place])
-        if at in self._events:
-            self._events[at].append(place)
+        event = max(self.done, seq.num_quiet_tokens - self._computed[place])
+        if event in self._events:
+            self._events[event].append(place)
         else:
-            self._events[at] = [place]
+            self._events[event] = [place]
 
     def step(self) -> bool:
         """One step; False, and nothing done, when it might preempt or admit somebody."""

@@ -11,9 +11,9 @@ from math import ceil, inf
 from typing import Any, Final
 
 from kvplan.core.errors import KvplanError
-from kvplan.planning.held import num_gpus
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.recommend import Question, precisions, splits
+from kvplan.planning.user_counts import num_gpus
 from kvplan.simulate import ranges, slo
 from kvplan.simulate.result import Result, result
 from kvplan.simulate.setup import Setup, check
@@ -131,7 +131,7 @@ def placed(question: Question, requests: Iterable[Request], demand: Demand) -> P
     timed: list[Timed] = []
     bounded: list[Candidate] = []
     for each in candidates:
-        best = min((one.candidate.cost(one.servers) for one in timed), default=None)
+        best = min((choice.candidate.cost(choice.servers) for choice in timed), default=None)
         if len(timed) >= SHORT_LIST or (best is not None and dearer(each, best, timed)):
             bounded.append(each)
             continue
@@ -140,13 +140,13 @@ def placed(question: Question, requests: Iterable[Request], demand: Demand) -> P
             timed.append(given)
         else:
             missed.append(given)
-    timed.sort(key=lambda one: one.candidate.cost(one.servers))
+    timed.sort(key=lambda choice: choice.candidate.cost(choice.servers))
     return Placed(tuple(timed), tuple(bounded), tuple(missed))
 
 
 def dearer(each: Candidate, best: tuple[Any, ...], timed: Sequence[Timed]) -> bool:
     """Whether at its bound it costs more than what is known, on a GPU that is in the list already."""
-    return each.cost(each.servers) > best and any(one.candidate.gpu == each.gpu for one in timed)
+    return each.cost(each.servers) > best and any(choice.candidate.gpu == each.gpu for choice in timed)
 
 
 def means_of(source: Source) -> Means:
@@ -231,19 +231,19 @@ def steady_rate(
 
 def fewest_servers(each: Candidate, demand: Demand) -> Timed | Missed:
     """The fewest servers that keep every promise, from the closed form's number on: by doubling steps, then halves."""
-    found: dict[int, Timed | None] = {}
+    tried: dict[int, Timed | None] = {}
 
     def keeps(servers: int) -> bool:
-        if servers not in found:
-            found[servers] = simulated(each, demand, servers)
-        return found[servers] is not None
+        if servers not in tried:
+            tried[servers] = simulated(each, demand, servers)
+        return tried[servers] is not None
 
     low, servers, step = each.servers - 1, each.servers, 1
     most = demand.users if demand.users is not None else MOST_SERVERS
     while not keeps(servers):
         low = servers
         if servers >= min(most, 8 * each.servers + 8):
-            alone = found[servers]
+            alone = tried[servers]
             assert alone is None
             where = f"one of {servers:,} servers" if servers > 1 else "the server"
             return Missed(each.gpu, num_gpus(each.plan), f"{where} misses the targets at its share of the load")
@@ -251,7 +251,7 @@ def fewest_servers(each: Candidate, demand: Demand) -> Timed | Missed:
     while servers - low > 1:
         middle = (low + servers) // 2
         low, servers = (low, middle) if keeps(middle) else (middle, servers)
-    answer = found[servers]
+    answer = tried[servers]
     assert answer is not None
     return answer
 
@@ -267,17 +267,21 @@ def simulated(each: Candidate, demand: Demand, servers: int) -> Timed | None:
         skipped = min(users, source.num_requests - 1)
         arrivals = source.closed(skipped, demand.think_s, demand.ramp_s)
     simulation = setup.simulation(arrivals, source.run_len)
-    strict = tuple(replace(it, limit=it.limit / high(it, spans)) for it in demand.promises) if demand.strict else ()
+    strict = (
+        tuple(replace(promise, limit=promise.limit / high(promise, spans)) for promise in demand.promises)
+        if demand.strict
+        else ()
+    )
     broken = slo.Broken(strict or demand.promises, source.num_requests, skipped)
     simulation.stop = broken
     simulation.run()
     if broken(simulation) or not len(simulation.records):
         return None
-    kept = slo.outcomes(demand.promises, simulation, skipped, spans)
-    if not all(it.verdict == "kept" if demand.strict else it.is_kept for it in kept):
+    outcomes = slo.outcomes(demand.promises, simulation, skipped, spans)
+    if not all(outcome.verdict == "kept" if demand.strict else outcome.is_kept for outcome in outcomes):
         return None
     figures = result(simulation, skipped, by_clock=demand.rate is not None)
-    return None if figures.queue_grows else Timed(each, servers, figures, kept, spans)
+    return None if figures.queue_grows else Timed(each, servers, figures, outcomes, spans)
 
 
 def high(promise: Promise, spans: ranges.Ranges) -> float:

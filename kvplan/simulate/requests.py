@@ -33,11 +33,11 @@ class Prefixes:
 
     def chains(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The number of each leading part of `ids`."""
-        found, parent = [], 0
+        chains, parent = [], 0
         for each in ids:
             parent = self._numbers.setdefault((parent, each), len(self._numbers) + 1)
-            found.append(parent)
-        return tuple(found)
+            chains.append(parent)
+        return tuple(chains)
 
 
 @dataclass(frozen=True, slots=True)

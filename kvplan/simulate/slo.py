@@ -74,7 +74,7 @@ class Kept:
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:
-    found: list[Promise] = []
+    promises: list[Promise] = []
     for part in text.split(","):
         match = re.fullmatch(r"([a-z]+)(?:\.p([0-9]{1,2}(?:\.[0-9]{1,2})?))?(?:=|<=?)(.+)", part.strip())
         if match is None:
@@ -89,10 +89,10 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
             promise = Promise(METRICS[METRICS.index(name)], of, parse_duration(limit, OPTION))
         else:
             raise UsageError(OPTION, f"{printable(part)!r} is not understood", f"{FORMS}")
-        if any((other.metric, other.share) == (promise.metric, promise.share) for other in found):
+        if any((other.metric, other.share) == (promise.metric, promise.share) for other in promises):
             raise UsageError(OPTION, f"{promise.name} is set twice", "leave one out")
-        found.append(promise)
-    return tuple(found)
+        promises.append(promise)
+    return tuple(promises)
 
 
 def outcomes(

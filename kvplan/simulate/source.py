@@ -57,12 +57,12 @@ def from_trace(trace: Trace, num_requests: int | None) -> Source:
     rate = (len(rows) - 1) / span if trace.has_arrivals and span > 0 else None
     start = rows[0].arrival_s
 
-    def requests(wanted: float) -> Iterator[TraceRequest]:
-        speed = 1.0 if rate is None else wanted / rate
+    def requests(amount: float) -> Iterator[TraceRequest]:
+        speed = 1.0 if rate is None else amount / rate
         for number, row in enumerate(rows):
             # Without times of their own they come evenly.
-            at = number / wanted if rate is None else (row.arrival_s - start) / speed
-            yield replace(row, arrival_s=at)
+            arrival = number / amount if rate is None else (row.arrival_s - start) / speed
+            yield replace(row, arrival_s=arrival)
 
     return Source(trace.source, len(rows), rate, requests, trace.prefix_block, trace.notes)
 
@@ -81,11 +81,11 @@ def from_lengths(prompt: Lengths, output: Lengths, num_requests: int, seed: int,
     def requests(rate: float) -> Iterator[TraceRequest]:
         rng = random.Random(seed)
         draw_prompt, draw_output = _drawn(prompt, rng), _drawn(output, rng)
-        at = 0.0
+        arrival = 0.0
         while True:
             tokens = max(next(draw_prompt), shared_prefix + 1)
-            yield TraceRequest(at, tokens, next(draw_output), (0,) if shared_prefix else ())
-            at += rng.expovariate(rate)
+            yield TraceRequest(arrival, tokens, next(draw_output), (0,) if shared_prefix else ())
+            arrival += rng.expovariate(rate)
 
     name = f"{prompt.source} in, {output.source} out"
     return Source(name, num_requests, None, requests, shared_prefix or None)

@@ -43,14 +43,14 @@ def fitted(samples: Sequence[Mapping[str, Any]], model: str, kv_token_bytes: int
 def _intervals(samples: Sequence[Mapping[str, Any]]) -> list[tuple[float, int, int, int, float]]:
     """(busy seconds, steps, prompt tokens, output tokens, mean KV tokens) between consecutive samples with steps."""
     served = [sample for sample in samples if sample.get("stage") in STAGES and all(name in sample for name in NEEDED)]
-    found = []
+    intervals = []
     for a, b in pairwise(served):
         busy, steps = b["busy_s"] - a["busy_s"], b["num_steps"] - a["num_steps"]
         if steps > 0 and busy > 0:
             kv = (a["num_kv_tokens"] + b["num_kv_tokens"]) / 2
             tokens = b["generation_tokens"] - a["generation_tokens"]
-            found.append((busy, steps, b["prompt_tokens"] - a["prompt_tokens"], tokens, kv))
-    return found
+            intervals.append((busy, steps, b["prompt_tokens"] - a["prompt_tokens"], tokens, kv))
+    return intervals
 
 
 def _least_squares(rows: list[tuple[float, ...]], values: list[float]) -> list[float] | None:
@@ -61,15 +61,15 @@ def _least_squares(rows: list[tuple[float, ...]], values: list[float]) -> list[f
     scale = np.abs(matrix).max(axis=0)
     best: tuple[float, list[float]] | None = None
     for count in range(len(TERMS), 0, -1):
-        for kept in combinations([i for i in range(len(TERMS)) if scale[i] > 0], count):
-            part = matrix[:, kept] / scale[list(kept)]
+        for terms in combinations([i for i in range(len(TERMS)) if scale[i] > 0], count):
+            part = matrix[:, terms] / scale[list(terms)]
             solution, _, rank, _ = np.linalg.lstsq(part, target, rcond=None)
             if rank < count or (solution < 0).any():
                 continue
             rest = float(((part @ solution - target) ** 2).sum())
             if best is None or rest < best[0]:
                 full = [0.0] * len(TERMS)
-                for i, value in zip(kept, solution, strict=True):
+                for i, value in zip(terms, solution, strict=True):
                     full[i] = float(value / scale[i])
                 best = rest, full
     return None if best is None else best[1]

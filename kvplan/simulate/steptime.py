@@ -84,16 +84,16 @@ def attention_kinds(plan: Plan) -> tuple[Attention, ...]:
     """
     spec, tp = plan.request.spec, plan.request.args.tensor_parallel_size
     dtype = plan.settings.kv_dtype
-    found: dict[int | None, tuple[int, int]] = {}
+    kinds: dict[int | None, tuple[int, int]] = {}
     for caches in spec.layers:
         for cache in caches:
             reach = _reach(cache, spec.name)
             if reach is None:
                 continue
             size, flops = token_bytes(cache, dtype, tp), 2 * spec.num_heads * _width(cache) // tp
-            before = found.get(reach.tokens, (0, 0))
-            found[reach.tokens] = before[0] + size, before[1] + flops
-    return tuple(Attention(Reach(tokens), size, flops) for tokens, (size, flops) in found.items())
+            before = kinds.get(reach.tokens, (0, 0))
+            kinds[reach.tokens] = before[0] + size, before[1] + flops
+    return tuple(Attention(Reach(tokens), size, flops) for tokens, (size, flops) in kinds.items())
 
 
 UNTIMED: Final[Mapping[type, str]] = {
@@ -450,10 +450,10 @@ def step_time(plan: Plan, shares: Shares, calibration: str | None, tier_bandwidt
 
     from kvplan.servers.calibration import read, step_seconds
 
-    found = read(Path(calibration))
-    steps = step_seconds(found, plan.request.gpu, plan.request.spec.name)
+    measured = read(Path(calibration))
+    steps = step_seconds(measured, plan.request.gpu, plan.request.spec.name)
     if steps.factors:
         line = roofline(plan, shares, tier_bandwidths, scaled(constants_of(plan), steps.factors))
         factors = ", ".join(f"{name} x {value:.2f}" for name, value in steps.factors.items())
-        return replace(line, text=f"{line.text}; fitted to {steps.runs} runs in {found.origin} ({factors})")
-    return Measured(steps.seconds, attention_kinds(plan), tier_bandwidths, f"measured: {found.origin}")
+        return replace(line, text=f"{line.text}; fitted to {steps.runs} runs in {measured.origin} ({factors})")
+    return Measured(steps.seconds, attention_kinds(plan), tier_bandwidths, f"measured: {measured.origin}")

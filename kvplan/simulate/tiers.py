@@ -71,17 +71,17 @@ class Tiers:
         self.looked_up += seq.num_tokens
         size = self.chunk_tokens
         first, last = hit_tokens // size, (min(seq.num_prompt_tokens, seq.num_tokens - 1)) // size
-        found: list[int] = []
+        tiers: list[int] = []
         for index in range(first, last):
             key = content.block_key(index, size)
             tier = next((t for t, each in enumerate(self.tiers) if key in each.chunks), None)
             if tier is None:
                 break
-            found.append(tier)
-        tokens = max(0, (first + len(found)) * size - hit_tokens)
+            tiers.append(tier)
+        tokens = max(0, (first + len(tiers)) * size - hit_tokens)
         if tokens:
-            self._loading[seq], self._starts[seq] = found, first * size
-            for index, tier in enumerate(found, first):
+            self._loading[seq], self._starts[seq] = tiers, first * size
+            for index, tier in enumerate(tiers, first):
                 served = min((index + 1) * size - hit_tokens, size)
                 self.tiers[tier].hit_tokens += served
         return tokens
@@ -92,9 +92,9 @@ class Tiers:
         from_tier = [0] * len(self.tiers)
         if chunks is None:
             return 0, from_tier
-        at, loaded = self._starts[seq], 0
+        first, loaded = self._starts[seq], 0
         for index, tier in enumerate(chunks):
-            low, high = at + index * self.chunk_tokens, at + (index + 1) * self.chunk_tokens
+            low, high = first + index * self.chunk_tokens, first + (index + 1) * self.chunk_tokens
             tokens = max(0, min(end, high) - max(start, low))
             from_tier[tier] += tokens * self.token_bytes
             loaded += tokens

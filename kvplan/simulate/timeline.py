@@ -69,9 +69,9 @@ class Timeline:
 
     def mean(self, level: str, seconds: float) -> float:
         """Time average over `seconds`."""
-        at = LEVELS.index(level)
-        return sum(bucket.sums[at] for bucket in self.buckets) / seconds if seconds else 0.0
+        index = LEVELS.index(level)
+        return sum(bucket.sums[index] for bucket in self.buckets) / seconds if seconds else 0.0
 
     def peak(self, level: str) -> int:
-        at = LEVELS.index(level)
-        return max((bucket.peaks[at] for bucket in self.buckets), default=0)
+        index = LEVELS.index(level)
+        return max((bucket.peaks[index] for bucket in self.buckets), default=0)

@@ -38,28 +38,28 @@ def blocks(sizes: Iterable[int]) -> tuple[int, int]:
     for size in sizes:
         if size <= 0:
             continue
-        asked = -(-size // ROUND) * ROUND
-        small = asked <= SMALL
+        rounded = -(-size // ROUND) * ROUND
+        small = rounded <= SMALL
         ends = free[0] if small else free[1]
-        at = bisect_left(ends, asked)
-        if at < len(ends):
-            block = ends.pop(at)
+        index = bisect_left(ends, rounded)
+        if index < len(ends):
+            block = ends.pop(index)
         else:
-            block = segment(asked)
+            block = segment(rounded)
             segments += block
-        rest = block - asked
+        rest = block - rounded
         if rest >= ROUND if small else rest > SMALL:
             insort(ends, rest)
-            block = asked
+            block = rounded
         added += block - size
     return added, segments
 
 
-def segment(asked: int) -> int:
-    """Bytes of the new segment that a block of `asked` bytes comes from."""
-    if asked <= SMALL:
+def segment(size: int) -> int:
+    """Bytes of the new segment that a block of `size` bytes comes from."""
+    if size <= SMALL:
         return SMALL_SEGMENT
-    return LARGE_SEGMENT if asked < LARGE else -(-asked // SMALL_SEGMENT) * SMALL_SEGMENT
+    return LARGE_SEGMENT if size < LARGE else -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
 
 
 def excess(sizes: Iterable[int]) -> int:
@@ -77,12 +77,12 @@ def loaded(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -
     values of each expert (llm-d-benchmark, empirical-vllm-memory-results.md).
     """
     values, scales, bias = weight_tensors(spec, weight, layer, layout)
-    held = values
+    loaded_bytes = values
     scheme = scheme_for(spec, weight, layer, layout.online)
     if scheme is not None and scheme.kind == "mxfp4" and layout.sm // 10 == 9:
         inputs, _ = local_shape(weight, expert_tp(layout))
-        held = values * up(inputs, HOPPER_MXFP4) // inputs
-    return [(held, values), (scales, scales), (bias, bias)]
+        loaded_bytes = values * up(inputs, HOPPER_MXFP4) // inputs
+    return [(loaded_bytes, values), (scales, scales), (bias, bias)]
 
 
 def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
@@ -113,10 +113,10 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
 def weights_excess(spec: ModelSpec, layout: Layout) -> int:
     """Bytes that a rank's weights and rotary tables take once loaded, beyond the tensors themselves."""
     made = list(tensors(spec, layout))
-    return excess(held for held, _ in made) + sum(held - created for held, created in made)
+    return excess(final for final, _ in made) + sum(final - created for final, created in made)
 
 
 @lru_cache(maxsize=4096)
 def weights_reserved(spec: ModelSpec, layout: Layout) -> int:
     """Bytes of the segments that a rank's weights and rotary tables come from: what the device has less of."""
-    return blocks(held for held, _ in tensors(spec, layout))[1]
+    return blocks(final for final, _ in tensors(spec, layout))[1]

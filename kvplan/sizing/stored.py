@@ -142,9 +142,9 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
     for tensor in checkpoint.tensors:
         if checkpoint.format == "gguf":
             tensor = replace(tensor, name=hugging_face_name(tensor.name))
-        found = _LAYER.search(tensor.name)
+        match = _LAYER.search(tensor.name)
         tower = any(word in tensor.name for word in ("visual", "vision", "audio", "mm_projector", "multi_modal"))
-        if found is None or tower:
+        if match is None or tower:
             weight = outside_layers(spec, tensor.name)
             if spec.tied and tensor.name.startswith("lm_head"):
                 continue
@@ -159,10 +159,10 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
                     size = size * up(weight.outputs, weight.pad_rows) // weight.outputs
                 total[group] += cdiv(size, layout.tp) if splits else size
             continue
-        layer = int(found.group(1))
+        layer = int(match.group(1))
         if layer not in stage:
             continue
-        module = _EXPERT.sub(r"\1.0.", tensor.name[found.end() :])
+        module = _EXPERT.sub(r"\1.0.", tensor.name[match.end() :])
         role, is_bias = _SUFFIX.sub("", module), module.endswith((".bias", "_bias"))
         match weight_of(spec, layer, role):
             case None:

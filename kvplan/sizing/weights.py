@@ -97,14 +97,14 @@ def stage_layers(num_layers: int, pp: int, *, rest_last: bool = False, partition
 
 def partitioned(num_layers: int, pp: int, partition: tuple[int, ...]) -> list[range]:
     """The layers of stages whose numbers are stated; refuses what a server does not start with."""
-    shown = ",".join(map(str, partition))
+    text = ",".join(map(str, partition))
     if len(partition) != pp:
         raise UsageError(
-            f"pp_layer_partition {shown}", f"says {len(partition)} stages of {pp}", "write a number for each stage"
+            f"pp_layer_partition {text}", f"says {len(partition)} stages of {pp}", "write a number for each stage"
         )
     if sum(partition) != num_layers:
         raise UsageError(
-            f"pp_layer_partition {shown}",
+            f"pp_layer_partition {text}",
             f"adds up to {sum(partition)} layers of {num_layers}",
             "write numbers that add up",
         )

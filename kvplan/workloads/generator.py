@@ -94,28 +94,28 @@ def options_of(text: str) -> dict[str, str]:
     generator = next((each for each in GENERATORS if re.search(each.is_called, text)), None)
     if generator is None or len(text) > MAX_CHARS:
         raise UsageError(OPTION, "no command of a load generator is found", "paste `vllm bench serve ...`")
-    said = flags(text, generator)
-    dataset = said.get("dataset-name", generator.dataset)
-    found = {"num_requests": said.get("num-prompts", said.get("num-prompt", str(generator.num_prompts)))}
+    stated = flags(text, generator)
+    dataset = stated.get("dataset-name", generator.dataset)
+    options = {"num_requests": stated.get("num-prompts", stated.get("num-prompt", str(generator.num_prompts)))}
     if dataset in RANDOM:
-        found |= random_lengths(said, generator)
+        options |= random_lengths(stated, generator)
     elif dataset == SHAREGPT:
-        found["profile"] = SHAREGPT
-        if "sharegpt-output-len" in said:
+        options["profile"] = SHAREGPT
+        if "sharegpt-output-len" in stated:
             raise UsageError(
                 OPTION, "--sharegpt-output-len has no counterpart", "state --prompt-tokens, --output-tokens"
             )
-    elif dataset == "prefix_repetition" and said.get("prefix-repetition-num-prefixes") == "1":
-        prefix = whole(said, "prefix-repetition-prefix-len", 256)
-        found["prompt_tokens"] = str(prefix + whole(said, "prefix-repetition-suffix-len", 256))
-        found["output_tokens"] = str(whole(said, "prefix-repetition-output-len", 128))
-        found["shared_prefix"] = str(prefix)
+    elif dataset == "prefix_repetition" and stated.get("prefix-repetition-num-prefixes") == "1":
+        prefix = whole(stated, "prefix-repetition-prefix-len", 256)
+        options["prompt_tokens"] = str(prefix + whole(stated, "prefix-repetition-suffix-len", 256))
+        options["output_tokens"] = str(whole(stated, "prefix-repetition-output-len", 128))
+        options["shared_prefix"] = str(prefix)
     else:
         raise UsageError(
             OPTION, f"--dataset-name {printable(dataset, 60)}: its lengths are not known here",
             "write them to a --trace, or state --prompt-tokens and --output-tokens",
         )  # fmt: skip
-    return found | arrivals(said)
+    return options | arrivals(stated)
 
 
 def flags(text: str, generator: Generator) -> dict[str, str]:
@@ -124,7 +124,7 @@ def flags(text: str, generator: Generator) -> dict[str, str]:
         words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
     except ValueError as error:
         raise UsageError(OPTION, f"the quotes do not match ({str(error).lower()})", "paste the whole command") from None
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     name: str | None = None
     for word in words:
         if word.startswith("--"):
@@ -138,52 +138,52 @@ def flags(text: str, generator: Generator) -> dict[str, str]:
                     "leave it out of the command",
                 )  # fmt: skip
             elif equals:
-                said[name], name = value, None
+                values[name], name = value, None
         elif name is not None:
-            said[name] = f"{said[name]} {word}" if name in said and name == "goodput" else word
+            values[name] = f"{values[name]} {word}" if name in values and name == "goodput" else word
             name = name if name == "goodput" else None
-    return said
+    return values
 
 
-def random_lengths(said: Mapping[str, str], generator: Generator) -> dict[str, str]:
-    prompt = whole(said, first(said, "random-input-len", "random-input", "input-len"), generator.input_len)
-    answer = whole(said, first(said, "random-output-len", "random-output", "output-len"), generator.output_len)
-    prefix = whole(said, "random-prefix-len", 0)
-    prompt_ratio, answer_ratio = ratios(said.get("random-range-ratio", "0.0"))
+def random_lengths(stated: Mapping[str, str], generator: Generator) -> dict[str, str]:
+    prompt = whole(stated, first(stated, "random-input-len", "random-input", "input-len"), generator.input_len)
+    answer = whole(stated, first(stated, "random-output-len", "random-output", "output-len"), generator.output_len)
+    prefix = whole(stated, "random-prefix-len", 0)
+    prompt_ratio, answer_ratio = ratios(stated.get("random-range-ratio", "0.0"))
     low, high = generator.spread(prompt, prompt_ratio)
-    found = {
+    lengths = {
         "prompt_tokens": uniform(low + prefix, high + prefix),
         "output_tokens": uniform(*generator.spread(answer, answer_ratio)),
     }
-    return found | ({"shared_prefix": str(prefix)} if prefix else {})
+    return lengths | ({"shared_prefix": str(prefix)} if prefix else {})
 
 
 def ratios(text: str) -> tuple[float, float]:
     """Of prompts and of answers: `0.2`, or `{"input": 0.2, "output": 0.5}`."""
     pair = re.fullmatch(r"\s*\{\s*['\"]input['\"]\s*:\s*([0-9.]+)\s*,\s*['\"]output['\"]\s*:\s*([0-9.]+)\s*\}\s*", text)
     try:
-        found = (float(pair[1]), float(pair[2])) if pair else (float(text), float(text))
+        low_high = (float(pair[1]), float(pair[2])) if pair else (float(text), float(text))
     except ValueError:
-        found = (-1.0, -1.0)
-    if not all(0 <= ratio <= 1 for ratio in found):
+        low_high = (-1.0, -1.0)
+    if not all(0 <= ratio <= 1 for ratio in low_high):
         raise UsageError(OPTION, f"--random-range-ratio {printable(text, 60)} is no share", "write 0 to 1")
-    return found
+    return low_high
 
 
-def arrivals(said: Mapping[str, str]) -> dict[str, str]:
-    found = {"rate": said.get("request-rate", "inf")}
-    if "max-concurrency" in said:
-        found["max_concurrency"] = said["max-concurrency"]
-    burstiness = said.get("burstiness", "1.0")
-    if found["rate"] != "inf" and burstiness not in ("1", "1.0"):
-        found["arrivals"] = "constant" if burstiness == "inf" else f"gamma:{burstiness}"
-    if "seed" in said:
-        found["seed"] = said["seed"]
-    if "goodput" in said:
-        found["slo"] = ",".join(promise(each) for each in said["goodput"].split())
-    if "model" in said:
-        found["model"] = said["model"]
-    return found
+def arrivals(stated: Mapping[str, str]) -> dict[str, str]:
+    options = {"rate": stated.get("request-rate", "inf")}
+    if "max-concurrency" in stated:
+        options["max_concurrency"] = stated["max-concurrency"]
+    burstiness = stated.get("burstiness", "1.0")
+    if options["rate"] != "inf" and burstiness not in ("1", "1.0"):
+        options["arrivals"] = "constant" if burstiness == "inf" else f"gamma:{burstiness}"
+    if "seed" in stated:
+        options["seed"] = stated["seed"]
+    if "goodput" in stated:
+        options["slo"] = ",".join(promise(each) for each in stated["goodput"].split())
+    if "model" in stated:
+        options["model"] = stated["model"]
+    return options
 
 
 def promise(text: str) -> str:
@@ -195,12 +195,12 @@ def promise(text: str) -> str:
     return f"{names[name]}={limit}ms"
 
 
-def first(said: Mapping[str, str], *names: str) -> str:
-    return next((name for name in names if name in said), names[0])
+def first(stated: Mapping[str, str], *names: str) -> str:
+    return next((name for name in names if name in stated), names[0])
 
 
-def whole(said: Mapping[str, str], name: str, default: int) -> int:
-    text = said.get(name, str(default))
+def whole(stated: Mapping[str, str], name: str, default: int) -> int:
+    text = stated.get(name, str(default))
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise UsageError(OPTION, f"--{name} {printable(text, 60)} is no whole number", "write plain digits")
     return int(text)

@@ -120,11 +120,11 @@ def clipped(weights: Counter[int] | dict[int, float], limit: int, source: str, *
     """Normalised, what lies above `limit` counted at it."""
     total = math.fsum(weights.values())
     above = math.fsum(weight for tokens, weight in weights.items() if tokens > limit) / total
-    kept: dict[int, float] = {}
+    by_tokens: dict[int, float] = {}
     for tokens, weight in weights.items():
-        kept[min(tokens, limit)] = kept.get(min(tokens, limit), 0.0) + weight / total
+        by_tokens[min(tokens, limit)] = by_tokens.get(min(tokens, limit), 0.0) + weight / total
     clip = (f"{above:.2%} of the lengths are above {limit:,} tokens and count as {limit:,}",) if above else ()
-    return Lengths(tuple(sorted(kept.items())), source, (*notes, *clip))
+    return Lengths(tuple(sorted(by_tokens.items())), source, (*notes, *clip))
 
 
 # --- distributions ------------------------------------------------------------------------------------------------
@@ -265,9 +265,11 @@ def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
             if not (len(fields) == 1 and _is_count(fields[0])):
                 continue
         if len(fields) <= max(columns):
-            wanted = max(columns) + 1
+            num_columns = max(columns) + 1
             raise InvalidInputError(
-                f"{where}: line {number}", f"too few columns ({len(fields)})", f"the lengths are in column {wanted}"
+                f"{where}: line {number}",
+                f"too few columns ({len(fields)})",
+                f"the lengths are in column {num_columns}",
             )
         yield number, sum(_count(fields[column], where, number) for column in columns), len(columns) > 1
 

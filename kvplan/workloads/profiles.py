@@ -92,12 +92,12 @@ class Profile:
         self, per_s: float, shared: int, sharers: tuple[int, ...], rng: "random.Random"
     ) -> Iterator[TraceRequest]:
         shares, families = self._shares(rng), range(len(sharers))
-        at = 0.0
+        arrival = 0.0
         for of_prompt, of_output in shares:
             family = rng.choices(families, sharers) if len(sharers) > 1 else [0]
             prompt = max(tokens_at(self.prompt, of_prompt), shared + 1)
-            yield TraceRequest(at, prompt, tokens_at(self.output, of_output), tuple(family) if shared else ())
-            at -= math.log(1 - rng.random()) / per_s  # not expovariate: the same numbers in every Python
+            yield TraceRequest(arrival, prompt, tokens_at(self.output, of_output), tuple(family) if shared else ())
+            arrival -= math.log(1 - rng.random()) / per_s  # not expovariate: the same numbers in every Python
 
     def _shares(self, rng: "random.Random") -> Iterator[tuple[float, float]]:
         """Where in its distribution each prompt and output lies, from 0 to 1."""

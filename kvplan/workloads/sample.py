@@ -21,10 +21,10 @@ def span_of(trace: Trace, length_s: float, start_s: float | None = None, seed: i
     if length_s > trace.span_s:
         raise UsageError(f"--span {length_s:g}s", f"is more than the trace has ({trace.span_s:g} s)", "take less")
     start = random.Random(seed).uniform(0, trace.span_s - length_s) if start_s is None else start_s
-    kept = [each for each in trace.requests if start <= each.arrival_s < start + length_s]
-    if not kept:
+    requests = [each for each in trace.requests if start <= each.arrival_s < start + length_s]
+    if not requests:
         raise UsageError("--span", f"no request came from {start:g} s to {start + length_s:g} s", "choose another span")
-    return from_first(trace, kept, f"{start:g} s to {start + length_s:g} s of {trace.source}")
+    return from_first(trace, requests, f"{start:g} s to {start + length_s:g} s of {trace.source}")
 
 
 def thinned(trace: Trace, num_requests: int, seed: int = 0) -> Trace:
@@ -45,8 +45,8 @@ def thinned(trace: Trace, num_requests: int, seed: int = 0) -> Trace:
     order = list(members.values())
     random.Random(seed).shuffle(order)
     drawn = [index for indices in order for index in indices][:num_requests]
-    kept = [trace.requests[index] for index in sorted(drawn)]
-    return from_first(trace, kept, f"{num_requests:,} of {trace.source}, seed {seed}")
+    requests = [trace.requests[index] for index in sorted(drawn)]
+    return from_first(trace, requests, f"{num_requests:,} of {trace.source}, seed {seed}")
 
 
 def share_of(trace: Trace, share: float, seed: int = 0) -> Trace:
@@ -63,6 +63,6 @@ def families(requests: Sequence[TraceRequest]) -> list[int]:
     return [next((node for node in chain if sharers[node] <= most), -1 - index) for index, chain in enumerate(chains)]
 
 
-def from_first(trace: Trace, kept: Sequence[TraceRequest], source: str) -> Trace:
+def from_first(trace: Trace, requests: Sequence[TraceRequest], source: str) -> Trace:
     """Those requests as a trace that begins with the first of them."""
-    return Trace(tuple(from_start(kept, kept[0].arrival_s)), source, trace.prefix_block, trace.has_arrivals)
+    return Trace(tuple(from_start(requests, requests[0].arrival_s)), source, trace.prefix_block, trace.has_arrivals)

@@ -87,10 +87,10 @@ def trace_stats(trace: Trace) -> TraceStats:
 def length_stats(lengths: Sequence[int]) -> LengthStats:
     ordered = sorted(lengths)
 
-    def at(percent: int) -> int:
+    def percentile(percent: int) -> int:
         return ordered[-(-percent * len(ordered) // 100) - 1]  # nearest rank: ceil(share x n), from 1
 
-    return LengthStats(sum(ordered) / len(ordered), at(50), at(90), at(99), ordered[-1])
+    return LengthStats(sum(ordered) / len(ordered), percentile(50), percentile(90), percentile(99), ordered[-1])
 
 
 def arrival_stats(times: Sequence[float]) -> ArrivalStats:
@@ -172,16 +172,16 @@ def found_again(requests: Sequence[TraceRequest], chains: Sequence[tuple[int, ..
     The least recently used run leaves first; of one request's runs the last counts as the oldest, as servers free them,
     so what is held is always the beginning of something.
     """
-    held: OrderedDict[int, None] = OrderedDict()
+    cached: OrderedDict[int, None] = OrderedDict()
     tokens = 0
     for request, chain in zip(requests, chains, strict=True):
         hits = 0
-        while hits < len(chain) and chain[hits] in held:
+        while hits < len(chain) and chain[hits] in cached:
             hits += 1
         tokens += min(hits * block, request.prompt_tokens)
         for node in reversed(chain[:size]):  # what lies beyond the size would push itself out
-            held[node] = None
-            held.move_to_end(node)
-        while len(held) > size:
-            held.popitem(last=False)
+            cached[node] = None
+            cached.move_to_end(node)
+        while len(cached) > size:
+            cached.popitem(last=False)
     return tokens

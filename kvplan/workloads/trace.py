@@ -131,7 +131,7 @@ class _Rows:
     def bad_value(self, number: int, what: str, value: str, cure: str) -> InvalidInputError:
         return InvalidInputError(f"{self.where}: {self.noun} {number}", f"{what} ({value})", cure, public=what)
 
-    def add(self, number: int, at: float, prompt: int, output: int, ids: tuple[int, ...] = ()) -> None:
+    def add(self, number: int, arrival: float, prompt: int, output: int, ids: tuple[int, ...] = ()) -> None:
         """Keep a request, unless it has no output: that is how BurstGPT and vLLM's benchmark record a failed one."""
         if output == 0:
             self.num_empty += 1
@@ -147,7 +147,7 @@ class _Rows:
                 f"more than {MAX_REQUESTS:,} requests or {MAX_PREFIX_IDS:,} prefix ids",
                 "use a part of the file",
             )
-        self.requests.append(TraceRequest(at, prompt, output, ids))
+        self.requests.append(TraceRequest(arrival, prompt, output, ids))
 
     def trace(self, *, has_arrivals: bool, prefix_block: int | None = None) -> Trace:
         """By arrival, and counted from the first request."""
@@ -195,8 +195,8 @@ def _read_csv(rows: _Rows, first: tuple[int, str], lines: Iterator[tuple[int, st
             raise rows.fault(
                 number, f"more columns than the header ({len(fields)}, not {len(names)})", "correct the row"
             )
-        at = seconds_of(fields[time[0]], number) if time else 0.0
-        rows.add(number, at, _tokens(rows, number, fields[prompt]), _tokens(rows, number, fields[output]))
+        arrival = seconds_of(fields[time[0]], number) if time else 0.0
+        rows.add(number, arrival, _tokens(rows, number, fields[prompt]), _tokens(rows, number, fields[output]))
     return rows.trace(has_arrivals=time is not None)
 
 
@@ -213,23 +213,23 @@ def _fields(rows: _Rows, number: int, line: str) -> list[str]:
 
 def _length_columns(rows: _Rows, number: int, names: list[str]) -> tuple[int, int]:
     """Where prompt and output tokens stand."""
-    shown = printable(",".join(names), 80)
-    found = [pair for pair in PAIRS if pair[0] in names and pair[1] in names]
-    for pair in found[:1]:
+    columns = printable(",".join(names), 80)
+    pairs = [pair for pair in PAIRS if pair[0] in names and pair[1] in names]
+    for pair in pairs[:1]:
         if names.count(pair[0]) > 1 or names.count(pair[1]) > 1:
-            raise rows.bad_value(number, "the header names a column of tokens twice", repr(shown), "leave one")
+            raise rows.bad_value(number, "the header names a column of tokens twice", repr(columns), "leave one")
         return names.index(pair[0]), names.index(pair[1])
     if len(names) > 1 and all(is_number(name) for name in names):
         what = f"{len(names)} columns of numbers and no header"
-        raise rows.bad_value(number, what, repr(shown), f"put a line above that names them: {NAMES}")
+        raise rows.bad_value(number, what, repr(columns), f"put a line above that names them: {NAMES}")
     if any(total in names for total in TOTALS) or all(name.isdigit() for name in names):
         raise rows.bad_value(
             number,
             "one length per request and no header of two",
-            repr(shown),
+            repr(columns),
             f"a trace has the columns {NAMES}, and `kvplan estimate --lengths` reads plain lengths",
         )
-    raise rows.bad_value(number, "no columns of lengths in the header", repr(shown), f"name the columns {NAMES}")
+    raise rows.bad_value(number, "no columns of lengths in the header", repr(columns), f"name the columns {NAMES}")
 
 
 def is_number(text: str) -> bool:
@@ -378,8 +378,8 @@ class _Form:
     def of(rows: _Rows, number: int, record: dict[str, Any]) -> "_Form":
         pair = next((pair for pair in PAIRS if pair[0] in record and pair[1] in record), None)
         if pair is None:
-            shown = printable(", ".join(record), 80)
-            raise rows.bad_value(number, "no lengths among the keys", shown, "name them input_length and output_length")
+            keys = printable(", ".join(record), 80)
+            raise rows.bad_value(number, "no lengths among the keys", keys, "name them input_length and output_length")
         is_bailian = "chat_id" in record or "parent_chat_id" in record
         time = next((name for name in (*TIMES, "timestamp") if name in record), None)
         unit = TIMES.get(time or "", 1.0 if is_bailian else 0.001)
@@ -399,12 +399,12 @@ class _Form:
             raise rows.fault(
                 number, "delay: a time after another request", "give each request its timestamp and its length"
             )
-        at = 0.0
+        arrival = 0.0
         if self.time is not None:
-            at = _seconds(rows, number, record.get(self.time), self.time, self.unit)
+            arrival = _seconds(rows, number, record.get(self.time), self.time, self.unit)
         elif any(name in record for name in (*TIMES, "timestamp")):
             raise rows.fault(number, "has a time, which the first line lacks", "give all lines one or none")
-        rows.add(number, at, prompt, output, self._ids(rows, number, record, prompt))
+        rows.add(number, arrival, prompt, output, self._ids(rows, number, record, prompt))
 
     def _ids(self, rows: _Rows, number: int, record: dict[str, Any], prompt: int) -> tuple[int, ...]:
         ids = record.get("hash_ids")
@@ -455,8 +455,10 @@ def _read_result(rows: _Rows, result: dict[str, Any]) -> Trace:
     rows.noun = "request"
     for number, (prompt, output, start) in enumerate(zip(prompts, outputs, times, strict=True), 1):
         figures = {"input_lens": prompt, "output_lens": output}
-        at = _seconds(rows, number, start, "start_times", 1.0)
-        rows.add(number, at, _count(rows, number, figures, "input_lens"), _count(rows, number, figures, "output_lens"))
+        arrival = _seconds(rows, number, start, "start_times", 1.0)
+        rows.add(
+            number, arrival, _count(rows, number, figures, "input_lens"), _count(rows, number, figures, "output_lens")
+        )
     return rows.trace(has_arrivals=isinstance(starts, list))
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from kvplan.hardware.gpu import custom_gpu, gpu
 from kvplan.hardware.prices import read as read_prices
 from kvplan.models import catalog
-from kvplan.planning.held import pool_holds, pool_users
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.recommend import bound, seqs_for
+from kvplan.planning.user_counts import pool_holds, pool_users
 from kvplan.planning.users import users_for_lengths
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.vllm.rules import EngineArgs

@@ -167,11 +167,11 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
     )
     outer = (*embedding(vocab, hidden, tied, name="transformer.wte"), final_norm(hidden))
     rope_dim = int(heads.head_dim * config.ratio("rotary_pct", 1, 1))
-    found = draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
+    spec = draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
     trained = config.maybe_count("seq_length")  # vLLM takes the smallest of the lengths a config names
-    if trained and trained < found.max_model_len:
-        found.max_model_len = found.context_limit = trained
-    return found
+    if trained and trained < spec.max_model_len:
+        spec.max_model_len = spec.context_limit = trained
+    return spec
 
 
 def read_dbrx(config: Config, model_type: str) -> SpecDraft:

@@ -27,13 +27,13 @@ class Shape:
 def draft(config: Config, shape: Shape) -> SpecDraft:
     """Every layer alike, every token's K and V kept."""
     num_layers = config.num_layers()
-    wanted, limit = rope.context(config)
+    context, limit = rope.context(config)
     heads = shape.heads
     return SpecDraft(
         hidden_size=shape.hidden,
         num_heads=heads.num_heads,
         vocab_size=shape.vocab,
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=[(FullAttention(heads.num_kv_heads, heads.head_dim, heads.head_dim_v),)] * num_layers,
         layer_weights=[shape.layer] * num_layers,

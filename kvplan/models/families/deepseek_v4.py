@@ -133,7 +133,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     }
     ratios = compress_ratios(config, num_layers)
     moe = {hashed: feed_forward(config, hidden, vocab, hashed=hashed) for hashed in (True, False)}
-    wanted, limit = rope.context(config)
+    context, limit = rope.context(config)
     head = (
         full_precision("model.hc_head_fn", copies * hidden, copies, "mlp"),
         vector("model.hc_head_base", copies, "mlp", dtype="float32"),
@@ -143,7 +143,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         hidden_size=hidden,
         num_heads=config.count("num_attention_heads"),
         vocab_size=vocab,
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=[caches[ratio] for ratio in ratios],
         layer_weights=[base + extras[ratio] + moe[i < hash_layers] for i, ratio in enumerate(ratios)],

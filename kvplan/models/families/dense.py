@@ -198,12 +198,12 @@ def read(config: Config, model_type: str) -> SpecDraft:
     tied = config.flag("tie_word_embeddings", traits.tied)
     block = attention_layer(config, traits, hidden, heads) + dense_mlp(config, traits, hidden, inner)
     windows = layer_windows(config, traits, num_layers)
-    wanted, limit = rope.context(config, traits.context_default, scaled=traits.scaled_context)
+    context, limit = rope.context(config, traits.context_default, scaled=traits.scaled_context)
     return SpecDraft(
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=[(attention_cache(heads, window),) for window in windows],
         layer_weights=[block] * num_layers,

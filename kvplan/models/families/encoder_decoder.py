@@ -56,7 +56,7 @@ def encoder(config: Config, hidden: int) -> list[Weight]:
     head = Part(check_heads(config, hidden, heads), hidden // heads)
     layers = config.count("encoder_layers", high=MAX_LAYERS)
     bins, rows = config.count("num_mel_bins", default=80), config.count("max_source_positions", default=1500)
-    one = (
+    layer = (
         *attention("self_attn", hidden, head, "vision_audio"),
         *mlp(hidden, config.count("encoder_ffn_dim"), "vision_audio"),
         layer_norm("self_attn_layer_norm", hidden, "vision_audio"),
@@ -66,7 +66,7 @@ def encoder(config: Config, hidden: int) -> list[Weight]:
         Weight("model.encoder.conv1", "vision_audio", bins * KERNEL, (Part(hidden),), bias=True),
         Weight("model.encoder.conv2", "vision_audio", hidden * KERNEL, (Part(hidden),), bias=True),
         Weight("model.encoder.embed_positions", "vision_audio", hidden, (Part(rows),)),
-        *one * layers,
+        *layer * layers,
         layer_norm("model.encoder.layer_norm", hidden, "vision_audio"),
     ]
 
@@ -77,7 +77,7 @@ def read_whisper(config: Config, model_type: str) -> SpecDraft:
     heads, num_layers = config.count("decoder_attention_heads"), config.count("decoder_layers", high=MAX_LAYERS)
     inner, positions = config.count("decoder_ffn_dim"), config.count("max_target_positions", default=448)
     head = Part(check_heads(config, hidden, heads), hidden // heads)
-    wanted, limit = rope.context(Config({"max_position_embeddings": positions}, config.where, config.notes))
+    context, limit = rope.context(Config({"max_position_embeddings": positions}, config.where, config.notes))
     layer = (
         *attention("self_attn", hidden, head, "attention"),
         *attention("encoder_attn", hidden, head, "attention", crossing=True),
@@ -90,7 +90,7 @@ def read_whisper(config: Config, model_type: str) -> SpecDraft:
         hidden_size=hidden,
         num_heads=heads,
         vocab_size=vocab,
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=[caches] * num_layers,
         layer_weights=[layer] * num_layers,

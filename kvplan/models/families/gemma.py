@@ -128,12 +128,12 @@ def read_gemma4(config: Config, model_type: str) -> SpecDraft:
             mixer = attention(hidden, heads, qkv_bias=config.flag("attention_bias")) + qk_norms(heads)
         mlp = gated_mlp(hidden, inner * (2 if double_wide and shares else 1))
         weights.append(mixer + mlp + norms + moe + per_layer)
-    wanted, limit = rope.context(config, scaled=False)
+    context, limit = rope.context(config, scaled=False)
     tied = config.flag("tie_word_embeddings", True)
     embed = (table("model.embed_tokens", vocab, hidden, Place.EVERY),)
     head = () if tied else (table("lm_head", vocab, hidden, Place.LAST, "lm_head"),)
     return SpecDraft(
-        hidden_size=hidden, num_heads=num_heads, vocab_size=vocab, max_model_len=wanted, context_limit=limit,
+        hidden_size=hidden, num_heads=num_heads, vocab_size=vocab, max_model_len=context, context_limit=limit,
         layers=layers, layer_weights=weights,
         other_weights=[*embed, *head, *outside, final_norm(hidden, place=Place.EVERY)],
         ropes=layer_ropes((local, full), limit), tied=tied,
@@ -193,14 +193,14 @@ def read_gemma3n(config: Config, model_type: str) -> SpecDraft:
         layers.append(() if shares else (attention_cache(heads, None if is_full else window),))
         mixer = shared_attention(hidden, heads) if shares else attention(hidden, heads) + qk_norms(heads)
         weights.append(mixer + gated_mlp(hidden, inners[i]) + common)
-    wanted, limit = rope.context(config, scaled=False)
+    context, limit = rope.context(config, scaled=False)
     altup = tuple(
         column(f"model.altup_{kind}_projections.{i}", hidden, hidden, "embedding")
         for kind in ("", "unembed")
         for i in range(copies - 1)
     )
     return SpecDraft(
-        hidden_size=hidden, num_heads=heads.num_heads, vocab_size=vocab, max_model_len=wanted, context_limit=limit,
+        hidden_size=hidden, num_heads=heads.num_heads, vocab_size=vocab, max_model_len=context, context_limit=limit,
         layers=layers, layer_weights=weights,
         other_weights=[
             table("model.embed_tokens", vocab, hidden, Place.EVERY), *outside, *altup,

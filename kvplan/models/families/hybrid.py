@@ -44,12 +44,12 @@ def draft(
     config: Config, layers: list[Layer], other: list[Weight], *, heads: Heads | None, tied: bool, rotary: bool = True,
     widest: int = 0,
 ) -> SpecDraft:  # fmt: skip
-    wanted, limit = rope.context(config)
+    context, limit = rope.context(config)
     return SpecDraft(
         hidden_size=config.count("hidden_size"),
         num_heads=heads.num_heads if heads else 1,
         vocab_size=config.count("vocab_size"),
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=[caches for _, caches in layers],
         layer_weights=[weights for weights, _ in layers],

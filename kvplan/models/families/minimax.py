@@ -85,13 +85,13 @@ def read(config: Config, model_type: str) -> SpecDraft:
     kinds = full_layers(config, num_layers)
     tied = config.flag("tie_word_embeddings")
     head = replace(table("lm_head", vocab, hidden, Place.LAST, "lm_head"), dtype="float32")
-    wanted, limit = rope.context(config)
+    context, limit = rope.context(config)
     rotary = config.count("rotary_dim", default=heads.head_dim)
     return SpecDraft(
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=[mixers[is_full][1] for is_full in kinds],
         layer_weights=[mixers[is_full][0] + common for is_full in kinds],

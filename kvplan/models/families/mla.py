@@ -97,7 +97,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     moe = ROUTERS[model_type]
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     tied = config.flag("tie_word_embeddings")
-    wanted, limit = rope.context(config)
+    context, limit = rope.context(config)
     sparse = sparse_layers(config, num_layers)
     dsa = "index_head_dim" in config
     indexed = indexed_layers(config, num_layers) if dsa else [False] * num_layers
@@ -111,7 +111,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         hidden_size=hidden,
         num_heads=config.count("num_attention_heads"),
         vocab_size=vocab,
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=[latent_caches(config, indexed=flag if dsa else None) for flag in indexed],
         layer_weights=[base + extra[indexed[i]] + feed_forward[sparse[i]] for i in range(num_layers)],

@@ -170,7 +170,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     vocab = config.count("vocab_size")
     tied = config.flag("tie_word_embeddings", traits.tied)
     sparse = sparse_layers(config, num_layers)
-    wanted, limit = rope.context(config, traits.context_default)
+    context, limit = rope.context(config, traits.context_default)
     feed_forward = {True: expert_layer(config, moe, hidden) if any(sparse) else ()}
     if not all(sparse):
         feed_forward[False] = dense_mlp(config, traits, hidden, config.count(moe.dense_inner))
@@ -179,7 +179,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=caches,
         layer_weights=[attentions[i] + feed_forward[sparse[i]] for i in range(num_layers)],

@@ -86,7 +86,9 @@ def mtp_head(spec: ModelSpec) -> ModelSpec:
     head = HEADS[spec.model_type]
     layers = [layer for index in range(count) for layer in step_layers(spec, head, index)]
     if not head.numbered and keeps_plain(spec):
-        layers = [(tuple(replace(weight, quantizable=False) for weight in weights), kept) for weights, kept in layers]
+        layers = [
+            (tuple(replace(weight, quantizable=False) for weight in weights), caches) for weights, caches in layers
+        ]
     return replace(
         spec,
         name=spec.name + SUFFIX,
@@ -211,6 +213,6 @@ def keeps_plain(spec: ModelSpec) -> bool:
     """Whether the checkpoint's lists leave the whole head in the model's dtype (`mtp*`)."""
     if spec.quantization is None:
         return False
-    kept = [name for name, scheme in spec.quantization.names.items() if scheme is None]
-    kept += [pattern for pattern, scheme in spec.quantization.patterns if scheme is None]
-    return any("mtp" in name for name in kept)
+    plain_names = [name for name, scheme in spec.quantization.names.items() if scheme is None]
+    plain_names += [pattern for pattern, scheme in spec.quantization.patterns if scheme is None]
+    return any("mtp" in name for name in plain_names)

@@ -55,12 +55,12 @@ def read_mllama(config: Config, model_type: str) -> SpecDraft:
     tied = config.flag("tie_word_embeddings")
     table, *head = embedding(vocab, hidden, tied)
     table = replace(table, parts=(Part(vocab + IMAGE_ROWS),))
-    wanted, limit = rope.context(config)
+    context, limit = rope.context(config)
     return SpecDraft(
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
-        max_model_len=wanted,
+        max_model_len=context,
         context_limit=limit,
         layers=[(kind,) for kind in kinds],
         layer_weights=[cross if i in crossing else own for i in range(num_layers)],

@@ -19,11 +19,11 @@ def ffn_width(config: Config, ffn: Config, hidden: int) -> int:
     return -(-inner // 256) * 256
 
 
-def block(config: Config, at: int, entry: Any) -> tuple[Config, Config]:
+def block(config: Config, index: int, entry: Any) -> tuple[Config, Config]:
     if not isinstance(entry, dict):
-        raise config.fail(f"block_configs[{at}]", "must be an object", "correct the config")
-    one = Config(entry, f"{config.where}: block_configs[{at}]", config.notes)
-    return one.sub("attention"), one.sub("ffn")
+        raise config.fail(f"block_configs[{index}]", "must be an object", "correct the config")
+    block_config = Config(entry, f"{config.where}: block_configs[{index}]", config.notes)
+    return block_config.sub("attention"), block_config.sub("ffn")
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
@@ -39,11 +39,11 @@ def read(config: Config, model_type: str) -> SpecDraft:
     layers: list[tuple[LayerCache, ...]] = []
     weights: list[tuple[Weight, ...]] = []
     widest = 0
-    for at, entry in enumerate(blocks):
-        attn, ffn = block(config, at, entry)
+    for index, entry in enumerate(blocks):
+        attn, ffn = block(config, index, entry)
         for part, name in ((attn, "attention"), (ffn, "ffn")):
             if part.flag("replace_with_linear"):
-                raise config.fail(f"block_configs[{at}].{name}", "is replaced with a linear layer", "not modeled")
+                raise config.fail(f"block_configs[{index}].{name}", "is replaced with a linear layer", "not modeled")
         tensors: tuple[Weight, ...] = ()
         caches: tuple[LayerCache, ...] = ()
         if not attn.flag("no_op"):
@@ -59,10 +59,10 @@ def read(config: Config, model_type: str) -> SpecDraft:
             tensors += (*gated_mlp(hidden, inner), norm("post_attention_layernorm", hidden))
         layers.append(caches)
         weights.append(tensors)
-    wanted, limit = rope.context(config)
+    context, limit = rope.context(config)
     tied = config.flag("tie_word_embeddings")
     return SpecDraft(
-        hidden_size=hidden, num_heads=num_heads, vocab_size=vocab, max_model_len=wanted, context_limit=limit,
+        hidden_size=hidden, num_heads=num_heads, vocab_size=vocab, max_model_len=context, context_limit=limit,
         layers=layers, layer_weights=weights,
         other_weights=list(outer_weights(config, PLAIN, vocab, hidden, tied)),
         ropes=rope.tables(config, dim, limit), tied=tied, widest_mlp=widest,

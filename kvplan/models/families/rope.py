@@ -41,16 +41,16 @@ def context(config: Config, default: int | None = None, *, scaled: bool = True) 
     limit = config.count(*keys, default=default or DEFAULT_CONTEXT)
     if default is None and config.first(keys)[1] is None and "model_max_length" not in config:
         config.notes.append(f"the config names no context: {DEFAULT_CONTEXT:,} tokens, as vLLM takes then")
-    wanted = limit
+    stated_or_limit = limit
     settings = scaling(config)
     match rope_type(config):
         case "longrope" | "su":
             key = "original_max_position_embeddings"
-            wanted = settings.count(key, default=config.count(key, default=limit))
+            stated_or_limit = settings.count(key, default=config.count(key, default=limit))
         case "linear" | "dynamic" if scaled:
-            wanted = limit = max(1, int(limit * settings.ratio("factor", 1.0, MAX_FACTOR)))
+            stated_or_limit = limit = max(1, int(limit * settings.ratio("factor", 1.0, MAX_FACTOR)))
     stated = config.maybe_count("model_max_length")
-    return (stated, max(stated, limit)) if stated else (wanted, limit)
+    return (stated, max(stated, limit)) if stated else (stated_or_limit, limit)
 
 
 def tables(config: Config, head_dim: int, limit: int) -> tuple[Rope, ...]:

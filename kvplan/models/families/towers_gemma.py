@@ -130,18 +130,18 @@ def gemma3n(outer: Config) -> list[Weight]:
             "use --text-only to size the language model alone",
         )
     text = text_hidden(outer, 2048)
-    found: list[Weight] = []
+    weights: list[Weight] = []
     if "vision_config" in outer:
-        found += [*mobilenet_v5(), *embedder("embed_vision", vision, 2048, text)]
+        weights += [*mobilenet_v5(), *embedder("embed_vision", vision, 2048, text)]
     if "audio_config" in outer:
         hidden = audio.count("hidden_size", default=1536)
         heads = check_heads(audio, hidden, audio.count("conf_num_attention_heads", default=8))
-        one = conformer(hidden, heads, audio.count("conf_conv_kernel_size", default=5))
+        layer = conformer(hidden, heads, audio.count("conf_conv_kernel_size", default=5))
         mels = audio.count("input_feat_size", default=128)
-        found += conv_subsampling(channel_pair(audio, "sscp_conv_channel_size"), mels, hidden)
-        found += one * depth_of(audio, "conf_num_hidden_layers", default=12)
-        found += embedder("embed_audio", audio, 1536, text)
-    return found
+        weights += conv_subsampling(channel_pair(audio, "sscp_conv_channel_size"), mels, hidden)
+        weights += layer * depth_of(audio, "conf_num_hidden_layers", default=12)
+        weights += embedder("embed_audio", audio, 1536, text)
+    return weights
 
 
 def embedder(name: str, config: Config, hidden_default: int, text: int) -> list[Weight]:
@@ -157,12 +157,12 @@ def embedder(name: str, config: Config, hidden_default: int, text: int) -> list[
 
 def gemma4(outer: Config) -> list[Weight]:
     text = text_hidden(outer, 2304)
-    found: list[Weight] = []
+    weights: list[Weight] = []
     if "vision_config" in outer:
-        found += gemma4_vision(outer.sub("vision_config"), text)
+        weights += gemma4_vision(outer.sub("vision_config"), text)
     if "audio_config" in outer:
-        found += gemma4_audio(outer.sub("audio_config"), text)
-    return found
+        weights += gemma4_audio(outer.sub("audio_config"), text)
+    return weights
 
 
 def gemma4_vision(config: Config, text: int) -> list[Weight]:

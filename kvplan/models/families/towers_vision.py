@@ -80,15 +80,15 @@ def clip(config: Config, layers: int, depth: int) -> list[Weight]:
     """CLIP's vision half; a server builds `depth` layers and drops the last norm when they are fewer than all."""
     hidden, patch = config.count("hidden_size", default=768), config.count("patch_size", default=32)
     heads, inner = config.count("num_attention_heads", default=12), config.count("intermediate_size", default=3072)
-    one = block(config, hidden, heads, inner)
+    layer = block(config, hidden, heads, inner)
     post = (layer_norm("vision_tower.post_layernorm", hidden),)
     return [
         vector("vision_tower.class_embedding", hidden),
         linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden),
         linear("vision_tower.position_embedding", hidden, patches(config, 224, patch) + 1),
         layer_norm("vision_tower.pre_layrnorm", hidden),
-        *one * depth,
-        *not_held(one) * (layers - depth),
+        *layer * depth,
+        *not_held(layer) * (layers - depth),
         *(post if depth == layers else not_held(post)),
     ]
 
@@ -145,13 +145,13 @@ def mistral3(outer: Config) -> list[Weight]:
     heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=24)
     patch, merge = config.count("patch_size", default=16), outer.count("spatial_merge_size", default=2)
     depth = feature_depth(outer, layers, -1)
-    one = block(config, hidden, heads, inner, attention_bias=False, mlp_bias=False, norm_bias=False, gated=True)
+    layer = block(config, hidden, heads, inner, attention_bias=False, mlp_bias=False, norm_bias=False, gated=True)
     text, bias = text_hidden(outer), outer.flag("multimodal_projector_bias")
     return [
         linear("vision_tower.patch_conv", channels(config) * patch**2, hidden),
         vector("vision_tower.ln_pre", hidden),
-        *one * depth,
-        *not_held(one) * (layers - depth),
+        *layer * depth,
+        *not_held(layer) * (layers - depth),
         vector("multi_modal_projector.norm", hidden),
         linear("multi_modal_projector.patch_merger", hidden * merge**2, hidden),
         column("multi_modal_projector.linear_1", hidden, text, bias=bias),
@@ -191,7 +191,7 @@ def mllama(outer: Config) -> list[Weight]:
     tiles, rows = config.count("max_num_tiles", default=4), patches(config, 448, patch) + 1
     ratios = config.items("supported_aspect_ratios")
     ratio_ids = (8 if ratios is None else len(ratios)) + 1
-    one = block(config, hidden, heads, inner, attention_bias=False)
+    layer = block(config, hidden, heads, inner, attention_bias=False)
     gates = (
         vector("vision_model.global_transformer.gate_attn", 1),
         vector("vision_model.global_transformer.gate_ffn", 1),
@@ -207,8 +207,8 @@ def mllama(outer: Config) -> list[Weight]:
         *tile_positions("post_tile_positional_embedding", ratio_ids, tiles * hidden),
         layer_norm("vision_model.layernorm_pre", hidden),
         layer_norm("vision_model.layernorm_post", hidden),
-        *one * layers,
-        *(one + gates) * last,
+        *layer * layers,
+        *(layer + gates) * last,
         linear("multi_modal_projector", width, text_hidden(outer, 4096), bias=True),
     ]
 
@@ -331,7 +331,7 @@ def kimi_k3(outer: Config) -> list[Weight]:
             )
     head = Part(check_heads(config, qkv, heads), qkv // heads)
     name, biased = "vision_tower.encoder.blocks", config.flag("linear_bias")
-    one = (
+    layer = (
         linear(f"{name}.wqkv", hidden, (head, head, head), "outputs", bias=config.flag("attn_bias")),
         row(f"{name}.wo", qkv, hidden, bias=config.flag("attn_bias")),
         column(f"{name}.mlp.fc0", hidden, inner, bias=biased),
@@ -349,7 +349,7 @@ def kimi_k3(outer: Config) -> list[Weight]:
             bias=config.flag("patch_embed_proj_bias"),
         ),
         linear("vision_tower.patch_embed.pos_emb", hidden, grid),
-        *(replace(weight, even=heads) for weight in one * layers),
+        *(replace(weight, even=heads) for weight in layer * layers),
         vector("vision_tower.encoder.final_layernorm", hidden),
         linear("mm_projector.linear_1", wide, wide, bias=biased),
         linear("mm_projector.linear_2", wide, text, bias=biased),
@@ -383,14 +383,14 @@ def glm5_next(outer: Config) -> list[Weight]:
     heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)
     out, middle = config.count("out_hidden_size", default=4096), config.count("projection_intermediate_size")
     width = hidden // check_heads(config, hidden, heads)
-    one = (
+    layer = (
         *block(config, hidden, heads, inner, norm_bias=False, gated=True),
         vector("visual.blocks.attn.q_norm", width),
         vector("visual.blocks.attn.k_norm", width),
     )
     return [
         linear("visual.patch_embed.proj", video_patch(config, 14), hidden, bias=True),
-        *one * depth,
+        *layer * depth,
         vector("visual.post_layernorm", hidden),
         linear("visual.downsample", hidden * merge_area(config), out, bias=True),
         column("visual.merger.proj", out, out, bias=False),

@@ -82,17 +82,17 @@ def predict(
     groups = weights.rank_weights(spec, weights.Layout(tp=tp, dtype=inputs.dtype))
     # The engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every layer.
     kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
-    held = sum(groups.values()) - groups["vision_audio"] - kv_scales
+    loaded = sum(groups.values()) - groups["vision_audio"] - kv_scales
     buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes) + row_scale_bytes(spec, tp)
     block_bytes = pool_block_bytes(spec, inputs)
     peak = round(activations(spec, inputs) * activation_coefficient)
     num_blocks = inputs.num_blocks
     if num_blocks is None:
         budget = int(inputs.total * inputs.gpu_memory_utilization)
-        num_blocks = max(0, budget - held - buffers - peak - non_torch) // block_bytes
+        num_blocks = max(0, budget - loaded - buffers - peak - non_torch) // block_bytes
         num_blocks = min(num_blocks, inputs.max_blocks or num_blocks)
     return Prediction(
-        weights=held,
+        weights=loaded,
         buffers=buffers,
         activations=peak,
         kv_cache=num_blocks * block_bytes,
@@ -105,8 +105,8 @@ def predict(
 def row_scale_bytes(spec: ModelSpec, tp: int) -> int:
     """The engine spreads the scales of fp8 per tensor over the rows, once: its product takes one for each."""
     num_rows = 0
-    for layer, held in enumerate(spec.layer_weights):
-        for weight in held:
+    for layer, layer_weights in enumerate(spec.layer_weights):
+        for weight in layer_weights:
             scheme = weights.scheme_for(spec, weight, layer, None)
             if scheme is not None and scheme.kind == "fp8_tensor" and not weight.experts:
                 num_rows += sum(weights.local_shape(weight, tp)[1])
@@ -245,7 +245,7 @@ def latent_attention_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -
             down, latent_queries = rank + rope, 0
             if "q_b_proj" in named:
                 latent_queries = named["q_b_proj"].inputs
-            held = 2 * spec.hidden_size + down + rank + 2 * latent_queries + heads * (2 * (nope + rope) + value)
+            per_token = 2 * spec.hidden_size + down + rank + 2 * latent_queries + heads * (2 * (nope + rope) + value)
             expanded = context * (rank + rope + heads * (nope + rope + max(nope, value)))
             result = queries * heads * value
             match inputs.backend:
@@ -255,7 +255,7 @@ def latent_attention_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -
                     beside = context * queries
                 case _:
                     assert_never(inputs.backend)
-            return size * (tokens * held + expanded + result) + beside
+            return size * (tokens * per_token + expanded + result) + beside
         case _:
             return 0
 

@@ -22,7 +22,7 @@ from kvplan.servers.words import (
     is_value,
     literal,
     near_flag,
-    one,
+    only_value,
     over_experts,
     pair_name,
     take_other,
@@ -69,7 +69,7 @@ def is_switch(name: str) -> bool:
 
 def parse(words: list[str]) -> ServeCommand:
     """What the words after the server's name ask for; errors as of kvplan.servers.vllm.command.parse."""
-    found = ServeCommand(engine="sglang")
+    command = ServeCommand(engine="sglang")
     index, adapts = 0, False
     while index < len(words):
         word = words[index]
@@ -86,26 +86,26 @@ def parse(words: list[str]) -> ServeCommand:
         while value is None and not is_switch(name) and index < len(words) and is_value(words[index]):
             values.append(words[index])
             index += 1
-        _take(found, name, values, word)
-    over_experts(found.args, "--from-command --ep-size")
-    over_algorithm(found)
-    over_adapters(found, adapts=adapts)
-    return found
+        _take(command, name, values, word)
+    over_experts(command.args, "--from-command --ep-size")
+    over_algorithm(command)
+    over_adapters(command, adapts=adapts)
+    return command
 
 
-def over_adapters(found: ServeCommand, *, adapts: bool) -> None:
+def over_adapters(command: ServeCommand, *, adapts: bool) -> None:
     """--enable-lora, or paths of adapters, make slots; without either their number counts for nothing."""
     if adapts:
-        found.args.setdefault("max_loras", SLOTS)
-    elif found.args.pop("max_loras", None) is not None:
-        found.notes.append("--from-command: --max-loras-per-batch without --enable-lora sets nothing aside")
+        command.args.setdefault("max_loras", SLOTS)
+    elif command.args.pop("max_loras", None) is not None:
+        command.notes.append("--from-command: --max-loras-per-batch without --enable-lora sets nothing aside")
 
 
-def over_algorithm(found: ServeCommand) -> None:
+def over_algorithm(command: ServeCommand) -> None:
     """Put kvplan's method in place of --speculative-algorithm: EAGLE without a draft is the model's own head."""
-    algorithm = found.args.pop(ALGORITHM, None)
+    algorithm = command.args.pop(ALGORITHM, None)
     if algorithm is None:
-        if found.draft_model is not None or any(name.startswith("speculative_") for name in found.args):
+        if command.draft_model is not None or any(name.startswith("speculative_") for name in command.args):
             raise UsageError("--from-command", "drafts need --speculative-algorithm", "add it, or leave the others out")
         return
     method = drafts.ALGORITHMS.get(algorithm.upper())
@@ -113,7 +113,7 @@ def over_algorithm(found: ServeCommand) -> None:
         known = ", ".join(drafts.ALGORITHMS)
         option = "--from-command --speculative-algorithm"
         raise UnsupportedModelError(option, f"{printable(algorithm, 40)} is not modeled (known: {known})")
-    found.args["speculative_method"] = "mtp" if method == "eagle" and found.draft_model is None else method
+    command.args["speculative_method"] = "mtp" if method == "eagle" and command.draft_model is None else method
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:
@@ -152,49 +152,49 @@ def _whole(name: str, word: str) -> str:
     return name
 
 
-def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
+def _take(command: ServeCommand, name: str, values: list[str], word: str) -> None:
     flag = flag_text(word)
     option = f"--from-command {printable(flag, 60)}"
     argument, other = NAMES.get(name), OTHERS.get(name.removeprefix("no_"))
     if name in MODEL:
-        found.model = literal(one(values, option), "the model")
+        command.model = literal(only_value(values, option), "the model")
     elif name == "revision":
-        found.revision = literal(one(values, option), flag)
+        command.revision = literal(only_value(values, option), flag)
     elif name == BACKEND:
         for phase in ("prefill", "decode"):
             key = f"{phase}_{BACKEND}"
-            found.args.setdefault(key, _value(key, literal(one(values, option), flag), option))
+            command.args.setdefault(key, _value(key, literal(only_value(values, option), flag), option))
     elif name == ALGORITHM:
-        found.args[ALGORITHM] = literal(one(values, option), flag)
+        command.args[ALGORITHM] = literal(only_value(values, option), flag)
     elif name in DRAFT_PATHS:
-        found.draft_model = literal(one(values, option), flag)
+        command.draft_model = literal(only_value(values, option), flag)
     elif name in ADAPTERS:
         pass
     elif argument is not None:
-        _take_argument(found, argument, name, values, option)
+        _take_argument(command, argument, name, values, option)
     elif other is not None:
-        take_other(found, flag, other, values, negated=name not in OTHERS)
+        take_other(command, flag, other, values, negated=name not in OTHERS)
     else:
-        take_unknown(found, flag)
+        take_unknown(command, flag)
 
 
-def _take_argument(found: ServeCommand, argument: str, name: str, values: list[str], option: str) -> None:
+def _take_argument(command: ServeCommand, argument: str, name: str, values: list[str], option: str) -> None:
     spelling = flag_of(argument)
     if argument == EXPERTS:
-        found.args[EXPERT_RANKS] = read_argument("tensor_parallel_size", one(values, option), option)
+        command.args[EXPERT_RANKS] = read_argument("tensor_parallel_size", only_value(values, option), option)
         return
     if spelling.on is not None:
         if values:
             raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
-        found.args[argument] = spelling.on
+        command.args[argument] = spelling.on
         return
     if name == spelling.earlier:
         newest = "--" + spelling.names[0].replace("_", "-")
-        found.notes.append(f"{option}: SGLang 0.5.23 does not start with it; write {newest} there")
+        command.notes.append(f"{option}: SGLang 0.5.23 does not start with it; write {newest} there")
     if argument == "num_redundant_experts" and values == ["0"]:
         return
-    said = " ".join(values) if values and ARGUMENTS[argument].kind == "names" else one(values, option)
-    found.args[argument] = _value(argument, literal(said, option.rpartition(" ")[2]), option)
+    text = " ".join(values) if values and ARGUMENTS[argument].kind == "names" else only_value(values, option)
+    command.args[argument] = _value(argument, literal(text, option.rpartition(" ")[2]), option)
 
 
 def _value(name: str, text: str, option: str) -> Any:

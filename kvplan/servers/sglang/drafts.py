@@ -103,11 +103,11 @@ def branches(args: EngineArgs) -> int:
 
 def check_context(request: Request) -> None:
     """SGLang refuses a --context-length beyond what the draft's config says."""
-    draft, asked = request.draft, request.args.max_model_len
-    if draft is None or not isinstance(asked, int) or asked <= draft.max_model_len:
+    draft, context = request.draft, request.args.max_model_len
+    if draft is None or not isinstance(context, int) or context <= draft.max_model_len:
         return
     raise UsageError(
-        f"--ctx {asked:,}",
+        f"--ctx {context:,}",
         f"the draft {draft.name} was made for {draft.max_model_len:,} tokens, and SGLang refuses more",
         "use at most that, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 and leave --ctx out",
     )
@@ -159,8 +159,8 @@ def drafted(
             (layers - narrow) * (full[0].page // page), narrow * (windows[0].page // page), verified, requests
         )
     index = [each.page // page for each in full if each.shape[:1] == ("indexer",)]
-    kept = [each.page // page for each in full if each.shape[:1] != ("indexer",)]
-    more = int(sum(kept) * layers / len(kept)) + (layers * index[0] if index else 0)
+    ratios = [each.page // page for each in full if each.shape[:1] != ("indexer",)]
+    more = int(sum(ratios) * layers / len(ratios)) + (layers * index[0] if index else 0)
     return Drafted(more, 0, verified, requests)
 
 

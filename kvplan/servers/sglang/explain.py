@@ -19,8 +19,8 @@ def explain(plan: Plan) -> Explanation:
 def _block_size(plan: Plan) -> str:
     request = plan.request
     backend = sglang_models.backends(request.spec, request.gpu.sm, request.args, request.release)[1]
-    page, asked = plan.pool.block_size, request.args.block_size
-    why = "as asked" if asked == page else "the default" if page == 1 else f"what the backend {backend} takes"
+    page, stated = plan.pool.block_size, request.args.block_size
+    why = "as asked" if stated == page else "the default" if page == 1 else f"what the backend {backend} takes"
     return f"page size {page}: {why}"
 
 
@@ -59,8 +59,9 @@ def _budget(plan: Plan) -> Iterator[str]:
     if images := memory.budget - memory.weights - memory.buffers - plan.available:
         yield f"- set aside for images {images:,} B"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
-    kept = memory.total - context.likely - memory.budget
-    yield f"reserved for activations and CUDA graphs, which SGLang does not measure: {kept:,} B ({format_gib(kept)})"
+    reserved = memory.total - context.likely - memory.budget
+    size = f"{reserved:,} B ({format_gib(reserved)})"
+    yield f"reserved for activations and CUDA graphs, which SGLang does not measure: {size}"
 
 
 def _users(plan: Plan) -> Iterator[str]:

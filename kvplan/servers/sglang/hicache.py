@@ -55,12 +55,12 @@ def host_pools(layout: SglangPool, args: EngineArgs, release: Version, pages: in
     for (name, tokens, cell), own in zip(sides, on_gpu, strict=True):
         if args.hicache_size:
             share = args.hicache_size * own / sum(on_gpu) if len(sides) > 1 else args.hicache_size
-            wanted = int(share * GB // cell)
+            target = int(share * GB // cell)
         else:
-            wanted = int(tokens * (args.hicache_ratio or RATIO))
+            target = int(tokens * (args.hicache_ratio or RATIO))
         more = 1 if release.has("padded_host_pools") else 0  # a page that pads it
-        kept = (wanted // page + more) * page
-        pools.append(HostPool(name, kept, kept * cell))
+        pool_tokens = (target // page + more) * page
+        pools.append(HostPool(name, pool_tokens, pool_tokens * cell))
     return pools
 
 

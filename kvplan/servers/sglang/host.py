@@ -15,8 +15,8 @@ def rows(plan: Plan) -> Iterator[HostRow]:
     if not args.enable_hierarchical_cache or not isinstance(plan.pool, SglangPool):
         return
     ratio = args.hicache_ratio or hicache.RATIO
-    asked = f"--hicache-size {args.hicache_size} GB" if args.hicache_size else f"{ratio:g} x its tokens"
+    size_text = f"--hicache-size {args.hicache_size} GB" if args.hicache_size else f"{ratio:g} x its tokens"
     for index, pool in enumerate(hicache.host_pools(plan.pool, args, release, plan.capacity.num_blocks - 1)):
-        how = f"hierarchical cache, {pool.name} pool: {asked}: {pool.tokens:,} tokens, pinned"
+        how = f"hierarchical cache, {pool.name} pool: {size_text}: {pool.tokens:,} tokens, pinned"
         known = COMPARED if release.is_compared else ""
         yield HostRow("kv_offloading", pool.size, "rank", how, hicache.SOURCE, known, 0 if index else pool.tokens)

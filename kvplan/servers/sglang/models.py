@@ -177,21 +177,21 @@ def counted_window(spec: ModelSpec, window: int) -> int:
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def takes_images(spec: ModelSpec, asked: bool | None) -> bool:
+def takes_images(spec: ModelSpec, stated: bool | None) -> bool:
     """Whether the server takes more than text; asked: --enable-multimodal."""
-    if asked is None and spec.architecture in IMAGES_ON_REQUEST:
+    if stated is None and spec.architecture in IMAGES_ON_REQUEST:
         return False
     nested = any(isinstance(spec.config.get(key), Mapping) for key in NESTED)
-    return (spec.multimodal or nested) and asked is not False
+    return (spec.multimodal or nested) and stated is not False
 
 
-def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, asked: bool | None) -> bool:
+def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, stated: bool | None) -> bool:
     """Qwen3-VL on a Hopper of 60 GiB or more, which has defaults of its own."""
     return (
         90 <= sm < 100
         and memory_mib >= LARGE_HOPPER_MIB
         and spec.config.get("model_type") in QWEN3_VL
-        and takes_images(spec, asked)
+        and takes_images(spec, stated)
     )
 
 
@@ -347,9 +347,9 @@ def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> i
 
 def _forced_page(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int | None:
     """Qwen's hybrids on compute capability 10.x take the page that their backend wants, whatever is asked for."""
-    asked = args.prefill_attention_backend and args.prefill_attention_backend == args.decode_attention_backend
+    is_stated = args.prefill_attention_backend and args.prefill_attention_backend == args.decode_attention_backend
     backend = default_backend(spec, sm, args, release)
-    if spec.architecture not in QWEN_HYBRIDS or backend is None or asked:
+    if spec.architecture not in QWEN_HYBRIDS or backend is None or is_stated:
         return None
     return 64 if backend == "trtllm_mha" else 1
 
@@ -367,35 +367,39 @@ def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> st
 
     Raises UsageError for what SGLang refuses to start with.
     """
-    asked = args.mamba_radix_cache_strategy or "auto"
-    if asked not in STRATEGIES:
-        raise UsageError(f"--mamba-radix-cache-strategy {asked!r}", f"is not one of {', '.join(STRATEGIES)}", "use one")
+    stated = args.mamba_radix_cache_strategy or "auto"
+    if stated not in STRATEGIES:
+        raise UsageError(
+            f"--mamba-radix-cache-strategy {stated!r}", f"is not one of {', '.join(STRATEGIES)}", "use one"
+        )
     if not caches_prefixes(args):
         return "auto"
     if not keeps_states(spec):
-        if asked.startswith("extra_buffer"):
-            raise UsageError(f"--mamba-radix-cache-strategy {asked}", f"{spec.name} has no states that the cache keeps")
+        if stated.startswith("extra_buffer"):
+            raise UsageError(
+                f"--mamba-radix-cache-strategy {stated}", f"{spec.name} has no states that the cache keeps"
+            )
         return "auto"
     tracked = spec.architecture not in NOT_TRACKED
     page = _forced_page(spec, sm, args, release) or args.block_size or 1
     overlap = args.async_scheduling
-    found = asked
-    if asked == "auto":
+    chosen = stated
+    if stated == "auto":
         follows = tracked and release.has("tracked_states")
-        found = "extra_buffer" if (overlap or page > 1) and follows else "no_buffer"
-        overlap = overlap and found != "no_buffer"
-    flag = f"--mamba-radix-cache-strategy {asked}"
-    if found != "no_buffer" and not tracked:
+        chosen = "extra_buffer" if (overlap or page > 1) and follows else "no_buffer"
+        overlap = overlap and chosen != "no_buffer"
+    flag = f"--mamba-radix-cache-strategy {stated}"
+    if chosen != "no_buffer" and not tracked:
         raise UsageError(flag, f"SGLang has no extra buffer for {spec.architecture}", "use no_buffer")
-    if found == "extra_buffer_lazy" and (not overlap or args.pipeline_parallel_size > 1):
+    if chosen == "extra_buffer_lazy" and (not overlap or args.pipeline_parallel_size > 1):
         raise UsageError(flag, "needs the overlap schedule, which is off here", "use extra_buffer")
-    if found == "no_buffer" and overlap:
+    if chosen == "no_buffer" and overlap:
         raise UsageError(flag, "needs --disable-overlap-schedule", "add it")
-    if found == "no_buffer" and page > 1:
+    if chosen == "no_buffer" and page > 1:
         raise UsageError(f"--page-size {page}", "without an extra buffer for states pages have 1 token", "leave it out")
-    if found == "no_buffer" and "trtllm_mha" in backends(spec, sm, args, release):
+    if chosen == "no_buffer" and "trtllm_mha" in backends(spec, sm, args, release):
         raise UsageError(flag, "does not go with the attention backend trtllm_mha", "choose another backend")
-    return found
+    return chosen
 
 
 BASE_SLOTS = 3  # the running state, and the cache's copies between prefill and decode

@@ -174,11 +174,11 @@ def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
         only = next(iter(kinds))
         yield from (caches or only for caches in spec.layers)
         return
-    found: dict[bool, tuple[LayerCache, ...]] = {}
+    by_kind: dict[bool, tuple[LayerCache, ...]] = {}
     for index, caches in enumerate(spec.layers):
         if spec.model_type == "nemotron_h" or caches:
             if types and caches:
-                found[types[index] == "full_attention"] = caches
+                by_kind[types[index] == "full_attention"] = caches
             yield caches
             continue
         if not types or not _shares(spec) or types[index] not in ("full_attention", "sliding_attention"):
@@ -187,7 +187,7 @@ def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
                 f"layer {index} has no cache of its own; what SGLang allocates for it is not modeled",
                 "use vllm",
             )
-        yield found[types[index] == "full_attention"]
+        yield by_kind[types[index] == "full_attention"]
 
 
 def _shares(spec: ModelSpec) -> bool:

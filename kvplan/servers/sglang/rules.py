@@ -168,8 +168,8 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     check_args(spec, args)
     sglang_models.check_class(spec)
     sglang_models.check_backends(spec, gpu.sm, args)
-    asked, longest = args.max_model_len, sglang_models.context_length(spec)
-    context = longest if asked in (None, "auto") else asked
+    stated, longest = args.max_model_len, sglang_models.context_length(spec)
+    context = longest if stated in (None, "auto") else stated
     assert isinstance(context, int)
     if context > longest:
         raise UsageError(
@@ -181,7 +181,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     return Settings(
         version=release,
         max_model_len=context,
-        auto_fit=asked == "auto",
+        auto_fit=stated == "auto",
         max_num_batched_tokens=chunk_size(gpu, args, release) // shares,
         max_num_seqs=drafts.requests_at_most(args) or MOST_REQUESTS,
         in_flight_tokens=chunk_size(gpu, args, release) // shares,
@@ -192,17 +192,17 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     )
 
 
-def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
+def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
     """The KV dtype in effect: the model's, unless the checkpoint carries scales for an fp8 cache.
 
     Sparse attention keeps fp8 from compute capability 10.0 on and bfloat16 below, whatever the checkpoint says; fp8
     there are 656 bytes a token where the kernel wants its own scales (flashmla_kv; GLM on 12.x).
     """
-    asked = "bfloat16" if asked == "bf16" else asked  # SGLang's name of it
+    stated = "bfloat16" if stated == "bf16" else stated  # SGLang's name of it
     if not spec.is_sparse_mla:
         stored = "fp8" if sglang_models.has_fp8_cache(spec) else dtype
-        return stored if asked == "auto" else vllm.resolve_kv_dtype(spec, asked, dtype, sm)
-    if asked == "bfloat16" or (asked == "auto" and sm < BLACKWELL):
+        return stored if stated == "auto" else vllm.resolve_kv_dtype(spec, stated, dtype, sm)
+    if stated == "bfloat16" or (stated == "auto" and sm < BLACKWELL):
         return "bfloat16"
     scaled = sm < BLACKWELL or (sm >= CONSUMER_BLACKWELL and spec.model_type == "glm_moe_dsa")
     return "fp8_ds_mla" if scaled else "fp8"
@@ -237,11 +237,11 @@ def decode_graphs(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Vers
     """
     if args.cuda_graph_max_bs is not None:
         return args.cuda_graph_max_bs
-    usual, asked = gpu_class(gpu, args, release)[1], args.max_num_seqs
-    if asked is None or not release.has("graphs_by_requests"):
+    usual, max_seqs = gpu_class(gpu, args, release)[1], args.max_num_seqs
+    if max_seqs is None or not release.has("graphs_by_requests"):
         return usual
     large = sglang_models.is_large_hopper_qwen3_vl(spec, gpu.sm, smi_mib(gpu), args.enable_multimodal)
-    return asked if asked < usual or (large and asked <= LARGEST_CLASS[2]) else usual
+    return max_seqs if max_seqs < usual or (large and max_seqs <= LARGEST_CLASS[2]) else usual
 
 
 def most_prefill_tokens(spec: ModelSpec, chunk: int, args: EngineArgs) -> int:
@@ -330,19 +330,19 @@ def _older_fraction(total: int, ranks: int, release: Version) -> float:
     return round((total - (32 if total >= 160 * 1024 else gib) * 1024) / total, 3)
 
 
-def notes(args: EngineArgs, settings: Settings, kept: int, wanted: int, images: int) -> Iterator[str]:
+def notes(args: EngineArgs, settings: Settings, reserved: int, needed: int, images: int) -> Iterator[str]:
     """What the answer rests on that no row shows.
 
-    kept, wanted  bytes reserved for activations and graphs, and what SGLang's own rule of thumb would keep
-    images        bytes set aside for images
+    reserved, needed  bytes reserved for activations and graphs, and by SGLang's own rule of thumb
+    images            bytes set aside for images
     """
     if args.mem_fraction_static is None:
         fraction = f"{settings.gpu_memory_utilization:.6g}"
         yield f"no --mem-fraction-static: using {fraction} from SGLang's rule of thumb; the printed command sets it"
-    elif kept < wanted:
+    elif reserved < needed:
         yield (
-            f"{format_gib(max(0, kept))} are reserved for activations and CUDA graphs; SGLang's rule of thumb keeps "
-            f"{format_gib(wanted)}"
+            f"{format_gib(max(0, reserved))} are reserved for activations and CUDA graphs; SGLang's rule of thumb "
+            f"keeps {format_gib(needed)}"
         )
     if images:
         yield f"{format_gib(images)} more are set aside for images before the KV pool is sized"

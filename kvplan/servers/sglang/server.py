@@ -53,8 +53,8 @@ def context(spec: ModelSpec) -> int:
 
 def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
     """The ratio of states where they have no slots for the batch that was asked for, or for the default one."""
-    wanted = LEAST_REQUESTS if args.max_num_seqs is None else args.max_num_seqs
-    if spec.has_states and max_num_seqs < wanted:
+    needed = LEAST_REQUESTS if args.max_num_seqs is None else args.max_num_seqs
+    if spec.has_states and max_num_seqs < needed:
         return f"{TERMS.slots_flag}, which gives their states more slots"
     return TERMS.seqs_flag
 

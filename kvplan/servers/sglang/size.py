@@ -22,13 +22,13 @@ from kvplan.sizing.allocator import weights_reserved
 KEPT_BACK = "within what SGLang keeps back; it measures none"
 
 
-def loaded_beside(request: Request, settings: Settings, stage: int, held: int) -> int:
+def loaded_beside(request: Request, settings: Settings, stage: int, resident: int) -> int:
     """What the device has less of once the weights are loaded, beyond them: SGLang measures whole segments."""
     spec, layout = request.spec, own_layout(request, stage)
     known = spec.quantization is None or spec.quantization.known
     if layout is None or not known:
         return overheads.loaded(spec, settings, request.args, layout).total
-    return max(0, weights_reserved(spec, layout) - held)
+    return max(0, weights_reserved(spec, layout) - resident)
 
 
 def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
@@ -39,8 +39,8 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
 
     gpu, args = request.gpu, request.args
     groups = rank_weights(request, stage)
-    held = sum(groups.values())
-    loaded = loaded_beside(request, settings, stage, held - groups.get("draft", 0))
+    resident = sum(groups.values())
+    loaded = loaded_beside(request, settings, stage, resident - groups.get("draft", 0))
     context = request.measured.get("context", overheads.context(gpu, args))
     in_use = overheads.in_use(gpu, request.memory_in_use)
     none = Estimate(0, 0, 0, KEPT_BACK, SGLANG_SOURCE, "exact")
@@ -68,7 +68,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
         budget,
         share(gpu.total_memory_high, context.low + in_use.low),
     )
-    low, likely, high = (end - held - loaded - images for end in ends)
+    low, likely, high = (end - resident - loaded - images for end in ends)
     return Budget(max(0, budget), groups, estimates, (low, likely, high))
 
 
@@ -120,17 +120,17 @@ def size(request: Request) -> Sized:
     fewest, largest = (sglang_pool.max_requests(pool, settings, args, *counts[:2]) for counts in ends)
     reserved = int(sglang.reserved_mib(spec, gpu, args, request.release) * MIB)
     taken = sum(stages[worst].estimates[name].likely for name in ("context", "in_use"))
-    kept = gpu.total_memory - taken - stages[worst].budget
+    kept_back = gpu.total_memory - taken - stages[worst].budget
     images = sglang.image_reservation(spec, gpu, args, request.release)
     given_out = pool.given_out(pages, slots, worst)
     refusal = start.kept_back(
         settings.gpu_memory_utilization,
-        kept + images + rooms[1][worst] - given_out,
+        kept_back + images + rooms[1][worst] - given_out,
         pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, most),
         sglang.usual_fraction(spec, gpu, args, request.release),
     )
     notes = [
-        *sglang.notes(args, settings, kept, reserved, images),
+        *sglang.notes(args, settings, kept_back, reserved, images),
         *sglang_pool.pool_notes(pool, spec, args, slots),
         *draft_notes(request, pool),
         *hicache.notes(args),

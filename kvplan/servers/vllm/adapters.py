@@ -171,10 +171,10 @@ def in_tables(spec: ModelSpec, slots: Slots) -> int:
     own = tables(spec)
     places = {weight.group: weight.place for weight in spec.other_weights}
     where = {"embed_tokens": places.get("embedding", Place.FIRST), "lm_head": places.get("lm_head", Place.LAST)}
-    held = [name for name in own if on_stage(where[name], slots.layout)]
+    names = [name for name in own if on_stage(where[name], slots.layout)]
     if slots.targets:
-        held = [name for name in held if name in slots.targets]
-    count = len(held) * slots.rank * (spec.vocab_size + spec.hidden_size)
+        names = [name for name in names if name in slots.targets]
+    count = len(names) * slots.rank * (spec.vocab_size + spec.hidden_size)
     for weight in spec.other_weights:  # Gemma 4's projection into every layer
         if weight.name.endswith(PER_LAYER) and on_stage(weight.place, slots.layout) and is_wrapped(weight, slots):
             inputs, parts = local_shape(weight, slots.layout.tp)

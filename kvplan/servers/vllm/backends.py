@@ -199,11 +199,11 @@ def check(name: str, need: Need, release: Version) -> str | None:
             f"how it lays out the pooled index of {need.name} is not modeled",
             "leave it out",
         )
-    found = list(reasons(plain, backend, need, release))
-    if found:
+    problems = list(reasons(plain, backend, need, release))
+    if problems:
         raise UsageError(
             f"attention_backend {plain}",
-            f"is not valid for {need.name} on compute capability {need.sm / 10:.1f}: {', '.join(found)}",
+            f"is not valid for {need.name} on compute capability {need.sm / 10:.1f}: {', '.join(problems)}",
             "leave it out, or choose another",
         )
     return plain

@@ -31,7 +31,7 @@ from kvplan.servers.words import (
     is_value,
     literal,
     near_flag,
-    one,
+    only_value,
     take_other,
     take_unknown,
 )
@@ -171,7 +171,7 @@ def parse(words: list[str]) -> ServeCommand:
 
     Raises UsageError for a misspelt flag and a value that vLLM would not read.
     """
-    found = ServeCommand()
+    command = ServeCommand()
     speculative: dict[str, Any] = {}
     compilation: dict[str, Any] = {}
     lora = False
@@ -180,9 +180,9 @@ def parse(words: list[str]) -> ServeCommand:
         word = words[index]
         index += 1
         if is_value(word):
-            if found.model is not None:
+            if command.model is not None:
                 raise stray(word, words[index - 2] if index > 1 else "")
-            found.model = literal(word, "the model")
+            command.model = literal(word, "the model")
             continue
         name, value = name_of(word)
         values = [] if value is None else [value]
@@ -198,22 +198,22 @@ def parse(words: list[str]) -> ServeCommand:
         elif head in SPECULATIVE:
             speculative |= read_json(SPECULATIVE[head] or name.partition(".")[2], values, word)
         elif head == BALANCING:
-            balance(found, read_json(name.partition(".")[2], values, word), word)
+            balance(command, read_json(name.partition(".")[2], values, word), word)
         elif head in COMPILATION:
             stated = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
             largest = stated.pop(LARGEST_GRAPH, None)
             if largest is not None:
-                take_argument(found, LARGEST_GRAPH, [str(largest)], option_of(word), negated=False)
+                take_argument(command, LARGEST_GRAPH, [str(largest)], option_of(word), negated=False)
             compilation |= stated
             if not without_graphs(stated) and not changes_nothing(stated):
-                found.refused.setdefault(flag_text(word), COMPILED)
+                command.refused.setdefault(flag_text(word), COMPILED)
         else:
-            take(found, name, values, word)
-    finish(found, speculative, lora)
+            take(command, name, values, word)
+    finish(command, speculative, lora)
     if without_graphs(compilation):
-        found.args["enforce_eager"] = True
-        found.notes.append("--from-command: no CUDA graphs are asked for; sized as with --enforce-eager")
-    return found
+        command.args["enforce_eager"] = True
+        command.notes.append("--from-command: no CUDA graphs are asked for; sized as with --enforce-eager")
+    return command
 
 
 def option_of(word: str) -> str:
@@ -225,88 +225,88 @@ def stray(word: str, before: str) -> UsageError:
     name, value = name_of(before)
     plain = plain_name(name)[0].partition(".")[0]
     if not is_value(before) and value is None and plain not in ARGUMENT_NAMES and plain not in OTHERS:
-        shown = printable(flag_text(before), 60)
-        return UsageError(f"--from-command {shown}", "is not a flag that kvplan knows", "correct it, or leave it out")
+        flag = printable(flag_text(before), 60)
+        return UsageError(f"--from-command {flag}", "is not a flag that kvplan knows", "correct it, or leave it out")
     stray_word = f"has an argument without a flag ({printable(word, 60)!r})"
     return UsageError("--from-command", stray_word, "quote values that contain spaces")
 
 
-def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
+def take(command: ServeCommand, name: str, values: list[str], word: str) -> None:
     """Put one flag where it belongs."""
     flag = flag_text(word)
     option = option_of(word)
     plain, negated = plain_name(name)
     if plain in ARGUMENTS:
-        take_argument(found, plain, values, option, negated=negated)
+        take_argument(command, plain, values, option, negated=negated)
     elif name.startswith("limit_mm_per_prompt."):
-        limit_of(found, name, values, option)
+        limit_of(command, name, values, option)
     elif "." in name and (row := ARGUMENTS.get(name.partition(".")[0])) is not None and row.kind == "json":
-        json_part(found, name, values, option)
+        json_part(command, name, values, option)
     elif plain in ("model", "model_tag", "revision"):
-        setattr(found, "revision" if plain == "revision" else "model", literal(one(values, option), flag))
+        setattr(command, "revision" if plain == "revision" else "model", literal(only_value(values, option), flag))
     elif plain == "task":
-        task_of(found, literal(one(values, option), flag))
+        task_of(command, literal(only_value(values, option), flag))
     elif (other := OTHERS.get(plain.partition(".")[0])) is not None:
-        take_other(found, flag, other, values, negated=negated)
+        take_other(command, flag, other, values, negated=negated)
     elif plain != "enable_lora":
         if near := near_flag(name, ARGUMENT_NAMES, OTHERS):
             raise UsageError(option, "is not a flag of vLLM", f"did you mean {near}?")
-        take_unknown(found, flag)
+        take_unknown(command, flag)
 
 
-def task_of(found: ServeCommand, task: str) -> None:
+def task_of(command: ServeCommand, task: str) -> None:
     """--task of earlier releases as --runner and --convert."""
     if task in ("auto", "generate"):
-        found.args["runner"] = task
+        command.args["runner"] = task
     elif task in TASKS:
-        found.args |= {"runner": "pooling", "convert": TASKS[task]}
+        command.args |= {"runner": "pooling", "convert": TASKS[task]}
     else:
         known = ", ".join(("auto", "generate", *TASKS))
-        found.refused.setdefault("--task", f"{printable(task, 40)!r} is not modeled; kvplan knows {known}")
+        command.refused.setdefault("--task", f"{printable(task, 40)!r} is not modeled; kvplan knows {known}")
 
 
-def take_argument(found: ServeCommand, name: str, values: list[str], option: str, *, negated: bool) -> None:
+def take_argument(command: ServeCommand, name: str, values: list[str], option: str, *, negated: bool) -> None:
     if ARGUMENTS[name].kind == "flag":
         if values:
             raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
-        found.args[name] = not negated
+        command.args[name] = not negated
         return
     if name == "num_redundant_experts" and values == ["0"]:
         return
-    said = " ".join(values) if values and ARGUMENTS[name].kind == "names" else one(values, option)
-    text = literal(said, option.removeprefix("--from-command "))
+    raw = " ".join(values) if values and ARGUMENTS[name].kind == "names" else only_value(values, option)
+    text = literal(raw, option.removeprefix("--from-command "))
     value = read_argument(name, text, option, vllm=True)
-    found.args[name] = value
+    command.args[name] = value
     if (
         isinstance(value, int)
         and re.search(r"[kmgt]$", text)
         and ARGUMENTS[name].kind in ("context", "tokens", "bytes")
     ):
-        found.readings.append(
+        command.readings.append(
             f"{option} {text}: is {value:,} as vLLM reads it; {text[:-1]}{text[-1].upper()} would be binary"
         )
 
 
-def limit_of(found: ServeCommand, name: str, values: list[str], option: str) -> None:
+def limit_of(command: ServeCommand, name: str, values: list[str], option: str) -> None:
     """Add what a dotted flag says (--limit-mm-per-prompt.image 0, --limit-mm-per-prompt.video.num_frames 8)."""
     import json
 
     modality, _, key = name.partition(".")[2].partition(".")
-    before = {name: limit.document for name, limit in limits_of(found.args.get("limit_mm_per_prompt")).items()}
-    text = one(values, option)
+    before = {name: limit.document for name, limit in limits_of(command.args.get("limit_mm_per_prompt")).items()}
+    text = only_value(values, option)
     value: Any = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
     earlier = before.get(modality, {})
     if key:
         value = {**(earlier if isinstance(earlier, dict) else {"count": earlier}), key: value}
-    found.args["limit_mm_per_prompt"] = limits(json.dumps({**before, modality: value}), option)
+    command.args["limit_mm_per_prompt"] = limits(json.dumps({**before, modality: value}), option)
 
 
-def json_part(found: ServeCommand, name: str, values: list[str], option: str) -> None:
+def json_part(command: ServeCommand, name: str, values: list[str], option: str) -> None:
     """Add what a dotted flag says (--kv-transfer-config.kv_connector NixlConnector) to a JSON object."""
     import json
 
     argument, *keys = name.split(".")
-    config = json.loads(found.args.get(argument) or "{}")
+    config = json.loads(command.args.get(argument) or "{}")
     inner = config
     for key in keys[:-1]:
         if not isinstance(inner, dict):
@@ -314,18 +314,18 @@ def json_part(found: ServeCommand, name: str, values: list[str], option: str) ->
         inner = inner.setdefault(key, {})
     if not isinstance(inner, dict) or not all(keys):
         raise UsageError(option, "is not a part of a JSON object", f"write the object behind {flag_text(argument)}")
-    text = literal(one(values, option), option.removeprefix("--from-command "))
+    text = literal(only_value(values, option), option.removeprefix("--from-command "))
     try:
         inner[keys[-1]] = json.loads(text)
     except (ValueError, RecursionError):
         inner[keys[-1]] = text
-    found.args[argument] = json.dumps(config)
+    command.args[argument] = json.dumps(config)
 
 
 def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
     """The parts of a config given as one JSON object, or with a key as one of its values."""
     option = option_of(word)
-    text = literal(one(values, option), option.removeprefix("--from-command "))
+    text = literal(only_value(values, option), option.removeprefix("--from-command "))
     if key:
         return {key.replace("-", "_"): text}
     import json
@@ -341,14 +341,14 @@ def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
     return parsed
 
 
-def balance(found: ServeCommand, stated: Mapping[str, Any], word: str) -> None:
+def balance(command: ServeCommand, stated: Mapping[str, Any], word: str) -> None:
     """What --eplb-config says of memory. Source: vLLM 0.33 config/parallel.py (EPLBConfig)."""
     option = option_of(word)
     for key, value in stated.items():
         if key in BALANCING_KEYS:
             if key == "num_redundant_experts" and str(value) == "0":
                 continue
-            found.args[BALANCING_KEYS[key]] = read_argument(BALANCING_KEYS[key], str(value), f"{option} {key}")
+            command.args[BALANCING_KEYS[key]] = read_argument(BALANCING_KEYS[key], str(value), f"{option} {key}")
         elif key not in BALANCING_OTHERS:
             raise UsageError(option, f"has no key {printable(key, 40)!r}", f"it has {', '.join(BALANCING_KEYS)}")
 
@@ -376,17 +376,17 @@ def changes_nothing(compilation: Mapping[str, Any]) -> bool:
     )
 
 
-def finish(found: ServeCommand, speculative: dict[str, Any], lora: bool) -> None:
+def finish(command: ServeCommand, speculative: dict[str, Any], lora: bool) -> None:
     """What flags say together: LoRA slots count only with --enable-lora."""
     if lora:
-        found.args.setdefault("max_loras", 1)  # vLLM's default
-    elif found.args.pop("max_loras", None) is not None:
-        found.notes.append("--from-command: --max-loras without --enable-lora sets nothing aside")
+        command.args.setdefault("max_loras", 1)  # vLLM's default
+    elif command.args.pop("max_loras", None) is not None:
+        command.notes.append("--from-command: --max-loras without --enable-lora sets nothing aside")
     if speculative:
-        speculate(found, speculative)
+        speculate(command, speculative)
 
 
-def speculate(found: ServeCommand, config: Mapping[str, Any]) -> None:
+def speculate(command: ServeCommand, config: Mapping[str, Any]) -> None:
     """What a speculative config asks for. Source: vLLM 0.33 config/speculative.py.
 
     Raises UsageError for a method or a key whose effect on memory is not sized.
@@ -405,10 +405,10 @@ def speculate(found: ServeCommand, config: Mapping[str, Any]) -> None:
             raise UnsupportedModelError(
                 option, f"speculative method {printable(method, 40)!r} is not modeled", "leave it out"
             )
-        found.args["speculative_method"] = method
+        command.args["speculative_method"] = method
     if method in NO_DRAFT:
         model = None
-        found.notes.append(f"--from-command: {method} speculation holds no GPU memory of its own")
+        command.notes.append(f"--from-command: {method} speculation holds no GPU memory of its own")
     for key, what in REFUSED_KEYS.items():
         if config.get(key) not in (None, False, "auto"):
             raise UnsupportedModelError(option, f"{key} of the speculative config {what}, which is not modeled")
@@ -416,12 +416,12 @@ def speculate(found: ServeCommand, config: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(option, "draft_sample_method keeps the draft's logits, which is not modeled")
     ranks = config.get("draft_tensor_parallel_size")
     if method in (None, "draft_model") and ranks is not None:
-        own = str(found.args.get("tensor_parallel_size", 1))
+        own = str(command.args.get("tensor_parallel_size", 1))
         if str(ranks) != own:  # the heads take their target's in any case
             why = f"draft_tensor_parallel_size {printable(str(ranks), 20)} beside {own} of the model is not modeled"
             raise UnsupportedModelError(option, why, "leave it out")
-    found.draft_model = model
+    command.draft_model = model
     tokens = config.get("num_speculative_tokens")
     if tokens is not None:
         name = "--from-command num_speculative_tokens"
-        found.args["num_speculative_tokens"] = read_argument("num_speculative_tokens", str(tokens), name)
+        command.args["num_speculative_tokens"] = read_argument("num_speculative_tokens", str(tokens), name)

@@ -229,13 +229,13 @@ def hybrid_manager_is_off(args: EngineArgs, release: Version) -> bool:
 
     Until 0.21 every connector turned the hybrid manager off; until 0.13 whatever was asked.
     """
-    asked, connector = args.disable_hybrid_kv_cache_manager, read(args, release)
+    stated, connector = args.disable_hybrid_kv_cache_manager, read(args, release)
     if connector is None or release.engine != "vllm":
-        return bool(asked)
+        return bool(stated)
     if not release.has("connectors_keep_groups") and not release.has("groups_by_wish"):
         return True
-    if asked is not None:
-        return asked
+    if stated is not None:
+        return stated
     return not (release.has("connectors_keep_groups") and connector.groups)
 
 

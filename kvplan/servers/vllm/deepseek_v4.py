@@ -34,22 +34,22 @@ def v4_specs(spec: ModelSpec) -> list[tuple[int, KVSpec]]:
 
     Pages have one size whatever KV dtype is asked for: the server stores these caches in its own layout.
     """
-    found: list[tuple[int, KVSpec]] = []
+    specs: list[tuple[int, KVSpec]] = []
     for i, caches in enumerate(spec.layers):
         for cache in caches:
             match cache:
                 case WindowLatent(dim, rope, window):
                     page = v4_page(V4_WINDOW_BLOCK * v4_latent_bytes(dim, rope))
-                    found.append((i, KVSpec("sliding", V4_WINDOW_BLOCK, page, window, shape=("v4 window",))))
+                    specs.append((i, KVSpec("sliding", V4_WINDOW_BLOCK, page, window, shape=("v4 window",))))
                 case CompressedLatent(dim, rope, ratio, index_dim):
                     entries = V4_BLOCK // ratio
                     page = v4_page(entries * v4_latent_bytes(dim, rope))
                     if index_dim:
                         index = v4_page(entries * (index_dim + 4 * cdiv(index_dim, 128)))
-                        found.append((i, KVSpec("latent", V4_BLOCK, index, shape=("v4 index",))))
-                        found.append((i, v4_state(ratio, index_dim)))
-                    found.append((i, KVSpec("latent", V4_BLOCK, page, shape=("v4", ratio))))
-                    found.append((i, v4_state(ratio, dim)))
+                        specs.append((i, KVSpec("latent", V4_BLOCK, index, shape=("v4 index",))))
+                        specs.append((i, v4_state(ratio, index_dim)))
+                    specs.append((i, KVSpec("latent", V4_BLOCK, page, shape=("v4", ratio))))
+                    specs.append((i, v4_state(ratio, dim)))
                 case _:
                     raise AssertionError("a DeepSeek-V4 layer keeps no other cache")
-    return found
+    return specs

@@ -129,13 +129,13 @@ def exchange(spec: ModelSpec, settings: Settings, args: EngineArgs) -> tuple[int
 
 def with_experts(own: Estimate, spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout) -> Estimate:
     """The buffers of a server with what its experts keep beside the weights."""
-    kept, kept_text = balancing(spec, args, layout)
+    balanced, kept_text = balancing(spec, args, layout)
     sent, sent_text = exchange(spec, settings, args)
-    if not kept + sent:
+    if not balanced + sent:
         return own
     formula = " + ".join(filter(None, (own.formula, kept_text, sent_text)))
-    sources = [EPLB_SOURCE] * bool(kept) + [DEEPEP_SOURCE] * bool(sent)
-    more = kept + sent
+    sources = [EPLB_SOURCE] * bool(balanced) + [DEEPEP_SOURCE] * bool(sent)
+    more = balanced + sent
     return Estimate(
         own.low + more, own.likely + more, own.high + more, formula, "; ".join((own.source, *sources)), own.kind
     )

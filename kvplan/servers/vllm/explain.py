@@ -24,10 +24,10 @@ def explain(plan: Plan) -> Explanation:
 
 def _block_size(plan: Plan) -> str:
     spec, settings, size = plan.request.spec, plan.settings, plan.pool.block_size
-    asked = plan.request.args.block_size
+    stated = plan.request.args.block_size
     if spec.has_states:
         return f"block size {size:,}: raised until a page of attention covers the page of a state"
-    if asked is not None:
+    if stated is not None:
         return f"block size {size:,}: as asked"
     smallest = vllm.default_block_size(spec, settings.kv_dtype, plan.request.gpu.sm, ahead=plan.pool.how.ahead)
     if smallest != size:
@@ -93,9 +93,11 @@ def _users(plan: Plan) -> Iterator[str]:
     room, override = plan.available, plan.request.args.num_gpu_blocks_override
     if override is not None and plan.settings.version.has("override_before_fit"):
         room = override * capacity.bytes_per_block
-    asked = f"({capacity.blocks_per_request:,} + 1 null block)" if null_block else f"{capacity.blocks_per_request:,}"
+    needed_blocks = (
+        f"({capacity.blocks_per_request:,} + 1 null block)" if null_block else f"{capacity.blocks_per_request:,}"
+    )
     yield (
-        f"start-up check: {asked} x {capacity.bytes_per_block:,} B = {need:,} B {'<=' if plan.fits else '>'} "
+        f"start-up check: {needed_blocks} x {capacity.bytes_per_block:,} B = {need:,} B {'<=' if plan.fits else '>'} "
         f"{room:,} B: {'starts' if plan.fits else f'refused, {plan.deficit:,} B short'}"
     )
     if plan.refusal is not None:

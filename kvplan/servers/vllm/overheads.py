@@ -245,14 +245,14 @@ def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) 
     per_choice = widths(spec, args.tensor_parallel_size, expert_ranks(args)).workspace
     at_once = expert_tokens(tokens, settings.version)
     workspace = element * at_once * spec.experts_per_token * per_choice
-    shown = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
+    product = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
     if spec.quantization is not None and spec.quantization.method == "mxfp4":
-        return (0, 0, workspace), f" + at most {shown}"
+        return (0, 0, workspace), f" + at most {product}"
     if sm >= BLACKWELL and "nvfp4" in scheme_kinds(spec):
-        text = f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {shown}"
+        text = f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {product}"
         return (0, element * tokens * spec.hidden_size, workspace), text
     low, high = (int(workspace * factor) for factor in WORKSPACE_RANGE)
-    return (low, workspace, high), f" + {shown}"
+    return (low, workspace, high), f" + {product}"
 
 
 def buffers(
@@ -440,21 +440,21 @@ def activations(
     width = widths(spec, args.tensor_parallel_size, expert_ranks(args))
     hidden = element * tokens * spec.hidden_size
     forward = element * tokens * (2 * spec.hidden_size + width.layer)
-    kept = 2 * hidden if args.pipeline_parallel_size > 1 else 0  # hidden and residual, sent on to the next stage
+    sent_on = 2 * hidden if args.pipeline_parallel_size > 1 else 0  # hidden and residual, sent on to the next stage
     if width.latent:
         rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
-        kept += element * rows * width.latent
+        sent_on += element * rows * width.latent
     sampler = sampler or sampler_of(settings)
     samples = stage is None or stage == args.pipeline_parallel_size - 1
     entries = min(seqs, tokens) * spec.vocab_size if samples else 0
     wider = element - 2
     sampling = hidden + int(entries * (sampler.likely + wider))
-    passing = kept + int(forward * FORWARD_RANGE[1])
+    passing = sent_on + int(forward * FORWARD_RANGE[1])
     # The logits of sparse attention are a forward pass's own, as the code reads; one log has them beside the sampler.
     logits = indexer_logits(spec, settings)
-    low = max(kept + forward + logits, hidden + int(entries * (sampler.low + wider)))
+    low = max(sent_on + forward + logits, hidden + int(entries * (sampler.low + wider)))
     likely = max(passing, sampling) + logits
-    high = max(kept + int(forward * FORWARD_RANGE[2]), hidden + int(entries * (sampler.high + wider))) + logits
+    high = max(sent_on + int(forward * FORWARD_RANGE[2]), hidden + int(entries * (sampler.high + wider))) + logits
     if release.has("consumed_memory") and not release.has("profiled_without_splits"):
         high += forward
     if sampling >= passing:
@@ -466,7 +466,7 @@ def activations(
     else:
         formula = (
             f"{tokens:,} tokens x (2 x {spec.hidden_size:,} hidden + {width.layer:,} widest) x {element} B"
-            f" x {FORWARD_RANGE[1]} (temporaries, fitted){f' + {kept:,} B kept' if kept else ''}"
+            f" x {FORWARD_RANGE[1]} (temporaries, fitted){f' + {sent_on:,} B kept' if sent_on else ''}"
         )
         source, kind = FORWARD_SOURCE, "calibrated"
     if logits:
@@ -518,15 +518,15 @@ def with_encoder(
     low, likely, high = (
         outputs + int(tower * factor) - room for factor, room in zip(TOWER_RANGE, experts, strict=True)
     )
-    shown = f"{batch.batch:,} {batch.profiled} items of {batch.item.tokens:,} tokens"
+    items_text = f"{batch.batch:,} {batch.profiled} items of {batch.item.tokens:,} tokens"
     if likely >= own.likely + outputs:
         formula = (
-            f"encoder of {shown}: {patches:,} patches x {per_patch:,} elements x {element} B x {TOWER_RANGE[1]} + "
+            f"encoder of {items_text}: {patches:,} patches x {per_patch:,} elements x {element} B x {TOWER_RANGE[1]} + "
             f"outputs {outputs:,} B{f' - {experts[1]:,} B of the experts, not there yet' if experts[1] else ''}"
         )
         own = replace(own, formula=formula, source=TOWER_SOURCE, kind="formula")
     else:
-        own = replace(own, formula=f"{own.formula} + encoder outputs {outputs:,} B of {shown}")
+        own = replace(own, formula=f"{own.formula} + encoder outputs {outputs:,} B of {items_text}")
     return replace(
         own,
         low=max(own.low + outputs, low),
@@ -811,13 +811,13 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
     """Device memory that appears while the model is loaded and profiled and that torch does not account for."""
     tp = args.tensor_parallel_size
     talks_to = tp * (args.data_parallel_size if spec.experts_per_token else 1)  # replicas exchange tokens with experts
-    found = non_torch_range(gpu, talks_to, settings.version.number)
+    measured = non_torch_range(gpu, talks_to, settings.version.number)
     causes = "kernels, BLAS" if gpu.vendor == "amd" else "kernels, cuBLAS"
     if talks_to > 1:
         causes += ", all-reduce"
     where = f"TP {tp}" if talks_to == tp else f"{talks_to} ranks, as at TP"
-    formula = f"{found.likely / GIB:.2f} GiB measured growth at {where} ({causes}), {found.spread}"
-    low, likely, high, source = found.low, found.likely, found.high, found.source
+    formula = f"{measured.likely / GIB:.2f} GiB measured growth at {where} ({causes}), {measured.spread}"
+    low, likely, high, source = measured.low, measured.likely, measured.high, measured.source
     if gpu.unified:
         host = HOST_GROWTH
         low, likely, high = low + host.low, likely + host.likely, high + host.high
@@ -842,11 +842,11 @@ CONTEXT_MANY = Range(
 def context(gpu: GpuSpec, args: EngineArgs) -> Estimate:
     """The CUDA context and NCCL, there before the snapshot: outside the budget, within what utilisation leaves."""
     ranks = args.num_gpus
-    found = CONTEXT_ONE if ranks == 1 else CONTEXT_MANY
+    measured = CONTEXT_ONE if ranks == 1 else CONTEXT_MANY
     runtime, collectives = ("HIP", "RCCL") if gpu.vendor == "amd" else ("CUDA", "NCCL")
     causes = f"{runtime} context" if ranks == 1 else f"{runtime} context and {collectives} of {ranks} ranks"
-    formula = f"{found.likely / GIB:.2f} GiB measured ({causes}), {found.spread}"
-    return Estimate(found.low, found.likely, found.high, formula, found.source, "calibrated")
+    formula = f"{measured.likely / GIB:.2f} GiB measured ({causes}), {measured.spread}"
+    return Estimate(measured.low, measured.likely, measured.high, formula, measured.source, "calibrated")
 
 
 # On a GPU that shares its memory with the CPU: what the host and other processes hold when the server starts, and what

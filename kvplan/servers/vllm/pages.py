@@ -216,9 +216,9 @@ def backend_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int
             f"attention_backend {settings.backend}", f"its caches for {spec.name} are not modeled", "leave it out"
         )
     how = paging(spec, settings, args, sm)
-    kept = ("state", "ring", "cross")
+    others = ("state", "ring", "cross")
     blocks = [  # 0 where no layer has attention
-        max((paged.block_size for _, paged in layer_specs(spec, each) if paged.kind not in kept), default=0)
+        max((paged.block_size for _, paged in layer_specs(spec, each) if paged.kind not in others), default=0)
         for each in (how, replace(how, backend=0))
     ]
     usual = vllm.resolve_kv_dtype(spec, args.kv_cache_dtype, settings.dtype, sm)
@@ -268,8 +268,8 @@ def layer_dtypes(spec: ModelSpec, how: Paging) -> list[str]:
     dtype, count = how.kv_dtype, spec.num_layers
     if not dtype.startswith("turboquant") or spec.has_states:
         return [dtype] * count
-    kept = {0, 1, count - 2, count - 1}
-    return [how.dtype if i in kept else dtype for i in range(count)]
+    plain_layers = {0, 1, count - 2, count - 1}
+    return [how.dtype if i in plain_layers else dtype for i in range(count)]
 
 
 def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
@@ -409,14 +409,14 @@ def first_engine_specs(spec: ModelSpec, how: Paging, block: int) -> list[tuple[i
             spec.name, "its cache under vLLM's first engine is not modeled", "use vllm@0.11 or newer"
         )
     paged = partial(attention_spec, block=block, tp=how.tp, flat=True, encoder=0, model_type=spec.model_type)
-    found = []
+    specs = []
     for i, caches in enumerate(spec.layers):
         for cache in caches:
             each = paged(cache, dtype=how.kv_dtype)
             if each.kind == "latent":
                 each = replace(each, page=block * cdiv(each.page // block, V0_ENTRY) * V0_ENTRY)
-            found.append((i, each))
-    return found
+            specs.append((i, each))
+    return specs
 
 
 @lru_cache(maxsize=4096)

@@ -60,7 +60,7 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
             f"is refused by vLLM for {spec.name}: it pools in float16, which mxfp4 lacks",
             "leave it out",
         )
-    kept = [weight for weight in spec.other_weights if weight.group != "lm_head"]
+    weights = [weight for weight in spec.other_weights if weight.group != "lm_head"]
     if convert == "classify":
-        kept.append(Weight(SCORE, "lm_head", spec.hidden_size, (Part(LABELS),), dtype="float32", place=Place.LAST))
-    return replace(request, spec=replace(spec, other_weights=tuple(kept))), [NOTE]
+        weights.append(Weight(SCORE, "lm_head", spec.hidden_size, (Part(LABELS),), dtype="float32", place=Place.LAST))
+    return replace(request, spec=replace(spec, other_weights=tuple(weights))), [NOTE]

@@ -219,24 +219,26 @@ def v0_defaults(context: int) -> tuple[int, int]:
 NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM refuses these in float16 (config/model.py)
 
 
-def resolve_dtype(spec: ModelSpec, asked: str, sm: int, release: Version | None = None) -> str:
+def resolve_dtype(spec: ModelSpec, stated: str, sm: int, release: Version | None = None) -> str:
     """The dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
     for models that float16 breaks."""
     old = 0 < sm < AMPERE
-    name = {"half": "float16", "float": "float32"}.get(asked, asked)
+    name = {"half": "float16", "float": "float32"}.get(stated, stated)
     if name == "auto":
         name = spec.dtype
         if old and name == "bfloat16":
             name = "float32" if spec.model_type in NO_FLOAT16 else "float16"
     if name not in ("bfloat16", "float16", "float32"):
-        raise UsageError(f"--dtype {asked!r}", "is not accepted by vLLM", "use auto, bfloat16, float16 or float32")
+        raise UsageError(f"--dtype {stated!r}", "is not accepted by vLLM", "use auto, bfloat16, float16 or float32")
     if old and name == "bfloat16":
-        raise UsageError(f"--dtype {asked}", f"needs compute capability 8.0, this GPU has {sm / 10:.1f}", "use float16")
+        raise UsageError(
+            f"--dtype {stated}", f"needs compute capability 8.0, this GPU has {sm / 10:.1f}", "use float16"
+        )
     if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.has("no_float16")):
-        raise UsageError(f"--dtype {asked}", f"vLLM refuses {spec.name} in float16", "use bfloat16 or float32")
+        raise UsageError(f"--dtype {stated}", f"vLLM refuses {spec.name} in float16", "use bfloat16 or float32")
     is_mxfp4 = spec.quantization is not None and spec.quantization.method == "mxfp4"
     if is_mxfp4 and name != "bfloat16" and not old and (release is None or release.engine == "vllm"):
-        raise UsageError(f"--dtype {asked}", f"vLLM runs {spec.name}'s MXFP4 only in bfloat16", "use that")
+        raise UsageError(f"--dtype {stated}", f"vLLM runs {spec.name}'s MXFP4 only in bfloat16", "use that")
     return name
 
 
@@ -251,10 +253,10 @@ SPARSE_MLA_CAPABILITY = 90  # v1/attention/backends/mla: 9.x, 10.x and 12.x have
 @lru_cache(maxsize=1024)
 def scheme_kinds(spec: ModelSpec) -> tuple[str, ...]:
     """Every way the checkpoint stores a linear layer."""
-    found = spec.quantization
-    if found is None:
+    quantization = spec.quantization
+    if quantization is None:
         return ()
-    schemes = {found.default, *found.names.values(), *(scheme for _, scheme in found.patterns)}
+    schemes = {quantization.default, *quantization.names.values(), *(scheme for _, scheme in quantization.patterns)}
     return tuple(sorted(scheme.kind for scheme in schemes if scheme is not None))
 
 
@@ -342,20 +344,20 @@ def has_rope_key(spec: ModelSpec) -> bool:
     return any(isinstance(c, LatentAttention) and c.qk_rope_head_dim for caches in spec.layers for c in caches)
 
 
-def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
+def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
     """The KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
     carries scales for an fp8 cache.
 
     Sparse MLA: fp8 means the 656-byte layout, plain fp8 on compute capability 10.x and 11.x; GLM-5 there starts in fp8
     without being asked (vLLM 0.33's own answers; 12.0 has the 656 bytes: logs of GLM-5.1 on RTX PRO 6000).
     """
-    if WindowLatent in spec.cache_kinds and asked in V4_KV_DTYPES:
+    if WindowLatent in spec.cache_kinds and stated in V4_KV_DTYPES:
         return "fp8_ds_mla"
-    if asked not in KV_DTYPES:
-        raise UsageError(f"--kv-cache-dtype {asked!r}", "is unknown to kvplan", f"use one of {', '.join(KV_DTYPES)}")
+    if stated not in KV_DTYPES:
+        raise UsageError(f"--kv-cache-dtype {stated!r}", "is unknown to kvplan", f"use one of {', '.join(KV_DTYPES)}")
     if WindowLatent in spec.cache_kinds:
-        raise UsageError(f"--kv-cache-dtype {asked}", f"{spec.name} uses its own cache layout", "leave it out")
-    name = asked
+        raise UsageError(f"--kv-cache-dtype {stated}", f"{spec.name} uses its own cache layout", "leave it out")
+    name = stated
     if name == "auto":
         name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
         if spec.is_sparse_mla and spec.model_type in FP8_ON_BLACKWELL and 100 <= sm < 120:
@@ -447,15 +449,15 @@ FP8_IN_TRITON = 89  # Triton's kernels, the last resort of latent attention, flo
 SIXTEEN_BITS = ("bfloat16", "float16")
 
 
-def no_backend(asked: str, spec: ModelSpec, sm: int, cure: str) -> UsageError:
+def no_backend(stated: str, spec: ModelSpec, sm: int, cure: str) -> UsageError:
     return UsageError(
-        f"--kv-cache-dtype {asked}",
+        f"--kv-cache-dtype {stated}",
         f"vLLM has no attention backend that keeps it for {spec.name} on compute capability {sm / 10:.1f}",
         cure,
     )
 
 
-def sparse_kv_dtype(spec: ModelSpec, asked: str, name: str, dcp: int, sm: int, release: Version) -> str:
+def sparse_kv_dtype(spec: ModelSpec, stated: str, name: str, dcp: int, sm: int, release: Version) -> str:
     """What the backends of sparse latent attention make of a KV dtype.
 
     Hopper has fp8 in the 656-byte layout, and fp8_e4m3 as plain fp8 on one rank per request; there the 16-bit kernels
@@ -464,11 +466,11 @@ def sparse_kv_dtype(spec: ModelSpec, asked: str, name: str, dcp: int, sm: int, r
     """
     stored = spec.quantization.kv_dtype if spec.quantization else None
     if 90 <= sm < 100:
-        e4m3 = asked == "fp8_e4m3" or (asked == "auto" and stored == "fp8")  # a checkpoint's fp8 is fp8_e4m3
+        e4m3 = stated == "fp8_e4m3" or (stated == "auto" and stored == "fp8")  # a checkpoint's fp8 is fp8_e4m3
         if e4m3 and release.has("sparse_fp8_hopper") and dcp == 1:
             return "fp8"
-        if asked in ("fp8_e4m3", "nvfp4_ds_mla"):
-            raise no_backend(asked, spec, sm, "use fp8")
+        if stated in ("fp8_e4m3", "nvfp4_ds_mla"):
+            raise no_backend(stated, spec, sm, "use fp8")
         if dcp > 1 and name in SIXTEEN_BITS:
             raise UsageError(
                 f"decode_context_parallel_size {dcp}",
@@ -477,10 +479,10 @@ def sparse_kv_dtype(spec: ModelSpec, asked: str, name: str, dcp: int, sm: int, r
             )
     if sm >= 120:
         if dcp > 1:
-            raise no_backend(asked, spec, sm, "leave --decode-context-parallel-size out")
+            raise no_backend(stated, spec, sm, "leave --decode-context-parallel-size out")
         # vLLM takes bfloat16 for "auto" in DeepSeek V3.2's own class
-        if name in SIXTEEN_BITS and asked != "auto" and spec.model_type != "deepseek_v32":
-            raise no_backend(asked, spec, sm, "use fp8")
+        if name in SIXTEEN_BITS and stated != "auto" and spec.model_type != "deepseek_v32":
+            raise no_backend(stated, spec, sm, "use fp8")
         return "fp8_ds_mla"
     return name
 
@@ -539,8 +541,8 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             raise UsageError(
                 f"--{name.replace('_', '-')}", f"is a flag of SGLang{cure}", "leave it out or add --engine sglang"
             )
-    asked = args.max_model_len
-    context = spec.max_model_len if asked in (None, "auto") else asked
+    stated = args.max_model_len
+    context = spec.max_model_len if stated in (None, "auto") else stated
     assert isinstance(context, int)
     if context > spec.context_limit:
         raise UsageError(
@@ -616,7 +618,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     return Settings(
         version=release,
         max_model_len=context,
-        auto_fit=asked == "auto",
+        auto_fit=stated == "auto",
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
         in_flight_tokens=tokens * (batches if release.has("batches_in_flight") else 1),
@@ -634,27 +636,27 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
 
 def head_dims(spec: ModelSpec) -> frozenset[int]:
     """Widths of the heads that an attention backend computes; of latent attention, the latent's with its rope key."""
-    found: set[int] = set()
+    dims: set[int] = set()
     for cache in {cache for caches in spec.layers for cache in caches}:
         match cache:
             case FullAttention(_, width) | SlidingWindow(_, width) | ChunkedAttention(_, width):
-                found.add(width)
+                dims.add(width)
             case LatentAttention(latent, rope):
-                found.add(latent + rope)
-    return frozenset(found)
+                dims.add(latent + rope)
+    return frozenset(dims)
 
 
 def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release: Version) -> vllm_backends.Need:
     """What an attention backend that was asked for has to compute."""
-    asked = args.kv_cache_dtype
-    if asked == "auto" and spec.quantization is not None and spec.quantization.kv_dtype:
-        asked = spec.quantization.kv_dtype
+    kv_dtype = args.kv_cache_dtype
+    if kv_dtype == "auto" and spec.quantization is not None and spec.quantization.kv_dtype:
+        kv_dtype = spec.quantization.kv_dtype
     return vllm_backends.Need(
         name=spec.name,
         latent=spec.is_mla,
         sparse=spec.is_sparse_mla,
         dtype=dtype,
-        cache=asked,
+        cache=kv_dtype,
         head_dims=head_dims(spec),
         sinks=has_sinks(spec),
         ahead=sees_ahead(spec, args, release),

@@ -7,7 +7,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers import speculation
 from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
-from kvplan.servers.releases import Version, patch_of, told
+from kvplan.servers.releases import Version, patch_of, with_words
 from kvplan.servers.vllm import rules
 from kvplan.servers.vllm.launch import command as launch
 from kvplan.servers.vllm.rules import EngineArgs, Settings
@@ -39,7 +39,7 @@ starts = Starts(("vllm", "serve"), "model", True, ("LLM", (None, "vllm")), {"usa
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
     given = rules.NEWEST if numbers is None else numbers
     version = rules.version((given[0], given[1]))
-    return told(replace(version, patch=patch_of(name, given)), words)
+    return with_words(replace(version, patch=patch_of(name, given)), words)
 
 
 def labels() -> tuple[str, ...]:

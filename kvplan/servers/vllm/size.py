@@ -186,8 +186,8 @@ def bounded_by_draft(request: Request, settings: Settings) -> Settings:
 def draft_notes(request: Request, settings: Settings) -> list[str]:
     """What a draft changes beside its weights and its cache."""
     draft, args, notes = request.draft, request.args, []
-    asked = args.max_model_len if isinstance(args.max_model_len, int) else request.spec.max_model_len
-    if draft is not None and settings.max_model_len < asked:
+    context = args.max_model_len if isinstance(args.max_model_len, int) else request.spec.max_model_len
+    if draft is not None and settings.max_model_len < context:
         notes.append(f"the context is {settings.max_model_len:,} tokens, as much as the draft {draft.name} takes")
     if args.speculative_method in ("dflash", "dspark"):
         queries = args.num_speculative_tokens + (args.speculative_method == "dflash")

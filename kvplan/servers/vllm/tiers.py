@@ -84,10 +84,10 @@ def _native(part: Connector, args: EngineArgs, release: Version, pool: Pool, con
     each = chunk_blocks(part, [tokens for tokens, _ in reach(pool)])
     bare = each * pool.stage_bytes[0] * (1 if once else ranks)
     chunk = cdiv(bare, PAGE) * PAGE if release.has("offloaded_pages") else bare
-    asked = part.count("cpu_bytes_to_use") or 0
-    chunks = asked // chunk
+    stated = part.count("cpu_bytes_to_use") or 0
+    chunks = stated // chunk
     copies = "kept once" if once else f"of {plural(ranks, 'rank')}"
-    how = f"{asked:,} B asked for, in chunks of {plural(each, 'block')} {copies}: {chunks:,} x {chunk:,} B"
+    how = f"{stated:,} B asked for, in chunks of {plural(each, 'block')} {copies}: {chunks:,} x {chunk:,} B"
     shared = ", in /dev/shm" if release.has("offloaded_in_shm") else ", pinned"
     return Tier(part.name, chunks * chunk, chunks * context // chunks_each(pool, context, each), how + shared)
 
