@@ -63,7 +63,7 @@ from benchmarks.kernel_bench.problems import (
     expected_of,
     problem_of,
 )
-from engine.kernels import configs
+from engine.kernels import checks, configs
 from engine.kernels.tiles import AttentionTile, Entry, Found, Kernel, Key, document_of, read_tiles
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from tests.support.compile_kernels import MULTIPROCESSORS
@@ -186,6 +186,8 @@ def launched_with(tile: AttentionTile) -> Iterator[None]:
     with ExitStack() as stack:
         for name in ("decode_tile", "prefill_tile", "latent_tile"):
             stack.enter_context(mock.patch.object(configs, name, return_value=tile))
+        stack.callback(checks.forget)
+        checks.forget()
         yield
 
 
@@ -249,6 +251,7 @@ class Compiler:
         from engine.kernels import triton_backend
 
         self._gpu.arch = arch
+        checks.forget()
         self._kernels.clear()
         case = replace(target.cases[0], num_seqs=2, length=256)
         tiles = [tile, replace(tile, block_m=64)] if target.kernel == "prefill" and tile.block_m > 64 else [tile]

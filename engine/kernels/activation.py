@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.checks import FLOATS, need, need_rows
+from engine.kernels.checks import FLOATS, need, need_rows, once_per_layout
 from engine.kernels.integers import cdiv
 from engine.kernels.numerics import cast, sigmoid, tanh
 from kvplan.models.spec import Activation
@@ -55,9 +55,7 @@ def gated_activation(x: torch.Tensor, kind: Activation, *, limit: float = 0.0, a
     limit, alpha  of clamped_swiglu
     returns       [num_tokens, inner], dtype of x
     """
-    need_rows("x", x, 2, FLOATS)
-    need("x", x.shape[1] % 2 == 0, "of an even width", x.shape[1])
-    need("kind", kind in ACTIVATIONS, "one of {}", kind, ACTIVATIONS)
+    _check(x, kind)
     num_tokens, inner = x.shape[0], x.shape[1] // 2
     y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
     if y.numel() > 0:
@@ -65,3 +63,11 @@ def gated_activation(x: torch.Tensor, kind: Activation, *, limit: float = 0.0, a
             y, x, float(limit), float(alpha), inner, x.stride(0), KIND=kind, BLOCK=BLOCK, num_warps=4
         )
     return y
+
+
+@once_per_layout
+def _check(x: torch.Tensor, kind: Activation) -> None:
+    """Check the arguments of gated_activation."""
+    need_rows("x", x, 2, FLOATS)
+    need("x", x.shape[1] % 2 == 0, "of an even width", x.shape[1])
+    need("kind", kind in ACTIVATIONS, "one of {}", kind, ACTIVATIONS)

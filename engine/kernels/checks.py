@@ -1,7 +1,12 @@
 """What the launchers ask of their arguments: a wrong shape or dtype is a ValueError here, not a wrong number later.
 
-A model calls this some hundred times per step, so nothing is put into words before it is wrong.
+A model launches some hundred kernels per step, whose tensors look alike from layer to layer and from step to step: a
+launcher checks its arguments, and derives from them what it compiles its kernel with, once for each set of layouts.
 """
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, TypeVarTuple
 
 import torch
 
@@ -10,6 +15,46 @@ from kvplan.core.errors import EnvironmentProblem
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 STORED = (*FLOATS, torch.float8_e4m3fn)
 FIRST_FP8_ARCH = 89
+MOST_LAYOUTS = 1024  # that a check remembers: steps with prompts bring new ones without end
+
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
+LaunchArgs = dict[str, Any]  # what a kernel takes beside tensors and numbers of this launch, by its parameters' names
+_remembered: list[dict[object, Any]] = []  # what each check has answered
+
+
+def once_per_layout(check: Callable[[*Ts], R]) -> Callable[[*Ts], R]:
+    """Call a check once for each set of arguments, tensors being alike in shape, strides, dtype, and device.
+
+    check  may ask nothing else of a tensor, neither its values nor where it lies, and of a GPU what never changes.
+           What it raises is not remembered
+    """
+    answers: dict[object, tuple[R]] = {}
+    _remembered.append(answers)
+
+    @wraps(check)
+    def checked(*args: *Ts) -> R:
+        key = (*[(x.shape, x.stride(), x.dtype, x.device) if isinstance(x, torch.Tensor) else x for x in args],)
+        answer = answers.get(key)
+        if answer is None:
+            answer = (check(*args),)
+            if len(answers) >= MOST_LAYOUTS:
+                answers.clear()
+            answers[key] = answer
+        return answer[0]
+
+    return checked
+
+
+def strides(name: str, tensor: torch.Tensor, *dims: str) -> LaunchArgs:
+    """A tensor's first strides as a kernel names them: stride_NAME_DIM."""
+    return {f"stride_{name}_{dim}": stride for dim, stride in zip(dims, tensor.stride(), strict=False)}
+
+
+def forget() -> None:
+    """Check everything again: for benchmarks, and where another GPU is pretended."""
+    for answers in _remembered:
+        answers.clear()
 
 
 def need(argument: str, ok: bool, what: str, value: object, *told: object) -> None:
@@ -62,14 +107,12 @@ def need_supported(argument: str, dtype: torch.dtype, arch: int) -> None:
         )
 
 
-def result(out: torch.Tensor | None, shape: tuple[int, ...], q: torch.Tensor) -> torch.Tensor:
-    """Where a kernel leaves what it makes of q: `out`, which must be as it needs it, or a new tensor."""
-    if out is None:
-        return torch.empty(shape, dtype=q.dtype, device=q.device)
-    need_shape("out", out, shape)
-    need("out", out.dtype == q.dtype, "{} like q", out.dtype, q.dtype)
-    need_one_device(q=q, out=out)
-    return out
+def need_out(out: torch.Tensor | None, shape: tuple[int, ...], q: torch.Tensor) -> None:
+    """What a kernel asks of the tensor that it is to write what it makes of q into, if it is given one."""
+    if out is not None:
+        need_shape("out", out, shape)
+        need("out", out.dtype == q.dtype, "{} like q", out.dtype, q.dtype)
+        need_one_device(q=q, out=out)
 
 
 def need_unscaled(dtype: torch.dtype, k_scale: float, v_scale: float) -> None:

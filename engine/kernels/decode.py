@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import need, need_attention, result
+from engine.kernels.checks import LaunchArgs, need, need_attention, need_out, once_per_layout, strides
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
@@ -156,19 +156,17 @@ def paged_decode(
     out           contiguous, of the shape and dtype of what is returned: it is written there; None: a new tensor
     returns       [num_seqs, num_heads, head_dim_v], dtype of q
     """
-    arch = configs.arch()
-    group = need_attention(q, k_cache, v_cache, block_tables, context_lens, sinks, window, k_scale, v_scale, arch)
-    num_seqs, num_heads, head_dim = q.shape
-    _, block_size, num_kv_heads, head_dim_v = v_cache.shape
-    need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
-    out = result(out, (num_seqs, num_heads, head_dim_v), q)
+    args = _launch_args(q, k_cache, v_cache, block_tables, context_lens, sinks, out, window, softcap, k_scale, v_scale)
+    num_seqs, num_heads, _ = q.shape
+    _, _, num_kv_heads, head_dim_v = v_cache.shape
+    if out is None:
+        out = torch.empty((num_seqs, num_heads, head_dim_v), dtype=q.dtype, device=q.device)
     if num_seqs == 0:
         return out
     if work is None:
         work = own_work_list(decode_planner(num_heads, k_cache, v_cache, q.dtype, window), context_lens)
     need_work(work, num_seqs, window, q.device)
     partial, lse = scratch(work, num_heads, head_dim_v, q.device)
-    tile = _tile(num_heads, k_cache, v_cache, q.dtype)
     decode_kernel[(num_kv_heads, work.sizes.num_items)](
         out,
         partial,
@@ -181,22 +179,49 @@ def paged_decode(
         sinks,
         scale * k_scale,
         v_scale,
-        *q.stride()[:2],
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        block_tables.stride(0),
-        BLOCK_SIZE=block_size,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        SOFTCAP=softcap or 0.0,
-        BLOCK_M=max(16, next_power_of_2(group)),
-        BLOCK_N=tile.block_n,
-        BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_DV=max(16, next_power_of_2(head_dim_v)),
-        DOT=dot_dtype(q.dtype, k_cache.dtype),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **args,
     )
     merge(out, partial, lse, work, sinks)
     return out
+
+
+@once_per_layout
+def _launch_args(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+    window: int | None,
+    softcap: float | None,
+    k_scale: float,
+    v_scale: float,
+) -> LaunchArgs:
+    """Check the arguments of paged_decode; what its kernel takes beside."""
+    arch = configs.arch()
+    group = need_attention(q, k_cache, v_cache, block_tables, context_lens, sinks, window, k_scale, v_scale, arch)
+    num_seqs, num_heads, head_dim = q.shape
+    _, block_size, _, head_dim_v = v_cache.shape
+    need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
+    need_out(out, (num_seqs, num_heads, head_dim_v), q)
+    tile = _tile(num_heads, k_cache, v_cache, q.dtype)
+    return {
+        **strides("q", q, "seq", "head"),
+        **strides("k", k_cache, "block", "slot", "head"),
+        **strides("v", v_cache, "block", "slot", "head"),
+        "stride_table": block_tables.stride(0),
+        "BLOCK_SIZE": block_size,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "HEAD_DIM_V": head_dim_v,
+        "SOFTCAP": softcap or 0.0,
+        "BLOCK_M": max(16, next_power_of_2(group)),
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": max(16, next_power_of_2(head_dim)),
+        "BLOCK_DV": max(16, next_power_of_2(head_dim_v)),
+        "DOT": dot_dtype(q.dtype, k_cache.dtype),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }

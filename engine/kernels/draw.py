@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape, once_per_layout
 from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import float_of, ordered
 
@@ -53,7 +53,7 @@ def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     logits   [num_rows, vocab_size] float32, float16 or bfloat16; strided, last dimension contiguous
     returns  [num_rows] float32, NaN for a row that holds one; [num_rows] int64; [num_rows] bool
     """
-    need_rows("logits", logits, 2, FLOATS)
+    _check_logits(logits)
     num_rows, vocab_size = logits.shape
     num_parts = cdiv(vocab_size, BLOCK)
     best = torch.empty((num_rows,), dtype=torch.float32, device=logits.device)
@@ -67,6 +67,12 @@ def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     )
     best_kernel[(num_rows,)](best, tokens, is_bad, keys, num_parts, PARTS=next_power_of_2(num_parts), num_warps=4)
     return best, tokens, is_bad
+
+
+@once_per_layout
+def _check_logits(logits: torch.Tensor) -> None:
+    """Check the argument of best_tokens."""
+    need_rows("logits", logits, 2, FLOATS)
 
 
 @triton.jit
@@ -169,16 +175,8 @@ def draw(
     floors       [num_draws, 1] float32: tokens whose (logit - best) / temperature is below do not come; None: all may
     returns      [num_draws] int64
     """
-    need_rows("logits", logits, 2, FLOATS)
-    num_draws, vocab_size = len(uniforms), logits.shape[1]
-    need("rows", rows is not None or num_draws == len(logits), "given for {} of {} rows", None, num_draws, len(logits))
-    need_shape("best", best, (len(logits),))
-    for name, tensor in (("temperature", temperature), ("uniforms", uniforms), ("floors", floors)):
-        if tensor is not None:
-            need_shape(name, tensor, (num_draws, 1))
-    if rows is not None:
-        need_shape("rows", rows, (num_draws,))
-    need_one_device(logits=logits, best=best, temperature=temperature, uniforms=uniforms, rows=rows, floors=floors)
+    _check(logits, best, temperature, uniforms, rows, floors)
+    num_draws, vocab_size = uniforms.shape[0], logits.shape[1]
     tokens = torch.empty((num_draws,), dtype=torch.int64, device=logits.device)
     num_parts = cdiv(vocab_size, BLOCK)
     if num_draws == 0:
@@ -201,3 +199,25 @@ def draw(
         num_warps=8,
     )
     return tokens
+
+
+@once_per_layout
+def _check(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    temperature: torch.Tensor,
+    uniforms: torch.Tensor,
+    rows: torch.Tensor | None,
+    floors: torch.Tensor | None,
+) -> None:
+    """Check the arguments of draw."""
+    need_rows("logits", logits, 2, FLOATS)
+    num_draws = len(uniforms)
+    need("rows", rows is not None or num_draws == len(logits), "given for {} of {} rows", None, num_draws, len(logits))
+    need_shape("best", best, (len(logits),))
+    for name, tensor in (("temperature", temperature), ("uniforms", uniforms), ("floors", floors)):
+        if tensor is not None:
+            need_shape(name, tensor, (num_draws, 1))
+    if rows is not None:
+        need_shape("rows", rows, (num_draws,))
+    need_one_device(logits=logits, best=best, temperature=temperature, uniforms=uniforms, rows=rows, floors=floors)

@@ -9,7 +9,17 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs, dequantize
-from engine.kernels.checks import FIRST_FP8_ARCH, FLOATS, need, need_one_device, need_rows, need_shape, need_supported
+from engine.kernels.checks import (
+    FIRST_FP8_ARCH,
+    FLOATS,
+    LaunchArgs,
+    need,
+    need_one_device,
+    need_rows,
+    need_shape,
+    need_supported,
+    once_per_layout,
+)
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import FP8_MAX, cast
 
@@ -52,19 +62,25 @@ def fp8_rows(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.
     scale    one float32 for all; None: each row's largest becomes 448
     returns  [num_rows, width] float8_e4m3fn, contiguous, and [num_rows, 1] float32
     """
-    need_rows("x", x, 2, FLOATS)
-    need_supported("values", FP8, configs.arch())
-    if scale is not None:
-        need("scale", scale.numel() == 1 and scale.dtype == torch.float32, "one float32", scale)
+    args = _launch_args(x, scale)
     num_rows, width = x.shape
     values = torch.empty((num_rows, width), dtype=FP8, device=x.device)
     scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
     if values.numel() > 0:
-        block = min(BLOCK, next_power_of_2(width))
-        fp8_rows_kernel[(num_rows,)](
-            values, scales, x, scale, width, x.stride(0), BLOCK=block, num_warps=configs.row_warps(block)
-        )
+        fp8_rows_kernel[(num_rows,)](values, scales, x, scale, **args)
     return values, scales
+
+
+@once_per_layout
+def _launch_args(x: torch.Tensor, scale: torch.Tensor | None) -> LaunchArgs:
+    """Check the arguments of fp8_rows; what its kernel takes beside."""
+    need_rows("x", x, 2, FLOATS)
+    need_supported("values", FP8, configs.arch())
+    if scale is not None:
+        need("scale", scale.numel() == 1 and scale.dtype == torch.float32, "one float32", scale)
+    width = x.shape[1]
+    block = min(BLOCK, next_power_of_2(max(1, width)))
+    return {"width": width, "stride_x": x.stride(0), "BLOCK": block, "num_warps": configs.row_warps(block)}
 
 
 def fp8_linear(
@@ -77,16 +93,23 @@ def fp8_linear(
     input_scale  what x is divided by, one float32; None: each token's own largest over 448
     returns      [num_tokens, outputs], dtype of x
     """
-    need_rows("x", x, 2, FLOATS)
+    _check(x, values, row_scales, input_scale)
     num_outputs, num_inputs = values.shape
+    if configs.arch() < FIRST_FP8_ARCH or num_outputs % ALIGNMENT or num_inputs % ALIGNMENT:
+        return dequantize.fp8_linear(x, values, row_scales)
+    return scaled_product(*fp8_rows(x, input_scale), values, row_scales, x.dtype)
+
+
+@once_per_layout
+def _check(x: torch.Tensor, values: torch.Tensor, row_scales: torch.Tensor, input_scale: torch.Tensor | None) -> None:
+    """Check the arguments of fp8_linear."""
+    need_rows("x", x, 2, FLOATS)
+    num_outputs = len(values)
     need_shape("values", values, (num_outputs, x.shape[1]))
     need("values", values.dtype == FP8, "float8_e4m3fn", values.dtype)
     need_shape("row_scales", row_scales, (num_outputs,))
     need("row_scales", row_scales.dtype == torch.float32, "float32", row_scales.dtype)
     need_one_device(x=x, values=values, row_scales=row_scales, input_scale=input_scale)
-    if configs.arch() < FIRST_FP8_ARCH or num_outputs % ALIGNMENT or num_inputs % ALIGNMENT:
-        return dequantize.fp8_linear(x, values, row_scales)
-    return scaled_product(*fp8_rows(x, input_scale), values, row_scales, x.dtype)
 
 
 def scaled_product(

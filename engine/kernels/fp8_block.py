@@ -7,11 +7,20 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs, dequantize
-from engine.kernels.checks import FIRST_FP8_ARCH, FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import (
+    FIRST_FP8_ARCH,
+    FLOATS,
+    LaunchArgs,
+    need,
+    need_one_device,
+    need_rows,
+    need_shape,
+    once_per_layout,
+)
 from engine.kernels.configs import GemmTile
 from engine.kernels.integers import cdiv
 from engine.kernels.numerics import INTERPRETED, cast, dot, dot_dtype
-from engine.kernels.split_product import split_product
+from engine.kernels.split_product import Split, empty_parts, split_of, sum_parts
 
 FP8 = torch.float8_e4m3fn
 ALIGNMENT = 16  # bytes that a thread loads at once: rows of weights begin at multiples of it
@@ -117,6 +126,30 @@ def fp8_block_linear(
     num_splits  parts of the inputs that are summed apart; None: as many as fill the GPU
     returns     [num_tokens, outputs], dtype of x
     """
+    launch = _launch_args(x, values, scales, block, num_splits)
+    num_tokens, num_outputs = x.shape[0], values.shape[0]
+    if num_tokens == 0:
+        return x.new_empty(0, num_outputs)
+    if launch is None:
+        return dequantize.fp8_block_linear(x, values, scales, block)
+    split, args = launch
+    parts = empty_parts(x, num_outputs, split.grid[2])
+    fp8_block_matmul_kernel[split.grid](parts, x, values, scales, num_tokens, **args)
+    return sum_parts(parts, x.dtype)
+
+
+@once_per_layout
+def _launch_args(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    block: tuple[int, int],
+    num_splits: int | None,
+) -> tuple[Split, LaunchArgs] | None:
+    """Check the arguments of fp8_block_linear; how it is split, and what its kernel takes beside.
+
+    None: of no tokens, or the weights are to be widened first.
+    """
     need_rows("x", x, 2, FLOATS)
     num_tokens, num_inputs = x.shape
     need("values", values.dim() == 2, "of 2 dimensions", values.shape)
@@ -129,12 +162,26 @@ def fp8_block_linear(
     need("scales", scales.dtype == torch.float32, "float32", scales.dtype)
     need("num_splits", num_splits is None or num_splits >= 1, "at least 1", num_splits)
     need_one_device(x=x, values=values, scales=scales)
-    if num_tokens == 0:
-        return x.new_empty(0, num_outputs)
-    tile = tile_within(block, values.shape, num_tokens, x.dtype)
+    tile = tile_within(block, values.shape, num_tokens, x.dtype) if num_tokens else None
     if tile is None:
-        return dequantize.fp8_block_linear(x, values, scales, block)
-    return _product(x, values, scales, block, tile, num_splits)
+        return None
+    split = split_of(x, num_outputs, num_inputs, tile, num_splits)
+    return split, {
+        "num_outputs": num_outputs,
+        "num_inputs": num_inputs,
+        "split_tiles": split.tiles,
+        "stride_x": x.stride(0),
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "WHOLE_TILES": num_inputs % tile.block_k == 0,
+        "WEIGHTS_FIRST": tile.block_m > 16,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "DOT": dot_dtype(x.dtype, x.dtype),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
 
 
 def tile_within(block: tuple[int, int], shape: tuple[int, ...], num_tokens: int, dtype: torch.dtype) -> GemmTile | None:
@@ -149,39 +196,3 @@ def tile_within(block: tuple[int, int], shape: tuple[int, ...], num_tokens: int,
     if outputs < LEAST_OUTPUTS or inputs < LEAST_INPUTS:
         return None
     return GemmTile(tile.block_m, outputs, inputs, tile.num_warps, tile.num_stages)
-
-
-def _product(
-    x: torch.Tensor,
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    block: tuple[int, int],
-    tile: GemmTile,
-    num_splits: int | None,
-) -> torch.Tensor:
-    (num_tokens, num_inputs), num_outputs = x.shape, values.shape[0]
-
-    def launch(y: torch.Tensor, grid: tuple[int, int, int], tiles_per_split: int) -> None:
-        fp8_block_matmul_kernel[grid](
-            y,
-            x,
-            values,
-            scales,
-            num_tokens,
-            num_outputs,
-            num_inputs,
-            tiles_per_split,
-            x.stride(0),
-            ROWS=block[0],
-            COLUMNS=block[1],
-            WHOLE_TILES=num_inputs % tile.block_k == 0,
-            WEIGHTS_FIRST=tile.block_m > 16,
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BLOCK_K=tile.block_k,
-            DOT=dot_dtype(x.dtype, x.dtype),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
-
-    return split_product(x, num_outputs, num_inputs, tile, num_splits, launch)

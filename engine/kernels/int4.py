@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import FLOATS, LaunchArgs, need, need_one_device, need_rows, need_shape, once_per_layout
 from engine.kernels.numerics import cast, dot, dot_dtype
-from engine.kernels.split_product import split_product
+from engine.kernels.split_product import Split, empty_parts, split_of, sum_parts
 
 NIBBLES = tl.constexpr(8)  # 4-bit values in a word
 
@@ -98,6 +98,25 @@ def int4_linear(
     num_splits  parts of the inputs that are summed apart; None: as many as fill the GPU
     returns     [num_tokens, outputs], dtype of x
     """
+    launch = _launch_args(x, words, scales, zeros, num_splits)
+    num_tokens, num_outputs = x.shape[0], words.shape[1]
+    if launch is None:
+        return x.new_empty(0, num_outputs)
+    split, args = launch
+    parts = empty_parts(x, num_outputs, split.grid[2])
+    int4_matmul_kernel[split.grid](parts, x, words, scales, zeros, num_tokens, **args)
+    return sum_parts(parts, x.dtype)
+
+
+@once_per_layout
+def _launch_args(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    num_splits: int | None,
+) -> tuple[Split, LaunchArgs] | None:
+    """Check the arguments of int4_linear; how it is split, and what its kernel takes beside. None: of no tokens."""
     need_rows("x", x, 2, FLOATS)
     num_tokens, num_inputs = x.shape
     need("words", words.dim() == 2 and 8 * words.shape[0] == num_inputs, "[{} / 8, outputs]", words.shape, num_inputs)
@@ -119,34 +138,25 @@ def int4_linear(
     need("num_splits", num_splits is None or num_splits >= 1, "at least 1", num_splits)
     need_one_device(x=x, words=words, scales=scales, zeros=zeros)
     if num_tokens == 0:
-        return x.new_empty(0, num_outputs)
-    group_size = num_inputs // num_groups
-    tile = configs.int4_tile(configs.arch(), num_tokens, x.dtype)
+        return None
+    group_size, arch = num_inputs // num_groups, configs.arch()
+    tile = configs.int4_tile(arch, num_tokens, x.dtype)
     whole_groups = num_words % tile.block_k == 0 and group_size % tile.block_k == 0
     if not whole_groups:  # a scale for each weight is loaded, which the smallest tile without a pipeline has room for
-        tile = replace(configs.int4_tile(configs.arch(), 1, x.dtype), num_stages=1, num_warps=8)
-
-    def launch(y: torch.Tensor, grid: tuple[int, int, int], tiles_per_split: int) -> None:
-        int4_matmul_kernel[grid](
-            y,
-            x,
-            words,
-            scales,
-            zeros,
-            num_tokens,
-            num_outputs,
-            num_words,
-            group_size,
-            tiles_per_split,
-            x.stride(0),
-            WHOLE_TILES=num_words % tile.block_k == 0,
-            WHOLE_GROUPS=whole_groups,
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BLOCK_R=tile.block_k,
-            DOT=dot_dtype(x.dtype, x.dtype),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
-
-    return split_product(x, num_outputs, num_words, tile, num_splits, launch)
+        tile = replace(configs.int4_tile(arch, 1, x.dtype), num_stages=1, num_warps=8)
+    split = split_of(x, num_outputs, num_words, tile, num_splits)
+    return split, {
+        "num_outputs": num_outputs,
+        "num_words": num_words,
+        "group_size": group_size,
+        "split_tiles": split.tiles,
+        "stride_x": x.stride(0),
+        "WHOLE_TILES": num_words % tile.block_k == 0,
+        "WHOLE_GROUPS": whole_groups,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_R": tile.block_k,
+        "DOT": dot_dtype(x.dtype, x.dtype),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }

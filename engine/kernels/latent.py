@@ -7,7 +7,17 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import FLOATS, need, need_cache, need_one_device, need_rows, need_table
+from engine.kernels.checks import (
+    FLOATS,
+    LaunchArgs,
+    need,
+    need_cache,
+    need_one_device,
+    need_rows,
+    need_table,
+    once_per_layout,
+    strides,
+)
 from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import LOG2_E, dot, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_pages, load_rows, slot_offsets
@@ -130,17 +140,8 @@ def latent_decode(
                   waits for the device
     returns       [num_seqs, num_heads, latent_dim], dtype of q: still to be multiplied with each head's value matrix
     """
-    arch = configs.arch()
-    need_rows("q", q, 3, FLOATS)
-    need_cache("cache", cache, 3, arch)
-    num_seqs, num_heads, width = q.shape
-    block_size = cache.shape[1]
-    need("cache", cache.shape[2] == width, "of width {} like q", cache.shape[2], width)
-    need("cache", cache.dtype == q.dtype, "{} like q", cache.dtype, q.dtype)
-    need("latent_dim", 0 < latent_dim < width, "above 0 and below the width, {}", latent_dim, width)
-    need_table(block_tables, context_lens)
-    need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
-    need_one_device(q=q, cache=cache, block_tables=block_tables, context_lens=context_lens)
+    args = _launch_args(q, cache, block_tables, context_lens, latent_dim)
+    num_seqs, num_heads, _ = q.shape
     out = torch.empty((num_seqs, num_heads, latent_dim), dtype=q.dtype, device=q.device)
     if num_seqs == 0:
         return out
@@ -148,8 +149,7 @@ def latent_decode(
         work = own_work_list(latent_planner(num_heads, cache), context_lens)
     need_work(work, num_seqs, None, q.device)
     partial, lse = scratch(work, num_heads, latent_dim, q.device)
-    tile = _tile(num_heads, cache)
-    latent_decode_kernel[(cdiv(num_heads, tile.block_m), work.sizes.num_items)](
+    latent_decode_kernel[(cdiv(num_heads, args["BLOCK_M"]), work.sizes.num_items)](
         out,
         partial,
         lse,
@@ -158,20 +158,45 @@ def latent_decode(
         block_tables,
         work.items,
         scale,
-        num_heads,
-        *q.stride()[:2],
-        *cache.stride()[:2],
-        block_tables.stride(0),
-        BLOCK_SIZE=block_size,
-        LATENT_DIM=latent_dim,
-        ROPE_DIM=width - latent_dim,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_L=max(16, next_power_of_2(latent_dim)),
-        BLOCK_R=max(16, next_power_of_2(width - latent_dim)),
-        DOT=dot_dtype(q.dtype, cache.dtype),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **args,
     )
     merge(out, partial, lse, work)
     return out
+
+
+@once_per_layout
+def _launch_args(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    latent_dim: int,
+) -> LaunchArgs:
+    """Check the arguments of latent_decode; what its kernel takes beside."""
+    need_rows("q", q, 3, FLOATS)
+    need_cache("cache", cache, 3, configs.arch())
+    num_seqs, num_heads, width = q.shape
+    need("cache", cache.shape[2] == width, "of width {} like q", cache.shape[2], width)
+    need("cache", cache.dtype == q.dtype, "{} like q", cache.dtype, q.dtype)
+    need("latent_dim", 0 < latent_dim < width, "above 0 and below the width, {}", latent_dim, width)
+    need_table(block_tables, context_lens)
+    need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
+    need_one_device(q=q, cache=cache, block_tables=block_tables, context_lens=context_lens)
+    tile = _tile(num_heads, cache)
+    return {
+        "num_heads": num_heads,
+        **strides("q", q, "seq", "head"),
+        "stride_block": cache.stride(0),
+        "stride_slot": cache.stride(1),
+        "stride_table": block_tables.stride(0),
+        "BLOCK_SIZE": cache.shape[1],
+        "LATENT_DIM": latent_dim,
+        "ROPE_DIM": width - latent_dim,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_L": max(16, next_power_of_2(latent_dim)),
+        "BLOCK_R": max(16, next_power_of_2(width - latent_dim)),
+        "DOT": dot_dtype(q.dtype, cache.dtype),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }

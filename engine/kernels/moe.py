@@ -10,7 +10,7 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.activation import gated_activation
-from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape, once_per_layout
 from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import cast, dot, dot_dtype
 from kvplan.models.spec import Activation
@@ -235,6 +235,30 @@ def moe_mlp(
     kind, limit, alpha  as gated_activation's
     returns         [num_tokens, hidden], dtype of x. Rounded to it: each matrix product, the activation, the sum
     """
+    tile = _tile(x, w13, w2, expert_ids, expert_weights, b13, b2)
+    num_tokens, hidden = x.shape
+    top_k = expert_ids.shape[1]
+    num_rows = num_tokens * top_k
+    if tile is None:
+        return torch.zeros_like(x)
+    grouping = group_rows(expert_ids, w2.shape[0], tile.block_m)
+    gate_up = _grouped_matmul(x, w13, b13, None, grouping, num_rows, tile)
+    activated = gated_activation(gate_up, kind, limit=limit, alpha=alpha)
+    rows = _grouped_matmul(activated, w2, b2, expert_weights, grouping, num_rows, tile)
+    return rows.view(num_tokens, top_k, hidden).sum(1)  # torch sums in float32, and rounds once
+
+
+@once_per_layout
+def _tile(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    b13: torch.Tensor | None,
+    b2: torch.Tensor | None,
+) -> configs.GemmTile | None:
+    """Check the arguments of moe_mlp; the tile of its products. None: there are no rows."""
     need_rows("x", x, 2, FLOATS)
     need_rows("w13", w13, 3, (x.dtype,))
     need_rows("w2", w2, 3, (x.dtype,))
@@ -260,13 +284,6 @@ def moe_mlp(
     if b2 is not None:
         need_shape("b2", b2, (num_experts, hidden))
     need_one_device(x=x, w13=w13, w2=w2, expert_ids=expert_ids, expert_weights=expert_weights, b13=b13, b2=b2)
-    top_k = expert_ids.shape[1]
-    num_rows = num_tokens * top_k
-    if num_rows == 0:
-        return torch.zeros_like(x)
-    tile = configs.gemm_tile(configs.arch(), num_rows // num_experts, x.dtype)
-    grouping = group_rows(expert_ids, num_experts, tile.block_m)
-    gate_up = _grouped_matmul(x, w13, b13, None, grouping, num_rows, tile)
-    activated = gated_activation(gate_up, kind, limit=limit, alpha=alpha)
-    rows = _grouped_matmul(activated, w2, b2, expert_weights, grouping, num_rows, tile)
-    return rows.view(num_tokens, top_k, hidden).sum(1)  # torch sums in float32, and rounds once
+    if expert_ids.numel() == 0:
+        return None
+    return configs.gemm_tile(configs.arch(), expert_ids.numel() // num_experts, x.dtype)

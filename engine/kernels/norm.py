@@ -7,7 +7,16 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import (
+    FLOATS,
+    LaunchArgs,
+    need,
+    need_one_device,
+    need_rows,
+    need_shape,
+    once_per_layout,
+    strides,
+)
 from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import cast
 
@@ -76,21 +85,12 @@ def rms_norm(
                  True: it is multiplied with 1 + weight, then rounded (Gemma)
     returns      y, or (y, s) with a residual; shape and dtype of x
     """
-    need("x", x.dim() in (2, 3), "of 2 or 3 dimensions", x.shape)
-    need_rows("x", x, x.dim(), FLOATS)
-    need_shape("weight", weight, (x.shape[-1],))
-    if residual is not None:
-        need_rows("residual", residual, x.dim(), (x.dtype,))
-        need("residual", residual.shape == x.shape, "of shape {} like x", residual.shape, x.shape)
-    need_one_device(x=x, weight=weight, residual=residual)
+    args = _launch_args(x, weight, residual, unit_offset)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     added = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    width = x.shape[-1]
-    num_rows = x.numel() // width
-    block_width = next_power_of_2(width)
-    block_rows = max(1, configs.ROW_ELEMENTS // block_width)
+    num_rows = x.numel() // x.shape[-1]
     if num_rows > 0:
-        rms_norm_kernel[(cdiv(num_rows, block_rows),)](
+        rms_norm_kernel[(cdiv(num_rows, args["BLOCK_ROWS"]),)](
             y,
             added,
             x,
@@ -98,18 +98,35 @@ def rms_norm(
             weight,
             eps,
             num_rows,
-            x.shape[1] if x.dim() == 3 else 1,
-            *_row_strides(x),
-            *_row_strides(x if residual is None else residual),
-            WIDTH=width,
-            BLOCK_ROWS=block_rows,
-            BLOCK_WIDTH=block_width,
-            UNIT_OFFSET=unit_offset,
-            num_warps=configs.row_warps(block_rows * block_width),
+            **args,
         )
     return y if added is None else (y, added)
 
 
-def _row_strides(x: torch.Tensor) -> tuple[int, int]:
-    """(token, head) strides; a matrix has one head."""
-    return x.stride(0), x.stride(1) if x.dim() == 3 else 0
+@once_per_layout
+def _launch_args(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, unit_offset: bool) -> LaunchArgs:
+    """Check the arguments of rms_norm; what its kernel takes beside."""
+    need("x", x.dim() in (2, 3), "of 2 or 3 dimensions", x.shape)
+    need_rows("x", x, x.dim(), FLOATS)
+    need_shape("weight", weight, (x.shape[-1],))
+    if residual is not None:
+        need_rows("residual", residual, x.dim(), (x.dtype,))
+        need("residual", residual.shape == x.shape, "of shape {} like x", residual.shape, x.shape)
+    need_one_device(x=x, weight=weight, residual=residual)
+    block_width = next_power_of_2(x.shape[-1])
+    block_rows = max(1, configs.ROW_ELEMENTS // block_width)
+    return {
+        "heads": x.shape[1] if x.dim() == 3 else 1,
+        **_row_strides("x", x),
+        **_row_strides("residual", x if residual is None else residual),
+        "WIDTH": x.shape[-1],
+        "BLOCK_ROWS": block_rows,
+        "BLOCK_WIDTH": block_width,
+        "UNIT_OFFSET": unit_offset,
+        "num_warps": configs.row_warps(block_rows * block_width),
+    }
+
+
+def _row_strides(name: str, x: torch.Tensor) -> LaunchArgs:
+    """Strides of a token and of a head; a matrix has one head."""
+    return {**strides(name, x, "token"), f"stride_{name}_head": x.stride(1) if x.dim() == 3 else 0}

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import FLOATS, LaunchArgs, need, need_one_device, need_rows, need_shape, once_per_layout
 from engine.kernels.numerics import float_of, ordered
 
 BLOCK = 4096
@@ -168,6 +168,24 @@ def nucleus_floors(
     num_sorted   the largest top_k, for kernels that sort
     returns      [num_floors, 1] float32
     """
+    args = _launch_args(logits, best, temperature, top_k, top_p, rows)
+    num_floors = temperature.shape[0]
+    floors = torch.empty((num_floors, 1), dtype=torch.float32, device=logits.device)
+    if num_floors > 0:
+        nucleus_floors_kernel[(num_floors,)](floors, logits, best, temperature, top_k, top_p, rows, **args)
+    return floors
+
+
+@once_per_layout
+def _launch_args(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    rows: torch.Tensor | None,
+) -> LaunchArgs:
+    """Check the arguments of nucleus_floors; what its kernel takes beside."""
     need_rows("logits", logits, 2, FLOATS)
     num_floors, vocab_size = len(temperature), logits.shape[1]
     need(
@@ -179,20 +197,10 @@ def nucleus_floors(
     if rows is not None:
         need_shape("rows", rows, (num_floors,))
     need_one_device(logits=logits, best=best, temperature=temperature, top_k=top_k, top_p=top_p, rows=rows)
-    floors = torch.empty((num_floors, 1), dtype=torch.float32, device=logits.device)
-    if num_floors > 0:
-        nucleus_floors_kernel[(num_floors,)](
-            floors,
-            logits,
-            best,
-            temperature,
-            top_k,
-            top_p,
-            rows,
-            vocab_size,
-            logits.stride(0),
-            SPARE=SPARE_BITS[logits.dtype],
-            BLOCK=BLOCK,
-            num_warps=16,
-        )
-    return floors
+    return {
+        "vocab_size": vocab_size,
+        "stride": logits.stride(0),
+        "SPARE": SPARE_BITS[logits.dtype],
+        "BLOCK": BLOCK,
+        "num_warps": 16,
+    }

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import need, need_attention, need_shape, result
+from engine.kernels.checks import LaunchArgs, need, need_attention, need_out, need_shape, once_per_layout, strides
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import cast, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
@@ -184,28 +184,24 @@ def paged_prefill(
     out            contiguous, of the shape and dtype of what is returned: it is written there; None: a new tensor
     returns        [num_tokens, num_heads, head_dim_v], dtype of q; rows from query_start[-1] on are not set
     """
-    arch = configs.arch()
-    group = need_attention(q, k_cache, v_cache, block_tables, context_lens, sinks, window, k_scale, v_scale, arch)
-    num_tokens, num_heads, head_dim = q.shape
-    _, block_size, num_kv_heads, head_dim_v = v_cache.shape
-    num_seqs = block_tables.shape[0]
-    need_shape("query_start", query_start, (num_seqs + 1,))
-    need("query_start", query_start.dtype == torch.int32, "int32", query_start.dtype)
-    need("query_start", query_start.device == q.device, "on {} like q", query_start.device, q.device)
-    need("max_query_len", max_query_len >= 1, "at least 1", max_query_len)
-
-    out = result(out, (num_tokens, num_heads, head_dim_v), q)
+    args = _launch_args(
+        q, k_cache, v_cache, block_tables, query_start, context_lens, sinks, out, max_query_len, window, softcap,
+        k_scale, v_scale,
+    )  # fmt: skip
+    num_tokens, num_heads, _ = q.shape
+    _, _, num_kv_heads, head_dim_v = v_cache.shape
+    if out is None:
+        out = torch.empty((num_tokens, num_heads, head_dim_v), dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return out
-    tile = _tile(num_heads, k_cache, v_cache, q.dtype, max_query_len)
-    need("q", group <= tile.block_m, "of at most {} heads per KV head", group, tile.block_m)
-    queries = tile.block_m // group
+    queries = args["BLOCK_M"] // args["GROUP"]
     if tiles is None or tiles.queries != queries:
-        tiles = all_tiles(num_seqs, max_query_len, queries, q.device)
+        tiles = all_tiles(len(block_tables), max_query_len, queries, q.device)
     need("tiles", tiles.rows.device == q.device, "on {} like q", tiles.rows.device, q.device)
-    if len(tiles.rows) == 0:
+    num_tiles = tiles.rows.shape[0]
+    if num_tiles == 0:
         return out
-    prefill_kernel[(len(tiles.rows), num_kv_heads)](
+    prefill_kernel[(num_tiles, num_kv_heads)](
         out,
         q,
         k_cache,
@@ -217,23 +213,56 @@ def paged_prefill(
         sinks,
         scale * k_scale,
         v_scale,
-        *q.stride()[:2],
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        block_tables.stride(0),
-        BLOCK_SIZE=block_size,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        WINDOW=window or 0,
-        SOFTCAP=softcap or 0.0,
-        MASK_ALL=tile.mask_all,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_D=max(16, next_power_of_2(head_dim)),
-        BLOCK_DV=max(16, next_power_of_2(head_dim_v)),
-        DOT=dot_dtype(q.dtype, k_cache.dtype),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **args,
     )
     return out
+
+
+@once_per_layout
+def _launch_args(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+    max_query_len: int,
+    window: int | None,
+    softcap: float | None,
+    k_scale: float,
+    v_scale: float,
+) -> LaunchArgs:
+    """Check the arguments of paged_prefill; what its kernel takes beside."""
+    arch = configs.arch()
+    group = need_attention(q, k_cache, v_cache, block_tables, context_lens, sinks, window, k_scale, v_scale, arch)
+    num_tokens, num_heads, head_dim = q.shape
+    _, block_size, _, head_dim_v = v_cache.shape
+    need_shape("query_start", query_start, (block_tables.shape[0] + 1,))
+    need("query_start", query_start.dtype == torch.int32, "int32", query_start.dtype)
+    need("query_start", query_start.device == q.device, "on {} like q", query_start.device, q.device)
+    need("max_query_len", max_query_len >= 1, "at least 1", max_query_len)
+    need_out(out, (num_tokens, num_heads, head_dim_v), q)
+    tile = _tile(num_heads, k_cache, v_cache, q.dtype, max_query_len)
+    need("q", group <= tile.block_m, "of at most {} heads per KV head", group, tile.block_m)
+    return {
+        **strides("q", q, "token", "head"),
+        **strides("k", k_cache, "block", "slot", "head"),
+        **strides("v", v_cache, "block", "slot", "head"),
+        "stride_table": block_tables.stride(0),
+        "BLOCK_SIZE": block_size,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "HEAD_DIM_V": head_dim_v,
+        "WINDOW": window or 0,
+        "SOFTCAP": softcap or 0.0,
+        "MASK_ALL": tile.mask_all,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": max(16, next_power_of_2(head_dim)),
+        "BLOCK_DV": max(16, next_power_of_2(head_dim_v)),
+        "DOT": dot_dtype(q.dtype, k_cache.dtype),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }

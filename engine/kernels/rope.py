@@ -7,7 +7,16 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import (
+    FLOATS,
+    LaunchArgs,
+    need,
+    need_one_device,
+    need_rows,
+    need_shape,
+    once_per_layout,
+    strides,
+)
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import cast
 
@@ -82,12 +91,8 @@ def rotate(
     positions    [num_tokens] int32 or int64
     interleaved  False: pairs are (i, i + rotary_dim / 2); True: (2i, 2i + 1)
     """
-    need_rotation(q, k, cos_sin, positions)
+    args = _launch_args(q, k, cos_sin, positions, interleaved)
     num_tokens, num_heads, _ = q.shape
-    half = cos_sin.shape[1] // 2
-    block_half = next_power_of_2(half)
-    most_heads = next_power_of_2(max(num_heads, k.shape[1]))
-    block_heads = min(most_heads, max(1, configs.ROW_ELEMENTS // block_half))
     if num_tokens > 0:
         rotate_kernel[(num_tokens,)](
             q,
@@ -96,15 +101,30 @@ def rotate(
             positions,
             num_heads,
             k.shape[1],
-            *q.stride()[:2],
-            *k.stride()[:2],
-            INTERLEAVED=interleaved,
-            HALF=half,
-            BLOCK_HALF=block_half,
-            BLOCK_HEADS=block_heads,
-            num_warps=configs.row_warps(block_heads * block_half),
+            **args,
         )
     return q, k
+
+
+@once_per_layout
+def _launch_args(
+    q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
+) -> LaunchArgs:
+    """Check the arguments of rotate; what its kernel takes beside."""
+    need_rotation(q, k, cos_sin, positions)
+    half = cos_sin.shape[1] // 2
+    block_half = next_power_of_2(half)
+    most_heads = next_power_of_2(max(q.shape[1], k.shape[1]))
+    block_heads = min(most_heads, max(1, configs.ROW_ELEMENTS // block_half))
+    return {
+        **strides("q", q, "token", "head"),
+        **strides("k", k, "token", "head"),
+        "INTERLEAVED": interleaved,
+        "HALF": half,
+        "BLOCK_HALF": block_half,
+        "BLOCK_HEADS": block_heads,
+        "num_warps": configs.row_warps(block_heads * block_half),
+    }
 
 
 def need_rotation(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import need_one_device, need_shape
+from engine.kernels.checks import LaunchArgs, need_one_device, need_shape, once_per_layout, strides
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.norm import weighed
 from engine.kernels.numerics import cast
@@ -216,53 +216,80 @@ def rotate_and_store(
     k_cache         [num_blocks, block_size, num_kv_heads, head_dim], v_cache, slot_mapping and scales: as store_kv
     q_norm, k_norm  [head_dim]; norm_eps and unit_offset as rms_norm has them
     """
+    args = _launch_args(
+        q, k, v, cos_sin, positions, k_cache, v_cache, slot_mapping, interleaved, k_scale, v_scale, q_norm, k_norm,
+        unit_offset,
+    )  # fmt: skip
+    num_tokens = q.shape[0]
+    if num_tokens > 0:
+        rotate_and_store_kernel[(num_tokens, 2)](
+            q,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            cos_sin,
+            positions,
+            slot_mapping,
+            q_norm,
+            k_norm,
+            norm_eps,
+            k_scale,
+            v_scale,
+            **args,
+        )
+    return q
+
+
+@once_per_layout
+def _launch_args(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    interleaved: bool,
+    k_scale: float,
+    v_scale: float,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    unit_offset: bool,
+) -> LaunchArgs:
+    """Check the arguments of rotate_and_store; what its kernel takes beside."""
     need_rotation(q, k, cos_sin, positions)
     need_new_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-    num_tokens, num_heads, head_dim = q.shape
+    _, num_heads, head_dim = q.shape
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
             need_shape(name, weight, (head_dim,))
     need_one_device(q=q, v=v, q_norm=q_norm, k_norm=k_norm)
-    if num_tokens == 0:
-        return q
     half, num_kv_heads, head_dim_v = cos_sin.shape[1] // 2, k.shape[1], v.shape[2]
     rest = head_dim - 2 * half
     block_half, block_rest = next_power_of_2(half), next_power_of_2(max(1, rest))
     most_heads = next_power_of_2(max(num_heads, num_kv_heads))
     block_heads = min(most_heads, max(1, configs.ROW_ELEMENTS // max(block_half, block_rest)))
     largest = max(block_heads * max(block_half, block_rest), num_kv_heads * head_dim_v)
-    rotate_and_store_kernel[(num_tokens, 2)](
-        q,
-        k,
-        v,
-        k_cache,
-        v_cache,
-        cos_sin,
-        positions,
-        slot_mapping,
-        q_norm,
-        k_norm,
-        norm_eps,
-        k_scale,
-        v_scale,
-        num_heads,
-        *q.stride()[:2],
-        *k.stride()[:2],
-        *v.stride()[:2],
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        INTERLEAVED=interleaved,
-        UNIT_OFFSET=unit_offset,
-        BLOCK_SIZE=k_cache.shape[1],
-        KV_HEADS=num_kv_heads,
-        HALF=half,
-        REST=rest,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_HALF=block_half,
-        BLOCK_REST=block_rest,
-        BLOCK_HEADS=block_heads,
-        BLOCK_KV_HEADS=next_power_of_2(num_kv_heads),
-        BLOCK_V=next_power_of_2(head_dim_v),
-        num_warps=configs.row_warps(largest),
-    )
-    return q
+    return {
+        "num_heads": num_heads,
+        **strides("q", q, "token", "head"),
+        **strides("k", k, "token", "head"),
+        **strides("v", v, "token", "head"),
+        **strides("k", k_cache, "block", "slot", "cache_head"),
+        **strides("v", v_cache, "block", "slot", "cache_head"),
+        "INTERLEAVED": interleaved,
+        "UNIT_OFFSET": unit_offset,
+        "BLOCK_SIZE": k_cache.shape[1],
+        "KV_HEADS": num_kv_heads,
+        "HALF": half,
+        "REST": rest,
+        "HEAD_DIM_V": head_dim_v,
+        "BLOCK_HALF": block_half,
+        "BLOCK_REST": block_rest,
+        "BLOCK_HEADS": block_heads,
+        "BLOCK_KV_HEADS": next_power_of_2(num_kv_heads),
+        "BLOCK_V": next_power_of_2(head_dim_v),
+        "num_warps": configs.row_warps(largest),
+    }

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import FLOATS, LaunchArgs, need, need_one_device, need_rows, need_shape, once_per_layout
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import float_of, ordered
 
@@ -124,8 +124,28 @@ def route(
     renormalize, scale  the weights are divided by their sum (and 1e-20), then multiplied by scale
     returns     [num_tokens, top_k] int64, and float32 alike
     """
+    args = _launch_args(logits, correction, top_k, scoring, groups, top_groups, renormalize)
+    num_tokens = logits.shape[0]
+    ids = torch.empty((num_tokens, top_k), dtype=torch.int64, device=logits.device)
+    weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
+    if num_tokens > 0:
+        route_kernel[(num_tokens,)](ids, weights, logits, correction, float(scale), **args)
+    return ids, weights
+
+
+@once_per_layout
+def _launch_args(
+    logits: torch.Tensor,
+    correction: torch.Tensor | None,
+    top_k: int,
+    scoring: str,
+    groups: int,
+    top_groups: int,
+    renormalize: bool,
+) -> LaunchArgs:
+    """Check the arguments of route; what its kernel takes beside."""
     need_rows("logits", logits, 2, FLOATS)
-    num_tokens, num_experts = logits.shape
+    _, num_experts = logits.shape
     need("logits", num_experts <= MAX_EXPERTS, "of at most {} experts", num_experts, MAX_EXPERTS)
     need("groups", groups >= 1 and num_experts % groups == 0, "a divisor of {} experts", groups, num_experts)
     need("top_groups", 1 <= top_groups <= groups, "1 to {}", top_groups, groups)
@@ -136,25 +156,16 @@ def route(
         need_shape("correction", correction, (num_experts,))
         need("groups", groups == 1 or num_experts >= 2 * groups, "of two experts and more", groups)
     need_one_device(logits=logits, correction=correction)
-    ids = torch.empty((num_tokens, top_k), dtype=torch.int64, device=logits.device)
-    weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits.device)
-    if num_tokens > 0:
-        route_kernel[(num_tokens,)](
-            ids,
-            weights,
-            logits,
-            correction,
-            float(scale),
-            num_experts,
-            logits.stride(0),
-            SIGMOID=scoring == "sigmoid",
-            RENORMALIZE=renormalize,
-            NUM_GROUPS=groups,
-            TOP_GROUPS=top_groups,
-            TOP_K=top_k,
-            GROUPS=next_power_of_2(groups),
-            WIDTH=next_power_of_2(num_experts // groups),
-            CHOICES=next_power_of_2(top_k),
-            num_warps=1,
-        )
-    return ids, weights
+    return {
+        "num_experts": num_experts,
+        "stride": logits.stride(0),
+        "SIGMOID": scoring == "sigmoid",
+        "RENORMALIZE": renormalize,
+        "NUM_GROUPS": groups,
+        "TOP_GROUPS": top_groups,
+        "TOP_K": top_k,
+        "GROUPS": next_power_of_2(groups),
+        "WIDTH": next_power_of_2(num_experts // groups),
+        "CHOICES": next_power_of_2(top_k),
+        "num_warps": 1,
+    }

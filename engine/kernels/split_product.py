@@ -1,6 +1,6 @@
 """Products of few tokens, whose inputs are split among programs so that enough loads are under way."""
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -11,16 +11,17 @@ from engine.kernels.integers import cdiv
 FEW_TOKENS = 64  # up to which one row of programs does, and the inputs are split
 PROGRAMS_PER_PROCESSOR = 2  # that a product of few tokens is split into
 
-# Launch a kernel: where it writes [splits, num_tokens, num_outputs], its grid, and tiles of inputs in a split.
-Launch = Callable[[torch.Tensor, tuple[int, int, int], int], object]
+
+class Split(NamedTuple):
+    """The grid (rows, columns, splits) of a product, and how many tiles of inputs each split has."""
+
+    grid: tuple[int, int, int]
+    tiles: int
 
 
-def split_product(
-    x: torch.Tensor, num_outputs: int, depth: int, tile: GemmTile, num_splits: int | None, launch: Launch
-) -> torch.Tensor:
-    """x times a matrix, the sums of the splits added up in float32: [num_tokens, num_outputs], dtype of x.
+def split_of(x: torch.Tensor, num_outputs: int, depth: int, tile: GemmTile, num_splits: int | None) -> Split:
+    """How x [num_tokens, inputs] times a matrix is split.
 
-    x           [num_tokens, inputs]
     depth       what a kernel walks along, block_k at a time: inputs, or words of them
     num_splits  parts that are summed apart, at most one per tile; None: as many as fill the GPU
     """
@@ -28,10 +29,18 @@ def split_product(
     rows, columns = cdiv(num_tokens, tile.block_m), cdiv(num_outputs, tile.block_n)
     num_tiles = cdiv(depth, tile.block_k)
     tiles_per_split = cdiv(num_tiles, min(num_splits or _splits(num_tokens, columns, x.device), num_tiles))
-    splits = cdiv(num_tiles, tiles_per_split)
-    y = torch.empty((splits, num_tokens, num_outputs), dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
-    launch(y, (rows, columns, splits), tiles_per_split)
-    return y[0] if splits == 1 else y.sum(0).to(x.dtype)
+    return Split((rows, columns, cdiv(num_tiles, tiles_per_split)), tiles_per_split)
+
+
+def empty_parts(x: torch.Tensor, num_outputs: int, splits: int) -> torch.Tensor:
+    """Where a kernel writes its splits' sums, [splits, num_tokens, num_outputs]: float32 where they are several."""
+    dtype = x.dtype if splits == 1 else torch.float32
+    return torch.empty((splits, x.shape[0], num_outputs), dtype=dtype, device=x.device)
+
+
+def sum_parts(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The product [num_tokens, num_outputs] in dtype; the sums of the splits are added up in float32."""
+    return parts[0] if parts.shape[0] == 1 else parts.sum(0).to(dtype)
 
 
 def _splits(num_tokens: int, num_columns: int, device: torch.device) -> int:

@@ -7,7 +7,18 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import FLOATS, need, need_cache, need_one_device, need_rows, need_shape, need_unscaled
+from engine.kernels.checks import (
+    FLOATS,
+    LaunchArgs,
+    need,
+    need_cache,
+    need_one_device,
+    need_rows,
+    need_shape,
+    need_unscaled,
+    once_per_layout,
+    strides,
+)
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import cast
 
@@ -135,32 +146,40 @@ def store_kv(
     slot_mapping  [num_tokens] int64, block_id * block_size + offset; a negative one is skipped
     k_scale       float8_e4m3fn caches only: stored = value / scale, to nearest, saturating at +-448
     """
+    args = _launch_args(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    num_tokens = k.shape[0]
+    if num_tokens > 0:
+        store_kv_kernel[(num_tokens,)](k_cache, v_cache, k, v, slot_mapping, k_scale, v_scale, **args)
+
+
+@once_per_layout
+def _launch_args(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
+) -> LaunchArgs:
+    """Check the arguments of store_kv; what its kernel takes beside."""
     need_new_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-    num_tokens, num_kv_heads, head_dim = k.shape
+    _, num_kv_heads, head_dim = k.shape
     head_dim_v = v.shape[2]
-    if num_tokens == 0:
-        return
-    store_kv_kernel[(num_tokens,)](
-        k_cache,
-        v_cache,
-        k,
-        v,
-        slot_mapping,
-        k_scale,
-        v_scale,
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        *k.stride()[:2],
-        *v.stride()[:2],
-        BLOCK_SIZE=k_cache.shape[1],
-        HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        HEAD_DIM_V=head_dim_v,
-        BLOCK_HEADS=next_power_of_2(num_kv_heads),
-        BLOCK_K=next_power_of_2(head_dim),
-        BLOCK_V=next_power_of_2(head_dim_v),
-        num_warps=configs.row_warps(num_kv_heads * max(head_dim, head_dim_v)),
-    )
+    return {
+        **strides("k", k_cache, "block", "slot", "head"),
+        **strides("v", v_cache, "block", "slot", "head"),
+        **strides("new_k", k, "token", "head"),
+        **strides("new_v", v, "token", "head"),
+        "BLOCK_SIZE": k_cache.shape[1],
+        "HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "HEAD_DIM_V": head_dim_v,
+        "BLOCK_HEADS": next_power_of_2(num_kv_heads),
+        "BLOCK_K": next_power_of_2(head_dim),
+        "BLOCK_V": next_power_of_2(head_dim_v),
+        "num_warps": configs.row_warps(num_kv_heads * max(head_dim, head_dim_v)),
+    }
 
 
 def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -170,6 +189,15 @@ def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.
     cache         [num_blocks, block_size, width], not float8; strided, last dimension contiguous
     slot_mapping  [num_tokens] int64, block_id * block_size + offset; a negative one is skipped
     """
+    args = _latent_launch_args(latent, cache, slot_mapping)
+    num_tokens = latent.shape[0]
+    if num_tokens > 0:
+        store_latent_kernel[(num_tokens,)](cache, latent, slot_mapping, **args)
+
+
+@once_per_layout
+def _latent_launch_args(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> LaunchArgs:
+    """Check the arguments of store_latent; what its kernel takes beside."""
     need_rows("latent", latent, 2, FLOATS)
     need_cache("cache", cache, 3, configs.arch())
     need("cache", cache.dtype in FLOATS, "of one of {}", cache.dtype, FLOATS)
@@ -177,19 +205,15 @@ def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.
     need("cache", cache.shape[2] == width, "of width {} like latent", cache.shape[2], width)
     need_slots(slot_mapping, num_tokens)
     need_one_device(latent=latent, cache=cache, slot_mapping=slot_mapping)
-    if num_tokens == 0:
-        return
-    store_latent_kernel[(num_tokens,)](
-        cache,
-        latent,
-        slot_mapping,
-        *cache.stride()[:2],
-        latent.stride(0),
-        BLOCK_SIZE=cache.shape[1],
-        WIDTH=width,
-        BLOCK_WIDTH=next_power_of_2(width),
-        num_warps=configs.row_warps(width),
-    )
+    return {
+        "stride_block": cache.stride(0),
+        "stride_slot": cache.stride(1),
+        "stride_token": latent.stride(0),
+        "BLOCK_SIZE": cache.shape[1],
+        "WIDTH": width,
+        "BLOCK_WIDTH": next_power_of_2(width),
+        "num_warps": configs.row_warps(width),
+    }
 
 
 def need_new_kv(

@@ -5,7 +5,7 @@ are cut into items of at most one chunk, their partial outputs merged afterwards
 only, which the host knows: nothing is asked of the device, and every layer that sees the same tokens shares the plan.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -62,14 +62,12 @@ class WorkList:
     sizes: Sizes
     num_seqs: int
     window: int | None
+    items: torch.Tensor = field(init=False)  # the rows of either kind, cut apart once for all layers
+    merges: torch.Tensor = field(init=False)
 
-    @property
-    def items(self) -> torch.Tensor:
-        return self.rows[: self.sizes.num_items]
-
-    @property
-    def merges(self) -> torch.Tensor:
-        return self.rows[self.sizes.num_items :]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "items", self.rows[: self.sizes.num_items])
+        object.__setattr__(self, "merges", self.rows[self.sizes.num_items :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import fp8, torch_backend, triton_backend
+from engine.kernels import checks, fp8, torch_backend, triton_backend
 from kvplan.core.errors import EnvironmentProblem
 from tests.support.interpreter_cases import CASES, FULL_CASES, IN_EVERY_RUN
 from tests.support.line_process import LineProcess
@@ -160,6 +160,7 @@ def test_weights_that_no_tile_takes_are_widened_by_torch(
 ) -> None:
     """Without a GPU a kernel could not even be launched."""
     monkeypatch.setattr("engine.kernels.configs.arch", lambda: arch)
+    checks.forget()
     given = in_blocks(*args)
     assert torch.equal(triton_backend.fp8_block_linear(*given), torch_backend.fp8_block_linear(*given))
 

@@ -356,7 +356,10 @@ class Compiler:
 
     def rows(self, name: str, arch: int) -> list[Row]:
         """What a job's launcher launches on this architecture, each kernel once; raises what the launcher raises."""
+        from engine.kernels import checks
+
         self._gpu.arch = arch
+        checks.forget()
         self._compiled.clear()
         jobs()[name]()
         kernels = {kernel.hash: (kernel_name, kernel) for kernel_name, kernel in self._compiled}
