@@ -1,6 +1,7 @@
 """A config's quantization_config -> Quantization: which scheme which layer is stored in."""
 
 from dataclasses import replace
+from typing import Literal
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
@@ -47,9 +48,10 @@ def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) 
             scheme = Scheme("awq", four_bit_group(config), zeros=True, variant=awq_variant(config))
             return plain(config, "awq", scheme, kv_dtype)
         case "gptq" | "gptq_marlin":
-            group = four_bit_group(config)
-            scheme = Scheme("gptq", group, variant=gptq_variant(config, group))
-            return gptq(config, scheme, kv_dtype)
+            wide = config.count("bits", default=4) == 8
+            group = group_of(config) if wide else four_bit_group(config)
+            kind: Literal["gptq", "gptq_int8"] = "gptq_int8" if wide else "gptq"
+            return gptq(config, Scheme(kind, group, variant=gptq_variant(config, group)), kv_dtype)
         case "mxfp4":
             return Quantization("mxfp4", None, patterns=((EXPERTS, Scheme("mxfp4", 32)),))
         case "modelopt" | "modelopt_fp4" | "modelopt_mixed":
@@ -82,10 +84,15 @@ def block_shape(config: Config, key: str) -> tuple[int, int] | None:
 
 
 def four_bit_group(config: Config) -> int | None:
-    """The group size of AWQ and GPTQ; None for one group per column. Only 4-bit layouts are modelled."""
+    """The group size of AWQ and GPTQ in 4 bits; 8 bits are modelled of GPTQ, and no others."""
     bits = config.count("bits", "w_bit", default=4)
     if bits != 4:
         raise UnsupportedModelError("", f"{bits}-bit AWQ/GPTQ")
+    return group_of(config)
+
+
+def group_of(config: Config) -> int | None:
+    """Inputs that share a scale; None for one group per column."""
     group = config.values.get("group_size", config.values.get("q_group_size"))
     if group is None:
         return 128
@@ -253,7 +260,10 @@ def modelopt(config: Config, kv_dtype: str | None) -> Quantization:
     algo = config.text("quant_algo")
     if algo.upper() != "MIXED_PRECISION":
         return Quantization("modelopt", modelopt_scheme(config, algo), names, patterns, kv_dtype)
-    return Quantization("modelopt", None, listed_layers(config) | names, patterns, kv_dtype, mixed=True)
+    listed = listed_layers(config)
+    patterns += tuple((name, scheme) for name, scheme in listed.items() if is_pattern(name))
+    modules = {name: scheme for name, scheme in listed.items() if not is_pattern(name)}
+    return Quantization("modelopt", None, modules | names, patterns, kv_dtype, mixed=True)
 
 
 def listed_layers(config: Config) -> dict[str, Scheme | None]:
@@ -362,6 +372,7 @@ SCHEME_NAMES = {
     "int4": "w4a16",
     "awq": "awq int4",
     "gptq": "gptq int4",
+    "gptq_int8": "gptq int8",
     "nf4_double": "nf4",
     "bnb_int8": "int8",
 }

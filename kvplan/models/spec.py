@@ -267,6 +267,7 @@ class Scheme:
         "int4",
         "awq",
         "gptq",
+        "gptq_int8",
         "nvfp4",
         "mxfp4",
         "mxfp8",

@@ -32,7 +32,7 @@ def tensor_bytes(spec: ModelSpec, weight: Weight, layer: int | None, dtype: str)
         size = element * weight.inputs * weight.outputs
     else:
         size = linear_bytes(scheme, weight.inputs, parts)
-        if scheme.kind == "gptq":  # each matrix has the group of every input: `g_idx`, 32 bits
+        if scheme.kind in ("gptq", "gptq_int8"):  # each matrix has the group of every input: `g_idx`, 32 bits
             size += 4 * weight.inputs * max(1, len(weight.sources))
     return (size + bias) * max(1, weight.experts)
 

@@ -169,6 +169,8 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = Fal
         case "awq" | "gptq":
             zeros = 0 if (scheme.kind, scheme.variant) == ("gptq", WNA16) else cdiv(k, group) * n // 2
             return k * n // 2 + 2 * cdiv(k, group) * n + zeros
+        case "gptq_int8":
+            return k * n + 3 * cdiv(k, group) * n
         case "nvfp4":
             inputs = 4 if expert or scheme.variant != WEIGHT_ONLY else 2 if scheme.static else 0
             return k * n // 2 + k // group * n + (4 + inputs) * p
@@ -194,7 +196,7 @@ def expert_scheme(scheme: Scheme, k: int, parts: list[int], split: str) -> Schem
     if scheme.kind == "fp8_block" and scheme.block and (k % scheme.block[1] or parts[0] % scheme.block[0]):
         return replace(scheme, block=(64, 64))
     width, group = parts[0] if split == "outputs" else k, scheme.group_size
-    if scheme.kind in ("awq", "gptq") and group is not None and width % max(64, group):
+    if scheme.kind in ("awq", "gptq", "gptq_int8") and group is not None and width % max(64, group):
         while width % group and group > 32:
             group //= 2
         return replace(scheme, group_size=group, variant=WNA16)
@@ -311,7 +313,15 @@ def expert_copies(weight: Weight, layout: Layout) -> int:
     return cdiv(weight.experts + layout.redundant, layout.ep)
 
 
-WIDE_SCHEMES = ("fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp8", "bnb_int8")  # others have 4 bits
+WIDE_SCHEMES = (
+    "fp8_tensor",
+    "fp8_channel",
+    "fp8_block",
+    "int8_channel",
+    "mxfp8",
+    "bnb_int8",
+    "gptq_int8",
+)  # else 4 bits
 
 
 def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> tuple[int, int, int]:
@@ -331,7 +341,9 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
         return element * k * sum(parts) * copies, 0, bias * copies
     if is_expert:
         scheme = expert_scheme(scheme, k, parts, weight.split)
-        if scheme.kind == "gptq" and scheme.variant != WNA16:  # for Marlin experts have a bias in any case
+        if (
+            scheme.kind in ("gptq", "gptq_int8") and scheme.variant != WNA16
+        ):  # for Marlin experts have a bias in any case
             bias = element * sum(parts)
     if scheme.kind == "mxfp4":
         k, parts = mxfp4_padded(k, parts, weight.split, 0 if layout.marlin else layout.sm)

@@ -38,6 +38,7 @@ def test_a_plain_config_is_not_quantised() -> None:
         ({"quant_method": "fbgemm_fp8"}, Scheme("fp8_channel")),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, Scheme("awq", 128, zeros=True)),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, Scheme("gptq")),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, Scheme("gptq_int8", 128)),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Scheme("nvfp4", 16)),
         ({"quant_method": "modelopt", "quant_algo": "FP8_BLOCK_SCALES"}, Scheme("fp8_block", block=(128, 128))),
         ({"quant_algo": "FP8"}, Scheme("fp8_tensor", static=True)),

@@ -41,7 +41,7 @@ OTHER_FILES = {
     "qwen3.5-27b": "a quantised copy", "qwen3.5-35b-a3b": "experts left out", "glm-4.6": "an MTP block",
     "mimo-7b": "an MTP block", "llama-3.2-3b": "a second head", "gpt-oss-20b": "Metal's layout",
     "llava-1.5-7b": "without the tower, which a server loads beside it",
-    "qwen3-30b-a3b": "a changed attention",
+    "qwen3-30b-a3b": "a changed attention", "qwen2-vl-7b": "a copy in float32",
 }  # fmt: skip
 CLOSE = 0.001  # headers of the files, buffers of Llama 2's first conversion, two added rows of a vocabulary
 

@@ -245,7 +245,7 @@ def resolve_dtype(spec: ModelSpec, stated: str, sm: int, release: Version | None
 # Least compute capability of each storage scheme. Source: vLLM 0.33 model_executor/layers/quantization.
 MIN_CAPABILITY = {
     "fp8_tensor": 75, "fp8_channel": 75, "fp8_block": 75, "int8_channel": 75, "int4": 75, "awq": 75, "gptq": 60,
-    "nvfp4": 75, "mxfp8": 75, "mxfp4": 80,
+    "gptq_int8": 60, "nvfp4": 75, "mxfp8": 75, "mxfp4": 80,
 }  # fmt: skip
 SPARSE_MLA_CAPABILITY = 90  # v1/attention/backends/mla: 9.x, 10.x and 12.x have a sparse backend
 
