@@ -20,9 +20,9 @@ from kvplan.planning.plan import Plan, plan
 from kvplan.report.formats import rendered
 from kvplan.servers.vllm.size import prefix_notes
 from kvplan.simulate import ranges, slo
-from kvplan.simulate.loop import Simulation
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.result import result
+from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.steptime import Shares, step_time
 from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
@@ -186,11 +186,11 @@ def variant(
     return Variant(name, simulation, figures, outcomes, largest(setup, load, promises), good)
 
 
-def run(setup: Setup, load: Load, stop: Callable[[Simulation], bool] | None = None) -> Simulation:
-    simulation = setup.simulation(load.arrivals(), load.source.run_len)
+def run(setup: Setup, load: Load, stop: Callable[[Run], bool] | None = None) -> Run:
+    simulation = setup.run(load.arrivals(), load.source.run_len)
     progress = Progress(load)
 
-    def stop_early(simulation: Simulation) -> bool:
+    def stop_early(simulation: Run) -> bool:
         progress(simulation)
         return stop is not None and stop(simulation)
 
@@ -205,7 +205,7 @@ class Progress:
     def __init__(self, load: Load) -> None:
         self._load, self._calls, self._told_at = load, 0, time.monotonic()
 
-    def __call__(self, simulation: Simulation) -> None:
+    def __call__(self, simulation: Run) -> None:
         self._calls += 1
         if self._calls % 256 or time.monotonic() - self._told_at < PROGRESS_S:
             return

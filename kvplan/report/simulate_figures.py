@@ -71,7 +71,7 @@ def level(variant: Variant, name: str) -> tuple[tuple[float, float], ...]:
 
 
 def pool_usage(variant: Variant) -> tuple[tuple[float, float], ...]:
-    usable = variant.simulation.scheduler.blocks.num_usable_blocks
+    usable = variant.simulation.num_usable_blocks
     return tuple((seconds, used / usable) for seconds, used in level(variant, "used_blocks"))
 
 

@@ -12,10 +12,10 @@ from kvplan.planning.flags import model_id
 from kvplan.report import formats
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, heading
-from kvplan.simulate.loop import Simulation
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.records import Metric
 from kvplan.simulate.result import Result, Spread
+from kvplan.simulate.runs import Run
 from kvplan.simulate.slo import Kept
 from kvplan.simulate.timeline import LEVELS
 
@@ -448,7 +448,7 @@ def _spread(answer: Answer, metric: Metric, run: Result) -> typed.Spread:
     }
 
 
-def timeline_table(simulation: Simulation) -> Table:
+def timeline_table(simulation: Run) -> Table:
     """A row per stretch of time: averages of the steps that began in it, the highest of each, tokens given."""
     names = ["start_s", *(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"]
     timeline, rows = simulation.timeline, list[list[Any]]()
@@ -459,7 +459,7 @@ def timeline_table(simulation: Simulation) -> Table:
     return Table.of(names, rows)
 
 
-def requests_table(simulation: Simulation) -> Table:
+def requests_table(simulation: Run) -> Table:
     records = simulation.records
     names = (
         "number", "arrival_s", "admitted_s", "first_token_s", "ended_s", "prompt_tokens", "output_tokens",

@@ -92,7 +92,7 @@ def figures(plan: Plan, step_time: StepTime, load: BenchLoad) -> Figures:
     number, skipped = load.simulated(plan.settings.max_num_seqs)
     stream = load.requests(number)
     arrivals: Arrivals = Open(stream) if load.users is None else Closed(stream, min(load.users, load.num_prompts))
-    simulation = Setup(plan, step_time).simulation(arrivals, load.run_len)
+    simulation = Setup(plan, step_time).run(arrivals, load.run_len)
     simulation.run()
     records = simulation.records
     if not len(records):

@@ -9,12 +9,14 @@ would have left: the same blocks by id, the same eviction order, the same times 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.block_manager import BlockManager, Group, MambaGroup
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.scheduler import Batch, PrefixCacheStats, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
 from kvplan.simulate.arrivals import Arrivals
+from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records
 from kvplan.simulate.requests import Content, Prefixes, TokenCount, content_of, sequence
 from kvplan.simulate.steptime import StepTime
@@ -56,19 +58,6 @@ class Live:
 
 
 @dataclass(slots=True)
-class Counts:
-    """What happened, in numbers."""
-
-    arrived: int = 0
-    rejected: int = 0  # a prompt that the context does not hold
-    failed: int = 0  # larger than the whole pool
-    steps: int = 0
-    jumped: int = 0  # of those, the ones run together
-    prompt_tokens: int = 0  # computed, those of preempted sequences again
-    output_tokens: int = 0
-
-
-@dataclass(slots=True)
 class Simulation:
     """One run.
 
@@ -89,7 +78,7 @@ class Simulation:
     tiers: Tiers | None = None
     jump: bool = True
     on_step: Callable[["Simulation", Batch], None] | None = None
-    stop: Callable[["Simulation"], bool] | None = None
+    stop: Callable[[Any], bool] | None = None
     request_s: float = 0.0
     crowd_s: float = 0.0
     prompt_token_s: float = 0.0
@@ -111,6 +100,18 @@ class Simulation:
         self.scheduler = Scheduler(self.config, self.num_blocks, self.groups)
         whole = [g for g, group in enumerate(self.groups) if not isinstance(group, MambaGroup)]
         self._slot_group = whole[0] if whole else None
+
+    @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        return self.scheduler.prefix_cache_stats
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.scheduler.num_preemptions
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self.scheduler.blocks.num_usable_blocks
 
     def run(self) -> None:
         """To the end of the last request, or until `stop` says so."""

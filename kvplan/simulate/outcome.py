@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from kvplan.planning.plan import Plan
-from kvplan.simulate.loop import Simulation
 from kvplan.simulate.ranges import Ranges
 from kvplan.simulate.result import Result
+from kvplan.simulate.runs import Run
 from kvplan.simulate.slo import Kept, Largest, Promise
 
 
@@ -18,7 +18,7 @@ class Variant:
     """
 
     name: str
-    simulation: Simulation
+    simulation: Run
     result: Result
     outcomes: tuple[Kept, ...] = ()
     largest: Largest | None = None

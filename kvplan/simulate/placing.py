@@ -266,7 +266,7 @@ def simulated(each: Candidate, demand: Demand, servers: int) -> Timed | None:
         users = ceil((demand.users or 1) / servers)
         skipped = min(users, source.num_requests - 1)
         arrivals = source.closed(skipped, demand.think_s, demand.ramp_s)
-    simulation = setup.simulation(arrivals, source.run_len)
+    simulation = setup.run(arrivals, source.run_len)
     strict = (
         tuple(replace(promise, limit=promise.limit / high(promise, spans)) for promise in demand.promises)
         if demand.strict

@@ -20,7 +20,7 @@ def preempted_share(plan: Plan, source: Source, rate: float, tpot_s: float | Non
     except KvplanError as error:
         return str(error)
     setup = Setup(plan, times if tpot_s is None else AtLeast(times, tpot_s))
-    simulation = setup.simulation(source.open(rate), source.run_len)
+    simulation = setup.run(source.open(rate), source.run_len)
     simulation.run()
     missed = sum(count > 0 for count in simulation.records.preemptions) + refused_requests(simulation)
     return missed / simulation.counts.arrived

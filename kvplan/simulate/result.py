@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import METRICS, Metric, Records, percentile
+from kvplan.simulate.runs import Run
 
 SHARES = (0.5, 0.9, 0.99)
 
@@ -99,18 +99,19 @@ def queue_grows(records: Records) -> bool:
 
 def spread(values: list[float]) -> Spread:
     mean = sum(values) / len(values) if values else 0.0
+    values = sorted(values)
     p50, p90, p99 = (percentile(values, share) or 0.0 for share in SHARES)
     return Spread(mean, p50, p90, p99)
 
 
-def result(simulation: Simulation, skipped: int = 0, *, by_clock: bool = False) -> Result:
+def result(simulation: Run, skipped: int = 0, *, by_clock: bool = False) -> Result:
     """The figures of a run that has ended; the first `skipped` arrivals are not among its times.
 
     by_clock  requests come whatever the server does, so that a queue may grow without end
     """
     records, timeline, counts = simulation.records, simulation.timeline, simulation.counts
-    seconds, scheduler = max(records.ended, default=simulation.clock), simulation.scheduler
-    cache, usable = scheduler.prefix_cache_stats, scheduler.blocks.num_usable_blocks
+    seconds = max(records.ended, default=simulation.clock)
+    cache, usable = simulation.prefix_cache_stats, simulation.num_usable_blocks
     slots = timeline.mean("slots", seconds)
     first, last = min(records.arrival, default=0.0), max(records.arrival, default=0.0)
     times: dict[Metric, Spread] = {metric: spread(records.times(metric, skipped)) for metric in METRICS}
@@ -133,7 +134,7 @@ def result(simulation: Simulation, skipped: int = 0, *, by_clock: bool = False) 
         kv_usage_peak=timeline.peak("used_blocks") / usable,
         empty_slots=max(0.0, 1 - timeline.mean("stored_tokens", seconds) / slots) if slots else None,
         preempted=sum(count > 0 for count in records.preemptions),
-        preemptions=scheduler.num_preemptions,
+        preemptions=simulation.num_preemptions,
         hit_rate=cache.hits / cache.queries if cache.queries else 0.0,
         hit_tokens=cache.hits,
         looked_up_tokens=cache.queries,

@@ -13,8 +13,10 @@ from kvplan.servers.vllm.deepseek_v4 import is_v4
 from kvplan.servers.vllm.pool import KVGroup
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
+from kvplan.simulate.runs import Run
 from kvplan.simulate.steptime import StepTime, attention_kinds, outside
 from kvplan.simulate.tiers import Tiers, TierSpec, tiers
+from kvplan.simulate.unshared import Unshared, is_unshared
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,22 @@ class Setup:
     tiers: tuple[TierSpec, ...] = ()
     chunk_tokens: int = 256
     allocator: Literal["paged", "contiguous"] = "paged"
+
+    def run(self, arrivals: Arrivals, run_len: int | None = None) -> Run:
+        """A fresh run over these arrivals, by what changes where requests share nothing: the figures are the same."""
+        by_step = self.simulation(arrivals, run_len)
+        if by_step.tiers is not None or not is_unshared(by_step.config, by_step.groups, by_step.reaches, run_len):
+            return by_step
+        return Unshared(
+            by_step.config,
+            by_step.num_blocks,
+            by_step.groups,
+            by_step.step_time,
+            arrivals,
+            request_s=by_step.request_s,
+            crowd_s=by_step.crowd_s,
+            prompt_token_s=by_step.prompt_token_s,
+        )
 
     def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
         """A fresh run over these arrivals; `run_len` tokens stand behind one prefix id."""

@@ -294,6 +294,12 @@ class Roofline:
             total += size / bandwidth
         return total
 
+    def decode_terms(self, count: int) -> tuple[float, float, float]:
+        """What `seconds` adds, in this order, to the attention of `count` sequences that decode a token each."""
+        weights = self.dense + (self.expert * (1 - self.missed**count) if self.expert else 0.0)
+        server = self.step + self.sequence * count + self.link * min(count, self.small)
+        return hypot(weights, count * self.token) + self.layers, server, self.large * max(0, count - self.small)
+
 
 def widens_experts(plan: Plan) -> bool:
     """Whether experts are stored in fewer bits than this GPU multiplies, so that they are widened first."""

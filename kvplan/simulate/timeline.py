@@ -26,6 +26,16 @@ class Bucket:
         self.peaks = [max(a, b) for a, b in zip(self.peaks, other.peaks, strict=True)]
         self.tokens += other.tokens
 
+    def put(self, seconds: float, sums: tuple[float, ...], levels: tuple[int, ...], tokens: int) -> None:
+        """Sums that steps were added to elsewhere, and the highest of each level in them."""
+        self.seconds = seconds
+        self.sums[:] = sums
+        peaks = self.peaks
+        for i, level in enumerate(levels):
+            if level > peaks[i]:
+                peaks[i] = level
+        self.tokens += tokens
+
 
 class Timeline:
     """Levels over time; a bucket's width doubles whenever MAX_BUCKETS are full."""
@@ -48,6 +58,11 @@ class Timeline:
     def add_wait(self, start: float, seconds: float) -> None:
         """A request that came while a step ran, and waited for its end."""
         self._bucket(start).sums[WAITING] += seconds
+
+    def bucket(self, start: float) -> tuple[Bucket, float]:
+        """The bucket of a step that begins at `start`, and where the next one begins."""
+        bucket = self._bucket(start)
+        return bucket, (int(start / self.width_s) + 1) * self.width_s
 
     def _bucket(self, start: float) -> Bucket:
         index = int(start / self.width_s)

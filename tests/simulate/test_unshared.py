@@ -1,0 +1,186 @@
+"""Requests that share nothing: run by what changes, they take the steps of the engine's own scheduler."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.block_manager import FullGroup, Group
+from engine.scheduler import SchedulerConfig
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.loop import Simulation
+from kvplan.simulate.records import Records
+from kvplan.simulate.setup import Setup
+from kvplan.simulate.source import from_profile
+from kvplan.simulate.steptime import Attention, Roofline, Shares, StepTime, roofline
+from kvplan.simulate.tiers import TierSpec
+from kvplan.simulate.unshared import Unshared
+from kvplan.simulate.work import Reach, StepWork
+from kvplan.workloads.profiles import profile
+from kvplan.workloads.trace import TraceRequest
+
+REACHES = (Reach(None),)
+# A model of nobody: every count moves the clock, the sequences' above all.
+ODD = Roofline(
+    dense=9.9e-3, expert=7e-3, missed=0.83, token=1.3e-3, kinds=(Attention(REACHES[0], 97, 211),), kv_byte=1.1e-6,
+    pairs=(2.1e-4,), state_bytes=61, layers=1.7e-3, floor=2.3e-2, step=3.1e-4, sequence=1.9e-5, link=7e-6,
+    tier_bandwidths=(), text="odd", small=3, large=2.3e-5,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Every step takes as long."""
+
+    each: float
+    text: str = "constant"
+
+    def seconds(self, work: StepWork) -> float:
+        return self.each
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that a run is made of."""
+
+    config: SchedulerConfig
+    num_blocks: int
+    groups: tuple[Group, ...]
+    step_time: StepTime
+    requests: tuple[TraceRequest, ...]
+    users: int = 0  # 0: they come by the clock
+    think_s: float = 0.0
+    outside: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def arrivals(self) -> Arrivals:
+        return Closed(iter(self.requests), self.users, self.think_s) if self.users else Open(iter(self.requests))
+
+    def by_scheduler(self) -> Simulation:
+        request_s, crowd_s, token_s = self.outside
+        return Simulation(
+            self.config, self.num_blocks, self.groups, REACHES, self.step_time, self.arrivals(), jump=False,
+            request_s=request_s, crowd_s=crowd_s, prompt_token_s=token_s,
+        )  # fmt: skip
+
+    def by_change(self) -> Unshared:
+        request_s, crowd_s, token_s = self.outside
+        return Unshared(
+            self.config, self.num_blocks, self.groups, self.step_time, self.arrivals(),
+            request_s=request_s, crowd_s=crowd_s, prompt_token_s=token_s,
+        )  # fmt: skip
+
+
+def outcome(run: Simulation | Unshared) -> dict[str, Any]:
+    """All that a reader of a run sees, to the last bit."""
+    line = run.timeline
+    return {
+        "clock": run.clock,
+        "records": {field.name: list(getattr(run.records, field.name)) for field in fields(Records)},
+        "counts": {
+            field.name: getattr(run.counts, field.name) for field in fields(run.counts) if field.name != "jumped"
+        },
+        "prefix cache": str(run.prefix_cache_stats),
+        "preemptions": run.num_preemptions,
+        "timeline": (line.width_s, [(each.seconds, each.sums, each.peaks, each.tokens) for each in line.buckets]),
+    }
+
+
+def difference(case: Case, *, pieces: tuple[float, ...] = ()) -> str | None:
+    mine, theirs = case.by_change(), case.by_scheduler()
+    for until in pieces:
+        mine.run(until)
+    mine.run()
+    theirs.run()
+    for (name, value), wanted in zip(outcome(mine).items(), outcome(theirs).values(), strict=True):
+        if value != wanted:
+            return f"{name}: {value}, by the scheduler {wanted}"
+    return None
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[TraceRequest, ...]:
+    at, drawn = 0.0, []
+    for _ in range(draw(st.integers(1, 16))):
+        at += draw(st.sampled_from((0.0, 0.0, 0.02, 0.25, 1.0, 3.0, 40.0)))
+        drawn.append(TraceRequest(at, draw(st.integers(1, 40)), draw(st.integers(1, 50))))
+    return tuple(drawn)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_seqs = draw(st.integers(1, 6))
+    config = SchedulerConfig(
+        max_num_batched_tokens=draw(st.sampled_from((num_seqs, num_seqs + 1, 8, 16, 64))),
+        max_num_seqs=num_seqs,
+        max_model_len=draw(st.integers(8, 64)),
+        enable_prefix_caching=draw(st.booleans()),
+        watermark=draw(st.sampled_from((0.0, 0.0, 0.1))),
+        batch_queue_depth=draw(st.sampled_from((1, 2))),
+    )
+    step_times: tuple[StepTime, ...] = (Constant(1.0), Constant(0.1), ODD)
+    return Case(
+        config, draw(st.integers(2, 60)), (FullGroup(draw(st.sampled_from((1, 2, 4, 8)))),),
+        draw(st.sampled_from(step_times)), draw(requests()),
+        users=draw(st.sampled_from((0, 0, 1, 3, 5))), think_s=draw(st.sampled_from((0.0, 0.3, 30.0))),
+        outside=draw(st.sampled_from(((0.0, 0.0, 0.0), (0.3, 0.07, 0.001)))),
+    )  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(cases())
+def test_a_run_by_changes_is_the_schedulers(case: Case) -> None:
+    assert difference(case) is None
+
+
+@pytest.mark.full
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(cases(), st.lists(st.floats(0.0, 60.0), max_size=6).map(sorted))
+def test_a_run_in_pieces_is_the_run(case: Case, pieces: list[float]) -> None:
+    assert difference(case, pieces=tuple(pieces)) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "args", "rate"),
+    [
+        ("llama-3.1-8b", "l40s", {"num_gpu_blocks_override": 1_500}, 6.0),  # preempts
+        ("llama-3.1-8b", "h100-80g", {"async_scheduling": False, "max_num_seqs": 8}, 9.0),  # waits
+        ("mixtral-8x7b", "h200", {"enable_prefix_caching": False}, 3.0),
+        ("llama-3.1-8b", "a100-80g", {}, 0.3),  # alone, most of the time
+    ],
+)
+def test_real_models_run_by_changes_as_by_the_scheduler(
+    model: str, gpu_name: str, args: dict[str, Any], rate: float
+) -> None:
+    the_plan = plan(Request(catalog.load(model), gpu(gpu_name), EngineArgs(max_model_len=16_384, **args)))
+    setup, source = (
+        Setup(the_plan, roofline(the_plan, Shares())),
+        from_profile(profile("azure-2023-conv"), 150, 0, None),
+    )
+    mine = setup.run(source.open(rate), source.run_len)
+    assert isinstance(mine, Unshared)
+    theirs = setup.simulation(source.open(rate), source.run_len)
+    theirs.jump = False
+    mine.run()
+    theirs.run()
+    assert outcome(mine) == outcome(theirs)
+    assert mine.counts.jumped > 0
+
+
+def test_what_may_be_shared_is_run_over_the_scheduler() -> None:
+    """A prefix, windows and tiers are the block manager's to decide."""
+
+    def is_by_change(model: str, run_len: int | None, tiers: tuple[TierSpec, ...] = ()) -> bool:
+        the_plan = plan(Request(catalog.load(model), gpu("h100-80g"), EngineArgs(max_model_len=16_384)))
+        run = Setup(the_plan, roofline(the_plan, Shares()), tiers).run(Open(iter(())), run_len)
+        return isinstance(run, Unshared)
+
+    assert is_by_change("llama-3.1-8b", None)
+    assert not is_by_change("llama-3.1-8b", 512)
+    assert not is_by_change("gpt-oss-20b", None)
+    assert not is_by_change("llama-3.1-8b", None, (TierSpec("cpu", 10**9, 10**9),))
