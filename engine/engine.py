@@ -146,12 +146,28 @@ class Engine:
         cache_salt  prefixes are shared only among requests of the same salt
         on_token    called after each step that gave the request a token; it may add and abort requests
         """
+        request = self.submit(
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, on_token=on_token
+        )
+        return request.seq.request_id
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        on_token: Callable[[TokenUpdate], None] | None = None,
+    ) -> Request:
+        """Queue a request as add_request does and return it whole: a server reads on what its output does not say."""
         with self._exclusive():
             prompt, params, request_id, priority, cache_salt = self._tp.from_first(
                 (prompt, params, request_id, priority, cache_salt)
             )
             check_options(request_id, priority, cache_salt)
-            return self._add(prompt, params, request_id, priority, cache_salt, on_token).seq.request_id
+            return self._add(prompt, params, request_id, priority, cache_salt, on_token)
 
     def _add(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int,

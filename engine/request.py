@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any, Protocol, SupportsIndex
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from engine.config import SamplingParams
 from engine.detokenizer import Detokenizer
-from engine.sampler import TokenLogprobs
 from engine.sequence import FinishReason, Sequence
 from kvplan.core.errors import InvalidInputError, UsageError
+
+if TYPE_CHECKING:  # a server's twin has requests too, and no torch
+    from engine.sampler import TokenLogprobs
 
 
 class IntArray(Protocol):
@@ -38,7 +40,7 @@ class RequestOutput:
     text: str
     finish_reason: FinishReason
     num_cached_tokens: int
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: "list[TokenLogprobs] | None" = None
     error: str | None = None
 
 
@@ -60,12 +62,12 @@ class Request:
     on_token: Callable[[TokenUpdate], None] | None = None
     tokenizer: Any = None  # tokenizers.Tokenizer
     num_cached_tokens: int = 0
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: "list[TokenLogprobs]" = field(default_factory=list)
     text: str = ""
     _num_shown: int = 0
     _detokenizer: Detokenizer | None = None
 
-    def receive(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
+    def receive(self, token_id: int, logprobs: "TokenLogprobs | None") -> bool:
         """Take in a sampled token; True when a stop string has come up in the text."""
         if logprobs is not None:
             self.logprobs.append(logprobs)

@@ -70,6 +70,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "simulate_options.SimulateOptions",
         "simulate.simulate",
     ),
+    "serve": Entry(
+        "Serve a model over HTTP as OpenAI's API, or with --simulate its twin that needs no GPU.",
+        "serve_options.ServeOptions",
+        "serve.serve",
+    ),
     "calibrate": Entry(
         "Fit step times to your own benchmark results, for --calibration.",
         "calibrate_options.CalibrateOptions",

@@ -20,13 +20,14 @@ ORDER = (
     "simulate",  # a workload over plans in time
     "policy",  # what deployments promise, judged over plans
     "measure",  # what it really takes
+    "serve",  # a server over the engine or its twin: plans and step times come from below, requests from its own face
     "documents",  # every kvplan/*@1, and its JSON Schema
     "report",
     "cli",
     "api",  # the same from Python: its options are the command line's
     "__main__",
 )
-MAY_IMPORT_ENGINE = ("measure", "simulate", "cli")
+MAY_IMPORT_ENGINE = ("measure", "simulate", "serve", "cli")
 ENGINE_MAY_IMPORT = ("core", "models")  # what a model is, and where that is read
 
 

@@ -1,0 +1,154 @@
+"""`kvplan serve`: an OpenAI-compatible server over the bundled engine, or over its twin that computes nothing."""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kvplan.cli import output
+from kvplan.cli.asked import MODEL_CURE, read, refuse_missing, say, says_model
+from kvplan.cli.serve_options import ServeOptions
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import parse_count, parse_duration, parse_tokens
+
+if TYPE_CHECKING:
+    from kvplan.serve.app import Served
+    from kvplan.serve.start import Start
+
+LIBRARIES: Final = ("starlette", "uvicorn", "prometheus_client", "jinja2", "tokenizers")
+LEAST_QUEUED: Final = 1024
+MOST_SPEED: Final = 1e6
+OF_TWIN: Final = ("speed", "output_tokens", "efficiency")
+HOST, PORT = "127.0.0.1", "8000"
+
+
+def serve(options: ServeOptions) -> int:
+    """Serve until told to stop; the exit code is then that of the signal."""
+    require_libraries()
+    refuse_missing(("MODEL", says_model(options), MODEL_CURE))
+    if options.gpu is None:
+        for name in OF_TWIN:
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')}", "is for --simulate", "name a GPU with --simulate")
+        raise UsageError("serve", "needs --simulate", "name a GPU with --simulate")
+    return answer(options, simulated(options))
+
+
+def require_libraries() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise EnvironmentProblem(", ".join(missing), "not installed", "run `pip install 'kvplan[serve]'`")
+
+
+def simulated(options: ServeOptions) -> "Start":
+    """The twin of a planned server."""
+    from engine.directory import read_eos_token_ids
+    from kvplan.cli.simulate import shares_of
+    from kvplan.planning.plan import plan
+    from kvplan.serve.start import Start, cache_config, twin_log
+    from kvplan.serve.text import tokenizer_of
+    from kvplan.serve.twin import Twin
+    from kvplan.simulate.setup import check
+    from kvplan.simulate.steptime import step_time
+
+    asked = read(options)
+    if len(asked.requests) != 1:
+        raise UsageError("serve", f"{len(asked.requests)} plans requested", "name one GPU and one --ctx")
+    say(asked, quiet=options.quiet)
+    the_plan = plan(asked.requests[0])
+    check(the_plan)
+    directory = None if options.tokenizer is None else Path(options.tokenizer)
+    count = None if options.output_tokens is None else parse_tokens(options.output_tokens, "--output-tokens")
+    backend = Twin(
+        the_plan,
+        step_time(the_plan, shares_of(options.efficiency), options.calibration),
+        tokenizer_of(directory, the_plan.request.spec.vocab_size),
+        eos_token_ids=frozenset() if directory is None else read_eos_token_ids(directory),
+        speed=speed_of(options.speed),
+        output_tokens=count or 128,
+    )
+    major, minor = the_plan.request.release.number[:2]
+    log = twin_log(the_plan, f"{major}.{minor}.0")
+    return Start(backend, cache_config(the_plan), log, the_plan.request.spec.name, backend.delay)
+
+
+def speed_of(text: str | None) -> float:
+    if text is None:
+        return 1.0
+    speed = float(text) if re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,6})?", text) else math.nan
+    if not 0 < speed <= MOST_SPEED:
+        raise UsageError(
+            "--speed", f"must be above 0 and at most {MOST_SPEED:,.0f} ({printable(text, 40)!r})", "write 10"
+        )
+    return speed
+
+
+def answer(options: ServeOptions, start: "Start") -> int:
+    """Listen, say so, and answer until a signal ends it."""
+    from kvplan.serve.app import Api
+    from kvplan.serve.metrics import ServerMetrics
+    from kvplan.serve.run import listen, serve
+    from kvplan.serve.worker import Worker
+
+    served = served_of(options, start)
+    drain_s = math.ceil(parse_duration(options.drain_timeout or "30s", "--drain-timeout"))
+    listener = listen(options.host or HOST, port_of(options.port or PORT))
+    metrics = ServerMetrics(served.names[0], start.backend.max_model_len, start.cache_config)
+    url = url_of(listener.getsockname())
+    with listener:
+        with output.standard_output():
+            for line in start.log:
+                print(line, flush=True)
+
+        def ready() -> None:
+            output.tell("note", f"serve: {printable(served.names[0], 200)} on {url}")
+
+        serve(Api(Worker(start.backend, metrics, start.delay), served), listener, drain_s, ready)
+    return 0
+
+
+def url_of(address: Any) -> str:
+    host, port = address[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def port_of(text: str) -> int:
+    return 0 if text == "0" else parse_count(text, "--port", 65535)
+
+
+def served_of(options: ServeOptions, start: "Start") -> "Served":
+    """What the server says of itself, and its limits."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    from kvplan.serve.app import Served
+    from kvplan.serve.chat import template_of
+    from kvplan.serve.generation import Limits
+
+    try:
+        number = version("kvplan")
+    except PackageNotFoundError:
+        number = "0"
+    keys = tuple(options.api_key or [key for key in [os.environ.get("KVPLAN_API_KEY", "")] if key])
+    if "" in keys:
+        raise UsageError("--api-key", "is empty", "leave it out, or state a key")
+    requests = options.max_num_queued_reqs
+    most = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
+    tokens = options.max_num_queued_tokens
+    limits = Limits(
+        most if requests is None else parse_count(requests, "--max-num-queued-reqs"),
+        None if tokens is None else parse_tokens(tokens, "--max-num-queued-tokens"),
+    )
+    directory = None if options.tokenizer is None else Path(options.tokenizer)
+    timeout = options.request_timeout
+    return Served(
+        names=tuple(options.served_model_name or [start.model]),
+        version=number,
+        limits=limits,
+        template=template_of(directory),
+        api_keys=keys,
+        request_timeout_s=None if timeout is None else parse_duration(timeout, "--request-timeout"),
+    )

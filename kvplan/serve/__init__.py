@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: one face over the bundled engine, or over its twin that computes nothing."""

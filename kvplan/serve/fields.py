@@ -1,0 +1,245 @@
+"""What a request may say: one table for each kind of body, from which bodies are read and the OpenAPI page is made."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final, Literal
+
+MOST_ANSWERS: Final = 128  # OpenAI's
+MOST_STOPS: Final = 64
+MOST_STOP_CHARS: Final = 1024
+MOST_SEED: Final = 2**63 - 1
+Kind = Literal["integer", "number", "boolean", "string", "strings", "integers", "object", "any"]
+
+
+class ApiError(Exception):
+    """An answer that is none: its HTTP status, OpenAI's type of error, and the field it is about."""
+
+    def __init__(
+        self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.kind, self.param = message, status, kind, param
+
+    def body(self) -> dict[str, Any]:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        return {"error": error}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a body.
+
+    strings   a text, or a list of texts
+    least, most  of a number, both allowed; above: greater than
+    inert     the values that change nothing, of a field whose others this server cannot serve; None: it can
+    ignored   it says nothing about the answer
+    """
+
+    kind: Kind
+    default: Any = None
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    inert: tuple[Any, ...] | None = None
+    ignored: bool = False
+    required: bool = False
+
+    def schema(self) -> dict[str, Any]:
+        """As JSON Schema, without null."""
+        bounds = {"minimum": self.least, "maximum": self.most, "exclusiveMinimum": self.above}
+        given = {name: value for name, value in bounds.items() if value is not None}
+        match self.kind:
+            case "strings":
+                text = {"type": "string", "minLength": 1, "maxLength": MOST_STOP_CHARS}
+                return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MOST_STOPS}]}
+            case "integers":
+                return {"type": "array", "items": {"type": "integer"}}
+            case "any":
+                return {}
+            case _:
+                return {"type": self.kind, **given}
+
+
+NOT_SERVED: Final = {
+    "logit_bias": Field("object", inert=({},)),
+    "min_tokens": Field("integer", inert=(0,)),
+    "use_beam_search": Field("boolean", inert=(False,)),
+    "length_penalty": Field("number", inert=(1,)),
+    "include_stop_str_in_output": Field("boolean", inert=(False,)),
+    "skip_special_tokens": Field("boolean", inert=(True,)),
+    "spaces_between_special_tokens": Field("boolean", inert=(True,)),
+    "truncate_prompt_tokens": Field("integer", inert=()),
+    "allowed_token_ids": Field("integers", inert=()),
+    "bad_words": Field("strings", inert=([],)),
+    "prompt_logprobs": Field("integer", inert=()),
+    "structured_outputs": Field("object", inert=()),
+    "response_format": Field("object", inert=({"type": "text"},)),
+    "return_token_ids": Field("boolean", inert=(False,)),
+}
+IGNORED: Final = {
+    name: Field("any", ignored=True)
+    for name in ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id")
+}
+COMMON: Final = {
+    "model": Field("string"),
+    "n": Field("integer", 1, least=1, most=MOST_ANSWERS),
+    "stream": Field("boolean", False),
+    "stream_options": Field("object"),
+    "stop": Field("strings", ()),
+    "stop_token_ids": Field("integers", ()),
+    "seed": Field("integer", least=-MOST_SEED - 1, most=MOST_SEED),
+    "temperature": Field("number", 1.0, least=0),
+    "top_p": Field("number", 1.0, above=0, most=1),
+    "top_k": Field("integer", 0, least=-1),
+    "min_p": Field("number", 0.0, least=0, most=1),
+    "frequency_penalty": Field("number", 0.0, least=-2, most=2),
+    "presence_penalty": Field("number", 0.0, least=-2, most=2),
+    "repetition_penalty": Field("number", 1.0, above=0),
+    "ignore_eos": Field("boolean", False),
+    "priority": Field("integer", 0, least=-(2**31), most=2**31),
+    "cache_salt": Field("string"),
+    **NOT_SERVED,
+    **IGNORED,
+}
+COMPLETION: Final = {
+    "prompt": Field("any", required=True),
+    "max_tokens": Field("integer", 16, least=1),
+    "logprobs": Field("integer", least=0, most=1024),
+    "echo": Field("boolean", inert=(False,)),
+    "suffix": Field("string", inert=("",)),
+    "best_of": Field("integer", inert=(1,)),
+    "add_special_tokens": Field("boolean", True),
+    **COMMON,
+}
+CHAT: Final = {
+    "messages": Field("any", required=True),
+    "max_tokens": Field("integer", least=1),
+    "max_completion_tokens": Field("integer", least=1),
+    "logprobs": Field("boolean", False),
+    "top_logprobs": Field("integer", 0, least=0, most=20),
+    "add_generation_prompt": Field("boolean", True),
+    "add_special_tokens": Field("boolean", False),
+    "chat_template_kwargs": Field("object"),
+    "continue_final_message": Field("boolean", inert=(False,)),
+    "echo": Field("boolean", inert=(False,)),
+    "chat_template": Field("string", inert=()),
+    "tools": Field("any", inert=([],)),
+    "tool_choice": Field("any", inert=("none", "auto")),
+    "functions": Field("any", inert=([],)),
+    "parallel_tool_calls": Field("boolean", ignored=True),
+    "modalities": Field("any", inert=(["text"],)),
+    "audio": Field("object", inert=()),
+    "prediction": Field("object", inert=()),
+    "reasoning_effort": Field("string", inert=()),
+    **COMMON,
+}
+TOKENIZE: Final = {
+    "model": Field("string"),
+    "prompt": Field("string"),
+    "messages": Field("any"),
+    "add_special_tokens": Field("boolean"),
+    "add_generation_prompt": Field("boolean", True),
+    "chat_template_kwargs": Field("object"),
+    "return_token_strs": Field("boolean", False),
+}
+DETOKENIZE: Final = {
+    "model": Field("string"),
+    "tokens": Field("integers", required=True),
+}
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """A body as the JSON object that it has to be."""
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"the body is not JSON ({str(error)[:120]}); send a JSON object") from error
+    if not isinstance(value, dict):
+        raise ApiError("the body must be a JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def read(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
+    """Every field of a table, as the body has it or by default; ApiError for what cannot be served."""
+    for name in body:
+        if name not in table:
+            raise ApiError(f"{name[:80]}: this server does not know the field; leave it out", param=name[:80])
+    values = {}
+    for name, field in table.items():
+        value = body.get(name)
+        if value is None:
+            if field.required:
+                raise ApiError(f"{name}: missing; state it", param=name)
+            values[name] = field.default
+        else:
+            values[name] = _checked(name, field, value)
+    return values
+
+
+def _checked(name: str, field: Field, value: Any) -> Any:
+    if field.ignored:
+        return None
+    if not _is_kind(field.kind, value):
+        raise ApiError(f"{name}: must be {WORDS[field.kind]} ({_shown(value)})", param=name)
+    if field.inert is not None:
+        if value not in field.inert:
+            raise ApiError(f"{name}: this server cannot serve it ({_shown(value)}); leave it out", param=name)
+        return None
+    for fits, words in (
+        (field.least is None or value >= field.least, f"at least {field.least}"),
+        (field.most is None or value <= field.most, f"at most {field.most}"),
+        (field.above is None or value > field.above, f"above {field.above}"),
+    ):
+        if not fits:
+            raise ApiError(f"{name}: must be {words} ({_shown(value)})", param=name)
+    return (value,) if field.kind == "strings" and isinstance(value, str) else value
+
+
+WORDS: Final = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "a text",
+    "strings": f"a text, or up to {MOST_STOPS} texts, of 1 to {MOST_STOP_CHARS} characters",
+    "integers": "a list of whole numbers",
+    "object": "an object",
+}
+
+
+def _is_kind(kind: Kind, value: Any) -> bool:
+    match kind:
+        case "integer":
+            return is_whole(value)
+        case "number":
+            return is_whole(value) or (isinstance(value, float) and isfinite(value))
+        case "boolean":
+            return isinstance(value, bool)
+        case "string":
+            return isinstance(value, str)
+        case "strings":
+            texts = [value] if isinstance(value, str) else value
+            return (
+                isinstance(texts, list)
+                and len(texts) <= MOST_STOPS
+                and all(isinstance(text, str) and 0 < len(text) <= MOST_STOP_CHARS for text in texts)
+            )
+        case "integers":
+            return isinstance(value, list) and all(map(is_whole, value))
+        case "object":
+            return isinstance(value, dict)
+        case _:
+            return True
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:60]

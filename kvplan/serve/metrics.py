@@ -1,0 +1,254 @@
+"""The server's /metrics page, by vLLM's names, types, labels and buckets (0.33, v1/metrics/loggers.py).
+
+Every figure is one that vLLM's page has; what this server has nothing to say of (adapters, other nodes, images) is left
+out of it rather than served as 0.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+from engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from kvplan.serve.worker import Job, Piece
+
+REASONS: Final = ("stop", "length", "abort", "error", "repetition")
+LIMITS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
+SOURCES: Final = ("local_compute", "local_cache_hit", "external_kv_transfer")
+REQUEST_S: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+FIRST_TOKEN_S: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+TOKEN_S: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+ANSWERS: Final = (1, 2, 5, 10, 20)
+PREEMPTIONS: Final = (1, 2, 3, 4, 5, 10, 20)
+
+
+def steps_125(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, ... up to a number: vLLM's buckets of tokens."""
+    return tuple(
+        digit * 10**power for power, digit in product(range(len(str(most))), (1, 2, 5)) if digit * 10**power <= most
+    )
+
+
+@dataclass(slots=True)
+class Timed:
+    """When things happened to a request, on the monotonic clock; 0: not yet."""
+
+    arrived: float = field(default_factory=time.monotonic)
+    queued: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+
+class ServerMetrics:
+    """All figures of one server; they are counted in the backend's thread, and read from any."""
+
+    def __init__(self, model_name: str, max_model_len: int, cache_config: Mapping[str, str]) -> None:
+        self.registry = CollectorRegistry()
+        GCCollector(self.registry)
+        PlatformCollector(self.registry)
+        ProcessCollector(registry=self.registry)
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._max_model_len = max_model_len
+        self._queries = self._hits = self._preemptions = 0  # of the scheduler, as far as they are counted
+        self._step_tokens = 0
+        self.last_error = ""
+        self._levels()
+        self._counters(model_name)
+        self._histograms()
+        info = Gauge(
+            "vllm:cache_config_info",
+            "Information of the LLMEngine CacheConfig",
+            (*cache_config, "engine"),
+            registry=self.registry,
+        )
+        info.labels(**cache_config, engine="0").set(1)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"vllm:{name}", text, tuple(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, text: str, label: str = "", values: tuple[str, ...] = ()) -> dict[str, Counter]:
+        names = (*self._labels, label) if label else tuple(self._labels)
+        counter = Counter(f"vllm:{name}", text, names, registry=self.registry)
+        if not label:
+            return {"": counter.labels(**self._labels)}
+        return {value: counter.labels(**self._labels, **{label: value}) for value in values}
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(f"vllm:{name}", text, tuple(self._labels), buckets=buckets, registry=self.registry)
+        return histogram.labels(**self._labels)
+
+    def _levels(self) -> None:
+        self._running = self._gauge("num_requests_running", "Number of requests in model execution batches.")
+        self._waiting = self._gauge("num_requests_waiting", "Number of requests waiting to be processed.")
+        by_reason = Gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Number of waiting requests by reason.",
+            (*self._labels, "reason"),
+            registry=self.registry,
+        )
+        self._for_capacity = by_reason.labels(**self._labels, reason="capacity")
+        by_reason.labels(**self._labels, reason="deferred").set(0)  # nothing but room is waited for
+        self._usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
+
+    def _counters(self, model_name: str) -> None:
+        queried = "Prefix cache queries, in terms of number of queried tokens."
+        self._prefix_queries = self._counter("prefix_cache_queries", queried)[""]
+        self._prefix_hits = self._counter(
+            "prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens."
+        )[""]
+        self._preempted = self._counter("num_preemptions", "Cumulative number of preemption from the engine.")[""]
+        self._prompt = self._counter("prompt_tokens", "Number of prefill tokens processed.")[""]
+        self._by_source = self._counter(
+            "prompt_tokens_by_source", "Number of prompt tokens by source.", "source", SOURCES
+        )
+        cached = "Number of cached prompt tokens (local + external)."
+        self._cached = self._counter("prompt_tokens_cached", cached)[""]
+        self._generated = self._counter("generation_tokens", "Number of generation tokens processed.")[""]
+        self._success = self._counter(
+            "request_success", "Count of successfully processed requests.", "finished_reason", REASONS
+        )
+        rejections = Counter(
+            "vllm:admission_rejections",
+            "Number of admission attempts rejected by a queue limit, by reason.",
+            ("model_name", "reason"),
+            registry=self.registry,
+        )
+        self._rejections = {limit: rejections.labels(model_name=model_name, reason=limit) for limit in LIMITS}
+
+    def _histograms(self) -> None:
+        tokens = steps_125(self._max_model_len)
+        make = self._histogram
+        self._prompt_len = make("request_prompt_tokens", "Number of prefill tokens processed.", tokens)
+        self._answer_len = make("request_generation_tokens", "Number of generation tokens processed.", tokens)
+        self._step_len = make("iteration_tokens_total", "Histogram of number of tokens per engine_step.", STEP_TOKENS)
+        self._max_generation = make(
+            "request_max_num_generation_tokens", "Histogram of maximum number of requested generation tokens.", tokens
+        )
+        self._n = make("request_params_n", "Histogram of the n request parameter.", ANSWERS)
+        self._max_tokens = make("request_params_max_tokens", "Histogram of the max_tokens request parameter.", tokens)
+        self._first_token = make(
+            "time_to_first_token_seconds", "Histogram of time to first token in seconds.", FIRST_TOKEN_S
+        )
+        self._between = make("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", TOKEN_S)
+        self._per_token = make(
+            "request_time_per_output_token_seconds",
+            "Histogram of time_per_output_token_seconds per request.",
+            TOKEN_S,
+        )
+        self._whole = make("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", REQUEST_S)
+        phases = {
+            "queue": "Histogram of time spent in WAITING phase for request.",
+            "inference": "Histogram of time spent in RUNNING phase for request.",
+            "prefill": "Histogram of time spent in PREFILL phase for request.",
+            "decode": "Histogram of time spent in DECODE phase for request.",
+        }
+        self._phases = {name: make(f"request_{name}_time_seconds", text, REQUEST_S) for name, text in phases.items()}
+        self._num_preempted = make(
+            "request_num_preemptions", "Histogram of the number of times a request was preempted.", PREEMPTIONS
+        )
+        self._computed = make(
+            "request_prefill_kv_computed_tokens",
+            "Histogram of new KV tokens computed during prefill (excluding cached tokens).",
+            tokens,
+        )
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def rejected(self, limit: str) -> None:
+        self._rejections[limit].inc()
+
+    def failed(self, error: Exception) -> None:
+        self.last_error = f"{type(error).__name__}: {error}"[:500]
+
+    def tokens(self, job: "Job", pieces: "list[Piece]", now: float) -> None:
+        """What a request got in a step; its client sees it later by the request's delay."""
+        now += job.delay
+        num = sum(piece.token_id is not None for piece in pieces)
+        if not num:
+            return
+        self._generated.inc(num)
+        self._step_tokens += num
+        if job.times.first_token:
+            self._between.observe(now - job.times.last_token)
+        else:
+            job.times.first_token = now
+            self._first_token.observe(now - job.times.arrived)
+            self._prompt_done(len(job.prompt), pieces[0].num_cached_tokens)
+        job.times.last_token = now
+
+    def _prompt_done(self, num_tokens: int, num_cached: int) -> None:
+        self._step_tokens += num_tokens
+        self._prompt.inc(num_tokens)
+        self._cached.inc(num_cached)
+        self._by_source["local_compute"].inc(num_tokens - num_cached)
+        self._by_source["local_cache_hit"].inc(num_cached)
+
+    def step(self, scheduler: Scheduler) -> None:
+        """The end of a step."""
+        stats = scheduler.prefix_cache_stats
+        self._prefix_queries.inc(stats.queries - self._queries)
+        self._prefix_hits.inc(stats.hits - self._hits)
+        self._preempted.inc(scheduler.num_preemptions - self._preemptions)
+        self._queries, self._hits, self._preemptions = stats.queries, stats.hits, scheduler.num_preemptions
+        if self._step_tokens:  # vLLM, too, leaves out steps that gave nobody a token
+            self._step_len.observe(self._step_tokens)
+        self._step_tokens = 0
+        self.levels(scheduler)
+
+    def levels(self, scheduler: Scheduler) -> None:
+        self._running.set(len(scheduler.running))
+        self._waiting.set(len(scheduler.waiting))
+        self._for_capacity.set(len(scheduler.waiting))
+        self._usage.set(scheduler.blocks.usage)
+
+    def ended(self, job: "Job", reason: str) -> None:
+        """The end of a request, by whatever reason."""
+        times, request, now = job.times, job.request, time.monotonic() + job.delay
+        assert request is not None
+        num_tokens = request.seq.num_output_tokens
+        self._success[reason].inc()
+        self._whole.observe(now - times.arrived)
+        self._prompt_len.observe(len(job.prompt))
+        self._answer_len.observe(num_tokens)
+        if job.group.ended(num_tokens):
+            self._n.observe(job.group.n)
+            self._max_generation.observe(job.group.most_tokens)
+        self._num_preempted.observe(request.seq.num_preemptions)
+        self._max_tokens.observe(job.params.max_tokens)
+        self._computed.observe(len(job.prompt) - request.num_cached_tokens)
+        scheduled = times.scheduled or now
+        # A request's delay is part of its prefill, as a client would have it.
+        first, last = times.first_token or scheduled, times.last_token or scheduled
+        self._phases["queue"].observe(max(0.0, scheduled - times.queued))
+        self._phases["prefill"].observe(max(0.0, first - scheduled))
+        self._phases["decode"].observe(last - first)
+        self._phases["inference"].observe(max(0.0, last - scheduled))
+        self._per_token.observe((last - first) / (num_tokens - 1) if num_tokens > 1 else 0.0)
+
+    def page(self) -> bytes:
+        """The page in Prometheus' text format."""
+        return generate_latest(self.registry)

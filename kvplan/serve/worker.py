@@ -1,0 +1,258 @@
+"""The one thread that owns the backend: requests come in by a queue, what they get goes back to the event loop."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from engine.config import SamplingParams
+from engine.request import Request, RequestOutput, TokenUpdate
+from kvplan.core.errors import KvplanError
+from kvplan.serve.backend import Backend
+from kvplan.serve.metrics import ServerMetrics, Timed
+
+MOST_FAILURES: Final = 3  # steps in a row that may fail before the server says that it is not well
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How an answer ended: by vLLM's reasons, or with an error's text."""
+
+    reason: str
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a request got in one step: a token at most, its text, and the end where it is that.
+
+    refused  it never ran: what the backend had against it
+    """
+
+    token_id: int | None = None
+    text: str = ""
+    logprobs: Any = None
+    finish: Finish | None = None
+    num_cached_tokens: int = 0
+    refused: Exception | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    """The answers to one prompt, as vLLM's metrics count them: at the end of the last."""
+
+    n: int = 1
+    most_tokens: int = 0
+    num_ended: int = 0
+
+    def ended(self, num_tokens: int) -> bool:
+        """Count one that has ended; True for the last."""
+        self.num_ended += 1
+        self.most_tokens = max(self.most_tokens, num_tokens)
+        return self.num_ended == self.n
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One answer that is wanted: made in the event loop, run in the backend's thread.
+
+    index  of the answer among those of its HTTP request; pieces go to their common queue with it
+    group  those to the same prompt
+    """
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    pieces: "asyncio.Queue[tuple[int, Piece]]"
+    index: int = 0
+    group: Group = field(default_factory=Group)
+    priority: int = 0
+    cache_salt: str | None = None
+    times: Timed = field(default_factory=Timed)
+    request: Request | None = None  # the backend's, in its thread only
+    delay: float = 0.0  # seconds by which its client sees tokens later than the backend gives them
+    num_told: int = 0  # tokens passed on, in its thread only
+    has_token: bool = False  # in the loop only
+    has_ended: bool = False  # in the loop only
+
+
+class Worker:
+    """Owns a backend; `submit`, `abort` and `close` are called in the event loop.
+
+    delay  seconds by which a client sees a request's tokens later than the backend gives them, asked at the first token
+    """
+
+    def __init__(
+        self, backend: Backend, metrics: ServerMetrics, delay: Callable[[Request], float] = lambda request: 0.0
+    ) -> None:
+        self.backend, self.metrics, self._delay = backend, metrics, delay
+        self.is_well = True
+        self.jobs: dict[str, Job] = {}  # in the loop: those that have not ended
+        self._inbox: queue.SimpleQueue[Job | str | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="kvplan-engine", daemon=True)
+        self._own: dict[str, Job] = {}  # in the thread: those the backend has
+        self._pieces: dict[Job, list[Piece]] = {}  # in the thread: of this step
+        self._failures = 0
+
+    # --- in the event loop --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        self.jobs[job.request_id] = job
+        self._inbox.put(job)
+
+    def abort(self, jobs: Iterable[Job]) -> None:
+        """Give up those that have not ended: their blocks are free before the next step."""
+        for job in jobs:
+            if self.jobs.pop(job.request_id, None) is not None:
+                job.has_ended = True
+                self._inbox.put(job.request_id)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of the requests without a first token, as vLLM counts them."""
+        return sum(len(job.prompt) for job in self.jobs.values() if not job.has_token)
+
+    def close(self) -> None:
+        """End the thread after its step, whatever is still running."""
+        self._inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _deliver(self, pieces: dict[Job, list[Piece]]) -> None:
+        for job, parts in pieces.items():
+            if job.delay:
+                asyncio.get_running_loop().call_later(job.delay, self._give, job, parts)
+            else:
+                self._give(job, parts)
+
+    def _give(self, job: Job, pieces: list[Piece]) -> None:
+        if job.has_ended:  # given up meanwhile
+            return
+        for piece in pieces:
+            job.has_token = True
+            job.has_ended = piece.finish is not None or piece.refused is not None
+            job.pieces.put_nowait((job.index, piece))
+        if job.has_ended:
+            self.jobs.pop(job.request_id, None)
+
+    # --- in the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._take_in():
+            if self.backend.has_unfinished:
+                self._step()
+            self._send()
+        for request_id in list(self._own):
+            self._abort(request_id)
+
+    def _take_in(self) -> bool:
+        """What has come, waiting for it where nothing else is to be done; False: the end."""
+        wait = not self.backend.has_unfinished
+        while True:
+            try:
+                item = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            match item:
+                case None:
+                    return False
+                case str():
+                    self._abort(item)
+                case Job():
+                    self._add(item)
+            wait = False
+
+    def _add(self, job: Job) -> None:
+        try:
+            job.request = self.backend.submit(
+                job.prompt,
+                job.params,
+                request_id=job.request_id,
+                priority=job.priority,
+                cache_salt=job.cache_salt,
+                on_token=self._on_token,
+            )
+        except Exception as error:  # whatever is wrong with one request must not end the others
+            self._pieces[job] = [Piece(refused=error)]
+            return
+        job.times.queued = time.monotonic()
+        self._own[job.request_id] = job
+
+    def _abort(self, request_id: str) -> None:
+        job = self._own.pop(request_id, None)
+        if job is not None:
+            self.backend.abort(request_id)
+            self.metrics.ended(job, "abort")
+            self.metrics.levels(self.backend.scheduler)
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        try:
+            outputs = self.backend.step()
+            self._failures = 0
+        except Exception as error:  # the engine has ended the batch's requests; their outputs come with the next step
+            outputs = []
+            self._failures += 1
+            self.is_well = self._failures < MOST_FAILURES
+            self.metrics.failed(error)
+        ended = {output.request_id: output for output in outputs}
+        now = time.monotonic()
+        self._note_admitted(ended, began)
+        for job, pieces in self._pieces.items():
+            self.metrics.tokens(job, pieces, now)
+        for output in outputs:
+            self._end(output)
+        self.metrics.step(self.backend.scheduler)
+
+    def _note_admitted(self, ended: dict[str, RequestOutput], began: float) -> None:
+        running = (seq.request_id for seq in self.backend.scheduler.running)
+        for request_id in (*running, *ended):
+            job = self._own.get(request_id)
+            if job is not None and not job.times.scheduled:
+                job.times.scheduled = max(began, job.times.queued)
+
+    def _on_token(self, update: TokenUpdate) -> None:
+        job = self._own[update.request_id]
+        assert job.request is not None
+        if not job.num_told:
+            job.delay = self._delay(job.request)
+        logprobs = job.request.logprobs
+        chosen = logprobs[job.num_told] if job.num_told < len(logprobs) else None
+        job.num_told += 1
+        piece = Piece(update.token_id, update.text, chosen, num_cached_tokens=job.request.num_cached_tokens)
+        self._pieces.setdefault(job, []).append(piece)
+
+    def _end(self, output: RequestOutput) -> None:
+        job = self._own.pop(output.request_id, None)
+        if job is None:
+            return
+        reason = output.finish_reason
+        finish = Finish("error" if reason == "out_of_blocks" else reason, output.error)
+        pieces = self._pieces.setdefault(job, [])
+        last = pieces.pop() if pieces else Piece(num_cached_tokens=output.num_cached_tokens)
+        pieces.append(Piece(last.token_id, last.text, last.logprobs, finish, last.num_cached_tokens))
+        self.metrics.ended(job, finish.reason)
+
+    def _send(self) -> None:
+        pieces, self._pieces = self._pieces, {}
+        if pieces and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                self._loop.call_soon_threadsafe(self._deliver, pieces)
+
+
+def refusal_text(error: Exception) -> str:
+    """What a client is told of an error: kvplan's own words, and of others the kind alone."""
+    return str(error) if isinstance(error, KvplanError) else f"internal error ({type(error).__name__})"

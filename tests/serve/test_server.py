@@ -1,0 +1,292 @@
+"""The server's face over the twin: OpenAI's shapes, its errors, its limits, and what a client that leaves gives."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvplan.serve.generation import Limits
+from tests.support.serving import MODEL, WAIT_S, Gate, Serving, serving, tokenizer, twin
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(twin()) as running:
+        yield running
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what another thread is about to do."""
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def test_a_completion(server: Serving) -> None:
+    answer = server.post(TEXT, prompt="Hello world", max_tokens=5)
+    (choice,) = answer["choices"]
+    assert answer["object"] == "text_completion"
+    assert answer["model"] == MODEL
+    assert choice["finish_reason"] == "length"
+    assert len(tokenizer().encode(choice["text"]).ids) == 5
+    num_prompt = len(tokenizer().encode("Hello world").ids)
+    assert answer["usage"] == {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": 5,
+        "total_tokens": num_prompt + 5,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_a_chat_ends_where_the_answer_does(server: Serving) -> None:
+    answer = server.post(CHAT, messages=HELLO)
+    (choice,) = answer["choices"]
+    assert answer["object"] == "chat.completion"
+    assert choice["message"]["role"] == "assistant"
+    assert choice["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 24
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_a_stream_says_what_the_whole_answer_says(server: Serving, path: str) -> None:
+    body: dict[str, Any] = {"prompt": [3, 4, 5]} if path == TEXT else {"messages": HELLO}
+    body |= {"max_tokens": 9, "n": 2, "seed": 3}
+    whole = server.post(path, **body)
+    events = server.stream(path, **body, stream_options={"include_usage": True})
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
+    assert len({event["id"] for event in events}) == 1
+    assert all(event["usage"] is None for event in events[:-1])
+    for choice in whole["choices"]:
+        parts = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
+        if path == CHAT:
+            assert parts[0]["delta"] == {"role": "assistant", "content": ""}
+            text = "".join(part["delta"]["content"] for part in parts)
+            assert text == choice["message"]["content"]
+        else:
+            assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [part["finish_reason"] for part in parts if part["finish_reason"]] == ["length"]
+
+
+def test_several_prompts_have_their_answers_in_order(server: Serving) -> None:
+    prompts = ["one", [7, 8], "three"]
+    answer = server.post(TEXT, prompt=prompts, max_tokens=4, n=2)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    for number, prompt in enumerate(prompts):
+        alone = server.post(TEXT, prompt=prompt, max_tokens=4)
+        assert answer["choices"][2 * number]["text"] == alone["choices"][0]["text"]
+
+
+def test_stop_strings_are_cut_off(server: Serving) -> None:
+    text = server.post(TEXT, prompt=[9], max_tokens=20)["choices"][0]["text"]
+    stop = text[6:9]
+    choice = server.post(TEXT, prompt=[9], max_tokens=20, stop=stop)["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (text[: text.index(stop)], "stop")
+
+
+def test_log_probabilities(server: Serving) -> None:
+    rows = server.post(TEXT, prompt=[9], max_tokens=3, logprobs=1)["choices"][0]
+    assert "".join(rows["logprobs"]["tokens"]) == rows["text"]
+    assert rows["logprobs"]["token_logprobs"] == [0.0] * 3
+    offsets = [sum(map(len, rows["logprobs"]["tokens"][:i])) for i in range(3)]
+    assert rows["logprobs"]["text_offset"] == offsets
+    chat = server.post(CHAT, messages=HELLO, max_tokens=3, logprobs=True, top_logprobs=1)["choices"][0]
+    content = chat["logprobs"]["content"]
+    assert "".join(row["token"] for row in content) == chat["message"]["content"]
+    assert [bytes(row["bytes"]).decode() for row in content] == [row["token"] for row in content]
+
+
+def test_the_same_prefix_is_found_again(server: Serving) -> None:
+    prompt = list(range(2000, 2100))
+    server.post(TEXT, prompt=prompt, max_tokens=1)
+    usage = server.post(TEXT, prompt=prompt, max_tokens=1)["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 96}  # whole blocks of 16 before the last token
+    salted = server.post(TEXT, prompt=prompt, max_tokens=1, cache_salt="mine")["usage"]
+    assert salted["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+def test_text_and_tokens(server: Serving) -> None:
+    text = "Hello, wörld 日本 \n 123"
+    tokens = server.post("/tokenize", prompt=text, return_token_strs=True)
+    assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
+    assert tokens["max_model_len"] == 8192
+    assert server.post("/detokenize", tokens=tokens["tokens"]) == {"prompt": text}
+    chat = server.post("/tokenize", messages=HELLO)
+    assert server.post("/detokenize", tokens=chat["tokens"])["prompt"].endswith("<|im_start|>assistant\n")
+
+
+def test_what_the_server_says_of_itself(server: Serving) -> None:
+    (model,) = server.get("/v1/models")["data"]
+    assert (model["id"], model["max_model_len"]) == (MODEL, 8192)
+    assert server.get(f"/v1/models/{MODEL}") == model
+    assert server.ask("GET", "/health") == (200, b"")
+    assert server.get("/version") == {"version": "0"}
+    assert set(server.get("/openapi.json")["paths"]) >= {TEXT, CHAT}
+
+
+BAD: list[tuple[str, Any, int, str | None]] = [
+    (TEXT, {}, 400, "prompt"),
+    (TEXT, {"prompt": ""}, 400, "prompt"),
+    (TEXT, {"prompt": []}, 400, "prompt"),
+    (TEXT, {"prompt": [[]]}, 400, "prompt"),
+    (TEXT, {"prompt": [1, "a"]}, 400, "prompt"),
+    (TEXT, {"prompt": [True]}, 400, "prompt"),
+    (TEXT, {"prompt": [-1]}, 400, None),
+    (TEXT, {"prompt": [10**9]}, 400, None),
+    (TEXT, {"prompt": "\ud800"}, 400, "prompt"),
+    (TEXT, {"prompt": [1] * 8192}, 400, "prompt"),
+    (TEXT, {"prompt": [1] * 8190, "max_tokens": 3}, 400, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": 1.5}, 400, "max_tokens"),
+    (TEXT, {"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
+    (TEXT, {"prompt": "a", "temperature": -1}, 400, "temperature"),
+    (TEXT, {"prompt": "a", "top_p": 0}, 400, "top_p"),
+    (TEXT, {"prompt": "a", "n": 129}, 400, "n"),
+    (TEXT, {"prompt": ["a"] * 100, "n": 100}, 400, "n"),
+    (TEXT, {"prompt": "a", "stop": [""]}, 400, "stop"),
+    (TEXT, {"prompt": "a", "seed": 2**63}, 400, "seed"),
+    (TEXT, {"prompt": "a", "stop_token_ids": ["x"]}, 400, "stop_token_ids"),
+    (TEXT, {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "echo": True}, 400, "echo"),
+    (TEXT, {"prompt": "a", "guided_regex": "x"}, 400, "guided_regex"),
+    (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    (TEXT, {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, 400, "stream_options"),
+    (TEXT, {"prompt": "a", "model": "another"}, 404, "model"),
+    (CHAT, {"messages": []}, 400, "messages"),
+    (CHAT, {"messages": ["a"]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
+    (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, 400, "messages"),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ("/tokenize", {}, 400, "prompt"),
+    ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
+    ("/nowhere", {}, 404, None),
+    ("/health", {}, 405, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), BAD)
+def test_errors_are_openais(server: Serving, path: str, body: Any, status: int, param: str | None) -> None:
+    given, error = server.refusal(path, body)
+    assert (given, error["param"]) == (status, param)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"5", b"\xff", b'{"prompt": NaN}', b"[" * 100_000, b'{"a":' + b"1" * 5000 + b"}"]
+)
+def test_a_body_that_is_no_object(server: Serving, data: bytes) -> None:
+    status, error = server.refusal(TEXT, data)
+    assert (status, error["type"]) == (400, "BadRequestError")
+
+
+def test_a_stream_that_is_refused_has_its_status(server: Serving) -> None:
+    status, _ = server.refusal(TEXT, {"prompt": [10**9], "stream": True})
+    assert status == 400
+
+
+def test_a_body_has_a_limit() -> None:
+    with serving(twin(), max_body_bytes=1000) as server:
+        status, _ = server.refusal(TEXT, {"prompt": "a" * 1000})
+        assert status == 413
+        connection = server.connect()
+        chunks = iter([b"a" * 600, b"a" * 600])
+        connection.request("POST", TEXT, chunks, {"Transfer-Encoding": "chunked"}, encode_chunked=True)
+        assert connection.getresponse().status == 413
+        connection.close()
+
+
+def test_headers_have_a_limit(server: Serving) -> None:
+    with socket.create_connection((server.host, server.port), timeout=WAIT_S) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 100_000)
+        assert raw.recv(100).startswith(b"HTTP/1.1 400") or raw.recv(100) == b""
+
+
+def test_a_key_is_asked_for() -> None:
+    with serving(twin(), api_keys=("first", "second")) as server:
+        assert server.ask("GET", "/v1/models")[0] == 401
+        for key, status in (("first", 200), ("second", 200), ("third", 401), ("", 401)):
+            assert server.ask("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})[0] == status
+        assert server.ask("GET", "/health")[0] == 200
+        assert server.ask("GET", "/metrics")[0] == 200
+
+
+def test_a_full_queue_refuses() -> None:
+    gate = Gate()
+    with serving(twin(clock=gate), limits=Limits(2)) as server:
+        left = [leave_open(server, {"prompt": [1] * 50, "max_tokens": 50}) for _ in range(2)]
+        until(lambda: len(server.api.worker.jobs) == 2)
+        status, error = server.refusal(TEXT, {"prompt": [1]})
+        assert (status, error["type"]) == (503, "ServiceUnavailableError")
+        assert server.metric("vllm:admission_rejections_total") == 1
+        for raw in left:
+            raw.close()
+        until(lambda: not server.api.worker.jobs)
+        gate.open()
+
+
+def leave_open(server: Serving, body: dict[str, Any], path: str = TEXT) -> socket.socket:
+    """A request that is sent, and whose answer is not read."""
+    data = json.dumps(body).encode()
+    raw = socket.create_connection((server.host, server.port), timeout=WAIT_S)
+    raw.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    return raw
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_gives_its_blocks_back(stream: bool) -> None:
+    backend = twin(speed=50, output_tokens=8000)
+    with serving(backend) as server:
+        raw = leave_open(server, {"prompt": [1] * 100, "max_tokens": 8000, "stream": stream, "n": 3})
+        until(lambda: len(backend.scheduler.running) == 3)
+        raw.close()
+        until(lambda: not server.api.worker.jobs and not backend.scheduler.has_unfinished)
+        assert backend.scheduler.num_used_blocks == 0
+        until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0)
+        assert server.metric("vllm:request_success_total") == 3
+
+
+def test_what_runs_is_finished_before_the_end() -> None:
+    with serving(twin(speed=100, output_tokens=500)) as server:
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(server.post(TEXT, prompt=[1], max_tokens=500)))
+        thread.start()
+        until(lambda: bool(server.api.worker.jobs))
+    thread.join()
+    assert answers[0]["usage"]["completion_tokens"] == 500
+    assert not server.api.worker.is_running
+
+
+def test_a_request_has_its_time() -> None:
+    gate = Gate()
+    with serving(twin(clock=gate), request_timeout_s=0.05) as server:
+        status, error = server.refusal(TEXT, {"prompt": [1], "max_tokens": 50})
+        gate.open()
+        assert (status, error["type"]) == (504, "GatewayTimeoutError")
+
+
+def test_a_step_that_fails_ends_its_requests_alone() -> None:
+    backend = twin()
+    with serving(backend) as server:
+        update, broken = backend.scheduler.update, []
+
+        def fail_once(*given: Any) -> Any:
+            if not broken:
+                broken.append(given)
+                raise RuntimeError("planted")
+            return update(*given)
+
+        backend.scheduler.update = fail_once  # type: ignore[method-assign]
+        status, error = server.refusal(TEXT, {"prompt": [1]})
+        assert (status, error["type"]) == (500, "InternalServerError")
+        assert server.post(TEXT, prompt=[1])["choices"]
+        assert server.ask("GET", "/health")[0] == 200
