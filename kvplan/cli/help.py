@@ -31,6 +31,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "models": "kvplan models qwen3-8b",
         "gpus": "kvplan gpus h100-80g",
         "trace": "kvplan trace profiles",
+        "serve": "kvplan serve llama-3.1-8b --simulate h100-80g",
         "rightsize": "kvplan rightsize examples/metrics.1.txt examples/metrics.2.txt --interval 630s",
         "watch": "kvplan watch --pid 1234",
         "doctor": "kvplan doctor",
@@ -74,7 +75,16 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),
     "schema": ("kvplan schema sweep", "kvplan schema diff"),
 }
-NEEDS: Final = ("calibrate", "profile", "reconcile", "report", "rightsize", "watch", "why")  # a run, a log or a GPU
+NEEDS: Final = (
+    "calibrate",
+    "profile",
+    "reconcile",
+    "report",
+    "rightsize",
+    "serve",
+    "watch",
+    "why",
+)  # a run, a log or a GPU
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engine arguments
     "Quantization": ("weights_bytes",),
     "Adapters and drafts": ("enable_lora", "draft_model"),

@@ -42,6 +42,8 @@ PACKAGES: Mapping[str, str | None] = {
     "matplotlib": "report",
     "jinja2": "report",
     "prometheus_client": "metrics",
+    "starlette": "serve",
+    "uvicorn": "serve",
     "gguf": "gguf",
     "huggingface_hub": "hub",
     "transformers": "dev",
@@ -50,6 +52,7 @@ NEEDED_FOR: Mapping[str, str] = {
     "engine": "kvplan profile, kvplan watch --pid",
     "report": "kvplan report",
     "metrics": "kvplan watch --metrics",
+    "serve": "kvplan serve",
     "gguf": "GGUF files",
     "hub": "models from the Hugging Face Hub",
 }
@@ -58,6 +61,7 @@ _REQUIRED_FOR = "kvplan itself"
 # Environment variable -> (what holds where it is not set, what it decides).
 SETTINGS: Mapping[str, tuple[str, str]] = {
     "KVPLAN_DEBUG": ("0", "1: show a traceback with every error"),
+    "KVPLAN_API_KEY": ("", "key that clients of `kvplan serve` must send, unless --api-key states others"),
     "NO_COLOR": ("", "if set: no colors"),
     "FORCE_COLOR": ("", "if set: colors in pipes, too"),
     "TTY_COMPATIBLE": ("", "1: treat the output pipe as a terminal"),
