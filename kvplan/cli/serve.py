@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.cli import output
-from kvplan.cli.asked import MODEL_CURE, read, refuse_missing, say, says_model
+from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_model
 from kvplan.cli.serve_options import ServeOptions
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable

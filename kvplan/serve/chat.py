@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import read_text, shown
+from kvplan.core.files import read_text, path_text
 from kvplan.serve.fields import ApiError
 
 PLAIN: Final = (  # where the model's own is not known: ChatML
@@ -79,9 +79,9 @@ def template_of(directory: Path | None) -> ChatTemplate:
         try:
             config = json.loads(read_text(path, MAX_TEMPLATE_BYTES * 16))
         except ValueError as error:
-            raise InvalidInputError(f"{shown(path)}", f"is not JSON ({error})", "fetch it again") from error
+            raise InvalidInputError(f"{path_text(path)}", f"is not JSON ({error})", "fetch it again") from error
     if not isinstance(config, dict):
-        raise InvalidInputError(f"{shown(path)}", "is not a JSON object", "fetch it again")
+        raise InvalidInputError(f"{path_text(path)}", "is not a JSON object", "fetch it again")
     tokens = {name: text for name in SPECIAL if (text := _token(config.get(name))) is not None}
     own = directory / "chat_template.jinja"
     if own.exists():

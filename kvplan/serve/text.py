@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from engine.directory import read_tokenizer
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import shown
+from kvplan.core.files import path_text
 
 SPACE: Final = "\u0120"  # how byte-level tokenizers write a space
 END: Final = "<|end|>"
@@ -21,7 +21,7 @@ def tokenizer_of(directory: Path | None, vocab_size: int) -> Any:
         return stand_in(vocab_size)
     tokenizer = read_tokenizer(directory)
     if tokenizer is None:
-        raise InvalidInputError(f"{shown(directory)}", "has no tokenizer.json", "name the directory of a tokenizer")
+        raise InvalidInputError(f"{path_text(directory)}", "has no tokenizer.json", "name the directory of a tokenizer")
     return tokenizer
 
 

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -274,18 +275,21 @@ def test_a_request_has_its_time() -> None:
         assert (status, error["type"]) == (504, "GatewayTimeoutError")
 
 
-def test_a_step_that_fails_ends_its_requests_alone() -> None:
+def fail_once(update: Callable[..., Any]) -> Callable[..., Any]:
+    calls = count()
+
+    def failing(*arguments: Any) -> Any:
+        if next(calls) == 0:
+            raise RuntimeError("planted")
+        return update(*arguments)
+
+    return failing
+
+
+def test_a_step_that_fails_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = twin()
     with serving(backend) as server:
-        update, broken = backend.scheduler.update, []
-
-        def fail_once(*given: Any) -> Any:
-            if not broken:
-                broken.append(given)
-                raise RuntimeError("planted")
-            return update(*given)
-
-        backend.scheduler.update = fail_once  # type: ignore[method-assign]
+        monkeypatch.setattr(backend.scheduler, "update", fail_once(backend.scheduler.update))
         status, error = server.refusal(TEXT, {"prompt": [1]})
         assert (status, error["type"]) == (500, "InternalServerError")
         assert server.post(TEXT, prompt=[1])["choices"]
