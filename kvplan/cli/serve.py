@@ -55,11 +55,11 @@ def simulated(options: ServeOptions) -> "Start":
     from kvplan.simulate.setup import check
     from kvplan.simulate.steptime import step_time
 
-    asked = read(options)
-    if len(asked.requests) != 1:
-        raise UsageError("serve", f"{len(asked.requests)} plans requested", "name one GPU and one --ctx")
-    say(asked, quiet=options.quiet)
-    the_plan = plan(asked.requests[0])
+    inputs = read(options)
+    if len(inputs.requests) != 1:
+        raise UsageError("serve", f"{len(inputs.requests)} plans requested", "name one GPU and one --ctx")
+    say(inputs, quiet=options.quiet)
+    the_plan = plan(inputs.requests[0])
     check(the_plan)
     directory = None if options.tokenizer is None else Path(options.tokenizer)
     count = None if options.output_tokens is None else parse_tokens(options.output_tokens, "--output-tokens")
@@ -136,10 +136,10 @@ def served_of(options: ServeOptions, start: "Start") -> "Served":
     if "" in keys:
         raise UsageError("--api-key", "is empty", "leave it out, or state a key")
     requests = options.max_num_queued_reqs
-    most = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
+    usual = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
     tokens = options.max_num_queued_tokens
     limits = Limits(
-        most if requests is None else parse_count(requests, "--max-num-queued-reqs"),
+        usual if requests is None else parse_count(requests, "--max-num-queued-reqs"),
         None if tokens is None else parse_tokens(tokens, "--max-num-queued-tokens"),
     )
     directory = None if options.tokenizer is None else Path(options.tokenizer)

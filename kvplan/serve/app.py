@@ -112,17 +112,19 @@ class Api:
             raise ApiError("Incorrect API key provided", status=401, kind="AuthenticationError")
 
     async def _body(self, request: Request) -> dict[str, Any]:
-        most = self.served.max_body_bytes
-        too_large = ApiError(f"the body has more than {most:,} bytes", status=413, kind="RequestEntityTooLargeError")
+        max_bytes = self.served.max_body_bytes
+        too_large = ApiError(
+            f"the body has more than {max_bytes:,} bytes", status=413, kind="RequestEntityTooLargeError"
+        )
         length = request.headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > most:
+        if length.isdecimal() and int(length[:20]) > max_bytes:
             raise too_large
         data = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
                 async for part in request.stream():
                     data += part
-                    if len(data) > most:
+                    if len(data) > max_bytes:
                         raise too_large
         except TimeoutError as error:
             raise ApiError(f"no whole body within {BODY_S:g} s", status=408, kind="RequestTimeoutError") from error
@@ -152,8 +154,9 @@ class Api:
             raise ApiError("top_logprobs: needs logprobs to be true", param="top_logprobs")
         num_top = values["top_logprobs"] if values["logprobs"] else None
         shape = ChatShape(Texts(self.worker.backend.tokenizer), num_top)
-        wanted = values["max_completion_tokens"]
-        max_tokens = values["max_tokens"] if wanted is None else wanted
+        max_tokens = values["max_completion_tokens"]
+        if max_tokens is None:
+            max_tokens = values["max_tokens"]
         return await self._answer(request, shape, model, values, [prompt], max_tokens, num_top)
 
     def _chat_prompt(self, values: dict[str, Any], messages: Any) -> list[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import read_text, path_text
+from kvplan.core.files import path_text, read_text
 from kvplan.serve.fields import ApiError
 
 PLAIN: Final = (  # where the model's own is not known: ChatML
@@ -88,7 +88,7 @@ def template_of(directory: Path | None) -> ChatTemplate:
         return ChatTemplate(read_text(own, MAX_TEMPLATE_BYTES), tokens)
     source = config.get("chat_template")
     if isinstance(source, list):  # several by name
-        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        named = {row.get("name"): row.get("template") for row in source if isinstance(row, dict)}
         source = named.get("default")
     return ChatTemplate(source if isinstance(source, str) else PLAIN, tokens)
 
@@ -103,7 +103,7 @@ def messages_of(value: Any) -> list[dict[str, Any]]:
     """The messages of a body, their content as text."""
     if not isinstance(value, list) or not value:
         raise ApiError("messages: must be a list of at least one message", param="messages")
-    return [_message(each, number) for number, each in enumerate(value)]
+    return [_message(message, number) for number, message in enumerate(value)]
 
 
 def _message(value: Any, number: int) -> dict[str, Any]:

@@ -73,30 +73,30 @@ def prompts_of(value: Any, tokenizer: Any, *, special: bool) -> list[list[int]]:
     if all(map(is_whole, value)):
         return [value]
     prompts = []
-    for each in value:
-        if isinstance(each, str):
-            prompts.append(encode(tokenizer, each, special=special))
-        elif isinstance(each, list) and each and all(map(is_whole, each)):
-            prompts.append(each)
+    for prompt in value:
+        if isinstance(prompt, str):
+            prompts.append(encode(tokenizer, prompt, special=special))
+        elif isinstance(prompt, list) and prompt and all(map(is_whole, prompt)):
+            prompts.append(prompt)
         else:
             raise ApiError("prompt: must be a text, a list of token ids, or a list of these", param="prompt")
     return prompts
 
 
-def checked_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, most: int) -> list[int]:
+def checked_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, context: int) -> list[int]:
     """The longest answer to each prompt; ApiError where prompt and answer exceed the context, as vLLM refuses them."""
     answers = []
     for prompt in prompts:
         if not prompt:
             raise ApiError("prompt: has no tokens; send at least one", param="prompt")
-        if len(prompt) >= most or (max_tokens is not None and len(prompt) + max_tokens > most):
-            wanted = "" if max_tokens is None else f" and {max_tokens} in the completion"
+        if len(prompt) >= context or (max_tokens is not None and len(prompt) + max_tokens > context):
+            completion = "" if max_tokens is None else f" and {max_tokens} in the completion"
             raise ApiError(
-                f"This model's maximum context length is {most} tokens. However, you requested {len(prompt)} tokens in "
-                f"the messages{wanted}. Please reduce the length of the messages or completion.",
-                param="max_tokens" if max_tokens is not None and len(prompt) < most else "prompt",
+                f"This model's maximum context length is {context} tokens. However, you requested {len(prompt)} tokens in "
+                f"the messages{completion}. Please reduce the length of the messages or completion.",
+                param="max_tokens" if max_tokens is not None and len(prompt) < context else "prompt",
             )
-        answers.append(most - len(prompt) if max_tokens is None else max_tokens)
+        answers.append(context - len(prompt) if max_tokens is None else max_tokens)
     return answers
 
 
@@ -168,12 +168,11 @@ def started(
 
 def check_admission(worker: Worker, limits: Limits, num: int) -> None:
     """Refuse what the queue has no room for, with vLLM's status and words, and count it."""
-    most = limits.max_num_queued_reqs
-    if most is not None and len(worker.jobs) + num > most:
+    max_reqs, max_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
+    if max_reqs is not None and len(worker.jobs) + num > max_reqs:
         worker.metrics.rejected("max_num_queued_reqs")
         raise ApiError(BUSY, status=503, kind="ServiceUnavailableError")
-    tokens = limits.max_num_queued_tokens
-    if tokens is not None and worker.num_queued_tokens >= tokens:
+    if max_tokens is not None and worker.num_queued_tokens >= max_tokens:
         worker.metrics.rejected("max_num_queued_tokens")
         raise ApiError(BACKLOG, status=503, kind="ServiceUnavailableError")
 

@@ -45,10 +45,10 @@ ANSWERS: Final = (1, 2, 5, 10, 20)
 PREEMPTIONS: Final = (1, 2, 3, 4, 5, 10, 20)
 
 
-def steps_125(most: int) -> tuple[int, ...]:
+def steps_125(limit: int) -> tuple[int, ...]:
     """1, 2, 5, 10, 20, ... up to a number: vLLM's buckets of tokens."""
     return tuple(
-        digit * 10**power for power, digit in product(range(len(str(most))), (1, 2, 5)) if digit * 10**power <= most
+        digit * 10**power for power, digit in product(range(len(str(limit))), (1, 2, 5)) if digit * 10**power <= limit
     )
 
 
