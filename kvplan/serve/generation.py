@@ -92,8 +92,8 @@ def checked_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, co
         if len(prompt) >= context or (max_tokens is not None and len(prompt) + max_tokens > context):
             completion = "" if max_tokens is None else f" and {max_tokens} in the completion"
             raise ApiError(
-                f"This model's maximum context length is {context} tokens. However, you requested {len(prompt)} tokens in "
-                f"the messages{completion}. Please reduce the length of the messages or completion.",
+                f"This model's maximum context length is {context} tokens. However, you requested {len(prompt)} tokens "
+                f"in the messages{completion}. Please reduce the length of the messages or completion.",
                 param="max_tokens" if max_tokens is not None and len(prompt) < context else "prompt",
             )
         answers.append(context - len(prompt) if max_tokens is None else max_tokens)
