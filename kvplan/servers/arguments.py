@@ -527,7 +527,13 @@ class EngineArgs:
         bool, Argument("flag", "Take adapters of experts in both formats.", panel="Adapters and drafts")
     ] = False
     enable_moe_shared_loras: Annotated[
-        bool, Argument("flag", "Adapters share their outer matrices over experts.", panel="Adapters and drafts")
+        bool,
+        Argument(
+            "flag",
+            "Adapters share their outer matrices over experts.",
+            panel="Adapters and drafts",
+            sglang=Flag(("experts_shared_outer_loras",), on=True),
+        ),
     ] = False
     num_speculative_tokens: Annotated[
         int,

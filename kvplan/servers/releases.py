@@ -413,6 +413,13 @@ SGLANG_CHANGES = {
         (0, 5, 9), "the host's pool of the hierarchical cache has a page more than was asked for",
         "sglang mem_cache/pool_host (HostKVCache)", "0.4.9, 0.5.2, 0.5.9, 0.5.23",
     ),
+    "adapter_pools": Change(
+        (0, 5, 2), "adapters have a pool of slots, made before the KV pool, for the modules that are stated",
+        "sglang 0.5.2, 0.5.9 and 0.5.23 srt/lora/mem_pool.py",
+    ),
+    "expert_adapters": Change(
+        (0, 5, 23), "adapters change experts and latent attention, too", "sglang 0.5.9 and 0.5.23 srt/lora/mem_pool.py"
+    ),
     "drafts": Change(
         (0, 5, 23), "a draft's layers are counted in its target's pool, its weights before the pool is sized",
         f"{READ}: pool_configurator.py and kv_cache_configurator.py",

@@ -21,6 +21,7 @@ LMCACHE = NIXL.replace("NixlConnector", "LMCacheConnectorV1")
 DENSE, EXPERTS, SIGHT, STATES = "llama-3.1-8b", "qwen3-30b-a3b", "qwen3-vl-8b", "qwen3-next-80b-a3b"
 CONTEXT = {"max_model_len": "8192"}
 LORA = {"max_loras": "4"}
+RANKED = {"max_lora_rank": "16", "lora_target_modules": "all"}
 SPREAD = {"tensor_parallel_size": "2", "enable_expert_parallel": "true"}
 BALANCED = {**SPREAD, "enable_eplb": "true"}
 GROUPS = {"offload_group_size": "8"}
@@ -128,6 +129,11 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "speculative_method": ("mtp", "deepseek-v3", {"tensor_parallel_size": "8"}),
         "speculative_eagle_topk": ("2", "deepseek-v3", {**NEXTN, "num_speculative_tokens": "3"}),
         "speculative_num_draft_tokens": ("4", "deepseek-v3", NEXTN),
+        "max_loras": ("4", DENSE, {**CONTEXT, **RANKED}),
+        "max_lora_rank": ("32", DENSE, {**CONTEXT, **LORA, **RANKED}),
+        "lora_target_modules": ("o_proj,q_proj", DENSE, {**CONTEXT, **LORA, **RANKED}),
+        "max_cpu_loras": ("16", DENSE, {**CONTEXT, **LORA, **RANKED}),
+        "enable_moe_shared_loras": ("true", EXPERTS, {**CONTEXT, **LORA, **RANKED}),
         "swa_full_tokens_ratio": ("0.5", "gpt-oss-20b", CONTEXT),
         "mamba_full_memory_ratio": ("0.5", STATES, {**CONTEXT, "tensor_parallel_size": "4"}),
         "cuda_graph_max_bs": ("64", DENSE, CONTEXT),
@@ -143,9 +149,6 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "enable_multimodal": ("true", SIGHT, CONTEXT),
     },
 }  # fmt: skip
-REFUSED = {  # arguments that the table has for a server, and that it refuses by name
-    "sglang": ("max_loras", "max_lora_rank", "lora_target_modules", "max_cpu_loras"),
-}
 CASES = [(server, name) for server in SERVERS for name in PLANTED[server]]
 FIGURES = ("memory", "kv", "concurrency", "host", "encoder", "fits")
 LOG = Path(__file__).resolve().parents[2] / "examples" / "vllm-did-not-start.log"
@@ -193,7 +196,7 @@ def pairs(said: Said) -> list[str]:
 @pytest.mark.parametrize("server", list(SERVERS))
 def test_every_argument_of_the_table_is_planted(server: str) -> None:
     of_server = {name for name, row in ARGUMENTS.items() if row.flag(server) is not None}
-    assert {*PLANTED[server], *REFUSED.get(server, ())} == of_server
+    assert {*PLANTED[server]} == of_server
 
 
 @pytest.mark.full

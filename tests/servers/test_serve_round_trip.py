@@ -56,6 +56,9 @@ SGLANG = BOTH | {
     "swa_full_tokens_ratio": (None, None, 0.5),
     "mamba_full_memory_ratio": (None, None, 0.5),
     "cuda_graph_max_bs": (None, None, 24),
+    "max_loras": (0, 0, 3),
+    "max_lora_rank": (16, 16, 64),
+    "lora_target_modules": (None, "all", "o_proj,q_proj"),
 }
 
 
@@ -163,7 +166,7 @@ VALUES = {
     "--performance-mode": "throughput", "--limit-mm-per-prompt": '{"image": 0}', "--mm-encoder-tp-mode": "data",
     "--mm-processor-kwargs": '{"max_pixels": 1003520}',
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
-    "--kv-offloading-backend": "lmcache", "--offload-backend": "uva",
+    "--lora-target-modules": "o_proj", "--kv-offloading-backend": "lmcache", "--offload-backend": "uva",
     "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
     "--mamba-radix-cache-strategy": "extra_buffer", "--mamba-scheduler-strategy": "extra_buffer",
 }  # fmt: skip
@@ -172,14 +175,19 @@ LORA, DRAFTS = (
     (["--enable-lora"], ["enable_lora=true"]),
     (["--speculative-algorithm", "NEXTN"], ["speculative_method=mtp"]),
 )
+STATED = (  # SGLang takes rank and modules from adapters where they are left out
+    ["--enable-lora", "--max-lora-rank", "16", "--lora-target-modules", "all"],
+    ["enable_lora=true", "max_lora_rank=16", "lora_target_modules=all"],
+)
 BESIDE: dict[str, tuple[list[str], list[str]]] = {
     "--max-loras": LORA, "--max-lora-rank": LORA, "--speculative-num-steps": DRAFTS, "--speculative-eagle-topk": DRAFTS,
-    "--speculative-num-draft-tokens": DRAFTS, "--max-loras-per-batch": LORA,
+    "--speculative-num-draft-tokens": DRAFTS, "--max-loras-per-batch": STATED,
+    "--experts-shared-outer-loras": STATED,
 }  # fmt: skip
 
 
 def is_switch(flag: str) -> bool:
-    switches = ("enable", "disable", "no", "enforce", "language", "fully", "async", "skip")
+    switches = ("enable", "disable", "no", "enforce", "language", "fully", "async", "skip", "experts")
     return flag.startswith(tuple(f"--{switch}-" for switch in switches))
 
 
@@ -199,6 +207,11 @@ def test_a_flag_that_is_printed_may_be_said_as_an_engine_argument(engine: str, f
     for value in values:
         words = [flag] if is_switch(flag) else [flag, value]
         more, more_pairs = BESIDE.get(flag, ([], []))
+        if engine == "sglang" and "lora" in flag:
+            at_flag = next((at for at, word in enumerate(STATED[0]) if word == flag), None)
+            name = flag.removeprefix("--").replace("-", "_")
+            more = [word for at, word in enumerate(STATED[0]) if at_flag is None or not 0 <= at - at_flag < len(words)]
+            more_pairs = [pair for pair in STATED[1] if not pair.startswith(f"{name}=")]
         command = read_command(f"{start} {shlex.join([*words, *more])}")
         assert not command.unknown + command.ignored, flag
         pair = f"{flag.removeprefix('--').replace('-', '_')}={'true' if is_switch(flag) else value}"

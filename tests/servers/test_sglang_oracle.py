@@ -102,12 +102,19 @@ class TestARelease:
         added = [later - earlier for earlier, later in itertools.pairwise([set(), *names])]
         assert added == [
             set(),
-            {"window_pools", "state_pools"},
+            {"window_pools", "state_pools", "adapter_pools"},
             {"reserve_by_parts"},
             {"datacenter_pages", "padded_host_pools"},
             {"prefill_graphs"},
             {"tracked_states", "decode_graph_flag"},
-            {"wider_small_gpus", "graphs_by_requests", "image_reservation", "request_windows", "drafts"},
+            {
+                "wider_small_gpus",
+                "graphs_by_requests",
+                "image_reservation",
+                "request_windows",
+                "drafts",
+                "expert_adapters",
+            },
         ]
         assert names[-1] == set(SGLANG_CHANGES)
 

@@ -12,7 +12,7 @@ from kvplan.servers.standing import Other, others
 READ: Final = {  # by what kvplan.servers.sglang.command makes of them
     "the model that is sized": "model_path model revision",
     "--prefill-attention-backend and --decode-attention-backend, where they are not given": "attention_backend",
-    "refused: adapters in SGLang are not modeled; leave them out": "enable_lora lora_paths",
+    "slots for LoRA adapters; their rank and modules must be stated": "enable_lora lora_paths",
     "speculative decoding; what of it is not sized is refused by name": """
         speculative_algorithm speculative_draft_model_path speculative_draft_model
     """,
@@ -82,6 +82,9 @@ NO_EFFECT: Final = {
     "images, videos and sounds of a request: nothing is set aside by their size": """
         limit_mm_data_per_request mm_process_config
     """,
+    "which adapter stays, and how its weights come; the slots are the same": """
+        lora_eviction_policy lora_strict_loading! lora_drain_wait_threshold enable_lora_overlap_loading!
+    """,
     "host memory": """
         mm_processor_worker_num mm_io_worker_num mm_preprocess_cache_size_mb trust_mm_content_hashes!
         enable_broadcast_mm_inputs_process! enable_adaptive_dispatch_to_encoder!
@@ -90,6 +93,7 @@ NO_EFFECT: Final = {
         hicache_storage_prefetch_retry_poll_interval hicache_storage_prefetch_retry_max_attempts
     """,
     "kernels: weights, states and KV are as large, and their workspaces lie outside the pool": """
+        lora_backend max_lora_chunk_size lora_use_virtual_experts!
         sampling_backend moe_runner_backend mm_attention_backend fp8_gemm_runner_backend fp8_gemm_backend
         fp4_gemm_runner_backend fp4_gemm_backend bf16_gemm_backend dsa_paged_mqa_logits_backend dsa_topk_backend
         dsa_triton_union enable_dsa_fused_indexer! enable_lean_attention! disable_flashinfer_autotune!
@@ -125,8 +129,6 @@ NO_EFFECT: Final = {
         deepep_dispatcher_output_dtype fuseep_mode flashinfer_a2a_dispatch_type mooncake_ib_device ep_join_mode
         elastic_ep_join_mode ep_join_rank_offset elastic_ep_join_rank_offset elastic_ep_initial_size
         elastic_ep_scale_timeout tbo_token_distribution_threshold
-        lora_eviction_policy lora_backend max_lora_chunk_size experts_shared_outer_loras!
-        lora_use_virtual_experts! lora_strict_loading! lora_drain_wait_threshold enable_lora_overlap_loading!
         int8_mamba_ckpt_size linear_replayssm_cache_len mm_global_cache_backend paged_experts_num_resident
         cp_strategy dcp_comm_backend kv_canary_real_data kv_canary_sweep_interval prefill_kv_cache_dequant_dtype
         modelopt_checkpoint_restore_path modelopt_checkpoint_save_path modelopt_export_path weight_cache_socket

@@ -37,6 +37,7 @@ DRAFT_PATHS: Final = ("speculative_draft_model_path", "speculative_draft_model")
 ALGORITHM: Final = "speculative_algorithm"
 ADAPTERS: Final = ("enable_lora", "lora_paths")
 SLOTS: Final = 8  # --max-loras-per-batch by default
+STATED: Final = {"max_lora_rank": "--max-lora-rank", "lora_target_modules": "--lora-target-modules"}
 KNOWN: Final = frozenset({*NAMES, *MODEL, *OTHERS, "revision", BACKEND, ALGORITHM, *DRAFT_PATHS, *ADAPTERS})
 
 
@@ -97,6 +98,10 @@ def over_adapters(command: ServeCommand, *, adapts: bool) -> None:
     """--enable-lora, or paths of adapters, make slots; without either their number counts for nothing."""
     if adapts:
         command.args.setdefault("max_loras", SLOTS)
+        if unstated := [flag for name, flag in STATED.items() if name not in command.args]:
+            command.refused["--enable-lora"] = (
+                f"SGLang takes {' and '.join(unstated)} from its adapters, which are not read; state them"
+            )
     elif command.args.pop("max_loras", None) is not None:
         command.notes.append("--from-command: --max-loras-per-batch without --enable-lora sets nothing aside")
 

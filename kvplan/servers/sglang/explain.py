@@ -56,7 +56,9 @@ def _budget(plan: Plan) -> Iterator[str]:
     )
     yield f"- weights {memory.weights:,} B"
     yield f"- buffers {memory.buffers:,} B = {plan.estimates['buffers'].formula}"
-    if images := memory.budget - memory.weights - memory.buffers - plan.available:
+    if memory.lora:
+        yield f"- adapters {memory.lora:,} B = {plan.estimates['lora'].formula}"
+    if images := memory.budget - memory.weights - memory.buffers - memory.lora - plan.available:
         yield f"- set aside for images {images:,} B"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
     reserved = memory.total - context.likely - memory.budget

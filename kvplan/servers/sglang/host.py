@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvplan.servers.host import HostRow
 from kvplan.servers.plans import Plan
-from kvplan.servers.sglang import hicache
+from kvplan.servers.sglang import adapters, hicache
 from kvplan.servers.sglang.pool import SglangPool
 
 COMPARED = "sglang 0.5.23's own host pool (tests/servers/test_hicache.py): equal"
@@ -12,6 +12,13 @@ COMPARED = "sglang 0.5.23's own host pool (tests/servers/test_hicache.py): equal
 
 def rows(plan: Plan) -> Iterator[HostRow]:
     args, release = plan.request.args, plan.request.release
+    if args.max_loras:
+        count = args.max_cpu_loras or args.max_loras
+        each = adapters.adapter_bytes(plan.request.spec, plan.settings, args)
+        bound = "at most " if args.max_cpu_loras else ""
+        open_end = "" if args.max_cpu_loras else ", and as much for each further one (--max-loaded-loras bounds them)"
+        how = f"{bound}{count:,} adapters x {each:,} B at rank {args.max_lora_rank}, whole in every process{open_end}"
+        yield HostRow("adapters", count * each, "rank", how, "sglang 0.5.23 srt/lora/lora.py", "")
     if not args.enable_hierarchical_cache or not isinstance(plan.pool, SglangPool):
         return
     ratio = args.hicache_ratio or hicache.RATIO

@@ -25,6 +25,7 @@ def command(plan: Plan) -> list[str]:
         "max_num_batched_tokens": settings.max_num_batched_tokens
         * (args.data_parallel_size if args.enable_dp_attention else 1),
         "block_size": page if page > 1 else None,
+        **({"max_lora_rank": args.max_lora_rank} if args.max_loras else {}),  # SGLang's default is its adapters'
         **_numbers(args),
         "kv_cache_dtype": KV_DTYPES.get(args.kv_cache_dtype, args.kv_cache_dtype),
     }

@@ -88,7 +88,6 @@ CURES = {  # of arguments that SGLang lacks
         "SGLang has one for each phase here",
         "give --prefill-attention-backend and --decode-attention-backend",
     ),
-    "max_loras": ("adapters in SGLang are not modeled", "leave them out"),
     "kv_offloading_size": ("SGLang's own is its hierarchical cache", "leave it out"),
     "kv_transfer_config": ("SGLang has no connectors of vLLM", "leave it out"),
 }
@@ -108,8 +107,6 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
             "is not one that is modeled for SGLang",
             "name a quantized checkpoint",
         )
-    if args.max_loras:
-        raise UsageError("--max-loras", *CURES["max_loras"])
     check_experts(spec, args)
     if args.block_size is not None and args.block_size not in PAGE_SIZES:
         raise UsageError(

@@ -9,7 +9,7 @@ from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.releases import SGLANG_SOURCE
-from kvplan.servers.sglang import drafts, hicache
+from kvplan.servers.sglang import adapters, drafts, hicache
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
@@ -44,6 +44,8 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     context = request.measured.get("context", overheads.context(gpu, args))
     in_use = overheads.in_use(gpu, request.memory_in_use)
     none = Estimate(0, 0, 0, KEPT_BACK, SGLANG_SOURCE, "exact")
+    graphs = sglang.decode_graphs(request.spec, gpu, args, request.release)
+    lora = adapters.lora(request.spec, settings, args, graphs)
     estimates = {
         "buffers": Estimate(
             loaded,
@@ -54,6 +56,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
             "formula",
         ),
         **{name: none for name in BUDGET_ROWS if name != "buffers"},
+        "lora": lora,
         "context": context,
         "in_use": in_use,
     }
@@ -68,7 +71,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
         budget,
         share(gpu.total_memory_high, context.low + in_use.low),
     )
-    low, likely, high = (end - resident - loaded - images for end in ends)
+    low, likely, high = (end - resident - loaded - lora.likely - images for end in ends)
     return Budget(max(0, budget), groups, estimates, (low, likely, high))
 
 
@@ -107,6 +110,7 @@ def size(request: Request) -> Sized:
         request = replace(request, args=replace(request.args, data_parallel_size=1))
     args, spec, gpu = request.args, request.spec, request.gpu
     sglang.check_model(spec, args, gpu.sm)
+    adapters.check(spec, args, request.release, gpu.sm)
     hicache.check(spec, args, drafts=drafts.speculates(args))
     check_load(request, settings.max_model_len)
     pool = sglang_pool.pool(spec, settings, args, gpu.sm, request.draft)
@@ -134,6 +138,7 @@ def size(request: Request) -> Sized:
         *sglang_pool.pool_notes(pool, spec, args, slots),
         *draft_notes(request, pool),
         *hicache.notes(args),
+        *adapters.notes(args),
         *replica_notes(args, replicas, ranks),
     ]
     return Sized(

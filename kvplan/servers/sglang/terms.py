@@ -36,6 +36,8 @@ TERMS = Terms(
         "pipeline_parallel_size": "--pp-size",
         "data_parallel_size": "--dp-size",
         "max_num_seqs": "--max-running-requests",
+        "max_loras": "--max-loras-per-batch",
+        "max_cpu_loras": "--max-loaded-loras",
         "max_num_batched_tokens": "--chunked-prefill-size",
         "enforce_eager": "--disable-cuda-graph",
     },
