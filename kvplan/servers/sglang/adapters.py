@@ -117,9 +117,9 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version, sm: int) -> None:
 
 def targets(spec: ModelSpec, args: EngineArgs) -> frozenset[str]:
     """SGLang's names of the modules that adapters may change."""
-    asked = (args.lora_target_modules or ALL).split(",")
+    names = (args.lora_target_modules or ALL).split(",")
     present = {module for module, _, _ in modules_of(spec)}
-    if asked == [ALL]:
+    if names == [ALL]:
         if spec.is_sparse_mla:
             raise UsageError(
                 "--lora-target-modules all", "SGLang fuses this model's index, and then refuses adapters of it",
@@ -130,21 +130,21 @@ def targets(spec: ModelSpec, args: EngineArgs) -> frozenset[str]:
                 "--lora-target-modules all", f"SGLang's q_proj of {spec.name} is not modeled", "name the modules"
             )
         return frozenset({*present, *TABLES})
-    if ALL in asked:
+    if ALL in names:
         raise UsageError("--lora-target-modules", "all stands alone", "leave the others out")
-    if strange := sorted({*asked} - {*CHOICES}):
+    if strange := sorted({*names} - {*CHOICES}):
         raise UsageError(
             f"--lora-target-modules {strange[0]}", "is no module that is modeled for SGLang",
             f"it has {', '.join(CHOICES)}",
         )  # fmt: skip
-    wanted = {NORMALIZED.get(name, name) for name in asked}
-    if lacking := sorted(wanted - present - {*TABLES}):
+    modules = {NORMALIZED.get(name, name) for name in names}
+    if lacking := sorted(modules - present - {*TABLES}):
         raise UsageError(
             f"--lora-target-modules {lacking[0]}",
             f"is no module of {spec.name}",
             f"it has {', '.join(sorted(present))}",
         )
-    return frozenset(wanted)
+    return frozenset(modules)
 
 
 @lru_cache(maxsize=256)
