@@ -60,6 +60,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "sweep_options.SweepOptions",
         "sweep.sweep",
     ),
+    "explore": Entry(
+        "Write one page to explore: sliders for users, context, GPUs and flags.",
+        "explore_options.ExploreOptions",
+        "explore.explore",
+    ),
     "recommend": Entry(
         "Find the cheapest GPUs and flags for a number of users.",
         "sweep_options.RecommendOptions",

@@ -13,6 +13,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "estimate": "kvplan estimate llama-3.1-8b --gpu a100-80g --ctx 32k",
         "recommend": "kvplan recommend qwen3-8b --users 100 --ctx 8k",
         "sweep": "kvplan sweep qwen3-8b --gpu l40s,h100-80g --ctx 8k,32k",
+        "explore": "kvplan explore qwen3-8b --gpu l40s,h100-80g",
         "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --rate 2",
         "diff": "kvplan diff qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k",
         "pack": "kvplan pack --gpu l40s --server 'qwen3-8b --max-model-len 16384' --server 'qwen3-0.6b --users 4'",
@@ -53,6 +54,10 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "sweep": (
         "kvplan sweep qwen3-8b --gpu h100-80g --tp 1,2,4 --ctx 32k",
         "kvplan sweep qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k --format csv",
+    ),
+    "explore": (
+        "kvplan explore qwen3-8b qwen3-8b-fp8 --gpu h100-80g --tp 1,2 -o qwen.html",
+        "kvplan explore llama-3.1-8b --gpu a100-80g --engine vllm --prices examples/prices.yaml",
     ),
     "why": (
         "kvplan why - < server.log",

@@ -120,7 +120,7 @@ def workload_options(options: WorkloadOptions, **changes: Any) -> WorkloadOption
     return WorkloadOptions(**(values | changes))
 
 
-def arguments_of(options: SweepOptions) -> dict[str, tuple[Any, ...]]:
+def arguments_of(options: WorkloadOptions) -> dict[str, tuple[Any, ...]]:
     """Engine arguments that are given, each with its values; what --engine-arg says of them must be the same."""
     axes: dict[str, tuple[Any, ...]] = {}
     pairs = engine_pairs(options)

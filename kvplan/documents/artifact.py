@@ -37,7 +37,7 @@ MODELLED = ("activations", "cuda_graphs", "non_torch", "context")
 
 def plan_document(plan: Plan) -> typed.PlanDocument:
     """One plan as JSON values (kvplan/plan@1)."""
-    memory, kv, concurrency = _memory(plan), _kv(plan), _concurrency(plan)
+    memory, kv, concurrency = memory_document(plan), kv_document(plan), concurrency_document(plan)
     words = serve_command(plan)
     return {
         "schema": "kvplan/plan@1",
@@ -52,7 +52,7 @@ def plan_document(plan: Plan) -> typed.PlanDocument:
         "host": _host(plan),
         "encoder": None if plan.encoder is None else cast("typed.Encoder", values(plan.encoder)),
         "parameters": _parameters(plan.request.spec),
-        "limits": _limits(plan),
+        "limits": limits_document(plan),
         "fixes": _fixes(plan),
         "assumptions": _assumptions(plan),
         "provenance": _provenance(plan, kv, concurrency),
@@ -154,7 +154,7 @@ def _workload(plan: Plan) -> typed.Workload:
 # --- memory, KV, users ------------------------------------------------------------------------------------------------
 
 
-def _memory(plan: Plan) -> typed.Memory:
+def memory_document(plan: Plan) -> typed.Memory:
     memory = plan.memory
     document: dict[str, Any] = {
         "total": memory.total,
@@ -178,7 +178,7 @@ def _memory(plan: Plan) -> typed.Memory:
     return cast("typed.Memory", document)
 
 
-def _kv(plan: Plan) -> typed.KvCache:
+def kv_document(plan: Plan) -> typed.KvCache:
     capacity = plan.capacity
     return {
         "max_model_len": capacity.max_model_len,
@@ -213,7 +213,7 @@ def _groups(plan: Plan) -> list[typed.Group]:
     return groups
 
 
-def _concurrency(plan: Plan) -> typed.Concurrency:
+def concurrency_document(plan: Plan) -> typed.Concurrency:
     """The users, and the server's own figure. A stated number of blocks has no range; where nothing fits all are 0."""
     answer = plan.concurrency
     return {
@@ -290,7 +290,7 @@ def _refusal(plan: Plan) -> typed.Refusal | None:
     return {"by": by, "text": text, "flag": None}
 
 
-def _limits(plan: Plan) -> list[typed.Limit]:
+def limits_document(plan: Plan) -> list[typed.Limit]:
     return [{"by": by, "text": text} for by, text in (_shortages(plan) if not plan.fits else _bounds(plan))]
 
 

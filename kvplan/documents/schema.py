@@ -37,6 +37,7 @@ DOCUMENTS: Final = {
     "gpu": ("listing", "GpuDocument"),
     "gpus": ("listing", "GpusDocument"),
     "workloads": ("listing", "WorkloadsDocument"),
+    "explorer": ("explorer", "ExplorerDocument"),
     "sweep": ("sweep", "SweepDocument"),
     "recommendation": ("recommendation", "RecommendationDocument"),
     "timed-recommendation": ("timed", "TimedRecommendationDocument"),

@@ -1,49 +1,27 @@
 """A report as one HTML file that needs nothing else: no network, no script, figures as inline SVG."""
 
-import re
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Any
-
-import jinja2
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table, Value, cell_text, words
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_figures import comparison_drawing, is_drawable, run_drawings
+from kvplan.report.templates import NO_BREAK, rendered_page
 
 SUMS = ("total", "reported", "not_reached_again", "held_before")
-NO_BREAK = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 
 def report_html(data: ReportData) -> str:
     """The whole page; everything of unknown origin is escaped by the template."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(unbroken=unbroken)
-    template = environment.from_string(files("kvplan.report").joinpath("run.html.jinja").read_text(encoding="utf-8"))
-    return template.render(
+    return rendered_page(
+        "run.html.jinja",
         title=printable(data.title, 300),
         runs=[shown_run(run, f"run-{i}") for i, run in enumerate(data.runs, 1)],
         comparison=None if data.comparison is None else shown_table(data.comparison, "all"),
         comparison_drawing=comparison_drawing(data),
         method=shown_table(data.method, "all"),
-        version=kvplan_version(),
     )
-
-
-def kvplan_version() -> str:
-    try:
-        return version("kvplan")
-    except PackageNotFoundError:
-        return "(not installed)"
-
-
-def unbroken(sentence: str) -> str:
-    """No line break between a number and its unit."""
-    return re.sub(r"(?<=\d) (?=(?:%|[KMGT]?i?B|s|W|MHz)(?!\w))", NO_BREAK, sentence)
 
 
 def shown_run(run: RunData, slug: str) -> Mapping[str, Any]:

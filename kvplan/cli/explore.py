@@ -1,0 +1,191 @@
+"""`kvplan explore`: a grid of plans as one page, in which sliders look answers up."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from kvplan.cli import output
+from kvplan.cli.asked import Asked, default_context, gpus_of, load_of, read, say
+from kvplan.cli.drawing import require_libraries
+from kvplan.cli.explore_options import ExploreOptions
+from kvplan.cli.options import WorkloadOptions, flag_of
+from kvplan.cli.sweep import arguments_of, parts, prices_of, workload_options
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.units import parse_tokens
+from kvplan.documents.explorer import EXPLORER, FULL, Axis, Chart, ExplorerDocument, chart
+from kvplan.planning.sweep import Grid
+from kvplan.servers.base import SERVERS, server_of, terms_of
+from kvplan.servers.engines import parse_engine
+
+if TYPE_CHECKING:
+    from kvplan.servers.releases import Version
+
+HTML = {".html": "html"}
+MOST_PLANS = 400_000  # 150 seconds and half of the largest page
+# What the page offers where nothing is stated.
+SPLITS = "1,2,4,8"
+KV_DTYPES = "auto,fp8"
+SHARES = tuple(round(0.80 + 0.02 * step, 2) for step in range(10))
+SHORTEST_CONTEXT, SHORTEST_MEAN = 2_048, 512
+LABELS = {
+    "gpu": "GPU",
+    "engine": "Server",
+    "max_model_len": "Context length",
+    "mean_tokens": "Mean tokens of a request",
+    "tensor_parallel_size": "Tensor parallel size",
+    "kv_cache_dtype": "KV cache dtype",
+    "gpu_memory_utilization": "GPU memory utilization",
+    "mem_fraction_static": "Static memory fraction",
+}
+SHARE_NAMES = {terms_of(name).share_argument for name in SERVERS}
+
+
+def explore(options: ExploreOptions) -> int:
+    """Write the page; its path and what it holds on standard output."""
+    with output.report_files([options.output], "--output", HTML, force=options.force) as files:
+        require_libraries("explore", "jinja2")
+        document = explorer_document(options)
+        from kvplan.report.explorer_html import explorer_html
+
+        files[0].save(explorer_html(document, command_of(options)))
+        names = ", ".join(dict.fromkeys(chart["model"] for chart in document["charts"]))
+        output.write(f"{files[0].shown}: {document['plans']:,} plans of {names}; open it in a browser")
+    return 0
+
+
+def command_of(options: ExploreOptions) -> str:
+    """The command, for the page's foot; what is as by default is left out."""
+    words = ["kvplan", "explore", *(options.model or [])]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value != field.default and field.name not in ("model", "output", "force", "quiet"):
+            words += [flag_of(field.name), ",".join(value) if isinstance(value, list) else str(value)]
+    return shlex.join(words)
+
+
+def explorer_document(options: ExploreOptions) -> ExplorerDocument:
+    """A chart for each model and server that can be planned; raises the first error where there is none."""
+    if not options.model:
+        raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
+    releases = [parse_engine(text) for text in parts(options.engine, "--engine") or SERVERS]
+    asked, charts, errors, plans = Asked([], 0), list[Chart](), list[KvplanError](), 0
+    names: set[str] = set()
+    for model in dict.fromkeys(options.model):
+        for release in dict.fromkeys(releases):
+            try:
+                grid, axes = grid_of(options, model, release, asked)
+            except KvplanError as error:
+                errors.append(error)
+                continue
+            plans += grid.count
+            if plans > MOST_PLANS:
+                raise UsageError("explore", f"more than {MOST_PLANS:,} plans", "name fewer models, GPUs or values")
+            charts.append(chart(grid.requests[0].spec.name, release.label, grid, axes))
+            names |= {request.gpu.name for request in grid.requests}
+    if not charts:
+        raise errors[0]
+    asked.warnings += [f"left out: {error}" for error in errors]
+    prices = prices_of(options.prices, names, asked)
+    say(asked, quiet=options.quiet)
+    return {"schema": EXPLORER, "plans": plans, "charts": charts, "prices": prices.per_hour if prices else None}
+
+
+# --- a grid -----------------------------------------------------------------------------------------------------------
+
+
+def grid_of(options: ExploreOptions, model: str, release: "Version", asked: Asked) -> tuple[Grid, list[Axis]]:
+    """The combinations of one model on one server, and their axes as the page names them."""
+    gpus_of(options)  # which refuses a number of GPUs: --tp says it
+    stated = arguments_of(options)
+    plain = workload_options(
+        options, model=model, engine=release.label, mean_tokens=None, max_model_len=None, **dict.fromkeys(stated)
+    )
+    asked_for = with_contexts(plain, options)
+    found = read(asked_for, lambda context, spec: load_of(asked_for, context, spec))
+    contexts = len(found.requests) // found.num_gpus
+    requests = [found.requests[c * found.num_gpus + g] for g in range(found.num_gpus) for c in range(contexts)]
+    arguments = choices(options, stated, terms_of(release.engine).share_argument)
+    longest = max(request.args.max_model_len or 0 for request in requests)
+    grid = Grid(
+        requests=tuple(replace(request, load=replace(request.load, mean_tokens=None)) for request in requests),
+        shape=(1, found.num_gpus, contexts),
+        means=means_of(options, longest),  # type: ignore[arg-type] # None is a request as long as the context
+        arguments=arguments,
+    )
+    asked.notes += found.notes
+    asked.warnings += found.warnings
+    return grid, axes_of(grid, release)
+
+
+def with_contexts(plain: WorkloadOptions, options: ExploreOptions) -> WorkloadOptions:
+    """The options with the contexts stated, or with powers of two up to the model's own."""
+    if options.max_model_len is not None:
+        return workload_options(plain, max_model_len=options.max_model_len)
+    longest = default_context(read(plain).requests[0])
+    return workload_options(plain, max_model_len=[str(tokens) for tokens in doubled(SHORTEST_CONTEXT, longest)])
+
+
+def doubled(first: int, last: int) -> list[int]:
+    """first, twice that, and so on below last, and last."""
+    values = []
+    while first < last:
+        values.append(first)
+        first *= 2
+    return [*values, last]
+
+
+def choices(options: ExploreOptions, stated: dict[str, tuple[Any, ...]], share: str) -> dict[str, tuple[Any, ...]]:
+    """Engine arguments and their values: those stated, and the usual ones of three that nobody stated."""
+    shares = stated.pop("gpu_memory_utilization", None) or SHARES
+    usual = {
+        "tensor_parallel_size": tuple(map(int, SPLITS.split(","))),
+        "kv_cache_dtype": tuple(KV_DTYPES.split(",")),
+        share: shares,
+    }
+    return usual | stated
+
+
+def means_of(options: ExploreOptions, longest: int) -> tuple[int | None, ...]:
+    """Mean lengths: those stated, or powers of two; and requests as long as the context."""
+    stated = parts(options.mean_tokens, "--mean-tokens")
+    if stated:
+        return (*dict.fromkeys(parse_tokens(text, "--mean-tokens") for text in stated), None)
+    return (*doubled(SHORTEST_MEAN, max(SHORTEST_MEAN, longest))[:-1], None)
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+
+
+def axes_of(grid: Grid, release: "Version") -> list[Axis]:
+    """An axis for each of grid.sizes, in that order; the page opens at the server's own share of the memory."""
+    contexts = grid.shape[2]
+    gpus = [request.gpu.name for request in grid.requests[::contexts]]
+    lengths = [tokens_text(request.args.max_model_len) for request in grid.requests[:contexts]]
+    means = [FULL if mean is None else tokens_text(mean) for mean in grid.means]
+    share = server_of(release.engine).settings(grid.requests[0]).gpu_memory_utilization
+    return [
+        axis("model", [grid.requests[0].spec.name]),
+        axis("gpu", gpus),
+        axis("engine", [release.label]),
+        *(
+            axis(name, [str(value) for value in values], nearest(values, share) if name in SHARE_NAMES else 0)
+            for name, values in grid.arguments.items()
+        ),
+        axis("max_model_len", lengths, len(lengths) // 2),
+        axis("mean_tokens", means, len(means) - 1),
+    ]
+
+
+def axis(name: str, values: list[str], start: int = 0) -> Axis:
+    label = LABELS.get(name, name.replace("_", " ").capitalize())
+    return {"name": name, "label": label, "values": values, "start": start}
+
+
+def nearest(values: Sequence[float], value: float) -> int:
+    """Index of the value that is nearest."""
+    return min(range(len(values)), key=lambda index: abs(values[index] - value))
+
+
+def tokens_text(tokens: object) -> str:
+    return f"{tokens:,}" if isinstance(tokens, int) else str(tokens)

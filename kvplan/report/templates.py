@@ -1,0 +1,37 @@
+"""The HTML pages' templates: one environment, one style sheet, one guard against text of unknown origin."""
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+NO_BREAK = "\N{NO-BREAK SPACE}"  # between a number and its unit
+
+
+def rendered_page(template: str, **values: Any) -> str:
+    """A template of this folder, filled in; every value is escaped but where the template says `safe`."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(unbroken=unbroken)
+    page = environment.from_string(source_of(template))
+    return page.render(style=source_of("page.css"), version=kvplan_version(), **values)
+
+
+def source_of(name: str) -> str:
+    """The text of a file beside this one."""
+    return files("kvplan.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def kvplan_version() -> str:
+    try:
+        return version("kvplan")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def unbroken(sentence: str) -> str:
+    """No line break between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|[KMGT]?i?B|s|W|MHz)(?!\w))", NO_BREAK, sentence)
