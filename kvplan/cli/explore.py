@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
-from kvplan.cli.asked import Asked, default_context, gpus_of, load_of, read, say
 from kvplan.cli.drawing import require_libraries
 from kvplan.cli.explore_options import ExploreOptions
+from kvplan.cli.inputs import Inputs, default_context, gpus_of, load_of, read, say
 from kvplan.cli.options import WorkloadOptions, flag_of
 from kvplan.cli.sweep import arguments_of, parts, prices_of, workload_options
 from kvplan.core.errors import KvplanError, UsageError
@@ -50,7 +50,7 @@ def explore(options: ExploreOptions) -> int:
 
         files[0].save(explorer_html(document, command_of(options)))
         names = ", ".join(dict.fromkeys(chart["model"] for chart in document["charts"]))
-        output.write(f"{files[0].shown}: {document['plans']:,} plans of {names}; open it in a browser")
+        output.write(f"{files[0].label}: {document['plans']:,} plans of {names}; open it in a browser")
     return 0
 
 
@@ -69,12 +69,12 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
     if not options.model:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     releases = [parse_engine(text) for text in parts(options.engine, "--engine") or SERVERS]
-    asked, charts, errors, plans = Asked([], 0), list[Chart](), list[KvplanError](), 0
+    reading, charts, errors, plans = Inputs([], 0), list[Chart](), list[KvplanError](), 0
     names: set[str] = set()
     for model in dict.fromkeys(options.model):
         for release in dict.fromkeys(releases):
             try:
-                grid, axes = grid_of(options, model, release, asked)
+                grid, axes = grid_of(options, model, release, reading)
             except KvplanError as error:
                 errors.append(error)
                 continue
@@ -85,36 +85,36 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
             names |= {request.gpu.name for request in grid.requests}
     if not charts:
         raise errors[0]
-    asked.warnings += [f"left out: {error}" for error in errors]
-    prices = prices_of(options.prices, names, asked)
-    say(asked, quiet=options.quiet)
+    reading.warnings += [f"left out: {error}" for error in errors]
+    prices = prices_of(options.prices, names, reading)
+    say(reading, quiet=options.quiet)
     return {"schema": EXPLORER, "plans": plans, "charts": charts, "prices": prices.per_hour if prices else None}
 
 
 # --- a grid -----------------------------------------------------------------------------------------------------------
 
 
-def grid_of(options: ExploreOptions, model: str, release: "Version", asked: Asked) -> tuple[Grid, list[Axis]]:
+def grid_of(options: ExploreOptions, model: str, release: "Version", reading: Inputs) -> tuple[Grid, list[Axis]]:
     """The combinations of one model on one server, and their axes as the page names them."""
     gpus_of(options)  # which refuses a number of GPUs: --tp says it
     stated = arguments_of(options)
     plain = workload_options(
         options, model=model, engine=release.label, mean_tokens=None, max_model_len=None, **dict.fromkeys(stated)
     )
-    asked_for = with_contexts(plain, options)
-    found = read(asked_for, lambda context, spec: load_of(asked_for, context, spec))
-    contexts = len(found.requests) // found.num_gpus
-    requests = [found.requests[c * found.num_gpus + g] for g in range(found.num_gpus) for c in range(contexts)]
+    stated_options = with_contexts(plain, options)
+    given = read(stated_options, lambda context, spec: load_of(stated_options, context, spec))
+    contexts = len(given.requests) // given.num_gpus
+    requests = [given.requests[c * given.num_gpus + g] for g in range(given.num_gpus) for c in range(contexts)]
     arguments = choices(options, stated, terms_of(release.engine).share_argument)
     longest = max(request.args.max_model_len or 0 for request in requests)
     grid = Grid(
         requests=tuple(replace(request, load=replace(request.load, mean_tokens=None)) for request in requests),
-        shape=(1, found.num_gpus, contexts),
+        shape=(1, given.num_gpus, contexts),
         means=means_of(options, longest),  # type: ignore[arg-type] # None is a request as long as the context
         arguments=arguments,
     )
-    asked.notes += found.notes
-    asked.warnings += found.warnings
+    reading.notes += given.notes
+    reading.warnings += given.warnings
     return grid, axes_of(grid, release)
 
 

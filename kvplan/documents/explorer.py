@@ -100,13 +100,13 @@ def figures(answer: Plan, command: str) -> dict[str, Any]:
         "kv": kv_document,
         "concurrency": concurrency_document,
     }
-    found: dict[str, Any] = {ERROR: None, "fits": answer.fits, "deficit": answer.deficit}
+    record: dict[str, Any] = {ERROR: None, "fits": answer.fits, "deficit": answer.deficit}
     for key, names in FIGURES.items():
         part = documents[key](answer)
-        found |= {f"{key}.{name}": part[name] for name in names}
-    found["limits.0.text"] = limits_document(answer)[0]["text"]
-    found["flags.command"] = command if answer.fits else None
-    return found
+        record |= {f"{key}.{name}": part[name] for name in names}
+    record["limits.0.text"] = limits_document(answer)[0]["text"]
+    record["flags.command"] = command if answer.fits else None
+    return record
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -121,14 +121,14 @@ def shared_text(value: Any, texts: dict[str, int]) -> Any:
 
 def packed(values: Sequence[Any], sizes: Sequence[int]) -> Column:
     """The values without the axes that change none of them; a missing one is equal to all."""
-    axes, kept, shape = list(range(len(sizes))), list(values), list(sizes)
+    axes, remaining, shape = list(range(len(sizes))), list(values), list(sizes)
     for axis in range(len(sizes)):
         place = axes.index(axis)
-        merged = without(kept, shape, place)
+        merged = without(remaining, shape, place)
         if merged is not None:
-            kept = merged
+            remaining = merged
             del axes[place], shape[place]
-    return {"axes": axes, "values": [None if value is MISSING else value for value in kept]}
+    return {"axes": axes, "values": [None if value is MISSING else value for value in remaining]}
 
 
 def without(values: Sequence[Any], shape: Sequence[int], axis: int) -> list[Any] | None:

@@ -8,7 +8,7 @@ const SELECTED = ["gpu", "kv_cache_dtype", "quantization", "dtype", "tensor_para
 const USERS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
 const number = new Intl.NumberFormat("en-US");
 const byId = (id) => document.getElementById(id);
-const state = { chart: 0, asked: [], digits: [], users: 0 }; // digits: what is shown of what is asked for
+const state = { chart: 0, chosenDigits: [], digits: [], users: 0 }; // digits: the possible position nearest to the chosen one
 let data = null;
 
 function element(name, attributes, ...children) {
@@ -41,13 +41,13 @@ function possible(digits) {
 const axes = () => data.charts[state.chart].axes;
 const place = (name) => axes().findIndex((axis) => axis.name === name);
 const chosen = (name) => axes()[place(name)].values[state.digits[place(name)]];
-const wanted = () => USERS[state.users];
+const numUsers = () => USERS[state.users];
 
 // "yes", "no" or "close": whether the plan serves the users wanted; null where there is no plan.
 function verdict(digits = state.digits) {
   if (value("error", digits) !== null) return null;
-  if (!value("fits", digits) || value("concurrency.users_high", digits) < wanted()) return "no";
-  return value("concurrency.users_low", digits) >= wanted() ? "yes" : "close";
+  if (!value("fits", digits) || value("concurrency.users_high", digits) < numUsers()) return "no";
+  return value("concurrency.users_low", digits) >= numUsers() ? "yes" : "close";
 }
 
 function gib(bytes) { // as Python rounds: an exact half to the even digit
@@ -60,9 +60,9 @@ function gib(bytes) { // as Python rounds: an exact half to the even digit
 // --- showing ---------------------------------------------------------------------------------------------------------
 
 function datum(path, text) {
-  const shown = element("data", { "data-path": path, value: String(value(path)) });
-  shown.textContent = text;
-  return shown;
+  const field = element("data", { "data-path": path, value: String(value(path)) });
+  field.textContent = text;
+  return field;
 }
 
 function answerText() {
@@ -76,10 +76,10 @@ function answerText() {
   const length = chosen("mean_tokens") === data.full ? `${chosen("max_model_len")} tokens each` : `${chosen("mean_tokens")} tokens on average`;
   const serves = `${where} serves ${number.format(likely)}${range} at ${length}`;
   const each = low || likely;
-  const servers = each ? Math.ceil(wanted() / each) : 0;
-  const more = servers > 1 ? `; ${number.format(wanted())} users need ${number.format(servers)} such servers` : "";
-  const word = { yes: `Yes, ${number.format(wanted())} ${wanted() > 1 ? "users fit" : "user fits"}`,
-    no: `No, ${number.format(wanted())} users do not fit on one server`, close: "Too close to call" }[verdict()];
+  const servers = each ? Math.ceil(numUsers() / each) : 0;
+  const more = servers > 1 ? `; ${number.format(numUsers())} users need ${number.format(servers)} such servers` : "";
+  const word = { yes: `Yes, ${number.format(numUsers())} ${numUsers() > 1 ? "users fit" : "user fits"}`,
+    no: `No, ${number.format(numUsers())} users do not fit on one server`, close: "Too close to call" }[verdict()];
   return `${word}: ${serves}${more}.${priceText(servers)}`;
 }
 
@@ -146,14 +146,14 @@ function showReach() {
   body.replaceChildren();
   axes().forEach((axis, index) => {
     if (axis.values.length < 2) return;
-    const serving = axis.values.filter((_, digit) => ["yes", "close"].includes(verdict(possible(state.asked.with(index, digit)))));
+    const serving = axis.values.filter((_, digit) => ["yes", "close"].includes(verdict(possible(state.chosenDigits.with(index, digit)))));
     body.append(element("tr", {}, element("th", { scope: "row" }, axis.label), element("td", { class: "n" }, axis.values[state.digits[index]]),
       element("td", {}, serving.length === axis.values.length ? "all values" : serving.join(" · ") || "none")));
   });
 }
 
 function show() {
-  state.digits = possible(state.asked);
+  state.digits = possible(state.chosenDigits);
   const isPlanned = value("error") === null;
   byId("answer").textContent = answerText();
   byId("answer").classList.toggle("no", verdict() !== "yes");
@@ -167,22 +167,22 @@ function show() {
   const mean = document.querySelector('[name="mean_tokens"]');
   if (mean) mean.closest("label").querySelector(".value").textContent = chosen("mean_tokens");
   const words = axes().map((axis, index) => [axis.name, axis.values[state.digits[index]]]);
-  history.replaceState(null, "", `#${new URLSearchParams([...words, ["users", wanted()]])}`);
+  history.replaceState(null, "", `#${new URLSearchParams([...words, ["users", numUsers()]])}`);
 }
 
 // --- choosing --------------------------------------------------------------------------------------------------------
 
 function control(label, name, values, digit, asList, choose) {
-  const shown = element("span", { class: "value" }, values[digit]);
-  const title = element("span", { class: "name" }, label, ...(asList ? [] : [shown]));
-  if (values.length < 2) return element("div", { class: "fixed" }, element("span", { class: "name" }, label, shown));
+  const field = element("span", { class: "value" }, values[digit]);
+  const title = element("span", { class: "name" }, label, ...(asList ? [] : [field]));
+  if (values.length < 2) return element("div", { class: "fixed" }, element("span", { class: "name" }, label, field));
   const input = asList
     ? element("select", { name }, ...values.map((text, index) => element("option", { value: index }, text)))
     : element("input", { type: "range", name, min: 0, max: values.length - 1, step: 1 });
   input.value = digit;
-  const told = () => { if (!asList) input.setAttribute("aria-valuetext", values[Number(input.value)]); };
-  told();
-  input.addEventListener("input", () => { shown.textContent = values[Number(input.value)]; told(); choose(Number(input.value)); });
+  const announce = () => { if (!asList) input.setAttribute("aria-valuetext", values[Number(input.value)]); };
+  announce();
+  input.addEventListener("input", () => { field.textContent = values[Number(input.value)]; announce(); choose(Number(input.value)); });
   return element("label", {}, title, input);
 }
 
@@ -192,15 +192,15 @@ function build() {
   form.replaceChildren(
     control("Model and server", "chart", names, state.chart, true, (index) => { turnTo(index); build(); show(); }),
     control("Users at once", "users", USERS.map(String), state.users, false, (index) => { state.users = index; show(); }),
-    ...settings.map(([axis, index]) => control(axis.label, axis.name, axis.values, state.asked[index], SELECTED.includes(axis.name),
-      (digit) => { state.asked[index] = digit; show(); })));
+    ...settings.map(([axis, index]) => control(axis.label, axis.name, axis.values, state.chosenDigits[index], SELECTED.includes(axis.name),
+      (digit) => { state.chosenDigits[index] = digit; show(); })));
 }
 
 // Another chart at the same settings, as far as it has them.
 function turnTo(index) {
-  const before = state.asked.length ? new Map(axes().map((axis, i) => [axis.name, axis.values[state.asked[i]]])) : new Map();
+  const before = state.chosenDigits.length ? new Map(axes().map((axis, i) => [axis.name, axis.values[state.chosenDigits[i]]])) : new Map();
   state.chart = index;
-  state.asked = axes().map((axis) => Math.max(axis.values.indexOf(before.get(axis.name)), -1))
+  state.chosenDigits = axes().map((axis) => Math.max(axis.values.indexOf(before.get(axis.name)), -1))
     .map((digit, i) => (digit < 0 ? axes()[i].start : digit));
 }
 
@@ -211,7 +211,7 @@ function readAddress() {
   turnTo(Math.max(index, 0));
   axes().forEach((axis, i) => {
     const digit = axis.values.indexOf(words.get(axis.name));
-    if (digit >= 0) state.asked[i] = digit;
+    if (digit >= 0) state.chosenDigits[i] = digit;
   });
   const usersIndex = USERS.indexOf(Number(words.get("users") ?? 16));
   state.users = Math.max(usersIndex, 0);
