@@ -13,7 +13,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "estimate": "kvplan estimate llama-3.1-8b --gpu a100-80g --ctx 32k",
         "recommend": "kvplan recommend qwen3-8b --users 100 --ctx 8k",
         "sweep": "kvplan sweep qwen3-8b --gpu l40s,h100-80g --ctx 8k,32k",
-        "explore": "kvplan explore qwen3-8b --gpu l40s,h100-80g",
+        "explore": "kvplan explore qwen3-8b --gpu l40s --ctx 8k,32k",
         "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --rate 2",
         "diff": "kvplan diff qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k",
         "pack": "kvplan pack --gpu l40s --server 'qwen3-8b --max-model-len 16384' --server 'qwen3-0.6b --users 4'",
@@ -56,8 +56,8 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         "kvplan sweep qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k --format csv",
     ),
     "explore": (
-        "kvplan explore qwen3-8b qwen3-8b-fp8 --gpu h100-80g --tp 1,2 -o qwen.html",
-        "kvplan explore llama-3.1-8b --gpu a100-80g --engine vllm --prices examples/prices.yaml",
+        "kvplan explore qwen3-8b qwen3-8b-fp8 --gpu h100-80g --tp 1,2 --ctx 32k -o qwen.html",
+        "kvplan explore llama-3.1-8b --gpu a100-80g --engine vllm --tp 1 --ctx 4k,16k",
     ),
     "why": (
         "kvplan why - < server.log",
