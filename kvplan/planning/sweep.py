@@ -4,28 +4,21 @@ Combinations are numbered, so that any of them is made again from its number: a 
 numbers, and nothing grows with the size of the sweep. Above some thousands, worker processes share them.
 """
 
-import os
-import signal
-import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kvplan.core.errors import EnvironmentProblem, KvplanError, UnsupportedModelError, UsageError
+from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.field_types import Count, Number, Size
+from kvplan.core.processes import cores, in_order
 from kvplan.core.units import format_bytes
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.user_counts import num_gpus
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.rules import EngineArgs
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 MOST_COMBINATIONS = 2_000_000
 WORTH_PROCESSES = 4_000  # combinations below which starting processes costs more than it saves: 0.3 s
@@ -238,13 +231,6 @@ def _impossible(request: Request, reason: str) -> Row:
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def all_rows(grid: Grid, jobs: int | None = None, chunk: int | None = None) -> Iterator[list[Row]]:
     """Every row in the order of the numbers, chunk by chunk; `jobs` processes, none beside this one for a small sweep.
 
@@ -253,75 +239,14 @@ def all_rows(grid: Grid, jobs: int | None = None, chunk: int | None = None) -> I
     jobs = cores() if jobs is None else jobs
     slow = any(request.load.lengths is not None for request in grid.requests)
     chunk = chunk or (SLOW_CHUNK if slow else CHUNK)
+    parts = ((start, start + chunk) for start in range(0, grid.count, chunk))
     if jobs < 2 or grid.count <= (SLOW_CHUNK if slow else WORTH_PROCESSES):
-        for start in range(0, grid.count, chunk):
-            yield grid.rows(start, start + chunk)
-        return
-    yield from _shared_rows(grid, jobs, chunk)
+        return in_order(_rows, grid, parts, 1, name="sweep")
+    return in_order(_rows, portable(grid), parts, jobs, name="sweep")
 
 
-def _shared_rows(grid: Grid, jobs: int, chunk: int) -> Iterator[list[Row]]:
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _work_on, (portable(grid),))
-    waiting: deque[Future[list[Row]]] = deque()
-    starts = iter(range(0, grid.count, chunk))
-    try:
-        with _interrupts_held():  # the terminal's interrupt is this process's to handle: it ends the others
-            for _, start in zip(range(2 * jobs), starts, strict=False):  # in this order none is lost
-                waiting.append(pool.submit(_work, start, start + chunk))
-        while waiting:
-            rows = waiting.popleft().result()
-            for start in starts:  # as many are under way as before: results do not pile up
-                waiting.append(pool.submit(_work, start, start + chunk))
-                break
-            yield rows
-    except BrokenProcessPool as error:
-        raise EnvironmentProblem(
-            "sweep", "a worker process ended early (out of memory?)", "free memory or use --jobs 1"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Interrupts wait inside, where the system can hold them; processes started inside never get one."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_grid: Grid | None = None  # of a worker process
-
-
-def _work_on(grid: Grid) -> None:
-    """A worker's first step: its grid, no interrupts, and an end when the parent is gone."""
-    global _grid
-    import multiprocessing
-
-    _grid = grid
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def follow() -> None:
-            parent.join()
-            os._exit(1)
-
-        threading.Thread(target=follow, daemon=True).start()
-
-
-def _work(start: int, stop: int) -> list[Row]:
-    assert _grid is not None
-    return _grid.rows(start, stop)
+def _rows(grid: Grid, part: tuple[int, int]) -> list[Row]:
+    return grid.rows(*part)
 
 
 def _no_decoder() -> Decoder:
@@ -329,17 +254,21 @@ def _no_decoder() -> Decoder:
 
 
 def portable(grid: Grid) -> Grid:
-    """The same grid for another process: a spec's reader of its decoder cannot be sent and is not needed."""
+    """The same grid for another process."""
+    return replace(grid, requests=portable_requests(grid.requests))
+
+
+def portable_requests(requests: Iterable[Request]) -> tuple[Request, ...]:
+    """The same for another process: a spec's reader of its decoder cannot be sent and is not needed."""
     specs: dict[int, ModelSpec] = {}
 
     def sent(spec: ModelSpec) -> ModelSpec:
         return specs.setdefault(id(spec), replace(spec, read_decoder=_no_decoder, config={}))
 
-    requests = tuple(
+    return tuple(
         replace(request, spec=sent(request.spec), draft=None if request.draft is None else sent(request.draft))
-        for request in grid.requests
+        for request in requests
     )
-    return replace(grid, requests=requests)
 
 
 # --- values that no combination can use -------------------------------------------------------------------------------

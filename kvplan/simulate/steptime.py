@@ -411,6 +411,21 @@ class AtLeast:
         return max(self.least_s, self.base.seconds(work))
 
 
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Another step time, every step longer or shorter by a factor."""
+
+    base: StepTime
+    factor: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.base.text}; times {self.factor:g}"
+
+    def seconds(self, work: StepWork) -> float:
+        return self.factor * self.base.seconds(work)
+
+
 def outside(step_time: StepTime) -> tuple[float, float, float]:
     """Seconds that a request, each other one beside it, and each token of its prompt spend outside of the steps; none
     of steps that were measured.
@@ -418,7 +433,7 @@ def outside(step_time: StepTime) -> tuple[float, float, float]:
     match step_time:
         case Roofline(request_s=request_s, crowd_s=crowd_s, prompt_token_s=prompt_token_s):
             return request_s, crowd_s, prompt_token_s
-        case AtLeast(base=base):
+        case AtLeast(base=base) | Scaled(base=base):
             return outside(base)
         case _:
             return 0.0, 0.0, 0.0

@@ -1,0 +1,178 @@
+"""A load that is sought, and what a setting serves of it in closed form."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil, inf
+from typing import Final, Literal
+
+from kvplan.core.errors import KvplanError
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.simulate import ranges
+from kvplan.simulate.constants import Constants
+from kvplan.simulate.settings import Setting
+from kvplan.simulate.setup import check
+from kvplan.simulate.slo import Promise
+from kvplan.simulate.steptime import Shares, StepTime, attention_kinds, outside, roofline, step_time
+from kvplan.simulate.work import StepWork
+from kvplan.workloads.trace import TraceRequest
+
+SAMPLE: Final = 500  # requests whose mean lengths stand for the load in the closed form
+How = Literal["rate", "users", "at once"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests and how they come, to all servers together; their number is sought, or given.
+
+    rows       requests in order, their arrivals at one request per second
+    how        "rate": at a rate that is sought; "users": of so many who each wait for an answer; "at once": all
+    users      of "users"; think_s, ramp_s theirs; first_counts: whether each user's first request is judged
+    run_len    tokens that one prefix id of a request stands for
+    constants  in place of the fitted ones
+    """
+
+    rows: tuple[TraceRequest, ...]
+    how: How
+    promises: tuple[Promise, ...]
+    users: int = 0
+    think_s: float = 0.0
+    ramp_s: float = 0.0
+    first_counts: bool = True
+    run_len: int | None = None
+    calibration: str | None = None
+    constants: Constants | None = None
+
+    def times(self, made: Plan) -> StepTime:
+        if self.constants is not None:
+            return roofline(made, Shares(), (), self.constants)
+        return step_time(made, Shares(), self.calibration)
+
+    def ranges(self, made: Plan) -> ranges.Ranges:
+        return ranges.modeled(made) if self.calibration is None else ranges.measured()
+
+
+# --- the closed form --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Tokens of a request; computed: of its prompt, where prefixes are cached."""
+
+    prompt: float
+    output: float
+    computed: float
+
+
+def means_of(rows: Sequence[TraceRequest], run_len: int | None) -> Means:
+    """Of the first requests; a prefix that was seen before is taken to be cached."""
+    sample = list(islice(rows, SAMPLE))
+    prompt = sum(row.prompt_tokens for row in sample) / len(sample)
+    output = sum(row.output_tokens for row in sample) / len(sample)
+    seen: set[tuple[int, ...]] = set()
+    cached = 0
+    for row in sample:
+        known = max((n for n in range(1, len(row.prefix_ids) + 1) if row.prefix_ids[:n] in seen), default=0)
+        cached += min(known * (run_len or 0), row.prompt_tokens - 1)
+        seen.update(row.prefix_ids[:n] for n in range(1, len(row.prefix_ids) + 1))
+    return Means(prompt, output, prompt - cached / len(sample))
+
+
+@dataclass(frozen=True, slots=True)
+class Rated:
+    """A setting in closed form: requests per second of all servers, those decoding in one, seconds per token."""
+
+    setting: Setting
+    rate: float
+    running: float
+    tpot: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a setting cannot be."""
+
+    setting: Setting
+    reason: str
+
+
+def rated(shared: tuple[Request, Demand, Means], setting: Setting) -> Rated | Refused:
+    """One setting, planned; no rate where its times miss a promise however few requests come."""
+    base, demand, means = shared
+    try:
+        made = plan(setting.request(base))
+        check(made)
+        times = demand.times(made)
+    except KvplanError as error:
+        return Refused(setting, error.problem)
+    return steady(setting, made, times, demand, means)
+
+
+def steady(setting: Setting, made: Plan, times: StepTime, demand: Demand, means: Means) -> Rated:
+    """Steps in which a constant number of requests decode, some of which compute a prompt's chunk beside.
+
+    With users, or all at once, as many decode as there can be; at a rate the number that serves most within the
+    promises.
+    """
+    settings = made.settings
+    held = made.pool.held(max(1, round(means.prompt + means.output / 2)))
+    most = max(1.0, min(settings.max_num_seqs, made.capacity.num_blocks / max(1, held)))
+    computed = means.computed if settings.prefix_caching else means.prompt
+    limits = {name: min((it.limit for it in demand.promises if it.metric == name), default=inf) for name in LIMITED}
+    best = Rated(setting, 0.0, 0.0, inf)
+    if demand.how == "users":
+        most = min(most, max(1.0, demand.users / setting.replicas))
+    counts = (most,) if demand.how != "rate" else tuple(up_to(most))
+    for count in counts:
+        each = step(made, times, means, count, computed)
+        if each is None or each.tpot > limits["tpot"]:
+            break
+        if demand.how == "rate" and each.first > limits["ttft"]:
+            break
+        rate = setting.replicas * count / (max(1.0, means.output) * each.tpot)
+        if rate > best.rate:
+            best = Rated(setting, rate, count, each.tpot)
+    return best
+
+
+LIMITED: Final = ("tpot", "ttft")
+
+
+def up_to(most: float) -> Iterator[float]:
+    count = 1.0
+    while count < most:
+        yield count
+        count = count * 1.1 if count >= 10 else count + 1
+    yield most
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Seconds of a token, and of the first one where nobody waits."""
+
+    tpot: float
+    first: float
+
+
+def step(made: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step | None:
+    """The mean step with so many requests decoding; None where a step cannot hold the prompts that come meanwhile."""
+    room = made.settings.max_num_batched_tokens - count
+    each_step = computed * count / max(1.0, means.output)  # prompt tokens for every token of an answer
+    if room < 1 or each_step > room:
+        return None
+    chunks = ceil(computed / room)
+    share = min(1.0, chunks * count / max(1.0, means.output))  # of the steps that compute a prompt's chunk
+    mixed = times.seconds(work(made, means, count, max(computed / chunks, each_step), computed))
+    plain = times.seconds(work(made, means, count, 0.0, computed)) if share < 1.0 else 0.0
+    request_s, crowd_s, prompt_token_s = outside(times)
+    first = chunks * mixed + request_s + crowd_s * (count - 1) + prompt_token_s * means.prompt
+    return Step(share * mixed + (1 - share) * plain, first)
+
+
+def work(made: Plan, means: Means, count: float, prompt: float, computed: float) -> StepWork:
+    kinds = attention_kinds(made)
+    context, half = max(1, round(means.prompt + means.output / 2)), max(1, round(means.prompt - computed / 2))
+    read = tuple(round(count * kind.reach.read(context)) for kind in kinds)
+    pairs = tuple(round(count * kind.reach.read(context) + prompt * kind.reach.read(half)) for kind in kinds)
+    number = max(1, round(count))
+    return StepWork(number + round(prompt), number, number, read, pairs)

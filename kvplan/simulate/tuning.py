@@ -1,0 +1,358 @@
+"""Which flags serve the most on given GPUs within targets of time.
+
+Every setting of a grid is planned and rated in closed form. The simulator then finds the largest load of a short list:
+the best of each split and precision and what the server takes by itself, then whatever is one step away from the best.
+A setting with more flags is preferred only where it serves more by MARGIN.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Final, Literal
+
+from kvplan.core.errors import UsageError
+from kvplan.core.processes import in_order
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.sweep import portable_requests
+from kvplan.simulate import slo
+from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.result import Result, result
+from kvplan.simulate.settings import TURNED, Setting, Space
+from kvplan.simulate.setup import Setup
+from kvplan.simulate.slo import Kept
+from kvplan.simulate.steady import Demand, Rated, Refused, means_of, rated
+from kvplan.simulate.steptime import Scaled
+from kvplan.workloads.trace import TraceRequest
+
+MARGIN: Final = 1.02  # how much more a setting with more flags must serve
+PRECISION: Final = 0.03  # of the largest rate that a search finds
+WORTH_FP8: Final = 1.05  # how much more a less precise KV cache must serve to be the answer
+NEAR: Final = 0.8  # of the best closed form: splits that are simulated
+MOST_SPLITS: Final = 3  # of them, for each precision
+ROUNDS: Final = 3  # of settings one step away from the best
+
+
+# --- the simulator ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One server's figures at its share of a load."""
+
+    result: Result
+    kept: tuple[Kept, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A setting to be simulated.
+
+    start   requests per second of all servers where the search of a rate begins
+    least   what it must serve to be looked at closer
+    end     of the range of times: "low" is a server that is slower than likely
+    """
+
+    setting: Setting
+    start: float
+    least: float = 0.0
+    end: Literal["low", "likely", "high"] = "likely"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The most that all servers of a setting serve within the promises; 0: nothing, or not `least`, without a run."""
+
+    setting: Setting
+    rate: float
+    run: Run | None
+    least: float = 0.0
+
+
+def tried(shared: tuple[Request, Demand], task: Task) -> Tried:
+    base, demand = shared
+    made = plan(task.setting.request(base))
+    server = Server(made, demand, task.setting.replicas, task.end)
+    if demand.how != "rate":
+        run = server.at(None)
+        rate = 0.0 if run is None else run.result.requests_per_s * task.setting.replicas
+        return Tried(task.setting, rate, run, task.least)
+    return replace(server.most(task), setting=task.setting, least=task.least)
+
+
+class Server:
+    """One of the servers of a setting, which get the load in equal parts."""
+
+    def __init__(self, made: Plan, demand: Demand, replicas: int, end: Literal["low", "likely", "high"]) -> None:
+        self.demand, self.replicas = demand, replicas
+        self.spans = demand.ranges(made)
+        times, factors = demand.times(made), dict.fromkeys(self.spans.times, 1.0)
+        if end != "likely":
+            factors = {name: span[end == "low"] for name, span in self.spans.times.items()}
+            times = Scaled(times, factors["tpot"])
+        # A step's range is that of a token; what other times are less certain by, their limits are changed by.
+        self.limits = tuple(
+            it if it.metric is None else replace(it, limit=it.limit * factors["tpot"] / factors[it.metric])
+            for it in demand.promises
+        )
+        self.setup = Setup(made, times)
+
+    def at(self, rate: float | None) -> Run | None:
+        """Its run at its share; None where it breaks a promise, or where its queue grows without end."""
+        demand = self.demand
+        arrivals, skipped, number = self.arrivals(rate)
+        simulation = self.setup.simulation(arrivals, demand.run_len)
+        broken = slo.Broken(self.limits, number, skipped)
+        simulation.stop = broken
+        simulation.run()
+        if broken(simulation) or not len(simulation.records):
+            return None
+        if not all(it.is_kept for it in slo.kept(self.limits, simulation, skipped)):
+            return None
+        figures = result(simulation, skipped, by_clock=demand.how == "rate")
+        if figures.queue_grows:
+            return None
+        return Run(figures, slo.kept(demand.promises, simulation, skipped, self.spans))
+
+    def arrivals(self, rate: float | None) -> tuple[Arrivals, int, int]:
+        """(requests as they come to one server, those that are not judged, how many)."""
+        demand = self.demand
+        if demand.how == "users":
+            users = max(1, ceil(demand.users / self.replicas))
+            rows = demand.rows[: max(users + 1, len(demand.rows) // self.replicas)]
+            skipped = 0 if demand.first_counts else min(users, len(rows) - 1)
+            return Closed(iter(at_once(rows)), users, demand.think_s, demand.ramp_s), skipped, len(rows)
+        if rate is None:
+            rows = demand.rows[:: self.replicas]
+            return Open(iter(at_once(rows))), 0, len(rows)
+        return Open(iter(demand.rows), rate / self.replicas), 0, len(demand.rows)
+
+    def most(self, task: Task) -> Tried:
+        """The largest rate that keeps the promises, from a start up or down; 0 where `least` does not."""
+        best: tuple[float, Run] | None = None
+
+        def keeps(rate: float) -> bool:
+            nonlocal best
+            run = self.at(rate)
+            if run is not None and (best is None or rate > best[0]):
+                best = rate, run
+            return run is not None
+
+        if task.least and not keeps(task.least):
+            return Tried(task.setting, 0.0, None)
+        low, high, rate = task.least, inf, max(task.start, task.least * STEP)
+        for _ in range(TRIES):
+            if keeps(rate):
+                low, rate = rate, rate * STEP
+            else:
+                high, rate = rate, rate / STEP**2
+            if low and high < inf:
+                break
+        while low and high > low * (1 + PRECISION):
+            middle = (low + high) / 2
+            low, high = (middle, high) if keeps(middle) else (low, middle)
+        return Tried(task.setting, *best) if best is not None else Tried(task.setting, 0.0, None)
+
+
+STEP: Final = 1.15
+TRIES: Final = 12  # from a start down to a twentieth, or up to five times as much
+
+
+def at_once(rows: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
+    return (replace(row, arrival_s=0.0) for row in rows)
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A setting that was simulated; low and high are the ends of its range, None where they were not looked for.
+
+    is_best   of what nothing beats in every respect
+    """
+
+    tried: Tried
+    rated: Rated
+    low: float | None = None
+    high: float | None = None
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was looked at, and what serves most; `usual` is what the server takes by itself.
+
+    gain_low, gain_high  what the best serves over the usual on a server slower and faster than likely
+    """
+
+    num_settings: int
+    refused: tuple[Refused, ...]
+    choices: tuple[Choice, ...]
+    best: Choice | None
+    usual: Choice | None
+    gains: tuple[float, float] | None = None
+
+
+def tune(base: Request, demand: Demand, where: Space, jobs: int = 1) -> Tuned:
+    """The setting that serves most; the same whatever the number of processes."""
+    [base] = portable_requests([base])
+    settings = list(where.settings)
+    means = means_of(demand.rows, demand.run_len)
+    answers = list(in_order(rated, (base, demand, means), settings, jobs, name="tune"))
+    ratings = {answer.setting: answer for answer in answers if isinstance(answer, Rated)}
+    refused = tuple(answer for answer in answers if isinstance(answer, Refused))
+    usual = usual_setting(where, ratings)
+    search = Search(base, demand, ratings, jobs)
+    search.simulate(first_list(ratings, usual))
+    for _ in range(ROUNDS):
+        if not search.simulate(near_best(where, search), must_beat=True):
+            break
+    return answer_of(search, len(settings), refused, usual)
+
+
+def usual_setting(where: Space, ratings: Mapping[Setting, Rated]) -> Setting | None:
+    """What the server takes by itself on the fewest ranks on which it starts."""
+    plain = (Setting(tp, replicas) for tp, replicas in where.splits)
+    return next((each for each in plain if each in ratings), None)
+
+
+class Search:
+    """Settings that were simulated, by what they are."""
+
+    def __init__(self, base: Request, demand: Demand, ratings: Mapping[Setting, Rated], jobs: int) -> None:
+        self.base, self.demand, self.ratings, self.jobs = base, demand, ratings, jobs
+        self.tried: dict[Setting, Tried] = {}
+
+    def simulate(self, settings: Iterable[Setting], *, must_beat: bool = False) -> bool:
+        """Each that was not yet; returns whether one of them is the best of its precision now."""
+        new = [each for each in dict.fromkeys(settings) if each not in self.tried and each in self.ratings]
+        before = {each: self.best(each) for each in PRECISIONS}
+        tasks = [Task(each, self.start(each), self.least(each) if must_beat else 0.0) for each in new]
+        for answer in self.run(tasks):
+            self.tried[answer.setting] = answer
+        return any(self.best(each) != before[each] for each in PRECISIONS)
+
+    def run(self, tasks: Sequence[Task]) -> list[Tried]:
+        jobs = min(self.jobs, len(tasks))
+        return list(in_order(tried, (self.base, self.demand), tasks, jobs, name="tune"))
+
+    def start(self, setting: Setting) -> float:
+        return self.ratings[setting].rate or max(each.rate for each in self.ratings.values()) or 1.0
+
+    def least(self, setting: Setting) -> float:
+        best = self.best(setting.kv_cache_dtype)
+        return 0.0 if best is None else best.rate * MARGIN
+
+    def best(self, precision: str | None) -> Tried | None:
+        """What serves most with such a KV cache, the plainest of what serves about as much."""
+        tried = [each for each in self.tried.values() if each.setting.kv_cache_dtype == precision and each.rate]
+        return plainest(tried)
+
+
+PRECISIONS: Final = (None, "fp8")
+
+
+def plainest(tried: Sequence[Tried]) -> Tried | None:
+    """The one with the fewest flags of those that serve about as much as the most."""
+    most = max((each.rate for each in tried), default=0.0)
+    near = [each for each in tried if each.rate * MARGIN >= most]
+    return min(near, key=lambda each: (len(each.setting.changes), -each.rate), default=None)
+
+
+def first_list(ratings: Mapping[Setting, Rated], usual: Setting | None) -> list[Setting]:
+    """The best split or splits of each precision by the closed form, each with the flags it rates highest."""
+    found = [usual] if usual is not None else []
+    for precision in PRECISIONS:
+        best: dict[int, Rated] = {}
+        for each in ratings.values():
+            if each.setting.kv_cache_dtype == precision and each.rate:
+                tp = each.setting.tensor_parallel_size
+                if tp not in best or is_better(each, best[tp]):
+                    best[tp] = each
+        ranked = sorted(best.values(), key=lambda each: -each.rate)[:MOST_SPLITS]
+        for each in ranked:
+            if each.rate >= NEAR * ranked[0].rate:
+                found += [each.setting, replace(each.setting, **dict.fromkeys(TURNED[1:]))]
+    return found
+
+
+def is_better(one: Rated, other: Rated) -> bool:
+    """More by more than MARGIN, or fewer flags at about as much."""
+    if one.rate > other.rate * MARGIN or other.rate > one.rate * MARGIN:
+        return one.rate > other.rate
+    return (len(one.setting.changes), -one.rate) < (len(other.setting.changes), -other.rate)
+
+
+def near_best(where: Space, search: Search) -> Iterator[Setting]:
+    for precision in PRECISIONS:
+        best = search.best(precision)
+        if best is not None:
+            yield from where.near(best.setting)
+
+
+def answer_of(search: Search, num_settings: int, refused: tuple[Refused, ...], usual: Setting | None) -> Tuned:
+    kept = [each for each in search.tried.values() if each.run is not None]
+    best = search.best(None)
+    narrow = search.best("fp8")
+    if narrow is not None and (best is None or narrow.rate >= WORTH_FP8 * best.rate):
+        best = narrow
+    if best is None:
+        return Tuned(num_settings, refused, (), None, None)
+    ends = with_ends(search, [best.setting, *([usual] if usual in search.tried and usual != best.setting else [])])
+    front = front_of(kept)
+    choices = [
+        Choice(each, search.ratings[each.setting], *ends.get(each.setting, (None, None)), is_best=each in front)
+        for each in sorted(kept, key=lambda each: (each.setting != best.setting, -each.rate))
+    ]
+    plain = next((each for each in choices if each.tried.setting == usual), None)
+    gains = None
+    first = choices[0]
+    if plain is not None and plain is not first and first.low and first.high and plain.low and plain.high:
+        gains = first.low / plain.low - 1, first.high / plain.high - 1
+    return Tuned(num_settings, refused, tuple(choices), first, plain, gains)
+
+
+def with_ends(search: Search, settings: Sequence[Setting]) -> dict[Setting, tuple[float, float]]:
+    """Low and high of what a setting serves: on a server that is slower, and faster, than likely."""
+    ends: tuple[Literal["low", "high"], ...] = ("low", "high")
+    tasks = [Task(each, search.tried[each].rate or search.start(each), 0.0, end) for each in settings for end in ends]
+    rates = [each.rate for each in search.run(tasks)]
+    return {each: (rates[2 * place], rates[2 * place + 1]) for place, each in enumerate(settings)}
+
+
+def front_of(kept: Sequence[Tried]) -> list[Tried]:
+    """Those that no other one beats: as many requests, in no longer times, at no less precision."""
+    return [each for each in kept if not any(beats(other, each) for other in kept)]
+
+
+def beats(one: Tried, other: Tried) -> bool:
+    mine, theirs = respects(one), respects(other)
+    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+def respects(each: Tried) -> tuple[float, ...]:
+    assert each.run is not None
+    times = (inf if it.value is None else it.value for it in each.run.kept)
+    return (-each.rate, float(each.setting.kv_cache_dtype is not None), *times)
+
+
+def limits_of(choice: Choice) -> list[str]:
+    """What keeps a setting from serving more, for the reader."""
+    run = choice.tried.run
+    assert run is not None
+    ratios = [
+        (it.value / it.promise.limit, it.promise.name)
+        for it in run.kept
+        if it.value is not None and it.promise.metric is not None
+    ]
+    texts = []
+    if ratios:
+        share, name = max(ratios)
+        texts.append(f"{name} at {share:.0%} of its limit")
+    return texts
+
+
+def refuse_unless_some(tuned: Tuned) -> None:
+    """Nothing can be started: the reason of the first setting."""
+    if len(tuned.refused) == tuned.num_settings:
+        raise UsageError("tune", tuned.refused[0].reason, "see what would fit with `kvplan recommend`")
