@@ -70,6 +70,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "sweep_options.RecommendOptions",
         "recommend.recommend_command",
     ),
+    "tune": Entry(
+        "Find the server's flags that serve the most within targets of time.",
+        "tune_options.TuneOptions",
+        "tune.tune_command",
+    ),
     "simulate": Entry(
         "Simulate a workload on a planned server.",
         "simulate_options.SimulateOptions",

@@ -15,6 +15,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "sweep": "kvplan sweep qwen3-8b --gpu l40s,h100-80g --ctx 8k,32k",
         "explore": "kvplan explore qwen3-8b --gpu l40s --ctx 8k,32k",
         "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --rate 2",
+        "tune": "kvplan tune qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --slo ttft.p90=2s,tpot=80ms",
         "diff": "kvplan diff qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k",
         "pack": "kvplan pack --gpu l40s --server 'qwen3-8b --max-model-len 16384' --server 'qwen3-0.6b --users 4'",
         "upgrade": "kvplan upgrade qwen3-8b --gpu l40s --ctx 8k --from vllm@0.24",
@@ -50,6 +51,10 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "recommend": (
         "kvplan recommend qwen3-8b --users 100 --ctx 8k --gpus l40s,h100-80g",
         "kvplan recommend qwen3-8b --users 100 --ctx 8k --gpu 2xl40s",
+    ),
+    "tune": (
+        "kvplan tune qwen3-8b --gpu 2xl40s --ctx 8k --prompt-tokens 1k --output-tokens 200 --rate 4 --slo tpot=80ms",
+        "kvplan tune qwen3-8b --gpu l40s --ctx 8k --prompt-tokens 500 --output-tokens 100 --rate inf",
     ),
     "sweep": (
         "kvplan sweep qwen3-8b --gpu h100-80g --tp 1,2,4 --ctx 32k",
@@ -87,9 +92,10 @@ NEEDS: Final = (
     "report",
     "rightsize",
     "serve",
+    "tune",
     "watch",
     "why",
-)  # a run, a log or a GPU
+)  # a run, a log, a GPU or a while
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engine arguments
     "Quantization": ("weights_bytes",),
     "Adapters and drafts": ("enable_lora", "draft_model"),

@@ -20,6 +20,7 @@ _HEADINGS = (
     ("model", "gpu", "engine", "num_gpus"),
     ("gpu", "num_gpus", "tensor_parallel_size"),
     ("setting", "value"),
+    ("flags", "servers", "tensor_parallel_size"),
     ("server", "from", "to", "outcome"),
     ("name", "model", "engine", "argument"),
     ("comparison", "part", "name"),

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplan.cli import output
 from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.load import Load, load_of
+from kvplan.cli.load_options import LoadOptions
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
@@ -31,6 +32,7 @@ from kvplan.workloads import generator
 PROGRESS_S = 10.0
 STEADY = 20  # requests above a percentile, from which on another seed changes little
 CSV = {".csv": "csv"}
+Options = TypeVar("Options", bound=LoadOptions)
 
 
 def simulate(options: SimulateOptions) -> int:
@@ -67,7 +69,7 @@ def simulate(options: SimulateOptions) -> int:
     return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in answer.variants[0].outcomes))
 
 
-def with_generator(options: SimulateOptions) -> SimulateOptions:
+def with_generator(options: Options) -> Options:
     """The options with what a load generator's command says where they say nothing."""
     text = options.bench_command
     if text is None and options.from_command is not None and generator.is_generator(options.from_command):

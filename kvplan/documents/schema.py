@@ -41,6 +41,7 @@ DOCUMENTS: Final = {
     "sweep": ("sweep", "SweepDocument"),
     "recommendation": ("recommendation", "RecommendationDocument"),
     "timed-recommendation": ("timed", "TimedRecommendationDocument"),
+    "tune": ("tune", "TuneDocument"),
     "simulation": ("simulation", "SimulationDocument"),
     "diagnosis": ("diagnosis", "DiagnosisDocument"),
     "reconciliation": ("reconciliation", "ReconciliationDocument"),

@@ -115,35 +115,38 @@ def steady(setting: Setting, made: Plan, times: StepTime, demand: Demand, means:
     promises.
     """
     settings = made.settings
-    held = made.pool.held(max(1, round(means.prompt + means.output / 2)))
-    most = max(1.0, min(settings.max_num_seqs, made.capacity.num_blocks / max(1, held)))
+    blocks = made.pool.allocated_blocks(max(1, round(means.prompt + means.output / 2)))
+    highest = max(1.0, min(settings.max_num_seqs, made.capacity.num_blocks / max(1, blocks)))
     computed = means.computed if settings.prefix_caching else means.prompt
-    limits = {name: min((it.limit for it in demand.promises if it.metric == name), default=inf) for name in LIMITED}
+    limits = {
+        name: min((promise.limit for promise in demand.promises if promise.metric == name), default=inf)
+        for name in LIMITED
+    }
     best = Rated(setting, 0.0, 0.0, inf)
     if demand.how == "users":
-        most = min(most, max(1.0, demand.users / setting.replicas))
-    counts = (most,) if demand.how != "rate" else tuple(up_to(most))
+        highest = min(highest, max(1.0, demand.users / setting.replicas))
+    counts = (highest,) if demand.how != "rate" else tuple(up_to(highest))
     for count in counts:
-        each = step(made, times, means, count, computed)
-        if each is None or each.tpot > limits["tpot"]:
+        mean = step(made, times, means, count, computed)
+        if mean is None or mean.tpot > limits["tpot"]:
             break
-        if demand.how == "rate" and each.first > limits["ttft"]:
+        if demand.how == "rate" and mean.first > limits["ttft"]:
             break
-        rate = setting.replicas * count / (max(1.0, means.output) * each.tpot)
+        rate = setting.replicas * count / (max(1.0, means.output) * mean.tpot)
         if rate > best.rate:
-            best = Rated(setting, rate, count, each.tpot)
+            best = Rated(setting, rate, count, mean.tpot)
     return best
 
 
 LIMITED: Final = ("tpot", "ttft")
 
 
-def up_to(most: float) -> Iterator[float]:
+def up_to(highest: float) -> Iterator[float]:
     count = 1.0
-    while count < most:
+    while count < highest:
         yield count
         count = count * 1.1 if count >= 10 else count + 1
-    yield most
+    yield highest
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +160,12 @@ class Step:
 def step(made: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step | None:
     """The mean step with so many requests decoding; None where a step cannot hold the prompts that come meanwhile."""
     room = made.settings.max_num_batched_tokens - count
-    each_step = computed * count / max(1.0, means.output)  # prompt tokens for every token of an answer
-    if room < 1 or each_step > room:
+    per_step = computed * count / max(1.0, means.output)  # prompt tokens for every token of an answer
+    if room < 1 or per_step > room:
         return None
     chunks = ceil(computed / room)
     share = min(1.0, chunks * count / max(1.0, means.output))  # of the steps that compute a prompt's chunk
-    mixed = times.seconds(work(made, means, count, max(computed / chunks, each_step), computed))
+    mixed = times.seconds(work(made, means, count, max(computed / chunks, per_step), computed))
     plain = times.seconds(work(made, means, count, 0.0, computed)) if share < 1.0 else 0.0
     request_s, crowd_s, prompt_token_s = outside(times)
     first = chunks * mixed + request_s + crowd_s * (count - 1) + prompt_token_s * means.prompt

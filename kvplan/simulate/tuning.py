@@ -17,9 +17,9 @@ from kvplan.planning.sweep import portable_requests
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.result import Result, result
-from kvplan.simulate.settings import TURNED, Setting, Space
+from kvplan.simulate.settings import Setting, Space
 from kvplan.simulate.setup import Setup
-from kvplan.simulate.slo import Kept
+from kvplan.simulate.slo import Kept, Promise
 from kvplan.simulate.steady import Demand, Rated, Refused, means_of, rated
 from kvplan.simulate.steptime import Scaled
 from kvplan.workloads.trace import TraceRequest
@@ -40,7 +40,7 @@ class Run:
     """One server's figures at its share of a load."""
 
     result: Result
-    kept: tuple[Kept, ...]
+    targets: tuple[Kept, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ def tried(shared: tuple[Request, Demand], task: Task) -> Tried:
     made = plan(task.setting.request(base))
     server = Server(made, demand, task.setting.replicas, task.end)
     if demand.how != "rate":
-        run = server.at(None)
+        run = server.run(None)
         rate = 0.0 if run is None else run.result.requests_per_s * task.setting.replicas
         return Tried(task.setting, rate, run, task.least)
-    return replace(server.most(task), setting=task.setting, least=task.least)
+    return replace(server.search(task), setting=task.setting, least=task.least)
 
 
 class Server:
@@ -89,14 +89,10 @@ class Server:
         if end != "likely":
             factors = {name: span[end == "low"] for name, span in self.spans.times.items()}
             times = Scaled(times, factors["tpot"])
-        # A step's range is that of a token; what other times are less certain by, their limits are changed by.
-        self.limits = tuple(
-            it if it.metric is None else replace(it, limit=it.limit * factors["tpot"] / factors[it.metric])
-            for it in demand.promises
-        )
+        self.limits = tuple(limited(promise, factors) for promise in demand.promises)
         self.setup = Setup(made, times)
 
-    def at(self, rate: float | None) -> Run | None:
+    def run(self, rate: float | None) -> Run | None:
         """Its run at its share; None where it breaks a promise, or where its queue grows without end."""
         demand = self.demand
         arrivals, skipped, number = self.arrivals(rate)
@@ -106,12 +102,12 @@ class Server:
         simulation.run()
         if broken(simulation) or not len(simulation.records):
             return None
-        if not all(it.is_kept for it in slo.kept(self.limits, simulation, skipped)):
+        if not all(target.is_kept for target in slo.outcomes(self.limits, simulation, skipped)):
             return None
         figures = result(simulation, skipped, by_clock=demand.how == "rate")
         if figures.queue_grows:
             return None
-        return Run(figures, slo.kept(demand.promises, simulation, skipped, self.spans))
+        return Run(figures, slo.outcomes(demand.promises, simulation, skipped, self.spans))
 
     def arrivals(self, rate: float | None) -> tuple[Arrivals, int, int]:
         """(requests as they come to one server, those that are not judged, how many)."""
@@ -126,13 +122,13 @@ class Server:
             return Open(iter(at_once(rows))), 0, len(rows)
         return Open(iter(demand.rows), rate / self.replicas), 0, len(demand.rows)
 
-    def most(self, task: Task) -> Tried:
+    def search(self, task: Task) -> Tried:
         """The largest rate that keeps the promises, from a start up or down; 0 where `least` does not."""
         best: tuple[float, Run] | None = None
 
         def keeps(rate: float) -> bool:
             nonlocal best
-            run = self.at(rate)
+            run = self.run(rate)
             if run is not None and (best is None or rate > best[0]):
                 best = rate, run
             return run is not None
@@ -157,6 +153,13 @@ STEP: Final = 1.15
 TRIES: Final = 12  # from a start down to a twentieth, or up to five times as much
 
 
+def limited(promise: Promise, factors: Mapping[str, float]) -> Promise:
+    """A promise, its limit changed by what its time is less certain by than a token's."""
+    if promise.metric is None:
+        return promise
+    return replace(promise, limit=promise.limit * factors["tpot"] / factors[promise.metric])
+
+
 def at_once(rows: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
     return (replace(row, arrival_s=0.0) for row in rows)
 
@@ -166,31 +169,27 @@ def at_once(rows: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A setting that was simulated; low and high are the ends of its range, None where they were not looked for.
+    """A setting that was simulated, with the ends of its range, None where they were not looked for.
 
     is_best   of what nothing beats in every respect
     """
 
     tried: Tried
     rated: Rated
-    low: float | None = None
-    high: float | None = None
+    ends: tuple[float, float] | None = None
     is_best: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was looked at, and what serves most; `usual` is what the server takes by itself.
-
-    gain_low, gain_high  what the best serves over the usual on a server slower and faster than likely
-    """
+    """What was looked at, and what serves most; `usual` is what the server takes by itself."""
 
     num_settings: int
+    num_simulated: int
     refused: tuple[Refused, ...]
     choices: tuple[Choice, ...]
     best: Choice | None
     usual: Choice | None
-    gains: tuple[float, float] | None = None
 
 
 def tune(base: Request, demand: Demand, where: Space, jobs: int = 1) -> Tuned:
@@ -212,8 +211,8 @@ def tune(base: Request, demand: Demand, where: Space, jobs: int = 1) -> Tuned:
 
 def usual_setting(where: Space, ratings: Mapping[Setting, Rated]) -> Setting | None:
     """What the server takes by itself on the fewest ranks on which it starts."""
-    plain = (Setting(tp, replicas) for tp, replicas in where.splits)
-    return next((each for each in plain if each in ratings), None)
+    bare = (Setting(tp, replicas) for tp, replicas in where.splits)
+    return next((setting for setting in bare if setting in ratings), None)
 
 
 class Search:
@@ -225,19 +224,19 @@ class Search:
 
     def simulate(self, settings: Iterable[Setting], *, must_beat: bool = False) -> bool:
         """Each that was not yet; returns whether one of them is the best of its precision now."""
-        new = [each for each in dict.fromkeys(settings) if each not in self.tried and each in self.ratings]
-        before = {each: self.best(each) for each in PRECISIONS}
-        tasks = [Task(each, self.start(each), self.least(each) if must_beat else 0.0) for each in new]
+        new = [setting for setting in dict.fromkeys(settings) if setting not in self.tried and setting in self.ratings]
+        before = {precision: self.best(precision) for precision in PRECISIONS}
+        tasks = [Task(setting, self.start(setting), self.least(setting) if must_beat else 0.0) for setting in new]
         for answer in self.run(tasks):
             self.tried[answer.setting] = answer
-        return any(self.best(each) != before[each] for each in PRECISIONS)
+        return any(self.best(precision) != before[precision] for precision in PRECISIONS)
 
     def run(self, tasks: Sequence[Task]) -> list[Tried]:
         jobs = min(self.jobs, len(tasks))
         return list(in_order(tried, (self.base, self.demand), tasks, jobs, name="tune"))
 
     def start(self, setting: Setting) -> float:
-        return self.ratings[setting].rate or max(each.rate for each in self.ratings.values()) or 1.0
+        return self.ratings[setting].rate or max(rating.rate for rating in self.ratings.values()) or 1.0
 
     def least(self, setting: Setting) -> float:
         best = self.best(setting.kv_cache_dtype)
@@ -245,111 +244,119 @@ class Search:
 
     def best(self, precision: str | None) -> Tried | None:
         """What serves most with such a KV cache, the plainest of what serves about as much."""
-        tried = [each for each in self.tried.values() if each.setting.kv_cache_dtype == precision and each.rate]
-        return plainest(tried)
+        return plainest(
+            [done for done in self.tried.values() if done.setting.kv_cache_dtype == precision and done.rate]
+        )
 
 
 PRECISIONS: Final = (None, "fp8")
+FULL: Final = 0.9  # of the pool in use at its peak, from which on its size may matter
 
 
 def plainest(tried: Sequence[Tried]) -> Tried | None:
     """The one with the fewest flags of those that serve about as much as the most."""
-    most = max((each.rate for each in tried), default=0.0)
-    near = [each for each in tried if each.rate * MARGIN >= most]
-    return min(near, key=lambda each: (len(each.setting.changes), -each.rate), default=None)
+    highest = max((done.rate for done in tried), default=0.0)
+    near = [done for done in tried if done.rate * MARGIN >= highest]
+    return min(near, key=lambda done: (len(done.setting.changes), -done.rate), default=None)
 
 
 def first_list(ratings: Mapping[Setting, Rated], usual: Setting | None) -> list[Setting]:
     """The best split or splits of each precision by the closed form, each with the flags it rates highest."""
-    found = [usual] if usual is not None else []
+    settings = [usual] if usual is not None else []
     for precision in PRECISIONS:
         best: dict[int, Rated] = {}
-        for each in ratings.values():
-            if each.setting.kv_cache_dtype == precision and each.rate:
-                tp = each.setting.tensor_parallel_size
-                if tp not in best or is_better(each, best[tp]):
-                    best[tp] = each
-        ranked = sorted(best.values(), key=lambda each: -each.rate)[:MOST_SPLITS]
-        for each in ranked:
-            if each.rate >= NEAR * ranked[0].rate:
-                found += [each.setting, replace(each.setting, **dict.fromkeys(TURNED[1:]))]
-    return found
+        for rating in ratings.values():
+            if rating.setting.kv_cache_dtype == precision and rating.rate:
+                tp = rating.setting.tensor_parallel_size
+                if tp not in best or is_better(rating, best[tp]):
+                    best[tp] = rating
+        ranked = sorted(best.values(), key=lambda rating: -rating.rate)[:MOST_SPLITS]
+        for rating in ranked:
+            if rating.rate >= NEAR * ranked[0].rate:
+                settings += [rating.setting, plain(rating.setting)]
+    return settings
 
 
-def is_better(one: Rated, other: Rated) -> bool:
+def plain(setting: Setting) -> Setting:
+    """The same split and precision with the flags that the server takes by itself."""
+    return Setting(setting.tensor_parallel_size, setting.replicas, setting.kv_cache_dtype)
+
+
+def is_better(rating: Rated, other: Rated) -> bool:
     """More by more than MARGIN, or fewer flags at about as much."""
-    if one.rate > other.rate * MARGIN or other.rate > one.rate * MARGIN:
-        return one.rate > other.rate
-    return (len(one.setting.changes), -one.rate) < (len(other.setting.changes), -other.rate)
+    if rating.rate > other.rate * MARGIN or other.rate > rating.rate * MARGIN:
+        return rating.rate > other.rate
+    return (len(rating.setting.changes), -rating.rate) < (len(other.setting.changes), -other.rate)
 
 
 def near_best(where: Space, search: Search) -> Iterator[Setting]:
+    """Settings one flag away from the best of each precision, where the flag can change anything."""
     for precision in PRECISIONS:
         best = search.best(precision)
-        if best is not None:
-            yield from where.near(best.setting)
+        if best is not None and best.run is not None:
+            figures = best.run.result
+            yield from (setting for setting in where.near(best.setting) if matters(best.setting, setting, figures))
+
+
+def matters(best: Setting, other: Setting, figures: Result) -> bool:
+    """Not a larger pool where the pool was never full, nor a limit of sequences that were never as many."""
+    if other.gpu_memory_utilization != best.gpu_memory_utilization or other.block_size != best.block_size:
+        return figures.kv_usage_peak >= FULL or figures.preemptions > 0
+    if other.max_num_seqs != best.max_num_seqs:
+        return min(other.max_num_seqs or inf, best.max_num_seqs or inf) <= figures.running_peak
+    return True
 
 
 def answer_of(search: Search, num_settings: int, refused: tuple[Refused, ...], usual: Setting | None) -> Tuned:
-    kept = [each for each in search.tried.values() if each.run is not None]
+    simulated = [done for done in search.tried.values() if done.run is not None]
     best = search.best(None)
     narrow = search.best("fp8")
     if narrow is not None and (best is None or narrow.rate >= WORTH_FP8 * best.rate):
         best = narrow
     if best is None:
-        return Tuned(num_settings, refused, (), None, None)
-    ends = with_ends(search, [best.setting, *([usual] if usual in search.tried and usual != best.setting else [])])
-    front = front_of(kept)
+        return Tuned(num_settings, len(search.tried), refused, (), None, None)
+    bare = search.tried.get(usual) if usual is not None and usual != best.setting else None
+    ends = with_ends(search, [best, *([] if bare is None or not bare.rate else [bare])])
+    front = front_of(simulated)
     choices = [
-        Choice(each, search.ratings[each.setting], *ends.get(each.setting, (None, None)), is_best=each in front)
-        for each in sorted(kept, key=lambda each: (each.setting != best.setting, -each.rate))
+        Choice(done, search.ratings[done.setting], ends.get(done.setting), is_best=done in front)
+        for done in sorted(simulated, key=lambda done: (done is not best, -done.rate))
     ]
-    plain = next((each for each in choices if each.tried.setting == usual), None)
-    gains = None
-    first = choices[0]
-    if plain is not None and plain is not first and first.low and first.high and plain.low and plain.high:
-        gains = first.low / plain.low - 1, first.high / plain.high - 1
-    return Tuned(num_settings, refused, tuple(choices), first, plain, gains)
+    return Tuned(
+        num_settings,
+        len(search.tried),
+        refused,
+        tuple(choices),
+        choices[0],
+        next((choice for choice in choices if choice.tried.setting == usual), None),
+    )
 
 
-def with_ends(search: Search, settings: Sequence[Setting]) -> dict[Setting, tuple[float, float]]:
+def with_ends(search: Search, answers: Sequence[Tried]) -> dict[Setting, tuple[float, float]]:
     """Low and high of what a setting serves: on a server that is slower, and faster, than likely."""
-    ends: tuple[Literal["low", "high"], ...] = ("low", "high")
-    tasks = [Task(each, search.tried[each].rate or search.start(each), 0.0, end) for each in settings for end in ends]
-    rates = [each.rate for each in search.run(tasks)]
-    return {each: (rates[2 * place], rates[2 * place + 1]) for place, each in enumerate(settings)}
+    tasks = [Task(done.setting, done.rate * part, 0.0, end) for done in answers for end, part in ENDS.items()]
+    rates = [done.rate for done in search.run(tasks)]
+    return {done.setting: (rates[2 * place], rates[2 * place + 1]) for place, done in enumerate(answers)}
 
 
-def front_of(kept: Sequence[Tried]) -> list[Tried]:
+# Where the search of an end begins, as a part of the likely rate: a guess that saves runs.
+ENDS: Final[Mapping[Literal["low", "high"], float]] = {"low": 0.6, "high": 1.6}
+
+
+def front_of(simulated: Sequence[Tried]) -> list[Tried]:
     """Those that no other one beats: as many requests, in no longer times, at no less precision."""
-    return [each for each in kept if not any(beats(other, each) for other in kept)]
+    return [done for done in simulated if not any(beats(other, done) for other in simulated)]
 
 
-def beats(one: Tried, other: Tried) -> bool:
-    mine, theirs = respects(one), respects(other)
+def beats(answer: Tried, other: Tried) -> bool:
+    mine, theirs = respects(answer), respects(other)
     return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
-def respects(each: Tried) -> tuple[float, ...]:
-    assert each.run is not None
-    times = (inf if it.value is None else it.value for it in each.run.kept)
-    return (-each.rate, float(each.setting.kv_cache_dtype is not None), *times)
-
-
-def limits_of(choice: Choice) -> list[str]:
-    """What keeps a setting from serving more, for the reader."""
-    run = choice.tried.run
-    assert run is not None
-    ratios = [
-        (it.value / it.promise.limit, it.promise.name)
-        for it in run.kept
-        if it.value is not None and it.promise.metric is not None
-    ]
-    texts = []
-    if ratios:
-        share, name = max(ratios)
-        texts.append(f"{name} at {share:.0%} of its limit")
-    return texts
+def respects(answer: Tried) -> tuple[float, ...]:
+    assert answer.run is not None
+    times = (inf if target.value is None else target.value for target in answer.run.targets)
+    return (-answer.rate, float(answer.setting.kv_cache_dtype is not None), *times)
 
 
 def refuse_unless_some(tuned: Tuned) -> None:

@@ -63,6 +63,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "timed-recommendation": (
         ("recommend", "llama-3.1-8b", "--ctx", "4k", *TIMED_LOAD, "--gpus", "l40s,t4", "--slo", "ttft.p90=2s"),
     ),
+    "tune": (
+        ("tune", *LLAMA, *TIMED_LOAD, "--slo", "tpot=80ms", "--no-fp8", "--max-num-seqs", "64", "--jobs", "1"),
+        ("tune", *LLAMA, *TIMED_LOAD, "--slo", "tpot=1ms", "--no-fp8", "--max-num-seqs", "64", "--jobs", "1"),
+    ),
     "recommendation": (
         ("recommend", "llama-3.1-70b", "--users", "20", "--ctx", "8k", "--gpus", "l40s,h100-80g,l4"),
         ("recommend", "llama-3.1-8b", "--users", "20", "--ctx", "32k", "--gpu", "l40s"),

@@ -1,0 +1,179 @@
+"""`kvplan tune`: GPUs, a load and targets of time -> the flags that serve the most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from math import inf, isinf
+from typing import TYPE_CHECKING, Final
+
+from kvplan.cli import output
+from kvplan.cli.inputs import MODEL_CURE, Inputs, read, refuse_missing, say, says_gpu, says_model, stated_arguments
+from kvplan.cli.load import load_of
+from kvplan.cli.simulate import say_how_steady, with_generator
+from kvplan.cli.tune_options import TuneOptions
+from kvplan.core.errors import UsageError
+from kvplan.core.processes import MOST_JOBS, cores
+from kvplan.core.units import parse_count
+from kvplan.hardware.gpu import split_count
+from kvplan.planning.advise import reads_fp8
+from kvplan.planning.plan import Request, plan
+from kvplan.planning.recommend import is_fp8_already, with_args
+from kvplan.report.formats import rendered
+from kvplan.servers.base import terms_of, titles
+from kvplan.servers.pasted import read_command
+from kvplan.simulate import slo
+from kvplan.simulate.settings import space
+from kvplan.simulate.steady import Demand, How
+from kvplan.simulate.tuning import refuse_unless_some, tune
+
+if TYPE_CHECKING:
+    from kvplan.cli.load import Load
+    from kvplan.documents.tune import TuneDocument
+
+NUM_REQUESTS: Final = "1000"
+ROWS: Final = 10
+MOST_GPUS: Final = 1024
+SOUGHT: Final = {  # engine arguments that a search of flags cannot keep
+    "data_parallel_size": "the number of servers follows from --num-gpus and --tp",
+    "pipeline_parallel_size": "stages cannot be simulated",
+}
+
+
+def tune_command(options: TuneOptions) -> int:
+    """Answer, and return the exit code: 0, or with --exit-code 1 where the load is not surely served."""
+    with output.report_files(options.report or [], force=options.force) as reports:
+        limit = parse_count(options.limit, "--limit") if options.limit is not None else ROWS
+        doc = answered(options)
+        from kvplan.report.tune_text import shapes
+
+        given = shapes(doc, limit)
+        for report in reports:
+            report.save(rendered(given, report.format))
+        output.answer(given, options.format, options.color)
+    return int(options.exit_code and doc["verdict"] not in (None, "kept"))
+
+
+def answered(options: TuneOptions) -> TuneDocument:
+    from kvplan.report.tune_text import document
+
+    options = with_generator(with_num_gpus(options))
+    refuse_missing(
+        ("MODEL", says_model(options), MODEL_CURE),
+        ("--gpu", says_gpu(options), "name the GPU to serve on: h100-80g, or 8xh100-80g"),
+        (
+            "workload",
+            any((options.trace, options.profile, options.prompt_tokens, options.output_tokens)),
+            "give one of --trace, --profile, --prompt-tokens",
+        ),
+    )
+    jobs = cores() if options.jobs is None else parse_count(options.jobs, "--jobs", MOST_JOBS)
+    stated = stated_by(options)
+    inputs = read(options)
+    base = base_of(inputs)
+    count = num_gpus_of(options, base, stated)
+    promises = () if options.slo is None else slo.parse_slo(options.slo)
+    load, rate = load_and_rate(options)
+    demand = demand_of(options, load, promises)
+    if not promises and demand.how == "rate":
+        raise UsageError("--slo", "is missing: more requests only wait longer", "add --slo ttft.p90=2s,tpot=50ms")
+    say(inputs, quiet=options.quiet)
+    if not options.quiet:
+        say_how_steady(promises, load.source.num_requests - load.skipped)
+    fp8 = options.fp8 and reads_fp8(base) and not is_fp8_already(base)
+    where = space(base, stated, count, fp8=fp8, has_prefixes=load.source.run_len is not None)
+    tuned = tune(base, demand, where, jobs)
+    refuse_unless_some(tuned)
+    how = load.how if demand.how != "rate" else "as many requests/s as possible"
+    doc = document(base, count, f"{load.source.name}, {how}", demand, rate, tuned)
+    unseen = () if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base))).unseen
+    if unseen and not options.quiet:
+        output.tell("note", f"no published result has {' or '.join(unseen)}: times are extrapolated, ranges wider")
+    return doc
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def with_num_gpus(options: TuneOptions) -> TuneOptions:
+    """--gpu 2xl40s as --gpu l40s --num-gpus 2."""
+    if options.gpu is None or len(options.gpu) != 1:
+        return options
+    count, name = split_count(options.gpu[0])
+    if count is None:
+        return options
+    if options.num_gpus is not None and parse_count(options.num_gpus, "--num-gpus", MOST_GPUS) != count:
+        raise UsageError("--gpu", f"says {count} GPUs, and --num-gpus {options.num_gpus}", "leave one out")
+    return replace(options, gpu=[name], num_gpus=str(count))
+
+
+def stated_by(options: TuneOptions) -> frozenset[str]:
+    """Engine arguments that the user gave, wherever: they are kept."""
+    command = read_command(options.from_command) if options.from_command is not None else None
+    stated = stated_arguments(options, command)
+    for name, why in SOUGHT.items():
+        if name in stated:
+            raise UsageError(f"--{name.replace('_', '-')}", why, "leave it out")
+    return frozenset(stated)
+
+
+def base_of(inputs: Inputs) -> Request:
+    """The one server that is turned, with a context of its own."""
+    if len(inputs.requests) != 1:
+        raise UsageError("tune", f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
+    [base] = inputs.requests
+    if not terms_of(base.release.engine).simulated:
+        names, engines = titles(lambda terms: terms.simulated)
+        raise UsageError("--engine", f"tune knows only {names}'s scheduler and step times", f"use --engine {engines}")
+    if base.args.max_model_len == "auto":
+        raise UsageError("--ctx", "auto would be another length with every setting", "write one, for example 16k")
+    return base if base.args.max_model_len is not None else with_args(base, max_model_len=base.spec.max_model_len)
+
+
+def num_gpus_of(options: TuneOptions, base: Request, stated: frozenset[str]) -> int:
+    ranks = base.args.tensor_parallel_size
+    if options.num_gpus is None:
+        return ranks
+    count = parse_count(options.num_gpus, "--num-gpus", MOST_GPUS)
+    if "tensor_parallel_size" in stated and count % ranks:
+        raise UsageError(f"--num-gpus {count}", f"is not a multiple of --tp {ranks}", "change one")
+    return count
+
+
+def load_and_rate(options: TuneOptions) -> tuple[Load, float | None]:
+    """(the load, the requests per second that must be served)."""
+    is_sought = options.rate is None and options.users is None and options.max_concurrency is None
+    by_users = options.users is not None or options.max_concurrency is not None
+    load = load_of(
+        replace(
+            options,
+            rate="1" if is_sought else options.rate,
+            num_requests=options.num_requests or (None if by_users else NUM_REQUESTS),
+        )
+    )
+    if len(load.stages) > 1:
+        raise UsageError("--rate", "must be one number of requests per second", "write --rate 4")
+    if load.stages and load.users is not None:
+        raise UsageError("--max-concurrency", "does not go with a rate here", "leave one out")
+    is_rate = not is_sought and bool(load.stages) and not isinf(load.peak)
+    return load, load.peak if is_rate else None
+
+
+def demand_of(options: TuneOptions, load: Load, promises: tuple[slo.Promise, ...]) -> Demand:
+    source = load.source
+    timed = source.requests(1.0)
+    if load.process is not None:
+        timed = source.timed(((1.0, inf),), load.process, load.seed)
+    rows = tuple(islice(timed, source.num_requests))
+    how: How = "users" if load.is_closed else "at once" if isinf(load.peak) else "rate"
+    return Demand(
+        rows,
+        how,
+        promises,
+        load.users or 0,
+        load.think_s,
+        load.ramp_s,
+        first_counts=load.is_judged_whole,
+        run_len=source.run_len,
+        calibration=options.calibration,
+    )
