@@ -48,12 +48,12 @@ def _by_workers(
 ) -> Iterator[Result]:
     from concurrent.futures.process import BrokenProcessPool
 
-    rest = iter(tasks)
+    queue = iter(tasks)
     pool = _pool(do, shared, jobs)
     waiting: deque[tuple[Task, Future[Result]]] = deque()
     restarts = 0
     try:
-        _fill(pool, waiting, rest, AHEAD * jobs)
+        _fill(pool, waiting, queue, AHEAD * jobs)
         while waiting:
             try:
                 result = waiting[0][1].result()
@@ -69,17 +69,17 @@ def _by_workers(
                 continue
             waiting.popleft()
             restarts = 0
-            _fill(pool, waiting, rest, 1)
+            _fill(pool, waiting, queue, 1)
             yield result
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _fill(
-    pool: "ProcessPoolExecutor", waiting: "deque[tuple[Task, Future[Any]]]", rest: Iterator[Task], count: int
+    pool: "ProcessPoolExecutor", waiting: "deque[tuple[Task, Future[Any]]]", queue: Iterator[Task], count: int
 ) -> None:
     """Hand so many more tasks to the workers."""
-    for _, task in zip(range(count), rest, strict=False):  # in this order none is lost
+    for _, task in zip(range(count), queue, strict=False):  # in this order none is lost
         waiting.append((task, _submitted(pool, task)))
 
 
