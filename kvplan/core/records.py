@@ -19,9 +19,11 @@ else:
             return dataclasses.dataclass(frozen=frozen, slots=slots, kw_only=kw_only, eq=eq, **others)
 
         def made(cls):
-            own = set(cls.__dict__)
+            own, doc = set(cls.__dict__), cls.__doc__
+            cls.__doc__ = doc or cls.__name__  # of a class without one `dataclasses` spells out the signature: 5 ms
             with _thawed(cls.__mro__):
                 plain = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
+            plain.__doc__ = doc
             plain.__dataclass_params__.frozen = True
             fields = dataclasses.fields(plain)
             methods = {

@@ -7,7 +7,7 @@ long lists short: in any list, `{repeat: [a, b], times: 3}` stands for three cop
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypedDict, cast
 
 from kvplan.core import entries
@@ -79,6 +79,17 @@ def facts(name: str) -> Facts:
     if own is None:
         raise unknown(name)
     return cast(Facts, entries.entry(path(), own))
+
+
+def model_id(spec: ModelSpec) -> str:
+    """The Hub id or directory as the user named it; a bare catalog name stands for its Hub id."""
+    name = spec.served_name
+    path = PurePath(name)
+    if path.name == "config.json":
+        return str(path.parent)
+    if "/" in name or find(name) is None:
+        return name
+    return str(facts(name)["id"])
 
 
 def labels(name: str) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ from dataclasses import field
 from functools import lru_cache
 
 from kvplan.core.records import dataclass
-from kvplan.models.names import LAYER_PREFIXES, OUTER_PREFIXES, in_layer, spellings, usual
-from kvplan.models.patterns import WILD, Patterns, is_pattern
+from kvplan.models.names import LAYER_PREFIXES, OUTER_PREFIXES, WILD, in_layer, is_pattern, spellings, usual
+from kvplan.models.patterns import Patterns
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 
 Answer = tuple[Scheme | None]  # what an entry says; its scheme, or None for "in the model's dtype"

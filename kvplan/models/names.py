@@ -19,6 +19,13 @@ LAYER_PREFIXES = (
 # The same for a module that stands in no layer.
 OUTER_PREFIXES = ("", "model.", "language_model.", "language_model.model.", "model.language_model.", "thinker.")
 _HEADS = frozenset(LAYER_PREFIXES)
+WILD = re.compile(r"[*?\[]")
+
+
+def is_pattern(entry: str) -> bool:
+    """Whether an entry of a list is a glob or an expression, not a name."""
+    return entry.startswith("re:") or WILD.search(entry) is not None
+
 
 # Mixtral's and MiniMax's experts, Llama 4's and Jamba's MLPs, MXFP4's blocks and scales.
 RENAMED = (

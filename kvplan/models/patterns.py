@@ -17,7 +17,6 @@ from kvplan.core.records import dataclass
 # States of all expressions of a list together. The largest of the lists of 298 published configs has 284.
 MAX_STATES = 20_000
 
-WILD = re.compile(r"[*?\[]")
 _TOKEN = re.compile(
     r"(?P<escape>\\.?)"
     r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z))"  # to the end where it is not closed
@@ -41,10 +40,6 @@ _LACKING = {
     "(?(": "a condition",
     "(?#": "a comment",
 }
-
-
-def is_pattern(entry: str) -> bool:
-    return entry.startswith("re:") or WILD.search(entry) is not None
 
 
 class _Refused(Exception):

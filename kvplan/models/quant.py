@@ -1,15 +1,16 @@
 """A config's quantization_config -> Quantization: which scheme which layer is stored in."""
 
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families.config import Config
-from kvplan.models.listed import lists, some_experts, unmatched
-from kvplan.models.names import in_layer
-from kvplan.models.patterns import is_pattern
+from kvplan.models.names import in_layer, is_pattern
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
+
+if TYPE_CHECKING:
+    from kvplan.models.listed import Lists
 
 
 def read_quantization(outer: Config, inner: Config) -> Quantization | None:
@@ -29,7 +30,7 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     try:
         quantization = by_method(config, inner, method, kv_dtype)
         if quantization is not None:
-            lists(quantization)  # refuses patterns that cannot be matched
+            tables_of(quantization)  # refuses patterns that cannot be matched
         return quantization
     except UnsupportedModelError as scheme:
         method = f"{printable(method, 40)} ({scheme})"
@@ -290,6 +291,13 @@ def bitsandbytes(config: Config) -> Quantization:
     return Quantization("bitsandbytes", Scheme("nf4_double" if double else "nf4", 64), dict(names), patterns)
 
 
+def tables_of(quantization: Quantization) -> "Lists":
+    """What the names and patterns of a config say of each module."""
+    from kvplan.models.listed import lists  # of no account to a model that lists none
+
+    return lists(quantization)
+
+
 def scheme_of(
     quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str = ""
 ) -> Scheme | None:
@@ -300,7 +308,7 @@ def scheme_of(
     """
     if not quantization.names and not quantization.patterns:
         return quantization.default
-    tables = lists(quantization)
+    tables = tables_of(quantization)
     key = (layer, sources, fused)
     if key not in tables.memo:
         tables.memo[key] = listed_scheme(quantization, layer, sources, fused)
@@ -310,7 +318,7 @@ def scheme_of(
 def listed_scheme(
     quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str
 ) -> Scheme | None:  # fmt: skip
-    tables = lists(quantization)
+    tables = tables_of(quantization)
     if fused and layer is not None and tables.unquantized.find(layer, fused):  # goes before its parts (vLLM 0.33)
         return None
     answers = {tables.find(layer, source) for source in sources}
@@ -328,7 +336,7 @@ def listed_scheme(
 
 def head_scheme(quantization: Quantization) -> Scheme | None:
     """The scheme of an output head of its own: servers quantize it where the config names it."""
-    answer = lists(quantization).find(None, "lm_head")
+    answer = tables_of(quantization).find(None, "lm_head")
     return answer[0] if answer else None
 
 
@@ -344,6 +352,8 @@ def list_problem(spec: ModelSpec) -> str:
         return ""
     if quantization.default is not None and not (quantization.names or quantization.patterns):
         return ""
+    from kvplan.models.listed import some_experts, unmatched
+
     if wrong := list(dict.fromkeys(unmatched(spec, quantization))):
         return f"quantization_config names {first_two(wrong)}, which match no tensor kvplan knows of {spec.model_type}"
     if some := list(dict.fromkeys(some_experts(spec, quantization))):

@@ -1,9 +1,9 @@
 """The command that starts exactly what was planned, with the variables that its release is started with."""
 
+from kvplan.models.catalog import model_id as model_id
 from kvplan.planning.plan import Plan
 from kvplan.servers import environment
 from kvplan.servers.base import server_of
-from kvplan.servers.names import model_id as model_id
 
 
 def serve_command(plan: Plan) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Final
 
 from kvplan.planning.plan import Plan
 from kvplan.servers.base import server_of
-from kvplan.servers.host import HostRow
+from kvplan.servers.plans import HostRow
 from kvplan.sizing.disk import stored_bytes
 
 NOT_MODELED: Final = (

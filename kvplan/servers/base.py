@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.environment import Variable
     from kvplan.servers.failures import Failures
-    from kvplan.servers.host import HostRow
     from kvplan.servers.metrics import Metrics
-    from kvplan.servers.plans import Plan, Request, Sized
+    from kvplan.servers.plans import HostRow, Plan, Request, Sized
     from kvplan.servers.releases import Version
     from kvplan.servers.standing import Other
     from kvplan.servers.vllm.rules import Settings

@@ -4,7 +4,7 @@ They stand below the servers, which are handed a Request and give back a Sized; 
 """
 
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar, Final, TypedDict
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypedDict
 
 from kvplan.core.errors import UsageError
 from kvplan.core.field_types import Count
@@ -279,6 +279,24 @@ class Plan:
 
 
 MEAN_KEYS = ("mean_tokens", "prompt_tokens", "output_tokens")  # what states the mean length
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """Bytes that a server takes of the host's memory.
+
+    per       of each rank, or once of each replica
+    compared  with what somebody else's server said of it; empty: with nothing, it is modeled
+    tokens    whose KV it keeps for later, of requests of the full context; 0: none
+    """
+
+    name: Literal["swap_space", "kv_offloading", "kv_transfer", "weights", "shared_memory", "checkpoint", "adapters"]
+    size: int
+    per: Literal["rank", "replica"]
+    formula: str
+    source: str
+    compared: str
+    tokens: int = 0
 
 
 def check_load(request: Request, context: int) -> None:

@@ -41,3 +41,22 @@ def test_frozen_classes_of_an_estimate_are_made_the_quick_way() -> None:
     """`dataclasses` takes three to four times as long for each, a third of the whole command: kvplan.core.records."""
     done = subprocess.run([sys.executable, "-c", CLASSES], capture_output=True, text=True, timeout=900, check=False)
     assert done.stderr.strip().splitlines()[-1:] == ["exit code 0; compiled:"], done.stderr
+
+
+MODULES = """
+import sys
+from kvplan.cli.main import main
+code = main(["estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "a100-80g"])
+ours = sorted(name for name in sys.modules if name.split(".")[0] == "kvplan")
+print(f"exit code {code}; loaded:", *ours, file=sys.stderr)
+"""
+MOST_MODULES = 86  # lower it when you can; a server's rare features load with the flag that asks for them
+
+
+def test_an_estimate_loads_no_more_modules_than_it_did() -> None:
+    done = subprocess.run([sys.executable, "-c", MODULES], capture_output=True, text=True, timeout=900, check=False)
+    summary, _, names = done.stderr.strip().splitlines()[-1].partition(": ")
+    assert summary == "exit code 0; loaded", done.stderr
+    assert len(names.split()) <= MOST_MODULES, names
+    rare = ("models.listed", "models.patterns", "servers.sglang", "servers.bundled", "simulate", "measure", "policy")
+    assert not [name for name in names.split() if name.startswith(tuple(f"kvplan.{room}" for room in rare))], names

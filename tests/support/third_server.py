@@ -5,14 +5,13 @@ At worst it has half of that.
 It has words of its own in every place where a server's words are printed, and none of another's.
 """
 
+from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.environment import Variable
 from kvplan.servers.failures import Failures, Wording
-from kvplan.servers.host import HostRow
 from kvplan.servers.metrics import Metrics
-from kvplan.servers.names import model_id
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Plan, Request, Sized, check_load
+from kvplan.servers.plans import BUDGET_ROWS, Budget, HostRow, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
 from kvplan.servers.standing import Other
 from kvplan.servers.vllm import pool as pools

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvplan.servers.host import HostRow
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans import HostRow, Plan
 from kvplan.servers.sglang import adapters, hicache
 from kvplan.servers.sglang.pool import SglangPool
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from kvplan.models.catalog import model_id
 from kvplan.models.families import mtp
 from kvplan.servers.arguments import EngineArgs, flag_words
 from kvplan.servers.methods import NO_DRAFT
-from kvplan.servers.names import model_id
 from kvplan.servers.plans import Plan
 from kvplan.servers.sglang import drafts
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvplan.core.units import GIB, MIB, format_gib
-from kvplan.servers.host import HostRow
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans import HostRow, Plan
 from kvplan.servers.vllm import connectors, offload, tiers
 from kvplan.servers.vllm.adapters import adapter_bytes
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE

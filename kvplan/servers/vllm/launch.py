@@ -5,8 +5,8 @@ The one word that is not an integer is the context of an auto-fitted plan whose 
 
 import json
 
+from kvplan.models.catalog import model_id
 from kvplan.servers.arguments import DEFAULTS, flag_words, limits_of
-from kvplan.servers.names import model_id
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.pooling import converts

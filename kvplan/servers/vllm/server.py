@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from kvplan.servers.environment import Variable
     from kvplan.servers.failures import Failures
-    from kvplan.servers.host import HostRow
     from kvplan.servers.metrics import Metrics
+    from kvplan.servers.plans import HostRow
     from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
