@@ -14,9 +14,9 @@ from benchmarks.accuracy.cases import Case, Models, NotStated, check_budget
 from benchmarks.accuracy.scoring import Refused, Score, Scored, score_case
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
-from kvplan.measure.serverlog.rows import activation_peak
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm.log_rows import activation_peak
 
 
 @dataclass(frozen=True, slots=True)

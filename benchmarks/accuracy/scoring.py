@@ -9,7 +9,6 @@ from benchmarks.accuracy.cases import Case, Inputs, Models, NotAsked, NotStated,
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import GpuSpec, custom_gpu
-from kvplan.measure.serverlog.rows import activation_peak, loaded_weights
 from kvplan.models.spec import (
     ChunkedAttention,
     FullAttention,
@@ -26,6 +25,7 @@ from kvplan.servers.sglang.pool import SglangPool, pages_in
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.log_rows import activation_peak, loaded_weights
 from kvplan.servers.vllm.rules import OLDEST, EngineArgs, Settings
 from kvplan.servers.weights import rank_weights, weight_layout
 from kvplan.sizing.allocator import weights_reserved

@@ -14,7 +14,6 @@ from kvplan.core.limits import read as limits_of
 from kvplan.core.table import Markdown, Table
 from kvplan.core.units import format_size
 from kvplan.documents.reconciliation import document
-from kvplan.measure.measurement import Row, exceeds
 from kvplan.measure.reconcile import UNKNOWN, Reconciliation, reconcile_run, sources_of, sums
 from kvplan.measure.run_capacity import Served, served
 from kvplan.measure.run_manifest import check_objects, inputs_of, spec_of
@@ -25,6 +24,7 @@ from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading
 from kvplan.servers import calibration
 from kvplan.servers.bundled.rules import predict
+from kvplan.servers.measurement import Row, exceeds
 
 
 def reconcile_command(options: ReconcileOptions) -> int:

@@ -17,27 +17,23 @@ from kvplan.core.limits import Limits
 from kvplan.core.table import Table
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, with_memory
-from kvplan.measure.measurement import Row, exceeds
 from kvplan.measure.serverlog.compare import LogReconciliation, document, reconcile_log
 from kvplan.measure.serverlog.drafts import with_draft
-from kvplan.measure.serverlog.log import ServerLog, parse_log, read_log, read_text
+from kvplan.measure.serverlog.log import parse_log, read_log, read_text
 from kvplan.measure.serverlog.request import (
     agrees,
     check_gpu,
     check_model,
     derived_context,
-    development_notes,
     engine_of,
     environment_of,
     flags_of,
-    fraction_notes,
     gpus_of,
     log_of_page,
     logged_as,
     model_of,
     sample_gpus,
 )
-from kvplan.measure.serverlog.vllm import Context
 from kvplan.models import catalog
 from kvplan.planning.plan import Request
 from kvplan.report.formats import Answer
@@ -45,6 +41,9 @@ from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading
 from kvplan.servers import environment
 from kvplan.servers.arguments import ARGUMENTS, SHORT
+from kvplan.servers.base import logs_of
+from kvplan.servers.logs import Context, ServerLog
+from kvplan.servers.measurement import Row, exceeds
 from kvplan.servers.vllm.rules import NEWEST
 
 NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"
@@ -115,10 +114,8 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
         result = reconcile_log(log, requests, gpu_known=len(machines) == 1, context=context)
     except KvplanError as error:
         raise in_the_logs_words(error, log, query.taken) from error
-    if len(machines) == 1 and "engine" in query.taken:
-        gpu_notes += fraction_notes(log, request.args)
     if "engine" in query.taken:
-        gpu_notes += development_notes(log)
+        gpu_notes += logs_of(log.engine).notes(log, request.args, len(machines) == 1)
     notes = [
         *result.notes,
         *query.notes,
@@ -318,8 +315,8 @@ def given_title(result: LogReconciliation) -> str:
 
 
 def screen(result: LogReconciliation) -> list[Part]:
-    given = line(given_title(result), "bold")
-    return [line(title(result), "bold"), line(), table(result.rows), line(), given, table(result.given)]
+    given: list[Part] = [line(), line(given_title(result), "bold"), table(result.given)] if result.given else []
+    return [line(title(result), "bold"), line(), table(result.rows), *given]
 
 
 def table(rows: tuple[Row, ...]) -> Table:
@@ -372,4 +369,5 @@ def rows_table(result: LogReconciliation) -> Table:
 def page(result: LogReconciliation) -> list[Block]:
     notes = [bullets([note], "*") for note in result.notes]
     rows, given = (with_own_names(table(part), left=LEFT) for part in (result.rows, result.given))
-    return [heading(3, title(result)), rows, given_title(result), given, *notes]
+    of_pool: list[Block] = [given_title(result), given] if result.given else []
+    return [heading(3, title(result)), rows, *of_pool, *notes]

@@ -20,7 +20,7 @@ from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.measure.diagnosis import Diagnosis, Inference
 from kvplan.measure.failure import Failure, read_failure
 from kvplan.measure.serverlog.asked import asked_words, changed
-from kvplan.measure.serverlog.log import MAX_BYTES, ServerLog, parse_log, read_text
+from kvplan.measure.serverlog.log import MAX_BYTES, parse_log, read_text
 from kvplan.measure.serverlog.request import check_model, engine_of, model_of
 from kvplan.planning import cures as planning
 from kvplan.planning.cures import Anchor, Case, Cure
@@ -28,6 +28,7 @@ from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.base import failures_of_servers
 from kvplan.servers.engines import parse_engine
+from kvplan.servers.logs import ServerLog
 
 AFTER_LOAD: Final = ("profile", "pool", "capture", "warmup", "serving")
 PREEMPTION: Final = "preemption"  # what is cured of a server that runs, and sends requests back

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, TypedDict
 
 from kvplan.core.field_types import Keyword, Number, Size
-from kvplan.measure.serverlog.rows import PARTS, POOL, RUNNING
+from kvplan.servers.log_rows import PARTS, UNITS
 
 
 class Row(TypedDict):
@@ -11,7 +11,7 @@ class Row(TypedDict):
     prediction may be under the log's rounding of its inputs, `rounding` half of the logged figure's last digit.
     """
 
-    name: Annotated[str, Keyword("enum", (*PARTS, *POOL, RUNNING))]
+    name: Annotated[str, Keyword("enum", (*PARTS, *UNITS))]
     unit: Literal["bytes", "blocks", "tokens", "requests"]
     predicted: float | None
     low: float | None

@@ -3,10 +3,10 @@
 from typing import Annotated, Literal, TypedDict
 
 from kvplan.core.field_types import Count, Size
-from kvplan.measure import measurement
 from kvplan.measure.reconcile import Reconciliation
 from kvplan.measure.run_capacity import Served, served
 from kvplan.measure.run_manifest import inputs_of
+from kvplan.servers import measurement
 
 
 class Row(TypedDict):

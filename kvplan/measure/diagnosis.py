@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from kvplan.measure.failure import Failure
-from kvplan.measure.serverlog.log import ServerLog
 from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.plan import Plan, Request
+from kvplan.servers.logs import ServerLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from kvplan.measure.failure_words import (
     tells_of_retraction,
     tells_of_the_host,
 )
-from kvplan.measure.serverlog.log import ServerLog, parse_log
+from kvplan.measure.serverlog.log import parse_log
 from kvplan.servers.base import failures_of_servers
 from kvplan.servers.engines import DEFAULT
 from kvplan.servers.failures import (
@@ -46,6 +46,7 @@ from kvplan.servers.failures import (
     figure,
     squeezed,
 )
+from kvplan.servers.logs import ServerLog
 
 Outcome = Literal["started", "failed", "died", "unknown"]
 

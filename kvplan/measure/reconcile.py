@@ -10,13 +10,13 @@ from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import path_text, printable
 from kvplan.core.git import checkout
 from kvplan.core.units import format_size
-from kvplan.measure.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
 from kvplan.measure.run_capacity import capacity, capacity_predictions
 from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of, is_size, spec_of
 from kvplan.measure.rundir import Run
 from kvplan.servers.bundled.rules import Prediction as Sized
 from kvplan.servers.bundled.rules import predict
 from kvplan.servers.calibration import Calibration, run_id
+from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
 
 RECONCILIATION = "kvplan/reconciliation@1"
 COMPONENTS = (

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from kvplan.measure import measurement
-from kvplan.measure.measurement import Figure, Measurement
 from kvplan.measure.run_manifest import inputs_of
 from kvplan.measure.run_types import Served as ServedFigures
 from kvplan.measure.rundir import Run
+from kvplan.servers import measurement
 from kvplan.servers.bundled.rules import Prediction
+from kvplan.servers.measurement import Figure, Measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from kvplan.core.table import text, words
 from kvplan.core.units import format_size
-from kvplan.measure.measurement import Row
 from kvplan.measure.run_types import Sample
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_record import (
@@ -33,6 +32,7 @@ from kvplan.report.run_record import (
     reading,
     usable_blocks,
 )
+from kvplan.servers.measurement import Row
 
 # Colours are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
 ROLES = (

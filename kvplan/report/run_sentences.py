@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 
 from kvplan.core.table import Table, Value, text, words
-from kvplan.measure.measurement import Row
 from kvplan.measure.reconcile import Reconciliation, sums
 from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import Run
 from kvplan.report.run_record import having, memory_key, number, numbers, reading, usable_blocks
+from kvplan.servers.measurement import Row
 
 BASELINE = "baseline"  # the stage in which the other allocator runs
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.request import Request
 from kvplan.core.units import GIB
-from kvplan.measure.serverlog.rows import loaded_weights
+from kvplan.servers.vllm.log_rows import loaded_weights
 from kvplan.planning.plan import Plan
 from kvplan.serve.backend import Backend
 

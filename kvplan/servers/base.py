@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.environment import Variable
     from kvplan.servers.failures import Failures
+    from kvplan.servers.logs import Logs
     from kvplan.servers.metrics import Metrics
     from kvplan.servers.plans import HostRow, Plan, Request, Sized
     from kvplan.servers.releases import Version
@@ -165,6 +166,7 @@ class Server(Protocol):
     launch     the words of the command that starts what was planned
     explain    the formulas behind a plan
     host       what it takes of the host's memory
+    logs       how its start-up log is read; None where it is not
     failures   how it tells of its failures; None where its logs of them are not read
     metrics    its names on a /metrics page; None where its page is not read
     """
@@ -193,6 +195,7 @@ class Server(Protocol):
     def launch(self, plan: "Plan") -> list[str]: ...
     def explain(self, plan: "Plan") -> Explanation: ...
     def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
+    def logs(self) -> "Logs | None": ...
     def failures(self) -> "Failures | None": ...
     def metrics(self) -> "Metrics | None": ...
 
@@ -226,6 +229,19 @@ def titles(can: Callable[[Terms], bool]) -> tuple[str, str]:
     """The servers that can do something: (their names in prose, what --engine takes of them)."""
     able = {name: server().terms for name, server in SERVERS.items() if can(server().terms)}
     return " and ".join(terms.title for terms in able.values()), " or ".join(able)
+
+
+def logs_of_servers() -> "dict[str, Logs]":
+    """How each server's start-up log is read, by its name."""
+    tables = {name: server().logs() for name, server in SERVERS.items()}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def logs_of(engine: str) -> "Logs":
+    """How the logs of a server are read that reads any."""
+    table = server_of(engine).logs()
+    assert table is not None
+    return table
 
 
 def failures_of_servers() -> "dict[str, Failures]":

@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from kvplan.core.units import GIB
-from kvplan.measure.measurement import Row
 from kvplan.measure.serverlog.compare import merged
+from kvplan.servers.measurement import Row
 from tests.support.cli import Run, refused, run
 from tests.support.server_logs import LLAMA_3090, Log, log, rows_of
 

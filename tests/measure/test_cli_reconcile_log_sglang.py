@@ -6,7 +6,7 @@ import pytest
 
 from kvplan.core.units import GIB
 from kvplan.measure.serverlog.log import parse_log
-from kvplan.measure.serverlog.pools import kv_pool
+from kvplan.servers.sglang.log_pools import kv_pool
 from tests.support.cli import Run, refused, run
 from tests.support.server_logs import NEXT, OSS, SGLANG, Log, log, pipeline, rows_of, without
 

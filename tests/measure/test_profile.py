@@ -32,13 +32,13 @@ from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.core.limits import Limits
 from kvplan.documents.reconciliation import document
 from kvplan.measure import profile as runs
-from kvplan.measure.measurement import exceeds
 from kvplan.measure.reconcile import COMPONENTS, peaks_of, reconcile_run
 from kvplan.measure.run_types import Progress
 from kvplan.measure.rundir import ENGINE_FIGURES, RunWriter, load_run, served_by_samples
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import FullAttention
+from kvplan.servers.measurement import exceeds
 from tests.support.cli import LLAMA, Run
 from tests.support.cli import run as run  # the fixture
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError
 from kvplan.measure.serverlog import log as server_log
-from kvplan.measure.serverlog.command import COMMANDS
-from kvplan.measure.serverlog.log import ServerLog, parse_log, read_log
-from kvplan.measure.serverlog.text import arguments, unwrapped
-from kvplan.measure.serverlog.wordings import ARGUMENT_LISTS, FACTS, WORDINGS, Wording, compiled
+from kvplan.measure.serverlog.log import parse_log, read_log
+from kvplan.servers.base import logs_of_servers
+from kvplan.servers.log_text import arguments, unwrapped
+from kvplan.servers.logs import FACTS, ServerLog, Wording, compiled
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 FACTS_DIR = Path(__file__).parents[1] / "facts" / "logs"
@@ -31,6 +31,9 @@ SETS: dict[str, dict[str, Any]] = {
 }
 with (FACTS_DIR / "cases.csv").open(encoding="utf-8", newline="") as file:
     CASES = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
+TABLES = logs_of_servers().values()
+WORDINGS = [wording for table in TABLES for wording in table.wordings]
+OPENINGS = [text for table in TABLES for text in (*table.lists, *table.commands)]
 TEXTS = ("source", "engine", "version", "wording", "model")
 COUNTS = {"num_blocks", "kv_tokens", "pool_tokens", "concurrency_context", "context"}
 
@@ -739,7 +742,7 @@ def hostile(size: int) -> Iterator[tuple[str, bytes]]:
         data = (line + "\n").encode()
         return data * (size // len(data))
 
-    phrases = [wording.phrase for wording in WORDINGS] + [opening for _, opening in (*ARGUMENT_LISTS, *COMMANDS)]
+    phrases = [wording.phrase for wording in WORDINGS] + OPENINGS
     yield "near misses", fill("INFO Model loading took 1.5.5.5 XiB and " + "9" * 30)
     yield "matches", fill("INFO Model loading took 1.5 GiB and 3 seconds")
     yield "every phrase on each line", fill(" ".join(phrases))
@@ -823,7 +826,7 @@ def test_50_mb_of_hostile_lines_are_read_or_refused(tmp_path: Path, name: str) -
 
 @given(st.data())
 def test_whatever_a_log_holds_it_is_read_or_refused(data: st.DataObject) -> None:
-    phrases = [wording.phrase for wording in WORDINGS] + [opening for _, opening in (*ARGUMENT_LISTS, *COMMANDS)]
+    phrases = [wording.phrase for wording in WORDINGS] + OPENINGS
     part = st.one_of(
         st.sampled_from(phrases),
         st.sampled_from(TEXT.splitlines()),

@@ -16,7 +16,6 @@ import pytest
 from kvplan.core.table import Table, text
 from kvplan.documents.reconciliation import document as reconciliation_document
 from kvplan.measure import reconcile
-from kvplan.measure.measurement import Row
 from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import load_run
 from kvplan.report import run_sentences
@@ -27,6 +26,7 @@ from kvplan.report.run_figures import rates, run_drawings, stacked, thinned
 from kvplan.report.run_html import report_html
 from kvplan.report.run_record import memory_key, reading
 from kvplan.report.run_text import shapes
+from kvplan.servers.measurement import Row
 from tests.support.cli import Run, refused, run
 from tests.support.parts import some
 from tests.support.recorded_runs import (

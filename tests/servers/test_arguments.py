@@ -10,7 +10,7 @@ from kvplan.cli.help import panel_of
 from kvplan.cli.options import EstimateOptions, PlanOptions, engine_args
 from kvplan.documents.plan import engine_args as args_schema
 from kvplan.documents.policy_file import ENGINE
-from kvplan.measure.serverlog.log import FLAGS
+from kvplan.measure.serverlog.log import phrases
 from kvplan.policy.file import ENGINE_KEYS
 from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, flag_words, lacking, spellings
 from kvplan.servers.base import SERVERS
@@ -78,7 +78,7 @@ def test_an_argument_is_read_from_a_command_and_printed_in_one(server: str, name
     printed = flag_words(server, parse_engine(server), EngineArgs(**{name: value}), {})
     if value != DEFAULTS[name]:
         assert spelling in printed
-    assert (flag.names or (name,))[0] in FLAGS  # a log's list
+    assert (flag.names or (name,))[0] in phrases().flags  # a log's list
 
 
 def test_what_a_server_lacks_is_no_name_of_its_own() -> None:

@@ -23,11 +23,11 @@ NAMED = {
 
 
 def named_lines() -> dict[str, int]:
-    """Lines that say `sglang`, by file, outside the rooms that own the name; readers of logs are each server's."""
+    """Lines that say `sglang`, by file, outside the room that owns the name."""
     lines = {}
     for path in sorted(KVPLAN.rglob("*.py")):
         name = path.relative_to(KVPLAN).as_posix()
-        if name.startswith(("servers/", "measure/serverlog/")):
+        if name.startswith("servers/"):
             continue
         if count := sum("sglang" in line.lower() for line in path.read_text(encoding="utf-8").splitlines()):
             lines[name] = count

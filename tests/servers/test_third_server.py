@@ -125,6 +125,46 @@ def test_its_metrics_page_is_read_by_its_own_names(run: Run, tmp_path: Path) -> 
     assert foreign(ran.err) == []
 
 
+LOG = """\
+acme_args(model='meta-llama/Llama-3.1-8B', max_model_len=4096)
+acme weights 14.96 GiB
+acme_tokens=385632, acme_pool=47.08
+"""
+
+
+def logged(folder: Path, text: str = LOG) -> Path:
+    path = folder / "acme.log"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_its_log_is_compared_with_its_plan(run: Run, tmp_path: Path) -> None:
+    answer = run(
+        "reconcile", "--log", logged(tmp_path), "--model", "llama-3.1-8b", "--gpu-memory", "80GiB", "--format", "json"
+    ).json
+    rows = {row["name"]: row for row in answer["rows"]}
+    room = int(80 * 2**30 * 0.8) - 16_060_522_496  # four fifths of the GPU, less 8,030,261,248 parameters in bf16
+    assert (answer["engine"], answer["max_model_len"]) == ("acme@1.0", 4096)
+    assert [row["exact"] for row in rows.values()] == [True, False, False]
+    assert rows["kv_cache"]["predicted"] == room // PAGE_BYTES * PAGE_BYTES
+    assert rows["tokens"]["predicted"] == room // PAGE_BYTES * 32
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize("gpu", [(), ("--gpu-memory", "80GiB")])
+def test_its_log_is_shown_in_none_of_anothers_words(run: Run, tmp_path: Path, form: str, gpu: tuple[str, ...]) -> None:
+    ran = run("reconcile", "--log", logged(tmp_path), "--model", "llama-3.1-8b", *gpu, "--format", form)
+    assert ran.code == 0, ran.err
+    assert "weights" in ran.out
+    assert "Given the logged pool" not in ran.out  # nothing follows from it here
+    assert foreign(ran.out + ran.err) == []
+
+
+def test_its_log_is_refused_where_it_says_nothing(run: Run, tmp_path: Path) -> None:
+    ran = run("reconcile", "--log", logged(tmp_path, "nothing\n"), "--model", "llama-3.1-8b")
+    assert (ran.code, "holds no line of a vLLM, SGLang or Acme server's start-up" in ran.err) == (2, True)
+
+
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_its_failure_is_told_in_its_own_words(run: Run, tmp_path: Path, form: str) -> None:
     log = tmp_path / "acme.log"

@@ -10,6 +10,8 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.environment import Variable
 from kvplan.servers.failures import Failures, Wording
+from kvplan.servers.logs import Logs
+from kvplan.servers.logs import Wording as LogWording
 from kvplan.servers.metrics import Metrics
 from kvplan.servers.plans import BUDGET_ROWS, Budget, HostRow, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
@@ -135,6 +137,12 @@ def metrics() -> Metrics:
         flags={},
         workload="Acme counts nothing",
     )
+
+
+def logs() -> Logs:
+    weights = LogWording(name, "acme weights ", "acme weights <weights> GiB", "1.0", CODE)
+    pool = LogWording(name, "acme_tokens=", "acme_tokens=<kv_tokens>, acme_pool=<available_kv>", "1.0", CODE)
+    return Logs((weights, pool), lists=("acme_args(",), commands=("acme ",))
 
 
 def explain(plan: Plan) -> Explanation:

@@ -8,13 +8,11 @@ from typing import Any, Final
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.measure.measurement import Row, compared
-from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.request import check_log
-from kvplan.measure.serverlog.rows import smallest_kv
-from kvplan.measure.serverlog.sglang import given_pool, sglang_given, sglang_rows
-from kvplan.measure.serverlog.vllm import Context, vllm_given, vllm_rows
-from kvplan.servers.base import server_of
+from kvplan.planning.plan import plan
+from kvplan.servers.base import logs_of, server_of
+from kvplan.servers.logs import Case, Context, Given, Reading, ServerLog
+from kvplan.servers.measurement import Row, compared
 from kvplan.servers.plans import Request
 from kvplan.servers.vllm.rules import EngineArgs
 
@@ -54,7 +52,7 @@ def reconcile_log(
 
     Raises the error of the first plan where none can be made.
     """
-    plans: list[tuple[Request, tuple[Row, ...], tuple[Row, ...]]] = []
+    plans: list[tuple[Request, tuple[Row, ...], Given]] = []
     errors: list[KvplanError] = []
     for request in requests:
         try:
@@ -66,17 +64,17 @@ def reconcile_log(
         raise errors[0]
     first = plans[0][0]
     names = [request.gpu.name for request, _, _ in plans]
-    given = merged([rows for _, _, rows in plans], names)
+    given = merged([given.rows for _, _, given in plans], names)
     settings = server_of(first.release.engine).settings(first)
     return LogReconciliation(
-        engine=_engine_label(log, first),
+        engine=logs_of(log.engine).label(log, first),
         model=first.spec.name,
         gpus=tuple(request.gpu for request, _, _ in plans) if gpu_known else (),
         args=first.args,
         max_model_len=settings.max_model_len,
         rows=merged([rows for _, rows, _ in plans], names),
         given=given,
-        given_from=_given_from(log, first),
+        given_from=plans[0][2].pool,
         notes=(*log.notes, *_spread(log, first.args.data_parallel_size)),
     )
 
@@ -127,35 +125,14 @@ def _figure(row: Row) -> str:
     return f"{row.predicted:,.2f}" if row.component == "concurrency" else f"{row.predicted:,.0f}"
 
 
-def _engine_label(log: ServerLog, request: Request) -> str:
-    version = log.text("version")
-    if log.engine == "sglang":
-        return "sglang" if version is None else f"sglang {version}"
-    return request.release.label
-
-
-def _given_from(log: ServerLog, request: Request) -> str:
-    if log.engine == "sglang":
-        given = given_pool(log, request)
-        return "" if given is None else format_gib(given[1].size)
-    kv = smallest_kv(log)
-    if kv is not None:
-        return f"{kv.text} GiB"
-    blocks = log.least("num_blocks")
-    return "" if blocks is None else f"{blocks.count:,} blocks"
-
-
-def _compare(
-    log: ServerLog, request: Request, *, context: Context, gpu_known: bool
-) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+def _compare(log: ServerLog, request: Request, *, context: Context, gpu_known: bool) -> tuple[tuple[Row, ...], Given]:
     check_log(log, request.args)
     if log.engine != request.release.engine:
         raise UsageError(
             f"--engine {request.release.label}", f"the {log.called} is one of {log.engine}", "leave it out"
         )
-    if log.engine == "sglang":
-        return sglang_rows(log, request, gpu_known=gpu_known), sglang_given(log, request)
-    return vllm_rows(log, request, context=context), vllm_given(log, request, context=context)
+    table, case = logs_of(log.engine), Case(log, request, plan, gpu_known, context)
+    return table.rows(case), table.given(case)
 
 
 # --- verdict and data -------------------------------------------------------------------------------------------------

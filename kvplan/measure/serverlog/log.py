@@ -1,7 +1,7 @@
 """A server's start-up log -> what it says of itself: release, model, flags, memory per rank, and the KV pool.
 
-The wordings are data (wordings.py). A log is untrusted: it is read in bounded pieces, only the lines that hold a known
-phrase are looked at, and nothing in it is opened or run.
+The wordings are data (servers/<name>/log_wordings.py). A log is untrusted: it is read in bounded pieces, only the
+lines that hold a known phrase are looked at, and nothing in it is opened or run.
 """
 
 import gzip
@@ -12,28 +12,21 @@ import re
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Final
 
 from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.core.files import open_regular, os_problem, printable
-from kvplan.core.units import GIB
-from kvplan.measure.serverlog.command import COMMANDS, command_in, flags_of_command, variables_before
-from kvplan.measure.serverlog.text import MAX_LINE, arguments, unwrapped
-from kvplan.measure.serverlog.wordings import (
-    ARGUMENT_LISTS,
-    ASKED_FOR,
-    LEAD,
-    REACH,
-    WORDINGS,
-    Engine,
-    Wording,
-    compiled,
-)
+from kvplan.measure.serverlog.command import command_in, flags_of_command, variables_before
 from kvplan.servers.arguments import listed_names
+from kvplan.servers.base import SERVERS, logs_of_servers, terms_of
 from kvplan.servers.environment import variables
+from kvplan.servers.log_text import MAX_LINE, arguments, unwrapped
+from kvplan.servers.logs import LEAD, MODEL_FLAGS, REACH, Reading, ServerLog, Wording, compiled
+
+Engine = str  # the name of a server
 
 MAX_BYTES: Final = 64 << 20  # of text; of a longer file the first and the last half of this
 # Of lines that hold a phrase: real logs have some hundreds, a hundred restarts some ten thousand.
@@ -43,135 +36,56 @@ MAX_PHRASES: Final = 60_000  # on those lines: a server's line holds one, seldom
 PIECE: Final = 1 << 20
 _MOST_ON_A_LINE: Final = 4  # of one phrase: messages that were pasted onto one line
 
-# --- what a log says --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One figure as a line gave it.
-
-    rank  the process it came from, as the line's prefix names it; "" where no prefix does
-    line  number of the line in what was read, from 1
-    """
-
-    fact: str
-    text: str
-    rank: str
-    line: int
-
-    @property
-    def value(self) -> float:
-        return float(self.text.replace(",", ""))
-
-    @property
-    def count(self) -> int:
-        return int(self.text.replace(",", ""))
-
-    @property
-    def size(self) -> int:
-        """Bytes, of a figure in GiB."""
-        return round(self.value * GIB)
-
-    @property
-    def half_digit(self) -> float:
-        """Half of one in the last place that was written, in the unit it was written in."""
-        return 0.5 * 10.0 ** -len(self.text.partition(".")[2])
-
-    @property
-    def rounding(self) -> int:
-        """Half of the last digit in bytes, rounded up."""
-        return int(self.half_digit * GIB) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLog:
-    """The last start in a log.
-
-    flags     arguments by name, as text; what was asked for wins over what the server resolved
-    readings  every figure, in the order of the log
-    starts    how many starts the log holds; first_line: where the last one begins
-    called    what errors call it: a log, or a /metrics page that stands for one
-    """
-
-    engine: Engine
-    flags: dict[str, str]
-    readings: tuple[Reading, ...]
-    starts: int
-    first_line: int
-    notes: tuple[str, ...] = field(default=())
-    called: Literal["log", "page"] = "log"
-
-    def all(self, fact: str) -> tuple[Reading, ...]:
-        return tuple(reading for reading in self.readings if reading.fact == fact)
-
-    def first(self, fact: str) -> Reading | None:
-        return next((reading for reading in self.readings if reading.fact == fact), None)
-
-    def by_rank(self, fact: str) -> dict[str, Reading]:
-        """The first figure of each rank that gave one."""
-        found: dict[str, Reading] = {}
-        for reading in self.all(fact):
-            found.setdefault(reading.rank, reading)
-        return found
-
-    def least(self, fact: str) -> Reading | None:
-        """The smallest figure of any rank: the pool is as large as the rank with the least room lets it be."""
-        return min(self.all(fact), key=lambda reading: reading.value, default=None)
-
-    def text(self, fact: str) -> str | None:
-        found = self.first(fact)
-        return None if found is None else found.text
-
-    @property
-    def ranks(self) -> tuple[str, ...]:
-        """The workers that gave figures, named as the log names them."""
-        return tuple(dict.fromkeys(reading.rank for reading in self.readings if reading.fact in RANK_FACTS))
-
-    @property
-    def release(self) -> tuple[int, int] | None:
-        """(major, minor) of the version, None for one that names no release (a build without tags says 0.1.dev)."""
-        found = re.match(r"v?([0-9]{1,3})\.([0-9]{1,3})(?!\.?dev)", self.text("version") or "")
-        return (int(found[1]), int(found[2])) if found else None
-
-    @property
-    def model(self) -> str | None:
-        """The model as the server was told it: an id or a path of its own machine."""
-        return next((self.flags[name] for name in MODEL_FLAGS if name in self.flags), None) or self.text("model")
-
-
-MODEL_FLAGS: Final = ("model_tag", "model", "model_path")
-RANK_FACTS: Final = frozenset(
-    {
-        "weights",
-        "activations",
-        "non_torch",
-        "available_kv",
-        "cuda_graphs",
-        "free_after_load",
-        "free_after_pool",
-        "key_size",
-    }
-)
 POOL_FACTS: Final = frozenset({"num_blocks", "kv_tokens", "max_concurrency"})
-# What a process says once, before its pool is sized.
-FIRST_WORDS: Final = frozenset(
-    {
-        "vLLM API server version ", "\u2588  version ", "LLM engine (v", "Loading model weights took ",
-        "Model loading took ", "Load weight begin. avail mem=", "Load weight end.",
-    }
-)  # fmt: skip
-# Of those, and of the lists of arguments, what a process says once.
-SAID_ONCE: Final = frozenset(
-    {"vLLM API server version ", "\u2588  version ", "LLM engine (v", "server_args=ServerArgs("}
-)
-# Flags that are kept: those an estimate takes, and those that explain a difference.
-FLAGS: Final = frozenset(
-    {
-        *MODEL_FLAGS, *listed_names(), *variables(), "attn_dp_size", "chunked_prefill_enabled", "cpu_offload_gb",
-        "device", "enable_dp_attention", "max_seq_len", "num_speculative_tokens", "revision", "speculative_algorithm",
-        "speculative_config", "speculative_draft_model_path", "speculative_model",
-    }
-)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Phrases:
+    """What is looked for in a log: what all servers write.
+
+    lists        (server, what opens a list of its arguments); asked: of those, which say what it was told
+    commands     (server, what its command begins with)
+    first_words  what a process says first, and once: what of it, and of the lists, it says once
+    flags        flags that are kept: those an estimate takes, and those that explain a difference
+    in_bytes     all phrases, as text and as JSON has them; in_commands: those of commands
+    """
+
+    wordings: tuple[tuple[str, re.Pattern[str], Wording], ...]
+    lists: tuple[tuple[str, str], ...]
+    asked_for: tuple[tuple[str, str], ...]
+    commands: tuple[tuple[str, str], ...]
+    first_words: frozenset[str]
+    once: frozenset[str]
+    flags: frozenset[str]
+    in_bytes: tuple[bytes, ...]
+    in_commands: frozenset[bytes]
+
+
+def phrases() -> _Phrases:
+    return _phrases(tuple(SERVERS.items()))
+
+
+@cache
+def _phrases(servers: tuple[tuple[str, Callable[[], object]], ...]) -> _Phrases:
+    tables = logs_of_servers()
+    wordings = [wording for table in tables.values() for wording in table.wordings]
+    lists = [(name, opening) for name, table in tables.items() for opening in table.lists]
+    commands = [(name, phrase) for name, table in tables.items() for phrase in table.commands]
+    list_names = [name for table in tables.values() for name in table.list_names]
+    plain = dict.fromkeys([*(wording.phrase for wording in wordings), *(text for _, text in (*lists, *commands))])
+    in_json = (json.dumps(text)[1:-1] for text in plain)  # a collector may write other letters by their number
+    return _Phrases(
+        wordings=tuple((wording.phrase, compiled(wording), wording) for wording in wordings),
+        lists=tuple(lists),
+        asked_for=tuple((name, opening) for name, opening in lists if opening not in tables[name].resolved),
+        commands=tuple(commands),
+        first_words=frozenset(text for table in tables.values() for text in table.first_words),
+        once=frozenset(text for table in tables.values() for text in table.once),
+        flags=frozenset([*MODEL_FLAGS, *listed_names(), *variables(), *list_names]),
+        in_bytes=tuple(text.encode() for text in dict.fromkeys([*plain, *in_json])),
+        in_commands=frozenset(phrase.encode() for _, phrase in commands),
+    )
+
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]|\[[0-9;]{1,8}m|\x1b")
 # A worker by the prefix of its line: "(Worker_TP1_EP1 pid=5)", "(VllmWorker rank=1 pid=5)", "(VllmWorker TP0 pid=5)",
@@ -338,7 +252,8 @@ class _Reader:
         self._lists: dict[tuple[Engine, str], str] = {}
         self._command: tuple[Engine, str, int] | None = None  # with its line; it stands before the start it is of
         self._variables: dict[str, str] = {}  # of that command's environment, those with an effect
-        self._engines: dict[Engine, int] = {"vllm": 0, "sglang": 0}
+        self._phrases = phrases()
+        self._engines: dict[Engine, int] = dict.fromkeys(SERVERS, 0)
         self._line = 1
         self._num_looked_at = self._looked_at = self._num_phrases = 0
         self._is_first_piece = True
@@ -390,7 +305,7 @@ class _Reader:
 
     def _look_at(self, text: str) -> None:
         found: list[tuple[int, Wording, dict[str, str]]] = []
-        for phrase, pattern, wording in _patterns():
+        for phrase, pattern, wording in self._phrases.wordings:
             at = text.find(phrase)
             for _ in range(_MOST_ON_A_LINE):
                 if at < 0:
@@ -401,18 +316,18 @@ class _Reader:
                 at = text.find(phrase, at + len(phrase))
         for at, wording, facts in sorted(found, key=lambda each: each[0]):
             self._keep(wording, facts, rank_of(text[:at]))
-        for engine, opening in ARGUMENT_LISTS:
+        for engine, opening in self._phrases.lists:
             at = text.find(opening)
             if at >= 0 and not text.endswith("non-default ", 0, at):
                 self._begin_where_needed(opening, rank_of(text[:at]))
                 self._lists[engine, opening] = text[at + len(opening) : at + MAX_LINE]
-        for engine, phrase in COMMANDS:
+        for engine, phrase in self._phrases.commands:
             if phrase in text:
                 self._command = (engine, command_in(text, phrase), self._line)
                 self._variables = variables_before(text, phrase)
 
     def _keep(self, wording: Wording, facts: dict[str, str], rank: str) -> None:
-        if wording.phrase in FIRST_WORDS:
+        if wording.phrase in self._phrases.first_words:
             self._begin_where_needed(wording.phrase, rank)
         self._engines[wording.engine] += 1
         self._known |= facts.keys()
@@ -427,43 +342,43 @@ class _Reader:
         """
         is_again = (phrase, rank) in self._said
         is_sized = bool(self._known & POOL_FACTS)
-        if (is_again and phrase in SAID_ONCE) or (is_sized and (is_again or rank == "")):
+        if (is_again and phrase in self._phrases.once) or (is_sized and (is_again or rank == "")):
             self._starts += 1
             self._first_line = self._line
             self._readings.clear()
             self._lists.clear()
             self._known.clear()
             self._said.clear()
-            self._engines = {"vllm": 0, "sglang": 0}
+            self._engines = dict.fromkeys(SERVERS, 0)
         self._said.add((phrase, rank))
 
     # --- the end
 
     def result(self, *, bare: bool = False) -> ServerLog:
         if not self._readings and not self._lists and not bare:
+            *titles, last = [terms_of(name).title for name in logs_of_servers()]
             raise InvalidInputError(
                 self.where,
-                "holds no line of a vLLM or SGLang server's start-up",
+                f"holds no line of a {', '.join(titles)} or {last} server's start-up",
                 "name its log, from the first line",
             )
         for kind, _ in self._lists:
             self._engines[kind] += 1
         if not any(self._engines.values()) and self._command is not None:
             self._engines[self._command[0]] += 1
-        vllm, sglang = self._engines["vllm"], self._engines["sglang"]
-        engine: Engine = "sglang" if sglang > vllm else "vllm"
+        engine = max(self._engines, key=lambda name: self._engines[name])
         notes = [] if self.skipped is None else [f"{self.where}: {self.skipped}"]
         if self._starts > 1:
             notes.append(f"{self._starts} starts in the log; the last one, from line {self._first_line:,} on, is taken")
         flags = dict[str, str]()
-        for opening in ARGUMENT_LISTS:
+        for opening in self._phrases.lists:
             if opening in self._lists and opening[0] == engine:
                 flags |= arguments(self._lists[opening])
-        if not any(opening in self._lists for opening in ASKED_FOR):
+        if not any(opening in self._lists for opening in self._phrases.asked_for):
             flags |= self._command_flags(engine, notes)
         if self._command is not None and self._command[0] == engine:
             flags |= self._variables
-        kept = {name: text for name, text in flags.items() if name in FLAGS}
+        kept = {name: text for name, text in flags.items() if name in self._phrases.flags}
         return ServerLog(engine, kept, tuple(self._readings), self._starts, self._first_line, tuple(notes))
 
     def _command_flags(self, engine: Engine, notes: list[str]) -> dict[str, str]:
@@ -486,30 +401,12 @@ class _Reader:
         return flags
 
 
-@cache
-def _patterns() -> tuple[tuple[str, re.Pattern[str], Wording], ...]:
-    return tuple((wording.phrase, compiled(wording), wording) for wording in WORDINGS)
-
-
-@cache
-def _phrases() -> tuple[bytes, ...]:
-    openings = [opening for _, opening in (*ARGUMENT_LISTS, *COMMANDS)]
-    plain = dict.fromkeys([*(one.phrase for one in WORDINGS), *openings])
-    in_json = (json.dumps(text)[1:-1] for text in plain)  # a collector may write other letters by their number
-    return tuple(text.encode() for text in dict.fromkeys([*plain, *in_json]))
-
-
-@cache
-def _command_phrases() -> frozenset[bytes]:
-    return frozenset(phrase.encode() for _, phrase in COMMANDS)
-
-
 def _lines_of_worth(piece: bytes) -> tuple[set[tuple[int, int]], int]:
     """(start, end) of the lines that hold a phrase, and how many phrases they hold, each counted once a line; a line
     beyond MAX_LINE is cut where it is that long."""
     found: set[tuple[int, int]] = set()
-    num_phrases = 0
-    for phrase in _phrases():
+    num_phrases, known = 0, phrases()
+    for phrase in known.in_bytes:
         at = piece.find(phrase)
         while at >= 0:
             start = piece.rfind(b"\n", max(0, at - MAX_LINE), at) + 1
@@ -517,7 +414,7 @@ def _lines_of_worth(piece: bytes) -> tuple[set[tuple[int, int]], int]:
                 start = at - at % MAX_LINE
             end = piece.find(b"\n", at, start + MAX_LINE)
             end = end if end >= 0 else min(len(piece), start + MAX_LINE)
-            while phrase in _command_phrases() and piece[end - 1 : end + 1] == b"\\\n" and end - start < MAX_LINE:
+            while phrase in known.in_commands and piece[end - 1 : end + 1] == b"\\\n" and end - start < MAX_LINE:
                 following = piece.find(b"\n", end + 1, start + MAX_LINE)
                 end = following if following >= 0 else min(len(piece), start + MAX_LINE)
             found.add((start, end))

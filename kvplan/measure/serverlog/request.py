@@ -11,30 +11,14 @@ from kvplan.core.files import printable
 from kvplan.core.units import GIB, MAX_TOKENS, format_gib
 from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.measure.server_metrics import ServerSetup
-from kvplan.measure.serverlog.log import Reading, ServerLog
-from kvplan.measure.serverlog.text import arguments
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import ARGUMENTS, lacking, read_argument, spellings
+from kvplan.servers.arguments import EngineArgs, read_argument
+from kvplan.servers.base import logs_of
 from kvplan.servers.environment import Environment, variables
+from kvplan.servers.logs import Reading, ServerLog
 from kvplan.servers.releases import Version
-from kvplan.servers.sglang import rules as sglang
-from kvplan.servers.sglang.models import UNKNOWN_BACKEND
-from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs
 
-EXPERTS: Final = "enable_expert_parallel"  # a number of ranks in SGLang's list
-# SGLang's name of an argument -> kvplan's.
-SGLANG_NAMES: Final = {name: argument for name, argument in spellings("sglang").items() if argument != EXPERTS}
-# What a server resolved, under other names.
-RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
-# Not taken from a log: it says them for any server, asked for or not. Drafts: serverlog/drafts.py.
-NOT_ASKED: Final = frozenset(
-    {
-        "quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "speculative_method",
-        "speculative_eagle_topk", "speculative_num_draft_tokens",
-    }
-)  # fmt: skip
 ONLY_BYTES: Final = "custom"  # a GPU of which nothing but its memory is known
 SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 
@@ -50,81 +34,14 @@ def log_of_page(setup: ServerSetup) -> ServerLog:
 
 
 def flags_of(log: ServerLog) -> dict[str, str]:
-    """Engine arguments by vLLM's names, as text: what was asked for, else what the server says it resolved."""
-    said = {RESOLVED_NAMES.get(name, name): text for name, text in log.flags.items() if name in RESOLVED_NAMES}
-    said |= {name: text for name, text in log.flags.items() if name not in RESOLVED_NAMES}
-    if log.engine == "sglang":
-        return _sglang_flags(log, said)
-    facts = {
-        "max_model_len": log.first("context"),
-        "max_num_batched_tokens": log.first("max_batched_tokens"),
-        "decode_context_parallel_size": log.first("context_parallel"),
-    }
-    found = {name: reading.text.replace(",", "") for name, reading in facts.items() if reading is not None}
-    if (share := utilization_of(log)) is not None:
-        found["gpu_memory_utilization"] = share
-    found |= {name: _plain(text) for name, text in said.items() if name in ARGUMENTS and name not in NOT_ASKED}
-    served = log.first("concurrency_context")  # what -1 (auto) came to
-    if served is not None:
-        found["max_model_len"] = served.text.replace(",", "")
-    elif "max_seq_len" in log.flags:
-        found["max_model_len"] = log.flags["max_seq_len"]
-    if said.get("block_size") == "16":  # the default, which older servers list with all others
-        del found["block_size"]
-    if said.get("quantization") == "fp8":
-        found["quantization"] = "fp8"
-    if said.get("enable_lora") == "True":
-        found |= {name: said[name] for name in ("max_loras", "max_lora_rank") if name in said}
-        found.setdefault("max_loras", "1")
-    tokens = draft_of(log).get("num_speculative_tokens") or said.get("num_speculative_tokens")
-    if tokens is not None:
-        found["num_speculative_tokens"] = tokens
-    return {name: text for name, text in found.items() if text not in ("auto", "")}
-
-
-def _sglang_flags(log: ServerLog, said: dict[str, str]) -> dict[str, str]:
-    """The same of a list of SGLang's arguments, which has every one, asked for or resolved."""
-    named = {SGLANG_NAMES.get(name, name): _plain(text) for name, text in said.items()}
-    found = {name: _sglang_value(name, text) for name, text in named.items()}
-    chunk, context = log.first("max_batched_tokens"), log.first("context")
-    if context is not None:
-        found["max_model_len"] = context.text.replace(",", "")
-    if chunk is not None:
-        found.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
-    if has_dp_attention(log):
-        for name in ("data_parallel_size", "enable_dp_attention", "enable_dp_lm_head", "moe_dense_tp_size"):
-            found.pop(name, None)  # its ranks are compared with no log
-    if "page_size" in said:  # the one that the server had, whatever backend wants another on another GPU
-        for phase in ("prefill_attention_backend", "decode_attention_backend"):
-            if found.get(phase, "None") == "None":
-                found[phase] = said.get("attention_backend", UNKNOWN_BACKEND)
-    dropped = NOT_ASKED | {*lacking("sglang")}
-    return {
-        name: text
-        for name, text in found.items()
-        if name in ARGUMENTS and name not in dropped and text not in ("auto", "", "None")
-    }
-
-
-def _sglang_value(name: str, text: str) -> str:
-    """The value of kvplan's argument that a value of SGLang's says: a switch of its may say the opposite."""
-    flag = ARGUMENTS[name].sglang if name in ARGUMENTS else None
-    if flag is None or (name == "max_num_batched_tokens" and text == "-1"):
-        return "" if flag is not None else text
-    if flag.on is False:
-        return {"True": "False", "False": "True"}.get(text, text)
-    return (flag.values or {}).get(text, text)
-
-
-def has_dp_attention(log: ServerLog) -> bool:
-    """Whether SGLang's attention is divided over data-parallel ranks, which lie inside its tensor-parallel ones."""
-    return log.flags.get("enable_dp_attention") == "True" or log.flags.get("attn_dp_size", "1") not in ("1", "None")
+    """Engine arguments by kvplan's names, as text: what was asked for, else what the server says it resolved."""
+    return logs_of(log.engine).flags(log)
 
 
 def logged_as(log: ServerLog, name: str, text: str) -> str:
     """An argument of flags_of as the log has it: `tp_size=2`, where that is what the server calls it."""
-    names = [theirs for theirs, ours in (SGLANG_NAMES | RESOLVED_NAMES).items() if ours == name]
-    theirs = next((one for one in [name, *names] if one in log.flags), name)
+    names = [theirs for theirs, ours in logs_of(log.engine).names.items() if ours == name]
+    theirs = next((own for own in [name, *names] if own in log.flags), name)
     return f"{printable(theirs, 60)}={printable(text, 60)}"
 
 
@@ -160,103 +77,19 @@ def derived_context(log: ServerLog) -> tuple[int, int, int] | None:
     return (likeliest if low <= likeliest <= high else high // unit * unit), low, high
 
 
-def utilization_of(log: ServerLog) -> str | None:
-    """The logged share of the memory; by the budget where that is logged too, as it has two digits more."""
-    share, budget, total = (log.first(fact) for fact in ("utilization", "budget", "total_memory"))
-    if share is None or budget is None or total is None or not total.size:
-        return None if share is None else share.text
-    exact = budget.size / total.size
-    return f"{exact:.5f}" if abs(exact - share.value) <= 1.1 * share.half_digit else share.text
-
-
-def _plain(text: str) -> str:
-    return text.removeprefix("torch.")
-
-
-def draft_of(log: ServerLog) -> dict[str, str]:
-    """What the log says of speculative decoding; empty where there is none."""
-    text = log.flags.get("speculative_config", "")
-    found = arguments(re.sub(r"^(?:SpeculativeConfig)?[({]", "", text)) if text else {}
-    if "num_spec_tokens" in found:
-        found["num_speculative_tokens"] = found["num_spec_tokens"]
-    for name in ("speculative_algorithm", "speculative_model"):
-        if name in log.flags:
-            found.setdefault("method", log.flags[name])
-    return found
-
-
-SGLANG_RELEASE: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?![0-9])")
-
-
-SAMPLER_WITHOUT_A_SORT: Final = "Using FlashInfer"
-LOGGED_VARIABLES: Final = {  # what a line of a log says, as the variable that does so
-    "first_engine": ("VLLM_USE_V1", "0", "1"),
-    "flashinfer": ("VLLM_USE_FLASHINFER_SAMPLER", "1", "0"),
-    "estimates_graphs": ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "1", "0"),
-}
-
-
 def environment_of(log: ServerLog, release: Version) -> Environment:
-    """The variables of the command that the log quotes, and what its lines say of the engine, sampler and profile.
+    """The variables of the command that the log quotes, and what its lines show of them.
 
-    A line of the log wins: it is what the server did. Of a release that always does so it says nothing.
+    A line of the log wins: it is what the server did.
     """
     known = variables()
     stated: Environment = {name: text for name, text in log.flags.items() if name in known}
-    kinds = {reading.text for reading in log.all("engine_kind")}
-    sampler, profiling = log.text("sampler"), log.text("graph_profiling")
-    said = {
-        "first_engine": bool(kinds - {"V1"}) if kinds else None,
-        "flashinfer": None if sampler is None else sampler == SAMPLER_WITHOUT_A_SORT,
-        "estimates_graphs": None if profiling is None else profiling == "enabled",
-    }
-    for name, value in said.items():
-        variable, yes, no = LOGGED_VARIABLES[name]
-        if value is not None and known[variable].is_read_by(release):
-            stated[variable] = yes if value else no
-    return stated
+    return stated | logs_of(log.engine).environment(log, release)
 
 
 def engine_of(log: ServerLog) -> str | None:
-    """`vllm@0.11` or `sglang@0.4.3`, as --engine takes it; None where the log names no release of vLLM.
-
-    An SGLang that says none, or one older than those that are known, is sized by the newest rules.
-    """
-    if log.engine == "vllm":
-        return None if log.release is None else f"vllm@{log.release[0]}.{log.release[1]}"
-    found = SGLANG_RELEASE.match(log.text("version") or "")
-    if found is None or not sglang.OLDEST <= (int(found[1]), int(found[2])) <= sglang.NEWEST:
-        return "sglang"
-    return f"sglang@{found[0].removeprefix('v')}"
-
-
-def development_notes(log: ServerLog) -> list[str]:
-    """What a build between two releases rests on: 0.19.1rc1.dev329 is 329 commits after the tag before it."""
-    version = log.text("version") or ""
-    match = re.match(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?\w*(?:\.post\d+)?\.dev\d", version)
-    if log.engine != "vllm" or log.release is None or match is None:
-        return []
-    major, minor, patch = (int(field or 0) for field in match.groups())
-    later, other = ("after", minor + 1) if patch else ("before", minor - 1)
-    neighbor = f"{major}.{other}"
-    more = f"; --engine vllm@{neighbor} says so" if (major, other) <= vllm.NEWEST and other >= 0 else ""
-    return [
-        f"version {printable(version, 60)} is a development build {later} {major}.{minor}.0, judged as "
-        f"{major}.{minor}: it may {'already' if patch else 'still'} behave as {neighbor} does{more}"
-    ]
-
-
-def fraction_notes(log: ServerLog, args: EngineArgs) -> list[str]:
-    """What a default mem_fraction_static rests on, where the log does not say a release whose rule is known."""
-    if log.engine != "sglang" or args.mem_fraction_static is not None or engine_of(log) != "sglang":
-        return []
-    version = log.text("version")
-    release = "its release" if version is None else f"a release that kvplan knows ({printable(version, 40)})"
-    newest = "sglang@{}.{}".format(*sglang.NEWEST)
-    return [
-        f"the {log.called} says neither mem_fraction_static nor {release}: the fraction is that of {newest}'s rule; "
-        "--engine sglang@0.4.6, or whichever it was, or --mem-fraction-static says it"
-    ]
+    """`vllm@0.11`, as --engine takes it; None where the log names no release of a server whose releases differ."""
+    return logs_of(log.engine).engine(log)
 
 
 def model_of(log: ServerLog) -> tuple[str | None, str | None]:
@@ -395,8 +228,3 @@ def check_model(log: ServerLog, spec: ModelSpec) -> None:
             f"quantization={printable(said or '', 40)}, but {spec.name} is not quantized",
             "say with --model which checkpoint was served",
         )
-
-
-def is_drafting(log: ServerLog) -> bool:
-    method = draft_of(log).get("method", "")
-    return bool(draft_of(log)) and method not in ("ngram", "[ngram]")

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
     from kvplan.servers.environment import Variable
     from kvplan.servers.failures import Failures
+    from kvplan.servers.logs import Logs
     from kvplan.servers.metrics import Metrics
     from kvplan.servers.plans import HostRow
     from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "drafter", "explain", "failures", "flags", "host", "kept_back", "labels", "launch", "metrics", "name",
-    "parse", "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
+    "context", "drafter", "explain", "failures", "flags", "host", "kept_back", "labels", "launch", "logs", "metrics",
+    "name", "parse", "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
     "variables",
 ]  # fmt: skip
 
@@ -107,6 +108,12 @@ def parse(words: list[str]) -> "ServeCommand":
     from kvplan.servers.vllm import command
 
     return command.parse(words)
+
+
+def logs() -> "Logs":
+    from kvplan.servers.vllm.log import LOGS
+
+    return LOGS
 
 
 def flags() -> "tuple[Mapping[str, str], Mapping[str, Other]]":

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Final
 
 from kvplan.core.units import GIB
-from kvplan.measure.serverlog.log import Reading, ServerLog
+from kvplan.servers.logs import Reading, ServerLog
 
 LOADING: Final = ("free_before_load", "free_after_load", "weights")
 
@@ -40,7 +40,7 @@ class _Buffers:
 
     @property
     def rounding(self) -> int:
-        return sum(one.rounding for one in self.sizes)
+        return sum(reading.rounding for reading in self.sizes)
 
 
 def kv_pool(log: ServerLog, rank: str, *, windows: bool | None) -> KVPool | None:
@@ -52,7 +52,7 @@ def kv_pool(log: ServerLog, rank: str, *, windows: bool | None) -> KVPool | None
     if not lines:
         return None
     first, *others = lines
-    other = next((one for one in others if first.tokens and one.tokens and one.tokens != first.tokens), None)
+    other = next((line for line in others if first.tokens and line.tokens and line.tokens != first.tokens), None)
     if windows and other is None and others:
         other = others[0]  # as many tokens in both
     if windows is False or (windows is None and other is None):
@@ -60,37 +60,37 @@ def kv_pool(log: ServerLog, rank: str, *, windows: bool | None) -> KVPool | None
     if other is None:
         return KVPool(first.size, first.rounding, None, "the log gives one of the two pools")
     # The windows' pool never has more tokens. Source: sglang 0.5.23 srt/server_args.py (swa_full_tokens_ratio).
-    tokens = max((one.tokens for one in (first, other) if one.tokens is not None), default=None)
+    tokens = max((buffers.tokens for buffers in (first, other) if buffers.tokens is not None), default=None)
     both = _Buffers((*first.sizes, *other.sizes), tokens)
     return KVPool(both.size, both.rounding, tokens)
 
 
 def _buffers(log: ServerLog, rank: str) -> list[_Buffers]:
     """What was allocated before a draft's weights were loaded: its pool follows."""
-    found: list[_Buffers] = []
+    buffers: list[_Buffers] = []
     tokens: int | None = None
-    for reading in (one for one in log.readings if one.rank == rank):
-        if found and reading.fact in LOADING:
+    for reading in (each for each in log.readings if each.rank == rank):
+        if buffers and reading.fact in LOADING:
             break
         if reading.fact == "pool_tokens":
             tokens = reading.count
         elif reading.fact == "key_size":
-            found.append(_Buffers((reading,), tokens))
+            buffers.append(_Buffers((reading,), tokens))
             tokens = None
-        elif reading.fact == "value_size" and found:
-            keys = found.pop()
-            found.append(_Buffers((*keys.sizes, reading), keys.tokens))
-    return found
+        elif reading.fact == "value_size" and buffers:
+            keys = buffers.pop()
+            buffers.append(_Buffers((*keys.sizes, reading), keys.tokens))
+    return buffers
 
 
 def total(sizes: Iterable[Reading]) -> int:
     """Bytes of several figures in GiB, rounded once."""
-    return round(sum(Decimal(one.text) for one in sizes) * GIB)
+    return round(sum(Decimal(reading.text) for reading in sizes) * GIB)
 
 
 def smallest_pool(log: ServerLog, ranks: Iterable[str], *, windows: bool | None) -> KVPool | None:
-    found = [kv_pool(log, rank, windows=windows) for rank in ranks]
-    return min((one for one in found if one is not None), key=lambda one: one.size, default=None)
+    pools = [kv_pool(log, rank, windows=windows) for rank in ranks]
+    return min((pool for pool in pools if pool is not None), key=lambda pool: pool.size, default=None)
 
 
 def pool_tokens(log: ServerLog, *, windows: bool | None) -> int | None:
@@ -98,8 +98,8 @@ def pool_tokens(log: ServerLog, *, windows: bool | None) -> int | None:
     counted = log.least("kv_tokens") or log.least("full_tokens")
     if counted is not None:
         return counted.count
-    pool = [kv_pool(log, rank, windows=windows) for rank in log.ranks]
-    return min((one.tokens for one in pool if one is not None and one.tokens is not None), default=None)
+    pools = [kv_pool(log, rank, windows=windows) for rank in log.ranks]
+    return min((pool.tokens for pool in pools if pool is not None and pool.tokens is not None), default=None)
 
 
 def states(log: ServerLog, ranks: Iterable[str]) -> tuple[int, int] | None:
@@ -113,8 +113,8 @@ def states(log: ServerLog, ranks: Iterable[str]) -> tuple[int, int] | None:
 
 def stage_of(rank: str) -> int | None:
     """The pipeline stage that a rank's name gives: `PP1 TP0`."""
-    found = re.search(r"(?<![A-Z])PP([0-9]{1,3})(?![0-9])", rank)
-    return int(found[1]) if found else None
+    match = re.search(r"(?<![A-Z])PP([0-9]{1,3})(?![0-9])", rank)
+    return int(match[1]) if match else None
 
 
 def ranks_by_stage(log: ServerLog, num_stages: int) -> dict[int, tuple[str, ...]]:
@@ -122,15 +122,20 @@ def ranks_by_stage(log: ServerLog, num_stages: int) -> dict[int, tuple[str, ...]
     ranks = log.ranks or tuple(dict.fromkeys(reading.rank for reading in log.readings))
     if num_stages == 1:
         return {0: ranks}
-    found: dict[int, list[str]] = {}
+    by_stage: dict[int, list[str]] = {}
     for rank in ranks:
         stage = stage_of(rank)
         if stage is not None and stage < num_stages:
-            found.setdefault(stage, []).append(rank)
-    return {stage: tuple(found[stage]) for stage in sorted(found)} or {0: ranks[:1]}
+            by_stage.setdefault(stage, []).append(rank)
+    return {stage: tuple(by_stage[stage]) for stage in sorted(by_stage)} or {0: ranks[:1]}
 
 
 def first_of(log: ServerLog, fact: str, ranks: Iterable[str]) -> Reading | None:
     """The first figure of these ranks."""
     by_rank = log.by_rank(fact)
     return next((by_rank[rank] for rank in ranks if rank in by_rank), None)
+
+
+def has_dp_attention(log: ServerLog) -> bool:
+    """Whether SGLang's attention is divided over data-parallel ranks, which lie inside its tensor-parallel ones."""
+    return log.flags.get("enable_dp_attention") == "True" or log.flags.get("attn_dp_size", "1") not in ("1", "None")

@@ -24,15 +24,15 @@ _JSON: Final = re.compile(r'"(?:log|message|msg|textPayload)"\s{0,4}:\s{0,4}"((?
 def unwrapped(text: str) -> list[str]:
     """A line as the server wrote it, without what Docker or Kubernetes put around it; several where a record has."""
     for _ in range(MOST_WRAPPINGS):
-        found = _CRI.match(text)
-        if found is not None:
-            text = text[found.end() :]
+        match = _CRI.match(text)
+        if match is not None:
+            text = text[match.end() :]
             continue
         record = _JSON.search(text) if text.lstrip().startswith('{"') else None
-        said = None if record is None else _from_json(record[1])
-        if said is None:
+        message = None if record is None else _from_json(record[1])
+        if message is None:
             break
-        text = said
+        text = message
     return [line for line in re.split(r"(?<!\\)[\r\n]+", text, maxsplit=MOST_LINES_OF_A_RECORD - 1) if line]
 
 
@@ -40,10 +40,10 @@ def _from_json(text: str) -> str | None:
     """What a JSON string stands for, without an escape that was cut off at its end; None for what is none."""
     for cut in (0, *range(1, 7)):
         try:
-            said = json.loads(f'"{text[: len(text) - cut]}"', strict=False)
+            plain = json.loads(f'"{text[: len(text) - cut]}"', strict=False)
         except ValueError:
             continue
-        return str(said).encode("utf-8", "replace").decode()  # half a surrogate pair cannot be printed
+        return str(plain).encode("utf-8", "replace").decode()  # half a surrogate pair cannot be printed
     return None
 
 
@@ -59,13 +59,13 @@ def arguments(text: str) -> dict[str, str]:
 
     Text in quotes loses them; a nested list or object stays as it is written. Nothing is evaluated.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for item in _items(text):
         match = _ITEM.match(item)
         value = _plain(match[3]) if match else None
         if match and value is not None:
-            found[match[2]] = value
-    return found
+            values[match[2]] = value
+    return values
 
 
 def _items(text: str) -> Iterable[str]:

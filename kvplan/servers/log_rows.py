@@ -2,12 +2,8 @@
 
 from typing import Final, Literal
 
-from kvplan.measure.measurement import Figure, Source, not_in
-from kvplan.measure.serverlog.log import Reading, ServerLog
-from kvplan.servers.plans import Plan, Request
-from kvplan.servers.vllm import adapters, overheads
-from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import own_layout, rank_weights
+from kvplan.servers.logs import Case, Reading, ServerLog
+from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, Source, not_in, reconcile
 
 Unit = Literal["bytes", "blocks", "tokens", "requests"]
 PARTS: Final = ("weights", "activations", "non_torch", "cuda_graphs", "kv_cache")
@@ -45,25 +41,30 @@ def smallest_kv(log: ServerLog) -> Reading | None:
     return log.least("available_kv") or log.least("kv_in_use")
 
 
-def loaded_weights(request: Request, settings: vllm.Settings, stage: int) -> int:
-    """Bytes that a server's "Model loading took" counts: weights, the buffers that come with them, and adapter slots.
-
-    Source of the last: vLLM 0.8.5 worker/model_runner.py and v1/worker/gpu_model_runner.py, 0.28 and 0.33
-    v1/worker/gpu/model_runner.py, whose load_model makes the slots before it takes the difference.
-    """
-    weights = sum(rank_weights(request, stage).values())
-    slots = 0
-    if request.release.has("v1"):
-        slots = adapters.lora(request.spec, settings, request.args, stage).likely
-    return weights + slots + overheads.loaded(request.spec, settings, request.args, own_layout(request, stage)).total
+def row_of(log: ServerLog, figure: Figure, prediction: Prediction) -> Row:
+    """One component of one stage, or of the server."""
+    (row,) = reconcile({figure.component: prediction}, Measurement(log.called, (figure,)))
+    return row
 
 
-def activation_peak(found: Plan) -> int:
-    """Bytes that a log of the plan's release calls the activation peak."""
-    release, peak = found.request.release, found.estimates["activations"].likely
-    if not release.has("consumed_memory"):
-        own = overheads.loaded(
-            found.request.spec, found.settings, found.request.args, own_layout(found.request, found.stage)
-        )
-        return peak + found.estimates["buffers"].likely - own.total
-    return peak + (found.estimates["cuda_graphs"].likely if found.settings.graphs_in_budget else 0)
+def plain(case: Case) -> tuple[Row, ...]:
+    """Weights, the KV cache and its tokens as they were logged, beside the plan."""
+    log, made = case.log, case.planned(case.request)
+    tokens = log.least("kv_tokens")
+    measured = Measurement(
+        log.called,
+        (
+            sized("weights", log.first("weights"), log.called),
+            sized("kv_cache", smallest_kv(log), log.called),
+            counted("tokens", None if tokens is None else tokens.count, log.called),
+        ),
+    )
+    predictions = {
+        "weights": Prediction(made.memory.weights, "formula"),
+        "kv_cache": Prediction(made.memory.kv_cache, "formula"),
+        "tokens": Prediction(made.capacity.tokens, "formula"),
+    }
+    if not case.gpu_known:
+        why = "depends on the GPU; add --gpu"
+        predictions |= {name: Prediction(None, why=why) for name in ("kv_cache", "tokens")}
+    return reconcile(predictions, measured)

@@ -6,48 +6,70 @@ them: blocks, tokens and concurrency, which must then be right to the last digit
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final
 
 from kvplan.core.units import GIB
-from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
-from kvplan.measure.serverlog.log import Reading, ServerLog
-from kvplan.measure.serverlog.request import is_drafting
-from kvplan.measure.serverlog.rows import (
+from kvplan.servers.log_rows import (
     ENCODER,
     POOL,
-    activation_peak,
     counted,
     difference,
-    loaded_weights,
     missing,
     sized,
     smallest_kv,
 )
-from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.vllm import overheads
+from kvplan.servers.logs import Case, Given, Reading, ServerLog
+from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
+from kvplan.servers.plans import Plan, Request
+from kvplan.servers.vllm import adapters, overheads
+from kvplan.servers.vllm.log_flags import is_drafting
 from kvplan.servers.vllm.overheads import Kind
-from kvplan.servers.weights import own_layout
+from kvplan.servers.vllm.rules import Settings
+from kvplan.servers.weights import own_layout, rank_weights
 
 CONSUMED: Final = "logged as consumed memory, less the weights; holds the buffers allocated after loading"
 IN_BUDGET: Final = ("weights", "activations", "non_torch")
-Context = Literal["known", "derived", "unknown"]  # derived: from the concurrency, which is then not predicted
 
 # --- from the inputs alone --------------------------------------------------------------------------------------------
 
 
-def vllm_rows(log: ServerLog, request: Request, *, context: Context) -> tuple[Row, ...]:
+def rows(case: Case) -> tuple[Row, ...]:
     """What takes the memory, and the pool that is left, from the inputs alone."""
-    made = plan(request)
+    log, made = case.log, case.planned(case.request)
     measured = measurement(log, made)
-    rows = {row.component: row for row in reconcile(predictions(log, made, measured, context=context), measured)}
-    rows["weights"] = replace(rows["weights"], why=_weights_why(log, made, rows["weights"]))
-    kv = rows["kv_cache"]
-    if kv.is_exact is False and request.args.kv_cache_memory_bytes is None:
-        rows["kv_cache"] = replace(kv, why=_budget_why(log, made, list(rows.values()), kv))
+    by_name = {row.component: row for row in reconcile(predictions(case, made, measured), measured)}
+    by_name["weights"] = replace(by_name["weights"], why=_weights_why(log, made, by_name["weights"]))
+    kv = by_name["kv_cache"]
+    if kv.is_exact is False and case.request.args.kv_cache_memory_bytes is None:
+        by_name["kv_cache"] = replace(kv, why=_budget_why(log, made, list(by_name.values()), kv))
     for name in POOL:
-        if rows[name].is_exact is False and kv.error:
-            rows[name] = replace(rows[name], why="follows kv_cache")
-    return tuple(rows.values())
+        if by_name[name].is_exact is False and kv.error:
+            by_name[name] = replace(by_name[name], why="follows kv_cache")
+    return tuple(by_name.values())
+
+
+def loaded_weights(request: Request, settings: Settings, stage: int) -> int:
+    """Bytes that a server's "Model loading took" counts: weights, the buffers that come with them, and adapter slots.
+
+    Source of the last: vLLM 0.8.5 worker/model_runner.py and v1/worker/gpu_model_runner.py, 0.28 and 0.33
+    v1/worker/gpu/model_runner.py, whose load_model makes the slots before it takes the difference.
+    """
+    weights = sum(rank_weights(request, stage).values())
+    slots = 0
+    if request.release.has("v1"):
+        slots = adapters.lora(request.spec, settings, request.args, stage).likely
+    return weights + slots + overheads.loaded(request.spec, settings, request.args, own_layout(request, stage)).total
+
+
+def activation_peak(made: Plan) -> int:
+    """Bytes that a log of the plan's release calls the activation peak."""
+    release, peak = made.request.release, made.estimates["activations"].likely
+    if not release.has("consumed_memory"):
+        own = overheads.loaded(
+            made.request.spec, made.settings, made.request.args, own_layout(made.request, made.stage)
+        )
+        return peak + made.estimates["buffers"].likely - own.total
+    return peak + (made.estimates["cuda_graphs"].likely if made.settings.graphs_in_budget else 0)
 
 
 def measurement(log: ServerLog, made: Plan) -> Measurement:
@@ -57,7 +79,7 @@ def measurement(log: ServerLog, made: Plan) -> Measurement:
     return Measurement(log.called, (*parts, *_encoder(log), kv_cache, *pool_figures(log)))
 
 
-def predictions(log: ServerLog, made: Plan, measured: Measurement, *, context: Context) -> dict[str, Prediction]:
+def predictions(case: Case, made: Plan, measured: Measurement) -> dict[str, Prediction]:
     """What the plan says of each component, counted as it was measured."""
     request, estimates = made.request, made.estimates
     weights = max(loaded_weights(request, made.settings, i) for i in range(request.args.pipeline_parallel_size))
@@ -71,9 +93,9 @@ def predictions(log: ServerLog, made: Plan, measured: Measurement, *, context: C
         "activations": Prediction(activation_peak(made), estimates["activations"].kind),
         "non_torch": Prediction(non_torch, estimates["non_torch"].kind),
         "cuda_graphs": Prediction(estimates["cuda_graphs"].likely, estimates["cuda_graphs"].kind),
-        **_encoder_prediction(log, made),
+        **_encoder_prediction(case.log, made),
         "kv_cache": Prediction(made.available, kind),
-        **pool_predictions(log, made, measured, kind, context=context),
+        **pool_predictions(case, made, measured, kind),
     }
 
 
@@ -84,12 +106,12 @@ def _weights(log: ServerLog, made: Plan) -> Figure:
     return sized("weights", max(by_rank.values(), key=lambda reading: reading.value), log.called)
 
 
-def _weights_why(log: ServerLog, found: Plan, row: Row) -> str:
+def _weights_why(log: ServerLog, made: Plan, row: Row) -> str:
     if row.is_exact is not False:
         return row.why
-    if row.error is not None and row.error < 0 and is_drafting(log) and found.request.draft is None:
+    if row.error is not None and row.error < 0 and is_drafting(log) and made.request.draft is None:
         return "the draft model that speculates is loaded too"
-    if found.request.spec.multimodal and row.error is not None and row.error > 0:
+    if made.request.spec.multimodal and row.error is not None and row.error > 0:
         return "a server without image or audio inputs does not load their towers"
     return ""
 
@@ -97,8 +119,8 @@ def _weights_why(log: ServerLog, found: Plan, row: Row) -> str:
 def _deciding(log: ServerLog, fact: str) -> Reading | None:
     """The figure of the rank whose pool is smallest, else the first."""
     kv = log.least("available_kv")
-    found = log.by_rank(fact)
-    return found.get(kv.rank) if kv is not None and kv.rank in found else log.first(fact)
+    by_rank = log.by_rank(fact)
+    return by_rank.get(kv.rank) if kv is not None and kv.rank in by_rank else log.first(fact)
 
 
 def _activations(log: ServerLog, made: Plan) -> Figure:
@@ -145,27 +167,27 @@ def _encoder_prediction(log: ServerLog, made: Plan) -> dict[str, Prediction]:
     return {ENCODER: Prediction(min(budget.compute_tokens, budget.cache_tokens), "exact", why=why)}
 
 
-def _budget_why(log: ServerLog, found: Plan, parts: Sequence[Row], row: Row) -> str:
+def _budget_why(log: ServerLog, made: Plan, parts: Sequence[Row], row: Row) -> str:
     """Which part of the budget the pool's error comes from."""
-    in_budget = [one for one in parts if one.component in IN_BUDGET and one.error is not None]
+    in_budget = [part for part in parts if part.component in IN_BUDGET and part.error is not None]
     reasons = []
     if in_budget:
-        worst = max(in_budget, key=lambda one: abs(one.error or 0))
+        worst = max(in_budget, key=lambda part: abs(part.error or 0))
         assert row.error is not None
         if worst.error is not None and abs(worst.error) >= 0.4 * abs(row.error):
             reasons.append(f"mostly {worst.component} ({-worst.error / GIB:+.2f} GiB here)")
     estimated = log.first("cuda_graphs_estimated")
-    if found.settings.graphs_in_budget and estimated is not None:
+    if made.settings.graphs_in_budget and estimated is not None:
         reasons.append(f"the server took its graph estimate of {estimated.text} GiB from the budget")
-    activations = next((one for one in parts if one.component == "activations"), None)
+    activations = next((part for part in parts if part.component == "activations"), None)
     if (
-        found.request.spec.multimodal
+        made.request.spec.multimodal
         and activations is not None
         and activations.measured is None
         and (row.error or 0) > 0
     ):
         reasons.append("the towers' peak on images or video can be GiB above the plan's; the log does not give it")
-    step = found.request.gpu.total_memory / 200
+    step = made.request.gpu.total_memory / 200
     by_digits = "gpu_memory_utilization" not in log.flags and log.first("budget") is None
     if by_digits and log.first("utilization") is not None and not reasons:
         reasons.append(f"the logged utilization has two digits: {step / GIB:.2f} GiB either way")
@@ -189,33 +211,40 @@ def _pool(made: Plan) -> dict[str, float]:
     return {"blocks": capacity.num_blocks, "tokens": capacity.tokens, "concurrency": capacity.max_concurrency}
 
 
-def pool_predictions(
-    log: ServerLog, made: Plan, measured: Measurement, kind: Kind, *, context: Context
-) -> dict[str, Prediction]:
+def pool_predictions(case: Case, made: Plan, measured: Measurement, kind: Kind) -> dict[str, Prediction]:
     """Blocks, tokens and concurrency of a plan; no concurrency beside one of other tokens per request."""
-    found = {name: Prediction(figure, kind) for name, figure in _pool(made).items()}
-    why = _context_why(log, made, context=context)
+    predicted = {name: Prediction(figure, kind) for name, figure in _pool(made).items()}
+    why = _context_why(case, made)
     if why and measured["concurrency"].value is not None:
-        found["concurrency"] = Prediction(None, why=why)
-    return found
+        predicted["concurrency"] = Prediction(None, why=why)
+    return predicted
 
 
-def _context_why(log: ServerLog, found: Plan, *, context: Context) -> str:
-    asked = log.first("concurrency_context")
-    if asked is not None and asked.count != found.capacity.max_model_len:
-        return f"logged for {asked.count:,} tokens per request, predicted for {found.capacity.max_model_len:,}"
-    if asked is not None or context == "known":
+def _context_why(case: Case, made: Plan) -> str:
+    logged, context = case.log.first("concurrency_context"), made.capacity.max_model_len
+    if logged is not None and logged.count != context:
+        return f"logged for {logged.count:,} tokens per request, predicted for {context:,}"
+    if logged is not None or case.context == "known":
         return ""
-    return (
-        "the context is derived from it; add --ctx" if context == "derived" else "the context is not known; add --ctx"
-    )
+    if case.context == "derived":
+        return "the context is derived from it; add --ctx"
+    return "the context is not known; add --ctx"
 
 
 # --- given the pool ---------------------------------------------------------------------------------------------------
 
 
-def vllm_given(log: ServerLog, request: Request, *, context: Context) -> tuple[Row, ...]:
+def given(case: Case) -> Given:
+    kv, blocks = smallest_kv(case.log), case.log.least("num_blocks")
+    rows_of_pool = _given_rows(case)
+    if kv is not None:
+        return Given(rows_of_pool, f"{kv.text} GiB")
+    return Given(rows_of_pool, "" if blocks is None else f"{blocks.count:,} blocks")
+
+
+def _given_rows(case: Case) -> tuple[Row, ...]:
     """Blocks, tokens and concurrency of a pool of the logged bytes; else, of the logged blocks, the last two."""
+    log, request = case.log, case.request
     kv, blocks = smallest_kv(log), log.least("num_blocks")
     if kv is not None and kv.size > 0:
         sizes = [kv.size + spread for spread in (-kv.rounding, 0, kv.rounding)]
@@ -230,47 +259,49 @@ def vllm_given(log: ServerLog, request: Request, *, context: Context) -> tuple[R
         nothing = f"neither the pool's bytes nor its blocks are {WHERE[log.called]}"
         why = "the pool has no room" if kv is not None else nothing
         return reconcile({}, Measurement(log.called, tuple(missing(name, why) for name in POOL)))
-    low, middle, high = (plan(replace(request, args=each)) for each in args)
+    low, middle, high = (case.planned(replace(request, args=each)) for each in args)
     measured = Measurement(log.called, pool_figures(log, left_out))
     kind: Kind = "exact" if request.release.is_compared else "formula"
-    predicted = pool_predictions(log, middle, measured, kind, context=context)
+    predicted = pool_predictions(case, middle, measured, kind)
     for figure in measured.figures:
         prediction = predicted[figure.component]
         if figure.value is not None and prediction.value is not None:
             least, most = (_pool(end)[figure.component] for end in (low, high))
             predicted[figure.component] = replace(prediction, low=least, high=most)
-    rows = reconcile(predicted, measured)
-    return tuple(replace(row, why=_pool_why(log, middle, row)) if row.is_exact is False else row for row in rows)
+    return tuple(
+        replace(row, why=_pool_why(log, middle, row)) if row.is_exact is False else row
+        for row in reconcile(predicted, measured)
+    )
 
 
-def _pool_why(log: ServerLog, found: Plan, row: Row) -> str:
+def _pool_why(log: ServerLog, made: Plan, row: Row) -> str:
     """The known reason that explains a pool's difference in full, or nothing."""
-    for factor, why in _known_factors(log, found):
+    for factor, why in _known_factors(log, made):
         if _fits(row, factor):
             return why
-    block, own = log.first("attention_block_size"), found.pool.block_size
+    block, own = log.first("attention_block_size"), made.pool.block_size
     if block is not None and block.count != own:
         return (
             f"the server's attention block is {block.count:,} tokens, here {own:,}: keys and values, or states, have "
             "another dtype there; add --kv-cache-dtype or --mamba-ssm-cache-dtype"
         )
-    args = found.request.args
+    args = made.request.args
     is_little_more = row.relative is not None and 0 < row.relative < 0.05
     if args.tensor_parallel_size > 1 and is_little_more and len(log.by_rank("available_kv")) < 2:
         return "the smallest rank decides; the log quotes the bytes of one rank"
     return ""
 
 
-def _known_factors(log: ServerLog, found: Plan) -> Iterable[tuple[float, str]]:
+def _known_factors(log: ServerLog, made: Plan) -> Iterable[tuple[float, str]]:
     """(logged / predicted, the reason) of what changes the bytes of a token."""
-    layers = found.request.spec.num_layers
+    layers = made.request.spec.num_layers
     padding = log.first("padding_layers")
     if padding is not None and 0 < padding.count < 1000:
         yield layers / (layers + padding.count), f"the server adds {padding.count} padding layers to {layers}"
-    if is_drafting(log) and found.request.draft is None:
+    if is_drafting(log) and made.request.draft is None:
         yield layers / (layers + 1), f"the draft (MTP) layer keeps KV too: {layers + 1} layers, not {layers}"
     parallel = log.first("context_parallel")
-    if parallel is not None and found.request.args.decode_context_parallel_size == 1:
+    if parallel is not None and made.request.args.decode_context_parallel_size == 1:
         yield float(parallel.count), f"multiplied by the {parallel.count} ranks of decode context parallelism"
 
 

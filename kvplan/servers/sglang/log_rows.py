@@ -7,14 +7,21 @@ from typing import Final
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
-from kvplan.core.units import GIB
-from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
-from kvplan.measure.serverlog.log import Reading, ServerLog
-from kvplan.measure.serverlog.pools import KVPool, first_of, pool_tokens, ranks_by_stage, smallest_pool, states
-from kvplan.measure.serverlog.request import has_dp_attention
-from kvplan.measure.serverlog.rows import RUNNING, counted, missing, sized
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.core.units import GIB, format_gib
+from kvplan.servers.log_rows import RUNNING, counted, missing, row_of, sized
+from kvplan.servers.logs import Case, Given, Reading, ServerLog
+from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
+from kvplan.servers.plans import Plan, Request
 from kvplan.servers.sglang import pool as sglang_pool
+from kvplan.servers.sglang.log_pools import (
+    KVPool,
+    first_of,
+    has_dp_attention,
+    pool_tokens,
+    ranks_by_stage,
+    smallest_pool,
+    states,
+)
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import own_layout, rank_weights
@@ -30,12 +37,13 @@ DP_ATTENTION: Final = "logs of DP attention are not compared"
 STAND_IN: Final = 0.5  # for a fraction that is not known where only the layout of the pool is asked for
 
 
-def sglang_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[Row, ...]:
+def rows(case: Case) -> tuple[Row, ...]:
     """Weights as the device lost them; the pool from the inputs alone where the GPU is known, else from the free memory
     that was logged, by SGLang's own rule.
     """
+    log = case.log
     graphs, left = log.first("cuda_graphs"), log.least("free_at_end")
-    kv, tokens, running = _pool_rows(log, request, gpu_known=gpu_known)
+    kv, tokens, running = _pool_rows(case)
     rest = "" if left is None else f" ({left.text} GiB were left free)"
     unknown = (
         missing("activations", KEPT_BACK + rest),
@@ -45,31 +53,26 @@ def sglang_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[R
         missing("concurrency", "SGLang does not log it"),
     )
     activations, non_torch, cuda_graphs, blocks, concurrency = reconcile({}, Measurement(log.called, unknown))
-    weights = _weights(log, request)
+    weights = _weights(log, case.request)
     return weights, activations, non_torch, cuda_graphs, kv, blocks, tokens, concurrency, running
 
 
-def row_of(log: ServerLog, figure: Figure, prediction: Prediction) -> Row:
-    """One component of one stage, or of the server."""
-    (row,) = reconcile({figure.component: prediction}, Measurement(log.called, (figure,)))
-    return row
-
-
-def planned(log: ServerLog, request: Request) -> Plan | str:
+def planned(case: Case) -> Plan | str:
     """The plan, or why there is none."""
-    if has_dp_attention(log):
+    if has_dp_attention(case.log):
         return DP_ATTENTION
     try:
-        return plan(request)
+        return case.planned(case.request)
     except KvplanError as error:
         return str(error)
 
 
-def _laid_out(log: ServerLog, request: Request) -> Plan | str:
+def _laid_out(case: Case) -> Plan | str:
     """A plan of which only the pool's layout is asked for: no GPU's default fraction stands in its way."""
+    request = case.request
     if request.args.mem_fraction_static is None:
         request = replace(request, args=replace(request.args, mem_fraction_static=STAND_IN))
-    return planned(log, request)
+    return planned(replace(case, request=request))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -104,9 +107,9 @@ def _weights_why(log: ServerLog, row: Row) -> str:
 
 def _reserved(request: Request, stage: int) -> int:
     layout, spec = own_layout(request, stage), request.spec
-    held = sum(rank_weights(request, stage).values())  # refuses what cannot be sized
+    loaded = sum(rank_weights(request, stage).values())  # refuses what cannot be sized
     known = spec.quantization is None or spec.quantization.known
-    return weights_reserved(spec, layout) if layout is not None and known else held
+    return weights_reserved(spec, layout) if layout is not None and known else loaded
 
 
 def _worst(rows: Sequence[tuple[int, Row]], num_stages: int) -> Row:
@@ -133,9 +136,9 @@ class _Predicted:
     why: str
 
 
-def layout_of(found: Plan) -> SglangPool:
-    assert isinstance(found.pool, SglangPool)
-    return found.pool
+def layout_of(made: Plan) -> SglangPool:
+    assert isinstance(made.pool, SglangPool)
+    return made.pool
 
 
 def kv_bytes(layout: SglangPool, pages: int, stage: int) -> int:
@@ -155,13 +158,14 @@ def tokens_in(layout: SglangPool, size: float, stage: int) -> int:
     return max(0, floor(counted / cell) // page * page)
 
 
-def has_windows(found: Plan | str) -> bool | None:
-    return None if isinstance(found, str) else any(layout_of(found).windows)
+def has_windows(made: Plan | str) -> bool | None:
+    return None if isinstance(made, str) else any(layout_of(made).windows)
 
 
-def _pool_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[Row, Row, Row]:
+def _pool_rows(case: Case) -> tuple[Row, Row, Row]:
     """The KV cache, its tokens and the requests that may run."""
-    made = planned(log, request) if gpu_known else _laid_out(log, request)
+    log, request, gpu_known = case.log, case.request, case.gpu_known
+    made = planned(case) if gpu_known else _laid_out(case)
     pools = _pools(log, request, made)
     share = request.args.mem_fraction_static
     tokens = counted("tokens", pool_tokens(log, windows=has_windows(made)), log.called)
@@ -196,10 +200,10 @@ def _count(reading: Reading | None) -> int | None:
     return None if reading is None else reading.count
 
 
-def _pools(log: ServerLog, request: Request, found: Plan | str) -> list[tuple[int, KVPool]]:
+def _pools(log: ServerLog, request: Request, made: Plan | str) -> list[tuple[int, KVPool]]:
     """The smallest pool of each pipeline stage that the log has."""
     by_stage = ranks_by_stage(log, request.args.pipeline_parallel_size)
-    pools = [(stage, smallest_pool(log, ranks, windows=has_windows(found))) for stage, ranks in by_stage.items()]
+    pools = [(stage, smallest_pool(log, ranks, windows=has_windows(made))) for stage, ranks in by_stage.items()]
     return [(stage, pool) for stage, pool in pools if pool is not None]
 
 
@@ -219,20 +223,20 @@ def _kv_row(
     return _worst(rows, request.args.pipeline_parallel_size)
 
 
-def _from_plan(log: ServerLog, found: Plan) -> _Predicted | str:
-    if found.available <= 0:
+def _from_plan(log: ServerLog, made: Plan) -> _Predicted | str:
+    if made.available <= 0:
         return "by the plan nothing is left"
-    pages = found.capacity.tokens // found.pool.block_size
-    why = _unlike_free_memory(log, found)
-    return _Predicted(pages, pages, pages, found.settings.max_num_seqs, "calibrated", why)
+    pages = made.capacity.tokens // made.pool.block_size
+    why = _unlike_free_memory(log, made)
+    return _Predicted(pages, pages, pages, made.settings.max_num_seqs, "calibrated", why)
 
 
-def _unlike_free_memory(log: ServerLog, found: Plan) -> str:
+def _unlike_free_memory(log: ServerLog, made: Plan) -> str:
     """What the log's free memory says of a difference: others on the GPU, or fewer buffers than expected."""
     before = _least(log, "free_before_load")
     if before is None:
         return ""
-    gpu, context = found.request.gpu, found.estimates["context"]
+    gpu, context = made.request.gpu, made.estimates["context"]
     low, high = gpu.total_memory_low - context.high - UNLIKE, gpu.total_memory_high - context.low + UNLIKE
     if low <= before.size <= high:
         return ""
@@ -242,10 +246,10 @@ def _unlike_free_memory(log: ServerLog, found: Plan) -> str:
 
 def _least(log: ServerLog, fact: str) -> Reading | None:
     """Of the ranks the one with least; each rank's own is its first, as a draft model is loaded later."""
-    return min(log.by_rank(fact).values(), key=lambda one: one.value, default=None)
+    return min(log.by_rank(fact).values(), key=lambda reading: reading.value, default=None)
 
 
-def _from_free(log: ServerLog, found: Plan, share: float | None) -> _Predicted | str:
+def _from_free(log: ServerLog, made: Plan, share: float | None) -> _Predicted | str:
     """KV and states = free after loading - free before it x (1 - mem_fraction_static); all ranks agree on the least.
 
     Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py.
@@ -253,14 +257,16 @@ def _from_free(log: ServerLog, found: Plan, share: float | None) -> _Predicted |
     before, after = _least(log, "free_before_load"), _least(log, "free_after_load")
     if before is None or after is None or share is None:
         return _needs(log, before, after, share)
-    layout, args = layout_of(found), found.request.args
+    layout, args = layout_of(made), made.request.args
     room, spread = after.size - before.size * (1 - share), after.rounding + before.rounding * (1 - share)
-    held = _states_held(log, found)
-    spread += 0 if held is None else held.rounding
-    (pages, slots), (low, _), (high, _) = (_pages_in(found, floor(room + by), held) for by in (0, -spread, spread))
+    logged_states = _states_held(log, made)
+    spread += 0 if logged_states is None else logged_states.rounding
+    (pages, slots), (low, _), (high, _) = (
+        _pages_in(made, floor(room + by), logged_states) for by in (0, -spread, spread)
+    )
     if pages <= 0:
         return f"by the free memory {WHERE[log.called]} nothing is left"
-    requests = max(1, sglang_pool.max_requests(layout, found.settings, args, pages, slots))
+    requests = max(1, sglang_pool.max_requests(layout, made.settings, args, pages, slots))
     return _Predicted(pages, low, high, requests, "formula", FROM_FREE.format(WHERE[log.called]))
 
 
@@ -281,9 +287,9 @@ class _States:
     slots: int
 
 
-def _states_held(log: ServerLog, found: Plan) -> _States | None:
+def _states_held(log: ServerLog, made: Plan) -> _States | None:
     """The states as they were logged, those of a stage without a line in proportion; None where none are."""
-    by_slot = layout_of(found).state
+    by_slot = layout_of(made).state
     for stage, ranks in ranks_by_stage(log, len(by_slot)).items():
         logged = states(log, ranks)
         if logged is not None and by_slot[stage]:
@@ -294,38 +300,43 @@ def _states_held(log: ServerLog, found: Plan) -> _States | None:
     return None
 
 
-def _pages_in(found: Plan, room: int, held: _States | None) -> tuple[int, int]:
+def _pages_in(made: Plan, room: int, logged_states: _States | None) -> tuple[int, int]:
     """(pages of the full pool, slots of states) that so many bytes of each rank hold, states as they were logged."""
-    layout, args = layout_of(found), found.request.args
-    if held is None:
+    layout, args = layout_of(made), made.request.args
+    if logged_states is None:
         pages, slots, _ = sglang_pool.pages_in(layout, args, [room] * len(layout.full))
         return pages, slots
     tokens = min(
         sglang_pool.tokens_in(layout, args, floor(room - taken), stage)
-        for stage, taken in enumerate(held.sizes)
+        for stage, taken in enumerate(logged_states.sizes)
         if layout.full[stage] or layout.windows[stage]
     )
-    return tokens // layout.block_size, held.slots
+    return tokens // layout.block_size, logged_states.slots
 
 
 # --- given the pool ---------------------------------------------------------------------------------------------------
 
 
-def given_pool(log: ServerLog, request: Request) -> tuple[int, KVPool] | None:
+def given_pool(case: Case) -> tuple[int, KVPool] | None:
     """(pipeline stage, the pool on it) whose bytes are taken as given: those of the first stage that the log has."""
-    pools = _pools(log, request, _laid_out(log, request))
+    pools = _pools(case.log, case.request, _laid_out(case))
     return next(((stage, pool) for stage, pool in pools if not pool.missing), None)
 
 
-def sglang_given(log: ServerLog, request: Request) -> tuple[Row, ...]:
-    made, given = _laid_out(log, request), given_pool(log, request)
+def given(case: Case) -> Given:
+    pool = given_pool(case)
+    return Given(_given_rows(case, pool), "" if pool is None else format_gib(pool[1].size))
+
+
+def _given_rows(case: Case, logged: tuple[int, KVPool] | None) -> tuple[Row, ...]:
+    log, made = case.log, _laid_out(case)
     tokens = counted("tokens", pool_tokens(log, windows=has_windows(made)), log.called)
-    if isinstance(made, str) or given is None:
+    if isinstance(made, str) or logged is None:
         nothing = f"the pool's bytes are not {WHERE[log.called]}"
-        part = next((pool.missing for _, pool in _pools(log, request, made)), nothing)
+        part = next((pool.missing for _, pool in _pools(log, case.request, made)), nothing)
         why = made if isinstance(made, str) else part
         return (row_of(log, replace(tokens, note=why), Prediction(None)),)
-    (stage, pool), layout = given, layout_of(made)
+    (stage, pool), layout = logged, layout_of(made)
     predicted, low, high = (tokens_in(layout, pool.size + by, stage) for by in (0, -pool.rounding, pool.rounding))
     if tokens.value is None:
         return (row_of(log, tokens, Prediction(predicted, "formula")),)

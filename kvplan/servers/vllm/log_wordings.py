@@ -1,87 +1,13 @@
-"""What vLLM and SGLang servers write at their start: one table, each row with its releases and where it was seen.
+"""What vLLM servers write at their start: one table, each row with its releases and where it was seen.
 
-Every pattern is of bounded repetitions. "GB" in these lines is 2^30 bytes in both servers.
-
-Sources: `vllm#N` and `sglang#N` are issues of github.com/vllm-project/vllm and github.com/sgl-project/sglang that quote
-the line; a file is the server's own, of the release named.
+Every pattern is of bounded repetitions. "GB" in these lines is 2^30 bytes. Sources: `vllm#N` is an issue of
+github.com/vllm-project/vllm that quotes the line; a file is the server's own, of the release named.
 """
 
-import re
-from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
-Engine = str  # the name of a server
+from kvplan.servers.logs import SIZE, Wording
 
-SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
-COUNT: Final = r"[0-9](?:[0-9,]{0,18}[0-9])?"
-SHARE: Final = r"[0-9]{1,7}(?:\.[0-9]{1,8})?"
-# Fact -> how its figure is written. Sizes are GiB of one rank.
-FACTS: Final[dict[str, str]] = {
-    "total_memory": SIZE,
-    "free_at_start": SIZE,
-    "budget": SIZE,
-    "utilization": SHARE,
-    "weights": SIZE,
-    "consumed": SIZE,  # weights + what grew outside torch
-    "activations": SIZE,
-    "peak_torch": SIZE,  # weights + activations
-    "non_torch": SIZE,
-    "cuda_graphs": SIZE,
-    "cuda_graphs_estimated": SIZE,
-    "available_kv": SIZE,
-    "kv_in_use": SIZE,
-    "key_size": SIZE,
-    "value_size": SIZE,
-    "conv_state": SIZE,
-    "ssm_state": SIZE,
-    "free_before_load": SIZE,
-    "free_after_load": SIZE,
-    "free_after_pool": SIZE,
-    "free_at_end": SIZE,
-    "num_blocks": COUNT,
-    "kv_tokens": COUNT,
-    "kv_tokens_refused": COUNT,  # the pool of a server that did not start for it
-    "pool_tokens": COUNT,  # of one pool; a hybrid model has several
-    "full_tokens": COUNT,  # of the pool that keeps all tokens
-    "max_concurrency": SHARE,
-    "concurrency_context": COUNT,
-    "context": COUNT,
-    "max_batched_tokens": COUNT,
-    "padding_layers": COUNT,
-    "encoder_tokens": COUNT,
-    "encoder_items": COUNT,
-    "attention_block_size": COUNT,
-    "context_parallel": COUNT,
-    "max_running": COUNT,
-    "version": r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,60}",
-    "model": r"[^\s'\",]{1,300}",
-    "gpu": r"[A-Za-z0-9][A-Za-z0-9_. -]{2,60}?",
-    "engine_kind": r"V[01]|model weights take|# (?:GPU|CUDA|cuda|rocm|hpu|xpu|neuron) blocks",  # but V1, the first
-    "sampler": r"Using FlashInfer|FlashInfer is not available|FlashInfer is available, but it is not enabled|"
-    r"FlashInfer version >= 0\.2\.3 required",
-    "graph_profiling": "enabled|disabled",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """One message of a server.
-
-    phrase    what a line must hold for the pattern to be tried, from LEAD characters before it on
-    pattern   <fact> stands for its figure (FACTS); the rest is a regular expression
-    versions  the releases in which it was seen
-    """
-
-    engine: Engine
-    phrase: str
-    pattern: str
-    versions: str
-    source: str
-
-
-LEAD: Final = 32
-REACH: Final = 700  # characters of a message, at most
 DEVICES: Final = ("GPU", "CUDA", "cuda", "rocm", "hpu", "xpu", "neuron")  # "# cuda blocks: 7054"; not "# CPU blocks"
 _V0_PROFILE: Final = ("0.6.5-0.11 (V0)", "vllm#11899; vllm#20069")
 _SUMMARY: Final = ("0.10.2-0.26", "vLLM 0.11 v1/worker/gpu_worker.py")
@@ -236,71 +162,4 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "vllm", "by the dcp_world_size ", "by the dcp_world_size <context_parallel>", "0.11-0.20",
         "vllm-project/recipes moonshotai/Kimi-K2-Think.md",
     ),
-    # SGLang
-    Wording(
-        "sglang", "lmsysorg/sglang:v", "lmsysorg/sglang:v<version>", "0.2-0.5",
-        "hub.docker.com/r/lmsysorg/sglang (the tags of its images)",
-    ),
-    Wording("sglang", "sglang: 0.", r"\bsglang: <version>\s{0,40}$", "0.2-0.5", "sglang 0.4 check_env.py"),
-    Wording(
-        "sglang", "Load weight begin. avail mem=", "Load weight begin. avail mem=<free_before_load> GB", "0.1-0.5",
-        "sglang 0.4 srt/model_executor/model_runner.py",
-    ),
-    Wording(
-        "sglang", "Load weight end.",
-        "Load weight end\\..{0,300}?avail mem=<free_after_load> GB(?:, mem usage=<weights> GB)?", "0.1-0.5",
-        "sglang#565; sglang#5668",
-    ),
-    Wording(
-        "sglang", "KV Cache is allocated.",
-        r"KV Cache is allocated\.(?: dtype: [\w.]{1,40},)?(?: #tokens: <pool_tokens>,)? K size: <key_size> GB, "
-        "V size: <value_size> GB", "0.4-0.5", "sglang#4351; sglang#5668",
-    ),
-    Wording(
-        "sglang", "KV Cache is allocated.",
-        r"KV Cache is allocated\.(?: dtype: [\w.]{1,40},)?(?: #tokens: <pool_tokens>,)? KV size: <key_size> GB",
-        "0.4-0.5", "sglang 0.4 srt/mem_cache/memory_pool.py (latent attention)",
-    ),
-    Wording(
-        "sglang", "liding window memory pool.",
-        r"liding window memory pool\. full_layer_tokens=<full_tokens>(?![0-9])", "0.5",
-        "sglang 0.5 srt/mem_cache/kv_cache_configurator.py",
-    ),
-    Wording(
-        "sglang", "Mamba Cache is allocated.",
-        r"Mamba Cache is allocated\..{0,120}?conv_state size: <conv_state> ?GB,? ssm_state size: <ssm_state> ?GB",
-        "0.5", "sglang 0.5 srt/mem_cache/memory_pool.py",
-    ),
-    Wording(
-        "sglang", "Memory pool end. avail mem=", "Memory pool end. avail mem=<free_after_pool> GB", "0.1-0.5",
-        "sglang#565",
-    ),
-    Wording(
-        "sglang", "raph end. ", r"raph end\. .{0,80}?mem usage=<cuda_graphs> GB[.,]{1,2} avail mem=<free_at_end> GB",
-        "0.4.4-0.5", "sglang#6753",
-    ),
-    Wording(
-        "sglang", "raph end. ", r"raph end\. .{0,80}?avail mem=<free_at_end> GB[.,]{1,2} mem usage=<cuda_graphs> GB",
-        "0.4.3", "sglang#4257",
-    ),
-    Wording(
-        "sglang", "max_total_num_tokens=",
-        "max_total_num_tokens=<kv_tokens>(?:, (?!max_running|context)[a-z_]{1,40}=[0-9]{1,12}){0,6}"
-        "(?:, max_running_requests=<max_running>)?, context_len=<context>", "0.1-0.5", "sglang#565; sglang#4257",
-    ),
 )  # fmt: skip
-
-
-@cache
-def compiled(wording: Wording) -> re.Pattern[str]:
-    return re.compile(re.sub(r"<(\w+)>", lambda match: f"(?P<{match[1]}>{FACTS[match[1]]})", wording.pattern))
-
-
-# What opens a list of arguments: the newest that a start has is read, each kind for itself.
-ARGUMENT_LISTS: Final[tuple[tuple[Engine, str], ...]] = (
-    ("vllm", "with config: "),  # resolved settings, so of most worth for what was not asked for
-    ("vllm", "args: Namespace("),  # 0.2 to 0.9, defaults included
-    ("vllm", "non-default args: {"),  # from 0.9 on
-    ("sglang", "server_args=ServerArgs("),
-)
-ASKED_FOR: Final = ARGUMENT_LISTS[1:]  # what the server was told, not what it made of it

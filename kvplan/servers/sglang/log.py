@@ -1,0 +1,178 @@
+"""How SGLang's logs are read: its messages, its list of arguments, the command that it quotes."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from kvplan.core.files import printable
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs, lacking, spellings
+from kvplan.servers.logs import Drafting, Logs, ServerLog
+from kvplan.servers.methods import plain_method
+from kvplan.servers.plans import Request
+from kvplan.servers.sglang import log_rows, rules
+from kvplan.servers.sglang.arguments import OTHERS
+from kvplan.servers.sglang.command import EXPERTS, KNOWN, MODEL, NAMES, flag_of, is_switch
+from kvplan.servers.sglang.drafts import ALGORITHMS
+from kvplan.servers.sglang.log_pools import has_dp_attention
+from kvplan.servers.sglang.log_wordings import WORDINGS
+from kvplan.servers.sglang.models import UNKNOWN_BACKEND
+from kvplan.servers.words import flag_name, flag_text, is_value
+
+LIST: Final = "server_args=ServerArgs("
+# SGLang's name of an argument in its list -> kvplan's; of the experts it lists a number of ranks.
+LIST_NAMES: Final = {name: argument for name, argument in spellings("sglang").items() if argument != EXPERTS}
+# Its flags -> the name in its list of arguments. Source: sglang 0.5 srt/server_args.py.
+FLAGS: Final = {
+    name: flag.names[0] for name, flag in ((name, flag_of(argument)) for name, argument in NAMES.items())
+    if name != flag.earlier
+} | {"model": "model_path"}  # fmt: skip
+# What a comparison says by itself of DP attention and of drafts is not said twice.
+SAID_ELSEWHERE: Final = ("enable_dp_attention", "speculative_")
+# Its numbers of drafts -> the arguments that they are.
+DRAFT_NUMBERS: Final = {
+    "speculative_num_steps": "num_speculative_tokens",
+    "speculative_eagle_topk": "speculative_eagle_topk",
+    "speculative_num_draft_tokens": "speculative_num_draft_tokens",
+}
+# Not taken from a list, which says them whether they were asked for or not.
+NOT_ASKED: Final = (
+    "quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "speculative_method",
+    "speculative_eagle_topk", "speculative_num_draft_tokens",
+)  # fmt: skip
+RELEASE: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?![0-9])")
+
+
+def engine(log: ServerLog) -> str:
+    """`sglang@0.4.3`; one that says no release, or an older one than those known, is sized by the newest rules."""
+    match = RELEASE.match(log.text("version") or "")
+    if match is None or not rules.OLDEST <= (int(match[1]), int(match[2])) <= rules.NEWEST:
+        return "sglang"
+    return f"sglang@{match[0].removeprefix('v')}"
+
+
+def label(log: ServerLog, request: Request) -> str:
+    version = log.text("version")
+    return "sglang" if version is None else f"sglang {version}"
+
+
+def notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
+    """What a default mem_fraction_static rests on, where the log does not say a release whose rule is known."""
+    if not gpu_known or args.mem_fraction_static is not None or engine(log) != "sglang":
+        return []
+    version = log.text("version")
+    release = "its release" if version is None else f"a release that kvplan knows ({printable(version, 40)})"
+    newest = "sglang@{}.{}".format(*rules.NEWEST)
+    return [
+        f"the {log.called} says neither mem_fraction_static nor {release}: the fraction is that of {newest}'s rule; "
+        "--engine sglang@0.4.6, or whichever it was, or --mem-fraction-static says it"
+    ]
+
+
+# --- its arguments ----------------------------------------------------------------------------------------------------
+
+
+def flags(log: ServerLog) -> dict[str, str]:
+    """The arguments of its list, which has every one, asked for or resolved."""
+    named = {LIST_NAMES.get(name, name): _plain(text) for name, text in log.flags.items()}
+    values = {name: _value(name, text) for name, text in named.items()}
+    chunk, context = log.first("max_batched_tokens"), log.first("context")
+    if context is not None:
+        values["max_model_len"] = context.text.replace(",", "")
+    if chunk is not None:
+        values.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
+    if has_dp_attention(log):
+        for name in ("data_parallel_size", "enable_dp_attention", "enable_dp_lm_head", "moe_dense_tp_size"):
+            values.pop(name, None)  # its ranks are compared with no log
+    if "page_size" in log.flags:  # the one that the server had, whatever backend wants another on another GPU
+        for phase in ("prefill_attention_backend", "decode_attention_backend"):
+            if values.get(phase, "None") == "None":
+                values[phase] = log.flags.get("attention_backend", UNKNOWN_BACKEND)
+    dropped = {*NOT_ASKED, *lacking("sglang")}
+    return {
+        name: text
+        for name, text in values.items()
+        if name in ARGUMENTS and name not in dropped and text not in ("auto", "", "None")
+    }
+
+
+def _value(name: str, text: str) -> str:
+    """The value of kvplan's argument that a value of SGLang's says: a switch of its may say the opposite."""
+    flag = ARGUMENTS[name].sglang if name in ARGUMENTS else None
+    if flag is None or (name == "max_num_batched_tokens" and text == "-1"):
+        return "" if flag is not None else text
+    if flag.on is False:
+        return {"True": "False", "False": "True"}.get(text, text)
+    return (flag.values or {}).get(text, text)
+
+
+def _plain(text: str) -> str:
+    return text.removeprefix("torch.")
+
+
+def draft(log: ServerLog) -> Drafting | None:
+    algorithm = log.flags.get("speculative_algorithm")
+    if algorithm is None:
+        return None
+    method = plain_method(algorithm.lower())
+    method = ALGORITHMS.get(method.upper(), method)
+    path = log.flags.get("speculative_draft_model_path", "None")
+    if method == "eagle" and path in ("None", "", log.model):
+        method = "mtp"
+    texts = {name: log.flags.get(key, "") for key, name in DRAFT_NUMBERS.items()}
+    counts = {name: int(text) for name, text in texts.items() if re.fullmatch("[1-9][0-9]{0,2}", text)}
+    return Drafting(method, algorithm, counts)
+
+
+# --- the command that started it --------------------------------------------------------------------------------------
+
+
+def command(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    values: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if not word.startswith("--"):
+            continue
+        name, value = flag_name(word)
+        if value is None:
+            value = following if is_value(following) and following != "-" else "True"
+        values[FLAGS.get(name, name)] = value
+    return values, _unsized(words)
+
+
+def _unsized(words: Sequence[str]) -> list[str]:
+    """The flags that are not modelled, as they were typed."""
+    unsized = []
+    for word in words:
+        name = flag_name(word)[0] if word.startswith("--") and not is_value(word) else ""
+        known = name in (*NAMES, *MODEL, "revision") or (name in OTHERS and not OTHERS[name].is_refused)
+        if name and not known and not name.startswith(SAID_ELSEWHERE):
+            unsized.append(flag_text(word))
+    return unsized
+
+
+def argument_of(name: str) -> str:
+    return NAMES.get(name, name)
+
+
+def takes_value(name: str) -> bool:
+    return not is_switch(name) if name in KNOWN else not name.startswith(("enable_", "disable_", "no_", "skip_"))
+
+
+LOGS: Final = Logs(
+    wordings=WORDINGS,
+    lists=(LIST,),
+    list_names=("attn_dp_size", "enable_dp_attention", "speculative_algorithm", "speculative_draft_model_path"),
+    commands=("-m sglang.launch_server ", "sglang serve "),
+    first_words=("Load weight begin. avail mem=", "Load weight end."),
+    once=(LIST,),
+    engine=engine,
+    label=label,
+    names=LIST_NAMES,
+    flags=flags,
+    command=command,
+    argument_of=argument_of,
+    takes_value=takes_value,
+    draft=draft,
+    notes=notes,
+    rows=log_rows.rows,
+    given=log_rows.given,
+)

@@ -1,0 +1,106 @@
+"""How vLLM's logs are read: its messages, its lists of arguments, the command that they quote."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Final
+
+from kvplan.core.files import printable
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs
+from kvplan.servers.logs import Logs, ServerLog
+from kvplan.servers.pasted import parse
+from kvplan.servers.vllm import log_flags, log_rows, rules
+from kvplan.servers.vllm.command import takes_value
+from kvplan.servers.vllm.log_wordings import WORDINGS
+from kvplan.servers.words import flag_name, is_value
+
+CONFIG: Final = "with config: "  # resolved settings, so of most worth for what was not asked for
+NAMESPACE: Final = "args: Namespace("  # 0.2 to 0.9, defaults included
+ARGS: Final = "non-default args: {"  # from 0.9 on
+# Flags that a plan refuses, but that a log may have: they explain a difference.
+EXPLAINING: Final = ("speculative_config", "cpu_offload_gb")
+ONCE: Final = ("vLLM API server version ", "\u2588  version ", "LLM engine (v")
+
+
+def engine(log: ServerLog) -> str | None:
+    return None if log.release is None else f"vllm@{log.release[0]}.{log.release[1]}"
+
+
+def notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
+    """What a build between two releases rests on: 0.19.1rc1.dev329 is 329 commits after the tag before it."""
+    version = log.text("version") or ""
+    match = re.match(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?\w*(?:\.post\d+)?\.dev\d", version)
+    if log.release is None or match is None:
+        return []
+    major, minor, patch = (int(number or 0) for number in match.groups())
+    later, other = ("after", minor + 1) if patch else ("before", minor - 1)
+    neighbor = f"{major}.{other}"
+    more = f"; --engine vllm@{neighbor} says so" if (major, other) <= rules.NEWEST and other >= 0 else ""
+    return [
+        f"version {printable(version, 60)} is a development build {later} {major}.{minor}.0, judged as "
+        f"{major}.{minor}: it may {'already' if patch else 'still'} behave as {neighbor} does{more}"
+    ]
+
+
+def command(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    explaining, others = _lifted(words)
+    asked_for = parse(shlex.join(others))
+    values = {name: str(value) for name, value in asked_for.args.items() if name != "usage"}
+    if "max_loras" in values:
+        values["enable_lora"] = "True"
+    if asked_for.draft_model is not None:
+        values["speculative_model"] = asked_for.draft_model
+    if asked_for.model is not None:
+        values["model"] = asked_for.model
+    return values | explaining, [*asked_for.refused, *asked_for.unknown]
+
+
+def _lifted(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """(the flags that explain, the other words)."""
+    lifted: dict[str, str] = {}
+    others: list[str] = []
+    waiting: str | None = None
+    for word in words:
+        name, value = ("", None) if is_value(word) else flag_name(word)
+        if waiting is not None and is_value(word):
+            lifted[waiting] = word
+            waiting = None
+        elif name in EXPLAINING and value is not None:
+            lifted[name] = value
+        elif name in EXPLAINING:
+            waiting = name
+        else:
+            waiting = None
+            others.append(word)
+    return lifted, others
+
+
+def argument_of(name: str) -> str:
+    return name.removeprefix("no_") if name not in ARGUMENTS else name
+
+
+LOGS: Final = Logs(
+    wordings=WORDINGS,
+    lists=(CONFIG, NAMESPACE, ARGS),
+    resolved=(CONFIG,),
+    list_names=(
+        "chunked_prefill_enabled", "cpu_offload_gb", "device", "max_seq_len", "num_speculative_tokens", "revision",
+        "speculative_config", "speculative_model",
+    ),
+    commands=("vllm serve ", "-m vllm.entrypoints."),
+    first_words=(*ONCE, "Loading model weights took ", "Model loading took "),
+    once=ONCE,
+    engine=engine,
+    names=log_flags.RESOLVED_NAMES,
+    flags=log_flags.flags,
+    command=command,
+    opening=ARGS,
+    words=log_flags.words,
+    argument_of=argument_of,
+    takes_value=takes_value,
+    draft=log_flags.draft,
+    environment=log_flags.environment,
+    notes=notes,
+    rows=log_rows.rows,
+    given=log_rows.given,
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""What vLLM's lists of arguments say: engine arguments, drafts, variables; and the command they stand for."""
+
+import ast
+import json
+import re
+from typing import Final
+
+from kvplan.servers.arguments import ARGUMENTS
+from kvplan.servers.environment import Environment, variables
+from kvplan.servers.log_text import arguments
+from kvplan.servers.logs import Drafting, ServerLog
+from kvplan.servers.methods import plain_method
+from kvplan.servers.releases import Version
+
+# What it resolved, under other names.
+RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
+# Not taken from a list, where it says them asked for or not. Drafts: `draft`.
+NOT_ASKED: Final = (
+    "quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "speculative_method",
+    "speculative_eagle_topk", "speculative_num_draft_tokens",
+)  # fmt: skip
+# Values that a list has and no command should show, or that no command takes.
+LEFT_OUT: Final = frozenset(
+    {"api_key", "hf_token", "usage_context", "model_tag", "model", "dispatch_function", "subparser"}
+)
+SAMPLER_WITHOUT_A_SORT: Final = "Using FlashInfer"
+LOGGED_VARIABLES: Final = {  # what a line of a log says, as the variable that does so
+    "first_engine": ("VLLM_USE_V1", "0", "1"),
+    "flashinfer": ("VLLM_USE_FLASHINFER_SAMPLER", "1", "0"),
+    "estimates_graphs": ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "1", "0"),
+}
+
+
+def flags(log: ServerLog) -> dict[str, str]:
+    listed = {RESOLVED_NAMES.get(name, name): text for name, text in log.flags.items() if name in RESOLVED_NAMES}
+    listed |= {name: text for name, text in log.flags.items() if name not in RESOLVED_NAMES}
+    facts = {
+        "max_model_len": log.first("context"),
+        "max_num_batched_tokens": log.first("max_batched_tokens"),
+        "decode_context_parallel_size": log.first("context_parallel"),
+    }
+    values = {name: reading.text.replace(",", "") for name, reading in facts.items() if reading is not None}
+    if (share := utilization_of(log)) is not None:
+        values["gpu_memory_utilization"] = share
+    values |= {name: _plain(text) for name, text in listed.items() if name in ARGUMENTS and name not in NOT_ASKED}
+    served = log.first("concurrency_context")  # what -1 (auto) came to
+    if served is not None:
+        values["max_model_len"] = served.text.replace(",", "")
+    elif "max_seq_len" in log.flags:
+        values["max_model_len"] = log.flags["max_seq_len"]
+    if listed.get("block_size") == "16":  # the default, which older servers list with all others
+        del values["block_size"]
+    if listed.get("quantization") == "fp8":
+        values["quantization"] = "fp8"
+    if listed.get("enable_lora") == "True":
+        values |= {name: listed[name] for name in ("max_loras", "max_lora_rank") if name in listed}
+        values.setdefault("max_loras", "1")
+    tokens = drafting(log).get("num_speculative_tokens") or listed.get("num_speculative_tokens")
+    if tokens is not None:
+        values["num_speculative_tokens"] = tokens
+    return {name: text for name, text in values.items() if text not in ("auto", "")}
+
+
+def utilization_of(log: ServerLog) -> str | None:
+    """The logged share of the memory; by the budget where that is logged too, as it has two digits more."""
+    share, budget, total = (log.first(fact) for fact in ("utilization", "budget", "total_memory"))
+    if share is None or budget is None or total is None or not total.size:
+        return None if share is None else share.text
+    exact = budget.size / total.size
+    return f"{exact:.5f}" if abs(exact - share.value) <= 1.1 * share.half_digit else share.text
+
+
+def _plain(text: str) -> str:
+    return text.removeprefix("torch.")
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+
+def drafting(log: ServerLog) -> dict[str, str]:
+    """What the log says of speculative decoding; empty where there is none."""
+    text = log.flags.get("speculative_config", "")
+    config = arguments(re.sub(r"^(?:SpeculativeConfig)?[({]", "", text)) if text else {}
+    if "num_spec_tokens" in config:
+        config["num_speculative_tokens"] = config["num_spec_tokens"]
+    if "speculative_model" in log.flags:
+        config.setdefault("method", log.flags["speculative_model"])
+    return config
+
+
+def is_drafting(log: ServerLog) -> bool:
+    """Whether a model or head of its own drafts."""
+    config = drafting(log)
+    return bool(config) and config.get("method", "") not in ("ngram", "[ngram]")
+
+
+def draft(log: ServerLog) -> Drafting | None:
+    """A server that names a model and no method runs that model."""
+    config = drafting(log)
+    if not config:
+        return None
+    method = plain_method(config.get("method", "draft_model").lower())
+    return Drafting(method, config.get("method", config.get("model", "speculation")))
+
+
+# --- variables --------------------------------------------------------------------------------------------------------
+
+
+def environment(log: ServerLog, release: Version) -> Environment:
+    """What lines say of the engine, sampler and profile; of a release that always does so they say nothing."""
+    known, stated = variables(), Environment()
+    kinds = {reading.text for reading in log.all("engine_kind")}
+    sampler, profiling = log.text("sampler"), log.text("graph_profiling")
+    says = {
+        "first_engine": bool(kinds - {"V1"}) if kinds else None,
+        "flashinfer": None if sampler is None else sampler == SAMPLER_WITHOUT_A_SORT,
+        "estimates_graphs": None if profiling is None else profiling == "enabled",
+    }
+    for name, value in says.items():
+        variable, yes, no = LOGGED_VARIABLES[name]
+        if value is not None and known[variable].is_read_by(release):
+            stated[variable] = yes if value else no
+    return stated
+
+
+# --- a list as a command ----------------------------------------------------------------------------------------------
+
+
+def words(text: str) -> list[str]:
+    """`{'model_tag': 'Qwen/Qwen3-8B', 'max_model_len': 16384, ...}` as a command."""
+    stated = arguments(text)
+    model = stated.get("model_tag") or stated.get("model")
+    if model is None:
+        return []
+    command = ["vllm", "serve", model]
+    for name, value in stated.items():
+        if name not in LEFT_OUT:
+            command += _flag(name, value)
+    return command
+
+
+def _flag(name: str, text: str) -> list[str]:
+    """One argument of a list as words; nothing for a value that no command can have."""
+    flag = f"--{name.replace('_', '-')}"
+    if text in ("True", "False"):
+        return [flag] if text == "True" else [f"--no-{flag[2:]}"]
+    if text[:1] not in "[{(":
+        return [] if re.search(r"[<>()]", text) else [flag, text]
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    if isinstance(value, list | tuple):
+        return [flag, *map(str, value)] if all(isinstance(item, str | int) for item in value) and value else []
+    try:
+        return [flag, json.dumps(value, allow_nan=False)]
+    except (TypeError, ValueError, RecursionError):  # a set, or keys that are no text: a log that is damaged
+        return []
