@@ -9,9 +9,9 @@ from typing import Any
 
 from engine.request import Request
 from kvplan.core.units import GIB
-from kvplan.servers.vllm.log_rows import loaded_weights
 from kvplan.planning.plan import Plan
 from kvplan.serve.backend import Backend
+from kvplan.servers.vllm.log_rows import loaded_weights
 
 
 def no_delay(request: Request) -> float:
