@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvplan.cli import output
-from kvplan.cli.help import PanelCommand, overview
+from kvplan.cli.help import ExampleGroup, PanelCommand, overview
 from kvplan.core import files
 from kvplan.core.errors import BUG, INTERRUPTED, KvplanError, UsageError
 from kvplan.core.records import dataclass
@@ -201,7 +201,7 @@ def application(command: str | None = None) -> Any:
     )
     app.callback()(top)
     add(app, COMMANDS, command)
-    trace = typer.Typer(rich_markup_mode=None, no_args_is_help=False)
+    trace = typer.Typer(rich_markup_mode=None, no_args_is_help=False, cls=ExampleGroup)
     add(trace, TRACE, None if command in (None, "trace") else command)
     app.add_typer(trace, name="trace", help=TRACE_HELP)
     return typer.main.get_command(app)

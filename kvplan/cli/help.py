@@ -84,6 +84,64 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "models": ("kvplan models", "kvplan models --family qwen3"),
     "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),
     "schema": ("kvplan schema sweep", "kvplan schema diff"),
+    "simulate": (
+        "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --trace examples/trace.csv --slo ttft=2s,tpot=80ms",
+        "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --users 8 --prompt-tokens 1k --output-tokens 100",
+    ),
+    "diff": (
+        "kvplan diff before.json after.json",
+        "kvplan diff main:kvplan.policy.yaml kvplan.policy.yaml",
+    ),
+    "check": (
+        "kvplan check kvplan.policy.yaml --strict",
+        "kvplan check kvplan.policy.yaml --base origin/main --format github",
+    ),
+    "calibrate": (
+        "kvplan calibrate qwen3-8b --gpu l40s --ctx 8k --bench bench.json --prompt-tokens 1000 --output-tokens 200",
+        "kvplan calibrate --from-command 'vllm serve Qwen/Qwen3-8B' --gpu l40s --bench a.json --bench b.json",
+    ),
+    "profile": (
+        "kvplan profile smollm2-135m --device cpu --num-seqs 8 -o runs/smollm2",
+        "kvplan profile qwen3-8b --weights models/qwen3-8b --trace trace.csv --duration 60s",
+    ),
+    "reconcile": (
+        "kvplan reconcile --log examples/vllm-0.10.log --max-error 15%",
+        "kvplan reconcile --metrics http://localhost:8000/metrics --model qwen3-8b --gpu l40s",
+    ),
+    "report": (
+        "kvplan report runs/smollm2-135m-1 -o report.html",
+        "kvplan report runs/before runs/after --title 'Paged against contiguous' -o report.md",
+    ),
+    "serve": (
+        "kvplan serve models/smollm2-135m --device cpu --port 8001",
+        "kvplan serve qwen3-8b --simulate l40s --ctx 8k --speed 10",
+    ),
+    "watch": (
+        "kvplan watch --metrics http://localhost:8000/metrics --interval 5s",
+        "kvplan watch --gpu-index 0 --duration 10m --csv gpu.csv",
+    ),
+    "doctor": ("kvplan doctor --format json", "kvplan doctor --color never"),
+    "trace": ("kvplan trace stats examples/trace.csv", "kvplan trace sample examples/trace.csv --span 10s -o part.csv"),
+    "trace stats": (
+        "kvplan trace stats examples/trace.csv",
+        "kvplan trace stats examples/chats.jsonl --format json",
+        "kvplan trace stats azure-2023-conv",
+    ),
+    "trace profiles": (
+        "kvplan trace profiles",
+        "kvplan trace profiles --format json",
+        "kvplan trace profiles --format csv",
+    ),
+    "trace convert": (
+        "kvplan trace convert azure-2023-conv --num-requests 200 --rate 2 -o requests.csv",
+        "kvplan trace convert examples/chats.jsonl -o chats.csv",
+        "kvplan trace convert examples/trace.csv -o trace.jsonl.gz",
+    ),
+    "trace sample": (
+        "kvplan trace sample examples/trace.csv --span 10s -o part.csv",
+        "kvplan trace sample examples/trace.csv --share 50% --seed 1 -o half.csv",
+        "kvplan trace sample examples/trace.csv --num-requests 20 -o few.jsonl",
+    ),
 }
 NEEDS: Final = (
     "calibrate",
@@ -134,10 +192,26 @@ class PanelCommand(typer.core.TyperCommand):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        name = str(ctx.info_name)
-        first = next((examples[name] for examples in GROUPS.values() if name in examples), None)
-        if first is not None:
-            formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in (first, *MORE.get(name, ()))))
+        write_examples(ctx, formatter)
+
+
+class ExampleGroup(typer.core.TyperGroup):
+    """A group of commands whose help ends with examples."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(ctx, formatter)
+
+
+def examples_of(name: str) -> tuple[str, ...]:
+    """The examples of a command (`estimate`, `trace stats`): the overview's first."""
+    first = (group[name] for group in GROUPS.values() if name in group)
+    return (*first, *MORE.get(name, ()))
+
+
+def write_examples(ctx: Any, formatter: Any) -> None:
+    lines = examples_of(ctx.command_path.partition(" ")[2])
+    if lines:
+        formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in lines))
 
 
 def overview(helps: Mapping[str, str]) -> Iterator[str]:
