@@ -3,17 +3,22 @@
 import math
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.cli import output
 from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_model
+from kvplan.cli.options import PlanOptions, flag_of
 from kvplan.cli.serve_options import ServeOptions
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_duration, parse_tokens
+from kvplan.servers.arguments import ARGUMENTS, read_argument
 
 if TYPE_CHECKING:
+    from engine import EngineConfig
     from kvplan.serve.app import Served
     from kvplan.serve.start import Start
 
@@ -21,6 +26,20 @@ LIBRARIES: Final = ("starlette", "uvicorn", "prometheus_client", "jinja2", "toke
 LEAST_QUEUED: Final = 1024
 MOST_SPEED: Final = 1e6
 OF_TWIN: Final = ("speed", "output_tokens", "efficiency")
+OF_ENGINE: Final = ("device", "seed")
+# Engine argument -> field of the engine's own configuration.
+SETTINGS: Final[Mapping[str, str]] = {
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "dtype": "dtype",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "block_size": "block_size",
+    "num_gpu_blocks_override": "num_blocks",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "async_scheduling": "async_scheduling",
+    "enforce_eager": "enforce_eager",
+}
 HOST, PORT = "127.0.0.1", "8000"
 
 
@@ -32,7 +51,10 @@ def serve(options: ServeOptions) -> int:
         for name in OF_TWIN:
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')}", "is for --simulate", "name a GPU with --simulate")
-        raise UsageError("serve", "needs --simulate", "name a GPU with --simulate")
+        return answer(options, of_engine(options))
+    for name in OF_ENGINE:
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name}", "is for the engine", "leave it out with --simulate")
     return answer(options, simulated(options))
 
 
@@ -76,6 +98,72 @@ def simulated(options: ServeOptions) -> "Start":
     return Start(backend, cache_config(the_plan), log, the_plan.request.spec.name, backend.delay)
 
 
+def of_engine(options: ServeOptions) -> "Start":
+    """The bundled engine with a directory's weights, or with random ones."""
+    refuse_others(options)
+    try:
+        import torch  # noqa: F401 -- whether it is there
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "serve", "torch is not installed", "pip install 'kvplan[engine]', or use --simulate GPU"
+        ) from error
+    from engine import Engine
+    from kvplan.cli.inputs import contexts_of
+    from kvplan.cli.resolve import Source, resolve
+    from kvplan.serve.real import start_of
+    from kvplan.serve.text import stand_in, tokenizer_of
+
+    assert options.model is not None
+    directory = Path(options.model) if has_weights(Path(options.model)) else None
+    spec = None if directory else resolve(options.model, Source(options.revision, options.offline)).spec
+    (context,) = contexts_of(options, None)
+    if context == "auto":
+        raise UsageError("--max-model-len auto", "is for --simulate", "state the tokens")
+    if spec is not None and not options.quiet:
+        output.tell("note", f"serve: {printable(spec.name, 200)} has random weights; name a directory for its own")
+    config = config_of(options, context, is_dummy=directory is None)
+    source: Any = spec if directory is None else directory
+    engine = Engine(source, config)
+    if options.tokenizer is not None:
+        engine.tokenizer = tokenizer_of(Path(options.tokenizer), engine.spec.vocab_size)
+    return start_of(engine, stand_in(engine.spec.vocab_size))
+
+
+def has_weights(path: Path) -> bool:
+    return path.is_dir() and any(path.glob("*.safetensors"))
+
+
+def refuse_others(options: ServeOptions) -> None:
+    """Refuse what a plan takes and the bundled engine does not have."""
+    plain = PlanOptions()
+    taken = {"model", "gpu", "max_model_len", "revision", "offline", "tensor_parallel_size", *SETTINGS}
+    names = [field.name for field in fields(PlanOptions)]
+    for name in dict.fromkeys([*names, *ARGUMENTS]):
+        if name not in taken and getattr(options, name) != getattr(plain, name):
+            raise UsageError(
+                flag_of(name), "is not an argument of the bundled engine", "leave it out, or use --simulate"
+            )
+    if options.tensor_parallel_size not in (None, "1"):
+        raise UsageError("--tensor-parallel-size", "this server runs the engine on one GPU", "leave it out")
+
+
+def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> "EngineConfig":
+    from engine import EngineConfig
+
+    settings = {
+        field: read_argument(name, value, flag_of(name)) if isinstance(value, str) else value
+        for name, field in SETTINGS.items()
+        if (value := getattr(options, name)) is not None
+    }
+    return EngineConfig(
+        device=options.device or "auto",
+        max_model_len=context,
+        load_format="dummy" if is_dummy else "auto",
+        seed=0 if options.seed in (None, "0") else parse_count(str(options.seed), "--seed", 2**62),
+        **settings,
+    )
+
+
 def speed_of(text: str | None) -> float:
     if text is None:
         return 1.0
@@ -111,6 +199,14 @@ def answer(options: ServeOptions, start: "Start") -> int:
     return 0
 
 
+def text_directory(options: ServeOptions) -> Path | None:
+    """Where the tokenizer and its chat template lie."""
+    if options.tokenizer is not None:
+        return Path(options.tokenizer)
+    model = Path(options.model or "")
+    return model if options.gpu is None and has_weights(model) else None
+
+
 def url_of(address: Any) -> str:
     host, port = address[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -142,13 +238,12 @@ def served_of(options: ServeOptions, start: "Start") -> "Served":
         usual if requests is None else parse_count(requests, "--max-num-queued-reqs"),
         None if tokens is None else parse_tokens(tokens, "--max-num-queued-tokens"),
     )
-    directory = None if options.tokenizer is None else Path(options.tokenizer)
     timeout = options.request_timeout
     return Served(
         names=tuple(options.served_model_name or [start.model]),
         version=number,
         limits=limits,
-        template=template_of(directory),
+        template=template_of(text_directory(options)),
         api_keys=keys,
         request_timeout_s=None if timeout is None else parse_duration(timeout, "--request-timeout"),
     )

@@ -38,7 +38,7 @@ class Start:
 def cache_config(plan: Plan) -> dict[str, str]:
     """The labels of vLLM's cache_config_info that a plan knows."""
     settings, args, capacity = plan.settings, plan.request.args, plan.capacity
-    return _labels(
+    return labels(
         {
             "block_size": plan.pool.block_size,
             "user_specified_block_size": args.block_size is not None,
@@ -55,7 +55,8 @@ def cache_config(plan: Plan) -> dict[str, str]:
     )
 
 
-def _labels(values: Mapping[str, Any]) -> dict[str, str]:
+def labels(values: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as vLLM writes them into labels."""
     return {name: str(value) for name, value in values.items()}
 
 

@@ -1,0 +1,81 @@
+"""The bundled engine as a backend: its memory beside the plan's, as its start logs them and /metrics has them."""
+
+from typing import Any, Final
+
+from engine import Engine
+from kvplan.core.units import GIB
+from kvplan.serve.start import Start, labels
+from kvplan.servers.bundled.rules import EngineInputs, predict
+
+ROWS: Final = ("weights", "buffers", "activations", "kv_cache")
+
+
+def start_of(engine: Engine, tokenizer: Any) -> Start:
+    """A running engine; `tokenizer` stands in where its model has none."""
+    if engine.tokenizer is None:
+        engine.tokenizer = tokenizer
+    return Start(engine, cache_config(engine), [*measured_log(engine), *rows(engine)], engine.spec.name)
+
+
+def inputs_of(engine: Engine) -> EngineInputs:
+    """What the engine was given, as the planner's rules for it want it."""
+    config, memory, device = engine.config, engine.memory_report(), engine.device.type
+    dtype = engine.spec.dtype if config.dtype == "auto" else config.dtype
+    return EngineInputs(
+        total=memory.total,
+        dtype=dtype,
+        kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        block_size=config.block_size,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=config.num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        tensor_parallel_size=config.tensor_parallel_size,
+        num_blocks=memory.num_blocks,  # how many there are is what was measured: their bytes are predicted
+        backend="torch" if device == "cpu" or config.backend == "torch" else "triton",
+        batches_in_flight=config.batches_in_flight(device),
+    )
+
+
+def num_tokens(engine: Engine) -> int:
+    """Tokens that the pool holds, counted as vLLM logs them."""
+    return engine.memory_report().num_blocks // len(engine.runner.groups) * engine.config.block_size
+
+
+def cache_config(engine: Engine) -> dict[str, str]:
+    config = engine.config
+    return labels(
+        {
+            "block_size": config.block_size,
+            "user_specified_block_size": True,
+            "cache_dtype": config.kv_cache_dtype,
+            "enable_prefix_caching": config.enable_prefix_caching,
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+            "num_gpu_blocks": engine.memory_report().num_blocks,
+            "num_gpu_blocks_override": config.num_blocks,
+            "kv_cache_size_tokens": num_tokens(engine),
+        }
+    )
+
+
+def measured_log(engine: Engine) -> list[str]:
+    """What start-up took, measured, in the words of a server's log."""
+    memory = engine.memory_report()
+    return [
+        f"Starting to load model {engine.spec.name}...",
+        f"Using max model len {engine.max_model_len}",
+        f"Chunked prefill is enabled with max_num_batched_tokens={engine.config.max_num_batched_tokens}.",
+        f"Model loading took {(memory.weights + memory.buffers) / GIB:.6f} GiB memory and 0.00 seconds",
+        f"Available KV cache memory: {memory.kv_cache / GIB:.6f} GiB",
+        f"GPU KV cache size: {num_tokens(engine):,} tokens",
+    ]
+
+
+def rows(engine: Engine) -> list[str]:
+    """The plan beside it, in bytes."""
+    memory = engine.memory_report()
+    predicted = predict(engine.spec, inputs_of(engine), non_torch=memory.non_torch)
+    lines = [f"{'bytes':<12} {'planned':>16} {'measured':>16}"]
+    for name in ROWS:
+        lines.append(f"{name:<12} {getattr(predicted, name):>16,} {getattr(memory, name):>16,}")
+    return lines

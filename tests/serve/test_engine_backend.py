@@ -1,0 +1,120 @@
+"""The same face over the engine: tokens and log-probabilities are the engine's own, and nothing is left behind."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import SamplingParams
+from kvplan.measure.serverlog.log import parse_log
+from kvplan.serve.real import ROWS, cache_config, measured_log, rows
+from kvplan.serve.text import stand_in
+from tests.serve.test_server import leave_open, until
+from tests.support.serving import Serving, serving
+from tests.support.small_engines import engine_for, greedy, random_tokens
+
+TEXT = "/v1/completions"
+PROMPTS = random_tokens(5, 17, 30)
+
+
+def small_engine(**changes: Any) -> Any:
+    engine = engine_for("llama", **changes)
+    engine.tokenizer = stand_in(256)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    engine = small_engine()
+    with serving(engine, cache_config(engine)) as running:
+        yield running
+
+
+def test_greedy_tokens_are_the_engines(server: Serving) -> None:
+    outputs = small_engine().generate(PROMPTS, greedy(12, logprobs=3))
+    answer = server.post(TEXT, prompt=PROMPTS, max_tokens=12, temperature=0, ignore_eos=True, logprobs=3)
+    for choice, output in zip(answer["choices"], outputs, strict=True):
+        assert choice["text"] == output.text
+        assert output.logprobs is not None
+        chosen = [row.chosen for row in output.logprobs]
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx(chosen, abs=1e-4)
+
+
+def test_a_seed_draws_what_the_engine_draws(server: Serving) -> None:
+    params = [SamplingParams(max_tokens=8, seed=11 + child, ignore_eos=True) for child in range(3)]
+    outputs = small_engine().generate([PROMPTS[0]] * 3, params)
+    answer = server.post(TEXT, prompt=PROMPTS[0], max_tokens=8, seed=11, n=3, ignore_eos=True)
+    assert [choice["text"] for choice in answer["choices"]] == [output.text for output in outputs]
+
+
+def test_a_stop_string_never_shows(server: Serving) -> None:
+    body = {"prompt": PROMPTS[1], "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    text = server.post(TEXT, **body)["choices"][0]["text"]
+    stop = text[7:9]
+    events = server.stream(TEXT, **body, stop=[stop])
+    assert "".join(event["choices"][0]["text"] for event in events) == text[: text.index(stop)]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_64_streams_at_once() -> None:
+    engine = small_engine(max_num_seqs=64, num_blocks=900)
+    prompts = random_tokens(*range(4, 68), seed=3)
+    wanted = [output.text for output in small_engine().generate(prompts, greedy(10))]
+    with serving(engine, cache_config(engine)) as server:
+        texts: dict[int, str] = {}
+
+        def ask(number: int) -> None:
+            events = server.stream(TEXT, prompt=prompts[number], max_tokens=10, temperature=0, ignore_eos=True)
+            texts[number] = "".join(event["choices"][0]["text"] for event in events)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [texts[number] for number in range(64)] == wanted
+        assert engine.scheduler.num_used_blocks == 0
+        assert server.metric("vllm:generation_tokens_total") == 640
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_gives_its_blocks_back(stream: bool) -> None:
+    engine = small_engine(max_model_len=500, num_blocks=400)
+    with serving(engine, cache_config(engine)) as server:
+        body = {"prompt": PROMPTS[2], "max_tokens": 400, "stream": stream, "ignore_eos": True}
+        raw = leave_open(server, body)
+        until(lambda: engine.scheduler.num_used_blocks > 0)
+        raw.close()
+        until(lambda: not engine.has_unfinished)
+        engine.scheduler.check_invariants()
+        assert engine.scheduler.num_used_blocks == 0
+
+
+def test_the_start_says_what_was_planned_and_measured() -> None:
+    engine = small_engine()
+    memory = engine.memory_report()
+    by_name = {line.split()[0]: line.split()[1:] for line in rows(engine)[1:]}
+    assert set(by_name) == set(ROWS)
+    for name in ("weights", "buffers", "kv_cache"):  # two derivations of the same bytes: the planner's, and tensors
+        planned, measured = (int(text.replace(",", "")) for text in by_name[name])
+        assert (planned, measured) == (getattr(memory, name), getattr(memory, name))
+    log = parse_log("\n".join(measured_log(engine)), "the start")
+    tokens, pool = log.first("kv_tokens"), log.first("available_kv")
+    assert tokens is not None
+    assert pool is not None
+    assert tokens.count == 800 * 4
+    assert abs(pool.size - memory.kv_cache) <= pool.rounding
+
+
+def test_a_directory_brings_its_tokenizer_and_template(tmp_path: Path) -> None:
+    from kvplan.serve.chat import template_of
+
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ bos_token }}{{ messages[0]['content'] }}", "bos_token": {"content": "<s>"}})
+    )
+    assert template_of(tmp_path).prompt([{"role": "user", "content": "Hi"}], {}) == "<s>Hi"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages | length }}")
+    assert template_of(tmp_path).prompt([{"role": "user", "content": "Hi"}], {}) == "1"

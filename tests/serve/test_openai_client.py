@@ -1,0 +1,141 @@
+"""OpenAI's own client against the server: its types, streams, errors and cancellation."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+openai = pytest.importorskip("openai")
+
+from kvplan.serve.generation import Limits  # noqa: E402
+from tests.serve.test_server import until  # noqa: E402
+from tests.support.serving import MODEL, Gate, Serving, serving, twin  # noqa: E402
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(twin(), api_keys=("secret",)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Serving) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
+        yield client
+
+
+def strictly(answer: Any) -> Any:
+    """The answer, validated by the client's own types without coercion."""
+    document = answer.model_dump(exclude_unset=True)
+    if document["object"] == "text_completion":  # a stream's chunks say null, as OpenAI's do, and its type has no null
+        for choice in document["choices"]:
+            choice["finish_reason"] = choice["finish_reason"] or "stop"
+    type(answer).model_validate(document, strict=True)
+    return answer
+
+
+def test_models(client: Any) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert strictly(client.models.retrieve(MODEL)).object == "model"
+
+
+def test_a_completion(client: Any) -> None:
+    answer = strictly(client.completions.create(model=MODEL, prompt="Hello", max_tokens=4, logprobs=1, n=2))
+    assert [choice.finish_reason for choice in answer.choices] == ["length"] * 2
+    assert answer.usage.completion_tokens == 8
+    assert len(answer.choices[0].logprobs.tokens) == 4
+
+
+def test_a_chat(client: Any) -> None:
+    answer = strictly(client.chat.completions.create(model=MODEL, messages=HELLO, logprobs=True, top_logprobs=1))
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "stop")
+    assert "".join(row.token for row in choice.logprobs.content[:-1]) == choice.message.content  # the last is the end
+
+
+def test_streams(client: Any) -> None:
+    options: Any = {"model": MODEL, "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = [strictly(chunk) for chunk in client.chat.completions.create(messages=HELLO, **options)]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].usage.completion_tokens == 5
+    chunks = [strictly(chunk) for chunk in client.completions.create(prompt=[1, 2], **options)]
+    assert len(chunks) == 6
+
+
+def test_the_clients_own_helper_for_streams(client: Any) -> None:
+    with client.chat.completions.stream(model=MODEL, messages=HELLO) as stream:
+        stream.until_done()
+        final = stream.get_final_completion()
+    whole = client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert final.choices[0].message.content == whole.choices[0].message.content
+
+
+def test_errors_are_the_clients_own(server: Serving, client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=MODEL, prompt="a", max_tokens=100_000)
+    assert (refused.value.param, refused.value.status_code) == ("max_tokens", 400)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="another", prompt="a")
+    stranger = client.with_options(api_key="wrong")
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_a_full_queue_is_an_error_that_is_tried_again() -> None:
+    gate = Gate()
+    with (
+        serving(twin(clock=gate), limits=Limits(0)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.InternalServerError) as busy:
+            client.completions.create(model=MODEL, prompt="a")
+        assert busy.value.status_code == 503
+        gate.open()
+
+
+def test_a_stream_that_is_closed_gives_its_blocks_back() -> None:
+    backend = twin(speed=50, output_tokens=8000)
+    with serving(backend) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        stream = client.completions.create(model=MODEL, prompt=[1] * 100, max_tokens=8000, stream=True)
+        assert next(iter(stream)).choices
+        assert backend.scheduler.num_used_blocks > 0
+        stream.close()
+        until(lambda: not backend.scheduler.has_unfinished)
+        assert backend.scheduler.num_used_blocks == 0
+
+
+async def ask_many(url: str, num: int) -> list[Any]:
+    """Whole answers and streams of both kinds, 64 at a time."""
+    places = asyncio.Semaphore(64)
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=300) as client:
+
+        async def ask(number: int) -> Any:
+            async with places:
+                options: Any = {"model": MODEL, "max_tokens": 1 + number % 17, "extra_body": {"ignore_eos": True}}
+                kind, is_stream = divmod(number % 4, 2)
+                create = (client.completions, client.chat.completions)[kind].create
+                said: Any = {"messages": HELLO} if kind else {"prompt": [1 + number % 50] * (1 + number % 300)}
+                if not is_stream:
+                    return strictly(await create(**said, **options)).usage.completion_tokens
+                options["stream_options"] = {"include_usage": True}
+                chunks = [strictly(chunk) async for chunk in await create(**said, **options, stream=True)]
+                assert chunks[-2].choices[0].finish_reason == "length"
+                return chunks[-1].usage.completion_tokens
+
+        return await asyncio.gather(*(ask(number) for number in range(num)))
+
+
+@pytest.mark.parametrize("num", [60, pytest.param(1000, marks=pytest.mark.full)])
+def test_many_requests_without_an_error(num: int) -> None:
+    backend = twin(speed=1e5)
+    with serving(backend) as server:
+        tokens = asyncio.run(ask_many(server.url, num))
+        assert tokens == [1 + number % 17 for number in range(num)]
+        assert server.metric("vllm:request_success_total") == num
+        assert server.metric("vllm:generation_tokens_total") == sum(tokens)
+        backend.scheduler.check_invariants()
+        assert backend.scheduler.num_used_blocks == 0
