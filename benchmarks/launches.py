@@ -90,9 +90,7 @@ def launches(num_tokens: int = 64) -> dict[str, Launch]:
         "fp8_block_linear": partial(run.fp8_block_linear, x, fp8_values, fp8_scales, (128, 128)),
         "fp8_rows": partial(fp8.fp8_rows, hidden),
         "best_tokens": partial(run.best_tokens, logits),
-        "nucleus_floors": partial(
-            run.nucleus_floors, logits, best, temperature, top_k, top_p, positions, num_sorted=8192
-        ),
+        "nucleus_floors": partial(run.nucleus_floors, logits, best, temperature, top_k, top_p, num_sorted=8192),
         "draw": partial(run.draw, logits, best, temperature, uniforms),
     }
 

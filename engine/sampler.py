@@ -10,7 +10,7 @@ needs one number per row where a race of exponentials needs one per token of the
 """
 
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, compress
 from math import log
 from types import ModuleType
 from typing import Any
@@ -35,21 +35,19 @@ TINY = torch.finfo(torch.float32).tiny  # smallest temperature: dividing by it s
 
 @dataclass(frozen=True, slots=True)
 class Nucleus:
-    """The f random rows with top_k or top_p."""
+    """What top_k and top_p each row has; a row without has vocab_size and 2: no rounding of sums cuts its tail."""
 
-    rows: Tensor  # [f] int64, among the random rows
-    num_sorted: int  # how many of the largest logits decide: the largest top_k, or all
-    top_k: Tensor  # [f, 1] int64, 1..num_sorted
-    top_p: Tensor  # [f, 1] float64
+    top_k: Tensor  # [num_seqs, 1] int64, 1..vocab_size
+    top_p: Tensor  # [num_seqs, 1] float64
+    num_sorted: int  # how many of the largest logits decide: the largest top_k of a row that has either, or all
 
 
 @dataclass(frozen=True, slots=True)
-class RandomRows:
-    """The m rows that are drawn rather than greedy."""
+class Draws:
+    """How each row is drawn; what no row has is None."""
 
-    rows: Tensor | None  # [m] int64; None: all
-    temperature: Tensor  # [m, 1] float32
-    log_min_p: Tensor | None  # [m, 1] float32; None: no row has min_p
+    temperature: Tensor  # [num_seqs, 1] float32; 0: the row takes its best token
+    log_min_p: Tensor | None  # [num_seqs, 1] float32; -inf of a row without
     nucleus: Nucleus | None
 
 
@@ -81,8 +79,8 @@ class SamplingBatch:
     """What each of the num_seqs rows of the logits asks for, on their device; all None: the best token of each."""
 
     num_seqs: int
-    random: RandomRows | None = None
-    uniforms: Tensor | None = None  # [m, 1] float64 in [0, 1): where in its distribution each random row draws
+    draws: Draws | None = None
+    uniforms: Tensor | None = None  # [num_seqs, 1] float64 in [0, 1): where in its distribution each row is drawn
     penalties: Penalties | None = None
     logprobs: LogprobRows | None = None
 
@@ -186,11 +184,9 @@ def sample(logits: Tensor, batch: SamplingBatch, kernels: ModuleType = torch_bac
     """
     adjusted = logits if batch.penalties is None else penalize(logits, batch.penalties)
     best, token_ids, is_bad = kernels.best_tokens(adjusted)
-    if batch.random is not None and batch.uniforms is not None:
-        random, rows = batch.random, batch.random.rows
-        floors = lowest_kept(adjusted, best, random, kernels)
-        drawn = kernels.draw(adjusted, best, random.temperature, batch.uniforms, rows, floors)
-        token_ids = drawn if rows is None else token_ids.index_copy(0, rows, drawn)
+    if batch.draws is not None and batch.uniforms is not None:
+        floors = lowest_kept(adjusted, best, batch.draws, kernels)
+        kernels.draw(adjusted, best, batch.draws.temperature, batch.uniforms, floors, out=token_ids)
     sampled = Sampled(token_ids, is_bad)
     return sampled if batch.logprobs is None else _with_logprobs(sampled, logits, batch.logprobs)
 
@@ -218,22 +214,18 @@ def _penalized(old: Tensor, penalties: Penalties, part: slice) -> Tensor:
     return new
 
 
-def lowest_kept(logits: Tensor, best: Tensor, random: RandomRows, kernels: ModuleType = torch_backend) -> Tensor | None:
-    """The smallest scaled logit [m, 1] float32 that each random row may draw; None: all may come.
+def lowest_kept(logits: Tensor, best: Tensor, draws: Draws, kernels: ModuleType = torch_backend) -> Tensor | None:
+    """The smallest scaled logit [num_seqs, 1] float32 that each row may draw; None: all may come.
 
     logits [num_seqs, vocab_size], best [num_seqs] float32 their maxima
     """
-    floors, nucleus = random.log_min_p, random.nucleus  # p >= min_p * p_best, as logarithms
+    floors, nucleus = draws.log_min_p, draws.nucleus  # p >= min_p * p_best, as logarithms
     if nucleus is None:
         return floors
-    rows = nucleus.rows if random.rows is None else random.rows[nucleus.rows]
-    cut = kernels.nucleus_floors(
-        logits, best, random.temperature[nucleus.rows], nucleus.top_k, nucleus.top_p, rows,
-        num_sorted=nucleus.num_sorted,
-    )  # fmt: skip
-    if floors is None:
-        floors = torch.full_like(random.temperature, -torch.inf)
-    return floors.index_copy(0, nucleus.rows, torch.maximum(floors[nucleus.rows], cut))
+    cut: Tensor = kernels.nucleus_floors(
+        logits, best, draws.temperature, nucleus.top_k, nucleus.top_p, num_sorted=nucleus.num_sorted
+    )
+    return cut if floors is None else torch.maximum(floors, cut)
 
 
 def _with_logprobs(sampled: Sampled, logits: Tensor, wanted: LogprobRows) -> Sampled:
@@ -283,7 +275,8 @@ class Sampler:
         self._own_key = int(mix(np.array([seed % 2**64], np.uint64))[0])
         self._seqs: list[Sequence] = []
         self._batch = SamplingBatch(0)
-        self._drawn_seqs: list[Sequence] = []
+        self._drawn_seqs: list[Sequence] = []  # those that are not greedy
+        self._is_drawn = np.zeros(0, bool)  # which rows they are
         self._keys: Words = np.zeros(0, np.uint64)
 
     def prepare(self, seqs: list[Sequence], params: list[SamplingParams], last: Tensor | None = None) -> SamplingBatch:
@@ -300,22 +293,24 @@ class Sampler:
             self._count(self._batch.penalties)
             if last is not None:
                 self._count_in_flight(self._batch.penalties, before, last)
-        if self._batch.random is None:
+        if self._batch.draws is None:
             return self._batch
         return replace(self._batch, uniforms=self._uniforms())
 
     def _uniforms(self) -> Tensor:
         positions = [seq.num_output_tokens + max(0, seq.num_placeholders - 1) for seq in self._drawn_seqs]
-        return self._for_now(uniform(self._keys, np.array(positions, np.uint64)))[:, None]
+        uniforms = np.zeros(len(self._seqs))
+        uniforms[self._is_drawn] = uniform(self._keys, np.array(positions, np.uint64))
+        return self._for_now(uniforms)[:, None]
 
     def _build(self, seqs: list[Sequence], params: list[SamplingParams]) -> SamplingBatch:
-        drawn = [i for i, p in enumerate(params) if not p.is_greedy]
-        self._drawn_seqs = [seqs[i] for i in drawn]
-        seeds = [self._seed(seqs[i], params[i]) for i in drawn]
-        self._keys = mix(np.array(seeds, np.uint64))
+        is_drawn = [p.temperature > 0 for p in params]
+        self._is_drawn, self._drawn_seqs = np.array(is_drawn), list(compress(seqs, is_drawn))
+        seeds = map(self._seed, self._drawn_seqs, compress(params, is_drawn))
+        self._keys = mix(np.fromiter(seeds, np.uint64, len(self._drawn_seqs)))
         return SamplingBatch(
             len(seqs),
-            random=self._random_rows(drawn, params) if drawn else None,
+            draws=self._draws(params) if any(is_drawn) else None,
             penalties=self._penalties(seqs, params),
             logprobs=self._logprob_rows(params),
         )
@@ -324,28 +319,23 @@ class Sampler:
         """The low 64 bits of the request's own, or of one of the engine's for each arrival."""
         return (self._own_key + seq.arrival if params.seed is None else params.seed) % 2**64
 
-    def _random_rows(self, drawn: list[int], params: list[SamplingParams]) -> RandomRows:
-        chosen = [params[i] for i in drawn]
-        min_ps = [log(p.min_p) if p.min_p else -torch.inf for p in chosen]
-        return RandomRows(
-            rows=self._tensor(drawn, np.int64) if len(drawn) < len(params) else None,
-            temperature=self._tensor([max(p.temperature, TINY) for p in chosen], np.float32)[:, None],
-            log_min_p=self._tensor(min_ps, np.float32)[:, None] if max(min_ps) > -torch.inf else None,
-            nucleus=self._nucleus(chosen),
+    def _draws(self, params: list[SamplingParams]) -> Draws:
+        temperatures = [p.temperature and max(p.temperature, TINY) for p in params]
+        min_ps = [log(p.min_p) if p.min_p and p.temperature else -torch.inf for p in params]
+        return Draws(
+            temperature=self._column(temperatures, np.float32),
+            log_min_p=self._column(min_ps, np.float32) if max(min_ps) > -torch.inf else None,
+            nucleus=self._nucleus(params),
         )
 
     def _nucleus(self, params: list[SamplingParams]) -> Nucleus | None:
-        rows = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
-        if not rows:
+        size = self.vocab_size
+        top_ks = [p.top_k if 0 < p.top_k < size and p.temperature else size for p in params]
+        top_ps = [p.top_p if p.top_p < 1 and p.temperature else 2.0 for p in params]
+        cuts = [top_k for top_k, top_p in zip(top_ks, top_ps, strict=True) if top_k < size or top_p < 1]
+        if not cuts:
             return None
-        top_ks = [min(params[i].top_k, self.vocab_size) if params[i].top_k > 0 else self.vocab_size for i in rows]
-        return Nucleus(
-            rows=self._tensor(rows, np.int64),
-            num_sorted=max(top_ks),
-            top_k=self._tensor(top_ks, np.int64)[:, None],
-            # All of 1: no rounding of the sums may cut a tail off.
-            top_p=self._tensor([params[i].top_p if params[i].top_p < 1 else 2 for i in rows], np.float64)[:, None],
-        )
+        return Nucleus(self._column(top_ks, np.int64), self._column(top_ps, np.float64), num_sorted=max(cuts))
 
     def _penalties(self, seqs: list[Sequence], params: list[SamplingParams]) -> Penalties | None:
         rows = [i for i, p in enumerate(params) if p.has_penalties]
@@ -354,9 +344,9 @@ class Sampler:
         penalties = Penalties(
             seqs=tuple(seqs[i] for i in rows),
             rows=self._tensor(rows, np.int64),
-            repetition=self._tensor([params[i].repetition_penalty for i in rows], np.float32)[:, None],
-            presence=self._tensor([params[i].presence_penalty for i in rows], np.float32)[:, None],
-            frequency=self._tensor([params[i].frequency_penalty for i in rows], np.float32)[:, None],
+            repetition=self._column([params[i].repetition_penalty for i in rows], np.float32),
+            presence=self._column([params[i].presence_penalty for i in rows], np.float32),
+            frequency=self._column([params[i].frequency_penalty for i in rows], np.float32),
             seen=torch.zeros(len(rows), self.vocab_size, dtype=torch.bool, device=self.device),
             counts=torch.zeros(len(rows), self.vocab_size, dtype=torch.int32, device=self.device),
             num_counted=[0] * len(rows),
@@ -383,6 +373,10 @@ class Sampler:
             return None
         order, nums = zip(*wanted, strict=True)
         return LogprobRows(self._tensor(list(order), np.int64), nums, order)
+
+    def _column(self, values: Any, dtype: type[np.generic]) -> Tensor:
+        """A value for each row [rows, 1], to be kept."""
+        return self._tensor(values, dtype)[:, None]
 
     def _tensor(self, values: Any, dtype: type[np.generic]) -> Tensor:
         """To be kept."""

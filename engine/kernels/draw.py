@@ -18,7 +18,7 @@ from engine.kernels.numerics import float_of, ordered
 
 BLOCK = 4096
 # What a step brings along lies wherever there was room: no variant of a kernel for every alignment.
-UNSPECIALIZED = ("best_ptr", "temperature_ptr", "rows_ptr", "floors_ptr", "uniforms_ptr")
+UNSPECIALIZED = ("best_ptr", "temperature_ptr", "floors_ptr", "uniforms_ptr")
 
 
 @triton.jit
@@ -87,15 +87,12 @@ def load_weights(logits_ptr, row, first, best, temperature, floor, vocab_size, s
 
 
 @triton.jit
-def load_row(rows_ptr, best_ptr, temperature_ptr, floors_ptr, draw):
-    """(row of the logits, its best logit, temperature, floor) of a draw."""
-    row = draw
-    if rows_ptr is not None:
-        row = tl.load(rows_ptr + draw)
+def load_row(best_ptr, temperature_ptr, floors_ptr, row):
+    """(best logit, temperature, floor) of a row."""
     floor = float("-inf")
     if floors_ptr is not None:
-        floor = tl.load(floors_ptr + draw)
-    return row, tl.load(best_ptr + row), tl.load(temperature_ptr + draw), floor
+        floor = tl.load(floors_ptr + row)
+    return tl.load(best_ptr + row), tl.load(temperature_ptr + row), floor
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED[:-1])
@@ -104,19 +101,20 @@ def sum_parts_kernel(
     logits_ptr,
     best_ptr,
     temperature_ptr,
-    rows_ptr,
     floors_ptr,
     vocab_size,
     stride,
     num_parts,
     BLOCK: tl.constexpr,
 ):
-    """Grid (num_draws, num_parts): the weights' sum of one part of one row."""
-    draw = tl.program_id(0)
+    """Grid (num_rows, num_parts): the weights' sum of one part of one row, unless the row is not drawn."""
+    row = tl.program_id(0)
     part = tl.program_id(1)
-    row, best, temperature, floor = load_row(rows_ptr, best_ptr, temperature_ptr, floors_ptr, draw)
+    best, temperature, floor = load_row(best_ptr, temperature_ptr, floors_ptr, row)
+    if temperature == 0:
+        return
     weights = load_weights(logits_ptr, row, part * BLOCK, best, temperature, floor, vocab_size, stride, BLOCK)
-    tl.store(sums_ptr + draw * num_parts + part, tl.sum(weights, 0))
+    tl.store(sums_ptr + row * num_parts + part, tl.sum(weights, 0))
 
 
 @triton.jit
@@ -136,7 +134,6 @@ def draw_kernel(
     logits_ptr,
     best_ptr,
     temperature_ptr,
-    rows_ptr,
     floors_ptr,
     uniforms_ptr,
     vocab_size,
@@ -145,16 +142,18 @@ def draw_kernel(
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Grid (num_draws,): the token that the row's number falls on; PARTS is num_parts up to a power of two."""
-    draw = tl.program_id(0)
-    row, best, temperature, floor = load_row(rows_ptr, best_ptr, temperature_ptr, floors_ptr, draw)
+    """Grid (num_rows,): the token that the row's number falls on; PARTS is num_parts up to a power of two."""
+    row = tl.program_id(0)
+    best, temperature, floor = load_row(best_ptr, temperature_ptr, floors_ptr, row)
+    if temperature == 0:
+        return
     parts = tl.arange(0, PARTS)
-    sums = tl.load(sums_ptr + draw * num_parts + parts, mask=parts < num_parts, other=0.0)
-    target = tl.load(uniforms_ptr + draw) * tl.sum(sums, 0)
+    sums = tl.load(sums_ptr + row * num_parts + parts, mask=parts < num_parts, other=0.0)
+    target = tl.load(uniforms_ptr + row) * tl.sum(sums, 0)
     part = first_above(sums, 0.0, target, PARTS)
     before = tl.sum(tl.where(parts < part, sums, 0.0), 0)
     weights = load_weights(logits_ptr, row, part * BLOCK, best, temperature, floor, vocab_size, stride, BLOCK)
-    tl.store(tokens_ptr + draw, (part * BLOCK + first_above(weights, before, target, BLOCK)).to(tl.int64))
+    tl.store(tokens_ptr + row, (part * BLOCK + first_above(weights, before, target, BLOCK)).to(tl.int64))
 
 
 def draw(
@@ -162,31 +161,33 @@ def draw(
     best: torch.Tensor,
     temperature: torch.Tensor,
     uniforms: torch.Tensor,
-    rows: torch.Tensor | None = None,
     floors: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One token for each of num_draws rows, where its number falls in the running sum of its probabilities.
+    """A token of each row, where its number falls in the running sum of its probabilities.
 
     logits       [num_rows, vocab_size] float32, float16 or bfloat16; a row that holds nan or inf gets some token
     best         [num_rows] float32, the maxima of the rows
-    temperature  [num_draws, 1] float32, above 0
-    uniforms     [num_draws, 1] float64 in [0, 1)
-    rows         [num_draws] int64, which rows are drawn from; None: all, in their order
-    floors       [num_draws, 1] float32: tokens whose (logit - best) / temperature is below do not come; None: all may
-    returns      [num_draws] int64
+    temperature  [num_rows, 1] float32, not below 0; a row with 0 is not drawn
+    uniforms     [num_rows, 1] float64 in [0, 1)
+    floors       [num_rows, 1] float32: tokens whose (logit - best) / temperature is below do not come; None: all may
+    out          [num_rows] int64: what is returned is written there, and tokens of rows that are not drawn stay; None:
+                 a new tensor, in which these are not set
+    returns      [num_rows] int64
     """
-    _check(logits, best, temperature, uniforms, rows, floors)
-    num_draws, vocab_size = uniforms.shape[0], logits.shape[1]
-    tokens = torch.empty((num_draws,), dtype=torch.int64, device=logits.device)
+    _check(logits, best, temperature, uniforms, floors, out)
+    num_rows, vocab_size = logits.shape
+    tokens = torch.empty((num_rows,), dtype=torch.int64, device=logits.device) if out is None else out
     num_parts = cdiv(vocab_size, BLOCK)
-    if num_draws == 0:
+    if num_rows == 0:
         return tokens
-    sums = torch.empty((num_draws, num_parts), dtype=torch.float64, device=logits.device)
-    of_rows = (logits, best, temperature, rows, floors)
-    sum_parts_kernel[(num_draws, num_parts)](
+    sums = torch.empty((num_rows, num_parts), dtype=torch.float64, device=logits.device)
+    of_rows = (logits, best, temperature, floors)
+    sum_parts_kernel[(num_rows, num_parts)](
         sums, *of_rows, vocab_size, logits.stride(0), num_parts, BLOCK=BLOCK, num_warps=4
     )
-    draw_kernel[(num_draws,)](
+    draw_kernel[(num_rows,)](
         tokens,
         sums,
         *of_rows,
@@ -207,17 +208,17 @@ def _check(
     best: torch.Tensor,
     temperature: torch.Tensor,
     uniforms: torch.Tensor,
-    rows: torch.Tensor | None,
     floors: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> None:
     """Check the arguments of draw."""
     need_rows("logits", logits, 2, FLOATS)
-    num_draws = len(uniforms)
-    need("rows", rows is not None or num_draws == len(logits), "given for {} of {} rows", None, num_draws, len(logits))
-    need_shape("best", best, (len(logits),))
+    num_rows = logits.shape[0]
+    need_shape("best", best, (num_rows,))
     for name, tensor in (("temperature", temperature), ("uniforms", uniforms), ("floors", floors)):
         if tensor is not None:
-            need_shape(name, tensor, (num_draws, 1))
-    if rows is not None:
-        need_shape("rows", rows, (num_draws,))
-    need_one_device(logits=logits, best=best, temperature=temperature, uniforms=uniforms, rows=rows, floors=floors)
+            need_shape(name, tensor, (num_rows, 1))
+    if out is not None:
+        need_shape("out", out, (num_rows,))
+        need("out", out.dtype == torch.int64, "int64", out.dtype)
+    need_one_device(logits=logits, best=best, temperature=temperature, uniforms=uniforms, floors=floors, out=out)

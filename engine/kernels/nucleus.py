@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.checks import FLOATS, LaunchArgs, need, need_one_device, need_rows, need_shape, once_per_layout
+from engine.kernels.checks import FLOATS, LaunchArgs, need_one_device, need_rows, need_shape, once_per_layout
 from engine.kernels.numerics import float_of, ordered
 
 BLOCK = 4096
@@ -95,7 +95,7 @@ def logit_of(image, SPARE: tl.constexpr):
     return float_of(((image << SPARE) | spare).to(tl.int32))
 
 
-UNSPECIALIZED = ("best_ptr", "temperature_ptr", "rows_ptr", "top_k_ptr", "top_p_ptr")
+UNSPECIALIZED = ("best_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr")
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -106,22 +106,21 @@ def nucleus_floors_kernel(
     temperature_ptr,
     top_k_ptr,
     top_p_ptr,
-    rows_ptr,
     vocab_size,
     stride,
     SPARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (num_floors,)."""
-    program = tl.program_id(0)
-    row = program.to(tl.int64)
-    if rows_ptr is not None:
-        row = tl.load(rows_ptr + program)
-    row_ptr = logits_ptr + row * stride
+    """Grid (num_rows,)."""
+    row = tl.program_id(0)
+    top_k = tl.load(top_k_ptr + row).to(tl.int32)
+    top_p = tl.load(top_p_ptr + row)
+    if (top_k >= vocab_size) & (top_p >= 1):
+        tl.store(floors_ptr + row, float("-inf"))
+        return
+    row_ptr = logits_ptr + row.to(tl.int64) * stride
     best = tl.load(best_ptr + row)
-    temperature = tl.load(temperature_ptr + program)
-    top_k = tl.load(top_k_ptr + program).to(tl.int32)
-    top_p = tl.load(top_p_ptr + program)
+    temperature = tl.load(temperature_ptr + row)
 
     top = (ordered(best) >> SPARE).to(tl.int64)
     none = tl.full((), (LOWEST >> SPARE) - 1, tl.int64)  # below every token
@@ -129,7 +128,7 @@ def nucleus_floors_kernel(
     least = none
     num_above = top_k
     below = none
-    if (top_k < vocab_size) | (top_p >= 1):
+    if top_k < vocab_size:
         least, num_above = lowest_with_less_above(
             row_ptr, best, temperature, none, top, zero, top_k, vocab_size, True, SPARE, BLOCK
         )
@@ -142,7 +141,7 @@ def nucleus_floors_kernel(
         least, _ = lowest_with_less_above(
             row_ptr, best, temperature, below, top, total * 0, top_p * total, vocab_size, False, SPARE, BLOCK
         )
-    tl.store(floors_ptr + program, scaled(logit_of(least, SPARE), best, temperature))
+    tl.store(floors_ptr + row, scaled(logit_of(least, SPARE), best, temperature))
 
 
 def nucleus_floors(
@@ -151,7 +150,6 @@ def nucleus_floors(
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
-    rows: torch.Tensor | None = None,
     *,
     num_sorted: int,
 ) -> torch.Tensor:
@@ -161,18 +159,17 @@ def nucleus_floors(
 
     logits       [num_rows, vocab_size] float32, float16 or bfloat16; a row that holds nan or inf gets some floor
     best         [num_rows] float32, the maxima of the rows
-    temperature  [num_floors, 1] float32, above 0
-    top_k        [num_floors, 1] int64, 1..vocab_size
-    top_p        [num_floors, 1] float64, above 0; from 1 on it keeps all
-    rows         [num_floors] int64, which rows are meant; None: all, in their order
-    num_sorted   the largest top_k, for kernels that sort
-    returns      [num_floors, 1] float32
+    temperature  [num_rows, 1] float32, above 0 where a row is cut
+    top_k        [num_rows, 1] int64, 1..vocab_size
+    top_p        [num_rows, 1] float64, above 0; from 1 on it keeps all
+    num_sorted   the largest top_k of a row that is cut, for kernels that sort
+    returns      [num_rows, 1] float32; -inf where top_k and top_p keep all
     """
-    args = _launch_args(logits, best, temperature, top_k, top_p, rows)
-    num_floors = temperature.shape[0]
-    floors = torch.empty((num_floors, 1), dtype=torch.float32, device=logits.device)
-    if num_floors > 0:
-        nucleus_floors_kernel[(num_floors,)](floors, logits, best, temperature, top_k, top_p, rows, **args)
+    args = _launch_args(logits, best, temperature, top_k, top_p)
+    num_rows = logits.shape[0]
+    floors = torch.empty((num_rows, 1), dtype=torch.float32, device=logits.device)
+    if num_rows > 0:
+        nucleus_floors_kernel[(num_rows,)](floors, logits, best, temperature, top_k, top_p, **args)
     return floors
 
 
@@ -183,20 +180,14 @@ def _launch_args(
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
-    rows: torch.Tensor | None,
 ) -> LaunchArgs:
     """Check the arguments of nucleus_floors; what its kernel takes beside."""
     need_rows("logits", logits, 2, FLOATS)
-    num_floors, vocab_size = len(temperature), logits.shape[1]
-    need(
-        "rows", rows is not None or num_floors == len(logits), "given for {} of {} rows", None, num_floors, len(logits)
-    )
-    need_shape("best", best, (len(logits),))
+    num_rows, vocab_size = logits.shape
+    need_shape("best", best, (num_rows,))
     for name, tensor in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
-        need_shape(name, tensor, (num_floors, 1))
-    if rows is not None:
-        need_shape("rows", rows, (num_floors,))
-    need_one_device(logits=logits, best=best, temperature=temperature, top_k=top_k, top_p=top_p, rows=rows)
+        need_shape(name, tensor, (num_rows, 1))
+    need_one_device(logits=logits, best=best, temperature=temperature, top_k=top_k, top_p=top_p)
     return {
         "vocab_size": vocab_size,
         "stride": logits.stride(0),

@@ -465,18 +465,18 @@ def draw(
     best: torch.Tensor,
     temperature: torch.Tensor,
     uniforms: torch.Tensor,
-    rows: torch.Tensor | None = None,
     floors: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    tokens = [
-        _draw_part(
-            logits[part] if rows is None else logits[rows[part]],
-            best[part] if rows is None else best[rows[part]],
-            temperature[part], uniforms[part], None if floors is None else floors[part],
+    tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device) if out is None else out
+    is_drawn, on_cpu = temperature[:, 0] > 0, logits.device.type == "cpu"
+    for part in _parts_with(is_drawn, logits.shape[1]):
+        drawn = _draw_part(
+            logits[part], best[part], temperature[part], uniforms[part], None if floors is None else floors[part]
         )
-        for part in parts_of(len(uniforms), logits.shape[1])
-    ]  # fmt: skip
-    return torch.cat(tokens)
+        tokens[part] = drawn if on_cpu else torch.where(is_drawn[part], drawn, tokens[part])
+    return tokens
 
 
 def nucleus_floors(
@@ -485,22 +485,26 @@ def nucleus_floors(
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
-    rows: torch.Tensor | None = None,
     *,
     num_sorted: int,
 ) -> torch.Tensor:
-    floors = [
-        _nucleus_floors_part(
-            scaled_logits(
-                logits[part] if rows is None else logits[rows[part]],
-                best[part] if rows is None else best[rows[part]],
-                temperature[part],
-            ),
-            top_k[part], top_p[part], num_sorted,
-        )
-        for part in parts_of(len(temperature), logits.shape[1])
-    ]  # fmt: skip
-    return torch.cat(floors)
+    floors = torch.full_like(temperature, -torch.inf)
+    is_cut, on_cpu = (top_k < logits.shape[1]) | (top_p < 1), logits.device.type == "cpu"
+    for part in _parts_with(is_cut[:, 0], logits.shape[1]):
+        scaled = scaled_logits(logits[part], best[part], temperature[part])
+        cut = _nucleus_floors_part(scaled, top_k[part], top_p[part], num_sorted)
+        floors[part] = cut if on_cpu else torch.where(is_cut[part], cut, -torch.inf)
+    return floors
+
+
+def _parts_with(wanted: torch.Tensor, width: int) -> Iterator[slice | torch.Tensor]:
+    """Rows, as many at a time as PART_ELEMENTS hold: those wanted on a CPU; all on a GPU, which would be waited for."""
+    if wanted.device.type != "cpu" or bool(wanted.all()):
+        yield from parts_of(len(wanted), width)
+    else:
+        rows = wanted.nonzero()[:, 0]
+        for part in parts_of(len(rows), width):
+            yield rows[part]
 
 
 def _nucleus_floors_part(

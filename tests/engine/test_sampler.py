@@ -48,10 +48,10 @@ def prepared(
 
 def survivors(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """Probabilities of what each row may draw."""
-    random = prepared(params, vocab_size=logits.shape[1]).random
-    assert random is not None
+    draws = prepared(params, vocab_size=logits.shape[1]).draws
+    assert draws is not None
     best = logits.amax(-1)
-    scaled, floors = torch_backend.scaled_logits(logits, best, random.temperature), lowest_kept(logits, best, random)
+    scaled, floors = torch_backend.scaled_logits(logits, best, draws.temperature), lowest_kept(logits, best, draws)
     return (scaled if floors is None else scaled.masked_fill(scaled < floors, -torch.inf)).softmax(-1)
 
 
@@ -208,6 +208,42 @@ def test_greedy_rows_take_the_most_likely_token_and_need_nothing_prepared() -> N
     batch = prepared([GREEDY] * 8)
     assert batch == SamplingBatch(8)
     assert sample(logits, batch).token_ids.tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
+def test_a_row_has_the_values_that_change_nothing_where_others_ask_for_more() -> None:
+    """vLLM's neutral values: temperature 0 for a greedy row, the vocabulary for top_k, -inf for the log of min_p."""
+    params = [GREEDY, SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=0.5, min_p=1.0)]
+    draws = prepared(params).draws
+    assert draws is not None
+    assert draws.nucleus is not None
+    assert draws.log_min_p is not None
+    assert draws.temperature.tolist() == [[0.0], [1.0], [1.0], [1.0]]
+    assert draws.log_min_p.tolist() == [[-torch.inf], [-torch.inf], [-torch.inf], [0.0]]
+    assert draws.nucleus.top_k.tolist() == [[VOCAB], [VOCAB], [3], [VOCAB]]
+    assert (draws.nucleus.top_p >= 1).flatten().tolist() == [True, True, True, False]
+    logits = logits_of(4)
+    floors = lowest_kept(logits, logits.amax(-1), draws)
+    assert floors is not None
+    assert floors.isinf().flatten().tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("others", [[], [GREEDY], [SamplingParams(temperature=0, top_p=0.5, top_k=2, min_p=0.1)]])
+def test_what_no_row_asks_for_launches_nothing(others: list[SamplingParams]) -> None:
+    draws = prepared([SamplingParams(), *others]).draws
+    assert draws is not None
+    assert (draws.nucleus, draws.log_min_p) == (None, None)
+    assert lowest_kept(logits_of(1 + len(others)), torch.zeros(1 + len(others)), draws) is None
+
+
+def test_a_row_draws_the_same_beside_any_others() -> None:
+    """One at a time is the oracle: nothing beside the row could be taken for its own."""
+    ways = [SamplingParams(seed=4, **options) for options in FILTERS] + [GREEDY]
+    logits = logits_of(len(ways))
+    alone = [sample(logits[i : i + 1], prepared([way], [request("a")])).token_ids.item() for i, way in enumerate(ways)]
+    assert sample(logits, prepared(ways)).token_ids.tolist() == alone
+    order = [*range(len(ways) - 1, -1, -2), *range(0, len(ways), 2)][: len(ways)]
+    together = sample(logits[order], prepared([ways[i] for i in order])).token_ids.tolist()
+    assert together == [alone[i] for i in order]
 
 
 def drawn(scaled: Tensor, uniforms: Tensor) -> Tensor:

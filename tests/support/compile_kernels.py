@@ -139,7 +139,7 @@ def jobs() -> dict[str, Callable[[], object]]:
     for dtype, num_tokens in (("bfloat16", 64), ("bfloat16", 2047), ("float32", 64)):
         found[f"fp8 blocks {dtype} {num_tokens}"] = partial(_fp8_block, dtype, num_tokens)
     found["draw 128256"] = partial(_draw, 128_256)
-    found["draw 151936 some floors"] = partial(_draw, 151_936, some=True)
+    found["draw 151936 floors"] = partial(_draw, 151_936, floors=True)
     found["draw bfloat16 151936"] = partial(_draw, 151_936, dtype="bfloat16")
     for dtype in ("float32", "bfloat16"):
         found[f"nucleus {dtype} 151936"] = partial(_nucleus, dtype, 151_936)
@@ -292,22 +292,21 @@ def _fp8_block(dtype: str, num_tokens: int, *, num_splits: int = 1) -> None:
     triton_backend.fp8_block_linear(x, values, scales, (128, 128), num_splits=num_splits)
 
 
-def _draw(vocab_size: int, *, some: bool = False, dtype: str = "float32") -> None:
+def _draw(vocab_size: int, *, floors: bool = False, dtype: str = "float32") -> None:
     from engine.kernels import triton_backend
 
-    num_rows, num_draws = 256, 200 if some else 256
-    temperature, uniforms = (empty(num_draws, 1, dtype=dtype) for dtype in ("float32", "float64"))
-    rows, floors = (empty(num_draws, dtype="int64"), empty(num_draws, 1, dtype="float32")) if some else (None, None)
+    num_rows = 256
+    temperature, uniforms = (empty(num_rows, 1, dtype=dtype) for dtype in ("float32", "float64"))
     logits, best = empty(num_rows, vocab_size, dtype=dtype), empty(num_rows, dtype="float32")
-    triton_backend.draw(logits, best, temperature, uniforms, rows, floors)
+    triton_backend.draw(logits, best, temperature, uniforms, empty(num_rows, 1, dtype="float32") if floors else None)
 
 
 def _nucleus(dtype: str, vocab_size: int) -> None:
     from engine.kernels import triton_backend
 
-    temperature, top_k, top_p = (empty(200, 1, dtype=name) for name in ("float32", "int64", "float64"))
-    logits, best, rows = empty(256, vocab_size, dtype=dtype), empty(256, dtype="float32"), empty(200, dtype="int64")
-    triton_backend.nucleus_floors(logits, best, temperature, top_k, top_p, rows, num_sorted=vocab_size)
+    temperature, top_k, top_p = (empty(256, 1, dtype=name) for name in ("float32", "int64", "float64"))
+    logits, best = empty(256, vocab_size, dtype=dtype), empty(256, dtype="float32")
+    triton_backend.nucleus_floors(logits, best, temperature, top_k, top_p, num_sorted=vocab_size)
 
 
 def _best(vocab_size: int, *, dtype: str = "float32") -> None:

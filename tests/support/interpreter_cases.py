@@ -187,7 +187,7 @@ class Fp8Block:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Tokens drawn: of all rows or, in another order, of some; with floors only a few may come."""
+    """Tokens drawn: of all rows or of some, others' temperature being 0; with floors only a few may come."""
 
     dtype: str = "float32"
     vocab: int = 50
@@ -199,7 +199,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Nucleus:
-    """What top_k and top_p keep: of all rows or, in another order, of some."""
+    """What top_k and top_p keep: of all rows or of some, others being left whole."""
 
     dtype: str = "float32"
     vocab: int = 50

@@ -601,25 +601,33 @@ def run_fp8_block(case: Fp8Block, faults: list[str]) -> tuple[float, float]:
 def run_draw(case: Draw, faults: list[str]) -> tuple[float, float]:
     """How far outside its token's share of the unit interval a row's number lies."""
     uniforms = torch.tensor([0.0, 1 - 2.0**-53, 0.5, *torch.rand(9).tolist()], dtype=torch.float64)[:, None]
-    num_draws = len(uniforms)
-    rows = torch.randperm(num_draws + 3)[:num_draws] if case.some else None
-    logits = strided((num_draws + 3 * case.some, case.vocab), dtype_of(case.dtype)).mul_(case.spread)
+    num_rows = len(uniforms)
+    logits = strided((num_rows, case.vocab), dtype_of(case.dtype)).mul_(case.spread)
     logits[:, :: max(2, case.vocab // 7)] = -torch.inf  # never to come
     logits[:, -1] = 0.0
-    temperature = torch.linspace(0.3, 2, num_draws)[:, None]
-    floors = torch.full((num_draws, 1), -2.0) if case.floors else None
+    temperature = torch.linspace(0.3, 2, num_rows)[:, None]
+    floors = torch.full((num_rows, 1), -2.0) if case.floors else None
     if case.nan:
         logits[-1] = float("nan")
     best = logits.float().amax(1)
-    args = (logits, best, temperature, uniforms, rows, floors)
-    got = unchanged(faults, lambda: triton_backend.draw(*args), logits=logits, best=best)
+    given, out = torch.arange(-num_rows, 0), None
+    if case.some:
+        temperature[1::3], out = 0.0, given.clone()
+    args = (logits, best, temperature, uniforms, floors)
+    got = unchanged(faults, lambda: triton_backend.draw(*args, out=out), logits=logits, best=best)
+    if case.some:
+        is_drawn = temperature[:, 0] > 0
+        if got is not out or (got != given)[~is_drawn].any():
+            faults.append("a row of temperature 0 was drawn")
+        logits, best, temperature, uniforms, got = (x[is_drawn] for x in (logits, best, temperature, uniforms, got))
+        floors = None if floors is None else floors[is_drawn]
     if not ((got >= 0) & (got < case.vocab)).all():
         return float("inf"), 0.0
-    sums = reference.running_sums(logits.float(), temperature, rows, floors)
+    sums = reference.running_sums(logits.float(), temperature, floors)
     ends = sums.gather(1, got[:, None])
     starts = torch.where(got[:, None] > 0, sums.gather(1, (got[:, None] - 1).clamp(min=0)), 0.0)
-    chosen = (logits if rows is None else logits[rows]).gather(1, got[:, None])
-    least = -torch.inf if floors is None else floors * temperature + (best if rows is None else best[rows])[:, None]
+    chosen = logits.gather(1, got[:, None])
+    least = -torch.inf if floors is None else floors * temperature + best[:, None]
     if case.nan:
         ends, starts, uniforms, chosen = ends[:-1], starts[:-1], uniforms[:-1], chosen[:-1]
         least = least[:-1] if isinstance(least, torch.Tensor) else least
@@ -637,13 +645,14 @@ def run_nucleus(case: Nucleus, faults: list[str]) -> tuple[float, float]:
         *((1, 2.0), (1, 0.5), (min(7, most), 2.0), (min(7, most), 0.8), (min(3, most), 0.999), (max(1, most - 1), 0.3)),
         *((most, 5e-324), (most, 1e-6), (most, 0.3), (most, 0.9), (most, 1 - 2.0**-53), (most, 2.0)),
     ]
-    num_floors = len(options)
-    rows = torch.randperm(num_floors + 3)[:num_floors] if case.some else None
-    logits = strided((num_floors + 3 * case.some, case.vocab), dtype_of(case.dtype)).mul_(case.spread)
+    if case.some:  # between rows that keep all
+        options = [option for each in options for option in ((most, 2.0), each)]
+    num_rows = len(options)
+    logits = strided((num_rows, case.vocab), dtype_of(case.dtype)).mul_(case.spread)
     logits[::2] = (logits[::2] * 2).round() / 2  # many are equal
     logits[:, 1 :: max(2, case.vocab // 7)] = -torch.inf
     logits[0, 0] = -0.0
-    temperature = torch.linspace(0.3, 2, num_floors)[:, None]
+    temperature = torch.linspace(0.3, 2, num_rows)[:, None]
     top_k = torch.tensor([[k] for k, _ in options])
     top_p = torch.tensor([[p] for _, p in options], dtype=torch.float64)
     if case.bad:
@@ -652,12 +661,12 @@ def run_nucleus(case: Nucleus, faults: list[str]) -> tuple[float, float]:
     args = (logits, best, temperature, top_k)
     got = unchanged(
         faults,
-        lambda: triton_backend.nucleus_floors(*args, top_p, rows, num_sorted=most),
+        lambda: triton_backend.nucleus_floors(*args, top_p, num_sorted=most),
         logits=logits,
         best=best,
     )
     # Of weights that are each rounded by some eps of their exponents, below 30 where they count.
-    more, less = (reference.nucleus_floors(*args, top_p * (1 + side * 4e-6), rows) for side in (1, -1))
+    more, less = (reference.nucleus_floors(*args, top_p * (1 + side * 4e-6)) for side in (1, -1))
     is_bad = ((got < more) | (got > less))[:-4] if case.bad else (got < more) | (got > less)
     if case.bad:
         more, less = more[:-4], less[:-4]

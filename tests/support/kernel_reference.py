@@ -359,12 +359,10 @@ def fp8_block_linear(
 def running_sums(
     logits: torch.Tensor,
     temperature: torch.Tensor,
-    rows: torch.Tensor | None = None,
     floors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Of the probabilities of each drawn row's tokens, in their order: [num_draws, vocab_size] float64, to 1."""
-    chosen = logits if rows is None else logits[rows]
-    scaled = (chosen - chosen.amax(1, keepdim=True)) / temperature  # in float32, as it is held against the floors
+    """Of the probabilities of each row's tokens, in their order: [num_rows, vocab_size] float64, to 1."""
+    scaled = (logits - logits.amax(1, keepdim=True)) / temperature  # in float32, as it is held against the floors
     if floors is not None:
         scaled = scaled.masked_fill(scaled < floors, -torch.inf)
     return scaled.double().softmax(1).cumsum(1)
@@ -376,13 +374,17 @@ def nucleus_floors(
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
-    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The smallest (logit - best) / temperature [num_floors, 1] of the top_k largest with less than top_p above it."""
-    chosen = range(len(logits)) if rows is None else rows.tolist()
+    """The smallest (logit - best) / temperature [num_rows, 1] of the top_k largest with less than top_p above it.
+
+    -inf of a row that top_k and top_p leave whole.
+    """
     floors = []
-    for i, row in enumerate(chosen):
-        scaled = (logits[row].float() - best[row]) / temperature[i]  # in float32, as tokens are held against the floor
+    for i, row in enumerate(logits):
+        if top_k[i] >= len(row) and top_p[i] >= 1:
+            floors.append([-torch.inf])
+            continue
+        scaled = (row.float() - best[i]) / temperature[i]  # in float32, as tokens are held against the floor
         values = sorted(scaled.tolist(), reverse=True)[: int(top_k[i])]
         target, above, floor = float(top_p[i]) * fsum(map(exp, values)), 0.0, values[0]
         for value in values:
