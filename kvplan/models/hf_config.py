@@ -32,8 +32,9 @@ Reader = Callable[[Config, str], SpecDraft]
 MODULES: dict[str, tuple[str, ...]] = {
     "dense": (
         "llama", "internlm2", "internlm3", "granite", "seed_oss", "smollm3", "mistral", "ministral3", "qwen2", "mimo",
-        "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl_text", "phi3", "gemma", "gemma2", "gemma3_text", "cohere",
-        "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "exaone4",
+        "qwen2_5_vl", "qwen2_5_omni_text", "qwen2_vl", "qwen3", "qwen3_vl_text", "phi3", "gemma", "gemma2",
+        "gemma3_text", "cohere", "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "glm4v_text",
+        "glm_ocr_text", "exaone4",
     ),
     "classic": (
         "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "stablelm_epoch",
@@ -41,8 +42,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "multimodal_text": ("llava", "llava_llama", "mllama", "mllama_text_model"),
     "moe": (
-        "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "olmoe", "granitemoe", "phimoe", "gpt_oss",
-        "llama4_text", "glm4_moe", "minimax_m2", "minimax_m3", "minimax_m3_vl", "mimo_v2_flash", "laguna",
+        "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "xverse", "olmoe",
+        "granitemoe", "phimoe", "gpt_oss", "llama4_text", "glm4_moe", "glm4v_moe_text", "minimax_m2", "minimax_m3",
+        "minimax_m3_vl", "mimo_v2_flash", "laguna",
     ),
     "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "mistral4"),
     "hybrid": (

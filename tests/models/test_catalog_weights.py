@@ -2,7 +2,7 @@
 
 tests/facts/catalog_weights.jsonl: bytes of the parameters that vLLM makes of the entry's config on one H100; `buffers`
 are routing biases, which it keeps beside its parameters. tests/facts/logged_weights.jsonl: what public logs say that
-loading the published checkpoint took.
+loading the published checkpoint took. tests/facts/tower_weights.jsonl: models with towers, on one and two GPUs.
 """
 
 import json
@@ -33,6 +33,11 @@ def weights(model: str, device: str = "h100-80g", engine: str = "vllm@0.33", **a
 @pytest.mark.parametrize("row", rows("catalog_weights.jsonl"), ids=lambda row: str(row["model"]))
 def test_weights_are_the_bytes_of_the_servers_parameters(row: dict[str, Any]) -> None:
     assert weights(row["model"]) == row["param_bytes_per_rank"] + row.get("buffers", 0)
+
+
+@pytest.mark.parametrize("row", rows("tower_weights.jsonl"), ids=lambda row: f"{row['model']} tp {row['tp']}")
+def test_a_model_with_a_tower_weighs_what_the_server_holds_on_a_rank(row: dict[str, Any]) -> None:
+    assert weights(row["model"], tensor_parallel_size=row["tp"]) == row["param_bytes_per_rank"]
 
 
 # What a load takes beside the parameters: workspaces and buffers of adapters, and two decimals of a GiB. They show

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
+from kvplan.models import catalog
 from kvplan.models.families import towers
 from kvplan.models.families.config import Config
 from kvplan.models.spec import Place, Weight
@@ -161,9 +162,10 @@ def test_text_models_have_no_tower() -> None:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"model_type": "internvl_chat", "vision_config": {"hidden_size": 8}}, "'internvl_chat'"),
+        ({"model_type": "idefics3", "vision_config": {"hidden_size": 8}}, "'idefics3'"),
         ({"model_type": "qwen", "visual": {"width": 1664}}, "'qwen'"),
-        ({"model_type": "qwen2_5_omni", "thinker_config": {"audio_config": {"d_model": 8}}}, "'qwen2_5_omni'"),
+        ({"model_type": "ming_omni", "thinker_config": {"audio_config": {"d_model": 8}}}, "'ming_omni'"),
+        (model("llava_onevision", 3584, {"model_type": "rice_vit"}), "'rice_vit'"),
         ({"vision_config": {"hidden_size": 8}}, "None"),
         ({**GEMMA_3N, "vision_config": {"architecture": "resnet50"}}, "'resnet50'"),
         ({**LLAVA_FLAT, "mm_vision_tower": "openai/clip-vit-base-patch32"}, "'openai/clip-vit-base-patch32'"),
@@ -199,3 +201,35 @@ def test_a_tower_the_config_does_not_describe_is_noted() -> None:
     config = Config({"model_type": "minimax_m3", "hidden_size": 6144}, "config.json")
     towers.weights(config)
     assert any("describes no vision tower" in note for note in config.notes)
+
+
+TOWERS_OF_TRANSFORMERS = [
+    # (model, parameters of its towers and projectors: what the transformers class counts beside the language model)
+    ("llava-v1.6-mistral-7b", 324_491_264),
+    ("llava-onevision-7b", 414_732_320),
+    ("qwen2-audio-7b", 642_215_936),
+    ("glm-ocr", 434_120_192),
+    ("glm-4.1v-9b", 892_498_432),
+    ("internvl3-8b", 331_552_768),
+    ("voxtral-mini-3b", 662_134_784),
+    ("qwen2.5-omni-7b", 1_316_197_376),
+    ("qwen3-omni-30b-a3b", 1_186_558_576),
+    ("blip2-opt-2.7b", 1_093_083_136),
+]
+
+
+@pytest.mark.parametrize(("model_name", "expected"), TOWERS_OF_TRANSFORMERS)
+def test_a_tower_has_the_parameters_that_transformers_counts(model_name: str, expected: int) -> None:
+    assert params(catalog.expand(catalog.facts(model_name)["config"])) == expected
+
+
+def test_the_first_internvl_format_has_the_tower_of_the_second() -> None:
+    """InternVL3-8B in both: 304,012,288 of the tower and 27,540,480 of the projector."""
+    vision = {
+        "model_type": "intern_vit_6b", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "image_size": 448, "patch_size": 14, "qkv_bias": True, "qk_normalization": False,
+        "norm_type": "layer_norm",
+    }  # fmt: skip
+    first = {"model_type": "internvl_chat", "llm_config": {"hidden_size": 3584}, "vision_config": vision,
+             "downsample_ratio": 0.5, "select_layer": -1}  # fmt: skip
+    assert params(first) == params(catalog.expand(catalog.facts("internvl3-8b")["config"])) == 331_552_768

@@ -41,6 +41,12 @@ FOUR_NORMS = (
     "post_feedforward_layernorm",
 )
 
+GLM4 = Traits(
+    o_bias=False,
+    mlp_bias=False,
+    norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+)
+
 TRAITS: dict[str, Traits] = {
     "llama": LLAMA,
     "internlm2": Traits(qkv_bias=False, o_bias=False, mlp_bias=False),
@@ -53,6 +59,7 @@ TRAITS: dict[str, Traits] = {
     "qwen2": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
     "mimo": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
     "qwen2_5_vl": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
+    "qwen2_5_omni_text": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
     "qwen2_vl": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
     "qwen3": Traits(mlp_bias=False, qk_norm="head", windows="flagged"),
     "qwen3_vl_text": Traits(mlp_bias=False, qk_norm="head"),
@@ -80,10 +87,9 @@ TRAITS: dict[str, Traits] = {
         gated=False, layer_norm=True, tied=True, windows="all", window_default=4096,
     ),
     "glm": Traits(qkv_bias=None, o_bias=False, mlp_bias=False),
-    "glm4": Traits(
-        o_bias=False, mlp_bias=False,
-        norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
-    ),
+    "glm4": GLM4,
+    "glm4v_text": GLM4,
+    "glm_ocr_text": GLM4,
     "exaone4": Traits(mlp_bias=False, norms=("post_attention_layernorm", "post_feedforward_layernorm"),
                       qk_norm="head", windows="types", full_every=4),
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from kvplan.models.families import rope
+from kvplan.models.families import dense, rope
 from kvplan.models.families.blocks import (
     Heads,
     attention,
@@ -70,6 +70,11 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
         Traits(mlp_bias=False, qk_norm="head", head_every_stage=True),
         Moe(router_stored=True),
     ),
+    "qwen3_omni_moe_text": (
+        Traits(mlp_bias=False, qk_norm="head", head_every_stage=True),
+        Moe(router_stored=True),
+    ),
+    "xverse": (NO_BIAS, Moe(inner="intermediate_size", shared="num_shared_experts")),
     "olmoe": (Traits(mlp_bias=False, qk_norm="full"), Moe(inner="intermediate_size")),
     "granitemoe": (Traits(mlp_bias=False, tied=True), Moe(inner="intermediate_size")),
     "phimoe": (
@@ -85,6 +90,10 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
         Moe(inner="intermediate_size", dense_inner="intermediate_size_mlp", shared="intermediate_size"),
     ),
     "glm4_moe": (
+        Traits(o_bias=False, mlp_bias=False, qk_norm="flag_head"),
+        Moe(shared="n_shared_experts", router_dtype="float32", correction="buffer"),
+    ),
+    "glm4v_moe_text": (
         Traits(o_bias=False, mlp_bias=False, qk_norm="flag_head"),
         Moe(shared="n_shared_experts", router_dtype="float32", correction="buffer"),
     ),
@@ -136,8 +145,8 @@ def shared_width(config: Config, moe: Moe, inner: int) -> int:
     match moe.shared:
         case None:
             return 0
-        case "n_shared_experts":
-            return inner * config.count("n_shared_experts", default=0, low=0)
+        case "n_shared_experts" | "num_shared_experts":
+            return inner * config.count(moe.shared, default=0, low=0)
         case key:
             return config.count(key, default=0, low=0)
 
@@ -163,6 +172,8 @@ def expert_layer(config: Config, moe: Moe, hidden: int) -> tuple[Weight, ...]:
 
 def read(config: Config, model_type: str) -> SpecDraft:
     """Any family of FAMILIES."""
+    if model_type == "xverse" and config.values.get("num_experts") is None:
+        return dense.read(config, "llama")
     traits, moe = FAMILIES[model_type]
     heads = heads_of(config)
     hidden = config.count("hidden_size")

@@ -13,7 +13,8 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.plans import Request
 
 CONVERTS: Final = ("embed", "classify")
-GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model")  # vLLM 0.33 loads these with their head
+# vLLM 0.33 loads these with their head.
+GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model", "Qwen2_5OmniModel", "ChatGLMModel")
 SCORE: Final = "score"
 LABELS: Final = 2  # transformers' num_labels where a config says nothing
 # `--task` of releases before `--runner`: what it converts to; another one is the server's own.

@@ -1,0 +1,229 @@
+"""Vision towers of one file of patches and a projector: LLaVA-NeXT and -OneVision, InternVL, BLIP-2, GLM-V, GLM-OCR.
+
+What a config leaves out takes the default of the transformers class of the same model_type (5.23). How a server splits
+each weight was read off the parameters vLLM 0.33 holds per rank (tests/facts/tower_weights.jsonl).
+"""
+
+from dataclasses import replace
+
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.files import printable
+from kvplan.models.families.config import Config
+from kvplan.models.families.tower_blocks import (
+    block,
+    check_heads,
+    column,
+    depth_of,
+    layer_norm,
+    linear,
+    not_held,
+    patches,
+    row,
+    text_hidden,
+    vector,
+)
+from kvplan.models.families.towers_vision import (
+    channels,
+    clip,
+    feature_depth,
+    llava_tower,
+    merge_area,
+    video_patch,
+)
+from kvplan.models.spec import Part, Weight
+
+TEXT_ONLY_REMEDY = "use --text-only to size the language model alone"
+
+
+def llava_next(outer: Config) -> list[Weight]:
+    """LLaVA 1.6: CLIP as in 1.5, and what stands for the end of a row of tiles."""
+    config, text = llava_tower(outer), text_hidden(outer, 4096)
+    hidden, layers = config.count("hidden_size", default=768), depth_of(config, "num_hidden_layers", default=12)
+    return [
+        *clip(config, layers, feature_depth(outer, layers, -2)),
+        vector("image_newline", text),
+        *projector(hidden, text, bias=outer.flag("multimodal_projector_bias", True)),
+    ]
+
+
+def projector(inputs: int, outputs: int, *, bias: bool) -> tuple[Weight, ...]:
+    """Two layers, shared out over the ranks."""
+    return (
+        column("multi_modal_projector.linear_1", inputs, outputs, bias=bias),
+        row("multi_modal_projector.linear_2", outputs, outputs, bias=bias),
+    )
+
+
+def llava_onevision(outer: Config) -> list[Weight]:
+    """SigLIP without its head up to the chosen layer; its projector is whole on every rank."""
+    config = outer.sub("vision_config")
+    kind = config.text("model_type", "siglip_vision_model")
+    if kind != "siglip_vision_model":
+        raise UnsupportedModelError(
+            config.where,
+            f"model_type {printable(repr(kind), 60)} is not a tower kvplan can size for LLaVA-OneVision",
+            TEXT_ONLY_REMEDY,
+        )
+    hidden = config.count("hidden_size", default=768)
+    inner, patch = config.count("intermediate_size", default=3072), config.count("patch_size", default=16)
+    heads, layers = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=12)
+    depth, text = feature_depth(outer, layers, -1), text_hidden(outer)
+    layer, post = block(config, hidden, heads, inner), (layer_norm("vision_tower.post_layernorm", hidden),)
+    bias = outer.flag("multimodal_projector_bias", True)
+    return [
+        linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden, bias=True),
+        linear("vision_tower.position_embedding", hidden, patches(config, 224, patch)),
+        *layer * depth,
+        *not_held(layer) * (layers - depth),
+        *not_held(post),
+        vector("image_newline", text),
+        linear("multi_modal_projector.linear_1", hidden, text, bias=bias),
+        linear("multi_modal_projector.linear_2", text, text, bias=bias),
+    ]
+
+
+def internvl(outer: Config) -> list[Weight]:
+    """InternViT: layers with two scales, and neighbouring patches side by side through a projector."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
+    heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=24)
+    size, patch = side_of(config, "image_size", 448), side_of(config, "patch_size", 14)
+    whole = config.flag("use_mean_pooling", True) or "use_mean_pooling" not in config
+    depth = feature_depth_of(outer, layers)
+    biased = config.flag("qkv_bias", config.flag("attention_bias"))
+    plain = config.text("norm_type", "layer_norm") == "rms_norm"
+    qkv, out, *rest = block(config, hidden, heads, inner, norm_bias=not plain)
+    qkv = replace(qkv, bias=biased)
+    if outer.values.get("model_type") == "internvl":  # queries, keys and values apart, and whole on every rank
+        qkv, out = replace(qkv, split="none"), replace(out, split="none")
+    norms = tuple(
+        vector(f"vision_model.layers.attn.{name}", hidden)
+        for name in ("q_norm", "k_norm")
+        if config.flag("qk_normalization", config.flag("use_qk_norm"))
+    )
+    scales = vector("vision_model.layers.ls1", hidden), vector("vision_model.layers.ls2", hidden)
+    layer = (qkv, out, *rest, *norms, *scales)
+    text, area = text_hidden(outer), round(1 / outer.ratio("downsample_ratio", 0.5, 1)) ** 2
+    return [
+        vector("vision_model.class_embedding", hidden),
+        linear("vision_model.patch_embedding", channels(config) * patch**2, hidden, bias=True),
+        linear("vision_model.position_embedding", hidden, (size // patch) ** 2 + 1),
+        *layer * depth,
+        *not_held(layer) * (layers - depth),
+        *(() if whole else (layer_norm("vision_model.layernorm", hidden),)),
+        layer_norm("mlp1.norm", hidden * area),
+        linear("mlp1.linear_1", hidden * area, text, bias=True),
+        linear("mlp1.linear_2", text, text, bias=True),
+    ]
+
+
+def feature_depth_of(outer: Config, layers: int) -> int:
+    """Layers up to the one whose output is used; the first published configs call it `select_layer`."""
+    if "vision_feature_layer" in outer:
+        return feature_depth(outer, layers, -1)
+    chosen = outer.whole("select_layer", outer.values.get("select_layer", -1), low=-layers, high=layers)
+    return layers + chosen + 1 if chosen < 0 else chosen
+
+
+def side_of(config: Config, key: str, default: int) -> int:
+    """A number, or the first of a list of two."""
+    sides = config.ints(key) if isinstance(config.values.get(key), list) else None
+    return sides[0] if sides else config.count(key, default=default)
+
+
+def blip_2(outer: Config) -> list[Weight]:
+    """BLIP-2: a ViT, queries that attend to its output in every second layer of a BERT, and a projection."""
+    config, queries = outer.sub("vision_config"), outer.sub("qformer_config")
+    hidden, inner = config.count("hidden_size", default=1408), config.count("intermediate_size", default=6144)
+    heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=39)
+    patch = config.count("patch_size", default=14)
+    qkv, *rest = block(config, hidden, heads, inner)
+    layer = (replace(qkv, bias=config.flag("qkv_bias", True)), *rest)
+    width = queries.count("hidden_size", default=768)
+    return [
+        vector("vision_model.class_embedding", hidden),
+        linear("vision_model.patch_embedding", channels(config) * patch**2, hidden, bias=True),
+        linear("vision_model.position_embedding", hidden, patches(config, 224, patch) + 1),
+        *layer * layers,
+        layer_norm("vision_model.post_layernorm", hidden),
+        linear("query_tokens", width, outer.count("num_query_tokens", default=32)),
+        *qformer(queries, width),
+        linear("language_projection", width, text_hidden(outer), bias=True),
+    ]
+
+
+def qformer(config: Config, width: int) -> list[Weight]:
+    """A BERT of which every n-th layer also attends to the image; whole on every rank."""
+    layers, every = (
+        depth_of(config, "num_hidden_layers", default=12),
+        config.count("cross_attention_frequency", default=2),
+    )
+    inner, seen = config.count("intermediate_size", default=3072), config.count("encoder_hidden_size", default=1408)
+
+    def attention(name: str, inputs: int) -> tuple[Weight, ...]:
+        return (
+            linear(f"{name}.query", width, width, bias=True),
+            linear(f"{name}.key_value", inputs, 2 * width, bias=True),
+            linear(f"{name}.dense", width, width, bias=True),
+            layer_norm(f"{name}.norm", width),
+        )
+
+    feed_forward = (
+        linear("qformer.intermediate_query", width, inner, bias=True),
+        linear("qformer.output_query", inner, width, bias=True),
+        layer_norm("qformer.output_query.norm", width),
+    )
+    weights = [layer_norm("qformer.layernorm", width)]
+    for index in range(layers):
+        weights += [*attention("qformer.attention", width), *feed_forward]
+        if index % every == 0:
+            weights += attention("qformer.crossattention", seen)
+    return weights
+
+
+def glm4v(outer: Config) -> list[Weight]:
+    """GLM-4.1V to 4.6V: rotary blocks over video patches with a table of positions, and a gated merger."""
+    config = outer.sub("vision_config")
+    hidden, patch = config.count("hidden_size", default=1536), config.count("patch_size", default=14)
+    inner = config.count("out_hidden_size", default=4096)
+    heads, depth = config.count("num_heads", default=12), depth_of(config, "depth", default=24)
+    biased = config.flag("attention_bias")
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 14), hidden, bias=True),
+        linear("visual.embeddings.position_embedding", hidden, patches(config, 336, patch)),
+        vector("visual.post_conv_layernorm", hidden),
+        *block(
+            config, hidden, heads, inner, attention_bias=biased, mlp_bias=False, norm_bias=False, gated=True
+        ) * depth,
+        *gated_merger(config, hidden, inner, config.count("intermediate_size", default=13696)),
+    ]  # fmt: skip
+
+
+def gated_merger(config: Config, hidden: int, out: int, middle: int) -> tuple[Weight, ...]:
+    """A norm, a convolution over neighbouring patches, and a gated projection."""
+    return (
+        vector("visual.post_layernorm", hidden),
+        linear("visual.downsample", hidden * merge_area(config), out, bias=True),
+        column("visual.merger.proj", out, out, bias=False),
+        layer_norm("visual.merger.post_projection_norm", out),
+        linear("visual.merger.gate_up_proj", out, (Part(middle), Part(middle)), "outputs"),
+        row("visual.merger.down_proj", middle, out, bias=False),
+    )
+
+
+def glm_ocr(outer: Config) -> list[Weight]:
+    """GLM-OCR: biased rotary blocks with normed queries and keys."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
+    heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)
+    out, width = config.count("out_hidden_size", default=1536), hidden // check_heads(config, hidden, heads)
+    layer = (
+        *block(config, hidden, heads, inner, norm_bias=False, gated=True),
+        vector("visual.blocks.attn.q_norm", width),
+        vector("visual.blocks.attn.k_norm", width),
+    )
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 14), hidden, bias=True),
+        *layer * depth,
+        *gated_merger(config, hidden, out, out * channels(config)),
+    ]
