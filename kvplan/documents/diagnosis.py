@@ -1,8 +1,9 @@
 """What `kvplan why` prints: kvplan/diagnosis@1."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from math import floor
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 from kvplan.core.units import GIB, format_gib
 from kvplan.measure.diagnosis import Diagnosis
@@ -10,7 +11,7 @@ from kvplan.measure.why_words import summary
 from kvplan.planning.cures import Cure
 from kvplan.planning.plan import Plan
 from kvplan.servers.failures import Figures, Size
-from kvplan.servers.plans import BUDGET_ROWS
+from kvplan.servers.plans import BUDGET_ROWS, BudgetRows
 
 UNEXPLAINED = GIB  # bytes that are worth a note
 Value = int | float | str
@@ -55,7 +56,7 @@ class CureDocument(TypedDict):
     proof: Annotated[str | None, "Figures of the log from which the value follows, where no plan was made."]
 
 
-class Memory(TypedDict):
+class Memory(BudgetRows):
     """Where the memory of one rank went, in bytes, by the plan of what was asked for; the log's own figure of what was
     free for the KV cache is in it. The rows from `weights` to `kv_available` and `unused`, less `missing`, add up to
     `total`. By the log alone there is no row between them, and `unused` is the rest.
@@ -64,11 +65,6 @@ class Memory(TypedDict):
     basis: Literal["plan", "log"]
     total: int
     weights: int
-    buffers: int
-    activations: int
-    cuda_graphs: int
-    non_torch: int
-    lora: int
     unattributed: Annotated[int, "Taken by the log's figures, and explained by no row of the plan."]
     kv_available: int
     kv_needed: int
@@ -160,42 +156,43 @@ def logged_memory(diagnosis: Diagnosis) -> Memory | None:
     if size <= 0 or weights is None:
         return None
     left = size - weights.size - max(0, free)
-    return {
-        "basis": "log",
-        "total": size,
-        "weights": weights.size,
-        "buffers": 0,
-        "activations": 0,
-        "cuda_graphs": 0,
-        "non_torch": 0,
-        "lora": 0,
-        "unattributed": 0,
-        "kv_available": max(0, free),
-        "kv_needed": 0 if figures.needed_bytes is None else figures.needed_bytes.bytes,
-        "unused": max(0, left),
-        "missing": max(0, -left),
-    }
+    needed = 0 if figures.needed_bytes is None else figures.needed_bytes.bytes
+    rows = {"weights": weights.size, **dict.fromkeys(BUDGET_ROWS, 0)}
+    return _memory("log", size, rows, 0, free=max(0, free), needed=needed, left=left)
 
 
 def memory_of(plan: Plan, unattributed: int) -> Memory:
     memory = plan.memory
     kv_available = max(0, plan.available)
-    left = memory.total - sum(getattr(memory, name) for name in TAKEN) - kv_available
-    return {
-        "basis": "plan",
-        "total": memory.total,
-        "weights": memory.weights,
-        "buffers": memory.buffers,
-        "activations": memory.activations,
-        "cuda_graphs": memory.cuda_graphs,
-        "non_torch": memory.non_torch - unattributed,
-        "lora": memory.lora,
+    rows = {name: getattr(memory, name) for name in TAKEN}
+    left = memory.total - sum(rows.values()) - kv_available
+    rows["non_torch"] -= unattributed
+    return _memory(
+        "plan", memory.total, rows, unattributed, free=kv_available, needed=plan.bytes_per_request, left=left
+    )
+
+
+def _memory(
+    basis: Literal["plan", "log"],
+    total: int,
+    rows: Mapping[str, int],
+    unattributed: int,
+    *,
+    free: int,
+    needed: int,
+    left: int,
+) -> Memory:
+    document: dict[str, Any] = {
+        "basis": basis,
+        "total": total,
+        **rows,
         "unattributed": unattributed,
-        "kv_available": kv_available,
-        "kv_needed": plan.bytes_per_request,
+        "kv_available": free,
+        "kv_needed": needed,
         "unused": max(0, left),
         "missing": max(0, -left),
     }
+    return cast("Memory", document)
 
 
 def cure_document(cure: Cure, command: str | None) -> CureDocument:

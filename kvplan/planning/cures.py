@@ -137,7 +137,7 @@ def anchor_of(request: Request, pool: int | None) -> Anchor:
         return Anchor({"non_torch": left}, unattributed=left)
     shift = {}
     counted = [name for name in BUDGET_ROWS if name != "cuda_graphs" or answer.settings.graphs_in_budget]
-    for name in sorted(counted, key=TAKEN_FIRST.index):
+    for name in sorted(counted, key=[*TAKEN_FIRST, *counted].index):
         taken = min(answer.estimates[name].likely, -left)
         shift[name], left = -taken, left + taken
     return Anchor(shift, beyond=-left)
@@ -469,7 +469,10 @@ def nothing(search: Search) -> Iterable[Any]:
     return ()
 
 
-BEFORE_POOL: Final = ("weights", "buffers", "activations", "non_torch", "lora")  # rows taken when memory is profiled
+BEFORE_POOL: Final = (
+    "weights",
+    *(name for name in BUDGET_ROWS if name != "cuda_graphs"),
+)  # rows taken when memory is profiled
 
 CONTEXT = Move("max_model_len", contexts, "a shorter request needs less KV cache")
 SHARE_UP = Move("share", shares_up, "gives the server a larger share of the GPU", "raise", shorter=True)

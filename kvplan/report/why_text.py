@@ -4,11 +4,11 @@ import re
 
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
-from kvplan.documents.diagnosis import CureDocument, DiagnosisDocument
+from kvplan.documents.diagnosis import TAKEN, CureDocument, DiagnosisDocument
 from kvplan.report.console import LABELS, STYLES, bar
 from kvplan.report.lines import COMMAND, Line, line
 
-ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "unattributed")
+ROWS = (*TAKEN, "unattributed")
 
 
 RANKS = "tensor_parallel_size"
