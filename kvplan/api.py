@@ -142,7 +142,7 @@ def estimate(
 
     model    a catalog name, a path, or a Hub id; may be left out where `command` names one
     gpu      "a100-80g"; "8xh100-80g" splits every layer over eight
-    command  a pasted `vllm serve ...` or `sglang serve ...`, over which keywords win
+    command  a pasted command of a server, such as `vllm serve ...`, over which keywords win
     options  the command line's: max_model_len=32768, tensor_parallel_size=2, mean_tokens="4k", ...
 
     Raises UsageError for what contradicts itself, UnsupportedModelError for what kvplan cannot size.

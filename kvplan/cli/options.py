@@ -196,7 +196,7 @@ class PlanOptions:
         Text,
         option(
             "--engine",
-            help="Server and release: vllm@0.33, vllm@0.11, sglang@0.5.",
+            help=f"Server ({', '.join(SERVERS)}), and its release where you know it: vllm@0.33.",
             metavar="NAME",
             complete=complete_engine,
         ),
@@ -209,7 +209,7 @@ class PlanOptions:
         Text,
         option(
             "--from-command",
-            help="Read a pasted `vllm serve ...` or `sglang serve ...`; options override it.",
+            help=f"Read a pasted command that starts a server ({', '.join(SERVERS)}); options override it.",
             metavar="TEXT",
         ),
     ] = None

@@ -21,6 +21,7 @@ from kvplan.cli.options import (
     option,
 )
 from kvplan.report.formats import SUFFIXES
+from kvplan.servers.base import SERVERS
 
 Allocator = Literal["paged", "contiguous"]
 RunDirs = Annotated[
@@ -158,8 +159,8 @@ class ReconcileOptions(PlanOptions):
         Text,
         option(
             "--log",
-            help="Startup log of a vLLM or SGLang server, optionally gzipped; - reads standard input. Add what the log "
-            "lacks with --engine, --model or --config, and the flags of `estimate`.",
+            help=f"Startup log of a server ({', '.join(SERVERS)}), optionally gzipped; - reads standard input. Add "
+            "what the log lacks with --engine, --model or --config, and the flags of `estimate`.",
             metavar="FILE",
         ),
     ] = None
@@ -246,9 +247,7 @@ class WatchOptions:
     csv: Annotated[Text, option("--csv", help="Also append each reading to a CSV file.", metavar="FILE")] = None
     metrics: Annotated[
         Text,
-        option(
-            "--metrics", help="Metrics page of a vLLM or SGLang server: http://localhost:8000/metrics.", metavar="URL"
-        ),
+        option("--metrics", help="Metrics page of a server: http://localhost:8000/metrics.", metavar="URL"),
     ] = None
     plan: Annotated[
         Text,

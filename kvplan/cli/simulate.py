@@ -20,14 +20,13 @@ from kvplan.core.units import parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
 from kvplan.report.formats import rendered
 from kvplan.servers.vllm.size import prefix_notes
-from kvplan.simulate import ranges, slo
+from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.result import result
 from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.steptime import Shares, step_time
 from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
-from kvplan.workloads import generator
 
 PROGRESS_S = 10.0
 STEADY = 20  # requests above a percentile, from which on another seed changes little

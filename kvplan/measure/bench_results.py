@@ -1,8 +1,8 @@
 """Results of load generators: what they sent, and what they measured.
 
-Read are files of `vllm bench serve` (vllm/benchmarks/serve.py, --save-result or --append-result),
-`sglang.bench_serving` (docs/developer_guide/bench_serving.md, --output-file), guidellm (schemas/generative), aiperf
-(profile_export_aiperf.json) and InferenceX (utils/process_result.py, agg_*.json). One file may hold several results.
+Read are files of the servers' own tools (servers/<name>/bench.py; the first writes them with --save-result or
+--append-result), guidellm (schemas/generative), aiperf (profile_export_aiperf.json) and InferenceX
+(utils/process_result.py, agg_*.json). One file may hold several results.
 """
 
 import json
@@ -15,9 +15,10 @@ from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.records import dataclass
 from kvplan.core.units import MIB
+from kvplan.servers.base import generators
 
 MAX_BYTES: Final = 256 * MIB  # detailed results hold every token's time
-TOOLS: Final = "vllm bench serve, sglang.bench_serving, guidellm, aiperf and InferenceX"
+OTHER_TOOLS: Final = "guidellm, aiperf and InferenceX"
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
 
@@ -67,7 +68,7 @@ def read_results(path: Path) -> list[BenchResult]:
     content = read_text(path, MAX_BYTES)
     results = [result for row in objects(content, path) for result in results_of(row, path)]
     if not results:
-        raise InvalidInputError(path_text(path), "contains no result", f"name a file of {TOOLS}")
+        raise InvalidInputError(path_text(path), "contains no result", f"name a file of {tools()}")
     return results
 
 
@@ -79,12 +80,12 @@ def objects(content: str, path: Path) -> Iterator[dict[str, Any]]:
         try:
             parts = [json.loads(line) for line in content.splitlines() if line.strip()]
         except (ValueError, RecursionError):
-            raise InvalidInputError(path_text(path), "is not JSON", f"name a file of {TOOLS}") from None
+            raise InvalidInputError(path_text(path), "is not JSON", f"name a file of {tools()}") from None
     except RecursionError:
-        raise InvalidInputError(path_text(path), "is nested too deeply", f"name a file of {TOOLS}") from None
+        raise InvalidInputError(path_text(path), "is nested too deeply", f"name a file of {tools()}") from None
     for part in parts:
         if not isinstance(part, dict):
-            raise InvalidInputError(path_text(path), "contains no JSON object", f"name a file of {TOOLS}")
+            raise InvalidInputError(path_text(path), "contains no JSON object", f"name a file of {tools()}")
         yield part
 
 
@@ -98,7 +99,7 @@ def results_of(row: dict[str, Any], path: Path) -> list[BenchResult]:
     records = row.get("records") if isinstance(row.get("records"), dict) else row
     if isinstance(records, dict) and isinstance(records.get("time_to_first_token"), dict):
         return [aiperf(records, row, path)]
-    raise InvalidInputError(path_text(path), "is not in a known result format", f"name a file of {TOOLS}")
+    raise InvalidInputError(path_text(path), "is not in a known result format", f"name a file of {tools()}")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -164,15 +165,20 @@ def positive_times(times: Mapping[str, Any], path: Path) -> dict[str, float]:
 # --- the tools' own files ---------------------------------------------------------------------------------------------
 
 
+def tools() -> str:
+    """The tools whose files are read, in a message."""
+    return ", ".join((*(tool.name for tool in generators()), OTHER_TOOLS))
+
+
 def serving(row: dict[str, Any], path: Path) -> BenchResult:
-    """vLLM's and SGLang's: times in ms as `median_ttft_ms`; SGLang calls the whole request `e2e_latency`."""
-    is_sglang = "mean_e2e_latency_ms" in row or "total_output_tokens_retokenized" in row
+    """A server's own, of which the first has no keys that no other has: times in ms as `median_ttft_ms`."""
+    usual, *others = generators()
+    tool = next((tool for tool in others if any(key in row for key in tool.marks)), usual)
     completed = count(row.get("completed"), "completed", path)
     users, rate = traffic(row.get("max_concurrency"), row.get("request_rate"), path)
     names = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
-    whole = "e2e_latency" if is_sglang else "e2el"
     per_token = "tpot" if number(row.get("mean_tpot_ms")) else "itl"
-    parts = {"ttft": "ttft", "tpot": per_token, "latency": whole}
+    parts = {"ttft": "ttft", "tpot": per_token, "latency": tool.whole}
     times = {
         f"{metric}_{name}": row.get(f"{word}_{part}_ms")
         for metric, part in parts.items()
@@ -181,7 +187,7 @@ def serving(row: dict[str, Any], path: Path) -> BenchResult:
     prompts, answers = number(row.get("total_input_tokens")), number(row.get("total_output_tokens"))
     return BenchResult(
         path_text(path),
-        "sglang.bench_serving" if is_sglang else "vllm bench serve",
+        tool.name,
         text(row.get("model_id")) or text(row.get("model")),
         users,
         rate,

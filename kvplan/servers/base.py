@@ -15,6 +15,7 @@ from kvplan.core.records import dataclass
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
     from kvplan.servers.arguments import EngineArgs
+    from kvplan.servers.bench import Generator
     from kvplan.servers.environment import Variable
     from kvplan.servers.failures import Failures
     from kvplan.servers.logs import Logs
@@ -169,6 +170,7 @@ class Server(Protocol):
     logs       how its start-up log is read; None where it is not
     failures   how it tells of its failures; None where its logs of them are not read
     metrics    its names on a /metrics page; None where its page is not read
+    bench      its own load generator; None where its commands and results are not read
     """
 
     @property
@@ -198,6 +200,7 @@ class Server(Protocol):
     def logs(self) -> "Logs | None": ...
     def failures(self) -> "Failures | None": ...
     def metrics(self) -> "Metrics | None": ...
+    def bench(self) -> "Generator | None": ...
 
 
 def _listed(folder: str) -> Callable[[], Server]:
@@ -242,6 +245,11 @@ def logs_of(engine: str) -> "Logs":
     table = server_of(engine).logs()
     assert table is not None
     return table
+
+
+def generators() -> "list[Generator]":
+    """The servers' own load generators."""
+    return [tool for server in SERVERS.values() if (tool := server().bench()) is not None]
 
 
 def failures_of_servers() -> "dict[str, Failures]":

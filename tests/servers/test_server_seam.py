@@ -11,14 +11,10 @@ from kvplan.servers.engines import parse_engine
 KVPLAN = Path(__file__).resolve().parents[2] / "kvplan"
 # Files that may say `sglang`, and how many of their lines do: only ever fewer.
 NAMED = {
-    "api.py": 1,
     "cli/calibrate_options.py": 1,  # sglang.bench_serving, which writes results that calibrate reads
     "cli/load_options.py": 1,  # a pasted command of sglang.bench_serving
-    "cli/options.py": 2,
-    "cli/run_options.py": 3,
-    "measure/bench_results.py": 6,  # likewise
-    "sizing/weights.py": 1,
-    "workloads/generator.py": 4,  # sglang.bench_serving draws lengths in a way of its own
+    "cli/run_options.py": 1,  # likewise
+    "sizing/weights.py": 1,  # a source
 }
 
 

@@ -1,5 +1,6 @@
 """The seam holds a third server: every command and format answers for it, in none of another server's words."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvplan.measure import server_metrics
+from kvplan.measure.bench_results import read_results
 from kvplan.servers import base
+from kvplan.simulate.generator import options_of
 from tests.support import third_server
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
@@ -175,6 +178,16 @@ def test_its_failure_is_told_in_its_own_words(run: Run, tmp_path: Path, form: st
     assert foreign(ran.out + ran.err) == []
 
 
+def test_its_load_generator_is_read(tmp_path: Path) -> None:
+    assert options_of("acme bench --num-prompts 9 --random-input-len 100") == {
+        "num_requests": "9", "prompt_tokens": "100", "output_tokens": "64", "rate": "inf",
+    }  # fmt: skip
+    row = {"completed": 9, "max_concurrency": 2, "mean_ttft_ms": 5.0, "median_ttft_ms": 4.0, "acme": 1}
+    (tmp_path / "acme.json").write_text(json.dumps(row), encoding="utf-8")
+    (result,) = read_results(tmp_path / "acme.json")
+    assert (result.tool, result.users, result.times["ttft_p50"]) == ("acme bench", 2, 4.0)
+
+
 @pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
 @pytest.mark.parametrize(
     "command",
@@ -196,6 +209,10 @@ def test_other_commands_say_none_of_anothers_words(run: Run, command: tuple[str,
     [
         (("simulate", *ASKED, *ROOMY, "--profile", "azure-2023-conv"), "only vLLM's scheduler can be simulated"),
         (("recommend", *ASKED, "--users", "20", "--ctx", "8k", "--gpu", "l40s"), "recommend supports only vLLM"),
+        (
+            ("tune", *ASKED, "--gpu", "l40s", "--prompt-tokens", "9", "--output-tokens", "2", "--rate", "1"),
+            "tune knows only vLLM's scheduler",
+        ),
     ],
     ids=lambda part: part if isinstance(part, str) else part[0],
 )

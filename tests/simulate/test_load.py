@@ -9,8 +9,10 @@ from statistics import fmean, pstdev
 import pytest
 
 from kvplan.core.errors import UsageError
+from kvplan.servers.sglang.bench import below
+from kvplan.servers.vllm.bench import around
 from kvplan.simulate.arrivals import Closed, Process
-from kvplan.workloads.generator import around, below, options_of
+from kvplan.simulate.generator import options_of
 from kvplan.workloads.trace import TraceRequest
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -8,6 +8,7 @@ It has words of its own in every place where a server's words are printed, and n
 from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
+from kvplan.servers.bench import Generator
 from kvplan.servers.environment import Variable
 from kvplan.servers.failures import Failures, Wording
 from kvplan.servers.logs import Logs
@@ -143,6 +144,12 @@ def logs() -> Logs:
     weights = LogWording(name, "acme weights ", "acme weights <weights> GiB", "1.0", CODE)
     pool = LogWording(name, "acme_tokens=", "acme_tokens=<kv_tokens>, acme_pool=<available_kv>", "1.0", CODE)
     return Logs((weights, pool), lists=("acme_args(",), commands=("acme ",))
+
+
+def bench() -> Generator:
+    return Generator(
+        "acme bench", r"\bacme\s+bench\b", "random", 64, lambda tokens, ratio: (tokens, tokens), marks=("acme",)
+    )
 
 
 def explain(plan: Plan) -> Explanation:

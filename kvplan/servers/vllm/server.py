@@ -17,6 +17,7 @@ from kvplan.servers.vllm.terms import TERMS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvplan.servers.bench import Generator
     from kvplan.servers.environment import Variable
     from kvplan.servers.failures import Failures
     from kvplan.servers.logs import Logs
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "drafter", "explain", "failures", "flags", "host", "kept_back", "labels", "launch", "logs", "metrics",
-    "name", "parse", "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
-    "variables",
+    "bench", "context", "drafter", "explain", "failures", "flags", "host", "kept_back", "labels", "launch", "logs",
+    "metrics", "name", "parse", "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts",
+    "terms", "variables",
 ]  # fmt: skip
 
 name = "vllm"
@@ -114,6 +115,12 @@ def logs() -> "Logs":
     from kvplan.servers.vllm.log import LOGS
 
     return LOGS
+
+
+def bench() -> "Generator":
+    from kvplan.servers.vllm.bench import GENERATOR
+
+    return GENERATOR
 
 
 def flags() -> "tuple[Mapping[str, str], Mapping[str, Other]]":

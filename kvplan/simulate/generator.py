@@ -1,58 +1,20 @@
 """A load generator's command line as the load it sends, in the words of `kvplan simulate`.
 
-`vllm bench serve` (and benchmark_serving.py before it) and `sglang.bench_serving`: defaults, and how lengths are drawn,
-from vllm/benchmarks/serve.py and datasets/ of 0.33.0 and sglang/benchmark/serving.py of 0.5.23.
+Each server's own tool stands in servers/<name>/bench.py.
 """
 
-import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.servers.base import generators
+from kvplan.servers.bench import Generator
 
 OPTION: Final = "--bench-command"
 MAX_CHARS: Final = 16 * 1024
-Spread = Callable[[int, float], tuple[int, int]]  # (length, range ratio) -> (shortest, longest)
-
-
-def around(tokens: int, ratio: float) -> tuple[int, int]:
-    """vLLM: uniform between the length less and plus this share of it."""
-    return max(1, math.floor(tokens * (1 - ratio))), max(1, math.ceil(tokens * (1 + ratio)))
-
-
-def below(tokens: int, ratio: float) -> tuple[int, int]:
-    """SGLang: uniform from this share of the length to the length."""
-    return max(1, int(tokens * ratio)), max(1, tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Generator:
-    """One tool.
-
-    is_called  what its command looks like
-    spread     how `--random-range-ratio` draws lengths
-    """
-
-    name: str
-    is_called: str
-    dataset: str
-    output_len: int
-    spread: Spread
-    num_prompts: int = 1000
-    input_len: int = 1024
-
-
-GENERATORS: Final = (
-    Generator("vllm bench serve", r"\bvllm\s+bench\s+serve\b|\bbenchmark_serving\.py\b", "random", 128, around),
-    Generator(
-        "sglang.bench_serving", r"\bsglang\.bench_serving\b|\bbench_serving\.py\b|\bsglang\s+bench\b", "sharegpt",
-        1024, below,
-    ),
-)  # fmt: skip
 SHAREGPT: Final = "sharegpt"
 RANDOM: Final = ("random", "random-ids")
 # What changes neither lengths nor arrivals: names of flags that take a value, and of switches.
@@ -86,12 +48,12 @@ READ: Final = frozenset(
 
 
 def is_generator(text: str) -> bool:
-    return any(re.search(generator.is_called, text) for generator in GENERATORS)
+    return any(re.search(generator.is_called, text) for generator in generators())
 
 
 def options_of(text: str) -> dict[str, str]:
     """The options of `kvplan simulate` that say the same; UsageError where a flag has no such option."""
-    generator = next((each for each in GENERATORS if re.search(each.is_called, text)), None)
+    generator = next((each for each in generators() if re.search(each.is_called, text)), None)
     if generator is None or len(text) > MAX_CHARS:
         raise UsageError(OPTION, "no command of a load generator is found", "paste `vllm bench serve ...`")
     stated = flags(text, generator)

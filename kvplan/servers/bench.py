@@ -1,0 +1,27 @@
+"""A server's own load generator: its command line and its result files, which each server says in its bench.py."""
+
+from collections.abc import Callable
+
+from kvplan.core.records import dataclass
+
+Spread = Callable[[int, float], tuple[int, int]]  # (length, range ratio) -> (shortest, longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """One tool.
+
+    is_called  what its command looks like
+    spread     how `--random-range-ratio` draws lengths
+    whole      what its result files call the time of a whole request; marks: keys that they alone have
+    """
+
+    name: str
+    is_called: str
+    dataset: str
+    output_len: int
+    spread: Spread
+    num_prompts: int = 1000
+    input_len: int = 1024
+    whole: str = "e2el"
+    marks: tuple[str, ...] = ()
