@@ -53,7 +53,7 @@ def is_generator(text: str) -> bool:
 
 def options_of(text: str) -> dict[str, str]:
     """The options of `kvplan simulate` that say the same; UsageError where a flag has no such option."""
-    generator = next((each for each in generators() if re.search(each.is_called, text)), None)
+    generator = next((tool for tool in generators() if re.search(tool.is_called, text)), None)
     if generator is None or len(text) > MAX_CHARS:
         raise UsageError(OPTION, "no command of a load generator is found", "paste `vllm bench serve ...`")
     stated = flags(text, generator)
@@ -142,7 +142,7 @@ def arrivals(stated: Mapping[str, str]) -> dict[str, str]:
     if "seed" in stated:
         options["seed"] = stated["seed"]
     if "goodput" in stated:
-        options["slo"] = ",".join(promise(each) for each in stated["goodput"].split())
+        options["slo"] = ",".join(promise(pair) for pair in stated["goodput"].split())
     if "model" in stated:
         options["model"] = stated["model"]
     return options

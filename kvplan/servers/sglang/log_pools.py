@@ -69,7 +69,7 @@ def _buffers(log: ServerLog, rank: str) -> list[_Buffers]:
     """What was allocated before a draft's weights were loaded: its pool follows."""
     buffers: list[_Buffers] = []
     tokens: int | None = None
-    for reading in (each for each in log.readings if each.rank == rank):
+    for reading in (figure for figure in log.readings if figure.rank == rank):
         if buffers and reading.fact in LOADING:
             break
         if reading.fact == "pool_tokens":
