@@ -5,7 +5,7 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo demo-engine test test-full test-exhaustive compile-table gpu constraints test-twin times
+.PHONY: demo demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin times
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, each of which would compile kvplan anew
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
@@ -17,6 +17,10 @@ demo-engine: .venv/dev.stamp
 		--max-num-batched-tokens 512 --baseline contiguous # more requests than fit: what paging is for
 	.venv/bin/kvplan report runs/demo -o runs/demo/report.html
 	@echo open runs/demo/report.html
+
+demo-serve: .venv/dev.stamp
+	.venv/bin/python examples/serve_demo.py smollm2-135m --device cpu --dtype float32 --ctx 256 --max-num-seqs 4 \
+		--max-num-batched-tokens 256 --num-gpu-blocks-override 100
 
 test: .venv/dev.stamp
 	.venv/bin/ruff check

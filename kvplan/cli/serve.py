@@ -83,19 +83,20 @@ def simulated(options: ServeOptions) -> "Start":
     say(inputs, quiet=options.quiet)
     the_plan = plan(inputs.requests[0])
     check(the_plan)
+    spec = the_plan.request.spec
     directory = None if options.tokenizer is None else Path(options.tokenizer)
     count = None if options.output_tokens is None else parse_tokens(options.output_tokens, "--output-tokens")
     backend = Twin(
         the_plan,
         step_time(the_plan, shares_of(options.efficiency), options.calibration),
-        tokenizer_of(directory, the_plan.request.spec.vocab_size),
+        tokenizer_of(directory, spec.vocab_size),
         eos_token_ids=frozenset() if directory is None else read_eos_token_ids(directory),
         speed=speed_of(options.speed),
         output_tokens=count or 128,
     )
     major, minor = the_plan.request.release.number[:2]
     log = twin_log(the_plan, f"{major}.{minor}.0")
-    return Start(backend, cache_config(the_plan), log, the_plan.request.spec.name, backend.delay)
+    return Start(backend, cache_config(the_plan), log, spec.name, spec.vocab_size, backend.delay)
 
 
 def of_engine(options: ServeOptions) -> "Start":
@@ -241,6 +242,7 @@ def served_of(options: ServeOptions, start: "Start") -> "Served":
     timeout = options.request_timeout
     return Served(
         names=tuple(options.served_model_name or [start.model]),
+        num_tokens=start.num_tokens,
         version=number,
         limits=limits,
         template=template_of(text_directory(options)),

@@ -32,11 +32,13 @@ class Served:
     """What the server says of itself.
 
     names     of the model; the first is the one that answers and metrics give
+    num_tokens  of the model's vocabulary
     version   of kvplan
     api_keys  one of which every request under /v1 must bring; none: any may come
     """
 
     names: tuple[str, ...]
+    num_tokens: int
     version: str
     limits: Limits
     template: ChatTemplate
@@ -52,7 +54,7 @@ class Api:
         self.worker, self.served = worker, served
         self.is_draining = False
         self._created = int(time.time())
-        self._spec = openapi(served.names[0], served.version)
+        self._spec = openapi(served.names[0], served.version, served.num_tokens)
 
     def app(self) -> Starlette:
         """The application; the worker's thread runs as long as it does."""
@@ -249,7 +251,7 @@ class Api:
         tokenizer = self.worker.backend.tokenizer
         if tokenizer is None:
             raise ApiError("detokenize: the model has no tokenizer", param="tokens")
-        if any(not 0 <= token < 2**32 for token in values["tokens"]):
+        if any(not 0 <= token < self.served.num_tokens for token in values["tokens"]):
             raise ApiError("tokens: must be token ids of the model", param="tokens")
         return JSONResponse({"prompt": tokenizer.decode(values["tokens"], skip_special_tokens=False)})
 

@@ -10,6 +10,7 @@ MOST_ANSWERS: Final = 128  # OpenAI's
 MOST_STOPS: Final = 64
 MOST_STOP_CHARS: Final = 1024
 MOST_SEED: Final = 2**63 - 1
+MOST_EXACT: Final = 2**53
 Kind = Literal["integer", "number", "boolean", "string", "strings", "integers", "object", "any"]
 
 
@@ -47,7 +48,11 @@ class Field:
     required: bool = False
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema, without null."""
+        """As JSON Schema; what may be left out may be null."""
+        own = {} if self.ignored else self._own_schema()
+        return own if self.required or not own else {"anyOf": [own, {"type": "null"}]}
+
+    def _own_schema(self) -> dict[str, Any]:
         bounds = {"minimum": self.least, "maximum": self.most, "exclusiveMinimum": self.above}
         given = {name: value for name, value in bounds.items() if value is not None}
         match self.kind:
@@ -153,12 +158,18 @@ DETOKENIZE: Final = {
 def parsed(data: bytes) -> dict[str, Any]:
     """A body as the JSON object that it has to be."""
     try:
-        value = json.loads(data, parse_constant=_refuse_constant)
+        value = json.loads(data, parse_float=_number, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON ({str(error)[:120]}); send a JSON object") from error
     if not isinstance(value, dict):
         raise ApiError("the body must be a JSON object")
     return value
+
+
+def _number(text: str) -> float:
+    """A number with a point; 1.0 is a whole number in JSON."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < MOST_EXACT else value
 
 
 def _refuse_constant(name: str) -> None:

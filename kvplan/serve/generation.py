@@ -127,6 +127,7 @@ class Generation:
                 raise ApiError(piece.finish.error or "the request went wrong", status=500, kind="InternalServerError")
             self._left -= piece.finish is not None
             yield index, piece
+            await asyncio.sleep(0)  # a queue that is full would keep the loop from everybody else
 
     def abandon(self) -> None:
         """Give up what still runs, and let nobody wait for it."""

@@ -6,23 +6,17 @@ from typing import Any
 from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
 
 TEXT = {"type": "string"}
-TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-PROMPT = {"anyOf": [{**TEXT, "minLength": 1}, TOKENS]}
+NULL = {"type": "null"}
+PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": TEXT}, "required": ["type", "text"]}
 MESSAGE = {
     "type": "object",
-    "properties": {"role": {"enum": ["system", "user", "assistant"]}, "content": TEXT},
-    "required": ["role", "content"],
-    "additionalProperties": False,
+    "properties": {"role": TEXT, "content": {"anyOf": [TEXT, NULL, {"type": "array", "items": PART}]}},
+    "required": ["role"],
 }
-OWN = {
-    "prompt": PROMPT,
-    "messages": {"type": "array", "items": MESSAGE, "minItems": 1},
-    "stream_options": {
-        "type": "object",
-        "properties": {"include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"}},
-        "additionalProperties": False,
-    },
-    "chat_template_kwargs": {"type": "object"},
+STREAM_OPTIONS = {
+    "type": "object",
+    "properties": {"include_usage": {"type": "boolean"}, "continuous_usage_stats": {"type": "boolean"}},
+    "additionalProperties": False,
 }
 ERROR = {
     "type": "object",
@@ -43,29 +37,64 @@ ERROR = {
 ANSWERS = {"4XX": "What is wrong with the request.", "5XX": "What the server cannot do now."}
 
 
-def body(table: Mapping[str, Field], model: str) -> dict[str, Any]:
-    """The schema of a body."""
-    properties = {
-        name: OWN.get(name, {"const": model} if name == "model" else field.schema())
-        for name, field in table.items()
-        if field.inert is None
+def own_schemas(model: str, num_tokens: int) -> dict[str, Any]:
+    """Of the fields that say more than their kind."""
+    tokens = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": num_tokens - 1}}
+    kinds = [{**TEXT, "minLength": 1}, {**tokens, "minItems": 1}]
+    prompt = {"anyOf": [*kinds, {"type": "array", "items": {"anyOf": kinds}, "minItems": 1}]}
+    messages = {"type": "array", "items": MESSAGE, "minItems": 1}
+    return {
+        "model": {"anyOf": [{"const": model}, NULL]},
+        "prompt": prompt,
+        "messages": messages,
+        "tokens": tokens,
+        "stream_options": {"anyOf": [STREAM_OPTIONS, NULL]},
     }
+
+
+def body(table: Mapping[str, Field], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a body."""
+    properties = {name: own.get(name) or field.schema() for name, field in table.items() if field.inert is None}
     required = [name for name, field in table.items() if field.required]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    needs = [needed(*pair) for pair in NEEDED.items() if pair[0] in properties]
+    return {**schema, "allOf": needs} if needs else schema
 
 
-def openapi(model: str, version: str) -> dict[str, Any]:
-    """The page for a server of this model."""
+NEEDED = {
+    "stream_options": "stream",
+    "top_logprobs": "logprobs",
+}  # fields that say something only where another is true
+
+
+def needed(name: str, switch: str) -> dict[str, Any]:
+    """A schema: the field says nothing, or the other is true."""
+    nothing = {"properties": {name: {"enum": [None, 0, {}]}}}
+    return {"anyOf": [nothing, {"properties": {switch: {"const": True}}, "required": [switch]}]}
+
+
+def tokenize_body(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a text, or of messages."""
+    kinds = []
+    for name, other in (("prompt", "messages"), ("messages", "prompt")):
+        table = {key: field for key, field in TOKENIZE.items() if key != other}
+        kinds.append({**body(table, {**own, "prompt": TEXT}), "required": [name]})
+    return {"oneOf": kinds}
+
+
+def openapi(model: str, version: str, num_tokens: int) -> dict[str, Any]:
+    """The page for a server of this model, whose tokens are 0 to num_tokens - 1."""
+    own = own_schemas(model, num_tokens)
     errors = {
         status: {"description": text, "content": {"application/json": {"schema": ERROR}}}
         for status, text in ANSWERS.items()
     }
 
-    def post(name: str, table: Mapping[str, Field], kind: str) -> dict[str, Any]:
-        content = {"application/json": {"schema": body(table, model)}}
+    def post(name: str, schema_of_body: dict[str, Any], kind: str) -> dict[str, Any]:
+        content = {"application/json": {"schema": schema_of_body}}
         schema: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
         if kind == "answer":
-            schema["text/event-stream"] = {"schema": TEXT}
+            schema["text/event-stream"] = {"schema": {}}
         done = {"description": "The answer.", "content": schema}
         return {
             "operationId": name,
@@ -78,10 +107,10 @@ def openapi(model: str, version: str) -> dict[str, Any]:
         return {"operationId": name, "responses": {"200": done, **errors}}
 
     paths = {
-        "/v1/completions": {"post": post("completions", COMPLETION, "answer")},
-        "/v1/chat/completions": {"post": post("chat", CHAT, "answer")},
-        "/tokenize": {"post": post("tokenize", TOKENIZE, "object")},
-        "/detokenize": {"post": post("detokenize", DETOKENIZE, "object")},
+        "/v1/completions": {"post": post("completions", body(COMPLETION, own), "answer")},
+        "/v1/chat/completions": {"post": post("chat", body(CHAT, own), "answer")},
+        "/tokenize": {"post": post("tokenize", tokenize_body(own), "object")},
+        "/detokenize": {"post": post("detokenize", body(DETOKENIZE, own), "object")},
         "/v1/models": {"get": get("models", "application/json")},
         "/health": {"get": get("health", "")},
         "/version": {"get": get("version", "application/json")},

@@ -14,7 +14,9 @@ def start_of(engine: Engine, tokenizer: Any) -> Start:
     """A running engine; `tokenizer` stands in where its model has none."""
     if engine.tokenizer is None:
         engine.tokenizer = tokenizer
-    return Start(engine, cache_config(engine), [*measured_log(engine), *rows(engine)], engine.spec.name)
+    return Start(
+        engine, cache_config(engine), [*measured_log(engine), *rows(engine)], engine.spec.name, engine.spec.vocab_size
+    )
 
 
 def inputs_of(engine: Engine) -> EngineInputs:

@@ -24,7 +24,7 @@ class Start:
 
     cache_config  labels of cache_config_info
     log           lines of its start
-    model         the name it serves under unless told another
+    model         the name it serves under unless told another; num_tokens: of its vocabulary
     delay         seconds by which a client sees a request's tokens later than the backend gives them
     """
 
@@ -32,6 +32,7 @@ class Start:
     cache_config: dict[str, str]
     log: list[str]
     model: str
+    num_tokens: int
     delay: Callable[[Request], float] = no_delay
 
 

@@ -166,3 +166,14 @@ def test_a_directory_is_served_with_its_weights() -> None:
     tokens = stand_in(256).encode(text).ids
     # Bytes that are no UTF-8 show as one sign that is three bytes long.
     assert "\ufffd" in text or wrong_greedy_tokens("llama", prompt, tokens) == []
+
+
+@pytest.mark.full
+def test_the_demo_asks_and_stops() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "examples" / "serve_demo.py"), MODEL, "--simulate", "h100-80g", "--ctx", "8k"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=600, check=True
+    )
+    assert 'generation_tokens_total{engine="0",model_name="llama-3.1-8b"} 12.0' in done.stdout
+    assert "stopped, exit code 143" in done.stdout

@@ -171,6 +171,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
     ("/tokenize", {}, 400, "prompt"),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
+    ("/detokenize", {"tokens": [10**6]}, 400, "tokens"),
     ("/nowhere", {}, 404, None),
     ("/health", {}, 405, None),
 ]  # fmt: skip

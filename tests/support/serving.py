@@ -137,7 +137,8 @@ def serving(
     backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None, **changes: Any
 ) -> Iterator[Serving]:
     """A server over a backend, gone with its threads at the end."""
-    served = Served((MODEL,), "0", limits or Limits(4096), ChatTemplate(), **changes)
+    num_tokens = 128_256 if isinstance(backend, Twin) else 256
+    served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), ChatTemplate(), **changes)
     metrics = ServerMetrics(MODEL, backend.max_model_len, cache_config(planned()) if config is None else config)
     delay = backend.delay if isinstance(backend, Twin) else lambda request: 0.0
     api = Api(Worker(backend, metrics, delay), served)

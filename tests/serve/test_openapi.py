@@ -1,0 +1,41 @@
+"""The OpenAPI page says of a body what the server says of it."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvplan.serve.openapi import openapi
+from tests.serve.test_server import BAD, CHAT, HELLO, TEXT
+from tests.support.serving import MODEL
+
+PAGE = openapi(MODEL, "0", 128_256)
+HALF_A_LETTER = "\ud800"
+GOOD: list[tuple[str, Any]] = [
+    (TEXT, {"prompt": "a"}),
+    (TEXT, {"prompt": [1, 2], "max_tokens": 5, "n": 2, "stop": ["a", "b"], "seed": -1, "temperature": 0}),
+    (TEXT, {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}, "logprobs": 0, "user": "me"}),
+    (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 5, "stream_options": None, "top_k": -1}),
+    ("/tokenize", {"prompt": "a"}),
+    ("/tokenize", {"messages": HELLO}),
+    ("/detokenize", {"tokens": [1]}),
+]
+
+
+def is_valid(path: str, body: Any) -> bool:
+    schema = PAGE["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(body))
+
+
+@pytest.mark.parametrize(("path", "body"), GOOD)
+def test_what_is_served_is_valid(path: str, body: Any) -> None:
+    assert is_valid(path, body)
+
+
+@pytest.mark.parametrize(("path", "body"), [(path, body) for path, body, status, _ in BAD if status in (400, 404)])
+def test_what_is_refused_is_not(path: str, body: Any) -> None:
+    prompt = body.get("prompt", "")
+    # What no schema says: half a letter, a prompt beyond the context, answers in all, what a template refuses.
+    if path not in PAGE["paths"] or len(prompt) > 50 or prompt == HALF_A_LETTER or body.get("chat_template_kwargs"):
+        return
+    assert not is_valid(path, body)
