@@ -63,7 +63,9 @@ def require_libraries() -> None:
 
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
-        raise EnvironmentProblem(", ".join(missing), "not installed", "run `pip install 'kvplan[serve]'`")
+        raise EnvironmentProblem(
+            ", ".join(missing), "not installed", "run `pip install '.[serve]'` in kvplan's sources"
+        )
 
 
 def simulated(options: ServeOptions) -> "Start":
@@ -106,7 +108,7 @@ def of_engine(options: ServeOptions) -> "Start":
         import torch  # noqa: F401 -- whether it is there
     except ImportError as error:
         raise EnvironmentProblem(
-            "serve", "torch is not installed", "pip install 'kvplan[engine]', or use --simulate GPU"
+            "serve", "torch is not installed", "run `pip install '.[engine]'` in kvplan's sources, or use --simulate"
         ) from error
     from engine import Engine
     from kvplan.cli.inputs import contexts_of

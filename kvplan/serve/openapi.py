@@ -69,7 +69,7 @@ NEEDED = {
 
 def needed(name: str, switch: str) -> dict[str, Any]:
     """A schema: the field says nothing, or the other is true."""
-    nothing = {"properties": {name: {"enum": [None, 0, {}]}}}
+    nothing: dict[str, Any] = {"properties": {name: {"enum": [None, 0, {}]}}}
     return {"anyOf": [nothing, {"properties": {switch: {"const": True}}, "required": [switch]}]}
 
 
