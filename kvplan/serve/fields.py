@@ -33,15 +33,15 @@ class Field:
     """A field of a body.
 
     strings   a text, or a list of texts
-    least, most  of a number, both allowed; above: greater than
+    minimum, maximum  of a number, both allowed; above: greater than
     inert     the values that change nothing, of a field whose others this server cannot serve; None: it can
     ignored   it says nothing about the answer
     """
 
     kind: Kind
     default: Any = None
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     above: float | None = None
     inert: tuple[Any, ...] | None = None
     ignored: bool = False
@@ -53,7 +53,7 @@ class Field:
         return own if self.required or not own else {"anyOf": [own, {"type": "null"}]}
 
     def _own_schema(self) -> dict[str, Any]:
-        bounds = {"minimum": self.least, "maximum": self.most, "exclusiveMinimum": self.above}
+        bounds = {"minimum": self.minimum, "maximum": self.maximum, "exclusiveMinimum": self.above}
         given = {name: value for name, value in bounds.items() if value is not None}
         match self.kind:
             case "strings":
@@ -89,29 +89,29 @@ IGNORED: Final = {
 }
 COMMON: Final = {
     "model": Field("string"),
-    "n": Field("integer", 1, least=1, most=MOST_ANSWERS),
+    "n": Field("integer", 1, minimum=1, maximum=MOST_ANSWERS),
     "stream": Field("boolean", False),
     "stream_options": Field("object"),
     "stop": Field("strings", ()),
     "stop_token_ids": Field("integers", ()),
-    "seed": Field("integer", least=-MOST_SEED - 1, most=MOST_SEED),
-    "temperature": Field("number", 1.0, least=0),
-    "top_p": Field("number", 1.0, above=0, most=1),
-    "top_k": Field("integer", 0, least=-1),
-    "min_p": Field("number", 0.0, least=0, most=1),
-    "frequency_penalty": Field("number", 0.0, least=-2, most=2),
-    "presence_penalty": Field("number", 0.0, least=-2, most=2),
+    "seed": Field("integer", minimum=-MOST_SEED - 1, maximum=MOST_SEED),
+    "temperature": Field("number", 1.0, minimum=0),
+    "top_p": Field("number", 1.0, above=0, maximum=1),
+    "top_k": Field("integer", 0, minimum=-1),
+    "min_p": Field("number", 0.0, minimum=0, maximum=1),
+    "frequency_penalty": Field("number", 0.0, minimum=-2, maximum=2),
+    "presence_penalty": Field("number", 0.0, minimum=-2, maximum=2),
     "repetition_penalty": Field("number", 1.0, above=0),
     "ignore_eos": Field("boolean", False),
-    "priority": Field("integer", 0, least=-(2**31), most=2**31),
+    "priority": Field("integer", 0, minimum=-(2**31), maximum=2**31),
     "cache_salt": Field("string"),
     **NOT_SERVED,
     **IGNORED,
 }
 COMPLETION: Final = {
     "prompt": Field("any", required=True),
-    "max_tokens": Field("integer", 16, least=1),
-    "logprobs": Field("integer", least=0, most=1024),
+    "max_tokens": Field("integer", 16, minimum=1),
+    "logprobs": Field("integer", minimum=0, maximum=1024),
     "echo": Field("boolean", inert=(False,)),
     "suffix": Field("string", inert=("",)),
     "best_of": Field("integer", inert=(1,)),
@@ -120,10 +120,10 @@ COMPLETION: Final = {
 }
 CHAT: Final = {
     "messages": Field("any", required=True),
-    "max_tokens": Field("integer", least=1),
-    "max_completion_tokens": Field("integer", least=1),
+    "max_tokens": Field("integer", minimum=1),
+    "max_completion_tokens": Field("integer", minimum=1),
     "logprobs": Field("boolean", False),
-    "top_logprobs": Field("integer", 0, least=0, most=20),
+    "top_logprobs": Field("integer", 0, minimum=0, maximum=20),
     "add_generation_prompt": Field("boolean", True),
     "add_special_tokens": Field("boolean", False),
     "chat_template_kwargs": Field("object"),
@@ -203,8 +203,8 @@ def _checked(name: str, field: Field, value: Any) -> Any:
             raise ApiError(f"{name}: this server cannot serve it ({_shown(value)}); leave it out", param=name)
         return None
     for fits, words in (
-        (field.least is None or value >= field.least, f"at least {field.least}"),
-        (field.most is None or value <= field.most, f"at most {field.most}"),
+        (field.minimum is None or value >= field.minimum, f"at least {field.minimum}"),
+        (field.maximum is None or value <= field.maximum, f"at most {field.maximum}"),
         (field.above is None or value > field.above, f"above {field.above}"),
     ):
         if not fits:
