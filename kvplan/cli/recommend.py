@@ -144,6 +144,10 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
     if not terms_of(first.release.engine).recommended:
         names, _ = titles(lambda terms: terms.recommended)
         raise UsageError("--engine", f"recommend supports only {names}", "`kvplan sweep --engine` compares servers")
+    if first.spec.is_encoder:
+        raise UsageError(
+            "recommend", f"{first.spec.name} is an encoder, which serves no users at once", "`kvplan estimate` sizes it"
+        )
     if not is_fixed:
         recommendation = recommend(question, inputs.requests)
         errors = [failure.error for failure in recommendation.failures if failure.error is not None]

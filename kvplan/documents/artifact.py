@@ -24,6 +24,7 @@ from kvplan.planning.host import NOT_MODELED, host_rows, rank_bytes
 from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.planning.user_counts import blocks_per_user, log_differs
 from kvplan.servers.base import Sources, server_of, terms_of
+from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import online_scheme
 from kvplan.sizing import weights
@@ -317,6 +318,9 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
             "max_total_tokens",
             f"--max-total-tokens {args.max_total_tokens:,} is less than a request of {capacity.max_model_len:,} tokens",
         )
+    elif plan.request.spec.is_encoder:
+        need = memory.weights + sum(plan.estimates[name].likely for name in BUDGET_ROWS)
+        yield "budget", f"weights and the peak of a step, {format_gib(need)}, exceed {format_gib(memory.budget)}"
     elif plan.available <= 0:
         text = f"weights and overheads leave nothing of the budget of {format_gib(memory.budget)} for the KV cache"
         yield "budget", text
@@ -332,6 +336,10 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
 def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
     answer, settings = plan.concurrency, plan.settings
     args = plan.request.args
+    if plan.request.spec.is_encoder and answer.pool.users <= settings.max_num_seqs:
+        step = f"{settings.max_num_batched_tokens:,} tokens of whole prompts"
+        yield "max_num_batched_tokens", f"a step computes {step}; --max-num-batched-tokens raises it"
+        return
     if args.num_gpu_blocks_override is not None:
         yield (
             "num_gpu_blocks_override",
@@ -465,13 +473,13 @@ def _provenance(plan: Plan, kv: typed.KvCache, concurrency: typed.Concurrency) -
     for name, value in kv.items():
         if isinstance(value, int):
             origins[f"kv.{name}"] = pool if name in ("num_blocks", "tokens") else charge
-    for name, value in kv["groups"][0].items():
+    for name, value in kv["groups"][0].items() if kv["groups"] else ():
         if not isinstance(value, str):
             origins[f"kv.groups[*].{name}"] = charge
     for name, value in concurrency.items():
         if value is not None and not isinstance(value, str):
             origins[f"concurrency.{name}"] = _user_source(name, pool, plan)
-    if kv["groups"][0]["window"] is None and all(g["window"] is None for g in kv["groups"]):
+    if kv["groups"] and all(group["window"] is None for group in kv["groups"]):
         del origins["kv.groups[*].window"]
     return {path: {"kind": kind, "source": source} for path, (kind, source) in origins.items()}
 

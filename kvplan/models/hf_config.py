@@ -57,6 +57,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
     "glm5_next": ("glm5_next_text", "glm5_next"),
     "encoder_decoder": ("whisper",),
+    "encoders": ("bert", "roberta", "xlm-roberta", "modernbert"),
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 
@@ -99,8 +100,8 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     if encoder is not None:
         raise UnsupportedModelError(
             outer.where,
-            f"model_type {encoder!r} is an encoder, which keeps no KV cache; kvplan sizes models that write",
-            "name one that does",
+            f"model_type {encoder!r} is an encoder that kvplan has no reader for",
+            f"of encoders it sizes {', '.join(MODULES['encoders'])}",
         )
     if not kinds:
         raise outer.fail("model_type", "missing", "kvplan sizes a model by its type")
@@ -111,9 +112,9 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     )
 
 
-# Encoders of embeddings and rerankers: servers hold their weights alone. vLLM 0.33 model_executor/models/registry.py.
+# Encoders of embeddings and rerankers that have no reader. vLLM 0.33 model_executor/models/registry.py.
 ENCODERS = (
-    "bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "new", "gte", "distilbert", "albert", "electra",
+    "nomic_bert", "new", "gte", "distilbert", "albert", "electra",
     "deberta", "deberta-v2", "mpnet", "camembert", "jina_bert", "snowflake-arctic-embed", "clip", "siglip",
 )  # fmt: skip
 
@@ -137,8 +138,11 @@ def check_dense(inner: Config) -> None:
             )
 
 
-def model_dtype(outer: Config, inner: Config) -> str:
-    """The dtype a server loads the weights in: float32 checkpoints are served in bfloat16 (vLLM `--dtype auto`)."""
+def model_dtype(outer: Config, inner: Config, wide: str = "bfloat16") -> str:
+    """The dtype a server loads the weights in: float32 checkpoints are served in bfloat16 (vLLM `--dtype auto`).
+
+    wide  in what it serves them, where that is another
+    """
     for config in (inner, outer):
         key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"
         stated = config.text(key, "")
@@ -147,10 +151,10 @@ def model_dtype(outer: Config, inner: Config) -> str:
             if known is None:
                 raise config.fail(key, f"{printable(repr(stated), 40)} is not a dtype kvplan knows")
             if known == "float32":
-                outer.notes.append("the checkpoint is float32; a server's default dtype for it is bfloat16")
-                return "bfloat16"
+                outer.notes.append(f"the checkpoint is float32; a server's default dtype for it is {wide}")
+                return wide
             return known
-    return "bfloat16"
+    return wide
 
 
 # What a config's words for a layer mean in caches. A layer without a cache of its own (shared) may be called anything.
@@ -247,7 +251,7 @@ def read_config(
         name=name + TEXT_ONLY if left_out else name,
         model_type=model_type,
         architecture=architectures[0],
-        dtype=model_dtype(outer, inner),
+        dtype=model_dtype(outer, inner, "bfloat16" if any(draft.layers) else "float16"),  # vLLM pools in float16
         hidden_size=draft.hidden_size,
         num_heads=draft.num_heads,
         vocab_size=draft.vocab_size,

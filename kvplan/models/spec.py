@@ -539,6 +539,11 @@ class ModelSpec:
         return any(isinstance(cache, SparseIndexer) and cache.pool > 1 for cache in _distinct_caches(self))
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether no layer keeps anything of a token once its step is computed (BERT)."""
+        return bool(self.layers) and not any(self.layers)
+
+    @property
     def has_states(self) -> bool:
         return RecurrentState in self.cache_kinds
 

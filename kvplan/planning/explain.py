@@ -54,6 +54,8 @@ def explain(plan: Plan) -> list[Section]:
     if assumptions := statements(plan):
         texts = tuple(f"{name}: {source}" for name, (_, source) in assumptions.items())
         sections.append(Section("What the facts and rules rest on", texts))
+    if plan.request.spec.is_encoder:
+        return sections
     return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
 
 

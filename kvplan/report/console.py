@@ -100,6 +100,10 @@ def headline(doc: PlanDocument) -> str:
         context += ", the most that fits"
     count, each = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], 'replica')}"
     replicas = each if doc["concurrency"]["replicas"] > 1 else ""
+    if not doc["kv"]["groups"]:  # an encoder
+        return (
+            f"{subject}: {plural(count, 'request')} in a step {length_text(doc, context)}{spread_text(doc)}{replicas}"
+        )
     return f"{subject}: {plural(count, 'user')} {length_text(doc, context)}{spread_text(doc)}{replicas}"
 
 
@@ -299,6 +303,13 @@ def bar(size: int, total: int, *, blocks: bool) -> str:
 
 def kv_lines(doc: PlanDocument) -> list[Line]:
     kv = doc["kv"]
+    if not kv["groups"]:
+        step = doc["inputs"]["settings"]["max_num_batched_tokens"]
+        return [
+            line("No KV cache", "bold"),
+            line("  of requests an encoder keeps nothing once their step is computed"),
+            line(f"  step        {step:,} tokens of whole prompts (max_num_batched_tokens)"),
+        ]
     rank = "" if doc["inputs"]["num_gpus"] == 1 else ", on each GPU"
     lines = [
         line(f"KV cache ({kv['dtype']}{rank})", "bold"),
@@ -366,6 +377,8 @@ def user_lines(doc: PlanDocument) -> list[Part]:
         least = "or more; " if source.startswith("at least") else ""
         each = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
     rows = [("at once", f"{users['users']:,}", f"{each}, while one prompt is computed"), ("in the log", *logged(doc))]
+    if not doc["kv"]["groups"]:
+        rows = [("in a step", f"{users['users']:,}", f"{each.removeprefix('decoding, ')}; others wait for the next")]
     replicas = users["replicas"]
     total = f"; {replicas} replicas hold {replicas} times as many" if replicas > 1 else ""
     title = f"Users of one replica{total}" if replicas > 1 else "Users"

@@ -319,6 +319,10 @@ CHANGES = {
         (0, 29), "model runner V2 estimates its CUDA graphs too; before, its estimate was 0",
         "vLLM v1/worker/gpu/model_runner.py (profile_cudagraph_memory)", "0.22 to 0.33",
     ),
+    "encoders_in_v1": Change(
+        (0, 10), "V1 runs encoders, without a KV cache; before, V0 did", "vLLM v1/kv_cache_interface.py",
+        "0.9.2 and 0.10.2",
+    ),
     "null_block": Change(
         (0, 29), "the pool's null block is not counted as room for a request when one is checked for",
         "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.28 and 0.29",

@@ -72,6 +72,10 @@ def check(plan: Plan) -> None:
     if not terms_of(plan.request.release.engine).simulated:
         names, engines = titles(lambda terms: terms.simulated)
         raise UsageError("simulate", f"only {names}'s scheduler can be simulated", f"use --engine {engines}")
+    if plan.request.spec.is_encoder:
+        raise UsageError(
+            "simulate", f"{name} is an encoder, whose steps are not simulated", "`kvplan estimate` sizes it"
+        )
     if not plan.fits:
         raise UsageError(
             "simulate", f"{name} does not fit on {plan.request.gpu.name}", "see what would fit with `kvplan estimate`"

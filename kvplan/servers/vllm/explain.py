@@ -17,6 +17,11 @@ FOLK_SAMPLER_BYTES = 38.4
 
 
 def explain(plan: Plan) -> Explanation:
+    if plan.request.spec.is_encoder:
+        step, context = plan.settings.max_num_batched_tokens, plan.capacity.max_model_len
+        tokens = "a step's tokens stand in place of blocks: nothing is kept of a request"
+        users = f"requests of {context:,} tokens in a step of {step:,}: {plan.concurrency.users:,}"
+        return Explanation(tokens, (), tuple(_budget(plan)), (users,))
     folk = tuple(_folk(plan))
     more = (Section("Why not the folk answer", folk),) if folk else ()
     return Explanation(_block_size(plan), tuple(_pools(plan)), tuple(_budget(plan)), tuple(_users(plan)), more)

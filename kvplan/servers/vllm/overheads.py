@@ -593,8 +593,13 @@ def num_graphs(seqs: int, largest: int) -> int:
     say PIECEWISE=51 (largest=512), FULL=35 (largest=256), one with sizes up to 1,024 PIECEWISE=83 (largest=1024).
     """
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
-    piecewise = min(2 * seqs, largest)
-    return len([size for size in sizes if size <= piecewise]) + len([size for size in sizes if size <= seqs])
+    return piecewise_graphs(seqs, largest) + len([size for size in sizes if size <= seqs])
+
+
+def piecewise_graphs(seqs: int, largest: int) -> int:
+    """Those of them that are piecewise: all that an encoder has."""
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    return len([size for size in sizes if size <= min(2 * seqs, largest)])
 
 
 def captured_sizes(seqs: int, largest: int, query: int, tokens: int, *, uniform: bool) -> list[int]:

@@ -45,6 +45,8 @@ def is_bare(spec: ModelSpec) -> bool:
 def pooled(request: Request) -> tuple[Request, list[str]]:
     """The request with the model as a pooling server loads it, and a note; unchanged where it generates."""
     spec = request.spec
+    if spec.is_encoder:
+        return request, []
     convert = converts(spec, request.args)
     if convert is None or any(weight.name == SCORE for weight in spec.other_weights):
         return request, []

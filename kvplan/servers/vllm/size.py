@@ -131,6 +131,10 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
 
 def size(request: Request) -> Sized:
     """vLLM's answer; its default batch is lowered to what starts, where there are fewer state blocks than sequences."""
+    if request.spec.is_encoder:
+        from kvplan.servers.vllm import encoder_only  # of no account for models that write
+
+        return encoder_only.size(request)
     return sure_start(request, largest_batch(request))
 
 

@@ -1,0 +1,131 @@
+"""Encoders without a KV cache against vLLM 0.33's own parameters and settings, and transformers' parameter counts.
+
+tests/facts/encoders_only.jsonl: published configs with what vLLM's code made of them on an H100 with --runner pooling
+(weight bytes per rank, resolved settings, "no kv cache") and the parameters that transformers 5.19's class has.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.core.errors import KvplanError
+from kvplan.hardware.gpu import gpu
+from kvplan.models import hf_config
+from kvplan.models.spec import ModelSpec
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.vllm import overheads
+from kvplan.sizing.weights import num_params
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+
+FACTS = Path(__file__).parents[1] / "facts"
+ROWS = [json.loads(line) for line in (FACTS / "encoders_only.jsonl").read_text().splitlines()]
+CONFIGS = {row["model"]: row["config"] for row in ROWS}
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} tp{row['tp']}"
+
+
+def spec_of(name: str) -> ModelSpec:
+    return hf_config.read_config(CONFIGS[name], "config.json", name)
+
+
+def request_of(name: str, engine: str = "vllm@0.33", **args: Any) -> Request:
+    return Request(spec_of(name), gpu("h100-80g"), EngineArgs(**args), parse_engine(engine))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_weights_and_settings_equal_the_servers(row: dict[str, Any]) -> None:
+    answer = plan(request_of(row["model"], tensor_parallel_size=row["tp"]))
+    settings = answer.settings
+    assert answer.memory.weights == row["weights"]
+    own = {
+        name: getattr(settings, name) for name in ("dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
+    }
+    assert own == {name: row["resolved"][name] for name in own}
+    assert settings.prefix_caching is row["resolved"]["enable_prefix_caching"]
+    graphs = overheads.piecewise_graphs(settings.max_num_seqs, 512)
+    assert (row["resolved"]["cudagraph_mode"], graphs) == ("PIECEWISE", row["resolved"]["num_cudagraph_sizes"])
+    assert (row["result"], answer.memory.kv_cache, answer.bytes_per_token) == ("no kv cache", 0, 0)
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_parameters_are_those_of_transformers(name: str) -> None:
+    (params,) = {row["params"] for row in ROWS if row["model"] == name}
+    assert sum(num_params(spec_of(name)).values()) == params
+
+
+def test_a_step_holds_whole_prompts_and_memory_does_not_limit_it() -> None:
+    """8,192 tokens of a step on an H100 are 16 prompts of 512; as many are 64 at 128, and 256 seqs bound them."""
+    assert plan(request_of("bge-large-en-v1.5")).concurrency.users == 16
+    assert plan(request_of("bge-large-en-v1.5", max_model_len=128)).concurrency.users == 64
+    assert plan(request_of("bge-large-en-v1.5", max_model_len=16, max_num_seqs=256)).concurrency.users == 256
+    assert plan(request_of("bge-m3")).concurrency.users == 1  # a step of 8,194: the context
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "bge-m3").mkdir()
+    (tmp_path / "bge-m3" / "config.json").write_text(json.dumps(CONFIGS["bge-m3"]), encoding="utf-8")
+    return tmp_path / "bge-m3"
+
+
+def test_the_answer_says_what_limits_it(run: Run, folder: Path) -> None:
+    out = run("estimate", folder, "--gpu", "l4", "--ctx", "512").out
+    assert "bge-m3 on l4: 4 requests in a step at 512 tokens each" in out.splitlines()[0]
+    assert "No KV cache" in out
+    assert "Limit  a step computes 2,048 tokens of whole prompts; --max-num-batched-tokens raises it" in out
+    assert "4 requests in a step" in run("estimate", folder, "--gpu", "l4", "--ctx", "512", "--format", "markdown").out
+    document = run("estimate", folder, "--gpu", "l4", "--ctx", "512", "--format", "json").json
+    assert (document["kv"]["groups"], document["memory"]["kv_cache"], document["limits"][0]["by"]) == (
+        [], 0, "max_num_batched_tokens",
+    )  # fmt: skip
+
+
+def test_every_view_answers(run: Run, folder: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "kvplan.policy.yaml"
+    policy.write_text(
+        "version: 1\ntargets:\n- {id: a, model: ./bge-m3, gpu: l4, max_model_len: 512, rules: {fits: true, min_users: 4},"
+        " mean_tokens: 512}\n",
+        encoding="utf-8",
+    )
+    for words in (
+        ("estimate", folder, "--gpu", "l4", "--explain"),
+        ("estimate", folder, "--gpu", "l4,h100", "--ctx", "512,8k"),
+        ("sweep", folder, "--gpu", "l4", "--ctx", "512"),
+        ("diff", folder, folder, "--gpu", "l4"),
+        ("check", policy),
+    ):
+        ran = run(*words)
+        assert ran.code == 0, (words, ran.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("estimate", "--engine", "sglang"), "layer 0 has no cache of its own"),
+        (("estimate", "--engine", "vllm@0.9"), "encoders are sized from vLLM 0.10 on"),
+        (("estimate", "--enable-lora"), "an encoder without a KV cache"),
+        (("estimate", "--runner", "generate"), "an encoder, which writes nothing"),
+        (("estimate", "--max-num-batched-tokens", "512"), "a step must hold the whole context"),
+        (("recommend", "--users", "3"), "an encoder, which serves no users at once"),
+        (("simulate", "--rate", "1", "--prompt-tokens", "9", "--output-tokens", "1"), "steps are not simulated"),
+    ],
+)
+def test_what_is_not_sized_is_refused_by_name(run: Run, folder: Path, words: tuple[str, ...], fault: str) -> None:
+    gpus = () if words[0] == "recommend" else ("--gpu", "l4")
+    ran = run(words[0], folder, *gpus, *words[1:])
+    assert ran.code == 2
+    assert fault in ran.err
+
+
+def test_it_says_by_how_much_an_encoder_does_not_fit(run: Run, folder: Path) -> None:
+    ran = run("estimate", folder, "--gpu-memory", "1GiB")
+    assert "does not fit" in ran.out.splitlines()[0]
+    with pytest.raises(KvplanError, match="'nomic_bert' is an encoder that kvplan has no reader for"):
+        hf_config.read_config({**CONFIGS["bge-m3"], "model_type": "nomic_bert"}, "config.json", "x")
