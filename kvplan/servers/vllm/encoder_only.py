@@ -159,8 +159,8 @@ def size(request: Request) -> Sized:
     )
     low = tokens + 1 if stage.available[0] >= 0 else 0
     note = (
-        f"an encoder keeps nothing of a request: {format_gib(max(0, room))} of the budget stay unused. Its weights equal "
-        "vLLM's own; its peak and its CUDA graphs follow those of decoders, compared with no encoder's log"
+        f"an encoder keeps nothing of a request: {format_gib(max(0, room))} of the budget stay unused. Its weights "
+        "equal vLLM's own; its peak and its CUDA graphs follow those of decoders, compared with no encoder's log"
     )
     return Sized(
         settings, pool, [stage], capacity, (low, tokens + 1), (max(0, low - 1) / context, tokens / context), 0, (note,)
