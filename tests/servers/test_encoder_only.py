@@ -91,7 +91,7 @@ def test_every_view_answers(run: Run, folder: Path, tmp_path: Path) -> None:
     policy = tmp_path / "kvplan.policy.yaml"
     policy.write_text(
         "version: 1\ntargets:\n"
-        "- {id: a, model: ./bge-m3, gpu: l4, max_model_len: 512, mean_tokens: 512, rules: {fits: true, min_users: 4}}\n",
+        "- {id: a, model: ./bge-m3, gpu: l4, max_model_len: 512, rules: {fits: true, min_users: 4}}\n",
         encoding="utf-8",
     )
     for words in (
