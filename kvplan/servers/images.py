@@ -55,7 +55,7 @@ def _unknown(image: str, whose: str, server: str) -> str:
 
 def of_words(server: str, words: Iterable[str]) -> Tagged:
     """What the images among words say of a server's release; the last that says one counts."""
-    every = [each for word in words if (each := tagged(server, word)) is not None]
-    label = next((each.label for each in reversed(every) if each.label), None)
-    note = next((each.note for each in reversed(every) if each.note), None)
+    tags = [tag for word in words if (tag := tagged(server, word)) is not None]
+    label = next((tag.label for tag in reversed(tags) if tag.label), None)
+    note = next((tag.note for tag in reversed(tags) if tag.note), None)
     return Tagged(label, None if label else note)

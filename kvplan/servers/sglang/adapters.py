@@ -211,8 +211,8 @@ def in_tables(spec: ModelSpec, slots: Slots, *, whole: bool = False) -> int:
     if shares > 1:
         padding = PADDING if up(vocabulary, PADDING) % shares == 0 else PADDING * shares
         vocabulary = min(vocabulary, up(vocabulary, padding) // shares)
-    each = {"embed_tokens": spec.vocab_size + spec.hidden_size, "lm_head": spec.hidden_size + vocabulary}
-    return (1 if whole else len(own)) * slots.rank * sum(each[name] for name in own)
+    sizes = {"embed_tokens": spec.vocab_size + spec.hidden_size, "lm_head": spec.hidden_size + vocabulary}
+    return (1 if whole else len(own)) * slots.rank * sum(sizes[name] for name in own)
 
 
 def routing(spec: ModelSpec, args: EngineArgs, graphs: int) -> int:

@@ -13,11 +13,11 @@ def rows(plan: Plan) -> Iterator[HostRow]:
     args, release = plan.request.args, plan.request.release
     if args.max_loras:
         count = args.max_cpu_loras or args.max_loras
-        each = adapters.adapter_bytes(plan.request.spec, plan.settings, args)
+        size = adapters.adapter_bytes(plan.request.spec, plan.settings, args)
         bound = "at most " if args.max_cpu_loras else ""
         open_end = "" if args.max_cpu_loras else ", and as much for each further one (--max-loaded-loras bounds them)"
-        how = f"{bound}{count:,} adapters x {each:,} B at rank {args.max_lora_rank}, whole in every process{open_end}"
-        yield HostRow("adapters", count * each, "rank", how, "sglang 0.5.23 srt/lora/lora.py", "")
+        how = f"{bound}{count:,} adapters x {size:,} B at rank {args.max_lora_rank}, whole in every process{open_end}"
+        yield HostRow("adapters", count * size, "rank", how, "sglang 0.5.23 srt/lora/lora.py", "")
     if not args.enable_hierarchical_cache or not isinstance(plan.pool, SglangPool):
         return
     ratio = args.hicache_ratio or hicache.RATIO
