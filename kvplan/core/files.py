@@ -11,7 +11,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -34,11 +34,10 @@ _NO_FILE = {
     errno.ENAMETOOLONG: "the name is too long",
 }
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # UTF-16 LE and BE, UTF-32 BE (UTF-32 LE starts as UTF-16)
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
 
 
 class _Refused(Exception):
-    """A hook of the JSON reader met something refused; `_faults` says what and where."""
+    """What a hook refuses: (what is wrong, the next step)."""
 
 
 def printable(text: str, limit: int = 120) -> str:
@@ -168,13 +167,14 @@ def load_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     return parse_json(read_text(path, max_bytes), str(path))
 
 
-def parse_json(text: str, where: str, first_line: int = 1) -> dict[str, Any]:
-    """The JSON object in `text`; `where` and the number of its first line place it in the error.
+def parse_json(text: str, where: str, first_line: int | None = None) -> dict[str, Any]:
+    """The JSON object in `text`; `where` and the number of its first line, if it is one of several, place the error.
 
     Refused beyond what `json` refuses: duplicate keys, NaN and infinities (but see MAY_BE_INFINITE), integers over 30
     digits, more than 100 levels, text that is not valid Unicode, and a top level that is not an object.
     """
     where = printable(where, _WHERE_LIMIT)
+    place = where if first_line is None else f"{where}: line {first_line}"
     if not text.strip():
         raise InvalidInputError(where, "empty file (line 1 column 1)", "expected a JSON object")
     try:
@@ -185,28 +185,36 @@ def parse_json(text: str, where: str, first_line: int = 1) -> dict[str, Any]:
             parse_constant=float,
         )
     except json.JSONDecodeError as error:
-        _refuse(text, where, error.pos, _complaint(text, error), first_line)
-    except (_Refused, RecursionError):
-        _refuse_first_fault(text, where, first_line)
+        _refuse(text, where, error.pos, _complaint(text, error), first_line or 1)
+    except _Refused as fault:
+        public = "a key twice, or a number kvplan does not take"
+        raise InvalidInputError(place, *fault.args, public=public) from None
+    except RecursionError:
+        raise _too_deep(place) from None
     if not isinstance(parsed, dict):
         kind = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}.get(type(parsed), "a number")
         raise InvalidInputError(
-            where, f"the top level is {kind} (line {first_line} column 1)", "expected a JSON object"
+            where, f"the top level is {kind} (line {first_line or 1} column 1)", "expected a JSON object"
         )
     if is_deeper_than(parsed, MAX_DEPTH):
-        _refuse_first_fault(text, where, first_line)
+        raise _too_deep(place)
     if "\\ud" in text.lower():
-        _refuse_lone_surrogates(parsed, text, where, first_line)
+        _refuse_lone_surrogates(parsed, text, where, first_line or 1)
     return parsed
+
+
+def _too_deep(where: str) -> InvalidInputError:
+    return InvalidInputError(where, f"nested more than {MAX_DEPTH} levels deep", "no config is")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise _Refused
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise _Refused(f"duplicate key '{printable(twice, 60)}'", "keep one of them")
     for key, value in pairs:
         if isinstance(value, float | list) and not _is_finite(value, key in MAY_BE_INFINITE):
-            raise _Refused
+            raise _Refused(f"{printable(key, 60)}: non-finite number", "write a finite number or null")
     return made
 
 
@@ -219,7 +227,8 @@ def _is_finite(value: Any, or_infinite: bool) -> bool:
 
 def _integer(token: str) -> int:
     if len(token) > MAX_DIGITS:
-        raise _Refused
+        digits = len(token.lstrip("-"))
+        raise _Refused(f"an integer of {digits:,} digits ({printable(token, 24)}), at most {MAX_DIGITS}", "correct it")
     return int(token)
 
 
@@ -233,69 +242,13 @@ def _complaint(text: str, error: json.JSONDecodeError) -> str:
     return f"not JSON, {what}; correct it"
 
 
-def _refuse(
-    text: str, where: str, position: int, complaint: str, first_line: int, public: str | None = None
-) -> NoReturn:
+def _refuse(text: str, where: str, position: int, complaint: str, first_line: int) -> NoReturn:
     """Raise for `complaint` (what is wrong, then the next step) at a character of `text`."""
     line = text.count("\n", 0, position) + first_line
     column = position - text.rfind("\n", 0, position)
     place = f"{where}: line {line} column {column}"
     problem, _, remedy = complaint.rpartition("; ")
-    raise InvalidInputError(place, problem, remedy, public=public) from None
-
-
-def _refuse_first_fault(text: str, where: str, first_line: int) -> NoReturn:
-    position, complaint = next(_faults(text), (0, "not JSON; correct it"))
-    _refuse(text, where, position, complaint, first_line, "a key twice, or a number kvplan does not take")
-
-
-def _faults(text: str) -> Iterator[tuple[int, str]]:
-    """What the strict hooks refuse, with the character it starts at, in the order of the text."""
-    seen: list[set[str]] = []  # the keys so far of each open object; an empty set for a list
-    keys: list[str] = [""]  # the key that each open object or list is at, or under
-    before: re.Match[str] | None = None
-    for token in _TOKEN.finditer(text):
-        match token.group():
-            case "{" | "[":
-                seen.append(set())
-                keys.append(keys[-1])
-                if len(seen) > MAX_DEPTH:
-                    yield token.start(), f"nested more than {MAX_DEPTH} levels deep; no config is"
-            case "}" | "]":
-                if seen:
-                    seen.pop()
-                    keys.pop()
-            case ":" if before is not None and seen:
-                keys[-1] = _unquoted(before.group())
-                if keys[-1] in seen[-1]:
-                    yield before.start(), f"duplicate key '{printable(keys[-1])}'; keep one of them"
-                seen[-1].add(keys[-1])
-            case number if number[0] not in '",:' and (complaint := _number_fault(number, keys[-1])):
-                yield token.start(), complaint
-        before = token
-
-
-def _unquoted(key: str) -> str:
-    try:
-        return str(json.loads(key, strict=False))
-    except ValueError:
-        return key
-
-
-def _number_fault(token: str, key: str) -> str | None:
-    digits_text = printable(token, 24)
-    if token.lstrip("-").isdigit():
-        digits = len(token.lstrip("-"))
-        if len(token) > MAX_DIGITS:
-            return f"an integer of {digits:,} digits ({digits_text}), at most {MAX_DIGITS}; correct it"
-        return None
-    if token in {"true", "false", "null"}:
-        return None
-    try:
-        finite = _is_finite(float(token), key in MAY_BE_INFINITE)
-        return None if finite else f"non-finite number ({digits_text}); write a finite number or null"
-    except ValueError:
-        return None
+    raise InvalidInputError(place, problem, remedy) from None
 
 
 def is_deeper_than(parsed: object, depth: int) -> bool:

@@ -154,7 +154,7 @@ class _Open:
         if not isinstance(node, Scalar) or not node.text:
             raise wrong(node.mark, "", f"{kind_of(node)} is used as a key", "a key is one word")
         if node.text == "<<" and node.is_plain:
-            raise wrong(node.mark, "", "merge keys (<<) are not supported", "write the keys out")
+            raise not_plain(node.mark, "a merge key (<<)")
         if node.text in self.keys:
             first = self.keys[node.text].line
             raise wrong(
@@ -184,11 +184,12 @@ def _built(text: str, where: str) -> Node | None:
         match event:
             case yaml.DocumentStartEvent():
                 num_documents += 1
-                _refuse_document(event, mark, num_documents)
+                if num_documents > 1:
+                    raise not_plain(mark, "a second document")
+                if event.version or event.tags:
+                    raise not_plain(mark, "a % directive")
             case yaml.AliasEvent():
-                raise wrong(
-                    mark, "", f"aliases (*{printable(str(event.anchor), 40)}) are not supported", "write the value out"
-                )
+                raise not_plain(mark, f"the alias *{printable(str(event.anchor), 40)}")
             case yaml.ScalarEvent():
                 _refuse_decorations(event, mark)
                 done = _scalar(event, mark)
@@ -206,26 +207,17 @@ def _built(text: str, where: str) -> Node | None:
     return None if isinstance(root, Scalar) and root.is_plain and not root.text else root
 
 
-def _refuse_document(event: "yaml.DocumentStartEvent", mark: Mark, number: int) -> None:
-    if number > 1:
-        raise wrong(mark, "", "a second document starts here", "keep one document per file")
-    if event.version or event.tags:
-        raise wrong(mark, "", "% directives are not supported", "delete the line")
+def not_plain(mark: Mark, what: str) -> InvalidInputError:
+    return wrong(mark, "", f"{what} is not plain YAML", "write keys and values out, in one document")
 
 
 def _refuse_decorations(
     event: "yaml.ScalarEvent | yaml.MappingStartEvent | yaml.SequenceStartEvent", mark: Mark
 ) -> None:
     if event.anchor:
-        raise wrong(
-            mark,
-            "",
-            f"anchors (&{printable(str(event.anchor), 40)}) are not supported",
-            "write the value where it is used",
-        )
+        raise not_plain(mark, f"the anchor &{printable(str(event.anchor), 40)}")
     if event.tag:
-        tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
-        raise wrong(mark, "", f"tags ({printable(tag, 60)}) are not supported", "write the plain value")
+        raise not_plain(mark, f"the tag {printable(str(event.tag).replace('tag:yaml.org,2002:', '!!'), 60)}")
 
 
 def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:

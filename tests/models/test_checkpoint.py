@@ -151,7 +151,7 @@ BAD_SAFETENSORS: dict[str, tuple[bytes, str]] = {
     "header a list": (safetensors_file([]), "header is not a JSON object (byte 8)"),
     "header padded in front": (safetensors_file(b" {}"), "header is not a JSON object (byte 8)"),
     "header not UTF-8": (safetensors_file(b'{"\xff": 1}'), "header is not UTF-8 (byte 10)"),
-    "header deep": (safetensors_file(b'{"a":' * 50_000), "header: line 1 column 501: nested more than 100 levels"),
+    "header deep": (safetensors_file(b'{"a":' * 50_000), "header: nested more than 100 levels"),
     "overlap": (
         safetensors_file({"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [2], 4, 12)}, b"\0" * 12),
         "tensor 'b' starts at byte 4 of the data, not 8: tensors overlap",
@@ -185,7 +185,7 @@ BAD_SAFETENSORS: dict[str, tuple[bytes, str]] = {
     "a name to fool a terminal": (safetensors_file({"\x1b[2J": 1}), r"tensor '\x1b[2J': not an object"),
     "the same name twice": (
         safetensors_file(b'{"a": {}, "a": {}}'),
-        "header: line 1 column 11: duplicate key 'a'",
+        "header: duplicate key 'a'",
     ),
 }
 
