@@ -5,6 +5,7 @@ benchmarks/tune_kernels.py timed it there. Elsewhere the tables below are: their
 89, 90 and 100, where they fit the shared memory and spill no register (tests/support/compile_kernels.py prints it).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -152,8 +153,15 @@ def latent_tile(
 
 
 def gemm_tile(arch: int, rows_per_expert: int, dtype: torch.dtype) -> GemmTile:
-    most = next((most for most in (16, 64) if rows_per_expert <= most), 128)
-    return GEMM[kind_of(dtype, dtype), most][_column(arch)]
+    return _sized(GEMM, arch, rows_per_expert, dtype)
+
+
+def _sized(table: Mapping[tuple[str, int], tuple[GemmTile, ...]], arch: int, rows: int, dtype: torch.dtype) -> GemmTile:
+    """The tile of the smallest size in the table that holds so many rows; of the largest where none does."""
+    kind = "float32" if dtype == torch.float32 else "16-bit"
+    sizes = [size for name, size in table if name == kind]
+    most = next((size for size in sizes if rows <= size), sizes[-1])
+    return table[kind, most][_column(arch)]
 
 
 def kind_of(stored: torch.dtype, compute: torch.dtype) -> Kind:
@@ -215,8 +223,7 @@ INT4 = {
 
 
 def int4_tile(arch: int, num_tokens: int, dtype: torch.dtype) -> GemmTile:
-    most = next((most for most in (16, 64) if num_tokens <= most), 128)
-    return INT4["float32" if dtype == torch.float32 else "16-bit", most][_column(arch)]
+    return _sized(INT4, arch, num_tokens, dtype)
 
 
 # --- products with fp8 weights in blocks ------------------------------------------------------------------------------
@@ -235,5 +242,4 @@ FP8_BLOCK = {
 
 def fp8_block_tile(arch: int, num_tokens: int, dtype: torch.dtype) -> GemmTile:
     """block_n counts outputs, block_k inputs."""
-    most = next((most for most in (16, 512) if num_tokens <= most), 2048)
-    return FP8_BLOCK["float32" if dtype == torch.float32 else "16-bit", most][_column(arch)]
+    return _sized(FP8_BLOCK, arch, num_tokens, dtype)

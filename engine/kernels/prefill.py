@@ -93,31 +93,23 @@ def prefill_kernel(
 
     top, total, acc = start_rows(sinks_ptr, heads, is_row, True, BLOCK_M, BLOCK_DV)
     pages = load_pages(table_ptr, first_tile * BLOCK_N + in_tile, context_len, BLOCK_SIZE)
-    for tile in range(first_tile, mask_from):
-        tokens = tile * BLOCK_N + in_tile
-        # Page ids one tile ahead: waiting for them here would leave no key or value in flight.
-        next_pages = load_pages(table_ptr, tokens + BLOCK_N, context_len, BLOCK_SIZE)
-        k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
-        v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
-        k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
-        v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
-        scores = attention_scores(q, k, scale, SOFTCAP, DOT)
-        top, total, acc = add_tile(scores, v, top, total, acc, DOT)
-        pages = next_pages
-    for tile in range(mask_from, end_tile):
-        tokens = tile * BLOCK_N + in_tile
-        next_pages = load_pages(table_ptr, tokens + BLOCK_N, context_len, BLOCK_SIZE)
-        k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
-        v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
-        k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
-        v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
-        scores = attention_scores(q, k, scale, SOFTCAP, DOT)
-        visible = tokens[None, :] <= positions[:, None]
-        if WINDOW > 0:
-            visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
-        scores = tl.where(visible, scores, float("-inf"))
-        top, total, acc = add_tile(scores, v, top, total, acc, DOT)
-        pages = next_pages
+    for is_masked in tl.static_range(2):
+        for tile in range(mask_from if is_masked else first_tile, end_tile if is_masked else mask_from):
+            tokens = tile * BLOCK_N + in_tile
+            # Page ids one tile ahead: waiting for them here would leave no key or value in flight.
+            next_pages = load_pages(table_ptr, tokens + BLOCK_N, context_len, BLOCK_SIZE)
+            k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
+            v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
+            k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
+            v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
+            scores = attention_scores(q, k, scale, SOFTCAP, DOT)
+            if is_masked:
+                visible = tokens[None, :] <= positions[:, None]
+                if WINDOW > 0:
+                    visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
+                scores = tl.where(visible, scores, float("-inf"))
+            top, total, acc = add_tile(scores, v, top, total, acc, DOT)
+            pages = next_pages
 
     out = finish_rows(total, acc) * v_scale
     out_rows = tokens_q * (tl.num_programs(1) * GROUP) + heads

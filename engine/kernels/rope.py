@@ -22,6 +22,14 @@ from engine.kernels.numerics import cast
 
 
 @triton.jit
+def load_angles(cos_sin_ptr, positions_ptr, token, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """(cosines, sines) [1, BLOCK_HALF] of a token's position."""
+    row = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF)
+    pair = tl.arange(0, BLOCK_HALF)[None, :]
+    return tl.load(row + pair, mask=pair < HALF, other=0.0), tl.load(row + HALF + pair, mask=pair < HALF, other=0.0)
+
+
+@triton.jit
 def _rotate_heads(
     x_ptr,
     cos,
@@ -65,10 +73,7 @@ def rotate_kernel(
 ):
     """Grid (num_tokens,): one token, all its query and key heads."""
     token = tl.program_id(0).to(tl.int64)
-    row = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF)
-    pair = tl.arange(0, BLOCK_HALF)[None, :]
-    cos = tl.load(row + pair, mask=pair < HALF, other=0.0)
-    sin = tl.load(row + HALF + pair, mask=pair < HALF, other=0.0)
+    cos, sin = load_angles(cos_sin_ptr, positions_ptr, token, HALF, BLOCK_HALF)
     q_token = q_ptr + token * stride_q_token
     k_token = k_ptr + token * stride_k_token
     _rotate_heads(q_token, cos, sin, stride_q_head, num_heads, INTERLEAVED, HALF, BLOCK_HALF, BLOCK_HEADS)

@@ -15,7 +15,7 @@ from engine.kernels.checks import LaunchArgs, need_one_device, need_shape, once_
 from engine.kernels.integers import next_power_of_2
 from engine.kernels.norm import weighed
 from engine.kernels.numerics import cast
-from engine.kernels.rope import need_rotation
+from engine.kernels.rope import load_angles, need_rotation
 from engine.kernels.store_kv import copy_heads, need_new_kv, stored
 
 
@@ -128,10 +128,7 @@ def rotate_and_store_kernel(
 ):
     """Grid (num_tokens, 2): one token's queries, in place; its keys and values, into their slot."""
     token = tl.program_id(0).to(tl.int64)
-    row = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF)
-    pair = tl.arange(0, BLOCK_HALF)[None, :]
-    cos = tl.load(row + pair, mask=pair < HALF, other=0.0)
-    sin = tl.load(row + HALF + pair, mask=pair < HALF, other=0.0)
+    cos, sin = load_angles(cos_sin_ptr, positions_ptr, token, HALF, BLOCK_HALF)
     if tl.program_id(1) == 0:
         q = q_ptr + token * stride_q_token
         _turn_heads(
