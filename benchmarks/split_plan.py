@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine.kernels.work_list import Ints, Plan, Planner
+from engine.kernels.work_list import Ints, Plan, SplitPlanner
 
 BLOCK_N = 64
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=8, help="KV heads of a rank (%(default)s)")
     parser.add_argument("--programs", type=int, default=396, help="programs that the GPU runs at once (%(default)s)")
     options = parser.parse_args()
-    planner = Planner(options.heads, options.programs, BLOCK_N)
+    planner = SplitPlanner(options.heads, options.programs, BLOCK_N)
     print(f"{'contexts':24}{'items':>7}{'longest item':>14}{'busiest / even share':>22}")
     for name, lens in mixes().items():
         plan = planner.plan(lens)

@@ -12,7 +12,7 @@ import torch
 
 from engine import kernels
 from engine.block_manager import WindowGroup
-from engine.kernels.work_list import Planner
+from engine.kernels.work_list import SplitPlanner
 from engine.kv_cache import HeadKV, KVCache, LatentKV, LayerGroup
 from engine.tp import TensorParallel
 from kvplan.models.spec import FullAttention, ModelSpec, SlidingWindow
@@ -21,12 +21,12 @@ from kvplan.models.spec import FullAttention, ModelSpec, SlidingWindow
 class AttentionPlan(NamedTuple):
     """How the steps of one KV cache are planned on the host, once for all layers; empty: kernels want no plan.
 
-    planners         one per KV group, for decode: Planner.plan cuts a step's contexts, Planner.capacity is what a
-                     CUDA graph needs room for
+    planners         one per KV group, for decode: `plan` cuts a step's contexts, `capacity` is what a CUDA graph needs
+                     room for
     queries_of_tile  for prefill: queries of a program's tile, by the longest chunk of the step
     """
 
-    planners: tuple[Planner, ...] = ()
+    planners: tuple[SplitPlanner, ...] = ()
     queries_of_tile: Callable[[int], int] | None = None
 
 
@@ -114,7 +114,7 @@ class TritonAttention:
     def plan(
         self, spec: ModelSpec, tp: TensorParallel, groups: tuple[LayerGroup, ...], kv: KVCache, dtype: torch.dtype
     ) -> AttentionPlan:
-        num_heads, planners = _num_heads(spec, tp), list[Planner]()
+        num_heads, planners = _num_heads(spec, tp), list[SplitPlanner]()
         for group in groups:
             window = group.rule.window if isinstance(group.rule, WindowGroup) else None
             match kv.layers[group.layers[0]]:

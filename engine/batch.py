@@ -54,7 +54,7 @@ class BatchBuilder:
         ]
         self._written = np.zeros((len(groups), max_num_seqs), np.int64)  # leading entries of each row that are there
         self._first = np.zeros_like(self._written)  # entries of each row before its first real block
-        self._quiet = np.zeros(max_num_seqs, np.int64)  # tokens up to which each row's tables stay as they are
+        self._until_change = np.zeros(max_num_seqs, np.int64)  # tokens up to which a row's tables stay as they are
         self._row_of: dict[Sequence, int] = {}
         self._free_rows = list(range(max_num_seqs))
         self._last_seqs: list[Sequence] = []  # of the last arrays, in order
@@ -118,7 +118,7 @@ class BatchBuilder:
             self._last_seqs, self._last_place = seqs, {seq: place for place, seq in enumerate(seqs)}
             self._last_rows = np.array([self._row(seq) for seq in seqs], np.int64)
         rows = self._last_rows
-        for i in np.flatnonzero(context_lens > self._quiet[rows]).tolist():
+        for i in np.flatnonzero(context_lens > self._until_change[rows]).tolist():
             self._write(seqs[i], rows[i])
         return rows
 
@@ -126,12 +126,12 @@ class BatchBuilder:
         row = self._row_of.get(seq)
         if row is None:
             row = self._row_of[seq] = self._free_rows.pop()
-            self._written[:, row] = self._first[:, row] = self._quiet[row] = 0
+            self._written[:, row] = self._first[:, row] = self._until_change[row] = 0
         return row
 
     def _write(self, seq: Sequence, row: int) -> None:
         """Bring a row up to its sequence's tables."""
-        self._quiet[row] = seq.num_quiet_tokens
+        self._until_change[row] = seq.num_tokens_until_change
         for g, table in enumerate(seq.block_table):
             start, end = self._written[g, row], len(table)
             if start < end:

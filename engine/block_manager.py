@@ -236,12 +236,12 @@ class BlockManager:
         full = [g for g, group in enumerate(self.groups) if isinstance(group, FullGroup)]
         full_len = self._agreed_len(seq, full, limit) if full else 0
         num_tokens = self._agreed_len(seq, range(len(self.groups)), limit)
-        seq.junction = full_len if full_len > num_tokens else 0
+        seq.full_attention_hit_len = full_len if full_len > num_tokens else 0
         return PrefixHit(num_tokens, tuple(self._hit_blocks(seq, g, num_tokens) for g in range(len(self.groups))))
 
     def cache_full_blocks(self, seq: Sequence, num_tokens: int) -> None:
         """Make the full blocks of the first num_tokens tokens findable; they may still be in flight."""
-        if not self.enable_prefix_caching or num_tokens <= seq.num_quiet_tokens:
+        if not self.enable_prefix_caching or num_tokens <= seq.num_tokens_until_change:
             return
         for g, group in enumerate(self.groups):
             end = num_tokens // group.block_size
@@ -306,11 +306,15 @@ class BlockManager:
         return (NULL_BLOCK,) * first + tuple(NULL_BLOCK if block is None else block for block in found)
 
     def _is_kept(self, seq: Sequence, group: Group, i: int) -> bool:
-        """Whether block i is worth finding: windows and states only before the prompt's end and a seen junction."""
+        """Whether block i is worth finding: windows and states only before the prompt ends, or an earlier one."""
         tail = num_tail_blocks(group)
         if tail is None:
             return True
-        ends = (self._aligned(seq.num_prompt_tokens - 1), self._aligned(seq.num_prompt_tokens), seq.junction)
+        ends = (
+            self._aligned(seq.num_prompt_tokens - 1),
+            self._aligned(seq.num_prompt_tokens),
+            seq.full_attention_hit_len,
+        )
         return any(end // group.block_size - tail <= i < end // group.block_size for end in ends)
 
     # --- tables -------------------------------------------------------------------------------------------------
@@ -343,11 +347,11 @@ class BlockManager:
         seq.num_cached_blocks = [len(blocks) for blocks in hit.blocks]
         self._extend(seq, num_tokens)
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
-        seq.num_quiet_tokens = self._num_quiet_tokens(seq)
+        seq.num_tokens_until_change = self._num_tokens_until_change(seq)
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make room for num_tokens tokens in all; False, and no block taken, when the pool lacks them."""
-        if num_tokens <= seq.num_quiet_tokens:
+        if num_tokens <= seq.num_tokens_until_change:
             return True
         self._drop_unread(seq)
         num_missing = self._num_missing(seq, num_tokens)
@@ -356,14 +360,14 @@ class BlockManager:
         if num_missing:
             self._extend(seq, num_tokens)
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
-        seq.num_quiet_tokens = self._num_quiet_tokens(seq)
+        seq.num_tokens_until_change = self._num_tokens_until_change(seq)
         return True
 
     def release(self, seq: Sequence) -> None:
         """Give back every block, tail first: the beginning of a sequence is what others share."""
         for table in seq.block_table:
             self.pool.give_back(block for block in reversed(table) if block != NULL_BLOCK)
-        seq.block_table, seq.num_cached_blocks, seq.num_quiet_tokens = [], [], 0
+        seq.block_table, seq.num_cached_blocks, seq.num_tokens_until_change = [], [], 0
 
     def num_held(self, seq: Sequence) -> list[int]:
         """Real blocks per group."""
@@ -408,16 +412,16 @@ class BlockManager:
             case _:
                 assert_never(group)
 
-    def _num_quiet_tokens(self, seq: Sequence) -> int:
+    def _num_tokens_until_change(self, seq: Sequence) -> int:
         """Tokens up to which no group takes a block, publishes one or gives one back: what most steps find."""
-        quiet = []
+        changes = []
         for g, group in enumerate(self.groups):
-            quiet.append(len(seq.block_table[g]) * group.block_size)
+            changes.append(len(seq.block_table[g]) * group.block_size)
             if self.enable_prefix_caching:
-                quiet.append((seq.num_cached_blocks[g] + 1) * group.block_size - 1)
+                changes.append((seq.num_cached_blocks[g] + 1) * group.block_size - 1)
         # The query stands before the last token, so nothing is dropped before the token after the boundary.
-        quiet += [next_drop(self.groups[g], seq.num_settled_tokens) for g in self.dropping]
-        return min(quiet)
+        changes += [next_drop(self.groups[g], seq.num_settled_tokens) for g in self.dropping]
+        return min(changes)
 
     def _drop_unread(self, seq: Sequence) -> None:
         """Give back the blocks that lie wholly before what the next query reads."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from engine.batch import BatchArrays
-from engine.kernels.work_list import COLUMNS, Planner, WorkList
+from engine.kernels.work_list import COLUMNS, SplitPlanner, WorkList
 from engine.memory import device_memory, nbytes, reserved
 from engine.staging import Layout, UploadRing
 from engine.step import GroupTensors, StepTensors
@@ -39,7 +39,7 @@ class DecodeGraphs:
         max_blocks: int,
         hidden: torch.Tensor,
         uploads: UploadRing,
-        planners: tuple[Planner, ...] = (),
+        planners: tuple[SplitPlanner, ...] = (),
     ) -> None:
         """hidden: [largest size, hidden_size], where every graph leaves its result; uploads: where inputs lie before.
 

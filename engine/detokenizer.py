@@ -1,6 +1,6 @@
 """Text from tokens, one at a time, through the model's own tokenizer."""
 
-from collections.abc import Sequence as Many
+from collections import abc
 from typing import Any
 
 FEWEST_CONTEXT_TOKENS, MOST_CONTEXT_TOKENS = 4, 24
@@ -14,7 +14,7 @@ class Detokenizer:
     that must be a word of the prompt: the stream begins with the prompt's last tokens, as vLLM's does.
     """
 
-    def __init__(self, tokenizer: Any, prompt_token_ids: Many[int]) -> None:
+    def __init__(self, tokenizer: Any, prompt_token_ids: abc.Sequence[int]) -> None:
         """tokenizer: a tokenizers.Tokenizer."""
         self._tokenizer = tokenizer
         self._token_ids = list(prompt_token_ids[-MOST_CONTEXT_TOKENS:])

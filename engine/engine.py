@@ -1,9 +1,8 @@
 """The engine: `step()` schedules, runs and updates; everything else is getting requests in and outputs out."""
 
 import time
-from collections import deque
+from collections import abc, deque
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from itertools import compress, count
 from pathlib import Path
@@ -97,8 +96,8 @@ class Engine:
 
     def generate(
         self,
-        prompts: Prompt | Many[Prompt],
-        params: SamplingParams | Many[SamplingParams] | None = None,
+        prompts: Prompt | abc.Sequence[Prompt],
+        params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> list[RequestOutput]:
         """Run prompts to their end, in one continuous batch; outputs in the order of the prompts.
@@ -107,7 +106,7 @@ class Engine:
         """
         prompts, params = self._tp.from_first((prompts, params))
         several = as_prompts(prompts)
-        each = [params or SamplingParams()] * len(several) if not isinstance(params, Many) else list(params)
+        each = [params or SamplingParams()] * len(several) if not isinstance(params, abc.Sequence) else list(params)
         if len(each) != len(several):
             raise UsageError(f"generate: {len(each)} params for {len(several)} prompts; give one, or one each")
         with self._exclusive():
@@ -262,7 +261,7 @@ class Engine:
             sampled = flight.sampled.wait()
             bad = list(compress(seqs, sampled.is_bad))
             if bad:
-                self._contain(flight, [seq for seq in bad if seq not in flight.disowned])
+                self._contain(flight, [seq for seq in bad if seq not in flight.discarded])
             rows = dict(zip(seqs, zip(sampled.token_ids, sampled.logprobs, strict=True), strict=True))
             self.scheduler.update(batch, {seq.request_id: rows[seq][0] for seq in batch.samples})
             for seq in batch.samples:
@@ -321,7 +320,7 @@ class Engine:
         for seq in damage.touched:
             self.scheduler.preempt(seq.request_id)
         for later in self._in_flight:
-            later.disowned.update(damage.failed, damage.touched)
+            later.discarded.update(damage.failed, damage.touched)
             later.forget_samples(damage.touched)
         flight.forget_samples(damage.victims)  # the others' logits are as good as ever
         self.runner.scrub(sorted(damage.blocks))

@@ -18,7 +18,7 @@ class Flight:
     arrays: BatchArrays
     sampled: SampledAhead | SampledTokens
     num_prompt_tokens: int
-    disowned: set[Sequence] = field(default_factory=set)  # what it computes for these means nothing, and is known to
+    discarded: set[Sequence] = field(default_factory=set)  # what it computes for these means nothing, and is known to
 
     @property
     def is_wanted(self) -> bool:
@@ -57,7 +57,7 @@ class Damage:
 
     failed   sequences whose own logits are no numbers: they end
     victims  sequences whose nan may be another's: they run on, and this step's token is forgotten
-    touched  sequences that share or have taken over a spoilt block: they begin again
+    touched  sequences that share or have taken over a damaged block: they begin again
     blocks   what nobody may read before it is 0 again
     """
 
@@ -71,7 +71,7 @@ class Damage:
         """Of bad sequences of a flight, in it and in those launched since.
 
         Attention gives a masked key the weight 0, and 0 x nan is nan, so that even the blocks before the bad token are
-        spoilt from the second layer on.
+        damaged from the second layer on.
         """
         victims = _victims(flight, bad)
         failed = [seq for seq in bad if seq not in victims]

@@ -337,7 +337,7 @@ def _fill_zeros(
     source.fill(stored, f"{piece.name}.qzeros", whole, part)
     zeros = unpacked(stored, AWQ_ORDER if scheme.kind == "awq" else IN_ORDER)
     if scheme.kind == "gptq" and scheme.variant != "gptq_v2":
-        # Stored less one. What is left of a zero point of 0 differs by packer, and some spoilt its neighbours with it.
+        # Stored less one. What is left of a zero point of 0 differs by packer, and some damaged its neighbours with it.
         if bool((zeros == 15).any()):
             raise InvalidInputError(
                 f"{piece.name}.qzeros: holds a zero point of 0 less one, of which the format 'gptq' leaves no certain "

@@ -1,7 +1,7 @@
 """A request from its prompt to its output: parameters, text as it grows, stop strings, what the user gets back."""
 
+from collections import abc
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
@@ -20,7 +20,7 @@ class IntArray(Protocol):
     def tolist(self) -> Any: ...
 
 
-Prompt = str | Many[SupportsIndex] | IntArray
+Prompt = str | abc.Sequence[SupportsIndex] | IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Request:
 # --- what a user asks for ---------------------------------------------------------------------------------------
 
 
-def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
+def as_prompts(prompts: Prompt | abc.Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list."""
     if isinstance(prompts, str):
         return [prompts]
@@ -134,7 +134,7 @@ def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
             f"prompts: {type(given).__name__} is neither a text nor a list; give texts or lists of token ids"
         )
     several = [_plain(prompt) for prompt in given]
-    is_one = bool(several) and not any(isinstance(prompt, str | Many) for prompt in several)
+    is_one = bool(several) and not any(isinstance(prompt, str | abc.Sequence) for prompt in several)
     return [several] if is_one else several
 
 
@@ -146,7 +146,7 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[in
         given, cure = tokenizer.encode(prompt).ids, "its tokenizer.json belongs to another model: replace it"
     else:
         raise UsageError("prompt: a text prompt needs a tokenizer.json beside the model; give token ids")
-    if not isinstance(given, Many):
+    if not isinstance(given, abc.Sequence):
         raise InvalidInputError(f"prompt: {given!r:.60} is neither a text nor a list of tokens; give one of them")
     ids = [_plain(token) for token in given]
     for token in ids:

@@ -1,4 +1,4 @@
-"""What a config leaves open, settled for a model and this machine: device, longest request, weights, scheduling."""
+"""What a config leaves open, decided for a model and this machine: device, longest request, weights, scheduling."""
 
 from pathlib import Path
 

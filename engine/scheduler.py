@@ -211,7 +211,7 @@ class Scheduler:
             n = self._num_tokens_to_run(seq, batch)
             # Most sequences decode inside a block they have: nothing is to be asked for.
             if n and (
-                seq.num_computed_tokens + n <= seq.num_quiet_tokens
+                seq.num_computed_tokens + n <= seq.num_tokens_until_change
                 or self._make_room(seq, seq.num_computed_tokens + n, batch)
             ):
                 batch.put(seq, n)
@@ -322,7 +322,7 @@ class Scheduler:
     def _append(self, seq: Sequence, token_id: int) -> None:
         seq.append(token_id, self.config.max_model_len)
         num_tokens = seq.num_computed_tokens - seq.num_placeholders
-        if num_tokens > seq.num_quiet_tokens and seq.block_table:  # it completes a block, and was not preempted
+        if num_tokens > seq.num_tokens_until_change and seq.block_table:  # it completes a block, and was not preempted
             self.blocks.cache_full_blocks(seq, num_tokens)
 
     def _queue(self, seq: Sequence, *, back: bool) -> None:

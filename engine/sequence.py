@@ -32,9 +32,9 @@ class Sequence:
 
     block_table: list[list[int]] = field(default_factory=list)  # block ids in order, per group; 0 where given back
     num_cached_blocks: list[int] = field(default_factory=list)  # leading blocks offered to the prefix cache, per group
-    num_quiet_tokens: int = 0  # up to so many tokens in all, its tables stay as they are
+    num_tokens_until_change: int = 0  # up to so many tokens in all, its tables stay as they are
     block_hashes: dict[int, list[bytes]] = field(default_factory=dict)  # chained, per block size
-    junction: int = 0  # tokens shared with others that only the full-attention groups still had
+    full_attention_hit_len: int = 0  # tokens shared with others that only the full-attention groups still had
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -10,7 +10,7 @@ import torch
 
 from engine.batch import BatchArrays, Ints
 from engine.kernels.query_tiles import QueryTiles, cut_queries
-from engine.kernels.work_list import Planner, WorkList
+from engine.kernels.work_list import SplitPlanner, WorkList
 from engine.staging import UploadRing
 
 
@@ -61,7 +61,7 @@ def step_tensors(
     arrays: BatchArrays,
     device: torch.device,
     uploads: UploadRing | None = None,
-    planners: tuple[Planner, ...] = (),
+    planners: tuple[SplitPlanner, ...] = (),
     queries_of_tile: Callable[[int], int] | None = None,
 ) -> StepTensors:
     """The scheduler's batch on the device; uploads: where its arrays wait for the copy.

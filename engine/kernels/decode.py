@@ -13,7 +13,7 @@ from engine.kernels.numerics import dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
 from engine.kernels.split_kv import load_item, merge, need_work, own_work_list, scratch, store_item
-from engine.kernels.work_list import Planner, WorkList
+from engine.kernels.work_list import SplitPlanner, WorkList
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -110,11 +110,11 @@ def decode_kernel(
 
 def decode_planner(
     num_heads: int, k_cache: torch.Tensor, v_cache: torch.Tensor, compute: torch.dtype, window: int | None
-) -> Planner:
+) -> SplitPlanner:
     """What plans the work of paged_decode on these caches, for num_heads queries of dtype `compute`."""
     tile, num_kv_heads = _tile(num_heads, k_cache, v_cache, compute), k_cache.shape[2]
     num_programs = configs.num_processors(k_cache.device) * tile.programs
-    return Planner(num_kv_heads, num_programs, tile.block_n, window)
+    return SplitPlanner(num_kv_heads, num_programs, tile.block_n, window)
 
 
 def _tile(num_heads: int, k_cache: torch.Tensor, v_cache: torch.Tensor, compute: torch.dtype) -> configs.AttentionTile:

@@ -23,7 +23,7 @@ from engine.kernels.numerics import LOG2_E, dot, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, finish_rows, start_rows
 from engine.kernels.split_kv import load_item, merge, need_work, own_work_list, scratch, store_item
-from engine.kernels.work_list import Planner, WorkList
+from engine.kernels.work_list import SplitPlanner, WorkList
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -106,11 +106,11 @@ def latent_decode_kernel(
     )
 
 
-def latent_planner(num_heads: int, cache: torch.Tensor) -> Planner:
+def latent_planner(num_heads: int, cache: torch.Tensor) -> SplitPlanner:
     """What plans the work of latent_decode on this cache."""
     tile = _tile(num_heads, cache)
     num_programs = configs.num_processors(cache.device) * tile.programs
-    return Planner(cdiv(num_heads, tile.block_m), num_programs, tile.block_n)
+    return SplitPlanner(cdiv(num_heads, tile.block_m), num_programs, tile.block_n)
 
 
 def _tile(num_heads: int, cache: torch.Tensor) -> configs.AttentionTile:

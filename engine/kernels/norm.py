@@ -22,7 +22,7 @@ from engine.kernels.numerics import cast
 
 
 @triton.jit
-def weighed(normed, weight, UNIT_OFFSET: tl.constexpr, DTYPE: tl.constexpr):
+def times_weight(normed, weight, UNIT_OFFSET: tl.constexpr, DTYPE: tl.constexpr):
     """A normalised row times its weight, float32; Llama rounds it to DTYPE before, Gemma only afterwards."""
     return normed * (1 + weight) if UNIT_OFFSET else cast(normed, DTYPE).to(tl.float32) * weight
 
@@ -64,7 +64,7 @@ def rms_norm_kernel(
         x = rounded.to(tl.float32)  # what is normalised is the sum that the next layer adds to
     weight = tl.load(weight_ptr + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
-    normed = weighed(normed, weight, UNIT_OFFSET, y_ptr.dtype.element_ty)
+    normed = times_weight(normed, weight, UNIT_OFFSET, y_ptr.dtype.element_ty)
     tl.store(y_ptr + out, cast(normed, y_ptr.dtype.element_ty), mask=mask)
 
 

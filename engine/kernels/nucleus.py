@@ -28,7 +28,7 @@ def scaled(logits, best, temperature):
 
 
 @triton.jit
-def sums_above(
+def weight_above(
     row_ptr, best, temperature, a, b, c, vocab_size, COUNT: tl.constexpr, SPARE: tl.constexpr, N: tl.constexpr
 ):
     """The number of tokens above each of three thresholds, or the sum of their weights."""
@@ -78,7 +78,7 @@ def lowest_with_less_above(
         a = low + tl.maximum(span // 4, 1)
         b = low + tl.maximum(span // 2, 1)
         c = low + tl.maximum(span * 3 // 4, 1)
-        above_a, above_b, above_c = sums_above(row_ptr, best, temperature, a, b, c, vocab_size, COUNT, SPARE, N)
+        above_a, above_b, above_c = weight_above(row_ptr, best, temperature, a, b, c, vocab_size, COUNT, SPARE, N)
         # Comparisons with NaN are false, so the range shrinks to its end.
         low = tl.where(above_a < target, low, tl.where(above_b < target, a, tl.where(above_c < target, b, c)))
         above = tl.where(
@@ -134,7 +134,7 @@ def nucleus_floors_kernel(
         )
         below = least - 1
     if top_p < 1:
-        total, _, _ = sums_above(row_ptr, best, temperature, least, least, least, vocab_size, False, SPARE, BLOCK)
+        total, _, _ = weight_above(row_ptr, best, temperature, least, least, least, vocab_size, False, SPARE, BLOCK)
         # Of the tokens that are as good as the last of top_k, as many count as it has room for.
         weight = tl.exp(scaled(logit_of(least, SPARE), best, temperature)).to(tl.float64)
         total += tl.where(num_above < top_k, (top_k - num_above) * weight, 0.0)

@@ -13,17 +13,17 @@ import triton.language as tl
 from engine.kernels import configs
 from engine.kernels.checks import LaunchArgs, need_one_device, need_shape, once_per_layout, strides
 from engine.kernels.integers import next_power_of_2
-from engine.kernels.norm import weighed
+from engine.kernels.norm import times_weight
 from engine.kernels.numerics import cast
 from engine.kernels.rope import load_angles, need_rotation
 from engine.kernels.store_kv import copy_heads, need_new_kv, stored
 
 
 @triton.jit
-def _weighed(x, shrink, weight_ptr, columns, mask, UNIT_OFFSET: tl.constexpr, DTYPE: tl.constexpr):
+def _weighted_head(x, shrink, weight_ptr, columns, mask, UNIT_OFFSET: tl.constexpr, DTYPE: tl.constexpr):
     """x * shrink times the weights of its columns, rounded to DTYPE as a norm's output is."""
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    return cast(weighed(x * shrink, weight, UNIT_OFFSET, DTYPE), DTYPE).to(tl.float32)
+    return cast(times_weight(x * shrink, weight, UNIT_OFFSET, DTYPE), DTYPE).to(tl.float32)
 
 
 @triton.jit
@@ -73,10 +73,10 @@ def _turn_heads(
             if REST > 0:
                 squares += tl.sum(z * z, 1)
             shrink = tl.rsqrt(squares / (2 * HALF + REST) + eps)[:, None]
-            x = _weighed(x, shrink, weight_ptr, first, is_pair, UNIT_OFFSET, DTYPE)
-            y = _weighed(y, shrink, weight_ptr, second, is_pair, UNIT_OFFSET, DTYPE)
+            x = _weighted_head(x, shrink, weight_ptr, first, is_pair, UNIT_OFFSET, DTYPE)
+            y = _weighted_head(y, shrink, weight_ptr, second, is_pair, UNIT_OFFSET, DTYPE)
             if REST > 0:
-                z = _weighed(z, shrink, weight_ptr, rest, is_rest, UNIT_OFFSET, DTYPE)
+                z = _weighted_head(z, shrink, weight_ptr, rest, is_rest, UNIT_OFFSET, DTYPE)
         a = cast(x * cos - y * sin, DTYPE).to(tl.float32)
         b = cast(y * cos + x * sin, DTYPE).to(tl.float32)
         tl.store(target + first, stored(a, scale, STORED), mask=is_head & is_pair)

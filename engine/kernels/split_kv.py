@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from engine.kernels.checks import need
 from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import LOG2_E, cast
-from engine.kernels.work_list import Planner, WorkList
+from engine.kernels.work_list import SplitPlanner, WorkList
 
 BLOCK_SLOTS = 16
 BLOCK_WIDTH = 128
@@ -143,14 +143,14 @@ class _Kept(NamedTuple):
     """A launcher's own plan, and what it was made from."""
 
     version: int
-    planner: Planner
+    planner: SplitPlanner
     work: WorkList
 
 
 _kept = WeakTensorKeyDictionary()  # context_lens -> _Kept
 
 
-def own_work_list(planner: Planner, context_lens: torch.Tensor) -> WorkList:
+def own_work_list(planner: SplitPlanner, context_lens: torch.Tensor) -> WorkList:
     """A plan for a caller without one. It asks the device for the lengths: for tests and benchmarks, not for steps.
 
     The plan is kept until somebody writes to these lengths: a second call can be captured in a CUDA graph.

@@ -71,7 +71,7 @@ class WorkList:
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class SplitPlanner:
     """Cuts contexts for one kind of layer on one device.
 
     heads         programs that read each item: KV heads, or tiles of the heads that share a latent

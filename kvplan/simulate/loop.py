@@ -381,7 +381,7 @@ class _Together:
 
     def _plan(self, place: int, seq: Sequence) -> None:
         """Note the next step at which the tables change: the first whose tokens are no longer quiet."""
-        event = max(self.done, seq.num_quiet_tokens - self._computed[place])
+        event = max(self.done, seq.num_tokens_until_change - self._computed[place])
         if event in self._events:
             self._events[event].append(place)
         else:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine import cuda_graphs
 from engine.batch import BatchArrays
 from engine.cuda_graphs import DecodeGraphs
-from engine.kernels.work_list import Planner
+from engine.kernels.work_list import SplitPlanner
 from engine.staging import UploadRing
 from engine.step import StepTensors
 from tests.support.small_engines import engine_for
@@ -51,7 +51,7 @@ class Device:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         return run
 
-    def graphs(self, planners: tuple[Planner, ...] = ()) -> DecodeGraphs:
+    def graphs(self, planners: tuple[SplitPlanner, ...] = ()) -> DecodeGraphs:
         uploads = UploadRing(torch.device("cpu"))
         groups = len(planners) or 1
         return DecodeGraphs(self.forward, (1, 2, 4), groups, MAX_BLOCKS, torch.zeros(4, HIDDEN), uploads, planners)
@@ -85,7 +85,7 @@ def test_the_report_has_what_was_recorded_and_the_tensors_that_graphs_share(
 
 
 def test_a_work_list_is_shared_too(device: Device) -> None:
-    planner = Planner(heads=2, num_programs=8, block_n=16)
+    planner = SplitPlanner(heads=2, num_programs=8, block_n=16)
     rows = planner.capacity(4).num_rows
     assert device.graphs((planner,)).shared_bytes - device.graphs().shared_bytes == 16 * rows
 
@@ -173,7 +173,7 @@ def decodes(*lens: int, num_groups: int = 2) -> BatchArrays:
 
 
 def test_a_step_is_what_the_graph_of_its_size_reads_whatever_ran_before(device: Device) -> None:
-    planner = Planner(heads=2, num_programs=8, block_n=16)
+    planner = SplitPlanner(heads=2, num_programs=8, block_n=16)
     graphs = device.graphs((planner, planner))
     for lens in ((9, 12, 3, 5), (7, 2, 11), (10,)):
         size = {4: 4, 3: 4, 1: 1}[len(lens)]

@@ -13,7 +13,7 @@ from benchmarks.split_plan import busiest_program
 from engine.batch import BatchArrays
 from engine.kernels.query_tiles import all_tiles, cut_queries
 from engine.kernels.split_kv import own_work_list
-from engine.kernels.work_list import ITEM_TOKENS, MAX_CONTEXT_LEN, MERGE_TOKENS, Ints, Plan, Planner, busiest, cut
+from engine.kernels.work_list import ITEM_TOKENS, MAX_CONTEXT_LEN, MERGE_TOKENS, Ints, Plan, SplitPlanner, busiest, cut
 from engine.step import step_tensors
 
 H200 = {"heads": 8, "num_programs": 132 * 3, "block_n": 64}  # Llama 8B: 396 // 8 = 49 items at once
@@ -30,7 +30,7 @@ def rows_of(plan: Plan) -> tuple[list[list[int]], list[list[int]]]:
 
 
 planners = st.builds(
-    Planner,
+    SplitPlanner,
     heads=st.integers(1, 40),
     num_programs=st.integers(1, 500),
     block_n=st.sampled_from([16, 32, 64, 128]),
@@ -43,9 +43,11 @@ contexts = st.lists(st.integers(0, 300) | st.integers(0, 20_000), max_size=40).m
 
 
 @given(planners, contexts)
-@example(Planner(**H200, window=1), lens(1, 64, 65, 20_000, 0))
-@example(Planner(8, 396, 64, window=128), lens(*[1_000] * 3))
-def test_every_visible_token_is_in_one_item_and_no_other_token_is_in_any(planner: Planner, context_lens: Ints) -> None:
+@example(SplitPlanner(**H200, window=1), lens(1, 64, 65, 20_000, 0))
+@example(SplitPlanner(8, 396, 64, window=128), lens(*[1_000] * 3))
+def test_every_visible_token_is_in_one_item_and_no_other_token_is_in_any(
+    planner: SplitPlanner, context_lens: Ints
+) -> None:
     items, _ = rows_of(planner.plan(context_lens))
     for seq, length in enumerate(context_lens.tolist()):
         mine = sorted((first, end) for of, first, end, _ in items if of == seq)
@@ -61,7 +63,9 @@ def test_every_visible_token_is_in_one_item_and_no_other_token_is_in_any(planner
 
 
 @given(planners, contexts)
-def test_a_sequence_in_parts_has_a_slot_for_each_and_one_merge_of_them(planner: Planner, context_lens: Ints) -> None:
+def test_a_sequence_in_parts_has_a_slot_for_each_and_one_merge_of_them(
+    planner: SplitPlanner, context_lens: Ints
+) -> None:
     plan = planner.plan(context_lens)
     items, merges = rows_of(plan)
     parts = Counter(item[0] for item in items)
@@ -74,7 +78,7 @@ def test_a_sequence_in_parts_has_a_slot_for_each_and_one_merge_of_them(planner: 
 
 
 @given(planners, contexts)
-def test_the_longest_items_start_first(planner: Planner, context_lens: Ints) -> None:
+def test_the_longest_items_start_first(planner: SplitPlanner, context_lens: Ints) -> None:
     items, _ = rows_of(planner.plan(context_lens))
     sizes = [end - first for _, first, end, _ in items]
     assert sizes == sorted(sizes, reverse=True)
@@ -84,9 +88,9 @@ def test_the_longest_items_start_first(planner: Planner, context_lens: Ints) -> 
 
 
 @given(planners, contexts, st.integers(0, 9))
-@example(Planner(8, 396, 64), lens(20_000, *[1] * 38), 0)
-@example(Planner(500, 3, 16), lens(20_000, 20_000), 0)  # less than one item at once
-def test_a_graph_has_room_for_every_plan(planner: Planner, context_lens: Ints, empty: int) -> None:
+@example(SplitPlanner(8, 396, 64), lens(20_000, *[1] * 38), 0)
+@example(SplitPlanner(500, 3, 16), lens(20_000, 20_000), 0)  # less than one item at once
+def test_a_graph_has_room_for_every_plan(planner: SplitPlanner, context_lens: Ints, empty: int) -> None:
     num_seqs = len(context_lens) + empty
     plan = planner.padded_plan(context_lens, num_seqs)
     exact = planner.plan(np.concatenate([context_lens, lens(*[0] * empty)]))
@@ -119,7 +123,7 @@ def test_a_graph_has_room_for_every_plan(planner: Planner, context_lens: Ints, e
     ],
 )
 def test_contexts_are_cut_where_it_fills_the_device(context_lens: list[int], num_items: int) -> None:
-    assert Planner(**H200).plan(lens(*context_lens)).sizes.num_items == num_items
+    assert SplitPlanner(**H200).plan(lens(*context_lens)).sizes.num_items == num_items
 
 
 @given(st.lists(st.integers(0, 50_000), min_size=1, max_size=200), st.integers(1, 40), st.integers(1, 500))
@@ -144,14 +148,14 @@ def test_no_queue_is_longer_than_it_was_reckoned(values: list[int], at_once: int
     ],
 )
 def test_the_busiest_program_reads_little_more_than_an_even_share(context_lens: list[int], most: float) -> None:
-    planner = Planner(**H200)
+    planner = SplitPlanner(**H200)
     plan = planner.plan(lens(*context_lens))
     assert busiest_program(plan, planner.at_once) <= most * sum(context_lens) / planner.at_once
 
 
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=80), st.integers(1, 16))
 def test_no_program_reads_more_than_two_even_shares_where_it_could_be_cut(values: list[int], heads: int) -> None:
-    planner = Planner(heads, 396, 64)
+    planner = SplitPlanner(heads, 396, 64)
     share = max(128, -(-sum(values) // planner.at_once))
     items = -(-sum(values) // share) + len(values)  # of an even share: what each costs beside reading may be weighed
     slack = 64 + (2 * items // planner.at_once + 2) * ITEM_TOKENS + MERGE_TOKENS
@@ -162,12 +166,12 @@ def test_no_program_reads_more_than_two_even_shares_where_it_could_be_cut(values
     ("window", "num_items"), [(None, 43), (1, 1), (128, 1), (129, 1), (200, 2), (1_024, 8), (10**6, 43)]
 )
 def test_a_window_is_cut_by_what_it_sees(window: int | None, num_items: int) -> None:
-    assert Planner(**H200, window=window).plan(lens(8_192)).sizes.num_items == num_items
+    assert SplitPlanner(**H200, window=window).plan(lens(8_192)).sizes.num_items == num_items
 
 
 def test_contexts_are_counted_in_64_bits_on_the_host_and_refused_where_a_kernel_cannot() -> None:
     most = MAX_CONTEXT_LEN
-    items, _ = rows_of(Planner(**H200).plan(lens(*[most] * 8)))  # 8 * 2^31 tokens
+    items, _ = rows_of(SplitPlanner(**H200).plan(lens(*[most] * 8)))  # 8 * 2^31 tokens
     assert Counter(item[0] for item in items) == dict.fromkeys(range(8), 6)  # of 49 at once
     assert max(end for _, _, end, _ in items) == most
     # Two tiles of the largest kernel past the end are still numbers of 32 bits.
@@ -196,7 +200,7 @@ def arrays(context_lens: list[int], num_decodes: int, num_groups: int) -> BatchA
 
 
 def test_groups_that_see_the_same_share_a_list_of_the_decodes() -> None:
-    full, window = Planner(**H200), Planner(**H200, window=1_024)
+    full, window = SplitPlanner(**H200), SplitPlanner(**H200, window=1_024)
     step = step_tensors(arrays([5_000, 9, 77], 2, 3), torch.device("cpu"), planners=(full, window, full))
     first, second, third = (group.work for group in step.groups)
     assert first is not None
@@ -209,16 +213,16 @@ def test_groups_that_see_the_same_share_a_list_of_the_decodes() -> None:
 
 
 def test_a_step_without_decodes_or_for_torch_has_no_list() -> None:
-    alone = step_tensors(arrays([16, 16], 0, 1), torch.device("cpu"), planners=(Planner(**H200),))
+    alone = step_tensors(arrays([16, 16], 0, 1), torch.device("cpu"), planners=(SplitPlanner(**H200),))
     plain = step_tensors(arrays([16, 16], 2, 2), torch.device("cpu"))
     assert [group.work for group in (*alone.groups, *plain.groups)] == [None] * 3
 
 
 def test_a_launchers_own_plan_is_kept_until_the_lengths_are_written_to() -> None:
-    planner, context_lens = Planner(**H200), torch.tensor([5_000, 7], dtype=torch.int32)
+    planner, context_lens = SplitPlanner(**H200), torch.tensor([5_000, 7], dtype=torch.int32)
     work = own_work_list(planner, context_lens)
     assert own_work_list(planner, context_lens) is work
-    assert own_work_list(Planner(**H200, window=9), context_lens).window == 9
+    assert own_work_list(SplitPlanner(**H200, window=9), context_lens).window == 9
     assert own_work_list(planner, context_lens).window is None
     with torch.inference_mode():
         context_lens[0] = 100
@@ -228,9 +232,9 @@ def test_a_launchers_own_plan_is_kept_until_the_lengths_are_written_to() -> None
 def test_a_launchers_own_plan_of_lengths_whose_writes_nobody_counts_is_made_anew() -> None:
     with torch.inference_mode():
         context_lens = torch.tensor([100], dtype=torch.int32)
-        own_work_list(Planner(**H200), context_lens)
+        own_work_list(SplitPlanner(**H200), context_lens)
         context_lens[0] = 50
-        assert own_work_list(Planner(**H200), context_lens).items[:, 2].tolist() == [50]
+        assert own_work_list(SplitPlanner(**H200), context_lens).items[:, 2].tolist() == [50]
 
 
 @given(

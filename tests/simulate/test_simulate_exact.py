@@ -88,7 +88,8 @@ class Case:
 def sequence_state(seq: Sequence) -> tuple[Any, ...]:
     return (
         seq.request_id, len(seq.token_ids), seq.num_computed_tokens, seq.num_in_flight_tokens, seq.num_placeholders,
-        seq.num_preemptions, tuple(map(tuple, seq.block_table)), tuple(seq.num_cached_blocks), seq.num_quiet_tokens,
+        seq.num_preemptions, tuple(map(tuple, seq.block_table)), tuple(seq.num_cached_blocks),
+        seq.num_tokens_until_change,
     )  # fmt: skip
 
 
