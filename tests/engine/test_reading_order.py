@@ -16,6 +16,38 @@ def test_the_hour_is_fifteen_files_each_listed_once() -> None:
     assert [name for name in ORDER if not (ENGINE / name).is_file()] == []
 
 
+def test_the_lines_told_are_those_of_the_files() -> None:
+    """To a tenth: a file may grow by some lines before somebody rounds anew."""
+
+    def num_lines(path: Path) -> int:
+        return len(path.read_text(encoding="utf-8").splitlines())
+
+    lines = {name: num_lines(ENGINE / name) for name in ORDER}
+    lines |= {"all": sum(lines.values()), "kernels/": sum(map(num_lines, (ENGINE / "kernels").glob("*.py")))}
+    stated = dict(re.findall(r"^\d+\. `([^`]+)`: .* \((\d+) lines\)$", README, re.MULTILINE))
+    stated |= {"all": re.findall(r"fifteen files, ([\d,]+) lines", README)[0]}
+    stated |= {"kernels/": re.findall(r"`kernels/` is the appendix \(([\d,]+) lines\)", README)[0]}
+    rounded = {name: int(text.replace(",", "")) for name, text in stated.items()}
+    assert rounded.keys() == lines.keys()
+    assert {
+        name: (rounded[name], lines[name]) for name in lines if abs(rounded[name] - lines[name]) > 5 + lines[name] / 10
+    } == {}
+
+
+def test_what_the_engine_imports_of_kvplan_is_named() -> None:
+    """Facts of a model and errors: a formula shared with the planner would agree with itself."""
+    imported = set()
+    for path in ENGINE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kvplan":
+                is_package = (ROOT / (node.module or "").replace(".", "/")).is_dir()
+                imported |= {f"{node.module}.{alias.name}" if is_package else node.module for alias in node.names}
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names if alias.name.split(".")[0] == "kvplan"}
+    assert imported == set(re.findall(r"`(kvplan\.[\w.]+)`", README.split("## One step")[0]))
+    assert imported == {f"kvplan.{name}" for name in ("core.errors", "models.spec", "models.hf_config", "models.quant")}
+
+
 def test_every_file_named_is_there() -> None:
     named = re.findall(r"`([\w/]+\.py)`", README)
     assert len(named) > len(ORDER)
