@@ -25,6 +25,7 @@ from kvplan.servers.base import kind_of_cause
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.failures import MEMORY_CAUSES, Cause, Figures, Size
 from kvplan.servers.pasted import read_command
+from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Ran, Run
 from tests.support.cli import run as run
@@ -86,17 +87,8 @@ def test_an_fp8_cache_holds_twice_the_tokens_of_the_logged_bytes(run: Run) -> No
 
 def test_the_rows_of_the_memory_add_up(run: Run) -> None:
     memory = run("why", LOG, "--gpu", "rtx-4090", "--format", "json").json["memory"]
-    rows = (
-        "weights",
-        "buffers",
-        "activations",
-        "cuda_graphs",
-        "non_torch",
-        "lora",
-        "unattributed",
-        "kv_available",
-        "unused",
-    )
+    rows = ("weights", *BUDGET_ROWS, "unattributed", "kv_available", "unused")
+    assert {*memory} == {*rows, "basis", "total", "kv_needed", "missing"}
     assert sum(memory[row] for row in rows) - memory["missing"] == memory["total"]
     assert abs(memory["kv_available"] - 6.17 * GIB) < 0.005 * GIB
     assert memory["kv_needed"] == 16 * GIB

@@ -168,6 +168,17 @@ def test_its_log_is_refused_where_it_says_nothing(run: Run, tmp_path: Path) -> N
     assert (ran.code, "holds no line of a vLLM, SGLang or Acme server's start-up" in ran.err) == (2, True)
 
 
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+def test_its_metrics_page_is_compared_with_its_plan(run: Run, tmp_path: Path, form: str) -> None:
+    pytest.importorskip("prometheus_client")
+    page = tmp_path / "page.txt"
+    page.write_text(PAGE, encoding="utf-8")
+    ran = run("reconcile", "--metrics", page, "--model", *ASKED, *ROOMY, "--format", form)
+    assert ran.code == 0, ran.err
+    assert "tokens" in ran.out
+    assert foreign(ran.out + ran.err) == []
+
+
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_its_failure_is_told_in_its_own_words(run: Run, tmp_path: Path, form: str) -> None:
     log = tmp_path / "acme.log"
