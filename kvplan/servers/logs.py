@@ -240,6 +240,13 @@ class Drafting:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
+# Not taken from a list of arguments, which says them whether they were asked for or not. Drafts: `Logs.draft`.
+NOT_ASKED: Final = (
+    "quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "speculative_method",
+    "speculative_eagle_topk", "speculative_num_draft_tokens",
+)  # fmt: skip
+
+
 def plain_engine(log: ServerLog) -> str | None:
     """The server's newest rules."""
     return log.engine

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvplan.core.files import printable
 from kvplan.servers.arguments import ARGUMENTS, EngineArgs, lacking, spellings
-from kvplan.servers.logs import Drafting, Logs, ServerLog
+from kvplan.servers.logs import NOT_ASKED, Drafting, Logs, ServerLog
 from kvplan.servers.methods import plain_method
 from kvplan.servers.plans import Request
 from kvplan.servers.sglang import log_rows, rules
@@ -34,11 +34,6 @@ DRAFT_NUMBERS: Final = {
     "speculative_eagle_topk": "speculative_eagle_topk",
     "speculative_num_draft_tokens": "speculative_num_draft_tokens",
 }
-# Not taken from a list, which says them whether they were asked for or not.
-NOT_ASKED: Final = (
-    "quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "speculative_method",
-    "speculative_eagle_topk", "speculative_num_draft_tokens",
-)  # fmt: skip
 RELEASE: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?![0-9])")
 
 

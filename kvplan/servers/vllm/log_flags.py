@@ -8,17 +8,12 @@ from typing import Final
 from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.environment import Environment, variables
 from kvplan.servers.log_text import arguments
-from kvplan.servers.logs import Drafting, ServerLog
+from kvplan.servers.logs import NOT_ASKED, Drafting, ServerLog
 from kvplan.servers.methods import plain_method
 from kvplan.servers.releases import Version
 
 # What it resolved, under other names.
 RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
-# Not taken from a list, where it says them asked for or not. Drafts: `draft`.
-NOT_ASKED: Final = (
-    "quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "speculative_method",
-    "speculative_eagle_topk", "speculative_num_draft_tokens",
-)  # fmt: skip
 # Values that a list has and no command should show, or that no command takes.
 LEFT_OUT: Final = frozenset(
     {"api_key", "hf_token", "usage_context", "model_tag", "model", "dispatch_function", "subparser"}
