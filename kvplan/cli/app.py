@@ -222,9 +222,9 @@ def is_completing() -> bool:
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code; never raises but for a SystemExit of the shell's completion."""
     output.prepare_streams()
-    output.start_command()
-    files.start_command()
     line = sys.argv[1:] if argv is None else argv
+    output.start_command(line)
+    files.start_command()
     try:
         code: object = 0
         if not line and not is_completing():

@@ -481,6 +481,10 @@ def rendered(format: str, result: CheckResult) -> str:
             from kvplan.report.policy_text import markdown
 
             return markdown(result)
+        case "html":
+            from kvplan.report.policy_text import html
+
+            return html(result)
         case "junit":
             from kvplan.report.junit import junit_xml
 
@@ -532,6 +536,10 @@ def rendered_failure(format: str, failure: Failure) -> str:
             from kvplan.report.policy_text import failure_markdown
 
             return failure_markdown(failure)
+        case "html":
+            from kvplan.report.policy_text import failure_html
+
+            return failure_html(failure)
         case "junit":
             from kvplan.report.junit import failure_xml
 

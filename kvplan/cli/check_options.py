@@ -10,7 +10,7 @@ from kvplan.cli.options import ColorOption, Text, WorkloadOptions, complete, opt
 CheckFormat = Literal["table", "json", "markdown", "github", "junit", "sarif"]
 DEFAULT_NAME = "kvplan.policy.yaml"
 # File name endings of --report, and the format each means.
-SUFFIXES = {".json": "json", ".md": "markdown", ".xml": "junit", ".sarif": "sarif"}
+SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".xml": "junit", ".sarif": "sarif"}
 
 
 def complete_policy(incomplete: str) -> list[str]:
@@ -57,7 +57,7 @@ class CheckOptions(WorkloadOptions):
         list[str] | None,
         option(
             "--report",
-            help="Also write the answer to a file (.json, .md, .xml: JUnit, .sarif); repeatable.",
+            help="Also write the answer to a file (.json, .md, .html, .xml: JUnit, .sarif); repeatable.",
             metavar="PATH",
         ),
     ] = None

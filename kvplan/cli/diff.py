@@ -19,7 +19,7 @@ from kvplan.core.files import load_json, printable
 from kvplan.documents.diff import diff_document
 from kvplan.planning.diff import Difference, Side, difference, document_sides, plan_side
 from kvplan.planning.plan import Plan, plan
-from kvplan.report.formats import Answer, rendered
+from kvplan.report.formats import Answer
 
 if TYPE_CHECKING:
     from kvplan.core.strict_yaml import Node
@@ -53,9 +53,7 @@ def diff(options: DiffOptions) -> int:
     with output.report_files(options.report or [], force=options.force) as reports:
         result = compared(old, new, options)
         given = answer(result)
-        for report in reports:
-            report.save(rendered(given, report.format))
-        output.answer(given, options.format, options.color)
+        output.answer(given, options.format, options.color, reports)
     return int(options.exit_code and result.is_worse)
 
 
@@ -290,4 +288,5 @@ def answer(result: Difference) -> Answer:
         lambda: diff_document(result),
         lambda: diff_text.diff_table(result),
         lambda: diff_text.diff_page(result),
+        lambda: diff_text.memory_bars(result),
     )

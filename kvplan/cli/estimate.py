@@ -8,10 +8,11 @@ from kvplan.cli.options import EstimateOptions
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.report.formats import Answer, rendered
+from kvplan.report.formats import Answer
 
 if TYPE_CHECKING:
     from kvplan.core.table import Table as Rows
+    from kvplan.report.drawing import Figure
     from kvplan.report.lines import Part
     from kvplan.report.page import Block
 
@@ -28,9 +29,7 @@ def estimate(options: EstimateOptions) -> int:
         if not options.quiet:
             say_of_start(tables)
         given = shapes(tables, options)
-        for report in reports:
-            report.save(rendered(given, report.format))
-        output.answer(given, options.format, options.color)
+        output.answer(given, options.format, options.color, reports)
     fits = all(isinstance(answer, Plan) and answer.fits for table in tables for _, answer in table)
     return int(options.exit_code and not fits)
 
@@ -90,11 +89,16 @@ def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
 
         return text.plans_page(plans, explain=options.explain)
 
+    def figures() -> "list[Figure]":
+        from kvplan.report import text
+
+        return text.memory_bars(plans)
+
     if (options.format != "table" or options.report) and not options.quiet:
         errors = ((gpu.name, str(reply)) for table in tables for gpu, reply in table if isinstance(reply, KvplanError))
         for name, error in dict.fromkeys(errors):
             output.tell("warning", f"{name}: left out: {error}")
-    return Answer(lambda blocks: screen(tables, blocks=blocks, explain=options.explain), document, rows, page)
+    return Answer(lambda blocks: screen(tables, blocks=blocks, explain=options.explain), document, rows, page, figures)
 
 
 def screen(tables: list[Table], *, blocks: bool, explain: bool) -> "list[Part]":

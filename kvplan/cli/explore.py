@@ -1,15 +1,13 @@
 """`kvplan explore`: a grid of plans as one page, in which sliders look answers up."""
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
-from kvplan.cli.drawing import require_libraries
 from kvplan.cli.explore_options import ExploreOptions
 from kvplan.cli.inputs import Inputs, default_context, gpus_of, load_of, read, say
-from kvplan.cli.options import WorkloadOptions, flag_of
+from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.sweep import arguments_of, parts, prices_of, workload_options
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_tokens
@@ -44,24 +42,13 @@ SHARE_NAMES = {terms_of(name).share_argument for name in SERVERS}
 def explore(options: ExploreOptions) -> int:
     """Write the page; its path and what it holds on standard output."""
     with output.report_files([options.output], "--output", HTML, force=options.force) as files:
-        require_libraries("explore", "jinja2")
         document = explorer_document(options)
         from kvplan.report.explorer_html import explorer_html
 
-        files[0].save(explorer_html(document, command_of(options)))
+        files[0].save(explorer_html(document))
         names = ", ".join(dict.fromkeys(chart["model"] for chart in document["charts"]))
         output.write(f"{files[0].label}: {document['plans']:,} plans of {names}; open it in a browser")
     return 0
-
-
-def command_of(options: ExploreOptions) -> str:
-    """The command, for the page's foot; what is as by default is left out."""
-    words = ["kvplan", "explore", *(options.model or [])]
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if value != field.default and field.name not in ("model", "output", "force", "quiet"):
-            words += [flag_of(field.name), ",".join(value) if isinstance(value, list) else str(value)]
-    return shlex.join(words)
 
 
 def explorer_document(options: ExploreOptions) -> ExplorerDocument:

@@ -1,8 +1,9 @@
 """Where answers go: standard output, standard error, report files; none is ever left torn."""
 
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from kvplan.core import files
 from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import printable
-from kvplan.report.formats import FORMS, SUFFIXES, Answer, Format, rendered
+from kvplan.report.formats import COMMAND, FORMS, SUFFIXES, Answer, Format, rendered
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,11 +19,22 @@ if TYPE_CHECKING:
     from kvplan.report.lines import Part
 
 _answered = False  # whether anything was written to standard output in a machine format
+_line: Sequence[str] = ()  # the command line, which a page names at its foot
 
 
-def start_command() -> None:
-    global _answered
-    _answered = False
+def start_command(line: Sequence[str] = ()) -> None:
+    global _answered, _line
+    _answered, _line = False, line
+
+
+def with_command(page: str) -> str:
+    """A page with the command line that wrote it."""
+    if COMMAND not in page:
+        return page
+    from html import escape
+
+    words = escape(printable(shlex.join(["kvplan", *_line]), 2000))
+    return page.replace(COMMAND, f"<p>Command: <code>{words}</code></p>")
 
 
 def tell(kind: str, text: str) -> None:
@@ -130,10 +142,13 @@ def show(parts: "Iterable[Part]", color: str) -> None:
         write_parts(parts, console(color))
 
 
-def answer(given: Answer, format: Format, color: str) -> None:
-    """A command's answer on standard output, in the format asked for."""
+def answer(given: Answer, format: Format, color: str, reports: "Sequence[ReportFile]" = ()) -> None:
+    """A command's answer in its report files, and on standard output in the format asked for."""
+    for report in reports:
+        report.save(rendered(given, report.format))
     if format != "table":
-        write(rendered(given, format))
+        check_libraries(format, f"--format {format}")
+        write(with_command(rendered(given, format)))
         return
     from kvplan.report.lines import takes_blocks
     from kvplan.report.lines import write as write_parts
@@ -141,6 +156,15 @@ def answer(given: Answer, format: Format, color: str) -> None:
     with standard_output():
         target = console(color)
         write_parts(given.screen(takes_blocks(target)), target)
+
+
+def check_libraries(format: str, subject: str) -> None:
+    """Refuse a format whose libraries are not installed, before the work starts."""
+    needs = FORMS[format].needs if format in FORMS else ()
+    if needs:
+        from kvplan.cli.drawing import require_libraries
+
+        require_libraries(subject, *needs)
 
 
 class ReportFile:
@@ -218,6 +242,9 @@ class ReportFile:
         """Put `content` in place of what is there; on failure the old file stays as it was."""
         if self.target.exists() and not self.force:
             self._refuse_input()
+        if self.format == "html":
+            whole = content if isinstance(content, str | bytes) else b"".join(content)
+            content = with_command(whole if isinstance(whole, str) else whole.decode())
         if isinstance(content, str | bytes):
             content = (content.encode("utf-8") if isinstance(content, str) else content,)
         if self.format in FORMS and (mark := FORMS[self.format].mark):
@@ -261,6 +288,7 @@ def report_files(
     try:
         for path in paths:
             report = ReportFile(path, flag, suffixes, force=force)
+            check_libraries(report.format, f"{flag} {report.label}")
             reports.append(report)
             report.create()  # one by one: those made before a bad one must be removed
         yield reports

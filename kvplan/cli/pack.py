@@ -13,7 +13,7 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size
 from kvplan.planning.pack import Packing, Tenant, pack
-from kvplan.report.formats import Answer, rendered
+from kvplan.report.formats import Answer
 from kvplan.servers.engines import DEFAULT
 from kvplan.servers.pasted import is_command, served_by
 
@@ -27,9 +27,7 @@ def pack_command(options: PackOptions) -> int:
     with output.report_files(options.report or [], force=options.force) as reports:
         packing = pack(tenants, in_use, options.rest)
         given = answer(packing)
-        for report in reports:
-            report.save(rendered(given, report.format))
-        output.answer(given, options.format, options.color)
+        output.answer(given, options.format, options.color, reports)
     return int(options.exit_code and not packing.fits)
 
 

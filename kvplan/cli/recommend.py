@@ -95,6 +95,7 @@ def answer(doc: RecommendationDocument, limit: int) -> Answer:
         lambda: doc,
         lambda: text.rows_table(doc),
         lambda: text.page(doc, limit),
+        lambda: text.cost_bars(doc, limit),
     )
 
 

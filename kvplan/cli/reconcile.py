@@ -1,6 +1,7 @@
 """`kvplan reconcile`: a run directory -> predicted beside measured, and the exit code it means."""
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kvplan.measure.run_capacity import Served, served
 from kvplan.measure.run_manifest import check_objects, inputs_of, spec_of
 from kvplan.measure.rundir import Run, load_run
 from kvplan.models.spec import FullAttention, LatentAttention
+from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading
@@ -30,15 +32,20 @@ from kvplan.servers.measurement import Row, exceeds
 def reconcile_command(options: ReconcileOptions) -> int:
     """Compare, print, and return 0, or 1 where --max-error is exceeded."""
     check_sources(options)
+    with output.report_files(options.report or [], force=options.force) as reports:
+        return reconciled(options, reports)
+
+
+def reconciled(options: ReconcileOptions, reports: Sequence[output.ReportFile]) -> int:
     if options.bench is not None:
         from kvplan.cli.reconcile_bench import reconcile_bench
 
-        return reconcile_bench(options)
+        return reconcile_bench(options, reports)
     limits = None if options.max_error is None else limits_of(options.max_error, "--max-error")
     if options.run_dir is None:
         from kvplan.cli.reconcile_log import reconcile_server
 
-        return reconcile_server(options, limits)
+        return reconcile_server(options, limits, reports)
     run = load_run(Path(options.run_dir))
     check_objects(run)
     if limits is not None and (run.manifest.get("environment") or {}).get("is_wsl"):
@@ -60,7 +67,7 @@ def reconcile_command(options: ReconcileOptions) -> int:
             )
             calibrated["step_time"] = step_time(run)
             file.save(json.dumps(calibrated, indent=2) + "\n")
-    output.answer(answer(result), options.format, options.color)
+    output.answer(answer(result), options.format, options.color, reports)
     over = [] if limits is None else exceeds([(row.component, row) for row in result.compared], limits)
     if over:
         output.tell("error", f"reconcile: off by more than {limits_text(options)}: {', '.join(over)}")
@@ -112,7 +119,19 @@ def step_time(run: Run) -> calibration.MeasuredSteps | None:
 
 
 def answer(result: Reconciliation) -> Answer:
-    return Answer(lambda _: screen(result), lambda: document(result), lambda: rows_table(result), lambda: page(result))
+    return Answer(
+        lambda _: screen(result),
+        lambda: document(result),
+        lambda: rows_table(result),
+        lambda: page(result),
+        lambda: side_by_side("Predicted and measured", figures(result)),
+    )
+
+
+def figures(result: Reconciliation) -> Iterator[tuple[str, float | None, float, str, str]]:
+    for row in (*result.rows, result.total):
+        _, predicted, measured, _ = cells(row)
+        yield row.component, row.predicted, row.size, predicted, measured
 
 
 def screen(result: Reconciliation) -> list[Part]:

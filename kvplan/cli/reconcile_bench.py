@@ -1,6 +1,6 @@
 """`kvplan reconcile --bench`: one result of a load generator beside what kvplan says of that load."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -51,7 +51,7 @@ class Row:
         return self.low <= self.measured <= self.high
 
 
-def reconcile_bench(options: ReconcileOptions) -> int:
+def reconcile_bench(options: ReconcileOptions, reports: Sequence[output.ReportFile] = ()) -> int:
     """Simulate the load, compare, print."""
     assert options.bench is not None
     results = results_of([options.bench])
@@ -66,7 +66,7 @@ def reconcile_bench(options: ReconcileOptions) -> int:
     predicted = figures(plan, step_time(plan, Shares(), options.calibration), load_of(result, None, None))
     stated = ranges.modeled(plan) if options.calibration is None else ranges.measured()
     rows = list(compared(result, predicted, stated))
-    output.answer(answer(plan, result, rows), options.format, options.color)
+    output.answer(answer(plan, result, rows), options.format, options.color, reports)
     return 0
 
 

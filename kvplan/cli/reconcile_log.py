@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from kvplan.measure.serverlog.request import (
 )
 from kvplan.models import catalog
 from kvplan.planning.plan import Request
+from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading
@@ -50,7 +51,9 @@ NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"
 ENOUGH_MEMORY = "1TiB"  # stands for a GPU until the log's own is put in its place
 
 
-def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
+def reconcile_server(
+    options: ReconcileOptions, limits: Limits | None, reports: Sequence[output.ReportFile] = ()
+) -> int:
     """Read, compare, print; 1 where a row is off by more than --max-error and than the log's own rounding."""
     log = log_of(options)
     result = compared(options, log)
@@ -59,7 +62,7 @@ def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
         raise InvalidInputError("--max-error", f"the {log.called} contains no figure to compare", f"name {source}")
     if limits is not None:
         limits.check((row.component for row in result.compared), "--max-error")
-    output.answer(answer(result), options.format, options.color)
+    output.answer(answer(result), options.format, options.color, reports)
     over = [] if limits is None else exceeds(result.named, limits)
     if over:
         typed = ", ".join(printable(text, 80) for text in options.max_error or [])
@@ -296,7 +299,19 @@ LEFT = (0, len(HEADERS) - 1)  # columns of text
 
 
 def answer(result: LogReconciliation) -> Answer:
-    return Answer(lambda _: screen(result), lambda: document(result), lambda: rows_table(result), lambda: page(result))
+    return Answer(
+        lambda _: screen(result),
+        lambda: document(result),
+        lambda: rows_table(result),
+        lambda: page(result),
+        lambda: side_by_side("Predicted from the inputs, and logged", figures(result)),
+    )
+
+
+def figures(result: LogReconciliation) -> Iterator[tuple[str, float | None, float, str, str]]:
+    for row in result.rows:
+        if row.unit == "bytes" and row.measured is not None:
+            yield row.component, row.predicted, row.measured, figure(row, row.predicted), figure(row, row.measured)
 
 
 def title(result: LogReconciliation) -> str:

@@ -13,7 +13,7 @@ from kvplan.report.formats import rendered
 if TYPE_CHECKING:
     from kvplan.report.run_data import ReportData
 
-SUFFIXES = {".html": "html", ".md": SHARED[".md"], **SHARED}
+SUFFIXES = {".html": SHARED[".html"], ".md": SHARED[".md"], **SHARED}
 NEEDED = ("jinja2", "matplotlib")  # by HTML; the rest is written without any library
 
 

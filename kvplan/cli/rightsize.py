@@ -10,7 +10,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import parse_duration
 from kvplan.measure.server_metrics import MetricsError, page_text, shown_url
 from kvplan.measure.usage import Usage, usage
-from kvplan.report.formats import Answer, rendered
+from kvplan.report.formats import Answer
 
 READ_AFTER_S = 60.0  # between two readings of a URL
 
@@ -20,9 +20,7 @@ def rightsize(options: RightsizeOptions) -> int:
     growth = growth_of(options.growth)
     with output.report_files(options.report or [], force=options.force) as reports:
         given = answer(usage_of(options), growth)
-        for report in reports:
-            report.save(rendered(given, report.format))
-        output.answer(given, options.format, options.color)
+        output.answer(given, options.format, options.color, reports)
     return 0
 
 

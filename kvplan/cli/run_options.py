@@ -11,6 +11,7 @@ from kvplan.cli.options import (
     FormatOption,
     PlanOptions,
     QuietOption,
+    ReportOption,
     ServedContextOption,
     ServedGpuOption,
     ServedModelOption,
@@ -200,6 +201,7 @@ class ReconcileOptions(PlanOptions):
             metavar="[ROW=]SHARE",
         ),
     ] = None
+    report: ReportOption = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
     quiet: QuietOption = False

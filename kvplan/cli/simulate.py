@@ -18,7 +18,6 @@ from kvplan.core.files import printable
 from kvplan.core.table import as_csv
 from kvplan.core.units import parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
-from kvplan.report.formats import rendered
 from kvplan.servers.vllm.size import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.outcome import Answer, Variant
@@ -53,8 +52,6 @@ def simulate(options: SimulateOptions) -> int:
         from kvplan.report import simulate_text as text
 
         given = text.shapes(answer)
-        for report in reports:
-            report.save(rendered(given, report.format))
         main = answer.variants[0].simulation
         for file in timeline:
             file.save(as_csv(text.timeline_table(main)))
@@ -64,7 +61,7 @@ def simulate(options: SimulateOptions) -> int:
             from kvplan.report.simulate_figures import drawn
 
             file.save(drawn(answer, file.format))
-        output.answer(given, options.format, options.color)
+        output.answer(given, options.format, options.color, reports)
     return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in answer.variants[0].outcomes))
 
 

@@ -12,7 +12,7 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request
 from kvplan.planning.upgrade import WORSE, Upgrade, Upgraded, upgraded
-from kvplan.report.formats import Answer, rendered
+from kvplan.report.formats import Answer
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.releases import Version
 
@@ -40,9 +40,7 @@ def upgrade(options: UpgradeOptions) -> int:
     with output.report_files(options.report or [], force=options.force) as reports:
         result = answered(subjects, options)
         given = answer(result)
-        for report in reports:
-            report.save(rendered(given, report.format))
-        output.answer(given, options.format, options.color)
+        output.answer(given, options.format, options.color, reports)
     return int(options.exit_code and any(server.outcome in WORSE for server in result.servers))
 
 

@@ -26,6 +26,7 @@ from kvplan.planning import cures as planning
 from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Request, plan
+from kvplan.report.formats import Answer, rendered
 from kvplan.servers.base import failures_of_servers
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.logs import ServerLog
@@ -39,13 +40,17 @@ LAST_LINES: Final = 20_000
 
 def why(options: WhyOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where the log shows a failure."""
-    lines = followed(options) if options.follow else text_of(options).splitlines()
-    if not options.follow and not any(line.strip() for line in lines):
-        raise InvalidInputError("LOG", "is empty", "give the server's log from its first line")
-    diagnosis = diagnose(options, lines)
-    failed = diagnosis.failure.outcome in ("failed", "died")
-    if not options.follow or failed:
-        show(diagnosis, options)
+    with output.report_files(options.report or [], force=options.force) as reports:
+        lines = followed(options) if options.follow else text_of(options).splitlines()
+        if not options.follow and not any(line.strip() for line in lines):
+            raise InvalidInputError("LOG", "is empty", "give the server's log from its first line")
+        diagnosis = diagnose(options, lines)
+        failed = diagnosis.failure.outcome in ("failed", "died")
+        if not options.follow or failed:
+            given = shapes(diagnosis)
+            for report in reports:
+                report.save(rendered(given, report.format))
+            show(given, options)
     return int(options.exit_code and failed)
 
 
@@ -325,25 +330,29 @@ def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Req
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def show(diagnosis: Diagnosis, options: WhyOptions) -> None:
-    from kvplan.documents.artifact import dumps
+def show(given: Answer, options: WhyOptions) -> None:
+    """On standard output; of a log that is followed, on standard error, as its own lines go to the other."""
+    if not options.follow:
+        output.answer(given, options.format, options.color)
+    elif options.format != "table":
+        print(rendered(given, options.format), file=sys.stderr, end="")
+    else:
+        from kvplan.report.lines import open_console, takes_blocks, write
+
+        console = open_console(sys.stderr)
+        write(given.screen(takes_blocks(console)), console)
+
+
+def shapes(diagnosis: Diagnosis) -> Answer:
+    """The answer for each format."""
     from kvplan.documents.diagnosis import diagnosis_document
+    from kvplan.report import why_text as text
 
     document = diagnosis_document(diagnosis)
-    if options.format == "json":
-        text = dumps(dict(document))
-        if options.follow:
-            print(text, file=sys.stderr)
-        else:
-            output.write(text)
-        return
-    from kvplan.report.lines import open_console, takes_blocks, write
-    from kvplan.report.why_text import why_lines
-
-    if options.follow:
-        console = open_console(sys.stderr)
-        write(why_lines(document, blocks=takes_blocks(console)), console)
-        return
-    with output.standard_output():
-        console = output.console(options.color)
-        write(why_lines(document, blocks=takes_blocks(console)), console)
+    return Answer(
+        lambda blocks: text.why_lines(document, blocks=blocks),
+        lambda: document,
+        lambda: text.cure_table(document),
+        lambda: text.why_page(document),
+        lambda: text.why_bars(document),
+    )

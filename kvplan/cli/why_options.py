@@ -1,14 +1,17 @@
 """The options of `kvplan why`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from kvplan.cli.options import (
     ColorOption,
+    ForceOption,
+    FormatOption,
     PlanOptions,
     QuietOption,
+    ReportOption,
     ServedContextOption,
     ServedGpuOption,
     ServedModelOption,
@@ -43,7 +46,9 @@ class WhyOptions(PlanOptions):
     calibration: Annotated[
         Text, option("--calibration", help="Measured constants to use for the plan.", metavar="FILE")
     ] = None
-    format: Annotated[Literal["table", "json"], typer.Option("--format", help="Output format.")] = "table"
+    format: FormatOption = "table"
+    report: ReportOption = None
+    force: ForceOption = False
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the log shows a failure.")] = False
     color: ColorOption = "auto"
     quiet: QuietOption = False

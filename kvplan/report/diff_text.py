@@ -17,6 +17,7 @@ from kvplan.planning.diff import (
     signed_size,
     text_of,
 )
+from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.lines import Line, Paragraph, Part, line
 from kvplan.report.page import Block, bullets, size_of
 from kvplan.report.policy_text import MAX_COMMENT_BYTES, NOTE_BYTES
@@ -50,6 +51,7 @@ WORSE = {
 }
 # What the table of steps shows; the document has every figure.
 STEP_FIGURES = ("memory.weights", "memory.kv_cache", "kv.bytes_per_token", "kv.tokens", "concurrency.users")
+NOT_PARTS = ("memory.total", "memory.budget", "memory.missing")
 MOST_NAMES = 10  # of a list on the screen
 MOST_KEYS = 100  # names of a list in Markdown
 SMALL = GIB // 100  # bytes below which two decimals of a GiB say nothing
@@ -270,6 +272,18 @@ def diff_page(result: Difference) -> list[Block]:
             break
         parts += blocks
     return parts
+
+
+def memory_bars(result: Difference) -> list[Figure]:
+    """Old and new memory of each comparison that differs, the first six."""
+    drawn: list[Bar] = []
+    for pair in telling(result)[:6]:
+        for side, number in ((pair.old, "old"), (pair.new, "new")):
+            sizes = {row.name: getattr(row, number) or 0 for row in pair.memory}
+            parts = [Piece(NAMES.get(name, name), size, format_gib(int(size)), name.rpartition(".")[2])
+                     for name, size in sizes.items() if size > 0 and name not in NOT_PARTS]  # fmt: skip
+            drawn.append(Bar(f"{number}: {side.title}", tuple(parts)))
+    return [Bars("Where the memory of each GPU goes", tuple(drawn))] if any(bar.size for bar in drawn) else []
 
 
 def _comparison_blocks(pair: Comparison) -> Iterator[Block]:

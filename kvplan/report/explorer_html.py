@@ -8,24 +8,25 @@ from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.documents.explorer import FULL, ExplorerDocument
+from kvplan.report.formats import COMMAND
 from kvplan.report.templates import rendered_page, source_of
 
 MOST_BYTES: Final = 2_000_000
 
 
-def explorer_html(document: ExplorerDocument, command: str) -> str:
+def explorer_html(document: ExplorerDocument) -> str:
     """The page; UsageError where it would be larger than MOST_BYTES."""
     script = source_of("explorer.js")
     names = ", ".join(dict.fromkeys(chart["model"] for chart in document["charts"]))
     page = rendered_page(
         "explorer.html.jinja",
         title=f"{names}: users and memory",
-        own_style=source_of("explorer.css"),
+        own_style=source_of("parts.css") + source_of("explorer.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data=packed_data(document),
         plans=f"{document['plans']:,}",
-        command=command,
+        command=COMMAND,
     )
     if len(page.encode()) > MOST_BYTES:
         raise UsageError(

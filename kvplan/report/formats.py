@@ -10,10 +10,12 @@ from kvplan.core.records import dataclass
 
 if TYPE_CHECKING:
     from kvplan.core.table import Table
+    from kvplan.report.drawing import Figure
     from kvplan.report.lines import Part
     from kvplan.report.page import Block
 
-Format = Literal["table", "json", "csv", "markdown"]
+COMMAND: Final = "<!-- the command -->"  # where a page names the command that wrote it, which the writer of files knows
+Format = Literal["table", "json", "csv", "markdown", "html"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,15 @@ class Answer:
     screen    for a terminal; whether it can show blocks, of which bars are made
     document  kvplan/*@1, as JSON values
     rows      all figures, for a spreadsheet
-    page      for a pull request
+    page      for a pull request; its first block is the answer in a sentence
+    figures   what its HTML page draws before the tables
     """
 
     screen: "Callable[[bool], Sequence[Part]]"
     document: Callable[[], Any]
     rows: "Callable[[], Table]"
     page: "Callable[[], Sequence[Block]]"
+    figures: "Callable[[], Sequence[Figure]]" = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Form:
     """A format: the suffix of its files ("": a screen is no file), and how an answer is written in it.
 
     lines  of a format of rows alone, how some of them are written: a sweep writes its rows as they come
+    needs  libraries that it takes
     mark   the last line of a file, which shows nowhere, by which kvplan knows its own; "": it is known by its beginning
     """
 
@@ -44,6 +49,7 @@ class Form:
     write: Callable[[Answer], str]
     lines: "Callable[[Iterable[Iterable[Any]]], str] | None" = None
     mark: str = ""
+    needs: tuple[str, ...] = ()
 
 
 def as_json(answer: Answer) -> str:
@@ -64,6 +70,12 @@ def as_markdown(answer: Answer) -> str:
     return page(answer.page())
 
 
+def as_html(answer: Answer) -> str:
+    from kvplan.report.answer_html import answer_html
+
+    return answer_html(answer.page(), answer.figures())
+
+
 def as_text(answer: Answer) -> str:
     """The screen as a pipe has it."""
     from kvplan.report.lines import laid_out, plain
@@ -82,6 +94,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "json": Form(".json", as_json),
     "csv": Form(".csv", as_csv, lines=csv_lines),
     "markdown": Form(".md", as_markdown, mark="<!-- kvplan -->"),
+    "html": Form(".html", as_html, needs=("jinja2", "markdown_it")),
 }
 SUFFIXES: Final[Mapping[str, str]] = {form.suffix: name for name, form in FORMS.items() if form.suffix}
 

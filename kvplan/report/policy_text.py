@@ -10,6 +10,7 @@ from kvplan.core.table import Markdown, Table, as_markdown, markdown_text
 from kvplan.core.units import format_gib, format_size
 from kvplan.policy.result import CheckResult, Failure, Figures, Finding, Outcome, TargetResult
 
+MAX_PAGE_BYTES: Final = 20_000_000
 MAX_COMMENT_BYTES: Final = 65_000  # GitHub takes 65,536 characters; a little is left for what a bot puts around it
 NOTE_BYTES: Final = 400  # kept free for the note that says what was cut
 WORDS: Final[dict[Outcome, str]] = {
@@ -29,6 +30,23 @@ def failure_markdown(failure: Failure) -> str:
     """The comment of a check that could not be made; it replaces an earlier one, as no answer is up to date."""
     heading = "### kvplan check: could not run, no rule was checked"
     return f"{marker(failure.path)}\n{heading}\n\n**error**: {markdown_text(str(failure)[:8000])}\n"
+
+
+def html(result: CheckResult) -> str:
+    """The whole answer as a page."""
+    return page_of(document(result, MAX_PAGE_BYTES))
+
+
+def failure_html(failure: Failure) -> str:
+    return page_of(failure_markdown(failure))
+
+
+def page_of(comment: str) -> str:
+    """A comment as a page: its heading is the answer."""
+    from kvplan.report.answer_html import markdown_html
+
+    _, heading, *below = comment.split("\n")
+    return markdown_html(heading.lstrip("# "), "\n".join(below))
 
 
 def marker(path: str) -> str:

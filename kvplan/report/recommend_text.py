@@ -13,6 +13,7 @@ from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.plan import Plan, Request
 from kvplan.planning.recommend import STAGES, WIDE, Answer, Failure, Fit, Placement, Question, Recommendation
 from kvplan.planning.user_counts import running_users
+from kvplan.report.drawing import Figure, bars
 from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 
@@ -474,6 +475,17 @@ def page(doc: typed.RecommendationDocument, limit: int) -> list[Block]:
     for what, command in commands(doc):
         parts += [Markdown(f"Serve ({what}):" if what else "Serve:"), code(command)]
     return parts
+
+
+def cost_bars(doc: typed.RecommendationDocument, limit: int) -> list[Figure]:
+    """What each placement costs: dollars per hour where prices are given, else its number of GPUs."""
+    prices = doc["question"]["prices"] is not None
+    rows = [placement for placement in doc["placements"][:limit] if not prices or placement["price_per_hour"]]
+    title = "Dollars per hour" if prices else "Number of GPUs"
+    sizes = [(row["price_per_hour"] or 0.0) if prices else float(row["num_gpus"]) for row in rows]
+    texts = [f"{size:,.2f}" if prices else f"{size:,.0f}" for size in sizes]
+    names = [", ".join([row["gpu"], row["kv_dtype"], *row["changes"]]) for row in rows]
+    return bars(title, zip(names, sizes, texts, strict=True))
 
 
 def fit_parts(fit: typed.Fit, *, holds: bool) -> list[Block]:

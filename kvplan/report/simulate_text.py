@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.documents.artifact import num_gpus
 from kvplan.planning.flags import model_id
 from kvplan.report import formats
+from kvplan.report.drawing import Figure, Svg
 from kvplan.report.lines import Part, line
-from kvplan.report.page import Block, heading
+from kvplan.report.page import Block, bold
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.records import Metric
 from kvplan.simulate.result import Result, Spread
@@ -314,15 +316,29 @@ def lines(answer: Answer) -> list[Part]:
 
 def shapes(answer: Answer) -> formats.Answer:
     return formats.Answer(
-        lambda _: lines(answer), lambda: document(answer), lambda: metrics_table(answer), lambda: page(answer)
+        lambda _: lines(answer),
+        lambda: document(answer),
+        lambda: metrics_table(answer),
+        lambda: page(answer),
+        lambda: figures(answer),
     )
+
+
+def figures(answer: Answer) -> list[Figure]:
+    """Requests, the KV pool and first tokens over time; none without matplotlib."""
+    if find_spec("matplotlib") is None:
+        return []
+    from kvplan.report.simulate_figures import drawn
+
+    svg = drawn(answer, "svg").decode()
+    return [Svg("Over time", svg[svg.index("<svg") :])]
 
 
 def page(answer: Answer) -> list[Block]:
     below = "\n".join(f"{name}: {markdown_text(text)}  " for name, text in facts(answer))
     return [
-        heading(2, title(answer)),
-        Markdown(markdown_text(verdict_line(answer))),
+        bold(verdict_line(answer)),
+        title(answer),
         figures_table(answer),
         Markdown(below),
     ]

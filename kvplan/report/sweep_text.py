@@ -12,6 +12,7 @@ from kvplan.core.table import Markdown, Table
 from kvplan.core.units import format_bytes, format_gib, plural
 from kvplan.planning.sweep import Grid, Row
 from kvplan.report.console import format_kib
+from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bold
@@ -260,7 +261,17 @@ class Shown:
 
     def answer(self, document: Callable[[], Any]) -> Answer:
         """Of the formats that are not written row by row."""
-        return Answer(lambda _: self.parts(), document, lambda: Table.of(Row._fields, self.rows), self.page)
+        rows = lambda: Table.of(Row._fields, self.rows)  # noqa: E731
+        return Answer(lambda _: self.parts(), document, rows, self.page, self.figures)
+
+    def figures(self) -> list[Figure]:
+        """How many users each of the rows serves."""
+        axes = varying(self.grid)
+        rows = (
+            (", ".join(column.text(row) for column in axes), row.users or 0, plural(row.users or 0, "user"))
+            for row in self.rows
+        )
+        return bars("Users at once", rows)
 
 
 def footer(tally: Tally, left_out: int, alike: int) -> list[str]:

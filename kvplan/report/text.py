@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, markdown_text
-from kvplan.core.units import GIB, format_gib, format_size
+from kvplan.core.units import GIB, format_gib, format_size, plural
 from kvplan.documents.artifact import plan_document
 from kvplan.planning.explain import explain as explained
 from kvplan.planning.plan import MemoryBreakdown, Plan
@@ -26,6 +26,7 @@ from kvplan.report.console import (
     unused_text,
     where,
 )
+from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.page import Block, block_text, bold, bullets, code, folded
 
 if TYPE_CHECKING:
@@ -95,16 +96,59 @@ def plans_table(plans: Sequence[Plan]) -> Table:
     return Table.of(COLUMNS, ([value_at(document, path) for path in COLUMNS] for document in documents))
 
 
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def memory_bars(plans: Sequence[Plan]) -> list[Figure]:
+    """Where each GPU's memory goes, a bar for each plan."""
+    documents = [plan_document(plan) for plan in plans]
+    bars = tuple(memory_bar(doc, label) for doc, label in zip(documents, labels(documents), strict=True))
+    note = "The dashed line is the budget that the server may use."
+    return [Bars("Where the memory of each GPU goes", bars, note)] if bars else []
+
+
+def memory_bar(doc: PlanDocument, label: str) -> Bar:
+    memory, users = doc["memory"], doc["concurrency"]["users"]
+    parts = tuple(
+        Piece(LABELS.get(name, name), size, format_gib(size), name)
+        for name, size in memory_rows(memory).items()
+        if size
+    )
+    return Bar(label, parts, plural(users, "user") if doc["fits"] else "does not fit", memory["budget"])
+
+
+def labels(documents: Sequence[PlanDocument]) -> list[str]:
+    """What tells the plans apart: GPU and context."""
+    gpus = [where(doc) for doc in documents]
+    contexts = [f"{doc['kv']['max_model_len']:,} tokens" for doc in documents]
+    if len(set(contexts)) == 1:
+        return gpus
+    return contexts if len(set(gpus)) == 1 else [f"{g}, {c}" for g, c in zip(gpus, contexts, strict=True)]
+
+
 # --- markdown ---------------------------------------------------------------------------------------------------------
 
 
 def plans_page(plans: Sequence[Plan], *, explain: bool = False) -> list[Block]:
     """One plan in full, several as a table; with `explain` each one's formulas below, folded."""
     documents = [plan_document(plan) for plan in plans]
-    parts: list[Block] = _one(documents[0]) if len(documents) == 1 else [_several(documents)]
+    parts: list[Block] = _one(documents[0]) if len(documents) == 1 else [bold(fitting(documents)), _several(documents)]
     if explain:
         parts += [_formulas(plan, document) for plan, document in zip(plans, documents, strict=True)]
     return parts
+
+
+def fitting(documents: Sequence[PlanDocument]) -> str:
+    """Which of several plans fit: "llama-3.1-8b fits in 2 of 3: 13 users on h100-80g, 6 users on l40s"."""
+    fits = [(doc, label) for doc, label in zip(documents, labels(documents), strict=True) if doc["fits"]]
+    counts = [f"{plural(doc['concurrency']['users'], 'user')} {in_words(label)}" for doc, label in fits[:3]]
+    more = f", and {len(fits) - 3} more" if len(fits) > 3 else ""
+    listed = f": {', '.join(counts)}{more}" if counts else ""
+    return f"{name_of(documents[0])} fits in {len(fits)} of {len(documents)}{listed}"
+
+
+def in_words(label: str) -> str:
+    return f"{'at' if label[0].isdigit() and label.endswith('tokens') else 'on'} {label}"
 
 
 def _one(doc: PlanDocument) -> list[Block]:

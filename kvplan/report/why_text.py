@@ -3,10 +3,13 @@
 import re
 
 from kvplan.core.files import printable
-from kvplan.core.units import GIB
+from kvplan.core.table import Table
+from kvplan.core.units import GIB, format_gib
 from kvplan.documents.diagnosis import TAKEN, CureDocument, DiagnosisDocument
 from kvplan.report.console import LABELS, STYLES, bar
+from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.lines import COMMAND, Line, line
+from kvplan.report.page import Block, bold, code
 
 ROWS = (*TAKEN, "unattributed")
 
@@ -28,6 +31,58 @@ def why_lines(doc: DiagnosisDocument, *, blocks: bool = True) -> list[Line]:
     ]
     lines = [styled for part in parts if part for styled in (*part, line())]
     return lines[:-1]
+
+
+def cure_table(doc: DiagnosisDocument) -> Table:
+    """A row for each cure."""
+    names = ("cause", "kind", "flags", "text", "starts", "users", "max_model_len", "proof", "command")
+    rows = []
+    for cure in doc["cures"]:
+        users, length = (cure["effect"]["users"], cure["effect"]["max_model_len"]) if cure["effect"] else (None, None)
+        flags = " ".join(cure["flags"])
+        rows.append(
+            (
+                doc["cause"],
+                cure["kind"],
+                flags,
+                cure["text"],
+                cure["starts"],
+                users,
+                length,
+                cure["proof"],
+                cure["command"],
+            )
+        )
+    return Table.of(names, rows)
+
+
+def why_page(doc: DiagnosisDocument) -> list[Block]:
+    """The document for a page: the cause, its evidence, and what cures it."""
+    parts: list[Block] = [bold(doc["summary"])]
+    if doc["evidence"]:
+        parts.append(
+            code("\n".join(f"line {each['line']:,}: {printable(each['text'], 1000)}" for each in doc["evidence"]))
+        )
+    for styled in (*cure_lines(doc), *rest_lines(doc)):
+        text = "".join(span for span, _ in styled).strip()
+        style = styled[0][1]
+        if text:
+            parts.append(code(text) if style == COMMAND else bold(text) if style == "bold" else text)
+    return parts
+
+
+def why_bars(doc: DiagnosisDocument) -> list[Figure]:
+    """Where the memory of a rank went; nothing where the log does not say."""
+    memory = doc["memory"]
+    if memory is None:
+        return []
+    sizes = {name: int(memory[name]) for name in ROWS}  # type: ignore[literal-required] # rows are keys of it
+    sizes |= {"kv_cache": max(0, memory["kv_available"]), "unused": memory["unused"]}
+    parts = tuple(Piece(LABELS.get(name, name), size, format_gib(size), name) for name, size in sizes.items() if size)
+    needed = Piece("KV cache", memory["kv_needed"], format_gib(memory["kv_needed"]), "kv_cache")
+    rows = [Bar("the GPU", parts, format_gib(memory["total"]))]
+    rows += [Bar("one request needs", (needed,), needed.text)] if memory["kv_needed"] else []
+    return [Bars("Where the memory of each GPU goes", tuple(rows))]
 
 
 def evidence_lines(doc: DiagnosisDocument) -> list[Line]:
