@@ -118,12 +118,12 @@ def memory_bar(doc: PlanDocument, label: str) -> Bar:
 
 
 def labels(documents: Sequence[PlanDocument]) -> list[str]:
-    """What tells the plans apart: GPU and context."""
+    """What tells the plans apart: model, GPU and context, as far as they differ."""
+    names = [name_of(doc) for doc in documents]
     gpus = [where(doc) for doc in documents]
     contexts = [f"{doc['kv']['max_model_len']:,} tokens" for doc in documents]
-    if len(set(contexts)) == 1:
-        return gpus
-    return contexts if len(set(gpus)) == 1 else [f"{g}, {c}" for g, c in zip(gpus, contexts, strict=True)]
+    differing = [column for column in (names, gpus, contexts) if len(set(column)) > 1] or [gpus]
+    return [", ".join(cells) for cells in zip(*differing, strict=True)]
 
 
 # --- markdown ---------------------------------------------------------------------------------------------------------
@@ -139,16 +139,13 @@ def plans_page(plans: Sequence[Plan], *, explain: bool = False) -> list[Block]:
 
 
 def fitting(documents: Sequence[PlanDocument]) -> str:
-    """Which of several plans fit: "llama-3.1-8b fits in 2 of 3: 13 users on h100-80g, 6 users on l40s"."""
+    """Which of several plans fit: "2 of 3 fit: 13 users (h100-80g), 6 users (l40s)"."""
     fits = [(doc, label) for doc, label in zip(documents, labels(documents), strict=True) if doc["fits"]]
-    counts = [f"{plural(doc['concurrency']['users'], 'user')} {in_words(label)}" for doc, label in fits[:3]]
+    counts = [f"{plural(doc['concurrency']['users'], 'user')} ({label})" for doc, label in fits[:3]]
     more = f", and {len(fits) - 3} more" if len(fits) > 3 else ""
     listed = f": {', '.join(counts)}{more}" if counts else ""
-    return f"{name_of(documents[0])} fits in {len(fits)} of {len(documents)}{listed}"
-
-
-def in_words(label: str) -> str:
-    return f"{'at' if label[0].isdigit() and label.endswith('tokens') else 'on'} {label}"
+    models = ", ".join(dict.fromkeys(name_of(doc) for doc in documents))
+    return f"{models}: {len(fits)} of {len(documents)} fit{listed}"
 
 
 def _one(doc: PlanDocument) -> list[Block]:

@@ -257,7 +257,7 @@ def test_more_users_than_the_scheduler_runs_are_not_promised() -> None:
     assert rows[2].endswith("  note")
     assert rows[3].endswith("  64 at once")
     assert re.search(r" 14  13-14$", rows[4])  # 14 users of 64
-    assert plans_markdown([one, planned()]).splitlines()[2].endswith("| yes, 64 at once |")
+    assert plans_markdown([one, planned()]).splitlines()[4].endswith("| yes, 64 at once |")
 
 
 def marginal(**args: Any) -> Plan:
@@ -404,6 +404,8 @@ def test_the_model_list_is_the_quick_reference() -> None:
     assert windows["window_bytes_per_token"] == 24_576  # 12 of 24 layers x 8 heads x (64 + 64) x 2 B
     rows = lines_of(screen.model_parts([row, states, windows]))
     assert re.split(r" {2,}", rows[1].strip()) == ["llama-3.1-8b", "8.03B", "16.06", "128", "131,072"]
+    assert rows[0] == "**llama-3.1-8b, llama-3.1-70b: 1 of 2 fit: 14 users (llama-3.1-8b)**"
+    rows = rows[2:]
     assert len(rows) == 4
 
 
