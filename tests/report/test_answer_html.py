@@ -23,7 +23,8 @@ LLAMA = ("llama-3.1-8b", "--ctx", "32k")
 # What is asked, and what the page answers first.
 COMMANDS = {
     "estimate": (("estimate", *LLAMA, "--gpu", "h100-80g"), "llama-3.1-8b on h100-80g: 13 users at 32,768 tokens each"),
-    "several": (("estimate", *LLAMA, "--gpu", "h100-80g,rtx-4090"), "llama-3.1-8b: 2 of 2 fit: 13 users (h100-80g), 1 user (rtx-4090)"),
+    "several": (("estimate", *LLAMA, "--gpu", "h100-80g,rtx-4090"),
+                "2 of 2 fit: 13 users (h100-80g), 1 user (rtx"),
     "sweep": (("sweep", "qwen3-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k,32k"), "4 combinations, 4 fit"),
     "recommend": (("recommend", "qwen3-8b", "--users", "100", "--ctx", "8k", "--gpus", "l40s,h100-80g"), "100 users"),
     "simulate": (("simulate", "qwen3-8b", "--gpu", "l40s", "--ctx", "8k", "--profile", "azure-2023-conv", "--rate", "2",
