@@ -1,9 +1,9 @@
-"""Does `kvplan tune` choose what real servers measured as best? `python -m benchmarks.timing.sweeps FACTS [--simulate]`.
+"""Does `kvplan tune` choose what was measured as best? `python -m benchmarks.timing.sweeps FACTS [--simulate]`.
 
 A sweep is one model, GPU, release and lengths of requests, measured with several numbers of users and ranks. Under a
 limit of the time per token its points are settings: so many sequences at once on so many ranks, on eight GPUs. The one
 that is predicted to serve the most is compared with the one that was measured to: its share of the best throughput, and
-whether it kept the limit. Limits are the same for all sweeps, and constants are those fitted without the sweep's source.
+whether it kept the limit. Limits are the same for all sweeps; constants are those fitted without the sweep's source.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -47,9 +47,10 @@ class Point:
 class Choice:
     """What is chosen of a sweep under a limit.
 
-    share   of the best measured throughput that the chosen point was measured at; None: nothing is predicted to keep it
-    is_kept  whether it was measured to keep the limit
+    share     of the best measured throughput that the chosen point was measured at; None: nothing is chosen
+    is_kept   whether it was measured to keep the limit
     is_bound  whether some measured point does not
+    is_empty  whether none does
     """
 
     sweep: str
@@ -57,16 +58,22 @@ class Choice:
     share: float | None
     is_kept: bool
     is_bound: bool
+    is_empty: bool
     num_points: int
 
     @property
     def is_near(self) -> bool:
+        """Nothing is right where nothing keeps the limit."""
+        if self.is_empty:
+            return self.share is None
         return self.is_kept and (self.share or 0.0) >= NEAR
 
 
 def measured(fact: Fact) -> tuple[float, float] | None:
-    """(seconds per token, output tokens per second and GPU); the latter from the times where it is not stated: each user
-    has an answer after the first token and all the others."""
+    """(seconds per token, output tokens per second and GPU).
+
+    The latter from the times where it is not stated: a user has an answer after the first token and all the others.
+    """
     tpot, ttft = fact.stated("tpot"), fact.stated("ttft")
     if tpot is None or fact.users is None:
         return None
@@ -127,13 +134,11 @@ def sweeps(points: Iterable[Point], *, by_ranks: bool) -> Mapping[str, list[Poin
 
 
 def choices(groups: Mapping[str, Sequence[Point]], margin: float = 1.0) -> Iterator[Choice]:
-    """Under each limit that some point was measured to keep; margin: by which the predicted time is taken longer."""
+    """Under each limit; margin: by which the predicted time is taken longer."""
     for name, group in groups.items():
         for limit in LIMITS:
             able = [each for each in group if each.measured[0] <= limit]
-            if not able:
-                continue
-            best = max(each.measured[1] for each in able)
+            best = max(each.measured[1] for each in able or group)
             likely = [each for each in group if each.predicted[0] * margin <= limit]
             pick = max(likely, key=lambda each: each.predicted[1], default=None)
             yield Choice(
@@ -141,7 +146,8 @@ def choices(groups: Mapping[str, Sequence[Point]], margin: float = 1.0) -> Itera
                 limit,
                 None if pick is None else pick.measured[1] / best,
                 pick is not None and pick.measured[0] <= limit,
-                len(able) < len(group),
+                0 < len(able) < len(group),
+                not able,
                 len(group),
             )
 
@@ -182,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             made = list(choices(groups, margin))
             for title, part in {
                 "all limits": made,
-                "where some point breaks the limit": [each for each in made if each.is_bound],
+                "where some points keep the limit and some do not": [each for each in made if each.is_bound],
+                "where none keeps it": [each for each in made if each.is_empty],
                 "no limit": [each for each in made if each.limit == math.inf],
             }.items():
                 row = summary(part)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from kvplan.cli import output
 from kvplan.cli.inputs import MODEL_CURE, Inputs, read, refuse_missing, say, says_gpu, says_model, stated_arguments
 from kvplan.cli.load import load_of
-from kvplan.cli.simulate import say_how_steady, with_generator
+from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
 from kvplan.cli.tune_options import TuneOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.processes import MOST_JOBS, cores
@@ -25,6 +25,7 @@ from kvplan.servers.pasted import read_command
 from kvplan.simulate import slo
 from kvplan.simulate.settings import space
 from kvplan.simulate.steady import Demand, How
+from kvplan.simulate.tiers import TierSpec
 from kvplan.simulate.tuning import refuse_unless_some, tune
 
 if TYPE_CHECKING:
@@ -74,14 +75,16 @@ def answered(options: TuneOptions) -> TuneDocument:
     count = num_gpus_of(options, base, stated)
     promises = () if options.slo is None else slo.parse_slo(options.slo)
     load, rate = load_and_rate(options)
-    demand = demand_of(options, load, promises)
+    tier = None if options.tier is None else tier_of(options.tier, base, load)
+    demand = demand_of(options, load, promises, tier)
     if not promises and demand.how == "rate":
         raise UsageError("--slo", "is missing: more requests only wait longer", "add --slo ttft.p90=2s,tpot=50ms")
     say(inputs, quiet=options.quiet)
     if not options.quiet:
         say_how_steady(promises, load.source.num_requests - load.skipped)
     fp8 = options.fp8 and reads_fp8(base) and not is_fp8_already(base)
-    where = space(base, stated, count, fp8=fp8, has_prefixes=load.source.run_len is not None)
+    has_prefixes, host = load.source.run_len is not None, 0 if demand.tier is None else demand.tier.capacity
+    where = space(base, stated, count, fp8=fp8, has_prefixes=has_prefixes, host=host)
     tuned = tune(base, demand, where, jobs)
     refuse_unless_some(tuned)
     how = load.how if demand.how != "rate" else "as many requests/s as possible"
@@ -159,7 +162,18 @@ def load_and_rate(options: TuneOptions) -> tuple[Load, float | None]:
     return load, load.peak if is_rate else None
 
 
-def demand_of(options: TuneOptions, load: Load, promises: tuple[slo.Promise, ...]) -> Demand:
+def tier_of(text: str, base: Request, load: Load) -> TierSpec:
+    """Host memory that vLLM's LMCache connector may use; in vain where no prompt is like another."""
+    tier = parse_tier(text)
+    if load.source.run_len is None:
+        raise UsageError("--tier", "helps only where prompts share their beginning, which these do not", "leave it out")
+    if plan(base).state_bytes:
+        name = base.spec.name
+        raise UsageError("--tier", f"{name} has recurrent states, which token chunks cannot store", "leave it out")
+    return tier
+
+
+def demand_of(options: TuneOptions, load: Load, promises: tuple[slo.Promise, ...], tier: TierSpec | None) -> Demand:
     source = load.source
     timed = source.requests(1.0)
     if load.process is not None:
@@ -176,4 +190,5 @@ def demand_of(options: TuneOptions, load: Load, promises: tuple[slo.Promise, ...
         first_counts=load.is_judged_whole,
         run_len=source.run_len,
         calibration=options.calibration,
+        tier=tier,
     )

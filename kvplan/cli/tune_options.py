@@ -50,6 +50,10 @@ class TuneOptions(LoadOptions):
         Text,
         option("--slo", help="Latency targets to stay within: ttft.p90=2s,tpot=50ms.", metavar="PROMISES"),
     ] = None
+    tier: Annotated[
+        Text,
+        option("--tier", help="Host memory that a server may keep prompts in: cpu=64GiB@25GB/s.", metavar="TIER"),
+    ] = None
     fp8: Annotated[bool, typer.Option("--fp8/--no-fp8", help="Allow an fp8 KV cache.")] = True
     jobs: Annotated[Text, option("--jobs", help="Maximum number of processes. Default: all cores.", metavar="N")] = None
     # the answer

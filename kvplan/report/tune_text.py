@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
-from kvplan.core.units import plural
+from kvplan.core.units import GIB, plural
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.report.formats import Answer
@@ -17,6 +17,7 @@ from kvplan.report.lines import COMMAND, Paragraph, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.simulate_text import duration, percent, rate_text
 from kvplan.report.timed_text import limit_text, target_document, target_text
+from kvplan.servers.arguments import ARGUMENTS
 from kvplan.simulate.ranges import verdict
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def flags_text(flags: Mapping[str, Any]) -> str:
     words: list[str] = []
     for name, value in flags.items():
         flag = name.replace("_", "-")
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        text = f"{value / GIB:g}" if ARGUMENTS[name].kind == "gib" else str(value)
+        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", text]
     return " ".join(words)
 
 

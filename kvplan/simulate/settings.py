@@ -20,11 +20,13 @@ class Setting:
     gpu_memory_utilization: float | None = None
     block_size: int | None = None
     enable_prefix_caching: bool | None = None
+    kv_offloading_size: int | None = None
 
     @property
     def changes(self) -> dict[str, Any]:
         """Engine arguments that are turned, beside the split."""
-        return {name: value for name in TURNED if (value := getattr(self, name)) is not None}
+        turned = {name: value for name in TURNED if (value := getattr(self, name)) is not None}
+        return turned if self.kv_offloading_size is None else {**turned, "kv_offloading_backend": "lmcache"}
 
     def request(self, base: Request) -> Request:
         turned = {"tensor_parallel_size": self.tensor_parallel_size, **self.changes}
@@ -39,6 +41,7 @@ STEPS: Final[Mapping[str, tuple[Any, ...]]] = {
     "gpu_memory_utilization": (0.95,),
     "block_size": (32,),
     "enable_prefix_caching": (False,),
+    "kv_offloading_size": (),
 }
 
 
@@ -67,8 +70,13 @@ def is_next(values: Sequence[Any], own: Any, value: Any) -> bool:
     return value is None or abs(values.index(value) - values.index(own)) == 1
 
 
-def space(base: Request, stated: frozenset[str], num_gpus: int, *, fp8: bool, has_prefixes: bool) -> Space:
-    """What may be turned: nothing that is stated, and prefix caching only where prompts share something."""
+def space(
+    base: Request, stated: frozenset[str], num_gpus: int, *, fp8: bool, has_prefixes: bool, host: int = 0
+) -> Space:
+    """What may be turned: nothing that is stated, and prefix caching only where prompts share something.
+
+    host  bytes beside the GPUs of a server that may hold prompts
+    """
     sizes = [size for size in (1, 2, 4, 8, 16) if num_gpus % size == 0]
     if "tensor_parallel_size" in stated:
         sizes = [base.args.tensor_parallel_size]
@@ -79,4 +87,6 @@ def space(base: Request, stated: frozenset[str], num_gpus: int, *, fp8: bool, ha
         values["kv_cache_dtype"] = (None,)
     if not has_prefixes:
         values["enable_prefix_caching"] = (None,)
+    if host:
+        values["kv_offloading_size"] = (None, host)
     return Space(tuple((size, num_gpus // size) for size in sizes), values)

@@ -14,6 +14,7 @@ from kvplan.simulate.settings import Setting
 from kvplan.simulate.setup import check
 from kvplan.simulate.slo import Promise
 from kvplan.simulate.steptime import Shares, StepTime, attention_kinds, outside, roofline, step_time
+from kvplan.simulate.tiers import TierSpec
 from kvplan.simulate.work import StepWork
 from kvplan.workloads.trace import TraceRequest
 
@@ -28,6 +29,7 @@ class Demand:
     rows       requests in order, their arrivals at one request per second
     how        "rate": at a rate that is sought; "users": of so many who each wait for an answer; "at once": all
     users      of "users"; think_s, ramp_s theirs; first_counts: whether each user's first request is judged
+    tier       host memory that a setting may use for prompts
     run_len    tokens that one prefix id of a request stands for
     constants  in place of the fitted ones
     """
@@ -40,13 +42,18 @@ class Demand:
     ramp_s: float = 0.0
     first_counts: bool = True
     run_len: int | None = None
+    tier: TierSpec | None = None
     calibration: str | None = None
     constants: Constants | None = None
 
-    def times(self, made: Plan) -> StepTime:
+    def tiers(self, setting: Setting) -> tuple[TierSpec, ...]:
+        return () if self.tier is None or setting.kv_offloading_size is None else (self.tier,)
+
+    def times(self, made: Plan, tiers: tuple[TierSpec, ...] = ()) -> StepTime:
+        bandwidths = tuple(tier.bandwidth for tier in tiers)
         if self.constants is not None:
-            return roofline(made, Shares(), (), self.constants)
-        return step_time(made, Shares(), self.calibration)
+            return roofline(made, Shares(), bandwidths, self.constants)
+        return step_time(made, Shares(), self.calibration, bandwidths)
 
     def ranges(self, made: Plan) -> ranges.Ranges:
         return ranges.modeled(made) if self.calibration is None else ranges.measured()

@@ -71,7 +71,7 @@ class Tried:
 def tried(shared: tuple[Request, Demand], task: Task) -> Tried:
     base, demand = shared
     made = plan(task.setting.request(base))
-    server = Server(made, demand, task.setting.replicas, task.end)
+    server = Server(made, demand, task.setting, task.end)
     if demand.how != "rate":
         run = server.run(None)
         rate = 0.0 if run is None else run.result.requests_per_s * task.setting.replicas
@@ -82,21 +82,21 @@ def tried(shared: tuple[Request, Demand], task: Task) -> Tried:
 class Server:
     """One of the servers of a setting, which get the load in equal parts."""
 
-    def __init__(self, made: Plan, demand: Demand, replicas: int, end: Literal["low", "likely", "high"]) -> None:
-        self.demand, self.replicas = demand, replicas
-        self.spans = demand.ranges(made)
-        times, factors = demand.times(made), dict.fromkeys(self.spans.times, 1.0)
+    def __init__(self, made: Plan, demand: Demand, setting: Setting, end: Literal["low", "likely", "high"]) -> None:
+        self.demand, self.replicas = demand, setting.replicas
+        self.spans, tiers = demand.ranges(made), demand.tiers(setting)
+        times, factors = demand.times(made, tiers), dict.fromkeys(self.spans.times, 1.0)
         if end != "likely":
             factors = {name: span[end == "low"] for name, span in self.spans.times.items()}
             times = Scaled(times, factors["tpot"])
         self.limits = tuple(limited(promise, factors) for promise in demand.promises)
-        self.setup = Setup(made, times)
+        self.setup = Setup(made, times, tiers)
 
     def run(self, rate: float | None) -> Run | None:
         """Its run at its share; None where it breaks a promise, or where its queue grows without end."""
         demand = self.demand
         arrivals, skipped, number = self.arrivals(rate)
-        simulation = self.setup.simulation(arrivals, demand.run_len)
+        simulation = self.setup.run(arrivals, demand.run_len)
         broken = slo.Broken(self.limits, number, skipped)
         simulation.stop = broken
         simulation.run()

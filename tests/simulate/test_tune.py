@@ -182,3 +182,32 @@ def test_prompt_tokens_that_were_sent_before_are_taken_as_cached() -> None:
     """Three prompts of 100 tokens; the second begins as the first did for two runs of 16, the third for one."""
     rows = [TraceRequest(0.0, 100, 10, ids) for ids in ((1, 2, 3), (1, 2, 9), (1, 7))]
     assert means_of(rows, 16).computed == pytest.approx((100 + (100 - 32) + (100 - 16)) / 3)
+
+
+@pytest.mark.full
+def test_host_memory_is_worth_its_flags_where_chats_come_back(run: Run) -> None:
+    """As `simulate --tier` says of these chats: half of their prompt tokens come from tiers (docs/simulate.md)."""
+    chats = ("--trace", "examples/chats.jsonl", "--num-requests", "120", "--ctx", "16k")
+    model = ("llama-3.1-8b", "--gpu", "rtx-4090")
+    fixed = (
+        *SLO,
+        *FIXED,
+        "--max-num-seqs",
+        "32",
+        "--max-num-batched-tokens",
+        "4096",
+        "--enable-prefix-caching",
+        "--tier",
+        "cpu=64GiB@25GB/s",
+    )
+    document = tuned(run, *fixed, load=chats, model=model)
+    best, usual = document["settings"][0], next(row for row in document["settings"] if row["is_default"])
+    assert best["flags"] == {"kv_offloading_size": 64 * 2**30, "kv_offloading_backend": "lmcache"}
+    assert best["requests_per_s"] > 1.1 * usual["requests_per_s"]
+    assert "--kv-offloading-size 64 --kv-offloading-backend lmcache" in document["answer"]
+
+
+def test_host_memory_needs_prompts_that_share_something(run: Run) -> None:
+    ran = run("tune", *MODEL, *LOAD, *SLO, "--tier", "cpu=64GiB@25GB/s")
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+    assert "--tier: helps only where prompts share their beginning" in ran.err
