@@ -26,13 +26,14 @@ from kvplan.simulate import slo
 from kvplan.simulate.settings import space
 from kvplan.simulate.steady import Demand, How
 from kvplan.simulate.tiers import TierSpec
-from kvplan.simulate.tuning import refuse_unless_some, tune
+from kvplan.simulate.tuning import Tried, refuse_unless_some, tune
 
 if TYPE_CHECKING:
     from kvplan.cli.load import Load
     from kvplan.documents.tune import TuneDocument
 
-NUM_REQUESTS: Final = "1000"
+NUM_REQUESTS: Final = "2000"
+TURNS: Final = 10  # requests of a run for each that runs at once: with fewer it ends before a queue has grown
 ROWS: Final = 10
 MOST_GPUS: Final = 1024
 SOUGHT: Final = {  # engine arguments that a search of flags cannot keep
@@ -89,10 +90,23 @@ def answered(options: TuneOptions) -> TuneDocument:
     refuse_unless_some(tuned)
     how = load.how if demand.how != "rate" else "as many requests/s as possible"
     doc = document(base, count, f"{load.source.name}, {how}", demand, rate, tuned)
+    if tuned.best is not None and not options.quiet:
+        say_how_long(tuned.best.tried, len(demand.rows))
     unseen = () if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base))).unseen
     if unseen and not options.quiet:
         output.tell("note", f"no published result has {' or '.join(unseen)}: times are extrapolated, ranges wider")
     return doc
+
+
+def say_how_long(best: Tried, num_requests: int) -> None:
+    """A note where a run is so short that a server answers most of it from a standing start."""
+    running = 0 if best.run is None else best.run.result.running_peak
+    if num_requests < TURNS * running:
+        output.tell(
+            "note",
+            f"{num_requests:,} requests are few for {running:,} that run at once: over a longer run it may serve less; "
+            "raise --num-requests",
+        )
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class TuneOptions(LoadOptions):
     ] = None
     num_requests: Annotated[
         Text,
-        option("--num-requests", help="Number of requests of a simulated run. Default: 1,000.", metavar="N"),
+        option("--num-requests", help="Number of requests of a simulated run. Default: 2,000.", metavar="N"),
     ] = None
     slo: Annotated[
         Text,

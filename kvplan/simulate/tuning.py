@@ -29,6 +29,8 @@ PRECISION: Final = 0.03  # of the largest rate that a search finds
 WORTH_FP8: Final = 1.05  # how much more a less precise KV cache must serve to be the answer
 NEAR: Final = 0.8  # of the best closed form: splits that are simulated
 MOST_SPLITS: Final = 3  # of them, for each precision
+PROMISING: Final = 0.75  # of the best's closed form: neighbors of it that are simulated
+WORTH_PROCESSES: Final = 1000  # settings below which rating them in other processes costs more than it saves
 ROUNDS: Final = 3  # of settings one step away from the best
 
 
@@ -197,7 +199,8 @@ def tune(base: Request, demand: Demand, where: Space, jobs: int = 1) -> Tuned:
     [base] = portable_requests([base])
     settings = list(where.settings)
     means = means_of(demand.rows, demand.run_len)
-    answers = list(in_order(rated, (base, demand, means), settings, jobs, name="tune"))
+    raters = jobs if len(settings) >= WORTH_PROCESSES else 1
+    answers = list(in_order(rated, (base, demand, means), settings, raters, name="tune"))
     ratings = {answer.setting: answer for answer in answers if isinstance(answer, Rated)}
     refused = tuple(answer for answer in answers if isinstance(answer, Refused))
     usual = usual_setting(where, ratings)
@@ -294,8 +297,11 @@ def near_best(where: Space, search: Search) -> Iterator[Setting]:
     for precision in PRECISIONS:
         best = search.best(precision)
         if best is not None and best.run is not None:
-            figures = best.run.result
-            yield from (setting for setting in where.near(best.setting) if matters(best.setting, setting, figures))
+            least = PROMISING * search.ratings[best.setting].rate
+            for setting in where.near(best.setting):
+                rating = search.ratings.get(setting)
+                if rating is not None and rating.rate >= least and matters(best.setting, setting, best.run.result):
+                    yield setting
 
 
 def matters(best: Setting, other: Setting, figures: Result) -> bool:

@@ -1,13 +1,19 @@
 """`kvplan tune`: its rates are those of `simulate` with the flags it prints; nothing that it may turn serves more."""
 
+import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Request, plan
 from kvplan.servers.pasted import read_command
+from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.simulate.settings import STEPS, Setting, Space
 from kvplan.simulate.steady import means_of
 from kvplan.simulate.tuning import PRECISION
@@ -211,3 +217,26 @@ def test_host_memory_needs_prompts_that_share_something(run: Run) -> None:
     ran = run("tune", *MODEL, *LOAD, *SLO, "--tier", "cpu=64GiB@25GB/s")
     assert (ran.code, len(ran.err.splitlines())) == (2, 1)
     assert "--tier: helps only where prompts share their beginning" in ran.err
+
+
+def rows_of_vllm() -> list[dict[str, Any]]:
+    """Settings drawn at random from what tune may propose, and what vLLM 0.33's own code made of them."""
+    path = Path(__file__).parents[1] / "facts" / "tune_settings.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("row", rows_of_vllm(), ids=lambda row: f"{row['model']}-{row['gpu']}-{row['inputs']['tp']}")
+def test_vllm_takes_what_may_be_proposed_and_makes_the_same_of_it(row: dict[str, Any]) -> None:
+    given, resolved = row["inputs"], row["resolved"]
+    flags = {name: given[name] for name in STEPS if name in given}
+    assert all(value in STEPS[name] for name, value in flags.items())
+    base = EngineArgs(
+        max_model_len=given["max_model_len"],
+        tensor_parallel_size=given["tp"],
+        kv_cache_memory_bytes=given["available_memory"][0],
+    )
+    made = plan(Request(catalog.load(row["model"]), gpu(row["gpu"]), replace(base, **flags)))
+    assert made.settings.max_num_seqs == resolved["max_num_seqs"]
+    assert made.settings.max_num_batched_tokens == resolved["max_num_batched_tokens"]
+    assert made.settings.prefix_caching == resolved["enable_prefix_caching"]
+    assert made.capacity.num_blocks == row["num_gpu_blocks"]
