@@ -126,21 +126,23 @@ def usable(path: Path) -> list[Fact]:
 def sweeps(points: Iterable[Point], *, by_ranks: bool) -> Mapping[str, list[Point]]:
     """Points by sweep; by_ranks: the number of ranks is chosen as well, else each has a sweep of its own."""
     groups: dict[str, dict[tuple[int, int], Point]] = defaultdict(dict)
-    for each in points:
-        name = each.sweep if by_ranks else f"{each.sweep} TP {each.ranks}"
-        groups[name][each.ranks, each.users] = each
+    for result in points:
+        name = result.sweep if by_ranks else f"{result.sweep} TP {result.ranks}"
+        groups[name][result.ranks, result.users] = result
     chosen = {name: list(group.values()) for name, group in groups.items() if len(group) >= FEWEST}
-    return {name: group for name, group in chosen.items() if not by_ranks or len({each.ranks for each in group}) > 1}
+    return {
+        name: group for name, group in chosen.items() if not by_ranks or len({result.ranks for result in group}) > 1
+    }
 
 
 def choices(groups: Mapping[str, Sequence[Point]], margin: float = 1.0) -> Iterator[Choice]:
     """Under each limit; margin: by which the predicted time is taken longer."""
     for name, group in groups.items():
         for limit in LIMITS:
-            able = [each for each in group if each.measured[0] <= limit]
-            best = max(each.measured[1] for each in able or group)
-            likely = [each for each in group if each.predicted[0] * margin <= limit]
-            pick = max(likely, key=lambda each: each.predicted[1], default=None)
+            able = [result for result in group if result.measured[0] <= limit]
+            best = max(result.measured[1] for result in able or group)
+            likely = [result for result in group if result.predicted[0] * margin <= limit]
+            pick = max(likely, key=lambda result: result.predicted[1], default=None)
             yield Choice(
                 name,
                 limit,
@@ -155,14 +157,14 @@ def choices(groups: Mapping[str, Sequence[Point]], margin: float = 1.0) -> Itera
 def summary(made: Sequence[Choice]) -> dict[str, float]:
     """Shares of the choices: near the best, keeping the limit, breaking it, nothing chosen."""
     count = max(1, len(made))
-    kept = sorted(each.share for each in made if each.is_kept and each.share is not None)
+    shares = sorted(choice.share for choice in made if choice.is_kept and choice.share is not None)
     return {
         "choices": len(made),
-        "near": sum(each.is_near for each in made) / count,
-        "kept": sum(each.is_kept for each in made) / count,
-        "broken": sum(each.share is not None and not each.is_kept for each in made) / count,
-        "nothing": sum(each.share is None for each in made) / count,
-        "median_share": kept[len(kept) // 2] if kept else math.nan,
+        "near": sum(choice.is_near for choice in made) / count,
+        "kept": sum(choice.is_kept for choice in made) / count,
+        "broken": sum(choice.share is not None and not choice.is_kept for choice in made) / count,
+        "nothing": sum(choice.share is None for choice in made) / count,
+        "median_share": shares[len(shares) // 2] if shares else math.nan,
     }
 
 
@@ -176,11 +178,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     answer, facts = partial(point, simulate=options.simulate), usable(options.facts)
     if options.jobs > 1:
         with ProcessPoolExecutor(options.jobs) as pool:
-            points = [each for each in pool.map(answer, facts, chunksize=4) if each is not None]
+            points = [result for result in pool.map(answer, facts, chunksize=4) if result is not None]
     else:
-        points = [each for each in map(answer, facts) if each is not None]
+        points = [result for result in map(answer, facts) if result is not None]
     if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in points]) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps([asdict(result) for result in points]) + "\n", encoding="utf-8")
     for by_ranks in (False, True):
         groups = sweeps(points, by_ranks=by_ranks)
         print(f"{len(groups)} sweeps of {'ranks and users' if by_ranks else 'users'}, {len(points)} points")
@@ -188,9 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             made = list(choices(groups, margin))
             for title, part in {
                 "all limits": made,
-                "where some points keep the limit and some do not": [each for each in made if each.is_bound],
-                "where none keeps it": [each for each in made if each.is_empty],
-                "no limit": [each for each in made if each.limit == math.inf],
+                "where some points keep the limit and some do not": [choice for choice in made if choice.is_bound],
+                "where none keeps it": [choice for choice in made if choice.is_empty],
+                "no limit": [choice for choice in made if choice.limit == math.inf],
             }.items():
                 row = summary(part)
                 print(
