@@ -119,7 +119,7 @@ def put(text: str) -> None:
 
 
 def console(color: str) -> "Console | TextIO":
-    """What tables are printed on: plain text for a pipe or without colours; rich is loaded for terminals only.
+    """What tables are printed on: plain text for a pipe or without colors; rich is loaded for terminals only.
 
     NO_COLOR means no escapes at all (rich alone would keep bold and dim); --color always, said by hand, wins over it.
     """

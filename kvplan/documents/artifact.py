@@ -22,7 +22,7 @@ from kvplan.planning.explain import stage_of, statements
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.host import NOT_MODELED, host_rows, rank_bytes
 from kvplan.planning.plan import MemoryBreakdown, Plan
-from kvplan.planning.user_counts import blocks_per_user, log_differs
+from kvplan.planning.user_counts import blocks_per_user, log_differs, num_gpus
 from kvplan.servers.base import Sources, server_of, terms_of
 from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm.overheads import Kind
@@ -32,7 +32,7 @@ from kvplan.sizing import weights
 if TYPE_CHECKING:  # the types of the documents cost a command nothing
     from kvplan.documents import plan as typed
 
-# Overheads that are modelled even where their range is a point.
+# Overheads that are modeled even where their range is a point.
 MODELLED = ("activations", "cuda_graphs", "non_torch", "context")
 
 
@@ -105,11 +105,6 @@ def _inputs(plan: Plan) -> typed.Inputs:
         "draft": None if request.draft is None else _model(request.draft),
         "workload": _workload(plan),
     }
-
-
-def num_gpus(plan: Plan) -> int:
-    args = plan.request.args
-    return args.num_gpus
 
 
 def _model(spec: ModelSpec) -> typed.Model:
@@ -394,7 +389,7 @@ def _fixes(plan: Plan) -> list[typed.Fix]:
     ]
 
 
-# --- what is modelled, and where each number comes from ---------------------------------------------------------------
+# --- what is modeled, and where each number comes from ---------------------------------------------------------------
 
 
 def _assumptions(plan: Plan) -> list[typed.Assumption]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kvplan.core.units import plural
 from kvplan.measure.failure import Failure
 from kvplan.servers.base import kind_of_cause, terms_of
 from kvplan.servers.failures import Figures, Size
@@ -52,10 +53,6 @@ def unknown(name: str, failure: Failure) -> str:
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------
-
-
-def plural(requests: int) -> str:
-    return f"{requests:,} request{'' if requests == 1 else 's'}"
 
 
 def size(value: Size | None) -> str:
@@ -180,7 +177,7 @@ def prefill(figures: Figures) -> str:
 
 
 def retract(figures: Figures) -> str:
-    count = "requests" if figures.retracted is None else plural(figures.retracted)
+    count = "requests" if figures.retracted is None else plural(figures.retracted, "request")
     went = "was" if figures.retracted == 1 else "were"
     return f"the KV cache is full, and {count} {went} sent back to the queue"
 

@@ -148,7 +148,7 @@ def _loose_shards(model_dir: Path, names: Sequence[str]) -> list[str]:
 
 
 def _one_gguf(model_dir: Path, ggufs: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The parts of the one GGUF model among `ggufs`; several models (one per quantisation) are not guessed between."""
+    """The parts of the one GGUF model among `ggufs`; several models (one per quantization) are not guessed between."""
     models = {_numbered(name)[0]: _numbered(name) for name in ggufs}
     if len(models) > 1:
         some = ", ".join(printable(name, 60) for name in list(models)[:3])

@@ -1,4 +1,4 @@
-"""config.json -> ModelSpec: finds the family's reader and adds name, dtype, quantisation and towers."""
+"""config.json -> ModelSpec: finds the family's reader and adds name, dtype, quantization and towers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read_quantization(outer: Config, inner: Config) -> Quantization | None:
-    """The quantisation of a config, wherever it states it; None for a plain checkpoint.
+    """The quantization of a config, wherever it states it; None for a plain checkpoint.
 
     A method or scheme kvplan does not model gives a Quantization that is not `known`: the cache is sized all the same,
     the weights cannot be computed from the config.
@@ -39,7 +39,7 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
 
 
 def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) -> Quantization | None:
-    """The reader of each method. Raises UnsupportedModelError naming a scheme that is not modelled."""
+    """The reader of each method. Raises UnsupportedModelError naming a scheme that is not modeled."""
     match method:
         case "fp8" | "fbgemm_fp8":
             return fp8(config, method, kv_dtype, experts_in_fp4=inner.text("expert_dtype", "") == "fp4")
@@ -85,7 +85,7 @@ def block_shape(config: Config, key: str) -> tuple[int, int] | None:
 
 
 def four_bit_group(config: Config) -> int | None:
-    """The group size of AWQ and GPTQ in 4 bits; 8 bits are modelled of GPTQ, and no others."""
+    """The group size of AWQ and GPTQ in 4 bits; 8 bits are modeled of GPTQ, and no others."""
     bits = config.count("bits", "w_bit", default=4)
     if bits != 4:
         raise UnsupportedModelError("", f"{bits}-bit AWQ/GPTQ")
@@ -133,7 +133,7 @@ def plain(config: Config, method: str, scheme: Scheme, kv_dtype: str | None) -> 
 def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
     """GPTQ: everything, or the modules of `modules_in_block_to_quantize`; `dynamic` takes some out again.
 
-    Source: vLLM 0.33 utils/gptq_utils.py; a `dynamic` entry that gives modules other bits or groups is not modelled.
+    Source: vLLM 0.33 utils/gptq_utils.py; a `dynamic` entry that gives modules other bits or groups is not modeled.
     """
     quantization = plain(config, "gptq", scheme, kv_dtype)
     blocks = config.items("modules_in_block_to_quantize") or []
@@ -159,7 +159,7 @@ def anywhere(names: list[str]) -> list[str]:
 
 
 def exceptions(names: list[str]) -> tuple[dict[str, Scheme | None], tuple[tuple[str, Scheme | None], ...]]:
-    """Module names that are not quantised: exact ones, and patterns (`re:...` or with `*`)."""
+    """Module names that are not quantized: exact ones, and patterns (`re:...` or with `*`)."""
     exact = {name: None for name in names if not is_pattern(name)}
     return dict(exact), tuple((name, None) for name in names if is_pattern(name))
 

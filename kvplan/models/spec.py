@@ -179,12 +179,12 @@ class Weight:
     """One tensor, or several fused ones, as a server holds them: `[sum of parts, inputs]`, plus a bias per output.
 
     name         role within its layer, or the full name of a weight outside the layers
-    sources      the checkpoint's names of what is fused here; quantisation is decided by them
+    sources      the checkpoint's names of what is fused here; quantization is decided by them
     inputs       columns; 1 for a vector
     split        "outputs": the parts are split over the ranks; "inputs": the columns are; "none": whole on each
     bias         one element per output (split as the outputs are)
     experts      copies, one per expert; 0 for a dense weight
-    quantizable  a linear layer that quantisation may shrink
+    quantizable  a linear layer that quantization may shrink
     dtype        fixed by the model; None: the model's dtype
     wide_below   kept in float32 on GPUs below this compute capability (90 for 9.0); 0: nowhere
     pad_rows     outputs are padded to a multiple of this when held (vocabularies: 64)
@@ -249,7 +249,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How one quantised linear layer is stored.
+    """How one quantized linear layer is stored.
 
     group_size  inputs that share a scale (int4, nvfp4, mxfp4, gguf), or None
     block       (outputs, inputs) that share a scale (fp8 blocks), or None
@@ -289,11 +289,11 @@ class Quantization:
 
     method    the name the config gives the method
     default   scheme of a quantisable layer that nothing below names; None: it stays in the model's dtype
-    names     exact module names and their scheme, None for "not quantised"
+    names     exact module names and their scheme, None for "not quantized"
     patterns  globs and `re:` expressions over module names, likewise; the first that matches wins
     kv_dtype  KV cache dtype that the checkpoint asks for; None: it says nothing
     problem   why kvplan cannot size it: weights then need headers or a stated size; empty: it can
-    mixed     ModelOpt's MIXED_PRECISION: every layer that is quantised is listed with its algorithm
+    mixed     ModelOpt's MIXED_PRECISION: every layer that is quantized is listed with its algorithm
     """
 
     method: str

@@ -364,7 +364,7 @@ def least(fails: int, holds: int, plan_of: Callable[[int], Plan | None], best: P
 
 
 def fewest_raised(question: Question, request: Request, usual: tuple[int, Plan] | None) -> tuple[int, Plan] | None:
-    """The same at the least utilisation above the default that needs fewer replicas; None where none does."""
+    """The same at the least utilization above the default that needs fewer replicas; None where none does."""
     default = round(100 * request.release.utilization)
     top = top_utilization(question, request)
     if top <= default or (usual is not None and usual[0] == 1):

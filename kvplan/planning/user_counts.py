@@ -139,5 +139,4 @@ def seqs_at(plan: Plan, end: End) -> int:
 
 
 def num_gpus(plan: Plan) -> int:
-    args = plan.request.args
-    return args.num_gpus
+    return plan.request.args.num_gpus

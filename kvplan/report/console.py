@@ -430,7 +430,7 @@ def fix_text(fix: Fix) -> str:
 
 
 def assumption_lines(doc: PlanDocument, most: int) -> list[Part]:
-    """What is modelled, each in at most `most` lines."""
+    """What is modeled, each in at most `most` lines."""
     if not doc["assumptions"]:
         return []
     lines: list[Part] = [line("Estimated components (GiB; see --explain for formulas and sources)", "bold")]

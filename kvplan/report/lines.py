@@ -58,7 +58,7 @@ def plain(styled: Line) -> str:
 
 
 def open_console(stream: TextIO) -> "Console | TextIO":
-    """What to print on: a rich console for a terminal (or where the environment forces colours), else the stream."""
+    """What to print on: a rich console for a terminal (or where the environment forces colors), else the stream."""
     import os
 
     forced = bool(os.environ.get("FORCE_COLOR")) or os.environ.get("TTY_COMPATIBLE") == "1"

@@ -1,4 +1,4 @@
-"""A run's figures as inline SVG: matplotlib's Figure API, colours as CSS variables, so that one drawing serves a light
+"""A run's figures as inline SVG: matplotlib's Figure API, colors as CSS variables, so that one drawing serves a light
 and a dark page. Each figure is drawn twice, for a wide page and for a phone.
 """
 
@@ -34,7 +34,7 @@ from kvplan.report.run_record import (
 )
 from kvplan.servers.measurement import Row
 
-# Colours are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
+# Colors are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
 ROLES = (
     "ink", "muted", "grid", "accent", "band", "paper", "c-context", "c-weights", "c-buffers", "c-kv_cache",
     "c-cuda_graphs", "c-rest", "c-other",
@@ -133,7 +133,7 @@ def new_figure(sheet: Sheet, height: int, panels: Sequence[float] = (1,)) -> tup
 
 
 def svg(figure: Figure, slug: str, title: str) -> str:
-    """The figure as an <svg> element for a page: colours by role, the page's font, ids of its own."""
+    """The figure as an <svg> element for a page: colors by role, the page's font, ids of its own."""
     buffer = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=none)
@@ -184,7 +184,7 @@ def byte_axis(axis: Any, most: float, steps: int) -> None:
 
 
 def bars_frame(ax: Axes, sheet: Sheet, most: int) -> None:
-    """Round a panel of lying bars: sizes below, a grid across them, what the colours mean above."""
+    """Round a panel of lying bars: sizes below, a grid across them, what the colors mean above."""
     byte_axis(ax.xaxis, most, 2 if sheet.is_narrow else 4)
     ax.grid(visible=False, axis="y")
     ax.grid(visible=True, axis="x", color=HEX["grid"], linewidth=1)
@@ -351,7 +351,7 @@ def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
 
 
 def measured_parts(rows: Iterable[Row]) -> dict[str, int]:
-    """Measured bytes of the components that have a colour of their own, and of all others together."""
+    """Measured bytes of the components that have a color of their own, and of all others together."""
     sizes = {row.component: max(0, row.size) for row in rows}
     parts = {name: sizes.pop(name, 0) for name in ("weights", "kv_cache", "context", "cuda_graphs")}
     return {**parts, "other": sum(sizes.values())}

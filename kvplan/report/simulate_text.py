@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, markdown_text
-from kvplan.documents.artifact import num_gpus
 from kvplan.planning.flags import model_id
+from kvplan.planning.user_counts import num_gpus
 from kvplan.report import formats
 from kvplan.report.drawing import Figure, Svg
 from kvplan.report.lines import Part, line

@@ -16,7 +16,7 @@ from kvplan.planning.sweep import Curves, front_of
 
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
 MOST_CURVES = 12  # more can neither be told apart nor listed
-# Okabe and Ito's colours, told apart by people who see few: six, then again with dashes.
+# Okabe and Ito's colors, told apart by people who see few: six, then again with dashes.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, MUTED, GRID = "#1a1a1a", "#666666", "#dddddd"
 INCHES = (9.0, 4.8)  # of one panel
@@ -75,7 +75,7 @@ def draw(panels: Sequence[Panel]) -> Figure:
 
 
 def style_of(place: int) -> tuple[str, str]:
-    """(colour, dashes) of the curve at a place of the legend: the same in every panel."""
+    """(color, dashes) of the curve at a place of the legend: the same in every panel."""
     return COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
 
 
@@ -107,7 +107,7 @@ def draw_panel(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
 
 
 def scale(ax: Axes, panel: Panel) -> None:
-    """Contexts by doublings, labelled as they are written; users by tens."""
+    """Contexts by doublings, labeled as they are written; users by tens."""
     contexts = sorted({context for _, points in panel.curves for context, _ in points})
     values = [value for _, points in panel.curves for _, value in points]
     if len(contexts) > 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table, markdown_text
+from kvplan.core.units import plural
 from kvplan.documents.diff import row_document
 from kvplan.planning.attribute import CAPACITY, MEMORY
 from kvplan.planning.upgrade import WORSE, Effect, Upgrade, Upgraded, users
@@ -47,15 +48,11 @@ def sentence(server: Upgraded) -> str:
         case "starts with neither":
             return f"starts with neither {old} nor {new}: {why(server)}"
         case "starts":
-            return f"starts with {new}, but not with {old}: {plural(users(after))}"
+            return f"starts with {new}, but not with {old}: {plural(users(after), 'user')}"
         case "as before":
-            return f"starts with {new} and serves {plural(counted)}, as with {old}"
+            return f"starts with {new} and serves {plural(counted, 'user')}, as with {old}"
         case _:
-            return f"starts with {new} and serves {plural(users(after))} instead of {counted:,} with {old}"
-
-
-def plural(count: int) -> str:
-    return f"{count:,} user{'' if count == 1 else 's'}"
+            return f"starts with {new} and serves {plural(users(after), 'user')} instead of {counted:,} with {old}"
 
 
 def why(server: Upgraded) -> str:

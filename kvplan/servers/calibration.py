@@ -1,4 +1,4 @@
-"""Constants measured by a run on one machine, kept in a file (kvplan/calibration@1) and used in place of modelled ones.
+"""Constants measured by a run on one machine, kept in a file (kvplan/calibration@1) and used in place of modeled ones.
 
 They hold for the device and the software they were measured with; for any other they would be guesses, and are refused.
 """

@@ -28,7 +28,7 @@ Concerns = Callable[[ModelSpec, EngineArgs], bool]
 class Variable:
     """A variable that changes what a server's memory holds.
 
-    sets      the field of Version, else of EngineArgs, that it decides; "" where its effect is not modelled
+    sets      the field of Version, else of EngineArgs, that it decides; "" where its effect is not modeled
     since     the first release that reads it as the effect says; until: the first that does so no more
     concerns  of a variable without a field: the models and arguments for which it is refused, but for `usual` values
     """

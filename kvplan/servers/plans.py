@@ -69,7 +69,7 @@ class Request:
     checkpoint     what the model's files hold; wins over the spec's own sizes
     draft          a speculative model that shares the GPU
     memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not stated
-    measured       constants of this GPU in place of modelled ones, by name
+    measured       constants of this GPU in place of modeled ones, by name
     """
 
     spec: ModelSpec
@@ -162,7 +162,7 @@ class Sized:
 class MemoryBreakdown:
     """One rank's memory in bytes, none of it negative: the rows less `missing` add up to `total`.
 
-    budget      total x utilisation: a limit, not a row
+    budget      total x utilization: a limit, not a row
     missing     by how much the other rows exceed the GPU; either this or `unused` is 0
     load_peak   weights while they load, when that is more than what stays
     context, outside_budget, slack   what `unused` consists of

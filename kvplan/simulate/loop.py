@@ -50,8 +50,8 @@ class Live:
 
     content: Content
     arrival: float
-    admitted: float = -1.0
-    first_token: float = -1.0
+    admitted: float | None = None  # until it is
+    first_token: float | None = None
     cached: int = 0
     loaded: int = 0
     outside: float = 0.0  # seconds that its user sees tokens later than the steps give them
@@ -162,7 +162,7 @@ class Simulation:
             live = self._live[seq]
             hit = batch.hits[seq]
             loaded = 0 if self.tiers is None else self.tiers.admit(seq, live.content, hit)
-            if live.admitted < 0:
+            if live.admitted is None:
                 live.admitted, live.cached, live.loaded = self.clock, hit, loaded
 
     def _end(self, seq: Sequence) -> None:
@@ -176,6 +176,8 @@ class Simulation:
             rows = self.records
             rows.number.append(live.content.number)
             rows.arrival.append(live.arrival)
+            assert live.admitted is not None  # it has ended
+            assert live.first_token is not None
             rows.admitted.append(live.admitted)
             rows.first_token.append(live.first_token)
             rows.ended.append(self.clock + live.outside)

@@ -54,8 +54,8 @@ class Live:
     begun: int = -1
     stalled: int = -1
     preemptions: int = 0
-    admitted: float = -1.0
-    first_token: float = -1.0
+    admitted: float | None = None  # until it is
+    first_token: float | None = None
     cached: int = 0
     outside: float = 0.0
 
@@ -247,6 +247,8 @@ class Unshared:
             rows = self.records
             rows.number.append(seq.number)
             rows.arrival.append(seq.arrival)
+            assert seq.admitted is not None  # it has ended
+            assert seq.first_token is not None
             rows.admitted.append(seq.admitted)
             rows.first_token.append(seq.first_token)
             rows.ended.append(self.clock + seq.outside)
@@ -393,7 +395,7 @@ class Unshared:
             part = min(seq.known - start, budget)
             seq.blocks = -(-(start + part) // self._size)
             pool.take(seq.blocks - hit)
-            if seq.admitted < 0:
+            if seq.admitted is None:
                 seq.admitted, seq.cached = self.clock, start
             self._admissions += 1
             seq.order = self._admissions
@@ -436,7 +438,7 @@ class Unshared:
             else:  # it gave way while its last token was on its way
                 self._waiting.remove(seq)
         for seq in step.firsts:
-            if seq.first_token < 0:
+            if seq.first_token is None:
                 others = self.crowd_s * (len(self._running) - 1) if self.crowd_s else 0.0
                 seq.outside = self.request_s + max(0.0, others) + self.prompt_token_s * seq.prompt
                 seq.first_token = self.clock + seq.outside

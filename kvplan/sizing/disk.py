@@ -38,7 +38,7 @@ def tensor_bytes(spec: ModelSpec, weight: Weight, layer: int | None, dtype: str)
 
 
 def stored_bytes(spec: ModelSpec) -> int | None:
-    """Bytes of all tensors of the checkpoint; None for a quantisation whose layout kvplan does not know."""
+    """Bytes of all tensors of the checkpoint; None for a quantization whose layout kvplan does not know."""
     if spec.quantization is not None and not spec.quantization.known:
         return None
     dtype = stored_dtype(spec)

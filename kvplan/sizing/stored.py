@@ -18,7 +18,7 @@ from kvplan.sizing.weights import BYTES, Layout, expert_copies, held_dtype, laye
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"(experts)\.\d+\.")
-# What checkpoints append to a module's name: the tensor itself, and the scales and zeros of quantised ones.
+# What checkpoints append to a module's name: the tensor itself, and the scales and zeros of quantized ones.
 _SUFFIX = re.compile(
     r"\.(weight|bias|qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_scale_2|weight_scale_inv|"
     r"weight_shape|weight_zero_point|weight_global_scale|input_scale|input_global_scale|input_zero_point)$"

@@ -1,4 +1,4 @@
-"""Parameters -> bytes on one rank, by tensor group, quantisation, and tensor/pipeline/expert parallelism.
+"""Parameters -> bytes on one rank, by tensor group, quantization, and tensor/pipeline/expert parallelism.
 
 Sources: vLLM 0.33's own parameters for some 180 configurations (created, not yet post-processed); storage layouts of
 AutoAWQ, GPTQ, compressed-tensors, ModelOpt, OCP microscaling and bitsandbytes.
@@ -373,7 +373,7 @@ def on_stage(place: Place, layout: Layout) -> bool:
             return True
 
 
-# Scales of the KV cache that a quantised attention layer holds as parameters (vLLM 0.33): q, k, v and probability in
+# Scales of the KV cache that a quantized attention layer holds as parameters (vLLM 0.33): q, k, v and probability in
 # bfloat16 (fp8, ModelOpt), or q, k, v in float32 with bfloat16 zero points (compressed-tensors).
 KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "compressed-tensors": 18}
 
@@ -405,7 +405,7 @@ def check_known(spec: ModelSpec) -> None:
 def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
     """Bytes on one rank by tensor group, as a server holds them once loaded.
 
-    Raises UnsupportedModelError for a quantisation kvplan cannot size, UsageError for a split that does not work.
+    Raises UnsupportedModelError for a quantization kvplan cannot size, UsageError for a split that does not work.
     """
     check_known(spec)
     if layout.pp > spec.num_layers:

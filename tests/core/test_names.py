@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 BANNED = {"found", "told", "said", "asked", "one", "it", "at", "held", "shown", "wanted", "kept"}
 VAGUE = {"each", "most", "rest"}  # allowed where nothing is more to the point; not more of them
 
-LEFT = {"kvplan/measure": 105}  # serverlog/
-VAGUE_LEFT = 380
+LEFT: dict[str, int] = {}
+VAGUE_LEFT = 376
 
 
 def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:

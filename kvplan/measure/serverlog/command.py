@@ -12,11 +12,11 @@ from kvplan.servers.shell import split
 def command_in(text: str, phrase: str) -> str:
     """The command that begins with this phrase, up to the end of the line, or of the quotes it stands in."""
     before, _, after = text.partition(phrase)
-    found = phrase + after.rstrip("\\ \n")  # a log may end where the command goes on
+    command_text = phrase + after.rstrip("\\ \n")  # a log may end where the command goes on
     for quote in "'\"`":
-        if quote in before and found.count(quote) % 2 == 1:
-            return found.rpartition(quote)[0]
-    return found
+        if quote in before and command_text.count(quote) % 2 == 1:
+            return command_text.rpartition(quote)[0]
+    return command_text
 
 
 def variables_before(text: str, phrase: str) -> dict[str, str]:

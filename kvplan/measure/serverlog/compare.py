@@ -83,18 +83,20 @@ def _spread(log: ServerLog, num_replicas: int) -> list[str]:
     """What is worth saying of ranks that differ: those of one replica share what the smallest leaves."""
     replicas: dict[str, list[Reading]] = {}
     for rank, reading in log.by_rank("available_kv").items():
-        found = re.search(r"\bDP[0-9]+|(?<=_)DP[0-9]+", rank) if num_replicas > 1 else None
-        replicas.setdefault(found[0] if found else "", []).append(reading)
+        match = re.search(r"\bDP[0-9]+|(?<=_)DP[0-9]+", rank) if num_replicas > 1 else None
+        replicas.setdefault(match[0] if match else "", []).append(reading)
     notes = []
     for name, readings in replicas.items():
-        least, most = (pick(readings, key=lambda one: one.value) for pick in (min, max))
+        least, most = (pick(readings, key=lambda row: row.value) for pick in (min, max))
         if least.size < most.size:
             of = f" of replica {name}" if name else ""
             does = "decides for all" if name or num_replicas == 1 else "is compared"
             notes.append(
                 f"{len(readings)} ranks{of} have room for {least.text} to {most.text} GiB of KV; the smallest {does}"
             )
-    pools = sorted((min(found, key=lambda one: one.value) for found in replicas.values()), key=lambda one: one.value)
+    pools = sorted(
+        (min(replica, key=lambda row: row.value) for replica in replicas.values()), key=lambda row: row.value
+    )
     if len(pools) > 1:
         room = f"{pools[0].text} to {pools[-1].text} GiB" if pools[0].size < pools[-1].size else f"{pools[0].text} GiB"
         which = "; the smallest is compared" if pools[0].size < pools[-1].size else ""
@@ -112,8 +114,8 @@ def _one(rows: Sequence[Row], gpus: Sequence[str]) -> Row:
     other = next((i for i, row in enumerate(rows) if row.predicted != first.predicted), None)
     if other is None:
         return first
-    said = f"{_figure(first)} on {gpus[0]}, {_figure(rows[other])} on {gpus[other]}"
-    why = f"depends on the GPU: {said}; add --gpu"
+    values = f"{_figure(first)} on {gpus[0]}, {_figure(rows[other])} on {gpus[other]}"
+    why = f"depends on the GPU: {values}; add --gpu"
     return replace(first, predicted=None, low=None, high=None, kind=None, why=why)
 
 
@@ -144,7 +146,7 @@ def document(result: LogReconciliation) -> dict[str, Any]:
         "schema": LOG_RECONCILIATION,
         "engine": result.engine,
         "model": result.model,
-        "gpus": [one.name for one in result.gpus],
+        "gpus": [gpu.name for gpu in result.gpus],
         "total_memory": result.gpus[0].total_memory if result.gpus else None,
         "tensor_parallel_size": result.args.tensor_parallel_size,
         "pipeline_parallel_size": result.args.pipeline_parallel_size,

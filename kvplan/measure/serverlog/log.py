@@ -102,19 +102,19 @@ _BRACKET: Final = re.compile(
 def rank_of(prefix: str) -> str:
     """Which process a line is of, by what stands before its message; the last one named counts."""
     for pattern in (_WORKER, _BRACKET, _CORE):
-        found = list(pattern.finditer(prefix[-600:]))
-        if found and pattern is _WORKER:
-            named, rest = found[-1][1], found[-1][2]
+        matches = list(pattern.finditer(prefix[-600:]))
+        if matches and pattern is _WORKER:
+            named, rest = matches[-1][1], matches[-1][2]
             if named:
                 return str(named)
             rank = re.search(r"\b(?:rank=([0-9]{1,4})|([A-Z]{2,4}[0-9]{1,4}))\b", rest)
             if rank:
                 return f"rank {rank[1]}" if rank[1] else str(rank[2])
             return printable(", ".join(part.strip().replace("=", " ") for part in rest.split(",")), 60)
-        if found and pattern is _BRACKET:
-            return found[-1][1] or f"gpu {found[-1][2]}"
-        if found:
-            return str(found[-1][1])
+        if matches and pattern is _BRACKET:
+            return matches[-1][1] or f"gpu {matches[-1][2]}"
+        if matches:
+            return str(matches[-1][1])
     return ""
 
 
@@ -226,13 +226,13 @@ class _Begun(io.RawIOBase):
 
 def parse_log(text: str, where: str = "log", *, bare: bool = False) -> ServerLog:
     """The last start in a log's text; `bare`: also of a text that holds no line of a start-up, a command perhaps."""
-    data, at = text.encode("utf-8", "surrogatepass"), 0
+    data, offset = text.encode("utf-8", "surrogatepass"), 0
     reader = _Reader(where)
 
     def read(size: int) -> bytes:
-        nonlocal at
-        at += size
-        return data[at - size : at]
+        nonlocal offset
+        offset += size
+        return data[offset - size : offset]
 
     reader.take(read)
     return reader.result(bare=bare)
@@ -277,7 +277,7 @@ class _Reader:
             self.skipped = f"more than {MAX_BYTES >> 20} MiB of text: the rest is not read"
 
     def _look_through(self, piece: bytes) -> None:
-        at = 0
+        position = 0
         lines, num_phrases = _lines_of_worth(piece)
         self._num_phrases += num_phrases
         if self._num_phrases > MAX_PHRASES:
@@ -287,8 +287,8 @@ class _Reader:
                 "trim it to one start",
             )
         for start, end in sorted(lines):
-            self._line += piece.count(b"\n", at, start)
-            at = start
+            self._line += piece.count(b"\n", position, start)
+            position = start
             self._num_looked_at += 1
             self._looked_at += end - start
             if self._num_looked_at > MAX_LINES or self._looked_at > MAX_LOOKED_AT:
@@ -299,28 +299,28 @@ class _Reader:
                 )
             for line in unwrapped(_ANSI.sub("", piece[start:end].decode("utf-8", "replace"))):
                 self._look_at(line)
-        self._line += piece.count(b"\n", at)
+        self._line += piece.count(b"\n", position)
 
     # --- one line
 
     def _look_at(self, text: str) -> None:
-        found: list[tuple[int, Wording, dict[str, str]]] = []
+        matches: list[tuple[int, Wording, dict[str, str]]] = []
         for phrase, pattern, wording in self._phrases.wordings:
-            at = text.find(phrase)
+            position = text.find(phrase)
             for _ in range(_MOST_ON_A_LINE):
-                if at < 0:
+                if position < 0:
                     break
-                match = pattern.search(text, max(0, at - LEAD), at + REACH)
+                match = pattern.search(text, max(0, position - LEAD), position + REACH)
                 if match:
-                    found.append((match.start(), wording, match.groupdict()))
-                at = text.find(phrase, at + len(phrase))
-        for at, wording, facts in sorted(found, key=lambda each: each[0]):
-            self._keep(wording, facts, rank_of(text[:at]))
+                    matches.append((match.start(), wording, match.groupdict()))
+                position = text.find(phrase, position + len(phrase))
+        for position, wording, facts in sorted(matches, key=lambda each: each[0]):
+            self._keep(wording, facts, rank_of(text[:position]))
         for engine, opening in self._phrases.lists:
-            at = text.find(opening)
-            if at >= 0 and not text.endswith("non-default ", 0, at):
-                self._begin_where_needed(opening, rank_of(text[:at]))
-                self._lists[engine, opening] = text[at + len(opening) : at + MAX_LINE]
+            position = text.find(opening)
+            if position >= 0 and not text.endswith("non-default ", 0, position):
+                self._begin_where_needed(opening, rank_of(text[:position]))
+                self._lists[engine, opening] = text[position + len(opening) : position + MAX_LINE]
         for engine, phrase in self._phrases.commands:
             if phrase in text:
                 self._command = (engine, command_in(text, phrase), self._line)
@@ -378,8 +378,8 @@ class _Reader:
             flags |= self._command_flags(engine, notes)
         if self._command is not None and self._command[0] == engine:
             flags |= self._variables
-        kept = {name: text for name, text in flags.items() if name in self._phrases.flags}
-        return ServerLog(engine, kept, tuple(self._readings), self._starts, self._first_line, tuple(notes))
+        read_flags = {name: text for name, text in flags.items() if name in self._phrases.flags}
+        return ServerLog(engine, read_flags, tuple(self._readings), self._starts, self._first_line, tuple(notes))
 
     def _command_flags(self, engine: Engine, notes: list[str]) -> dict[str, str]:
         """What the command that the log quotes says, and notes of it."""
@@ -396,28 +396,28 @@ class _Reader:
             return {}
         notes.append(f"no list of arguments in the log: they are taken from {where}")
         if unsized:
-            shown = ", ".join(printable(flag, 60) for flag in dict.fromkeys(unsized))
-            notes.append(f"{where}: what {shown} does to memory is not modeled")
+            unsized_text = ", ".join(printable(flag, 60) for flag in dict.fromkeys(unsized))
+            notes.append(f"{where}: what {unsized_text} does to memory is not modeled")
         return flags
 
 
 def _lines_of_worth(piece: bytes) -> tuple[set[tuple[int, int]], int]:
     """(start, end) of the lines that hold a phrase, and how many phrases they hold, each counted once a line; a line
     beyond MAX_LINE is cut where it is that long."""
-    found: set[tuple[int, int]] = set()
+    spans: set[tuple[int, int]] = set()
     num_phrases, known = 0, phrases()
     for phrase in known.in_bytes:
-        at = piece.find(phrase)
-        while at >= 0:
-            start = piece.rfind(b"\n", max(0, at - MAX_LINE), at) + 1
-            if start == 0 and at > MAX_LINE:
-                start = at - at % MAX_LINE
-            end = piece.find(b"\n", at, start + MAX_LINE)
+        position = piece.find(phrase)
+        while position >= 0:
+            start = piece.rfind(b"\n", max(0, position - MAX_LINE), position) + 1
+            if start == 0 and position > MAX_LINE:
+                start = position - position % MAX_LINE
+            end = piece.find(b"\n", position, start + MAX_LINE)
             end = end if end >= 0 else min(len(piece), start + MAX_LINE)
             while phrase in known.in_commands and piece[end - 1 : end + 1] == b"\\\n" and end - start < MAX_LINE:
                 following = piece.find(b"\n", end + 1, start + MAX_LINE)
                 end = following if following >= 0 else min(len(piece), start + MAX_LINE)
-            found.add((start, end))
+            spans.add((start, end))
             num_phrases += 1
-            at = piece.find(phrase, max(end, at + 1))
-    return found, num_phrases
+            position = piece.find(phrase, max(end, position + 1))
+    return spans, num_phrases

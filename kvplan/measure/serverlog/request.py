@@ -72,7 +72,7 @@ def derived_context(log: ServerLog) -> tuple[int, int, int] | None:
     high = floor(tokens.count / (concurrency.value - concurrency.half_digit))
     if low > high or high > MAX_TOKENS:
         return None
-    unit = next(one for one in ROUND if high // one * one >= low)
+    unit = next(step for step in ROUND if high // step * step >= low)
     likeliest = round(tokens.count / concurrency.value / unit) * unit
     return (likeliest if low <= likeliest <= high else high // unit * unit), low, high
 
@@ -102,7 +102,9 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
     last = re.split(r"[/\\]", named.rstrip("/\\"))[-1]
     cached = re.search(r"models--([\w.-]{1,90})--([\w.-]{1,90})", named)
     candidates = ([f"{cached[1]}/{cached[2]}"] if cached else []) + same_names(last)
-    known = list(dict.fromkeys(name for name in (catalog.find(one) for one in candidates) if name is not None))
+    known = list(
+        dict.fromkeys(name for name in (catalog.find(candidate) for candidate in candidates) if name is not None)
+    )
     if len(known) != 1:
         return None, None
     model_id = catalog.facts(known[0])["id"]
@@ -111,17 +113,17 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
 
 def same_names(last: str) -> list[str]:
     """Every catalog name, id or alias whose part behind the organisation is this, whatever the case."""
-    wanted = last.lower()
-    found = []
+    last_lower = last.lower()
+    same = []
     for name, text in entries.sections(catalog.path()).items():
         head = text[:2000].lower()
         ids = re.findall(r"^  id: (\S+)$", head, re.MULTILINE) + re.findall(
             r"^  aliases: \[([^\]]*)\]", head, re.MULTILINE
         )
-        names = [one.strip().strip("'\"") for line in ids for one in line.split(",")]
-        if wanted == name.lower() or any(one.rpartition("/")[2] == wanted for one in names):
-            found.append(name)
-    return found
+        names = [name_listed.strip().strip("'\"") for line in ids for name_listed in line.split(",")]
+        if last_lower == name.lower() or any(other.rpartition("/")[2] == last_lower for other in names):
+            same.append(name)
+    return same
 
 
 def gpus_of(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
@@ -132,13 +134,13 @@ def gpus_of(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
         return [named if logged is None else with_memory(named, logged.size)], None
     if logged is None or logged.size <= 0:
         return [], None
-    near = [one for one in map(gpu, gpu_names()) if _reports(one, logged)]
+    near = [candidate for candidate in map(gpu, gpu_names()) if _reports(candidate, logged)]
     if not near:
         text = f"no GPU that kvplan knows reports {logged.text} GiB: only its bytes are known; --gpu NAME says more"
         return [custom_gpu(logged.size)], text
-    names = ", ".join(one.name for one in near)
+    names = ", ".join(candidate.name for candidate in near)
     note = f"{logged.text} GiB is what {names} report{'s' if len(near) == 1 else ''}"
-    return [with_memory(one, logged.size) for one in near], note + (
+    return [with_memory(candidate, logged.size) for candidate in near], note + (
         "" if len(near) == 1 else "; --gpu says which it was"
     )
 
@@ -146,11 +148,11 @@ def gpus_of(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
 def _gpu_named(log: ServerLog) -> GpuSpec | None:
     if log.first("gpu") is None:
         return None
-    return next((one for one in map(gpu, gpu_names()) if _is_named(log, one)), None)
+    return next((candidate for candidate in map(gpu, gpu_names()) if _is_named(log, candidate)), None)
 
 
-def _is_named(log: ServerLog, one: GpuSpec) -> bool:
-    return one.device_name.lower() in [reading.text.replace("_", " ").strip().lower() for reading in log.all("gpu")]
+def _is_named(log: ServerLog, spec: GpuSpec) -> bool:
+    return spec.device_name.lower() in [reading.text.replace("_", " ").strip().lower() for reading in log.all("gpu")]
 
 
 def sample_gpus() -> list[GpuSpec]:
@@ -167,24 +169,24 @@ def held_by(log: ServerLog) -> Iterable[tuple[int, int, str]]:
         for reading in log.all(fact):
             yield reading.size, reading.rounding, f"{reading.text} GiB free"
     weights, pools = log.by_rank("weights"), log.by_rank("available_kv")
-    for found, what in ((weights, "weights"), (pools, "KV cache")):
-        for reading in found.values():
+    for readings_by_rank, what in ((weights, "weights"), (pools, "KV cache")):
+        for reading in readings_by_rank.values():
             yield reading.size, reading.rounding, f"{reading.text} GiB of {what}"
     for rank in weights.keys() & pools.keys():
-        one, other = weights[rank], pools[rank]
-        text = f"{one.text} GiB of weights and {other.text} GiB of KV cache"
-        yield one.size + other.size, one.rounding + other.rounding, text
+        weight, other = weights[rank], pools[rank]
+        text = f"{weight.text} GiB of weights and {other.text} GiB of KV cache"
+        yield weight.size + other.size, weight.rounding + other.rounding, text
     for rank, key in log.by_rank("key_size").items():
         value = log.by_rank("value_size").get(rank)
         if value is not None:
             yield key.size + value.size, key.rounding + value.rounding, f"{key.text} + {value.text} GiB of KV cache"
 
 
-def check_gpu(log: ServerLog, one: GpuSpec, flag: str) -> list[str]:
+def check_gpu(log: ServerLog, spec: GpuSpec, flag: str) -> list[str]:
     """Refuse a GPU on which the log cannot have been written; warnings of one that differs from what it says."""
-    most = max(one.total_memory, one.total_memory_high)
-    if one.total_memory_kind != GIVEN:  # no board reports more than its vendor says it has
-        most = max(most, one.nominal_memory or 0)
+    most = max(spec.total_memory, spec.total_memory_high)
+    if spec.total_memory_kind != GIVEN:  # no board reports more than its vendor says it has
+        most = max(most, spec.nominal_memory or 0)
     worst = max(held_by(log), default=None)
     if worst is not None and worst[0] - worst[1] > most:
         raise UsageError(
@@ -192,19 +194,19 @@ def check_gpu(log: ServerLog, one: GpuSpec, flag: str) -> list[str]:
             f"has {format_gib(most)} at most, but the {log.called} says {worst[2]}",
             f"name the GPU that it ran on, or leave {flag.partition(' ')[0]} out",
         )
-    found, total, named = [], log.first("total_memory"), _gpu_named(log)
-    if named is not None and not _is_named(log, one) and one.name != ONLY_BYTES:
-        found.append(f"{flag} is taken, but the {log.called} names an {named.device_name} ({named.name})")
-    if total is not None and not _reports(one, total):
-        told = f"{one.total_memory_low / GIB:.2f}"
-        if one.total_memory_low != one.total_memory_high:
-            told += f" to {one.total_memory_high / GIB:.2f}"
-        found.append(f"{flag}: a GPU of {told} GiB, but the {log.called} says {total.text} GiB")
-    return found
+    notes, total, named = [], log.first("total_memory"), _gpu_named(log)
+    if named is not None and not _is_named(log, spec) and spec.name != ONLY_BYTES:
+        notes.append(f"{flag} is taken, but the {log.called} names an {named.device_name} ({named.name})")
+    if total is not None and not _reports(spec, total):
+        size = f"{spec.total_memory_low / GIB:.2f}"
+        if spec.total_memory_low != spec.total_memory_high:
+            size += f" to {spec.total_memory_high / GIB:.2f}"
+        notes.append(f"{flag}: a GPU of {size} GiB, but the {log.called} says {total.text} GiB")
+    return notes
 
 
-def _reports(one: GpuSpec, total: Reading) -> bool:
-    return one.total_memory_low - total.rounding <= total.size <= one.total_memory_high + total.rounding
+def _reports(spec: GpuSpec, total: Reading) -> bool:
+    return spec.total_memory_low - total.rounding <= total.size <= spec.total_memory_high + total.rounding
 
 
 def check_log(log: ServerLog, args: EngineArgs) -> None:
@@ -212,19 +214,19 @@ def check_log(log: ServerLog, args: EngineArgs) -> None:
     workers = [rank for rank in log.ranks if rank != ""]
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     if len(workers) > 1 and ranks == 1:
-        shown = ", ".join(printable(rank, 30) for rank in workers[:4])
+        ranks_text = ", ".join(printable(rank, 30) for rank in workers[:4])
         flag = "--dp" if all(re.fullmatch("DP[0-9]+", rank) for rank in workers) else "--tp"
         raise UsageError(
-            log.called, f"figures of several ranks ({shown}), but not how the model is split", f"add {flag}"
+            log.called, f"figures of several ranks ({ranks_text}), but not how the model is split", f"add {flag}"
         )
 
 
 def check_model(log: ServerLog, spec: ModelSpec) -> None:
     """Refuse a model that is stored otherwise than the log says."""
-    said = log.flags.get("quantization")
-    if said not in (None, "fp8", "auto") and spec.quantization is None:
+    quantization = log.flags.get("quantization")
+    if quantization not in (None, "fp8", "auto") and spec.quantization is None:
         raise UsageError(
             log.called,
-            f"quantization={printable(said or '', 40)}, but {spec.name} is not quantized",
+            f"quantization={printable(quantization or '', 40)}, but {spec.name} is not quantized",
             "say with --model which checkpoint was served",
         )

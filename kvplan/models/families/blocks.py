@@ -58,7 +58,7 @@ def replicated(width: int) -> Part:
 def router(
     name: str, hidden: int, experts: int, *, dtype: str | None = None, bias: bool = False, quantizable: bool = False
 ) -> Weight:
-    """The layer that chooses experts, whole on every rank; few families let it be quantised."""
+    """The layer that chooses experts, whole on every rank; few families let it be quantized."""
     return whole(name, hidden, experts, "router", bias=bias, quantizable=quantizable, dtype=dtype)
 
 

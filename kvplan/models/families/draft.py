@@ -1,4 +1,4 @@
-"""What a family reader returns; kvplan.models.hf_config adds the name, dtype and quantisation."""
+"""What a family reader returns; kvplan.models.hf_config adds the name, dtype and quantization."""
 
 from dataclasses import dataclass
 

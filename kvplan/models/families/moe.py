@@ -49,7 +49,7 @@ class Moe:
     shared_gate: bool = False
     router_dtype: str | None = None
     router_bias: bool = False
-    router_stored: bool = False  # quantised like any linear layer, unless the config excludes it
+    router_stored: bool = False  # quantized like any linear layer, unless the config excludes it
     correction: str = ""
     expert_bias: bool = False
 

@@ -1,6 +1,6 @@
 """The weights that vision and audio towers are made of, as a server holds them.
 
-Towers are never quantised: every published quantised checkpoint that was compared leaves them in 16 bits.
+Towers are never quantized: every published quantized checkpoint that was compared leaves them in 16 bits.
 """
 
 from dataclasses import replace

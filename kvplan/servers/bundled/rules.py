@@ -25,7 +25,7 @@ LOGIT_BYTES = 4
 SEEN_BYTES = 5
 PART_BYTES = {"torch": 27, "triton": 17}
 PART_ELEMENTS = 1 << 22
-WIDE_ELEMENTS = 1 << 20  # of a quantised matrix that a CPU has in float32 at once
+WIDE_ELEMENTS = 1 << 20  # of a quantized matrix that a CPU has in float32 at once
 WIDE_ELEMENTS_ON_GPU = 1 << 24
 WIDENED_TOKENS = {"float32": 96, "bfloat16": 2048, "float16": 2048}  # of a step, from which a GPU widens fp8 in blocks
 
@@ -207,7 +207,7 @@ def head_bytes(inputs: EngineInputs) -> int:
 
 
 def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int) -> int:
-    """While plain torch multiplies by a quantised matrix: both streams, the product, and the weights that are wide.
+    """While plain torch multiplies by a quantized matrix: both streams, the product, and the weights that are wide.
 
     On a GPU that is left to torch for fp8 in blocks where so many tokens share the widening.
     """

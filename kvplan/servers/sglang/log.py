@@ -134,7 +134,7 @@ def command(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _unsized(words: Sequence[str]) -> list[str]:
-    """The flags that are not modelled, as they were typed."""
+    """The flags that are not modeled, as they were typed."""
     unsized = []
     for word in words:
         name = flag_name(word)[0] if word.startswith("--") and not is_value(word) else ""

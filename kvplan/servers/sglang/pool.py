@@ -250,7 +250,7 @@ def window_of(spec: ModelSpec) -> int:
 
 
 def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: ModelSpec | None = None) -> SglangPool:
-    """The pools of a model. Raises UnsupportedModelError for caches whose pool in SGLang is not modelled.
+    """The pools of a model. Raises UnsupportedModelError for caches whose pool in SGLang is not modeled.
 
     draft  what drafts beside it
     """

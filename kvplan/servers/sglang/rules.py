@@ -94,7 +94,7 @@ CURES = {  # of arguments that SGLang lacks
 
 
 def check_args(spec: ModelSpec, args: EngineArgs) -> None:
-    """Refuse flags that SGLang has not, and what is not modelled of it."""
+    """Refuse flags that SGLang has not, and what is not modeled of it."""
     for name in lacking("sglang"):
         if getattr(args, name) != DEFAULTS[name]:
             flag = f"--{name.replace('_', '-')}"

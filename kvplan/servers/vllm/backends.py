@@ -83,7 +83,7 @@ BACKENDS: Final[Mapping[str, Backend]] = {
         majors=(12,),
     ),
 }  # fmt: skip
-# Names that a release knows beside those: for other hardware or models, or gone; what they do is not modelled.
+# Names that a release knows beside those: for other hardware or models, or gone; what they do is not modeled.
 OTHERS: Final[Mapping[str, tuple[Number, Number]]] = {
     "XFORMERS": ((0, 6), (0, 12)), "TREE_ATTN": ((0, 10), (0, 21)), "TORCH_SDPA": ((0, 6), (LAST, 0)),
     "DUAL_CHUNK_FLASH_ATTN": ((0, 9), (0, 12)), "FLASH_ATTN_DIFFKV": ((0, 14), (LAST, 0)),
@@ -210,7 +210,7 @@ def check(name: str, need: Need, release: Version) -> str | None:
 
 
 def smallest_block(name: str | None, heads: frozenset[int], sm: int, release: Version) -> int:
-    """Tokens of the block that a release takes for a backend that was asked for; 0 where none was that is modelled."""
+    """Tokens of the block that a release takes for a backend that was asked for; 0 where none was that is modeled."""
     backend = BACKENDS.get(name or "")
     if backend is None:
         return 0

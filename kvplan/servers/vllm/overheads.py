@@ -92,9 +92,9 @@ def rope_elements(spec: ModelSpec, context: int) -> int:
 
 @lru_cache(maxsize=4096)
 def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None, partition: tuple[int, ...] = ()) -> int:
-    """Elements of the copies that MLA keeps of a quantised kv_b_proj, on the stage with most layers.
+    """Elements of the copies that MLA keeps of a quantized kv_b_proj, on the stage with most layers.
 
-    Source: vLLM 0.33 mla_attention (process_weights_after_loading): W_UK_T and W_UV; views when not quantised.
+    Source: vLLM 0.33 mla_attention (process_weights_after_loading): W_UK_T and W_UV; views when not quantized.
     """
     if not spec.is_mla:
         return 0
@@ -160,7 +160,7 @@ class Loaded:
     """Bytes that come with the weights, and that a log counts as weights.
 
     ropes      rotary tables
-    latents    copies that MLA keeps of quantised up-projections
+    latents    copies that MLA keeps of quantized up-projections
     alignment  what the allocator's blocks and the kernels' layouts take beyond the tensors
     """
 
@@ -845,7 +845,7 @@ CONTEXT_MANY = Range(
 
 
 def context(gpu: GpuSpec, args: EngineArgs) -> Estimate:
-    """The CUDA context and NCCL, there before the snapshot: outside the budget, within what utilisation leaves."""
+    """The CUDA context and NCCL, there before the snapshot: outside the budget, within what utilization leaves."""
     ranks = args.num_gpus
     measured = CONTEXT_ONE if ranks == 1 else CONTEXT_MANY
     runtime, collectives = ("HIP", "RCCL") if gpu.vendor == "amd" else ("CUDA", "NCCL")

@@ -286,7 +286,7 @@ FIRST_SIZED = {
 
 
 def check_architecture(spec: ModelSpec, release: Version) -> None:
-    """Refuse what a release no longer runs, or runs in a way that is not modelled."""
+    """Refuse what a release no longer runs, or runs in a way that is not modeled."""
     first = FIRST_SIZED.get(spec.architecture)
     if first is not None and release.number < first:
         raise UnsupportedModelError(
