@@ -13,6 +13,7 @@ from kvplan.models.families.config import Config, Oddity
 from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.speculators import flattened
 from kvplan.models.families.stages import placed
+from kvplan.models.processor import settings_of
 from kvplan.models.quant import list_problem, read_quantization
 from kvplan.models.spec import (
     TEXT_ONLY,
@@ -291,4 +292,5 @@ def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False
         raise os_problem(path, error) from error
     values = load_json(file)
     called = name or printable(file.resolve().parent.name)
-    return read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)
+    spec = read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)
+    return replace(spec, processor=settings_of(path)) if spec.multimodal and file != path else spec

@@ -483,6 +483,7 @@ class ModelSpec:
     notes          what the reader derived or found odd, for the user
     read_decoder   reads how it computes, which only the engine asks for
     config         the config.json all this was read from, so that a run can carry it
+    processor      what the folder beside it says of the processor of images, videos and sounds, by scope
     """
 
     name: str
@@ -511,6 +512,7 @@ class ModelSpec:
     source: str = ""
     read_decoder: Callable[[], Decoder] = field(default=_not_read, repr=False)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    processor: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def decoder(self) -> Decoder:

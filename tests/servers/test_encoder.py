@@ -14,7 +14,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import read_argument
+from kvplan.servers.arguments import Limit, read_argument
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.vllm import encoder, items, rules
 from kvplan.servers.vllm.encoder import EncoderBudget
@@ -71,7 +71,7 @@ def test_the_budget_is_the_servers(row: dict[str, Any]) -> None:
 def test_the_facts_cover_every_reader() -> None:
     kinds = {str(catalog.load(row["model"]).config["model_type"]) for row in ROWS}
     assert len({row["model"] for row in ROWS}) >= 30
-    assert {*items.READERS} - kinds <= {"qwen2_vl", "llava_llama"}
+    assert {*items.READERS} - kinds <= {"kimi_vl", "llava_llama"}  # the one below; the same class as llava
 
 
 # (model, release, device, arguments) -> (tokens, items, input) of "Encoder cache will be initialized with a budget of
@@ -91,6 +91,7 @@ LOGGED: list[tuple[str, str, dict[str, Any], tuple[int, int, str]]] = [
     ("mistral-small-3.1-24b", "0.8", {"max_num_batched_tokens": 8192, "limit_mm_per_prompt": "image=10"},
      (8192, 3, "image")),
     ("ministral-3-3b", "0.20", {"max_num_batched_tokens": 8192, "max_model_len": 8192}, (8192, 2, "image")),
+    ("llava-v1.6-mistral-7b", "0.10", {"max_num_batched_tokens": 16384}, (16_384, 5, "image")),
     ("glm-5.3-flash", "0.33", {"max_model_len": 327_680, "max_num_seqs": 2}, (32_242, 1, "video")),
     (
         "qwen2.5-vl-72b", "0.8",
@@ -108,6 +109,29 @@ def test_public_logs_say_the_same(model: str, release: str, args: dict[str, Any]
     answer = budget(model, EngineArgs(**args), f"vllm@{release}", "h200")
     assert answer is not None
     assert (answer.tokens, answer.batch, answer.profiled) == logged
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "tokens"),
+    [
+        # (in_token_limit, width and height, vLLM 0.33's KimiVLProcessingInfo.get_num_image_tokens for them)
+        (4_096, (1024, 1024), 1_089),
+        (4_096, (640, 480), 414),
+        (4_096, (300, 1024), 407),
+        (16_384, (1024, 1024), 1_369),
+        (1_024, (1024, 1024), 256),
+        (1_024, (640, 480), 266),
+        (1_024, (300, 1024), 270),
+    ],
+)
+def test_kimi_vls_images_have_the_servers_tokens(limit: int, size: tuple[int, int], tokens: int) -> None:
+    """Its processor is remote code, which the budget class cannot run here."""
+    image = Limit(1, *size)
+    asked = items.Processor(
+        catalog.load("kimi-vl-a3b").config, 32_768, parse_engine("vllm@0.33"), {"image": image}, {},
+        {"images_kwargs": {"in_token_limit": limit}},
+    )  # fmt: skip
+    assert items.kimi_vl(asked)["image"] == items.Item(tokens, 4 * tokens)
 
 
 def planned(model: str, engine: str = "vllm@0.33", device: str = "h200", **args: Any) -> Plan:

@@ -62,7 +62,9 @@ def items_of(
     reader = READERS.get(kind_of(spec))
     if reader is None or spec.text_only or not spec.multimodal:
         return None
-    items = reader(Processor(spec.config, context, release, limits_of(limits), processor_kwargs(kwargs)))
+    items = reader(
+        Processor(spec.config, context, release, limits_of(limits), processor_kwargs(kwargs), spec.processor)
+    )
     empty = [name for name, item in items.items() if item.tokens < 1]
     if empty:
         raise UnsupportedModelError(

@@ -1,13 +1,16 @@
 """The largest image, video or sound that a model's processor makes, as vLLM counts it: tokens, patches, tiles.
 
 vLLM budgets its encoder by the largest item of each input that is switched on. Its size follows from the model's
-config.json and from the processor's settings (preprocessor_config.json), which are not in config.json: `PUBLISHED` has
-those of the families' published checkpoints, and --mm-processor-kwargs changes them. Every number equals that of
-vLLM 0.33's own processors, built from the same values (tests/facts/encoder_budgets.jsonl).
+config.json and from the processor's settings, which are not in config.json: constants here are those of the families'
+published checkpoints, the files of a model's folder go before them, and --mm-processor-kwargs before those. Every
+number equals that of vLLM 0.33's own processors, built from the same values (tests/facts/encoder_budgets.jsonl and
+processor_files.jsonl).
 """
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from functools import lru_cache
 from typing import Any, Final
 
 from kvplan.core.errors import UsageError
@@ -41,6 +44,7 @@ class Processor:
     release: Version
     limits: Mapping[str, Limit]
     kwargs: Mapping[str, Any]
+    files: Mapping[str, Any] = field(default_factory=dict)  # of the model's folder
 
     def limit(self, name: str) -> Limit:
         return self.limits.get(name, Limit())
@@ -50,6 +54,24 @@ class Processor:
         flat = {key: value for key, value in self.kwargs.items() if not key.endswith("_kwargs")}
         own = self.kwargs.get(scope)
         return {**flat, **(own if isinstance(own, Mapping) else {})}
+
+    def filed(self, scope: str) -> Mapping[str, Any]:
+        """The settings of one input that the model's folder holds."""
+        own = self.files.get(scope)
+        return own if isinstance(own, Mapping) else {}
+
+    def settings(self, scope: str) -> dict[str, Any]:
+        """The settings of one input: those of the model's folder, and over them those that are asked for."""
+        return {**self.filed(scope), **self.scoped(scope)}
+
+    def area(self, scope: str, usual: tuple[int, int]) -> tuple[int, int]:
+        """(least, most) pixels: asked for, else as the model's folder says, else usual."""
+        return area(self.scoped(scope), *area(self.filed(scope), *usual, where=FILE))
+
+    def limit_of_patches(self, usual: int) -> int:
+        """Patches that Kimi's processors make of an image at most."""
+        media = self.filed("images_kwargs").get("media_proc_cfg")
+        return count_of(media if isinstance(media, Mapping) else {}, "in_patch_limit", usual, FILE)
 
     @property
     def marks(self) -> bool:
@@ -72,25 +94,30 @@ def count_in(values: Mapping[str, Any], name: str, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
 
-def count_of(values: Mapping[str, Any], name: str, default: int) -> int:
+FLAG: Final = "--mm-processor-kwargs"
+FILE: Final = "preprocessor_config.json"
+NESTED: Final = "processor_config.json"
+
+
+def count_of(values: Mapping[str, Any], name: str, default: int, where: str = FLAG) -> int:
     """A positive count among the processor's settings."""
     value = values.get(name)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError("--mm-processor-kwargs", f"{name} is not a positive count ({value!r})", "correct it")
+        raise UsageError(where, f"{name} is not a positive count ({value!r})", "correct it")
     return value
 
 
 # --- Qwen's resizing ------------------------------------------------------------------------------------------------
 
 
-def area(settings: Mapping[str, Any], shortest: int, longest: int) -> tuple[int, int]:
+def area(settings: Mapping[str, Any], shortest: int, longest: int, where: str = FLAG) -> tuple[int, int]:
     """(least, most) pixels of an image: `size`, over it min_pixels and max_pixels."""
     size = settings.get("size")
     size = size if isinstance(size, Mapping) else {}
-    low = count_of(settings, "min_pixels", count_of(size, "shortest_edge", shortest))
-    high = count_of(settings, "max_pixels", count_of(size, "longest_edge", longest))
+    low = count_of(settings, "min_pixels", count_of(size, "shortest_edge", shortest, where), where)
+    high = count_of(settings, "max_pixels", count_of(size, "longest_edge", longest, where), where)
     return low, high
 
 
@@ -137,14 +164,14 @@ QWEN3_TIMES: Final = 12.5  # tokens for one of a video, until its timestamps wer
 def qwen2_vl(processor: Processor) -> dict[str, Item]:
     patch, merge, pair = processor.vision("patch_size", 14), processor.vision("spatial_merge_size", 2), 2
     unit = patch * merge
-    low, high = area(processor.scoped("images_kwargs"), *QWEN2_PIXELS)
+    low, high = processor.area("images_kwargs", QWEN2_PIXELS)
     sides = widest(high, unit)
 
     def tokens(size: tuple[int, int], bounds: tuple[int, int], frames: int) -> int:
         tall, wide = resized(*size, unit, *bounds)
         return math.ceil(frames / pair) * (tall // patch) * (wide // patch) // merge**2
 
-    video = area(processor.scoped("videos_kwargs"), *QWEN2_PIXELS)
+    video = processor.area("videos_kwargs", QWEN2_PIXELS)
     frames, most = 1, QWEN2_FRAMES if processor.release.has("shorter_videos") else QWEN2_LONGER
     room = processor.context
     if not processor.release.has("items_by_batch"):  # a video had its place beside an image
@@ -162,8 +189,8 @@ def qwen2_vl(processor: Processor) -> dict[str, Item]:
 def qwen3_vl(processor: Processor) -> dict[str, Item]:
     patch, merge, pair = processor.vision("patch_size", 16), processor.vision("spatial_merge_size", 2), 2
     unit = patch * merge
-    bounds = area(processor.scoped("images_kwargs"), *QWEN3_PIXELS)
-    video = area(processor.scoped("videos_kwargs"), *QWEN3_VIDEO)
+    bounds = processor.area("images_kwargs", QWEN3_PIXELS)
+    video = processor.area("videos_kwargs", QWEN3_VIDEO)
 
     def tokens(size: tuple[int, int], bounds: tuple[int, int], frames: int) -> int:
         tall, wide = resized(*size, unit, *bounds, frames)
@@ -196,7 +223,7 @@ GEMMA3_CROPS: Final = (
 
 def gemma3(processor: Processor) -> dict[str, Item]:
     tokens, side = processor.number("mm_tokens_per_image", 256), processor.vision("image_size", 896)
-    settings = processor.scoped("images_kwargs")
+    settings = processor.scoped("images_kwargs")  # not the folder's: vLLM takes transformers' defaults
     crops = 0
     if settings.get("do_pan_and_scan"):
         smallest = count_of(settings, "pan_and_scan_min_crop_size", GEMMA3_CROPS[0])
@@ -241,7 +268,7 @@ def gemma4(processor: Processor) -> dict[str, Item]:
         "video": Item(frames * (GEMMA4_FRAME + GEMMA4_MARKS), max(2, frames_kept) * GEMMA4_FRAME * pooled),
     }
     if processor.config.get("audio_config") is not None:
-        items["audio"] = Item(GEMMA4_AUDIO, 0)
+        items["audio"] = Item(count_of(processor.files, "audio_seq_length", GEMMA4_AUDIO, NESTED), 0)
     return items
 
 
@@ -254,7 +281,7 @@ def llama4(processor: Processor) -> dict[str, Item]:
     ratio = vision.get("pixel_shuffle_ratio") if isinstance(vision, Mapping) else None
     shuffle = float(ratio) if isinstance(ratio, int | float) and 0 < ratio <= 1 else 0.5
     of_tile = (side // patch) ** 2
-    most = count_of(processor.scoped("images_kwargs"), "max_patches", LLAMA4_TILES)
+    most = count_of(processor.settings("images_kwargs"), "max_patches", LLAMA4_TILES)
     height, width = within((most * side, side), processor.limit("image"))
     tiles = tiled(height / side, width / side, most)
     tiles += tiles > 1  # and the whole image
@@ -280,7 +307,7 @@ MISTRAL3_SIDE: Final = 1540  # mistralai/Mistral-Small-3.1-24B-Instruct-2503
 def mistral3(processor: Processor) -> dict[str, Item]:
     patch = processor.vision("patch_size", 14)
     merge = processor.number("spatial_merge_size", 2)
-    size = processor.scoped("images_kwargs").get("size")
+    size = processor.settings("images_kwargs").get("size")
     side = count_of(size, "longest_edge", MISTRAL3_SIDE) if isinstance(size, Mapping) else MISTRAL3_SIDE
     unit = patch * merge
     height, width = within((side, side), processor.limit("image"))
@@ -309,16 +336,32 @@ def navit(height: int, width: int, patch: int, merge: int, most: int) -> int:
 
 
 def kimi_k25(processor: Processor) -> dict[str, Item]:
-    tokens = navit(KIMI_SIDE, KIMI_SIDE, processor.vision("patch_size", 14), 2, KIMI_PATCHES)
+    tokens = navit(
+        KIMI_SIDE, KIMI_SIDE, processor.vision("patch_size", 14), 2, processor.limit_of_patches(KIMI_PATCHES)
+    )
     return {"vision_chunk": Item(tokens, 4 * tokens)}
 
 
 KIMI_K3: Final = (65_536, (7_041, 1_861))  # in_patch_limit of moonshotai/Kimi-K3, and the sides with most tokens
 
 
+@lru_cache(maxsize=64)
+def widest_navit(patch: int, most: int) -> tuple[int, int]:
+    """The (height, width) with most tokens. Source: vLLM 0.33 models/kimi_k3 (get_max_image_size)."""
+    best, longest = (-1, 0, 0), KIMI_ONE_SIDE * patch
+    for columns in range(KIMI_ONE_SIDE + 1):
+        width = min((columns + 1) * patch - 1, longest)
+        for rows in range(columns, KIMI_ONE_SIDE + 1):
+            height = min((rows + 1) * patch - 1, longest)
+            if (tokens := navit(height, width, patch, 2, most)) > best[0]:
+                best = tokens, height, width
+    return best[1:]
+
+
 def kimi_k3(processor: Processor) -> dict[str, Item]:
-    most, sides = KIMI_K3
-    tokens = navit(*within(sides, processor.limit("image")), processor.vision("patch_size", 14), 2, most)
+    patch, most = processor.vision("patch_size", 14), processor.limit_of_patches(KIMI_K3[0])
+    sides = KIMI_K3[1] if most == KIMI_K3[0] else widest_navit(patch, most)
+    tokens = navit(*within(sides, processor.limit("image")), patch, 2, most)
     return {"image": Item(tokens, 4 * tokens)}
 
 
@@ -338,25 +381,196 @@ def glm5_next(processor: Processor) -> dict[str, Item]:
     }
 
 
+# --- tiles, sounds and queries ----------------------------------------------------------------------------------------
+
+WHISPER_TOKENS: Final = (
+    750  # of the longest sound: 30 s of 16 kHz in hops of 160, halved by a convolution and a pooling
+)
+
+
+def qwen2_audio(processor: Processor) -> dict[str, Item]:
+    return {"audio": Item(WHISPER_TOKENS, 0)}
+
+
+def blip_2(processor: Processor) -> dict[str, Item]:
+    side, patch = processor.vision("image_size", 224), processor.vision("patch_size", 14)
+    return {"image": Item(processor.number("num_query_tokens", 32), (side // patch) ** 2 + 1)}
+
+
+def best_canvas(height: int, width: int, canvases: list[tuple[int, int]]) -> tuple[int, int]:
+    """The (height, width) that keeps most of an image's pixels, and of those the one that wastes least.
+
+    Source: transformers 5.19 image_processing_utils.py (select_best_resolution).
+    """
+
+    def kept(canvas: tuple[int, int]) -> tuple[int, int]:
+        scale = min(canvas[1] / width, canvas[0] / height)
+        pixels = min(int(width * scale) * int(height * scale), width * height)
+        return pixels, pixels - canvas[0] * canvas[1]
+
+    return max(canvases, key=kept)
+
+
+def canvases_of(processor: Processor) -> list[tuple[int, int]]:
+    """The `image_grid_pinpoints` of a config."""
+    listed = processor.config.get("image_grid_pinpoints")
+    pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2] if isinstance(listed, list) else []
+    return [(tall, wide) for tall, wide in pairs if type(tall) is int and type(wide) is int and min(tall, wide) > 0]
+
+
+def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
+    """(rows, columns) of an image's patches on its canvas, less the border that keeps its shape.
+
+    Source: vLLM 0.33 llava_next.py (_get_num_unpadded_features).
+    """
+    if width / height > columns / rows:
+        return rows - 2 * ((rows - int(round(height * (columns / width), 7))) // 2), columns
+    return rows, columns - 2 * ((columns - int(round(width * (rows / height), 7))) // 2)
+
+
+def llava_next(processor: Processor) -> dict[str, Item]:
+    side, patch = processor.vision("image_size", 336), processor.vision("patch_size", 14)
+    along, canvases = side // patch, canvases_of(processor)
+    if not canvases:
+        return {}
+
+    def grid(size: tuple[int, int]) -> tuple[int, int]:
+        tall, wide = best_canvas(*size, canvases)
+        return tall // side, wide // side
+
+    def tokens(size: tuple[int, int]) -> int:
+        rows, columns = (along * tiles for tiles in grid(size))
+        rows, columns = unpadded(*size, rows, columns)
+        return rows * columns + rows + along**2
+
+    size = within(max(canvases, key=tokens), processor.limit("image"))
+    return {"image": Item(tokens(size), (1 + math.prod(grid(size))) * (along**2 + 1))}
+
+
+ONEVISION: Final = (944, 1153)  # height and width of the image with most tokens, as vLLM has it
+ONEVISION_FRAMES, ONEVISION_TILES, ONEVISION_MORE = 16, 9, 1.1  # frames of a video; tiles kept, and by how much more
+
+
+def llava_onevision(processor: Processor) -> dict[str, Item]:
+    side, patch = processor.vision("image_size", 384), processor.vision("patch_size", 14)
+    along, canvases = side // patch, canvases_of(processor)
+    if not canvases:
+        return {}
+    size = within(ONEVISION, processor.limit("image"))
+    tall, wide = best_canvas(*size, canvases)
+    tiles = (tall // side) * (wide // side)
+    rows, columns = unpadded(*size, along * (tall // side), along * (wide // side))
+    ratio = math.sqrt(rows * columns / (ONEVISION_TILES * along**2))
+    if ratio > ONEVISION_MORE:
+        rows, columns = int(rows // ratio), int(columns // ratio)
+    frame = math.ceil(along / 2) ** 2
+    frames = max(1, min(ONEVISION_FRAMES, (processor.context - 1) // frame))
+    frames = min(frames, processor.limit("video").num_frames or frames)
+    return {
+        "image": Item(rows * columns + rows + along**2, (1 + tiles) * along**2),
+        "video": Item(frame * frames + 1, frames * along**2),
+    }
+
+
+INTERNVL: Final = (1, 12, 256)  # least and most tiles, and tokens of one: OpenGVLab/InternVL3-8B-hf
+
+
+def internvl(processor: Processor) -> dict[str, Item]:
+    vision = processor.config.get("vision_config")
+    sides = vision.get("image_size") if isinstance(vision, Mapping) else None
+    side = (
+        sides[0] if isinstance(sides, list) and sides and type(sides[0]) is int else processor.vision("image_size", 448)
+    )
+    patches = vision.get("patch_size") if isinstance(vision, Mapping) else None
+    patch = patches[0] if isinstance(patches, list) and patches and type(patches[0]) is int else 14
+    settings = processor.settings("images_kwargs")
+    if settings.get("crop_to_patches") is False:  # then what vLLM counts and what it makes differ
+        return {}
+    low = count_of(settings, "min_patches", INTERNVL[0])
+    most = count_of(settings, "max_patches", INTERNVL[1])
+    tokens = processor.number("image_seq_length", INTERNVL[2])
+    tiles = tiles_of(*within((side, most * side), processor.limit("image")), side, low, most)
+    largest = most + (most > 1)
+    room = processor.context - largest * tokens * (processor.limit("image").count > 0)
+    frames = max(1, room // tokens)
+    frames = min(frames, processor.limit("video").num_frames or frames)
+    of_tile = (side // patch) ** 2 + 1
+    return {"image": Item(tiles * tokens, tiles * of_tile), "video": Item(frames * tokens, frames * of_tile)}
+
+
+def tiles_of(height: int, width: int, side: int, low: int, most: int) -> int:
+    """Tiles of an image and its thumbnail: those of the grid whose shape is nearest, the larger for a large image.
+
+    Source: transformers 5.19 got_ocr2/image_processing_got_ocr2.py (get_optimal_tiled_canvas).
+    """
+    grids = [
+        (c, r) for n in range(low, most + 1) for c in range(1, n + 1) for r in range(1, n + 1) if low <= c * r <= most
+    ]
+    best, nearest = 1, math.inf
+    for columns, rows in sorted(dict.fromkeys(grids), key=math.prod):
+        distance = abs(width / height - columns / rows)
+        if distance < nearest or (distance == nearest and height * width > 0.5 * side**2 * columns * rows):
+            best, nearest = columns * rows, distance
+    return best + (best > 1)
+
+
+KIMI_VL_SIDE: Final = 1024  # pixels of the dummy in vLLM's kimi_vl.py
+KIMI_VL_PATCHES: Final = 4_096  # in_token_limit of moonshotai/Kimi-VL-A3B-Instruct
+
+
+def kimi_vl(processor: Processor) -> dict[str, Item]:
+    patch = processor.vision("patch_size", 14)
+    most = count_of(processor.settings("images_kwargs"), "in_token_limit", KIMI_VL_PATCHES)
+    height, width = within((KIMI_VL_SIDE, KIMI_VL_SIDE), processor.limit("image"))
+
+    def tokens(height: int, width: int) -> int:
+        if (patches := (width // patch) * (height // patch)) > most:
+            scale = math.sqrt(most / patches)
+            height, width = int(height * scale), int(width * scale)
+        return math.ceil(height / (2 * patch)) * math.ceil(width / (2 * patch))
+
+    return {"image": Item(tokens(height, width), 4 * tokens(height, width))}
+
+
+def thinker(processor: Processor) -> Processor:
+    """The part of Qwen-Omni that sees and hears."""
+    config = processor.config.get("thinker_config")
+    return replace(processor, config=config) if isinstance(config, Mapping) else processor
+
+
+def qwen2_5_omni(processor: Processor) -> dict[str, Item]:
+    return {**qwen2_vl(thinker(processor)), **qwen2_audio(processor)}
+
+
 READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {
+    "blip-2": blip_2,
     "gemma3": gemma3,
     "gemma3n": gemma3n,
     "gemma4": gemma4,
     "glm5_next": glm5_next,
+    "internvl": internvl,
     "kimi_k25": kimi_k25,
     "kimi_k3": kimi_k3,
+    "kimi_vl": kimi_vl,
     "llama4": llama4,
     "llava": llava,
     "llava_llama": llava,
+    "llava_next": llava_next,
+    "llava_onevision": llava_onevision,
     "mistral3": mistral3,
+    "qwen2_5_omni": qwen2_5_omni,
     "qwen2_5_vl": qwen2_vl,
+    "qwen2_audio": qwen2_audio,
     "qwen2_vl": qwen2_vl,
     "qwen3_5": qwen3_vl,
     "qwen3_5_moe": qwen3_vl,
     "qwen3_vl": qwen3_vl,
     "qwen3_vl_moe": qwen3_vl,
 }
-MOST: Final = {"glm5_next": {"video": 1}}  # items that a model takes at most, whatever the limit says
+MOST: Final = {
+    "blip-2": {"image": 1},
+    "glm5_next": {"video": 1},
+}  # items that a model takes at most, whatever the limit says
 # Settings of a processor that change the size of its largest item. Others change none, or none that vLLM counts.
 SIZING: Final = {
     "gemma3": ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size",

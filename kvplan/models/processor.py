@@ -1,0 +1,43 @@
+"""What a model's folder says of its processor: how images, videos and sounds are made into tokens.
+
+Order of the files as transformers 5.23 has it (image_processing_base.py, video_processing_utils.py): what
+processor_config.json nests comes first, then the input's own file, then preprocessor_config.json.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kvplan.core.files import load_json
+
+IMAGES, VIDEOS, AUDIO = "images_kwargs", "videos_kwargs", "audio_kwargs"
+WHOLE: Final = "preprocessor_config.json"
+NESTED: Final = "processor_config.json"
+# Scope of --mm-processor-kwargs -> its part of processor_config.json, and files that hold it alone.
+PARTS: Final = {
+    IMAGES: (("image_processor",), (WHOLE,)),
+    VIDEOS: (("video_processor",), ("video_preprocessor_config.json", WHOLE)),
+    AUDIO: (("feature_extractor", "audio_processor"), (WHOLE,)),
+}
+
+
+def settings_of(directory: Path) -> Mapping[str, Any]:
+    """The settings of each input by its scope, and those of the processor as a whole; empty without such files."""
+    nested = read(directory / NESTED)
+    settings: dict[str, Any] = {key: value for key, value in nested.items() if not isinstance(value, Mapping)}
+    for scope, (parts, files) in PARTS.items():
+        held = [nested[part] for part in parts if isinstance(nested.get(part), Mapping)]
+        held += [values for name in files if (values := read(directory / name))]
+        if held:
+            settings[scope] = held[0]
+    return settings
+
+
+def read(file: Path) -> Mapping[str, Any]:
+    """The values of a file, which need not be there."""
+    try:
+        if not file.is_file():
+            return {}
+    except OSError:
+        return {}
+    return load_json(file)
