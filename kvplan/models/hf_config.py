@@ -13,7 +13,6 @@ from kvplan.models.families.config import Config, Oddity
 from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.speculators import flattened
 from kvplan.models.families.stages import placed
-from kvplan.models.processor import settings_of
 from kvplan.models.quant import list_problem, read_quantization
 from kvplan.models.spec import (
     TEXT_ONLY,
@@ -293,4 +292,8 @@ def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False
     values = load_json(file)
     called = name or printable(file.resolve().parent.name)
     spec = read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)
-    return replace(spec, processor=settings_of(path)) if spec.multimodal and file != path else spec
+    if not spec.multimodal or file == path:
+        return spec
+    from kvplan.models.processor import settings_of  # for folders of models with towers only
+
+    return replace(spec, processor=settings_of(path))

@@ -94,5 +94,18 @@ def test_estimate_of_a_folder_follows_its_files(tmp_path: Path, run: Run) -> Non
     assert "it can never be served" not in run("estimate", str(small), *asked).err
 
 
+def test_minimax_m3_without_its_files_has_no_known_largest_item(tmp_path: Path) -> None:
+    assert budget(catalog.load("minimax-m3"), {}) is None
+    assert budget(load_spec(folder(tmp_path / "model", "minimax-m3", {})), {}) is None
+
+
+def test_minimax_m3_with_its_pixels_as_an_argument_needs_no_files() -> None:
+    """vLLM 0.33 on a folder of other files, which the argument goes before: 1,225 and 32,000 tokens."""
+    asked = {"max_model_len": 32_768, "mm_processor_kwargs": {"max_pixels": 1_003_520}}
+    answer = budget(catalog.load("minimax-m3"), asked)
+    assert answer is not None
+    assert {name: item.tokens for name, item in answer.items.items()} == {"image": 1_225, "video": 32_000}
+
+
 def test_a_text_models_folder_is_not_asked_for_them(tmp_path: Path) -> None:
     assert not load_spec(folder(tmp_path / "model", "qwen3-8b", {"preprocessor_config.json": "{"})).processor

@@ -514,6 +514,32 @@ def tiles_of(height: int, width: int, side: int, low: int, most: int) -> int:
     return best + (best > 1)
 
 
+MINIMAX_FRAMES: Final = 500  # of a video, at most
+
+
+def minimax_m3(processor: Processor) -> dict[str, Item]:
+    """Sides that vLLM makes of `max_pixels`, which the checkpoint's own files hold and no config.json does."""
+    unit, still, film = 28, processor.settings("images_kwargs"), processor.settings("videos_kwargs")
+    if still.get("max_pixels") is None or film.get("max_pixels") is None:
+        return {}
+    if still.get("max_long_side_pixel") is not None or film.get("max_long_side_pixel") is not None:
+        return {}
+    side = max(1, math.isqrt(most_pixels(processor, "images_kwargs")) // unit)
+    tokens = max(1, most_pixels(processor, "videos_kwargs") // unit**2)
+    frames = max(1, min(MINIMAX_FRAMES, processor.context // tokens * 2))
+    image, video = processor.limit("image"), processor.limit("video")
+    tall, wide = (sides // unit for sides in within((side * unit, side * unit), image))
+    shown = math.ceil(min(frames, video.num_frames or frames) / 2) * tokens
+    return {
+        "image": Item(side**2, 4 * max(1, tall) * max(1, wide)),
+        "video": Item(math.ceil(frames / 2) * tokens, 4 * shown),
+    }
+
+
+def most_pixels(processor: Processor, scope: str) -> int:
+    return processor.area(scope, (1, 1))[1]
+
+
 KIMI_VL_SIDE: Final = 1024  # pixels of the dummy in vLLM's kimi_vl.py
 KIMI_VL_PATCHES: Final = 4_096  # in_token_limit of moonshotai/Kimi-VL-A3B-Instruct
 
@@ -557,6 +583,8 @@ READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {
     "llava_llama": llava,
     "llava_next": llava_next,
     "llava_onevision": llava_onevision,
+    "minimax_m3": minimax_m3,
+    "minimax_m3_vl": minimax_m3,
     "mistral3": mistral3,
     "qwen2_5_omni": qwen2_5_omni,
     "qwen2_5_vl": qwen2_vl,
@@ -578,6 +606,8 @@ SIZING: Final = {
     "gemma4": ("max_soft_tokens",),
     "glm5_next": ("max_pixels",),
     "llama4": ("max_patches",),
+    "minimax_m3": ("max_pixels",),
+    "minimax_m3_vl": ("max_pixels",),
     "mistral3": ("size", "longest_edge"),
     "qwen2_5_vl": ("min_pixels", "max_pixels", "size"),
     "qwen2_vl": ("min_pixels", "max_pixels", "size"),
