@@ -9,6 +9,7 @@ would have left: the same blocks by id, the same eviction order, the same times 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from engine.block_manager import BlockManager, Group, MambaGroup
@@ -94,6 +95,7 @@ class Simulation:
     _prefixes: Prefixes = field(default_factory=Prefixes)
     _is_stuck: bool = False  # those that wait cannot be admitted before blocks come free
     _last_step_s: float = 0.01
+    _until: float = inf
     _slot_group: int | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,11 +115,23 @@ class Simulation:
     def num_usable_blocks(self) -> int:
         return self.scheduler.blocks.num_usable_blocks
 
-    def run(self) -> None:
-        """To the end of the last request, or until `stop` says so."""
+    def run(self, until: float = inf) -> None:
+        """To the end of the last request, to the last step that begins before `until`, or as `stop` says."""
+        self._until = until
         while self._advance():
             if self.stop is not None and self.stop(self):
                 return
+
+    def live(self) -> list[int]:
+        """Numbers of the requests that have come and not ended."""
+        return [live.content.number for live in self._live.values()]
+
+    def earliest_end(self) -> float:
+        """A time before which no request of those here ends; inf of none."""
+        if self._live:
+            return self.clock
+        next_at = self.arrivals.next_time()
+        return inf if next_at is None else next_at
 
     def _advance(self) -> bool:
         """A step, several at once, or the wait for the next request; False when nothing is left."""
@@ -125,10 +139,12 @@ class Simulation:
         if not self.scheduler.has_unfinished and not any(batch.num_tokens for batch, _ in self._in_flight):
             self._in_flight.clear()
             arrival = self.arrivals.next_time()
-            if arrival is None:
+            if arrival is None or arrival >= self._until:
                 return False
             self.clock = max(self.clock, arrival)
             return True
+        if self.clock >= self._until:
+            return False
         if not self._jump():
             self._step()
         return True
@@ -304,6 +320,8 @@ class Simulation:
         arrival = self.arrivals.next_time()
         if arrival is not None and not self._keeps_waiting():  # about as many as there is time for
             most = min(most, int((arrival - self.clock) / max(self._last_step_s, 1e-9)) + 2)
+        if self._until < inf:
+            most = min(most, int((self._until - self.clock) / max(self._last_step_s, 1e-9)) + 2)
         return self._decode_together(most) if most > 1 else 0
 
     def _keeps_waiting(self) -> bool:
@@ -334,7 +352,7 @@ class Simulation:
         waits for them."""
         together = _Together(self, most)
         next_at = self.arrivals.next_time()
-        while together.done < most:
+        while together.done < most and self.clock < self._until:
             if next_at is not None and next_at <= self.clock:
                 if not self._keeps_waiting():
                     break

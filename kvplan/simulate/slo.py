@@ -9,7 +9,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import parse_duration, parse_fraction
 from kvplan.simulate.ranges import Ranges, Verdict, verdict
 from kvplan.simulate.records import METRICS, Metric, percentile
-from kvplan.simulate.runs import Run
+from kvplan.simulate.runs import Served
 
 OPTION = "--slo"
 FORMS = "write ttft=2s,tpot=50ms,preempt<1% (of ttft, tpot, queue, latency: the 99th percentile; ttft.p95=2s another)"
@@ -28,7 +28,7 @@ class Promise:
     def name(self) -> str:
         return "preempted" if self.metric is None else f"{self.metric} p{self.share * 100:g}"
 
-    def value(self, simulation: Run, skipped: int) -> float | None:
+    def value(self, simulation: Served, skipped: int) -> float | None:
         """What the run showed of the requests that are judged; None where the percentile is a request that got nothing.
 
         A request that is refused (too long for the context or the pool) misses every promise.
@@ -46,7 +46,7 @@ class Promise:
         return (sum(count > 0 for count in judged) + refused) / (len(judged) + refused)
 
 
-def refused_requests(simulation: Run) -> int:
+def refused_requests(simulation: Served) -> int:
     return simulation.counts.rejected + simulation.counts.failed
 
 
@@ -96,7 +96,7 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
 
 
 def outcomes(
-    promises: tuple[Promise, ...], simulation: Run, skipped: int, ranges: Ranges | None = None
+    promises: tuple[Promise, ...], simulation: Served, skipped: int, ranges: Ranges | None = None
 ) -> tuple[Kept, ...]:
     """Each promise with what the run showed; without ranges a figure is taken for exact."""
     return tuple(kept_promise(promise, promise.value(simulation, skipped), ranges) for promise in promises)
@@ -108,7 +108,7 @@ def kept_promise(promise: Promise, value: float | None, ranges: Ranges | None) -
     return Kept(promise, value, *ranges.time(promise.metric, value))
 
 
-def good_requests(promises: tuple[Promise, ...], simulation: Run, skipped: int) -> int:
+def good_requests(promises: tuple[Promise, ...], simulation: Served, skipped: int) -> int:
     """Requests that are judged and keep every promised time by themselves: what load generators call goodput.
 
     An answer of one token keeps any time per token.
@@ -139,7 +139,7 @@ class Broken:
         self._missed = [0] * len(promises)
         self._seen = 0
 
-    def __call__(self, simulation: Run) -> bool:
+    def __call__(self, simulation: Served) -> bool:
         records = simulation.records
         while self._seen < len(records):
             row, self._seen = self._seen, self._seen + 1
@@ -159,7 +159,7 @@ def _rank(judged: int, promise: Promise) -> int:
     return max(1, -(-judged * round(promise.share * 10_000) // 10_000))
 
 
-def _misses(promise: Promise, simulation: Run, row: int) -> bool:
+def _misses(promise: Promise, simulation: Served, row: int) -> bool:
     records = simulation.records
     match promise.metric:
         case None:

@@ -28,6 +28,11 @@ from kvplan.workloads.trace import TraceRequest
 State = Literal["waiting", "reading", "decoding", "ending", "gone"]
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOver(TraceRequest):
+    """A request whose prompt was computed elsewhere: all but its last token is here when it comes."""
+
+
 @dataclass(eq=False, slots=True)
 class Live:
     """A request that has not ended.
@@ -57,6 +62,7 @@ class Live:
     admitted: float | None = None  # until it is
     first_token: float | None = None
     cached: int = 0
+    loaded: int = 0
     outside: float = 0.0
 
 
@@ -224,6 +230,22 @@ class Unshared:
             if self.stop is not None and self.stop(self):
                 return
 
+    def live(self) -> list[int]:
+        """Numbers of the requests that have come and not ended."""
+        return [seq.number for seq in (*self._running, *self._waiting)]
+
+    def earliest_end(self) -> float:
+        """A time before which no request of those here ends; inf of none."""
+        if not self._running and not self._waiting:
+            next_at = self.arrivals.next_time()
+            return inf if next_at is None else next_at
+        if self._waiting or self._decoding != len(self._running) or self.arrivals.next_time() is not None:
+            return self.clock
+        # A step takes no less than the next, as what is read only grows.
+        steps = min(self._ending) - self._number + self.config.batch_queue_depth - 1
+        work = StepWork(self._decoding, self._decoding, self._decoding, (self._read,), (self._read,))
+        return self.clock + steps * self.step_time.seconds(work) * (1 - 1e-9)
+
     # --- requests -----------------------------------------------------------------------------------------------
 
     def _add(self, arrival: float, request: TraceRequest) -> None:
@@ -234,7 +256,10 @@ class Unshared:
             self.arrivals.ended(self.clock)
             return
         length = min(prompt + request.output_tokens, limit)
-        self._waiting.append(Live(self.counts.arrived, arrival, request, prompt, length, prompt))
+        seq = Live(self.counts.arrived, arrival, request, prompt, length, prompt)
+        if isinstance(request, HandedOver):
+            seq.loaded = prompt - 1
+        self._waiting.append(seq)
         if self.clock > arrival:
             self.timeline.add_wait(arrival, self.clock - arrival)
 
@@ -255,7 +280,7 @@ class Unshared:
             rows.prompt.append(seq.prompt)
             rows.output.append(seq.length - seq.prompt)
             rows.cached.append(seq.cached)
-            rows.loaded.append(0)
+            rows.loaded.append(seq.loaded)
             rows.preemptions.append(seq.preemptions)
         self.arrivals.ended(self.clock + seq.outside)
 
@@ -391,12 +416,12 @@ class Unshared:
             if config.enable_prefix_caching:
                 self._count(seq, hit * self._size)
             pool.revive(seq)
-            start = hit * self._size
+            start = hit * self._size if seq.preemptions else seq.loaded
             part = min(seq.known - start, budget)
             seq.blocks = -(-(start + part) // self._size)
             pool.take(seq.blocks - hit)
             if seq.admitted is None:
-                seq.admitted, seq.cached = self.clock, start
+                seq.admitted, seq.cached = self.clock, hit * self._size
             self._admissions += 1
             seq.order = self._admissions
             seq.computed = start

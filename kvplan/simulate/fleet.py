@@ -1,0 +1,494 @@
+"""Many servers behind a router, in one time: replicas of one kind or of several, that come, go and fail.
+
+Every replica is a run of its own (kvplan.simulate.runs). Only what reaches it from outside ties it to the others: the
+requests that the router sends it. So a replica is brought up to a moment when a request is sent to it, or when a
+router that looks at loads might see one of its answers end; with routers that look at nothing, replicas are as many
+simulations apart, each with its share of the requests.
+
+Prompts computed elsewhere (`prefill` replicas) are handed to `decode` replicas over a link: each prefill replica sends
+one prompt's keys and values at a time. The decode replica computes the last prompt token again, as vLLM's does.
+Not in it: the network of requests and answers, and the blocks that a prompt holds until it is sent.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from math import inf, nextafter
+from typing import Literal, Protocol
+
+from kvplan.core.errors import UsageError
+from kvplan.simulate.arrivals import Arrivals, Open
+from kvplan.simulate.counts import Counts
+from kvplan.simulate.records import Records
+from kvplan.simulate.runs import Run
+from kvplan.simulate.unshared import HandedOver, Unshared
+from kvplan.workloads.trace import TraceRequest
+
+Role = Literal["server", "prefill", "decode"]
+State = Literal["starting", "serving", "draining", "down", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Replicas that are alike.
+
+    start        makes a run over arrivals, for a length of prefix runs
+    token_bytes  of keys and values for a token, over all ranks
+    num_gpus     of one replica
+    """
+
+    name: str
+    start: Callable[[Arrivals, int | None], Run]
+    role: Role = "server"
+    token_bytes: int = 0
+    num_gpus: int = 1
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request on its way: its number in the fleet, when its user sent it, and itself."""
+
+    number: int
+    arrival: float
+    request: TraceRequest
+
+
+class Inbox:
+    """Arrivals of one replica: what the router sends it."""
+
+    def __init__(self, on_end: Callable[[float], None]) -> None:
+        self._queue: deque[tuple[float, TraceRequest]] = deque()
+        self._on_end = on_end
+
+    def put(self, time: float, request: TraceRequest) -> None:
+        self._queue.append((time, request))
+
+    def next_time(self) -> float | None:
+        return self._queue[0][0] if self._queue else None
+
+    def pop(self) -> tuple[float, TraceRequest]:
+        return self._queue.popleft()
+
+    def ended(self, time: float) -> None:
+        self._on_end(time)
+
+    def numbers(self, count: int) -> range:
+        """Of the `count` requests that were put in, those that are still there."""
+        return range(count - len(self._queue) + 1, count + 1)
+
+
+@dataclass(slots=True)
+class Life:
+    """A replica between two failures: its run, and for each of its requests the number it has in the fleet."""
+
+    run: Run
+    inbox: Inbox
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))
+    sent: list[Sent] = field(default_factory=list)
+    num_handed: int = 0  # records whose prompts have been handed over
+
+
+@dataclass(slots=True)
+class Replica:
+    """One server of the fleet.
+
+    load      requests that were sent to it and have not been answered
+    up        seconds for which it was paid: from its start to its end
+    """
+
+    index: int
+    kind: Kind
+    state: State = "serving"
+    begun: float = 0.0
+    ended: float | None = None
+    load: int = 0
+    lives: list[Life] = field(default_factory=list)
+    link_free: float = 0.0
+    failures: int = 0
+
+    @property
+    def run(self) -> Run:
+        return self.lives[-1].run
+
+
+class Router(Protocol):
+    """Chooses among the replicas that serve; `looks` at loads, which must then be those of the moment."""
+
+    looks: bool
+
+    def choose(self, replicas: list[Replica], request: TraceRequest) -> Replica: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A replica is lost, with all that it holds, from `start` on for so many seconds."""
+
+    replica: int
+    start: float
+    seconds: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscale:
+    """As Kubernetes' autoscaler does with an average value: ceil(total / target) replicas, unless it is nearly so.
+
+    target     requests per replica that are sent and not answered
+    every      seconds between two decisions, and by which the reading that one is made on is old
+    provision  seconds until a new replica serves
+    settle     seconds over which the highest decision counts before replicas are given back
+    tolerance  of the ratio, within which nothing is done
+
+    Source: the documentation of Kubernetes' HorizontalPodAutoscaler: every 15 s, 10 %, 300 s.
+    """
+
+    least: int
+    most: int
+    target: float
+    every: float = 15.0
+    provision: float = 180.0
+    settle: float = 300.0
+    tolerance: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Over which prompts are handed from prefill to decode: bytes per second of a prefill replica, and a delay."""
+
+    bandwidth: float
+    latency: float = 0.0
+
+
+Event = tuple[float, int, Callable[[float], None]]
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All replicas over one stream of arrivals.
+
+    kinds  of the replicas that are there from the start, in their order
+    stop   asked now and then; True ends the run early
+    """
+
+    kinds: tuple[Kind, ...]
+    arrivals: Arrivals
+    router: Router
+    run_len: int | None = None
+    failures: tuple[Failure, ...] = ()
+    autoscale: Autoscale | None = None
+    link: Link | None = None
+    decode_router: Router | None = None
+    stop: Callable[["Fleet"], bool] | None = None
+
+    clock: float = 0.0
+    replicas: list[Replica] = field(default_factory=list)
+    num_arrived: int = 0
+    num_finished: int = 0
+    num_resent: int = 0  # because a replica failed
+    records: Records = field(default_factory=Records)
+    sizes: list[tuple[float, int]] = field(default_factory=list)  # (seconds, replicas that serve), at each change
+    origin: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _events: list[Event] = field(default_factory=list)
+    _num_events: int = 0
+    _ends: list[tuple[float, int, int]] = field(default_factory=list)  # answers that users have not seen yet
+    _bounds: list[tuple[float, int, int]] = field(default_factory=list)  # before which a replica ends nothing
+    _held: deque[Sent] = field(default_factory=deque)  # no replica serves
+    _readings: deque[tuple[float, int]] = field(default_factory=deque)
+    _decisions: deque[tuple[float, int]] = field(default_factory=deque)
+    _looks: bool = False  # whether loads must be those of the moment
+    _is_tied: bool = False  # whether an answer may bring the next request
+    _arrivals_of: "array[float]" = field(default_factory=lambda: array("d"))
+    _versions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._is_tied = self.link is not None or not isinstance(self.arrivals, Open)
+        self._looks = self.router.looks or self.autoscale is not None or self._is_tied
+        for kind in self.kinds:
+            self._start(kind, 0.0)
+        for failure in self.failures:
+            self._at(failure.start, lambda time, failure=failure: self._fail(failure, time))  # type: ignore[misc]
+        if self.autoscale is not None:
+            self._at(self.autoscale.every, self._scale)
+        self._note_size(0.0)
+
+    # --- time ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """To the end of the last request, or until `stop` says so."""
+        while self._advance():
+            if self.stop is not None and self.stop(self):
+                break
+        self._finish()
+
+    def _advance(self) -> bool:
+        """The next thing that happens: a user sees an answer, a replica changes, a request comes, steps are run."""
+        next_at = self.arrivals.next_time()
+        arrival = inf if next_at is None else next_at
+        event = self._events[0][0] if self._events else inf
+        seen = self._ends[0][0] if self._ends else inf
+        bounds = self._bounds
+        while bounds and bounds[0][2] != self._versions[bounds[0][1]]:
+            heappop(bounds)
+        bound = bounds[0][0] if bounds else inf
+        first = min(arrival, event, seen)
+        if bound < first:
+            self._bring_up(first)
+        elif first == inf or (self.autoscale is not None and next_at is None and not self._is_busy()):
+            if not self._looks:
+                for replica in self.replicas:
+                    replica.run.run()
+            return False
+        else:
+            self.clock = max(self.clock, first)
+            if seen == first:
+                _, index, _ = heappop(self._ends)
+                self.replicas[index].load -= 1
+                self._see(self.replicas[index], seen)
+            elif event == first:
+                heappop(self._events)[2](event)
+            else:
+                _, request = self.arrivals.pop()
+                self.num_arrived += 1
+                self._arrivals_of.append(arrival)
+                self._route(Sent(self.num_arrived, arrival, request), arrival)
+        return True
+
+    def _bring_up(self, first: float) -> None:
+        """Run the replica whose next answer may be the soonest, as far as nothing can reach it from outside."""
+        bound, index, _ = heappop(self._bounds)
+        run = self.replicas[index].run
+        if self._is_tied:  # an answer may bring it a request
+            first = min(first, nextafter(bound, inf))
+        run.run(first)
+        self._note_bound(index, run.earliest_end())
+
+    def _note_bound(self, index: int, bound: float) -> None:
+        self._versions[index] += 1
+        if bound < inf:
+            heappush(self._bounds, (bound, index, self._versions[index]))
+
+    def _is_busy(self) -> bool:
+        return bool(self._held) or any(replica.load for replica in self.replicas)
+
+    def _see(self, replica: Replica, time: float) -> None:
+        if replica.kind.role == "prefill":
+            self._hand_over(replica, time)
+        else:
+            self.num_finished += 1
+            self.arrivals.ended(time)
+        if replica.state == "draining" and not replica.load:
+            self._leave(replica, time)
+
+    def _at(self, time: float, action: Callable[[float], None]) -> None:
+        self._num_events += 1
+        heappush(self._events, (time, self._num_events, action))
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def _serving(self, role: Role) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.state == "serving" and replica.kind.role == role]
+
+    def _route(self, sent: Sent, time: float) -> None:
+        first: Role = "server" if self.link is None else "prefill"
+        serving = self._serving(first)
+        if not serving:
+            self._held.append(sent)
+            return
+        request = sent.request
+        if first == "prefill":
+            request = replace(request, arrival_s=time, output_tokens=1)
+        self._send(self.router.choose(serving, request), sent, request, time)
+
+    def _send(self, replica: Replica, sent: Sent, request: TraceRequest, time: float) -> None:
+        life = replica.lives[-1]
+        life.numbers.append(sent.number)
+        if self.failures or self.link is not None:
+            life.sent.append(sent)
+        life.run.run(time)
+        life.inbox.put(time, request)
+        replica.load += 1
+        if self._looks:
+            self._note_bound(replica.index, max(time, life.run.clock))
+
+    def _hand_over(self, replica: Replica, time: float) -> None:
+        """Send the prompts that a prefill replica has computed."""
+        assert self.link is not None
+        life = replica.lives[-1]
+        numbers = life.run.records.number
+        while life.num_handed < len(numbers) and life.run.records.ended[life.num_handed] <= time:
+            sent = life.sent[numbers[life.num_handed] - 1]
+            life.num_handed += 1
+            size = sent.request.prompt_tokens * replica.kind.token_bytes
+            replica.link_free = max(replica.link_free, time) + size / self.link.bandwidth
+            self._at(replica.link_free + self.link.latency, lambda now, sent=sent: self._decode(sent, now))  # type: ignore[misc]
+
+    def _decode(self, sent: Sent, time: float) -> None:
+        serving = self._serving("decode")
+        if not serving:
+            self._held.append(sent)
+            return
+        asked = sent.request
+        request = HandedOver(time, asked.prompt_tokens, asked.output_tokens)
+        self._send((self.decode_router or self.router).choose(serving, request), sent, request, time)
+
+    # --- replicas -----------------------------------------------------------------------------------------------
+
+    def _start(self, kind: Kind, time: float, state: State = "serving") -> Replica:
+        replica = Replica(len(self.replicas), kind, state, begun=time)
+        self.replicas.append(replica)
+        self._versions.append(0)
+        self._renew(replica, time)
+        return replica
+
+    def _renew(self, replica: Replica, time: float) -> None:
+        """A run with nothing in it."""
+
+        def on_end(seen: float) -> None:
+            if self._looks:
+                self._num_events += 1
+                heappush(self._ends, (seen, replica.index, self._num_events))
+            else:
+                self.num_finished += 1
+
+        inbox = Inbox(on_end)
+        run = replica.kind.start(inbox, self.run_len)
+        if replica.kind.role != "server" and not isinstance(run, Unshared):
+            raise UsageError(
+                "--disaggregate",
+                "prompts that share prefixes, and layers with windows or states, cannot be handed over in a simulation",
+                "leave it out, or use a model that keeps every token and a load without shared prefixes",
+            )
+        if replica.kind.role == "prefill":  # what a request spends outside of steps it spends once
+            run.request_s = run.crowd_s = run.prompt_token_s = 0.0
+        run.clock = time
+        replica.lives.append(Life(run, inbox))
+
+    def _leave(self, replica: Replica, time: float) -> None:
+        replica.state, replica.ended = "gone", time
+
+    def _note_size(self, time: float) -> None:
+        count = sum(replica.state == "serving" for replica in self.replicas)
+        if self.sizes and self.sizes[-1][0] == time:
+            self.sizes.pop()
+        if not self.sizes or self.sizes[-1][1] != count:
+            self.sizes.append((time, count))
+
+    def _fail(self, failure: Failure, time: float) -> None:
+        if failure.replica >= len(self.replicas):
+            return
+        replica = self.replicas[failure.replica]
+        if replica.state in ("down", "gone"):
+            return
+        run, life = replica.run, replica.lives[-1]
+        run.run(time)
+        for seen, index, _ in sorted(self._ends):  # answers that are whole, on their way to users
+            if index == replica.index:
+                self._see(replica, seen)
+        self._ends = [end for end in self._ends if end[1] != replica.index]
+        heapify(self._ends)
+        replica.state, replica.load = "down", 0
+        replica.failures += 1
+        self._versions[replica.index] += 1
+        lost = sorted([*run.live(), *life.inbox.numbers(len(life.numbers))])
+        self._renew(replica, time)
+        self._note_size(time)
+        if failure.seconds < inf:
+            self._at(time + failure.seconds, lambda now: self._return(replica, now))
+        for number in lost:
+            self.num_resent += 1
+            self._route(life.sent[number - 1], time)
+
+    def _return(self, replica: Replica, time: float) -> None:
+        if replica.state in ("down", "starting"):
+            replica.state = "serving"
+            replica.run.clock = max(replica.run.clock, time)
+            self._note_size(time)
+            held, self._held = self._held, deque()
+            for sent in held:
+                self._route(sent, time)
+
+    def _scale(self, time: float) -> None:
+        """Read, and decide on the reading before."""
+        scale = self.autoscale
+        assert scale is not None
+        total = sum(replica.load for replica in self.replicas if replica.state == "serving") + len(self._held)
+        self._readings.append((time, total))
+        self._at(time + scale.every, self._scale)
+        if len(self._readings) < 2:
+            return
+        _, seen = self._readings.popleft()
+        present = [replica for replica in self.replicas if replica.state in ("starting", "serving")]
+        count = len(present)
+        ratio = seen / (scale.target * count) if count else inf
+        needed = count if abs(ratio - 1) <= scale.tolerance else -(-seen // scale.target)
+        needed = int(min(scale.most, max(scale.least, needed)))
+        self._decisions.append((time, needed))
+        while self._decisions[0][0] < time - scale.settle:
+            self._decisions.popleft()
+        highest = max(decision for _, decision in self._decisions)
+        if needed > count:
+            for _ in range(needed - count):
+                replica = self._start(self.kinds[0], time, "starting")
+                self._at(time + scale.provision, lambda now, replica=replica: self._return(replica, now))  # type: ignore[misc]
+        elif highest < count:
+            for replica in sorted(present, key=lambda each: (each.state == "serving", each.load))[: count - highest]:
+                if replica.state == "starting" or not replica.load:
+                    self._leave(replica, time)
+                else:
+                    replica.state = "draining"
+            self._note_size(time)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        for replica in self.replicas:
+            for life in replica.lives:
+                yield life.run
+
+    @property
+    def counts(self) -> Counts:
+        """Of all replicas; requests that nobody could take have failed."""
+        each = [run.counts for run in self.runs]
+        return Counts(
+            arrived=self.num_arrived,
+            rejected=sum(counts.rejected for counts in each),
+            failed=sum(counts.failed for counts in each) + len(self._held),
+            steps=sum(counts.steps for counts in each),
+            jumped=sum(counts.jumped for counts in each),
+            prompt_tokens=sum(counts.prompt_tokens for counts in each),
+            output_tokens=sum(self.records.output),
+        )
+
+    def _finish(self) -> None:
+        """All records in one, by the numbers and arrivals of the fleet."""
+        prompts: dict[int, tuple[float, int, int]] = {}
+        rows: list[tuple[int, Records, int]] = []
+        for replica in self.replicas:
+            for life in replica.lives:
+                records, numbers = life.run.records, life.numbers
+                for row, number in enumerate(records.number):
+                    if replica.kind.role == "prefill":
+                        prompts[numbers[number - 1]] = (
+                            records.admitted[row],
+                            records.cached[row],
+                            records.preemptions[row],
+                        )
+                    else:
+                        rows.append((numbers[number - 1], records, row))
+        rows.sort(key=lambda entry: entry[0])
+        merged = self.records = Records()
+        for number, records, row in rows:
+            admitted, cached, preemptions = prompts.get(number) or (records.admitted[row], records.cached[row], 0)
+            merged.number.append(number)
+            merged.arrival.append(self._arrivals_of[number - 1])
+            merged.admitted.append(admitted)
+            merged.first_token.append(records.first_token[row])
+            merged.ended.append(records.ended[row])
+            merged.prompt.append(records.prompt[row])
+            merged.output.append(records.output[row])
+            merged.cached.append(cached)
+            merged.loaded.append(records.loaded[row])
+            merged.preemptions.append(records.preemptions[row] + preemptions)
+        self.clock = max([self.clock, *self.records.ended])

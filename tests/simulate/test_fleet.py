@@ -1,0 +1,293 @@
+"""Fleets: against as many simulations apart, against stepping every replica at every moment, and against theory."""
+
+import random
+from dataclasses import fields
+from math import factorial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.block_manager import FullGroup
+from engine.scheduler import SchedulerConfig
+from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Router
+from kvplan.simulate.loop import Simulation
+from kvplan.simulate.records import Records
+from kvplan.simulate.routers import LeastLoaded, Prefix, Random, RoundRobin, router
+from kvplan.simulate.runs import Run
+from kvplan.simulate.steptime import StepTime
+from kvplan.simulate.unshared import Unshared
+from kvplan.workloads.trace import TraceRequest
+from tests.simulate.test_unshared import ODD, REACHES, Constant
+
+CONFIG = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=256, batch_queue_depth=2)
+GROUPS = (FullGroup(4),)
+
+
+def by_change(
+    arrivals: Arrivals, run_len: int | None, *, config: SchedulerConfig = CONFIG, times: StepTime = ODD
+) -> Run:
+    return Unshared(config, 60, GROUPS, times, arrivals, request_s=0.01, crowd_s=0.003)
+
+
+def by_scheduler(arrivals: Arrivals, run_len: int | None) -> Run:
+    return Simulation(CONFIG, 60, GROUPS, REACHES, ODD, arrivals, run_len, request_s=0.01, crowd_s=0.003)
+
+
+KIND = Kind("small", by_change)
+
+
+def poisson(count: int, rate: float, seed: int = 0, *, prompt: int = 30, output: int = 30) -> tuple[TraceRequest, ...]:
+    rng = random.Random(seed)
+    time, drawn = 0.0, []
+    for _ in range(count):
+        time += rng.expovariate(rate)
+        drawn.append(TraceRequest(time, rng.randint(1, prompt), rng.randint(1, output)))
+    return tuple(drawn)
+
+
+def fleet(requests: tuple[TraceRequest, ...], count: int, choice: Router, kind: Kind = KIND, **more: Any) -> Fleet:
+    made = Fleet((kind,) * count, Open(iter(requests)), choice, **more)
+    made.run()
+    return made
+
+
+def rows(records: Records, names: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    return {field.name: list(getattr(records, field.name)) for field in fields(Records) if field.name not in names}
+
+
+def test_random_routing_is_as_many_simulations_apart() -> None:
+    requests = poisson(300, 6.0)
+    together = fleet(requests, 3, Random(7))
+    rng = random.Random("router 7")
+    shares: list[list[TraceRequest]] = [[], [], []]
+    for request in requests:
+        shares[rng.choice((0, 1, 2))].append(request)
+    for share, replica in zip(shares, together.replicas, strict=True):
+        alone = by_scheduler(Open(iter(share)), None)
+        alone.run()
+        assert rows(replica.run.records) == rows(alone.records)
+        assert replica.run.timeline.buckets == alone.timeline.buckets
+    assert len(together.records) == 300
+
+
+@pytest.mark.parametrize("choice", [RoundRobin(), LeastLoaded(), Prefix(None), Random(0)])
+def test_a_fleet_of_one_is_the_server(choice: Router) -> None:
+    requests = poisson(120, 3.0)
+    alone = by_scheduler(Open(iter(requests)), None)
+    alone.run()
+    assert rows(fleet(requests, 1, choice).replicas[0].run.records) == rows(alone.records)
+
+
+class EveryMoment:
+    """Least loaded, by replicas that are all brought up to the moment of each request: what Fleet does by bounds."""
+
+    def __init__(self, count: int) -> None:
+        self.ends: list[list[float]] = [[] for _ in range(count)]
+        self.sent = [0] * count
+
+    def run(self, requests: tuple[TraceRequest, ...]) -> list[int]:
+        from kvplan.simulate.fleet import Inbox
+
+        count = len(self.sent)
+        inboxes = [Inbox(self.ends[index].append) for index in range(count)]
+        servers = [by_scheduler(inbox, None) for inbox in inboxes]
+        last, chosen = [0] * count, []
+        for number, request in enumerate(requests, 1):
+            for server in servers:
+                server.run(request.arrival_s)
+            loads = [
+                sent - sum(end <= request.arrival_s for end in ends)
+                for sent, ends in zip(self.sent, self.ends, strict=True)
+            ]
+            index = min(range(count), key=lambda index: (loads[index], last[index]))
+            last[index] = number
+            self.sent[index] += 1
+            inboxes[index].put(request.arrival_s, request)
+            chosen.append(index)
+        return chosen
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(1, 4), st.floats(0.2, 20.0), st.integers(0, 99))
+def test_the_least_loaded_is_known_without_stepping_every_replica(count: int, rate: float, seed: int) -> None:
+    requests = poisson(40, rate, seed)
+    for start in (by_change, by_scheduler):
+        made = fleet(requests, count, LeastLoaded(), Kind("", start))
+        chosen = {
+            number: replica.index for replica in made.replicas for life in replica.lives for number in life.numbers
+        }
+        assert [chosen[number] for number in sorted(chosen)] == EveryMoment(count).run(requests)
+
+
+# --- theory -----------------------------------------------------------------------------------------------------------
+
+
+def erlang_wait(servers: int, load: float, service: float) -> float:
+    """Mean wait of M/M/c by Erlang's formula; load = arrivals x service."""
+    rho = load / servers
+    top = load**servers / factorial(servers) / (1 - rho)
+    chance = top / (sum(load**k / factorial(k) for k in range(servers)) + top)
+    return chance * service / (servers * (1 - rho))
+
+
+def waits(made: Fleet) -> float:
+    records = made.records
+    return sum(a - b for a, b in zip(records.admitted, records.arrival, strict=True)) / len(records)
+
+
+def markov(count: int, rate: float, *, fixed: bool, mean: int = 20) -> tuple[TraceRequest, ...]:
+    """Poisson arrivals; answers of `mean` tokens, or exponential of that mean."""
+    rng = random.Random(5)
+    time, drawn = 0.0, []
+    for _ in range(count):
+        time += rng.expovariate(rate)
+        drawn.append(TraceRequest(time, 1, mean if fixed else max(1, round(rng.expovariate(1 / mean)))))
+    return tuple(drawn)
+
+
+def long_station(arrivals: Arrivals, seats: int) -> Run:
+    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=seats, max_model_len=1 << 20)
+    return Unshared(config, 1 << 20, (FullGroup(16),), Constant(0.05), arrivals)
+
+
+@pytest.mark.parametrize(("seats", "rho"), [(1, 0.6), (4, 0.8)])
+def test_a_server_of_c_seats_waits_as_erlang_says(seats: int, rho: float) -> None:
+    """M/M/c: a step is 50 ms, an answer 1 s on average."""
+    requests = markov(8_000, rho * seats, fixed=False)
+    made = fleet(requests, 1, RoundRobin(), Kind("", lambda arrivals, _: long_station(arrivals, seats)))
+    assert waits(made) == pytest.approx(
+        erlang_wait(seats, rho * seats, 1.0), rel=0.12
+    )  # 20,000 arrivals: 2 of 3 in 6 %
+
+
+def test_random_routing_waits_as_pollaczek_and_khinchine_say_and_the_least_loaded_waits_less() -> None:
+    """c x M/D/1: rho / 2(1 - rho) services; M/D/c is half of M/M/c, about, and no router does better than it."""
+    rho, count = 0.7, 4
+    requests = markov(6_000, rho * count, fixed=True)
+    kind = Kind("", lambda arrivals, _: long_station(arrivals, 1))
+    apart = waits(fleet(requests, count, Random(3), kind))
+    assert apart == pytest.approx(rho / (2 * (1 - rho)), rel=0.2)
+    joined = waits(fleet(requests, count, LeastLoaded(), kind))
+    turns = waits(fleet(requests, count, RoundRobin(), kind))
+    assert 0.45 * erlang_wait(count, rho * count, 1.0) < joined <= turns < apart
+
+
+def test_little_holds_over_the_fleet() -> None:
+    """Mean number inside = rate x mean time inside, exactly, from two counts that know nothing of each other."""
+    requests = markov(2_000, 2.5, fixed=False)
+    made = fleet(requests, 4, LeastLoaded(), Kind("", lambda arrivals, _: long_station(arrivals, 1)))
+    inside = sum(sum(bucket.sums[:2]) for run in made.runs for bucket in run.timeline.buckets)
+    times = sum(b - a for a, b in zip(made.records.arrival, made.records.ended, strict=True))
+    assert inside == pytest.approx(times, rel=1e-3)
+
+
+# --- what happens to replicas -----------------------------------------------------------------------------------------
+
+
+def test_a_failed_replicas_requests_are_answered_by_others() -> None:
+    requests = poisson(200, 12.0)
+    time = requests[100].arrival_s
+    for choice in (RoundRobin(), LeastLoaded()):
+        made = fleet(requests, 3, choice, failures=(Failure(1, time, 10.0),))
+        assert sorted(made.records.number) == list(range(1, 201))
+        assert list(made.records.arrival) == [request.arrival_s for request in requests]
+        assert made.num_resent > 0
+        assert not [sent for sent in made.replicas[1].lives[1].run.records.arrival if sent < time + 10.0]
+        assert made.sizes == [(0.0, 3), (time, 2), (time + 10.0, 3)]
+
+
+def test_requests_wait_at_the_router_while_nobody_serves() -> None:
+    requests = poisson(50, 4.0)
+    made = fleet(requests, 1, RoundRobin(), failures=(Failure(0, 2.0, 5.0),))
+    assert len(made.records) == 50
+    assert not [ended for ended in made.records.first_token if 2.5 < ended < 7.0]
+    lost = fleet(requests, 1, RoundRobin(), failures=(Failure(0, 2.0),))
+    assert lost.counts.failed == 50 - len(lost.records) > 0
+
+
+def test_a_fleet_grows_by_the_autoscalers_rule_a_reading_and_a_start_late() -> None:
+    """One seat each, 8 requests at once: at 15 s a reading of 8 inside, acted on at 30 s: ceil(8 / 2) = 4; they serve
+    20 s later."""
+    requests = tuple(TraceRequest(0.1 * number, 1, 1_200) for number in range(8))
+    scale = Autoscale(1, 6, 2.0, provision=20.0)
+    made = Fleet(
+        (Kind("", lambda arrivals, _: long_station(arrivals, 1)),), Open(iter(requests)), LeastLoaded(), autoscale=scale
+    )
+    made.run()
+    assert made.sizes[:2] == [(0.0, 1), (50.0, 4)]
+    assert [replica.begun for replica in made.replicas[:4]] == [0.0, 30.0, 30.0, 30.0]
+    assert len(made.records) == 8
+
+
+def test_a_fleet_shrinks_only_after_the_settling_time() -> None:
+    requests = (*(TraceRequest(0.1 * n, 1, 400) for n in range(8)), TraceRequest(900.0, 1, 10))
+    scale = Autoscale(1, 6, 2.0, provision=20.0, settle=300.0)
+    made = Fleet(
+        (Kind("", lambda arrivals, _: long_station(arrivals, 8)),) * 3, Open(iter(requests)), LeastLoaded(),
+        autoscale=scale,
+    )  # fmt: skip
+    made.run()
+    # 8 inside till about 20 s: 4 replicas; the last reading with them is acted on at 30 s, so 300 s later they go.
+    down = next(time for time, count in made.sizes if count == 1)
+    assert 330.0 <= down <= 345.0
+    assert len(made.records) == 9
+
+
+def test_users_who_wait_for_answers_are_served_by_all() -> None:
+    requests = poisson(100, 1.0)
+    made = Fleet((KIND,) * 2, Closed(iter(requests), 6, 0.1, 1.0), LeastLoaded())
+    made.run()
+    assert len(made.records) == 100
+    alone = Fleet((KIND,), Closed(iter(requests), 6, 0.1, 1.0), LeastLoaded())
+    alone.run()
+    server = by_scheduler(Closed(iter(requests), 6, 0.1, 1.0), None)
+    server.run()
+    assert sorted(alone.records.ended) == sorted(server.records.ended)
+    assert made.clock < alone.clock
+
+
+def test_a_router_that_looks_at_prefixes_sends_them_where_they_are() -> None:
+    requests = tuple(TraceRequest(float(n), 40, 4, (n % 3,)) for n in range(30))
+    made = Fleet((Kind("", by_scheduler),) * 3, Open(iter(requests)), router("prefix", 0, 32), 32)
+    made.run()
+    hits = sum(run.prefix_cache_stats.hits for run in made.runs)
+    assert hits == 27 * 32  # all but each prefix's first
+    apart = Fleet((Kind("", by_scheduler),) * 3, Open(iter(requests)), RoundRobin(), 32)
+    apart.run()
+    assert len(apart.records) == 30
+
+
+# --- prompts computed elsewhere ---------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_computed_once_sent_and_decoded_elsewhere() -> None:
+    """Steps of 1 s. The prompt: 0-1 s (and the batch after it). 40 tokens of 10 bytes over 100 bytes/s: 4 s."""
+    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=256)
+
+    def start(arrivals: Arrivals, run_len: int | None) -> Run:
+        return Unshared(config, 60, GROUPS, Constant(1.0), arrivals)
+
+    kinds = (Kind("p", start, "prefill", 10), Kind("d", start, "decode", 10))
+    made = Fleet(kinds, Open(iter((TraceRequest(0.0, 40, 3),))), RoundRobin(), link=Link(100.0, 0.5))
+    made.run()
+    assert rows(made.records, ("cached", "number", "preemptions")) == {
+        "arrival": [0.0], "admitted": [0.0], "first_token": [1.0 + 4.0 + 0.5 + 1.0], "ended": [8.5], "prompt": [40],
+        "output": [3], "loaded": [39],
+    }  # fmt: skip
+    assert made.counts.prompt_tokens == 41  # the last one twice
+
+
+def test_a_link_sends_one_prompt_after_another() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=4, max_model_len=256)
+
+    def start(arrivals: Arrivals, run_len: int | None) -> Run:
+        return Unshared(config, 60, GROUPS, Constant(1.0), arrivals)
+
+    kinds = (Kind("p", start, "prefill", 10), Kind("d", start, "decode", 10), Kind("d", start, "decode", 10))
+    requests = (TraceRequest(0.0, 40, 3), TraceRequest(0.0, 40, 3))
+    made = Fleet(kinds, Open(iter(requests)), RoundRobin(), link=Link(100.0))
+    made.run()
+    assert sorted(made.records.first_token) == [6.0, 10.0]
