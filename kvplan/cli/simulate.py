@@ -1,25 +1,26 @@
 """`kvplan simulate`: a plan and a workload -> what happens in time, and the largest load that keeps its promises."""
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from kvplan.cli import output
+from kvplan.cli import fleet, output
 from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.load import Load, load_of
 from kvplan.cli.load_options import LoadOptions
+from kvplan.cli.progress import Interruption, Progress, interruptible
 from kvplan.cli.simulate_options import SimulateOptions
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import INTERRUPTED, UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import as_csv
 from kvplan.core.units import parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
 from kvplan.servers.vllm.size import prefix_notes
 from kvplan.simulate import generator, ranges, slo
+from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.result import result
 from kvplan.simulate.runs import Run
@@ -27,7 +28,6 @@ from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.steptime import Shares, step_time
 from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
 
-PROGRESS_S = 10.0
 STEADY = 20  # requests above a percentile, from which on another seed changes little
 CSV = {".csv": "csv"}
 Options = TypeVar("Options", bound=LoadOptions)
@@ -43,12 +43,15 @@ def simulate(options: SimulateOptions) -> int:
         figures = files.enter_context(only(options, options.figure, "--figure", FIGURES))
         if options.figure is not None:
             require_libraries("--figure", "matplotlib")
+        if fleet.is_fleet(options):
+            return of_fleet(options, reports, requests)
         the_plan = planned(options)
         load = load_of(options)
         if options.shared_prefix is not None:
             for note in prefix_notes(load.source.run_len or 0, the_plan.settings, the_plan.pool):
                 output.tell("note", note)
-        answer = answered(the_plan, load, options)
+        with interruptible(quiet=options.quiet) as interruption:
+            answer = answered(the_plan, load, options, interruption)
         from kvplan.report import simulate_text as text
 
         given = text.shapes(answer)
@@ -62,7 +65,42 @@ def simulate(options: SimulateOptions) -> int:
 
             file.save(drawn(answer, file.format))
         output.answer(given, options.format, options.color, reports)
+    if interruption.is_asked:
+        return interrupted(answer.variants[0].result.finished, load)
     return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in answer.variants[0].outcomes))
+
+
+def of_fleet(options: SimulateOptions, reports: list[output.ReportFile], requests: list[output.ReportFile]) -> int:
+    """The same of many servers."""
+    load = load_of(options)
+    with interruptible(quiet=options.quiet) as interruption:
+        progress = Progress(load.source.num_requests, load.how, quiet=options.quiet)
+
+        def stop_early(running: Fleet) -> bool:
+            progress.show(running.num_finished)
+            return interruption.is_asked
+
+        try:
+            answer = fleet.fleet_answer(options, planned, shares_of(options.efficiency), load, stop_early)
+        finally:
+            progress.close()
+    from kvplan.report import fleet_text
+    from kvplan.report import simulate_text as text
+
+    given = fleet_text.shapes(answer)
+    main = answer.total.variants[0]
+    for file in requests:
+        file.save(as_csv(text.requests_table(answer.fleet)))
+    output.answer(given, options.format, options.color, reports)
+    if interruption.is_asked:
+        return interrupted(main.result.finished, load)
+    return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in main.outcomes))
+
+
+def interrupted(finished: int, load: Load) -> int:
+    """Say that the figures are those of a part, and return the exit code."""
+    output.tell("warning", f"interrupted: the figures are of {finished:,} of {load.source.num_requests:,} requests")
+    return INTERRUPTED
 
 
 def with_generator(options: Options) -> Options:
@@ -120,7 +158,7 @@ def planned(options: SimulateOptions) -> Plan:
 # --- the runs ---------------------------------------------------------------------------------------------------------
 
 
-def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
+def answered(the_plan: Plan, load: Load, options: SimulateOptions, interruption: Interruption) -> Answer:
     tiers = tuple(parse_tier(text) for text in options.tier or ())
     if options.tier_chunk is not None and not tiers:
         raise UsageError("--tier-chunk", "is for --tier", "leave it out")
@@ -143,12 +181,15 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
     if options.baseline is not None:
         setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
     uncertainty = ranges.modeled(the_plan) if options.calibration is None else ranges.measured()
-    variants = tuple(variant(name, setup, load, promises, uncertainty) for name, setup in setups.items())
+    variants: list[Variant] = []
+    for name, setup in setups.items():
+        if not interruption.is_asked:
+            variants.append(variant(name, setup, load, promises, uncertainty, interruption))
     if uncertainty.unseen and not options.quiet:
         output.tell(
             "note", f"no published result has {' or '.join(uncertainty.unseen)}: times are extrapolated, ranges wider"
         )
-    return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, variants, uncertainty)
+    return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty)
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
@@ -164,9 +205,16 @@ def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
 
 
 def variant(
-    name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ...], uncertainty: ranges.Ranges
+    name: str,
+    setup: Setup,
+    load: Load,
+    promises: tuple[slo.Promise, ...],
+    uncertainty: ranges.Ranges,
+    interruption: Interruption,
 ) -> Variant:
-    simulation = run(setup, load)
+    simulation = run(setup, load, interruption)
+    if interruption.is_asked and not len(simulation.records):
+        raise KeyboardInterrupt
     figures = result(simulation, load.skipped, by_clock=not load.is_closed and load.users is None)
     if not figures.judged and setup.allocator == "paged":
         capacity = setup.plan.capacity
@@ -181,54 +229,45 @@ def variant(
         return Variant(name, simulation, figures)
     outcomes = slo.outcomes(promises, simulation, load.skipped, uncertainty)
     good = slo.good_requests(promises, simulation, load.skipped)
-    return Variant(name, simulation, figures, outcomes, largest(setup, load, promises), good)
+    return Variant(name, simulation, figures, outcomes, largest(setup, load, promises, interruption), good)
 
 
-def run(setup: Setup, load: Load, stop: Callable[[Run], bool] | None = None) -> Run:
+def run(setup: Setup, load: Load, interruption: Interruption, stop: Callable[[Run], bool] | None = None) -> Run:
     simulation = setup.run(load.arrivals(), load.source.run_len)
-    progress = Progress(load)
+    progress = Progress(load.source.num_requests, load.how, quiet=interruption.quiet)
 
     def stop_early(simulation: Run) -> bool:
-        progress(simulation)
-        return stop is not None and stop(simulation)
+        progress.show(len(simulation.records))
+        return interruption.is_asked or (stop is not None and stop(simulation))
 
     simulation.stop = stop_early
-    simulation.run()
+    try:
+        simulation.run()
+    finally:
+        progress.close()
     return simulation
 
 
-class Progress:
-    """A line on standard error every 10 s of a run that takes so long."""
-
-    def __init__(self, load: Load) -> None:
-        self._load, self._calls, self._told_at = load, 0, time.monotonic()
-
-    def __call__(self, simulation: Run) -> None:
-        self._calls += 1
-        if self._calls % 256 or time.monotonic() - self._told_at < PROGRESS_S:
-            return
-        self._told_at = time.monotonic()
-        done, all_of = len(simulation.records), self._load.source.num_requests
-        output.tell("note", f"simulated {done:,} of {all_of:,} requests at {self._load.how}")
-
-
-def largest(setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> slo.Largest | None:
+def largest(
+    setup: Setup, load: Load, promises: tuple[slo.Promise, ...], interruption: Interruption
+) -> slo.Largest | None:
     """The largest rate, or number of users, that keeps every promise; None of requests that all come at once."""
-    if load.amount is None:
+    if load.amount is None or interruption.is_asked:
         return None
 
     def keeps(amount: float) -> bool:
         scaled = load.scaled(amount)
         broken = slo.Broken(promises, scaled.source.num_requests, scaled.skipped)
-        simulation = run(setup, scaled, broken)
+        simulation = run(setup, scaled, interruption, broken)
         return not broken(simulation) and all(
             outcome.is_kept for outcome in slo.outcomes(promises, simulation, scaled.skipped)
         )
 
     if not load.is_closed:
-        return slo.largest_rate(load.amount, keeps)
-    # Every user is judged by some requests of their own.
-    return slo.largest_users(int(load.amount), keeps, max(1, load.source.num_requests // 2))
+        limit = slo.largest_rate(load.amount, keeps)
+    else:  # every user is judged by some requests of their own
+        limit = slo.largest_users(int(load.amount), keeps, max(1, load.source.num_requests // 2))
+    return None if interruption.is_asked else limit
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

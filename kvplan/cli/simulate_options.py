@@ -67,6 +67,50 @@ class SimulateOptions(LoadOptions):
             metavar="SHARES",
         ),
     ] = None
+    # many servers
+    replicas: Annotated[
+        Text, option("--replicas", help="Simulate a fleet of so many servers behind a router.", metavar="N")
+    ] = None
+    pool: Annotated[
+        list[str] | None,
+        option("--pool", help="More servers of another GPU, beside --replicas: l40s=4; repeatable.", metavar="GPU=N"),
+    ] = None
+    router: Annotated[
+        Literal["round-robin", "least-loaded", "prefix", "random"] | None,
+        typer.Option("--router", help="How a fleet's requests are routed. Default: least-loaded.", show_default=False),
+    ] = None
+    disaggregate: Annotated[
+        Text,
+        option(
+            "--disaggregate",
+            help="Compute prompts on x servers and answers on y others, 1P2D; needs --link.",
+            metavar="xPyD",
+        ),
+    ] = None
+    link: Annotated[
+        Text,
+        option(
+            "--link",
+            help="Speed at which a prefill server sends KV cache to decode servers: 50GB/s.",
+            metavar="SIZE/s",
+        ),
+    ] = None
+    fail: Annotated[
+        list[str] | None,
+        option(
+            "--fail", help="Lose a server, from 0 on, at a time: 3@10m, 3@10m:5m (back 5 minutes later); repeatable.",
+            metavar="N@TIME",
+        ),
+    ] = None  # fmt: skip
+    autoscale: Annotated[
+        Text,
+        option(
+            "--autoscale",
+            help="Grow and shrink from --replicas on: min=1,max=8,target=20 (requests per server), every=15s, "
+            "provision=3m, settle=5m.",
+            metavar="RULE",
+        ),
+    ] = None
     # the answer
     format: FormatOption = "table"
     report: ReportOption = None

@@ -43,6 +43,7 @@ DOCUMENTS: Final = {
     "timed-recommendation": ("timed", "TimedRecommendationDocument"),
     "tune": ("tune", "TuneDocument"),
     "simulation": ("simulation", "SimulationDocument"),
+    "fleet": ("fleet", "FleetDocument"),
     "diagnosis": ("diagnosis", "DiagnosisDocument"),
     "reconciliation": ("reconciliation", "ReconciliationDocument"),
     "report": ("report", "ReportDocument"),

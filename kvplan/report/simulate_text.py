@@ -17,7 +17,7 @@ from kvplan.report.page import Block, bold
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.records import Metric
 from kvplan.simulate.result import Result, Spread
-from kvplan.simulate.runs import Run
+from kvplan.simulate.runs import Run, Served
 from kvplan.simulate.slo import Kept
 from kvplan.simulate.timeline import LEVELS
 
@@ -475,7 +475,7 @@ def timeline_table(simulation: Run) -> Table:
     return Table.of(names, rows)
 
 
-def requests_table(simulation: Run) -> Table:
+def requests_table(simulation: Served) -> Table:
     records = simulation.records
     names = (
         "number", "arrival_s", "admitted_s", "first_token_s", "ended_s", "prompt_tokens", "output_tokens",

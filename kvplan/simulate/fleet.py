@@ -143,8 +143,8 @@ class Autoscale:
     Source: the documentation of Kubernetes' HorizontalPodAutoscaler: every 15 s, 10 %, 300 s.
     """
 
-    least: int
-    most: int
+    fewest: int
+    highest: int
     target: float
     every: float = 15.0
     provision: float = 180.0
@@ -328,8 +328,8 @@ class Fleet:
         if not serving:
             self._held.append(sent)
             return
-        asked = sent.request
-        request = HandedOver(time, asked.prompt_tokens, asked.output_tokens)
+        original = sent.request
+        request = HandedOver(time, original.prompt_tokens, original.output_tokens)
         self._send((self.decode_router or self.router).choose(serving, request), sent, request, time)
 
     # --- replicas -----------------------------------------------------------------------------------------------
@@ -404,8 +404,8 @@ class Fleet:
             replica.state = "serving"
             replica.run.clock = max(replica.run.clock, time)
             self._note_size(time)
-            held, self._held = self._held, deque()
-            for sent in held:
+            stranded, self._held = self._held, deque()
+            for sent in stranded:
                 self._route(sent, time)
 
     def _scale(self, time: float) -> None:
@@ -422,7 +422,7 @@ class Fleet:
         count = len(present)
         ratio = seen / (scale.target * count) if count else inf
         needed = count if abs(ratio - 1) <= scale.tolerance else -(-seen // scale.target)
-        needed = int(min(scale.most, max(scale.least, needed)))
+        needed = int(min(scale.highest, max(scale.fewest, needed)))
         self._decisions.append((time, needed))
         while self._decisions[0][0] < time - scale.settle:
             self._decisions.popleft()
@@ -432,7 +432,9 @@ class Fleet:
                 replica = self._start(self.kinds[0], time, "starting")
                 self._at(time + scale.provision, lambda now, replica=replica: self._return(replica, now))  # type: ignore[misc]
         elif highest < count:
-            for replica in sorted(present, key=lambda each: (each.state == "serving", each.load))[: count - highest]:
+            for replica in sorted(present, key=lambda replica: (replica.state == "serving", replica.load))[
+                : count - highest
+            ]:
                 if replica.state == "starting" or not replica.load:
                     self._leave(replica, time)
                 else:
@@ -448,16 +450,21 @@ class Fleet:
                 yield life.run
 
     @property
+    def num_held(self) -> int:
+        """Requests that no replica could take."""
+        return len(self._held)
+
+    @property
     def counts(self) -> Counts:
         """Of all replicas; requests that nobody could take have failed."""
-        each = [run.counts for run in self.runs]
+        parts = [run.counts for run in self.runs]
         return Counts(
             arrived=self.num_arrived,
-            rejected=sum(counts.rejected for counts in each),
-            failed=sum(counts.failed for counts in each) + len(self._held),
-            steps=sum(counts.steps for counts in each),
-            jumped=sum(counts.jumped for counts in each),
-            prompt_tokens=sum(counts.prompt_tokens for counts in each),
+            rejected=sum(counts.rejected for counts in parts),
+            failed=sum(counts.failed for counts in parts) + len(self._held),
+            steps=sum(counts.steps for counts in parts),
+            jumped=sum(counts.jumped for counts in parts),
+            prompt_tokens=sum(counts.prompt_tokens for counts in parts),
             output_tokens=sum(self.records.output),
         )
 

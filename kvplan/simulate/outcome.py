@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from kvplan.planning.plan import Plan
+from kvplan.simulate.fleet import Fleet
+from kvplan.simulate.fleet_result import FleetResult
 from kvplan.simulate.ranges import Ranges
 from kvplan.simulate.result import Result
 from kvplan.simulate.runs import Run
@@ -37,3 +39,14 @@ class Answer:
     promises: tuple[Promise, ...]
     variants: tuple[Variant, ...]
     ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAnswer:
+    """What a fleet answers: figures as of one server, and those of its replicas."""
+
+    total: Answer  # its variant's run is that of the first replica
+    result: FleetResult
+    fleet: Fleet
+    router: str
+    servers: str

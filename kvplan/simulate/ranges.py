@@ -70,6 +70,18 @@ def measured() -> Ranges:
     return Ranges(dict.fromkeys(TIMES, MEASURED), MEASURED)
 
 
+def widest(several: tuple[Ranges, ...]) -> Ranges:
+    """Ranges that hold for each of several servers."""
+    first = several[0]
+    times = {
+        metric: (min(server.times[metric][0] for server in several), max(server.times[metric][1] for server in several))
+        for metric in first.times
+    }
+    low, high = (limit(server.throughput[side] for server in several) for side, limit in ((0, min), (1, max)))
+    unseen = tuple(dict.fromkeys(name for server in several for name in server.unseen))
+    return Ranges(times, (low, high), unseen)
+
+
 def unlike(plan: Plan) -> Iterator[str]:
     """What of a plan no published result that the constants were fitted to has."""
     spec, gpu = plan.request.spec, plan.request.gpu

@@ -85,16 +85,16 @@ class Prefix:
         loads = [replica.load for replica in replicas]
         if max(loads) - min(loads) > BALANCE_ABS and max(loads) > BALANCE_REL * min(loads):
             return None
-        best, most = None, 0
+        best, longest = None, 0
         for replica in replicas:
             length = 0
             for link in chain:
                 if (replica.index, link) not in self._chains:
                     break
                 length += 1
-            if length > most:
-                best, most = replica, length
-        return best if most * self._run_len > CACHE_THRESHOLD * request.prompt_tokens else None
+            if length > longest:
+                best, longest = replica, length
+        return best if longest * self._run_len > CACHE_THRESHOLD * request.prompt_tokens else None
 
     def _chain(self, request: TraceRequest) -> list[int]:
         chain, parent = [], 0

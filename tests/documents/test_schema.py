@@ -18,6 +18,7 @@ POLICY = ROOT / "examples" / "kvplan.policy.yaml"
 PRICES = "examples/prices.yaml"
 LLAMA = ("llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k")
 # Name of a document -> commands that print one.
+SMALL_LOAD = ("--profile", "azure-2023-conv", "--num-requests", "30")
 TIMED_LOAD = ("--prompt-tokens", "500", "--output-tokens", "20", "--num-requests", "100", "--rate", "2")
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "error": (("estimate", "no-such-model", "--gpu", "a100-80g", "--ctx", "8k"),),
@@ -74,6 +75,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "simulation": (
         ("simulate", *LLAMA, "--profile", "azure-2023-conv", "--num-requests", "20", "--baseline", "contiguous"),
         ("simulate", *LLAMA, "--trace", "examples/chats.jsonl", "--tier", "cpu=8GiB@25GB/s", "--num-requests", "20"),
+    ),
+    "fleet": (
+        ("simulate", *LLAMA, *SMALL_LOAD, "--replicas", "2", "--slo", "ttft=2s"),
+        ("simulate", *LLAMA, *SMALL_LOAD, "--disaggregate", "1P2D", "--link", "50GB/s"),
     ),
     "bench-reconciliation": (("reconcile", "--bench", "examples/inferencex.json", "--gpu", "h100-80g", "--ctx", "8k"),),
     "diagnosis": (

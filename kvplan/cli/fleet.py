@@ -1,0 +1,194 @@
+"""`kvplan simulate --replicas ...`: many servers behind a router."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from kvplan.cli.load import Load
+from kvplan.cli.simulate_options import SimulateOptions
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import parse_count, parse_duration, parse_size
+from kvplan.planning.plan import Plan
+from kvplan.planning.user_counts import num_gpus
+from kvplan.simulate import ranges, slo
+from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Role
+from kvplan.simulate.fleet_result import fleet_result
+from kvplan.simulate.outcome import Answer, FleetAnswer, Variant
+from kvplan.simulate.routers import router
+from kvplan.simulate.setup import Setup, empty_tiers
+from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.tiers import TierSpec
+
+MOST: Final = 4096  # servers
+OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale")
+OF_ONE: Final = ("baseline", "tier", "timeline", "figure")
+RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
+
+
+def is_fleet(options: SimulateOptions) -> bool:
+    """Whether many servers are asked for; what says something of them alone needs some."""
+    given = [name for name in OF_FLEETS if getattr(options, name)]
+    many = options.replicas is not None or options.pool is not None or options.disaggregate is not None
+    if given and not many:
+        raise UsageError(f"--{given[0]}", "is for many servers", "say how many with --replicas")
+    if not many:
+        return False
+    for name in OF_ONE:
+        if getattr(options, name):
+            raise UsageError(f"--{name}", "is for one server", "leave it out, or --replicas, --pool and --disaggregate")
+    if options.disaggregate is not None and (options.replicas is not None or options.pool is not None):
+        raise UsageError("--disaggregate", "states the number of servers itself", "leave out --replicas and --pool")
+    if options.disaggregate is not None and options.autoscale is not None:
+        raise UsageError("--autoscale", "does not apply to --disaggregate", "leave one out")
+    if options.autoscale is not None and options.pool is not None:
+        raise UsageError("--autoscale", "scales servers of one kind, and --pool names more", "leave one out")
+    if (options.disaggregate is None) != (options.link is None):
+        raise UsageError("--disaggregate and --link", "must be used together", "give both: 1P2D and 50GB/s")
+    return True
+
+
+def fleet_answer(
+    options: SimulateOptions, plan_of: Callable[[SimulateOptions], Plan], shares: Shares, load: Load,
+    stop: Callable[[Fleet], bool],
+) -> FleetAnswer:  # fmt: skip
+    promises = () if options.slo is None else slo.parse_slo(options.slo)
+    kinds, plans = kinds_of(options, plan_of, shares)
+    autoscale = None if options.autoscale is None else parse_autoscale(options.autoscale)
+    if autoscale is not None and not autoscale.fewest <= len(kinds) <= autoscale.highest:
+        raise UsageError(
+            f"--replicas {len(kinds)}", f"is not from min={autoscale.fewest} to max={autoscale.highest}", "change one"
+        )
+    failures = tuple(parse_failure(text, len(kinds)) for text in options.fail or ())
+    name = options.router or "least-loaded"
+    fleet = Fleet(
+        kinds,
+        load.arrivals(),
+        router(name, load.seed, load.source.run_len),
+        load.source.run_len,
+        failures,
+        autoscale,
+        None if options.link is None else Link(parse_link(options.link)),
+        router(name, load.seed, load.source.run_len),
+        stop,
+    )
+    fleet.run()
+    figures = fleet_result(fleet, load.skipped, by_clock=not load.is_closed and load.users is None)
+    if not figures.total.judged:
+        raise UsageError("simulate", "no request is served by the fleet", "give more --num-requests, or fewer failures")
+    uncertainty = (
+        ranges.widest(tuple(ranges.modeled(plan) for plan in plans))
+        if options.calibration is None
+        else ranges.measured()
+    )
+    outcomes = slo.outcomes(promises, fleet, load.skipped, uncertainty)
+    good = slo.good_requests(promises, fleet, load.skipped) if promises else None
+    steps = "; ".join(dict.fromkeys(step_time(plan, shares, options.calibration).text for plan in plans))
+    variant = Variant("fleet", fleet.replicas[0].run, figures.total, outcomes, None, good)
+    total = Answer(
+        plans[0], load.text, steps, f"{load.how} on {servers_text(kinds)}", load.is_closed, promises, (variant,),
+        uncertainty,
+    )  # fmt: skip
+    return FleetAnswer(total, figures, fleet, name, servers_text(kinds))
+
+
+def servers_text(kinds: tuple[Kind, ...]) -> str:
+    """ "4 servers (a100-80g)", "2 prefill and 4 decode servers (h100-80g)"."""
+    names = list(dict.fromkeys(kind.name for kind in kinds))
+    roles = {role: sum(kind.role == role for kind in kinds) for role in ("prefill", "decode")}
+    if roles["prefill"]:
+        return f"{roles['prefill']} prefill and {roles['decode']} decode servers ({', '.join(names)})"
+    if len(names) == 1:
+        return f"{len(kinds)} server{'' if len(kinds) == 1 else 's'} ({names[0]})"
+    return " and ".join(f"{sum(kind.name == name for kind in kinds)} x {name}" for name in names)
+
+
+def kinds_of(
+    options: SimulateOptions, plan_of: Callable[[SimulateOptions], Plan], shares: Shares
+) -> tuple[tuple[Kind, ...], tuple[Plan, ...]]:
+    """The servers in their order, and the plan of each kind."""
+    plans: dict[str, Plan] = {}
+
+    def kind(some: SimulateOptions, role: Role = "server") -> Kind:
+        label = ",".join(some.gpu or ()) or "gpu"
+        if label not in plans:
+            plans[label] = plan_of(some)
+        plan = plans[label]
+        setup = Setup(plan, step_time(plan, shares, options.calibration))
+        token = empty_tiers(plan, (TierSpec("", 0, 1),), 1).token_bytes if role != "server" else 0
+        return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan))
+
+    kinds: list[Kind] = []
+    if options.disaggregate is not None:
+        prefill, decode = parse_split(options.disaggregate)
+        kinds += [kind(options, "prefill")] * prefill + [kind(options, "decode")] * decode
+    if options.replicas is not None:
+        kinds += [kind(options)] * parse_count(options.replicas, "--replicas", most=MOST)
+    for text in options.pool or ():
+        name, _, count = text.partition("=")
+        if not name or not count:
+            raise UsageError(f"--pool {printable(repr(text), 60)}", "is not understood", "write l40s=4")
+        kinds += [kind(replace(options, gpu=[name]))] * parse_count(count, "--pool", most=MOST)
+    if len(kinds) > MOST:
+        raise UsageError("--pool", f"{len(kinds):,} servers in all", f"name {MOST:,} at most")
+    return tuple(kinds), tuple(plans.values())
+
+
+def parse_split(text: str) -> tuple[int, int]:
+    """`1P2D`."""
+    match = re.fullmatch(r"([1-9][0-9]{0,3})[pP]([1-9][0-9]{0,3})[dD]", text)
+    if match is None or int(match[1]) + int(match[2]) > MOST:
+        raise UsageError(
+            f"--disaggregate {printable(repr(text), 40)}", "is not understood",
+            "write how many servers compute prompts and answers: 1P2D",
+        )  # fmt: skip
+    return int(match[1]), int(match[2])
+
+
+def parse_link(text: str) -> float:
+    if not text.endswith("/s"):
+        raise UsageError(f"--link {printable(repr(text), 40)}", "is not a speed", "write 50GB/s")
+    return float(parse_size(text.removesuffix("/s"), "--link"))
+
+
+def parse_failure(text: str, count: int) -> Failure:
+    """`3@10m`, `3@10m:5m`."""
+    match = re.fullmatch(r"([0-9]{1,4})@([^:]+)(?::(.+))?", text)
+    if match is None:
+        raise UsageError(
+            f"--fail {printable(repr(text), 60)}", "is not understood",
+            "write the server's number, from 0 on, and the time: 3@10m, or 3@10m:5m for one that comes back",
+        )  # fmt: skip
+    if int(match[1]) >= count:
+        raise UsageError(f"--fail {text}", f"there are servers 0 to {count - 1}", "name one of them")
+    seconds = inf if match[3] is None else parse_duration(match[3], "--fail")
+    return Failure(int(match[1]), parse_duration(match[2], "--fail", least=0.0), seconds)
+
+
+def parse_autoscale(text: str) -> Autoscale:
+    """`min=1,max=8,target=20,every=15s,provision=3m,settle=5m`."""
+    given: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in ("min", "max", "target", "every", "provision", "settle") or not equals or name in given:
+            raise UsageError("--autoscale", f"{printable(repr(part), 60)} is not understood", RULE)
+        given[name] = value
+    missing = [name for name in ("max", "target") if name not in given]
+    if missing:
+        raise UsageError("--autoscale", f"{' and '.join(missing)} is missing", RULE)
+    fewest, highest = (parse_count(given.get(name, "1"), "--autoscale", most=MOST) for name in ("min", "max"))
+    if fewest > highest:
+        raise UsageError("--autoscale", f"min={fewest} is more than max={highest}", RULE)
+    try:
+        target = float(given["target"])
+    except ValueError:
+        target = 0.0
+    if not 0 < target < 1e6:
+        raise UsageError("--autoscale", f"target is not a number above 0 ({printable(given['target'], 40)})", RULE)
+    rule = Autoscale(fewest, highest, target)
+    times = {
+        name: parse_duration(given[name], "--autoscale") for name in ("every", "provision", "settle") if name in given
+    }
+    return replace(rule, **times)  # type: ignore[arg-type]

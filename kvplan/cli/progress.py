@@ -1,0 +1,89 @@
+"""How far a simulation is: a bar on a terminal, else a line now and then; and its end when somebody interrupts it."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from kvplan.cli import output
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+LINE_S: Final = 10.0  # between two lines
+BAR_AFTER_S: Final = 1.0
+CALLS: Final = 256  # between two looks at the clock
+
+
+class Interruption:
+    """Whether the user asked for the end; a second time ends the process as ever.
+
+    quiet  whether nothing is said of progress
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.is_asked = False
+        self.quiet = quiet
+
+    def __call__(self, number: int, frame: object) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+
+
+@contextmanager
+def interruptible(*, quiet: bool = False) -> Iterator[Interruption]:
+    """SIGINT ends a simulation between two steps, with what is done so far."""
+    interruption = Interruption(quiet=quiet)
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    before = signal.signal(signal.SIGINT, interruption)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Progress:
+    """Requests that are answered, of all."""
+
+    def __init__(self, total: int, how: str, *, quiet: bool = False) -> None:
+        self._total, self._how, self._quiet = total, how, quiet
+        self._calls = 0
+        self._began = self._last = time.monotonic()
+        self._bar: Bar | None = None
+        self._task: Any = None
+
+    def show(self, done: int) -> None:
+        """Called after each step or so."""
+        self._calls += 1
+        if self._calls % CALLS:
+            return
+        now = time.monotonic()
+        if sys.stderr.isatty() and not self._quiet:
+            if now - self._began > BAR_AFTER_S:
+                self._draw(done)
+        elif now - self._last >= LINE_S:
+            self._last = now
+            output.tell("note", f"simulated {done:,} of {self._total:,} requests at {self._how}")
+
+    def _draw(self, done: int) -> None:
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._how, total=self._total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,76 @@
+"""`kvplan simulate --replicas`: what a user reads, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+
+LLAMA = ("simulate", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "32k", "--profile", "azure-2023-conv")
+CONV = (*LLAMA, "--num-requests", "150", "--rate", "9")
+
+
+def test_the_verdict_comes_first_and_then_a_row_for_each_server(run: Run) -> None:
+    done = run(*CONV, "--replicas", "3", "--slo", "ttft=30s")
+    lines = done.out.splitlines()
+    assert lines[0].startswith("Yes: with 9 requests/s on 3 servers (a100-80g), ttft p99 is")
+    assert [line.split()[:2] for line in lines[4:7]] == [[str(index), "a100-80g"] for index in range(3)]
+
+
+def test_one_server_behind_a_router_is_that_server(run: Run) -> None:
+    alone = json.loads(run(*CONV, "--format", "json").out)["variants"][0]
+    fleet = json.loads(run(*CONV, "--replicas", "1", "--format", "json").out)
+    assert fleet["schema"] == "kvplan/fleet@1"
+    for metric, times in alone["times"].items():
+        for name in ("p50", "p90", "p99"):
+            assert fleet["fleet"]["times"][metric][name] == times[name]
+    assert fleet["fleet"]["steps"] == alone["steps"]
+    assert fleet["gpu_hours"] == pytest.approx(alone["seconds"] / 3600)
+
+
+def test_servers_of_two_kinds_and_a_failure(run: Run) -> None:
+    options = ("--pool", "l40s=1", "--fail", "0@5s:5s", "--router", "round-robin", "--format", "json")
+    document = json.loads(run(*CONV, "--replicas", "1", *options).out)
+    assert [replica["gpu"] for replica in document["replicas"]] == ["a100-80g", "l40s"]
+    assert document["sizes"] == [
+        {"seconds": 0.0, "servers": 2},
+        {"seconds": 5.0, "servers": 1},
+        {"seconds": 10.0, "servers": 2},
+    ]
+    assert document["resent"] > 0
+    assert document["fleet"]["requests"]["finished"] == 150
+
+
+def test_every_request_has_a_row(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    run(*CONV, "--disaggregate", "1P2D", "--link", "50GB/s", "--requests", str(file))
+    lines = file.read_text().splitlines()
+    assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, 151))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--router", "random"), "--router: is for many servers"),
+        (("--replicas", "0"), "--replicas"),
+        (("--replicas", "2", "--tier", "cpu=1GiB@1GB/s"), "--tier: is for one server"),
+        (("--disaggregate", "1P2D"), "--disaggregate and --link: must be used together"),
+        (("--disaggregate", "P2D", "--link", "1GB/s"), "--disaggregate 'P2D': is not understood"),
+        (("--disaggregate", "1P2D", "--link", "50"), "--link '50': is not a speed"),
+        (("--disaggregate", "1P2D", "--link", "1GB/s", "--replicas", "2"), "states the number of servers itself"),
+        (("--disaggregate", "1P2D", "--link", "1GB/s", "--shared-prefix", "512"), "cannot be handed over"),
+        (("--replicas", "2", "--fail", "2@5s"), "there are servers 0 to 1"),
+        (("--replicas", "2", "--fail", "x"), "--fail 'x': is not understood"),
+        (("--replicas", "2", "--autoscale", "max=8"), "target is missing"),
+        (("--replicas", "9", "--autoscale", "max=8,target=2"), "is not from min=1 to max=8"),
+        (("--replicas", "2", "--pool", "l40s"), "--pool 'l40s': is not understood"),
+        (("--replicas", "2", "--pool", "nosuch=2"), "nosuch"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line(run: Run, options: tuple[str, ...], message: str) -> None:
+    done = run(*CONV, *options)
+    assert done.code == 2
+    assert message in done.err
+    assert len(done.err.splitlines()) <= 2
