@@ -51,6 +51,7 @@ class Flag:
     since    the change of a release that brought the first name; `earlier`: what it was called before, "" for nothing
     beside   a switch without which it counts for nothing
     printed  whether it is a flag of its own in a printed command
+    off      the value that says as much as leaving it out
     """
 
     names: tuple[str, ...] = ()
@@ -61,6 +62,7 @@ class Flag:
     earlier: str = ""
     beside: str = ""
     printed: bool = True
+    off: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ class EngineArgs:
             panel="Parallelism",
             most=1023,  # vLLM's own limit
             vllm=Flag(("num_redundant_experts",), printed=False),  # a part of --eplb-config; a flag until 0.11
-            sglang=Flag(("ep_num_redundant_experts",)),
+            sglang=Flag(("ep_num_redundant_experts",), off="0"),
         ),
     ] = 0
     eplb_window_size: Annotated[
@@ -649,6 +651,17 @@ class EngineArgs:
     hicache_size: Annotated[
         int | None,
         _sglang("count", "hicache_size", "host memory of the hierarchical cache in each rank, in GB.", "GB"),
+    ] = None
+    disaggregation_mode: Annotated[
+        Literal["prefill", "decode"] | None,
+        Argument(
+            "choice",
+            "SGLang: what this server does of requests that others begin or finish.",
+            panel="SGLang",
+            choices=("prefill", "decode"),
+            vllm=None,
+            sglang=Flag(("disaggregation_mode",), off="null"),
+        ),
     ] = None
     enable_multimodal: Annotated[
         bool | None,

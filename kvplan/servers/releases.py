@@ -421,6 +421,9 @@ SGLANG_CHANGES = {
         (0, 5, 2), "adapters have a pool of slots, made before the KV pool, for the modules that are stated",
         "sglang 0.5.2, 0.5.9 and 0.5.23 srt/lora/mem_pool.py",
     ),
+    "halves": Change(
+        (0, 5, 23), "a server that only prefills or decodes keeps less back", "sglang 0.5.23 arg_groups/memory_hook.py"
+    ),
     "expert_adapters": Change(
         (0, 5, 23), "adapters change experts and latent attention, too", "sglang 0.5.9 and 0.5.23 srt/lora/mem_pool.py"
     ),

@@ -146,6 +146,7 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "enable_hierarchical_cache": ("true", DENSE, CONTEXT),
         "hicache_ratio": ("1.5", DENSE, {**CONTEXT, "enable_hierarchical_cache": "true"}),
         "hicache_size": ("32", DENSE, {**CONTEXT, "enable_hierarchical_cache": "true"}),
+        "disaggregation_mode": ("decode", DENSE, CONTEXT),
         "enable_multimodal": ("true", SIGHT, CONTEXT),
     },
 }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvplan.core.errors import KvplanError
+from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
@@ -232,7 +233,7 @@ def test_ranks_of_dp_attention_lie_within_the_tensor_ranks(run: Run) -> None:
         ("--tp 8 --moe-dense-tp-size 2", "SGLang takes 1 alone"),
         ("--tp 8 --enable-dp-lm-head", "--enable-dp-attention beside it"),
         ("--tp 8 --ep-size 8 --ep-num-redundant-experts 3", "do not go evenly"),
-        ("--tp 8 --enable-lora --max-lora-rank 16", "adapters in SGLang are not modeled"),
+        ("--tp 8 --enable-lora --max-lora-rank 16", "SGLang takes --lora-target-modules from its adapters"),
     ],
 )
 def test_refuses_what_sglang_refuses_and_what_is_not_sized(run: Run, flags: str, fault: str) -> None:
@@ -240,3 +241,24 @@ def test_refuses_what_sglang_refuses_and_what_is_not_sized(run: Run, flags: str,
     found = run("estimate", "--from-command", command, "--gpu", "h200")
     assert found.code == 2
     assert fault in found.err
+
+
+def test_two_public_deployments_of_glm_5_2_are_not_one_checkpoint() -> None:
+    """llm-d-autoscaling#1568: 89.5 GiB of weights a rank over 8 ranks, 65.1 over 16.
+
+    75 layers of 256 experts of 3 x 6,144 x 2,048 are 724.8e9 parameters, a byte each in FP8: 42.2 GiB less a rank of 16
+    than of 8, whatever lies whole on each. 16 spare copies are one more expert a rank of 16: 75 x 3 x 6,144 x 2,048.
+    """
+    planned = {}
+    for ranks, spare in ((8, 0), (16, 0), (16, 16)):
+        args = EngineArgs(
+            data_parallel_size=ranks, enable_expert_parallel=True, max_model_len=32_768, quantization="fp8",
+            enable_eplb=spare > 0, num_redundant_experts=spare,
+        )  # fmt: skip
+        answer = plan(Request(catalog.load("glm-5.2"), gpu("h200"), args, parse_engine("vllm@0.33")))
+        planned[ranks, spare] = answer.memory.weights / GIB
+    experts = 75 * 256 * 3 * 6144 * 2048
+    assert planned[8, 0] - planned[16, 0] == pytest.approx(experts / 16 / GIB, rel=1e-3)
+    assert planned[8, 0] - planned[16, 0] > 1.7 * (89.5 - 65.1)
+    assert planned[16, 16] - planned[16, 0] == pytest.approx(experts / 256 / GIB, rel=1e-3)
+    assert planned[16, 16] == pytest.approx(65.1, rel=0.02)  # 64.05, without the drafting head

@@ -114,6 +114,7 @@ class TestARelease:
                 "request_windows",
                 "drafts",
                 "expert_adapters",
+                "halves",
             },
         ]
         assert names[-1] == set(SGLANG_CHANGES)

@@ -68,6 +68,11 @@ NO_EFFECT: Final = {
         prefill_delayer_wait_seconds_buckets prefill_delayer_queue_min_ratio prefill_delayer_max_delay_ms
         min_free_slots_delay random_seed load_balance_method uses_mamba_radix_cache mamba_track_interval
     """,
+    "how one server hands its requests to another; the pools are the same": """
+        disaggregation_transfer_backend disaggregation_bootstrap_port disaggregation_ib_device
+        disaggregation_decode_polling_interval disaggregation_decode_allocation_policy
+        disaggregation_enable_kv_checksum! num_reserved_decode_tokens optimistic_prefill_attempts
+    """,
     "processes and nodes": """
         device base_gpu_id gpu_id_step nnodes node_rank dist_init_addr nccl_init_addr nccl_port dist_timeout
         watchdog_timeout soft_watchdog_timeout sleep_on_idle! use_ray! numa_node gc_threshold pre_warm_nccl!
@@ -115,12 +120,7 @@ NO_EFFECT: Final = {
         unified_cache_external_linker_config enable_linker_mla_dedup! lmcache_config_file flexkv_config_file
         hisparse_config hierarchical_sparse_attention_extra_config offload_num_in_group offload_prefetch_step
         offload_mode kt_method kt_cpuinfer kt_threadpool_count kt_num_gpu_experts kt_max_deferred_experts_per_token
-        dllm_algorithm_config dllm_fdfo! disaggregation_transfer_backend disaggregation_bootstrap_port
-        disaggregation_ib_device disaggregation_decode_retraction_backup disaggregation_decode_polling_interval
-        disaggregation_decode_host_receive_threshold disaggregation_decode_allocation_policy
-        disaggregation_enable_kv_checksum! disaggregation_decode_enable_radix_cache!
-        disaggregation_decode_enable_offload_kvcache! disaggregation_decode_extra_slots num_reserved_decode_tokens
-        optimistic_prefill_attempts enable_pd_role_switch! encoder_transfer_backend encoder_urls
+        dllm_algorithm_config dllm_fdfo! encoder_transfer_backend encoder_urls
         encoder_bootstrap_port encoder_register_urls pdmux_config_path sm_group_num
         remote_instance_weight_loader_seed_instance_ip remote_instance_weight_loader_seed_instance_service_port
         remote_instance_weight_loader_send_weights_group_ports remote_instance_weight_loader_backend
@@ -163,7 +163,11 @@ REFUSED: Final = {
     """,
     "changes the model's config; pass the changed config.json as MODEL": "json_model_override_args={}",
     "is a file of more flags; write them out": "config",
-    "changes what is kept back, which is not modeled; leave it out": "disaggregation_mode=null enable_pdmux!",
+    "changes what is kept back, which is not modeled; leave it out": """
+        enable_pdmux! enable_pd_role_switch! disaggregation_decode_enable_radix_cache! disaggregation_decode_extra_slots
+        disaggregation_decode_enable_offload_kvcache! disaggregation_decode_retraction_backup
+        disaggregation_decode_host_receive_threshold=1
+    """,
     "is not modeled; leave it out": """
         dcp_size=1 decode_context_parallel_size=1 attn_cp_size=1 attention_context_parallel_size=1 moe_dp_size=1
         moe_data_parallel_size=1 dwdp_size=1 shared_experts_tp_size enable_prefill_cp!

@@ -196,7 +196,7 @@ def _take_argument(command: ServeCommand, argument: str, name: str, values: list
     if name == spelling.earlier:
         newest = "--" + spelling.names[0].replace("_", "-")
         command.notes.append(f"{option}: SGLang 0.5.23 does not start with it; write {newest} there")
-    if argument == "num_redundant_experts" and values == ["0"]:
+    if spelling.off and values == [spelling.off]:
         return
     text = " ".join(values) if values and ARGUMENTS[argument].kind == "names" else only_value(values, option)
     command.args[argument] = _value(argument, literal(text, option.rpartition(" ")[2]), option)

@@ -84,8 +84,8 @@ QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
 
 
 def caches_prefixes(args: EngineArgs) -> bool:
-    """The radix cache is on unless it was switched off."""
-    return args.enable_prefix_caching is not False
+    """The radix cache is on unless it was switched off, or the server decodes what another has begun."""
+    return args.enable_prefix_caching is not False and args.disaggregation_mode != "decode"
 
 
 def is_datacenter_blackwell(sm: int) -> bool:
@@ -226,8 +226,9 @@ def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | No
 
 
 def captures_prefill(spec: ModelSpec, args: EngineArgs) -> bool:
-    """Whether prefills get CUDA graphs: not with pipeline stages, KDA, or images in most models."""
-    if args.enforce_eager or args.disable_prefill_cuda_graph or args.pipeline_parallel_size > 1:
+    """Whether prefills get CUDA graphs: not with pipeline stages, KDA, or images in most models, nor where none run."""
+    decodes = args.disaggregation_mode == "decode"
+    if args.enforce_eager or args.disable_prefill_cuda_graph or args.pipeline_parallel_size > 1 or decodes:
         return False
     kinds = {cache.kind for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)}
     if kinds & KDA and spec.architecture != CAPTURED_WITH_KDA:

@@ -124,6 +124,27 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
         )
 
 
+def check_disaggregation(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
+    """Refuse halves of a server whose pools are not modeled."""
+    if args.disaggregation_mode is None:
+        return
+    flag = f"--disaggregation-mode {args.disaggregation_mode}"
+    if not release.has("halves"):
+        raise UnsupportedModelError(flag, f"was read in 0.5.23 alone, not in {release.label}", "leave it out")
+    if args.disaggregation_mode == "decode" and args.enable_prefix_caching:
+        raise UsageError(flag, "keeps no prefixes; the decode radix cache is not modeled", "leave it out")
+    lacks = {
+        "recurrent states": spec.has_states,
+        "a sparse index": spec.is_sparse_mla,
+        "drafts": args.speculative_method is not None,
+        "--enable-hierarchical-cache": bool(args.enable_hierarchical_cache),
+        "adapters": args.max_loras > 0,
+    }
+    for what, has in lacks.items():
+        if has:
+            raise UnsupportedModelError(flag, f"is not modeled beside {what}", "leave one of them out")
+
+
 def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
     """Refuse divisions of attention and experts that SGLang refuses, and what is not sized of them."""
     tp, dp = args.tensor_parallel_size, args.data_parallel_size
@@ -163,6 +184,7 @@ def check_model(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
     """The settings in effect; `max_num_seqs` is the largest there can be until the pool is known (max_requests)."""
     check_args(spec, args)
+    check_disaggregation(spec, args, release)
     sglang_models.check_class(spec)
     sglang_models.check_backends(spec, gpu.sm, args)
     stated, longest = args.max_model_len, sglang_models.context_length(spec)
@@ -284,7 +306,8 @@ def usual_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Ver
 
 def vision_factor(spec: ModelSpec, args: EngineArgs) -> float:
     """By which the default is lowered for a model that takes images: by the tower's layers x width squared."""
-    shape = sglang_models.tower_shape(spec, VISION_SIZE) if takes_images(spec, args.enable_multimodal) else None
+    sees = takes_images(spec, args.enable_multimodal) and args.disaggregation_mode != "decode"
+    shape = sglang_models.tower_shape(spec, VISION_SIZE) if sees else None
     if shape is None:
         return 1.0
     layers, width = shape
@@ -295,11 +318,12 @@ def vision_factor(spec: ModelSpec, args: EngineArgs) -> float:
 
 def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
     """What is kept back, in MiB: 1.5 per token of a chunk, 2 per sequence of the largest graph, 8 per prefill graph."""
-    chunk = chunk_size(gpu, args, release)
-    reserved = 512 + 1.5 * max(chunk, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
-    if not args.enforce_eager:
+    chunk, mode = chunk_size(gpu, args, release), args.disaggregation_mode
+    tokens = chunk if mode != "decode" else args.max_num_seqs or decode_graphs(spec, gpu, args, release)
+    reserved = 512 + 1.5 * max(tokens, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
+    if not args.enforce_eager and mode != "prefill":
         reserved += 2 * decode_graphs(spec, gpu, args, release)
-    if args.enable_dp_attention:
+    if args.enable_dp_attention and mode != "prefill":
         largest = decode_graphs(spec, gpu, args, release) if not args.enforce_eager else 0
         reserved += 3 * largest * args.data_parallel_size
         reserved += 1.5 * largest * args.data_parallel_size if largest > LARGE_GRAPHS else 0
