@@ -166,7 +166,8 @@ VALUES = {
     "--performance-mode": "throughput", "--limit-mm-per-prompt": '{"image": 0}', "--mm-encoder-tp-mode": "data",
     "--mm-processor-kwargs": '{"max_pixels": 1003520}',
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
-    "--lora-target-modules": "o_proj", "--kv-offloading-backend": "lmcache", "--offload-backend": "uva",
+    "--disaggregation-mode": "decode", "--lora-target-modules": "o_proj",
+    "--kv-offloading-backend": "lmcache", "--offload-backend": "uva",
     "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
     "--mamba-radix-cache-strategy": "extra_buffer", "--mamba-scheduler-strategy": "extra_buffer",
 }  # fmt: skip
