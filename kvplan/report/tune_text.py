@@ -111,6 +111,8 @@ def limits_of(choice: Choice) -> Sequence[str]:
         texts.append(f"all of --max-num-seqs {highest} running")
     if figures.kv_usage_peak >= FULL:
         texts.append(f"KV cache up to {percent(figures.kv_usage_peak)} in use")
+    if not texts and choice.tried.rate >= choice.rated.capacity:
+        texts.append("all that the server computes: more requests would only wait")
     if figures.preemptions:
         texts.append(plural(figures.preemptions, "preemption"))
     return texts

@@ -1,7 +1,7 @@
 """A load that is sought, and what a setting serves of it in closed form."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil, inf
 from typing import Final, Literal
@@ -87,12 +87,16 @@ def means_of(rows: Sequence[TraceRequest], run_len: int | None) -> Means:
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """A setting in closed form: requests per second of all servers, those decoding in one, seconds per token."""
+    """A setting in closed form: requests per second of all servers, those decoding in one, seconds per token.
+
+    capacity  requests per second whatever the promises: more than this only wait
+    """
 
     setting: Setting
     rate: float
     running: float
     tpot: float
+    capacity: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +136,18 @@ def steady(setting: Setting, made: Plan, times: StepTime, demand: Demand, means:
     best = Rated(setting, 0.0, 0.0, inf)
     if demand.how == "users":
         highest = min(highest, max(1.0, demand.users / setting.replicas))
-    counts = (highest,) if demand.how != "rate" else tuple(up_to(highest))
-    for count in counts:
+    # Prompts and answers share a step's tokens, so that no more than these decode where prompts always wait.
+    highest = max(1.0, min(highest, settings.max_num_batched_tokens / (1 + computed / max(1.0, means.output))))
+    capacity, is_within = 0.0, True
+    for count in (highest,) if demand.how != "rate" else up_to(highest):
         mean = step(made, times, means, count, computed)
-        if mean is None or mean.tpot > limits["tpot"]:
-            break
-        if demand.how == "rate" and mean.first > limits["ttft"]:
-            break
         rate = setting.replicas * count / (max(1.0, means.output) * mean.tpot)
-        if rate > best.rate:
+        capacity = max(capacity, rate)
+        is_within = is_within and mean.tpot <= limits["tpot"]
+        is_within = is_within and (demand.how != "rate" or mean.first <= limits["ttft"])
+        if is_within and rate > best.rate:
             best = Rated(setting, rate, count, mean.tpot)
-    return best
+    return replace(best, capacity=capacity)
 
 
 LIMITED: Final = ("tpot", "ttft")
@@ -164,12 +169,10 @@ class Step:
     first: float
 
 
-def step(made: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step | None:
-    """The mean step with so many requests decoding; None where a step cannot hold the prompts that come meanwhile."""
-    room = made.settings.max_num_batched_tokens - count
+def step(made: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
+    """The mean step with so many requests decoding."""
+    room = max(1.0, made.settings.max_num_batched_tokens - count)
     per_step = computed * count / max(1.0, means.output)  # prompt tokens for every token of an answer
-    if room < 1 or per_step > room:
-        return None
     chunks = ceil(computed / room)
     share = min(1.0, chunks * count / max(1.0, means.output))  # of the steps that compute a prompt's chunk
     mixed = times.seconds(work(made, means, count, max(computed / chunks, per_step), computed))

@@ -49,13 +49,15 @@ class Run:
 class Task:
     """A setting to be simulated.
 
-    start   requests per second of all servers where the search of a rate begins
-    least   what it must serve to be looked at closer
-    end     of the range of times: "low" is a server that is slower than likely
+    start    requests per second of all servers where the search of a rate begins
+    highest  beyond which requests only wait
+    least    what it must serve to be looked at closer
+    end      of the range of times: "low" is a server that is slower than likely
     """
 
     setting: Setting
     start: float
+    highest: float
     least: float = 0.0
     end: Literal["low", "likely", "high"] = "likely"
 
@@ -91,6 +93,7 @@ class Server:
         if end != "likely":
             factors = {name: span[end == "low"] for name, span in self.spans.times.items()}
             times = Scaled(times, factors["tpot"])
+        self.factor = factors["tpot"]
         self.limits = tuple(limited(promise, factors) for promise in demand.promises)
         self.setup = Setup(made, times, tiers)
 
@@ -135,23 +138,27 @@ class Server:
                 best = rate, run
             return run is not None
 
-        if task.least and not keeps(task.least):
+        highest = task.highest / self.factor
+        if task.least and (task.least > highest or not keeps(task.least)):
             return Tried(task.setting, 0.0, None)
-        low, high, rate = task.least, inf, max(task.start, task.least * STEP)
+        low, high, rate = task.least, inf, min(highest, max(task.start, task.least * STEP))
         for _ in range(TRIES):
             if keeps(rate):
-                low, rate = rate, rate * STEP
+                if rate >= highest:
+                    break
+                low, rate = rate, min(highest, rate * STEP)
             else:
                 high, rate = rate, rate / STEP**2
             if low and high < inf:
                 break
-        while low and high > low * (1 + PRECISION):
+        while low and low * (1 + PRECISION) < high < inf:
             middle = (low + high) / 2
             low, high = (middle, high) if keeps(middle) else (low, middle)
         return Tried(task.setting, *best) if best is not None else Tried(task.setting, 0.0, None)
 
 
 STEP: Final = 1.15
+SLACK: Final = 1.1  # by which a server may do more than the closed form says
 TRIES: Final = 12  # from a start down to a twentieth, or up to five times as much
 
 
@@ -229,7 +236,7 @@ class Search:
         """Each that was not yet; returns whether one of them is the best of its precision now."""
         new = [setting for setting in dict.fromkeys(settings) if setting not in self.tried and setting in self.ratings]
         before = {precision: self.best(precision) for precision in PRECISIONS}
-        tasks = [Task(setting, self.start(setting), self.least(setting) if must_beat else 0.0) for setting in new]
+        tasks = [self.task(setting, self.least(setting) if must_beat else 0.0) for setting in new]
         for answer in self.run(tasks):
             self.tried[answer.setting] = answer
         return any(self.best(precision) != before[precision] for precision in PRECISIONS)
@@ -238,8 +245,9 @@ class Search:
         jobs = min(self.jobs, len(tasks))
         return list(in_order(tried, (self.base, self.demand), tasks, jobs, name="tune"))
 
-    def start(self, setting: Setting) -> float:
-        return self.ratings[setting].rate or max(rating.rate for rating in self.ratings.values()) or 1.0
+    def task(self, setting: Setting, least: float) -> Task:
+        rating = self.ratings[setting]
+        return Task(setting, rating.rate or rating.capacity / 2, SLACK * rating.capacity, least)
 
     def least(self, setting: Setting) -> float:
         best = self.best(setting.kv_cache_dtype)
@@ -340,7 +348,11 @@ def answer_of(search: Search, num_settings: int, refused: tuple[Refused, ...], u
 
 def with_ends(search: Search, answers: Sequence[Tried]) -> dict[Setting, tuple[float, float]]:
     """Low and high of what a setting serves: on a server that is slower, and faster, than likely."""
-    tasks = [Task(done.setting, done.rate * part, 0.0, end) for done in answers for end, part in ENDS.items()]
+    tasks = [
+        Task(done.setting, done.rate * part, SLACK * search.ratings[done.setting].capacity, 0.0, end)
+        for done in answers
+        for end, part in ENDS.items()
+    ]
     rates = [done.rate for done in search.run(tasks)]
     return {done.setting: (rates[2 * place], rates[2 * place + 1]) for place, done in enumerate(answers)}
 
