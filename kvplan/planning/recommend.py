@@ -5,7 +5,7 @@ plan's range, unless the likely figure is asked for. Every placement is a plan()
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import fsum, inf
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Load, Plan, Request, plan
-from kvplan.planning.user_counts import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
+from kvplan.planning.user_counts import End, KnownPools, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.planning.users import own_blocks
 from kvplan.servers.base import terms_of
 from kvplan.servers.vllm.size import gate
@@ -41,6 +41,7 @@ class Question:
     fp8_kv     whether an fp8 KV cache may be proposed; fp8_weights: quantising while loading
     end        of the range that must hold them
     prices     dollars per hour of a GPU, by name; empty: unknown
+    pools      what the search has counted so far
     """
 
     users: int
@@ -49,6 +50,7 @@ class Question:
     fp8_weights: bool = False
     end: Literal["low", "likely"] = "low"
     prices: "dict[str, float] | None" = None
+    pools: KnownPools = field(default_factory=KnownPools, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +463,7 @@ def serves(question: Question, request: Request, the_plan: Plan, users: int) -> 
     if the_plan.settings.max_num_seqs < users or bound(request, the_plan, question.end) < users:
         return False
     own_load = replace(the_plan, request=replace(the_plan.request, load=request.load))
-    return pool_holds(own_load, question.end, users)
+    return pool_holds(own_load, question.end, users, question.pools)
 
 
 def failure(question: Question, request: Request) -> Failure:

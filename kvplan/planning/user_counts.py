@@ -51,17 +51,28 @@ def _counted(plan: Plan, load: Load, num_blocks: int) -> int:
     return users.users_held(plan.pool, plan.settings, plan.capacity, load, num_blocks).users
 
 
-def pool_holds(plan: Plan, end: End, count: int) -> bool:
-    """Whether pool_users is at least `count`.
+class KnownPools:
+    """Users that pools were counted to hold, for each count of blocks that requests take.
 
-    With lengths what is known of other pools answers first: a larger pool never holds fewer users.
+    A larger pool never holds fewer users: a search asks about many pools and counts few.
     """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+
+    def of(self, counts: tuple[int, ...], lengths: "Lengths", overflow: float, shared: int) -> list[tuple[int, int]]:
+        """(blocks, users), ascending; what is counted is added to it."""
+        return self._known.setdefault((counts, lengths, overflow, shared), [])
+
+
+def pool_holds(plan: Plan, end: End, count: int, pools: KnownPools) -> bool:
+    """Whether pool_users is at least `count`; with lengths the pools known answer first."""
     load = plan.request.load
     if load.lengths is None or not plan.fits:
         return pool_users(plan, end) >= count
     usable = users.usable_blocks(plan.pool, plan.settings, plan.capacity, load, blocks_at(plan, end))
     shared = plan.pool.shared(min(load.shared_prefix, plan.capacity.max_model_len))
-    known = _known(_block_counts(plan.pool, load.lengths), load.lengths, load.overflow, shared)
+    known = pools.of(_block_counts(plan.pool, load.lengths), load.lengths, load.overflow, shared)
     index = bisect(known, (usable, 0))
     if index and known[index - 1][1] >= count:
         return True
@@ -75,12 +86,6 @@ def pool_holds(plan: Plan, end: End, count: int) -> bool:
 @lru_cache(maxsize=256)
 def _block_counts(pool: Pool, lengths: "Lengths") -> tuple[int, ...]:
     return tuple(pool.allocated_blocks(tokens) for tokens, _ in lengths.points)
-
-
-@lru_cache(maxsize=64)
-def _known(counts: tuple[int, ...], lengths: "Lengths", overflow: float, shared: int) -> list[tuple[int, int]]:
-    """(blocks, users) found so far for requests that hold such counts of blocks, ascending."""
-    return []
 
 
 def blocks_per_user(plan: Plan) -> int:

@@ -20,7 +20,7 @@ from kvplan.hardware.prices import read as read_prices
 from kvplan.models import catalog
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.recommend import bound, seqs_for
-from kvplan.planning.user_counts import pool_holds, pool_users
+from kvplan.planning.user_counts import KnownPools, pool_holds, pool_users
 from kvplan.planning.users import users_for_lengths
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.vllm.rules import EngineArgs
@@ -223,10 +223,11 @@ def test_the_bound_is_never_below_the_users(lengths: Lengths, num_blocks: int) -
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(300, 3000), st.integers(1, 40)), min_size=1, max_size=8))
 def test_what_is_known_of_other_pools_gives_the_same_answers(asked: list[tuple[int, int]]) -> None:
+    pools = KnownPools()
     for num_blocks, users in asked:
         made = pool_of(num_blocks, Load(lengths=WIDE))
         exact = users_for_lengths(lambda tokens: -(-tokens // 16), num_blocks - 1, WIDE, 0.01).users
-        assert pool_holds(made, "low", users) == (exact >= users)
+        assert pool_holds(made, "low", users, pools) == (exact >= users)
 
 
 def test_lengths_are_held_as_estimate_counts_them(run: Run) -> None:
