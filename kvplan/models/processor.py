@@ -26,10 +26,10 @@ def settings_of(directory: Path) -> Mapping[str, Any]:
     nested = read(directory / NESTED)
     settings: dict[str, Any] = {key: value for key, value in nested.items() if not isinstance(value, Mapping)}
     for scope, (parts, files) in PARTS.items():
-        held = [nested[part] for part in parts if isinstance(nested.get(part), Mapping)]
-        held += [values for name in files if (values := read(directory / name))]
-        if held:
-            settings[scope] = held[0]
+        scope_values = [nested[part] for part in parts if isinstance(nested.get(part), Mapping)]
+        scope_values += [values for name in files if (values := read(directory / name))]
+        if scope_values:
+            settings[scope] = scope_values[0]
     return settings
 
 

@@ -403,12 +403,12 @@ def best_canvas(height: int, width: int, canvases: list[tuple[int, int]]) -> tup
     Source: transformers 5.19 image_processing_utils.py (select_best_resolution).
     """
 
-    def kept(canvas: tuple[int, int]) -> tuple[int, int]:
+    def pixels_kept(canvas: tuple[int, int]) -> tuple[int, int]:
         scale = min(canvas[1] / width, canvas[0] / height)
         pixels = min(int(width * scale) * int(height * scale), width * height)
         return pixels, pixels - canvas[0] * canvas[1]
 
-    return max(canvases, key=kept)
+    return max(canvases, key=pixels_kept)
 
 
 def canvases_of(processor: Processor) -> list[tuple[int, int]]:
@@ -529,10 +529,10 @@ def minimax_m3(processor: Processor) -> dict[str, Item]:
     frames = max(1, min(MINIMAX_FRAMES, processor.context // tokens * 2))
     image, video = processor.limit("image"), processor.limit("video")
     tall, wide = (sides // unit for sides in within((side * unit, side * unit), image))
-    shown = math.ceil(min(frames, video.num_frames or frames) / 2) * tokens
+    num_tokens = math.ceil(min(frames, video.num_frames or frames) / 2) * tokens
     return {
         "image": Item(side**2, 4 * max(1, tall) * max(1, wide)),
-        "video": Item(math.ceil(frames / 2) * tokens, 4 * shown),
+        "video": Item(math.ceil(frames / 2) * tokens, 4 * num_tokens),
     }
 
 
