@@ -170,12 +170,16 @@ class Shown:
 
     @property
     def values(self) -> dict[str, float]:
-        return worst_of(*({name: each.value} for name, measured in self.counted.items() for each in measured))
+        return worst_of(
+            *({name: measurement.value} for name, measured in self.counted.items() for measurement in measured)
+        )
 
     @property
     def sources(self) -> list[str]:
         every = {
-            (each.stage, each.commit or "unknown", each.utc) for measured in self.counted.values() for each in measured
+            (measurement.stage, measurement.commit or "unknown", measurement.utc)
+            for measured in self.counted.values()
+            for measurement in measured
         }
         return [f"stage {stage}, commit {commit}, {utc}" for stage, commit, utc in sorted(every)]
 
@@ -185,7 +189,7 @@ def of_newest_commit(measurements: Sequence[Measured]) -> list[Measured]:
     newest = max(measurements, key=lambda each: each.utc)
     if newest.commit is None:
         return [newest]
-    return [each for each in measurements if each.commit == newest.commit]
+    return [measurement for measurement in measurements if measurement.commit == newest.commit]
 
 
 Evidence = Mapping[str, Shown]  # by GPU, as torch names it
@@ -199,7 +203,7 @@ def read_evidence(path: Path) -> Evidence:
         raise InvalidInputError(f"{path_text(path)}: is not {SCHEMA}; write it with `python -m benchmarks.goals`")
     try:
         evidence = {
-            gpu: Shown({name: tuple(Measured(**each) for each in values) for name, values in measured.items()})
+            gpu: Shown({name: tuple(Measured(**value) for value in values) for name, values in measured.items()})
             for gpu, measured in gpus.items()
         }
     except (TypeError, AttributeError) as error:
@@ -208,8 +212,8 @@ def read_evidence(path: Path) -> Evidence:
         for name, values in gpu.measured.items():
             if not values:
                 raise InvalidInputError(f"{path_text(path)}: {printable(name, 40)} has no number; write it anew")
-            for each in values:
-                _check(path, name, each)
+            for value in values:
+                _check(path, name, value)
     return evidence
 
 
@@ -275,7 +279,11 @@ def numbers_of(stage: dict[str, Any]) -> dict[str, float]:
 
 def write_evidence(path: Path, evidence: Evidence) -> None:
     gpus = {
-        gpu: {name: [asdict(each) for each in known.measured[name]] for name in NAMES if name in known.measured}
+        gpu: {
+            name: [asdict(measurement) for measurement in known.measured[name]]
+            for name in NAMES
+            if name in known.measured
+        }
         for gpu, known in sorted(evidence.items())
     }
     write_json(path, {"schema": SCHEMA, "gpus": gpus})

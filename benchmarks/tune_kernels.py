@@ -500,7 +500,7 @@ class Search:
                 break
             if tile not in measured:
                 measured[tile] = self.candidate(target, tile, self._made(target, tile))
-        timed = [each for each in measured.values() if each.us is not None]
+        timed = [value for value in measured.values() if value.us is not None]
         if not timed or default.us is None:
             return None
         return fastest(timed, default), default
@@ -513,8 +513,8 @@ class Search:
 
     def _varied(self, target: Target, measured: Iterable[Tried]) -> list[AttentionTile]:
         """The fastest tiles, each of them once, with every number of programs."""
-        timed = sorted((each for each in measured if each.us is not None), key=_us)
-        tiles = dict.fromkeys(_compiled_tile(each.tile) for each in timed)
+        timed = sorted((measurement for measurement in measured if measurement.us is not None), key=_us)
+        tiles = dict.fromkeys(_compiled_tile(timing.tile) for timing in timed)
         return [replace(tile, programs=count) for tile in list(tiles)[:VARIED] for count in target.programs]
 
     def candidate(self, target: Target, tile: AttentionTile, made: Compiled | str) -> Tried:

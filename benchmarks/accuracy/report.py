@@ -91,7 +91,11 @@ PEER_NAMES = {"llm_d_planner_gib": "llm-d planner", "aiconfigurator_gib": "aicon
 
 def peer_rows(board: Board) -> list[list[str]]:
     """KV GiB per GPU of each case that others were asked too; the last row has the mean errors."""
-    own = {(each.model, each.tp, each.max_model_len): each for each in board.predictions if each.part == "available_kv"}
+    own = {
+        (prediction.model, prediction.tp, prediction.max_model_len): prediction
+        for prediction in board.predictions
+        if prediction.part == "available_kv"
+    }
     rows: list[list[str]] = []
     errors: dict[str, list[float]] = {name: [] for name in ("kvplan", *PEER_NAMES)}
     for row in csv.DictReader(io.StringIO(PEERS.read_text(encoding="utf-8"))):
@@ -109,7 +113,7 @@ def peer_rows(board: Board) -> list[list[str]]:
             cells.append(f"{float(value):.2f} ({100 * error:+.1f} %)")
         rows.append(cells)
     if rows:
-        rows.append(["mean error", "", *(percent(mean(each)) for each in errors.values())])
+        rows.append(["mean error", "", *(percent(mean(value)) for value in errors.values())])
     return rows
 
 
@@ -227,8 +231,14 @@ def page_section(board: Board) -> str:
         if counted:
             out += [markdown((title, "cases"), [[why, str(count)] for why, count in counted.items()])]
     rows = [
-        [each.kind, f"{each.value:.2f}", f"{each.low:.2f}-{each.high:.2f}", str(each.logs), str(each.threads)]
-        for each in board.constants
+        [
+            constant.kind,
+            f"{constant.value:.2f}",
+            f"{constant.low:.2f}-{constant.high:.2f}",
+            str(constant.logs),
+            str(constant.threads),
+        ]
+        for constant in board.constants
     ]
     out += [
         "## Constants as these cases give them",
@@ -286,7 +296,7 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    groups = [[each for each in rows if era(each.version) == name] for name, _ in ERAS]
+    groups = [[row for row in rows if era(row.version) == name] for name, _ in ERAS]
     for (name, _), colour, group in zip(ERAS, COLOURS, groups, strict=True):
         for part, mark in (("weights", "o"), ("available_kv", "^")):
             points = [each for each in group if each.part == part and each.logged > 0 and each.predicted > 0]

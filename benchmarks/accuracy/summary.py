@@ -128,7 +128,7 @@ def reason_of(scored: Scored, scores: Sequence[Score], score: Score) -> str:
         meant = any(model in named for model in entry.get("models", [""]))
         if scored.case.source.startswith(entry["source"]) and score.part in entry["parts"] and meant:
             return str(entry["why"])
-    by_part = {each.part: each for each in scores}
+    by_part = {score.part: score for score in scores}
     if score.rule is not None:
         return score.rule
     if score.part in GIVEN:
@@ -344,7 +344,7 @@ def board(
         list(constants.values()),
         sum(bool(result.borrowed) for result in validated),
         malformed,
-        [each for result in validated for each in predictions(result, fitted_on)],
+        [prediction for result in validated for prediction in predictions(result, fitted_on)],
     )
 
 
@@ -415,9 +415,9 @@ def as_text(the_board: Board) -> str:
         if counted:
             out += ["", title, *(f"  {count:3}  {why}" for why, count in counted.items())]
     rows = []
-    for each in the_board.constants:
-        sizes = [f"{value:.2f}" for value in (each.value, each.low, each.high)]
-        rows.append([each.kind, *sizes, str(each.logs), str(each.threads)])
+    for constant in the_board.constants:
+        sizes = [f"{value:.2f}" for value in (constant.value, constant.low, constant.high)]
+        rows.append([constant.kind, *sizes, str(constant.logs), str(constant.threads)])
     out += ["", "Constants as these cases give them (median over threads)"]
     out += table(("constant", "value", "low", "high", "logs", "threads"), rows)
     return "\n".join(out) + "\n"

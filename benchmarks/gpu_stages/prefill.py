@@ -52,8 +52,8 @@ def run(stage: Task) -> None:
             row(f"{where}: of the limit", "share", [limit_s / s for s in times], MODEL),
         ]
         print(f"{where}: {rows[-3].value:,.0f} tokens/s, {rows[-1].value:.0%} of the limit", flush=True)
-        speeds = ", ".join(f"{each.value:,.0f}" for each in rows if each.metric.endswith(": prompt"))
-        shares = [each.value for each in rows if each.unit == "share"]
+        speeds = ", ".join(f"{row.value:,.0f}" for row in rows if row.metric.endswith(": prompt"))
+        shares = [row.value for row in rows if row.unit == "share"]
         what = f"{speeds} prompt tokens/s, {min(shares):.0%} to {max(shares):.0%} of the matrix rate"
         stage.save(what, roofline.figures(limits), rows)
 

@@ -345,7 +345,7 @@ def resume(session: Session, folder: Path) -> None:
         session.say(f"measured again, of unknown code: {', '.join(unknown)}; give --commit in every call")
     results = [result for result in results if result.name not in unknown]
     session.results |= {result.name: result for result in results}
-    older = [f"{each.name} ({each.commit})" for each in results if is_older(each, session)]
+    older = [f"{result.name} ({result.commit})" for result in results if is_older(result, session)]
     if older:
         session.say(f"kept of another commit than {commit}: {', '.join(older)}; --again STAGE,... measures them anew")
     session.left_out |= summary.get("left_out", {})

@@ -44,11 +44,11 @@ def draw(path: Path, timings: Sequence[Timing], rates: Rates, device: str) -> bo
 def lines_of(timings: Sequence[Timing], rates: Rates) -> dict[tuple[str, str], list[tuple[float, list[float]]]]:
     """(kernel, contender) -> (MiB read, share of each shape that reads as much) in order; plain attention only."""
     by_line: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for each in timings:
-        case = each.case
+    for timing in timings:
+        case = timing.case
         if not case.is_plain or (case.kind != "latent" and (case.kind, case.block_size) != ("decode", 16)):
             continue  # told in the CSV
         kernel = f"{case.kind} {case.heads.model} {str(case.stored).removeprefix('torch.')}"
-        line = by_line.setdefault((kernel, each.who), {})
-        line.setdefault(case.moved_bytes / 2**20, []).append(each.bandwidth(rates))
+        line = by_line.setdefault((kernel, timing.who), {})
+        line.setdefault(case.moved_bytes / 2**20, []).append(timing.bandwidth(rates))
     return {names: sorted(line.items()) for names, line in by_line.items()}

@@ -80,7 +80,7 @@ def rows_of(timing: Timing, rates: Rates) -> list[Row]:
 
 def beside_peers(timings: Sequence[Timing]) -> list[Row]:
     """How often our time goes into each peer's, of one case."""
-    own = [each for each in timings if each.who == OWN]
+    own = [timing for timing in timings if timing.who == OWN]
     return [
         row(
             f"{peer.case}, {peer.who} : {OWN}", "x the time", [peer.typical_s / own[0].typical_s], peer.case.heads.model
