@@ -60,7 +60,7 @@ class Engine:
         directory = None if isinstance(spec_or_dir, ModelSpec) else Path(spec_or_dir)
         self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else read_spec(Path(spec_or_dir))
         self.max_model_len = max_model_len(self.spec, config.max_model_len)
-        self._tp = tp = join(config.tensor_parallel_size, self.device)
+        self.tp = tp = join(config.tensor_parallel_size, self.device)
         source = weight_source(directory, config, self.device)
         self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage)
         rules = tuple(group.rule for group in self.runner.groups)
@@ -104,7 +104,7 @@ class Engine:
 
         prompts  texts or lists of token ids (arrays too); params: one for all, or one each
         """
-        prompts, params = self._tp.from_first((prompts, params))
+        prompts, params = self.tp.from_first((prompts, params))
         several = as_prompts(prompts)
         each = [params or SamplingParams()] * len(several) if not isinstance(params, abc.Sequence) else list(params)
         if len(each) != len(several):
@@ -162,7 +162,7 @@ class Engine:
     ) -> Request:
         """Queue a request as add_request does and return it whole: a server reads on what its output does not say."""
         with self._exclusive():
-            prompt, params, request_id, priority, cache_salt = self._tp.from_first(
+            prompt, params, request_id, priority, cache_salt = self.tp.from_first(
                 (prompt, params, request_id, priority, cache_salt)
             )
             check_options(request_id, priority, cache_salt)

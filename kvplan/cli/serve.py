@@ -26,6 +26,7 @@ LIBRARIES: Final = ("starlette", "uvicorn", "prometheus_client", "jinja2", "toke
 LEAST_QUEUED: Final = 1024
 MOST_SPEED: Final = 1e6
 OF_TWIN: Final = ("speed", "output_tokens", "efficiency")
+TIERS: Final = ("kv_offloading_size", "kv_transfer_config")
 OF_ENGINE: Final = ("device", "seed")
 # Engine argument -> field of the engine's own configuration.
 SETTINGS: Final[Mapping[str, str]] = {
@@ -39,6 +40,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "enable_prefix_caching": "enable_prefix_caching",
     "async_scheduling": "async_scheduling",
     "enforce_eager": "enforce_eager",
+    "tensor_parallel_size": "tensor_parallel_size",
 }
 HOST, PORT = "127.0.0.1", "8000"
 
@@ -51,7 +53,8 @@ def serve(options: ServeOptions) -> int:
         for name in OF_TWIN:
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')}", "is for --simulate", "name a GPU with --simulate")
-        return answer(options, of_engine(options))
+        start = of_engine(options)
+        return 0 if start is None else answer(options, start)
     for name in OF_ENGINE:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name}", "is for the engine", "leave it out with --simulate")
@@ -76,6 +79,7 @@ def simulated(options: ServeOptions) -> "Start":
     from kvplan.serve.start import Start, cache_config, twin_log
     from kvplan.serve.text import tokenizer_of
     from kvplan.serve.twin import Twin
+    from kvplan.serve.worker import Hooks
     from kvplan.simulate.setup import check
     from kvplan.simulate.steptime import step_time
 
@@ -85,6 +89,11 @@ def simulated(options: ServeOptions) -> "Start":
     say(inputs, quiet=options.quiet)
     the_plan = plan(inputs.requests[0])
     check(the_plan)
+    for name in TIERS:
+        if getattr(the_plan.request.args, name) is not None:
+            raise UsageError(
+                flag_of(name), "the twin has no KV cache outside of the GPU", "leave it out, or use `kvplan simulate`"
+            )
     spec = the_plan.request.spec
     directory = None if options.tokenizer is None else Path(options.tokenizer)
     count = None if options.output_tokens is None else parse_tokens(options.output_tokens, "--output-tokens")
@@ -98,12 +107,13 @@ def simulated(options: ServeOptions) -> "Start":
     )
     major, minor = the_plan.request.release.number[:2]
     log = twin_log(the_plan, f"{major}.{minor}.0")
-    return Start(backend, cache_config(the_plan), log, spec.name, spec.vocab_size, backend.delay)
+    return Start(backend, cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay))
 
 
-def of_engine(options: ServeOptions) -> "Start":
-    """The bundled engine with a directory's weights, or with random ones."""
+def of_engine(options: ServeOptions) -> "Start | None":
+    """The bundled engine with a directory's weights, or with random ones; None where this rank only followed rank 0."""
     refuse_others(options)
+    rank = rank_of(options)
     try:
         import torch  # noqa: F401 -- whether it is there
     except ImportError as error:
@@ -113,6 +123,7 @@ def of_engine(options: ServeOptions) -> "Start":
     from engine import Engine
     from kvplan.cli.inputs import contexts_of
     from kvplan.cli.resolve import Source, resolve
+    from kvplan.serve.ranks import follow
     from kvplan.serve.real import start_of
     from kvplan.serve.text import stand_in, tokenizer_of
 
@@ -122,14 +133,34 @@ def of_engine(options: ServeOptions) -> "Start":
     (context,) = contexts_of(options, None)
     if context == "auto":
         raise UsageError("--max-model-len auto", "is for --simulate", "state the tokens")
-    if spec is not None and not options.quiet:
+    if spec is not None and not options.quiet and not rank:
         output.tell("note", f"serve: {printable(spec.name, 200)} has random weights; name a directory for its own")
     config = config_of(options, context, is_dummy=directory is None)
     source: Any = spec if directory is None else directory
     engine = Engine(source, config)
     if options.tokenizer is not None:
         engine.tokenizer = tokenizer_of(Path(options.tokenizer), engine.spec.vocab_size)
-    return start_of(engine, stand_in(engine.spec.vocab_size))
+    elif engine.tokenizer is None:
+        engine.tokenizer = stand_in(engine.spec.vocab_size)
+    if rank:
+        follow(engine)
+        return None
+    return start_of(engine)
+
+
+def rank_of(options: ServeOptions) -> int:
+    """This process's number among those torchrun started; 0 without tensor parallelism."""
+    size = options.tensor_parallel_size or "1"
+    if size == "1":
+        return 0
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if world != size or not rank.isdecimal():
+        raise UsageError(
+            f"--tensor-parallel-size {printable(size, 20)}",
+            f"needs as many processes ({world or 'no torchrun'} started)",
+            f"start with: torchrun --nproc-per-node {printable(size, 20)} -m kvplan serve ...",
+        )
+    return int(rank)
 
 
 def has_weights(path: Path) -> bool:
@@ -139,15 +170,13 @@ def has_weights(path: Path) -> bool:
 def refuse_others(options: ServeOptions) -> None:
     """Refuse what a plan takes and the bundled engine does not have."""
     plain = PlanOptions()
-    taken = {"model", "gpu", "max_model_len", "revision", "offline", "tensor_parallel_size", *SETTINGS}
+    taken = {"model", "gpu", "max_model_len", "revision", "offline", *SETTINGS}
     names = [field.name for field in fields(PlanOptions)]
     for name in dict.fromkeys([*names, *ARGUMENTS]):
         if name not in taken and getattr(options, name) != getattr(plain, name):
             raise UsageError(
                 flag_of(name), "is not an argument of the bundled engine", "leave it out, or use --simulate"
             )
-    if options.tensor_parallel_size not in (None, "1"):
-        raise UsageError("--tensor-parallel-size", "this server runs the engine on one GPU", "leave it out")
 
 
 def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> "EngineConfig":
@@ -198,7 +227,7 @@ def answer(options: ServeOptions, start: "Start") -> int:
         def ready() -> None:
             output.tell("note", f"serve: {printable(served.names[0], 200)} on {url}")
 
-        serve(Api(Worker(start.backend, metrics, start.delay), served), listener, drain_s, ready)
+        serve(Api(Worker(start.backend, metrics, start.hooks), served), listener, drain_s, ready)
     return 0
 
 

@@ -1,22 +1,24 @@
 """The bundled engine as a backend: its memory beside the plan's, as its start logs them and /metrics has them."""
 
-from typing import Any, Final
+from typing import Final
 
 from engine import Engine
 from kvplan.core.units import GIB
+from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
+from kvplan.serve.worker import Hooks
 from kvplan.servers.bundled.rules import EngineInputs, predict
 
 ROWS: Final = ("weights", "buffers", "activations", "kv_cache")
 
 
-def start_of(engine: Engine, tokenizer: Any) -> Start:
-    """A running engine; `tokenizer` stands in where its model has none."""
-    if engine.tokenizer is None:
-        engine.tokenizer = tokenizer
-    return Start(
-        engine, cache_config(engine), [*measured_log(engine), *rows(engine)], engine.spec.name, engine.spec.vocab_size
-    )
+def start_of(engine: Engine) -> Start:
+    """What is known of a running engine, and the backend that it is."""
+    facts = (cache_config(engine), [*measured_log(engine), *rows(engine)], engine.spec.name, engine.spec.vocab_size)
+    if engine.config.tensor_parallel_size == 1:
+        return Start(engine, *facts)
+    leader = Leader(engine)
+    return Start(leader, *facts, Hooks(idle=leader.idle, close=leader.close))
 
 
 def inputs_of(engine: Engine) -> EngineInputs:

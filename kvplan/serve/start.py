@@ -3,19 +3,15 @@
 The lines are worded as vLLM's are, so that `kvplan reconcile --log` reads them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.request import Request
 from kvplan.core.units import GIB
 from kvplan.planning.plan import Plan
 from kvplan.serve.backend import Backend
+from kvplan.serve.worker import NO_HOOKS, Hooks
 from kvplan.servers.vllm.log_rows import loaded_weights
-
-
-def no_delay(request: Request) -> float:
-    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +21,6 @@ class Start:
     cache_config  labels of cache_config_info
     log           lines of its start
     model         the name it serves under unless told another; num_tokens: of its vocabulary
-    delay         seconds by which a client sees a request's tokens later than the backend gives them
     """
 
     backend: Backend
@@ -33,7 +28,7 @@ class Start:
     log: list[str]
     model: str
     num_tokens: int
-    delay: Callable[[Request], float] = no_delay
+    hooks: Hooks = NO_HOOKS
 
 
 def cache_config(plan: Plan) -> dict[str, str]:

@@ -15,6 +15,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.serve.backend import Backend
 from kvplan.serve.metrics import ServerMetrics, Timed
 
+IDLE_S: Final = 30.0
 MOST_FAILURES: Final = 3  # steps in a row that may fail before the server says that it is not well
 
 
@@ -80,16 +81,34 @@ class Job:
     has_ended: bool = False  # in the loop only
 
 
-class Worker:
-    """Owns a backend; `submit`, `abort` and `close` are called in the event loop.
+def no_delay(request: Request) -> float:
+    return 0.0
+
+
+def do_nothing() -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a backend wants besides, called in its thread.
 
     delay  seconds by which a client sees a request's tokens later than the backend gives them, asked at the first token
+    idle   called now and then while nothing is to be done; close: at the end
     """
 
-    def __init__(
-        self, backend: Backend, metrics: ServerMetrics, delay: Callable[[Request], float] = lambda request: 0.0
-    ) -> None:
-        self.backend, self.metrics, self._delay = backend, metrics, delay
+    delay: Callable[[Request], float] = no_delay
+    idle: Callable[[], None] = do_nothing
+    close: Callable[[], None] = do_nothing
+
+
+NO_HOOKS: Final = Hooks()
+
+
+class Worker:
+    """Owns a backend; `submit`, `abort` and `close` are called in the event loop."""
+
+    def __init__(self, backend: Backend, metrics: ServerMetrics, hooks: Hooks = NO_HOOKS) -> None:
+        self.backend, self.metrics, self._hooks = backend, metrics, hooks
         self.is_well = True
         self.jobs: dict[str, Job] = {}  # in the loop: those that have not ended
         self._inbox: queue.SimpleQueue[Job | str | None] = queue.SimpleQueue()
@@ -157,14 +176,17 @@ class Worker:
             self._send()
         for request_id in list(self._own):
             self._abort(request_id)
+        self._hooks.close()
 
     def _take_in(self) -> bool:
         """What has come, waiting for it where nothing else is to be done; False: the end."""
         wait = not self.backend.has_unfinished
         while True:
             try:
-                item = self._inbox.get(block=wait)
+                item = self._inbox.get(block=wait, timeout=IDLE_S)
             except queue.Empty:
+                if wait:
+                    self._hooks.idle()
                 return True
             match item:
                 case None:
@@ -228,7 +250,7 @@ class Worker:
         job = self._own[update.request_id]
         assert job.request is not None
         if not job.num_told:
-            job.delay = self._delay(job.request)
+            job.delay = self._hooks.delay(job.request)
         logprobs = job.request.logprobs
         chosen = logprobs[job.num_told] if job.num_told < len(logprobs) else None
         job.num_told += 1

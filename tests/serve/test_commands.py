@@ -15,9 +15,11 @@ import pytest
 
 from kvplan.serve.start import twin_log
 from kvplan.serve.text import stand_in
-from tests.serve.test_server import TEXT, until
+from tests.engine.test_tp import free_port
+from tests.serve.test_server import TEXT, leave_open, until
 from tests.support.cli import Run, refused, run
 from tests.support.serving import MODEL, Serving, planned, serving, twin
+from tests.support.small_engines import engine_for, greedy, random_tokens, saved_model, wrong_greedy_tokens
 
 __all__ = ["run"]  # a fixture
 PLAN = ("--gpu", "h100-80g", "--ctx", "8k")
@@ -86,9 +88,10 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((*WORDS, "--engine", "sglang@0.5"), "simulate"),
     ((*WORDS, "--pp", "2"), "--pipeline-parallel-size"),
     ((*WORDS, "--max-num-queued-reqs", "-1"), "--max-num-queued-reqs"),
+    ((*WORDS, "--kv-offloading-size", "8"), "--kv-offloading-size"),
     (("serve", MODEL, "--speed", "2"), "--speed"),
     (("serve", MODEL, "--quantization", "fp8"), "--quantization"),
-    (("serve", MODEL, "--tp", "2"), "--tensor-parallel-size"),
+    (("serve", MODEL, "--tp", "2"), "torchrun --nproc-per-node 2 -m kvplan serve"),
     (("serve", MODEL, "--enable-lora"), "--enable-lora"),
 ]
 
@@ -103,15 +106,19 @@ def test_a_port_in_use_is_one_line(run: Run, server: Serving) -> None:
     assert "choose another --port" in refused(ran, code=3)
 
 
+def environment_with(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", **changes}
+
+
 @contextmanager
-def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], Serving, list[str]]]:
+def started(*words: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], Serving, list[str]]]:
     """`kvplan serve` as a process of its own, once it says where it listens; and its log so far."""
     process = subprocess.Popen(
         [sys.executable, "-m", "kvplan", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env=environment_with(**environment),
     )
     try:
         assert process.stderr is not None
@@ -149,8 +156,6 @@ def test_sigterm_lets_what_runs_end() -> None:
 @pytest.mark.full
 def test_a_directory_is_served_with_its_weights() -> None:
     """Greedy tokens are transformers'; planned and measured bytes stand side by side."""
-    from tests.support.small_engines import saved_model, wrong_greedy_tokens
-
     words = ("serve", str(saved_model("llama")), "--device", "cpu", "--dtype", "float32", "--ctx", "64", "--port", "0")
     few = ("--num-gpu-blocks-override", "40", "--max-num-seqs", "4", "--max-num-batched-tokens", "64")
     prompt = [5, 77, 130, 9]
@@ -177,3 +182,31 @@ def test_the_demo_asks_and_stops() -> None:
     )
     assert 'generation_tokens_total{engine="0",model_name="llama-3.1-8b"} 12.0' in done.stdout
     assert "stopped, exit code 143" in done.stdout
+
+
+@pytest.mark.full
+def test_two_ranks_answer_as_one() -> None:
+    """Rank 0 serves and the other follows, through refusals and clients that leave; both end when rank 0 is told to."""
+    words = ("serve", str(saved_model("llama")), "--device", "cpu", "--dtype", "float32", "--ctx", "96", "--port", "0")
+    few = ("--num-gpu-blocks-override", "60", "--max-num-seqs", "4", "--max-num-batched-tokens", "64")
+    body: dict[str, Any] = {"prompt": random_tokens(5, 17, 30), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    engine = engine_for("llama")
+    engine.tokenizer = stand_in(256)
+    wanted = [output.text for output in engine.generate(body["prompt"], greedy(12))]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "kvplan", *words, *few, "--tp", "2"]
+    follower = subprocess.Popen(command, env=environment_with(**group, RANK="1", LOCAL_RANK="1"))
+    try:
+        with started(*words, *few, "--tp", "2", **group, RANK="0", LOCAL_RANK="0") as (process, server, _):
+            for _ in range(2):
+                assert [choice["text"] for choice in server.post(TEXT, **body)["choices"]] == wanted
+                assert server.refusal(TEXT, {"prompt": [10**6]})[0] == 400
+                leave_open(server, {"prompt": [1] * 20, "max_tokens": 70, "ignore_eos": True}).close()
+            until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=120)
+            assert process.returncode == 143
+            assert follower.wait(timeout=120) == 0
+    finally:
+        follower.kill()
+        follower.wait()

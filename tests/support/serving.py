@@ -22,7 +22,7 @@ from kvplan.serve.run import listen, server
 from kvplan.serve.start import cache_config
 from kvplan.serve.text import stand_in
 from kvplan.serve.twin import Clock, Twin
-from kvplan.serve.worker import Worker
+from kvplan.serve.worker import Hooks, Worker
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.simulate.steptime import Shares, step_time
@@ -140,8 +140,8 @@ def serving(
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
     served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), ChatTemplate(), **changes)
     metrics = ServerMetrics(MODEL, backend.max_model_len, cache_config(planned()) if config is None else config)
-    delay = backend.delay if isinstance(backend, Twin) else lambda request: 0.0
-    api = Api(Worker(backend, metrics, delay), served)
+    hooks = Hooks(backend.delay) if isinstance(backend, Twin) else Hooks()
+    api = Api(Worker(backend, metrics, hooks), served)
     running, listener = server(api, drain_s=30), listen("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listener])), name="test-server")
     thread.start()

@@ -1,0 +1,78 @@
+"""Chat templates give the text that transformers gives, and cannot leave their sandbox."""
+
+from typing import Any
+
+import pytest
+
+from kvplan.core.errors import InvalidInputError
+from kvplan.serve.chat import PLAIN, ChatTemplate, messages_of
+from kvplan.serve.fields import ApiError
+
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": 'Ünïcode <&> "quotes" and\nlines'},
+    {"role": "assistant", "content": "Yes. "},
+    {"role": "user", "content": "More?"},
+]
+# Every construct that published templates lean on: loops with break and continue, trimmed blocks, namespaces, JSON,
+# generation marks, slices, filters, tests.
+TEMPLATES = [
+    PLAIN,
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{% continue %}{% endif %}[{{ m.role | upper }}] "
+    "{{ m.content | trim }}{% if loop.last %}{% break %}{% endif %}\n{% endfor %}",
+    "{%- set ns = namespace(n=0) -%}\n  {%- for m in messages[1:] %}\n    {%- set ns.n = ns.n + 1 %}\n"
+    "  {{ ns.n }}:{{ m | tojson }}\n  {%- endfor %}\n{% if add_generation_prompt is defined %}GO{% endif %}",
+    "{% for m in messages %}\n    {% if m.role == 'assistant' %}\n{% generation %}{{ m.content }}{% endgeneration %}\n"
+    "    {% endif %}\n{% endfor %}\n{{ messages | map(attribute='role') | join(',') }} {{ [1, 2] | tojson(indent=2) }}",
+]
+# transformers 5.23's text of each, without its help.
+TEXTS = [
+    '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nÜnïcode <&> "quotes" and\nlines<|im_end|>\n'
+    "<|im_start|>assistant\nYes. <|im_end|>\n<|im_start|>user\nMore?<|im_end|>\n<|im_start|>assistant\n",
+    '<s>[USER] Ünïcode <&> "quotes" and\nlines\n[ASSISTANT] Yes.\n[USER] More?',
+]
+
+
+@pytest.mark.parametrize(("template", "text"), list(zip(TEMPLATES, TEXTS, strict=False)))
+def test_a_template_is_rendered(template: str, text: str) -> None:
+    assert ChatTemplate(template, {"bos_token": "<s>"}).prompt(TALK, {"add_generation_prompt": True}) == text
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_text_is_transformers(template: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    ours = ChatTemplate(template, {"bos_token": "<s>"}).prompt(TALK, {"add_generation_prompt": True})
+    theirs, _ = render_jinja_template([TALK], chat_template=template, add_generation_prompt=True, bos_token="<s>")
+    assert ours == theirs[0]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ raise_exception('no system role') }}",
+        "{{ 1 / 0 }}",
+        "{% include 'a' %}",
+    ],
+)
+def test_what_a_template_may_not_do_is_the_clients_error(template: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        ChatTemplate(template).prompt(TALK, {})
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+
+
+def test_a_template_that_is_none_is_refused_at_the_start() -> None:
+    with pytest.raises(InvalidInputError, match="not a jinja2 template"):
+        ChatTemplate("{% if %}")
+
+
+def test_parts_of_text_are_one_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert messages_of([{"role": "user", "content": parts}, {"role": "assistant"}]) == [
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": ""},
+    ]
