@@ -90,7 +90,7 @@ def simulated(options: ServeOptions) -> "Start":
     the_plan = plan(inputs.requests[0])
     check(the_plan)
     for name in TIERS:
-        if getattr(the_plan.request.args, name) is not None:
+        if getattr(the_plan.request.args, name):
             raise UsageError(
                 flag_of(name), "the twin has no KV cache outside of the GPU", "leave it out, or use `kvplan simulate`"
             )

@@ -15,9 +15,14 @@ class Backend(Protocol):
     scheduler      whose queues and blocks are what /metrics shows
     """
 
-    tokenizer: Any
-    scheduler: Scheduler
-    max_model_len: int
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def max_model_len(self) -> int: ...
 
     @property
     def has_unfinished(self) -> bool:

@@ -29,7 +29,7 @@ TEMPLATES = [
 TEXTS = [
     '<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nÜnïcode <&> "quotes" and\nlines<|im_end|>\n'
     "<|im_start|>assistant\nYes. <|im_end|>\n<|im_start|>user\nMore?<|im_end|>\n<|im_start|>assistant\n",
-    '<s>[USER] Ünïcode <&> "quotes" and\nlines\n[ASSISTANT] Yes.\n[USER] More?',
+    '<s>[USER] Ünïcode <&> "quotes" and\nlines[ASSISTANT] Yes.[USER] More?',  # trimmed
 ]
 
 
