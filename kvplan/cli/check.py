@@ -56,6 +56,8 @@ ENVIRONMENT = ("offline",)  # options of a plan that say nothing about the targe
 
 def check(options: CheckOptions) -> int:
     """Answer, and return the exit code: 0, or 1 where a rule failed."""
+    if options.more:
+        return several(options, options.more)
     if options.init:
         from kvplan.cli.check_init import init
 
@@ -88,6 +90,23 @@ def check(options: CheckOptions) -> int:
         for warning in result.warnings:
             output.tell("warning", warning)
     return result.exit_code(options.strict)
+
+
+WHOLE: Final = ("json", "junit", "sarif")  # formats whose answer is one document
+
+
+def several(options: CheckOptions, more: Sequence[str]) -> int:
+    """Answer for each file, one after the other; the exit code is the worst of theirs."""
+    if options.init:
+        raise UsageError("--init", "writes a policy for one model", "name one")
+    stated = {f"--format {options.format}": options.format in WHOLE, "--report": bool(options.report)}
+    for flag, is_given in stated.items():
+        if is_given:
+            raise UsageError(
+                flag, f"is an answer about one file, and {1 + len(more)} are named", "check each by itself"
+            )
+    paths = [options.model or DEFAULT_NAME, *more]
+    return max([check(replace(options, model=path, more=None)) for path in paths])
 
 
 FILES: Final = (".yaml", ".yml", ".json")  # of a policy or a manifest; another word may be a model, whose --init lacks

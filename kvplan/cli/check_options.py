@@ -34,6 +34,15 @@ class CheckOptions(WorkloadOptions):
             show_default=False,
         ),
     ] = None
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[POLICY]...",
+            help="Further files; each is answered for itself.",
+            autocompletion=complete_policy,
+            show_default=False,
+        ),
+    ] = None
     # judging
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings and skipped rules, too.")] = False
     today: Annotated[

@@ -155,3 +155,24 @@ def test_a_manifest_that_is_not_there_is_named(run: Run) -> None:
     ran = run("check", "nosuch.yaml", "--gpu", "l40s")
     assert ran.code == 2
     assert "nosuch.yaml: no such file or directory" in ran.err
+
+
+def test_several_files_are_answered_one_after_the_other_and_the_worst_counts(run: Run, tmp_path: Path) -> None:
+    files = [EXAMPLES / "deployment.yaml", EXAMPLES / "compose.yaml"]
+    both = run("check", *files, "--gpu", "h100")
+    each = [run("check", file, "--gpu", "h100") for file in files]
+    assert (both.code, both.out) == (0, "".join(ran.out for ran in each))
+
+    broken = tmp_path / "kvplan.policy.yaml"
+    broken.write_text(
+        "version: 1\ntargets:\n- {id: a, model: llama-3.1-70b, gpu: l4, rules: {fits: true}}\n", encoding="utf-8"
+    )
+    assert run("check", files[0], broken).code == run("check", broken, files[0]).code == 1
+    assert run("check", broken, files[1]).code == 2  # nothing says its GPU
+
+
+@pytest.mark.parametrize("words", [("--format", "json"), ("--format", "sarif"), ("--report", "x.xml"), ("--init",)])
+def test_an_answer_that_is_one_document_takes_one_file(run: Run, words: tuple[str, ...]) -> None:
+    ran = run("check", "a.yaml", "b.yaml", *words)
+    assert ran.code == 2
+    assert words[0] in ran.err
