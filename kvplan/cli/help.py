@@ -157,7 +157,9 @@ NEEDS: Final = (
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engine arguments
     "Quantization": ("weights_bytes",),
     "Adapters and drafts": ("enable_lora", "draft_model"),
-    "Output": ("format", "color", "report", "quiet", "explain", "exit_code", "force", "output", "figure", "help"),
+    "Output": (
+        "format", "color", "report", "quiet", "explain", "exit_code", "force", "output", "figure", "film", "help",
+    ),
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
 
 STEADY = 20  # requests above a percentile, from which on another seed changes little
 CSV = {".csv": "csv"}
+HTML = {".html": "html"}
 Options = TypeVar("Options", bound=LoadOptions)
 
 
@@ -41,6 +42,7 @@ def simulate(options: SimulateOptions) -> int:
         timeline = files.enter_context(only(options, options.timeline, "--timeline", CSV))
         requests = files.enter_context(only(options, options.requests, "--requests", CSV))
         figures = files.enter_context(only(options, options.figure, "--figure", FIGURES))
+        films = files.enter_context(only(options, options.film, "--film", HTML))
         if options.figure is not None:
             require_libraries("--figure", "matplotlib")
         if fleet.is_fleet(options):
@@ -64,6 +66,8 @@ def simulate(options: SimulateOptions) -> int:
             from kvplan.report.simulate_figures import drawn
 
             file.save(drawn(answer, file.format))
+        for file in films:
+            file.save(film_page(answer, load, options))
         output.answer(given, options.format, options.color, reports)
     if interruption.is_asked:
         return interrupted(answer.variants[0].result.finished, load)
@@ -174,12 +178,7 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions, interruption:
     if not options.quiet:
         say_how_steady(promises, load.source.num_requests - load.skipped)
     times = step_time(the_plan, shares, options.calibration, tuple(tier.bandwidth for tier in tiers))
-    base = Setup(the_plan, times, tiers, chunk)
-    setups = {"with tiers" if tiers else "paged": base}
-    if tiers:
-        setups["without tiers"] = replace(base, tiers=())
-    if options.baseline is not None:
-        setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
+    setups = setups_of(Setup(the_plan, times, tiers, chunk), options)
     uncertainty = ranges.modeled(the_plan) if options.calibration is None else ranges.measured()
     variants: list[Variant] = []
     for name, setup in setups.items():
@@ -190,6 +189,25 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions, interruption:
             "note", f"no published result has {' or '.join(uncertainty.unseen)}: times are extrapolated, ranges wider"
         )
     return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty)
+
+
+def setups_of(base: Setup, options: SimulateOptions) -> dict[str, Setup]:
+    """The server that is asked about, and those it is compared with."""
+    setups = {"with tiers" if base.tiers else "paged": base}
+    if base.tiers:
+        setups["without tiers"] = replace(base, tiers=())
+    if options.baseline is not None:
+        setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
+    return setups
+
+
+def film_page(answer: Answer, load: Load, options: SimulateOptions) -> str:
+    """The pool step by step, beside that of --baseline."""
+    from kvplan.report.film_html import film_html
+    from kvplan.simulate.film import filmed
+
+    base = Setup(answer.plan, step_time(answer.plan, shares_of(options.efficiency), options.calibration))
+    return film_html(filmed(setups_of(base, options).items(), load.source, load.arrivals), answer)
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:

@@ -112,6 +112,10 @@ class SimulateOptions(LoadOptions):
         ),
     ] = None
     # the answer
+    film: Annotated[
+        Text,
+        option("--film", help="Write the KV pool as a film, block by block: pool.html; 2,000 steps.", metavar="PATH"),
+    ] = None
     format: FormatOption = "table"
     report: ReportOption = None
     force: ForceOption = False

@@ -1,14 +1,11 @@
 """A grid of plans as one HTML file that needs nothing else: sliders and choices look answers up."""
 
-import base64
-import gzip
-import hashlib
-import json
 from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.documents.explorer import FULL, ExplorerDocument
 from kvplan.report.formats import COMMAND
+from kvplan.report.packed import packed_data, script_hash
 from kvplan.report.templates import rendered_page, source_of
 
 MOST_BYTES: Final = 2_000_000
@@ -23,8 +20,8 @@ def explorer_html(document: ExplorerDocument) -> str:
         title=f"{names}: users and memory",
         own_style=source_of("parts.css") + source_of("explorer.css"),
         script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=packed_data(document),
+        script_hash=script_hash(script),
+        data=packed_data(document | {"full": FULL}),
         plans=f"{document['plans']:,}",
         command=COMMAND,
     )
@@ -33,9 +30,3 @@ def explorer_html(document: ExplorerDocument) -> str:
             "explore", f"a page of {len(page.encode()):,} bytes, more than {MOST_BYTES:,}", "name fewer models or GPUs"
         )
     return page
-
-
-def packed_data(document: ExplorerDocument) -> str:
-    """The document as base64 of gzip; the same bytes each time."""
-    text = json.dumps(document | {"full": FULL}, separators=(",", ":"), allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()

@@ -1,0 +1,62 @@
+"""The pool of a simulation as a film: one HTML file with cells by owner, a scrubber and the queue beside it."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvplan.core.errors import UsageError
+from kvplan.report.formats import COMMAND
+from kvplan.report.packed import packed_data, script_hash
+from kvplan.report.simulate_text import title
+from kvplan.report.templates import rendered_page, source_of
+from kvplan.simulate.film import FIRST, Film
+from kvplan.simulate.outcome import Answer
+
+MOST_BYTES: Final = 5_000_000
+
+
+def film_html(films: Mapping[str, Film], answer: Answer) -> str:
+    """The page; UsageError where it would be larger than MOST_BYTES."""
+    script = source_of("film.js")
+    page = rendered_page(
+        "film.html.jinja",
+        title=title(answer),
+        answer=sentence(films),
+        own_style=source_of("film.css"),
+        script=script,
+        script_hash=script_hash(script),
+        data=packed_data({"first": FIRST, "films": [film_data(name, film) for name, film in films.items()]}),
+        command=COMMAND,
+    )
+    size = len(page.encode())
+    if size > MOST_BYTES:
+        raise UsageError("--film", f"a page of {size:,} bytes, more than {MOST_BYTES:,}", "use a smaller pool")
+    return page
+
+
+def film_data(name: str, film: Film) -> dict[str, Any]:
+    """Frames as columns; changes as flat lists of block and owner."""
+    frames = film.frames
+    return {
+        "name": name,
+        "blocks": film.num_blocks,
+        "block_size": film.block_size,
+        "seconds": [round(frame.seconds, 6) for frame in frames],
+        "running": [frame.running for frame in frames],
+        "waiting": [frame.waiting for frame in frames],
+        "tokens": [frame.tokens for frame in frames],
+        "preemptions": [frame.preemptions for frame in frames],
+        "changes": [[number for change in step for number in change] for step in film.changes],
+    }
+
+
+def sentence(films: Mapping[str, Film]) -> str:
+    """What the films show: "paged: 2,000 steps, 61 s, at most 19 requests at once; contiguous: ..."."""
+    parts = []
+    for name, film in films.items():
+        frames = film.frames
+        most = max((frame.running for frame in frames), default=0)
+        last = frames[-1] if frames else None
+        ends = f"{last.preemptions:,} preemptions" if last else "nothing runs"
+        seconds = f"{last.seconds:,.1f} s" if last else "0 s"
+        parts.append(f"{name}: {len(frames):,} steps in {seconds}, at most {most:,} requests at once, {ends}")
+    return "; ".join(parts)
