@@ -28,7 +28,8 @@ class EngineConfig:
     memory_limit            bytes the engine may think the device has; None: what it has
     kv_cache_dtype          "auto": the model's; "fp8" is fp8_e4m3
     kv_scale                fp8 only: stored = value / kv_scale
-    allocator               "contiguous": every request reserves max_model_len up front, as before paged attention
+    allocator               "contiguous": every request reserves max_model_len up front, as before paged attention;
+                            "static": and a batch runs until its last request ends before others begin
     backend                 kernels: "auto" is triton on a GPU and torch elsewhere
     load_format             "auto": safetensors of the directory; "dummy": random from `seed`
     reserve_full_prompt     admit a request when its whole prompt fits; False: when the first step's part of it does
@@ -49,7 +50,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
-    allocator: Literal["paged", "contiguous"] = "paged"
+    allocator: Literal["paged", "contiguous", "static"] = "paged"
     backend: Literal["auto", "triton", "torch"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
     seed: int = 0
@@ -88,7 +89,7 @@ class EngineConfig:
         for name, known in (
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
-            ("allocator", ("paged", "contiguous")),
+            ("allocator", ("paged", "contiguous", "static")),
             ("backend", ("auto", "triton", "torch")),
             ("load_format", ("auto", "dummy")),
             ("scheduling_policy", ("fcfs", "priority")),

@@ -29,7 +29,8 @@ class SchedulerConfig:
     reserve_full_prompt: bool = True  # admit only when all known tokens fit, not just the first chunk
     watermark: float = 0.0  # fraction of the pool kept free at admission
     batch_queue_depth: int = 1  # 2: the next batch is scheduled before this one's tokens are known
-    allocator: Literal["paged", "contiguous"] = "paged"  # contiguous: max_model_len each at admission, no prefix cache
+    # contiguous: max_model_len each at admission, no prefix cache; static: and nobody joins a batch that has begun
+    allocator: Literal["paged", "contiguous", "static"] = "paged"
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...
                 max_step_tokens=config.max_num_batched_tokens,
                 enable_prefix_caching=config.enable_prefix_caching,
             )
-        case "contiguous":
+        case "contiguous" | "static":
             return ContiguousManager(num_blocks, groups, max_model_len=config.max_model_len)
         case _:
             assert_never(config.allocator)
@@ -107,6 +108,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._unfinished: dict[str, Sequence] = {}  # waiting or running, by request id
         self._num_arrivals = 0
+        self._is_forming = True  # of a static batch: whether who waits may still join it
         self._num_watermark_blocks = int(config.watermark * num_blocks)
         self._state_block_size = next((group.block_size for group in groups if isinstance(group, MambaGroup)), None)
 
@@ -174,8 +176,9 @@ class Scheduler:
         """Choose the next batch: first those that run, in order, then, if nobody had to give way, those that wait."""
         batch = Batch(self.config.max_num_batched_tokens)
         self._schedule_running(batch)
-        if not batch.preempted and not batch.failed:
+        if not batch.preempted and not batch.failed and self._may_admit():
             self._schedule_waiting(batch)
+            self._is_forming = batch.budget == 0  # prompts filled the step; else the batch is full, or nobody waits
         for seq, n in batch.num_tokens.items():
             seq.num_computed_tokens += n
             seq.num_in_flight_tokens += n
@@ -275,6 +278,10 @@ class Scheduler:
             else:  # the whole pool is free and does not hold it
                 self._run_out(seq, seq.num_tokens, self._num_wanted(seq, hit, n), batch)
 
+    def _may_admit(self) -> bool:
+        """Always, but for a static batch: it forms when nobody runs, and then runs until its last sequence ends."""
+        return self.config.allocator != "static" or self._is_forming or not self.running
+
     def _fits(self, seq: Sequence, hit: PrefixHit, n: int) -> bool:
         """Whether the blocks it wants leave the watermark free."""
         free = self.blocks.num_free_blocks - (self._num_watermark_blocks if self.running else 0)
@@ -333,7 +340,7 @@ class Scheduler:
 
     def _run_out(self, seq: Sequence, num_tokens: int, num_blocks: int, batch: Batch) -> None:
         """Fail a sequence that has the whole pool to itself and does not fit."""
-        cure = "lower max_model_len" if self.config.allocator == "contiguous" else "shorten the request"
+        cure = "shorten the request" if self.config.allocator == "paged" else "lower max_model_len"
         error = (
             f"{seq.request_id}: does not fit ({num_tokens} tokens need {num_blocks} blocks, the pool has "
             f"{self.blocks.num_usable_blocks}); {cure} or raise num_blocks"

@@ -24,7 +24,7 @@ from kvplan.cli.options import (
 from kvplan.report.formats import SUFFIXES
 from kvplan.servers.base import SERVERS
 
-Allocator = Literal["paged", "contiguous"]
+Allocator = Literal["paged", "contiguous", "static"]
 RunDirs = Annotated[
     list[str],
     typer.Argument(metavar="RUN_DIR...", help="Directory written by `kvplan profile -o`.", show_default=False),
@@ -102,12 +102,12 @@ class ProfileOptions:
         Allocator | None,
         typer.Option(
             "--allocator",
-            help="KV cache allocator; contiguous reserves max_model_len for each request.",
+            help="KV cache allocator; contiguous reserves max_model_len each, static also ends each batch first.",
             show_default=False,
         ),
     ] = None
     baseline: Annotated[
-        Literal["contiguous"] | None,
+        Literal["contiguous", "static"] | None,
         typer.Option(
             "--baseline",
             help="Serve the workload again with this allocator and the same KV cache size.",

@@ -333,7 +333,7 @@ def profile(
     timeout_s: float | None = None,
     gpu: Device | None = None,
     nvml: Nvml | None = None,
-    baseline: Literal["contiguous"] | None = None,
+    baseline: Literal["contiguous", "static"] | None = None,
     snapshot: bool = False,
     watch: Callable[[Progress], None] = lambda values: None,
 ) -> Outcome:
@@ -425,7 +425,7 @@ def _run(
     weights: Path | None,
     timeout_s: float | None,
     snapshot: Path | None,
-    baseline: Literal["contiguous"] | None,
+    baseline: Literal["contiguous", "static"] | None,
 ) -> dict[str, Any]:
     """Start the engine and serve the workload; returns the results for the manifest."""
     recorder.enter("context")
@@ -496,7 +496,7 @@ def refuse_small_pool(
     """Raise UsageError where the longest request does not fit into the whole pool, by either allocator."""
     num_tokens = workload.longest
     for allocator in dict.fromkeys((config.allocator, baseline or config.allocator)):
-        if allocator == "contiguous":
+        if allocator in ("contiguous", "static"):
             needed = sum(num_reserved_blocks(group, config.max_model_len or num_tokens) for group in groups)
             what = f"a contiguous reservation ({config.max_model_len} tokens)"
         else:

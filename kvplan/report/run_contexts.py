@@ -63,10 +63,10 @@ def context_limit(run: Run) -> int | None:
 def windows_of(run: Run) -> list[int]:
     """One entry per group of layers that share a block table: its window in tokens, 0 for all tokens.
 
-    The contiguous allocator keeps every token.
+    Contiguous and static allocation keep every token.
     """
     groups = num_groups(run)
-    if run.engine.get("allocator") == "contiguous":
+    if run.engine.get("allocator") in ("contiguous", "static"):
         return [0] * groups
     try:
         spec = spec_of(run)

@@ -90,7 +90,8 @@ def allocators_table(run: Run) -> Table:
     served: list[tuple[str, Served]] = [(run.engine.get("allocator", "paged"), results)]
     served += [(str(other.get("allocator")), other)] if other else []
     rows = tuple(allocator_row(run, name, each) for name, each in served)
-    return Table("allocators", "Paged beside contiguous", columns, rows if other else ())
+    title = " beside ".join(name for name, _ in served).capitalize()
+    return Table("allocators", title, columns, rows if other else ())
 
 
 def allocator_row(run: Run, name: str, results: Served) -> tuple[Value, ...]:

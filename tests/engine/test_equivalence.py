@@ -36,6 +36,7 @@ HOW: dict[str, dict[str, Any]] = {
     "batched": {},
     "one at a time": {"max_num_seqs": 1},
     "contiguous": {"allocator": "contiguous"},
+    "static": {"allocator": "static", "max_num_seqs": 2},
     "chunked": {"max_num_batched_tokens": 7, "long_prefill_token_threshold": 5},
     "large blocks": {"block_size": 32},
 }

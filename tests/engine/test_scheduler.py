@@ -318,9 +318,9 @@ def test_a_sequence_that_cannot_be_ranked_is_not_half_there() -> None:
 # --- contiguous against paged: 64 blocks of 16 tokens, max_model_len 256 -----------------------------------------
 
 
-def sized(allocator: Literal["paged", "contiguous"], num_blocks: int = 65) -> Scheduler:
+def sized(allocator: Literal["paged", "contiguous", "static"], num_blocks: int = 65, budget: int = 4096) -> Scheduler:
     config = SchedulerConfig(
-        max_num_batched_tokens=4096, max_num_seqs=100, max_model_len=256, enable_prefix_caching=False,
+        max_num_batched_tokens=budget, max_num_seqs=100, max_model_len=256, enable_prefix_caching=False,
         allocator=allocator,
     )  # fmt: skip
     return Scheduler(config, num_blocks, (FullGroup(16),))
@@ -358,6 +358,49 @@ def test_contiguous_never_runs_out_after_admission() -> None:
         ends[allocator] = sched.num_preemptions
     assert ends["contiguous"] == 0
     assert ends["paged"] > 0
+
+
+def admissions(sched: Scheduler) -> list[list[str]]:
+    """Who was admitted in each step, to the end of all."""
+    names = []
+    while sched.has_unfinished:
+        names.append([seq.request_id for seq in step(sched).new])
+    return names
+
+
+def test_a_static_batch_ends_before_others_begin() -> None:
+    """Four reservations fit. A step brings the first token, so a batch takes as many as its longest output: 9, 5, 2.
+
+    Where nobody waits for the longest, the other eight fit into three places while it runs: 9 steps in all.
+    """
+    outputs = [2, 9, 1, 4, 5, 1, 3, 2, 2]
+    steps = {}
+    for allocator in ("static", "contiguous"):
+        sched = sized(allocator)
+        for i, num_outputs in enumerate(outputs):
+            sched.add(Sequence(str(i), list(range(16)), num_outputs))
+        steps[allocator] = admissions(sched)
+    assert [(i, names) for i, names in enumerate(steps["static"]) if names] == [
+        (0, ["0", "1", "2", "3"]), (9, ["4", "5", "6", "7"]), (14, ["8"]),
+    ]  # fmt: skip
+    assert (len(steps["static"]), len(steps["contiguous"])) == (9 + 5 + 2, 9)
+
+
+def test_a_static_batch_forms_over_the_steps_that_its_prompts_take() -> None:
+    """Steps of 64 tokens: 40 + 24, then 1 + 16 + 40 + 7, then 1 + 1 + 1 + 33 and the fourth's first of 6 tokens."""
+    sched = sized("static", budget=64)
+    for i in range(5):
+        sched.add(Sequence(str(i), list(range(40)), 6))
+    names = admissions(sched)
+    assert names[:9] == [["0", "1"], ["2", "3"], [], [], [], [], [], [], ["4"]]
+
+
+def test_who_comes_later_waits_for_the_batch_to_end_though_there_is_room() -> None:
+    sched = sized("static")
+    sched.add(Sequence("first", list(range(16)), 3))
+    assert len(step(sched).new) == 1
+    sched.add(Sequence("second", list(range(16)), 1))
+    assert [len(step(sched).new) for _ in range(3)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("num_blocks", "reason"), [(16, "out_of_blocks"), (17, "length")])
