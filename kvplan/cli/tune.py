@@ -78,6 +78,7 @@ def answered(options: TuneOptions) -> TuneDocument:
     load, rate = load_and_rate(options)
     tier = None if options.tier is None else tier_of(options.tier, base, load)
     demand = demand_of(options, load, promises, tier)
+    check_lengths(demand, base, quiet=options.quiet)
     if not promises and demand.how == "rate":
         raise UsageError("--slo", "is missing: more requests only wait longer", "add --slo ttft.p90=2s,tpot=50ms")
     say(inputs, quiet=options.quiet)
@@ -90,12 +91,23 @@ def answered(options: TuneOptions) -> TuneDocument:
     refuse_unless_some(tuned)
     how = load.how if demand.how != "rate" else "as many requests/s as possible"
     doc = document(base, count, f"{load.source.name}, {how}", demand, rate, tuned)
-    if tuned.best is not None and not options.quiet:
+    if tuned.best is not None and demand.how == "rate" and not options.quiet:
         say_how_long(tuned.best.tried, len(demand.rows))
     unseen = () if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base))).unseen
     if unseen and not options.quiet:
         output.tell("note", f"no published result has {' or '.join(unseen)}: times are extrapolated, ranges wider")
     return doc
+
+
+def check_lengths(demand: Demand, base: Request, *, quiet: bool) -> None:
+    """Refuse a load whose prompts are all longer than the context; those that are miss every target."""
+    context = base.args.max_model_len
+    assert isinstance(context, int), "it is stated by now"
+    longer = sum(row.prompt_tokens >= context for row in demand.rows)
+    if longer == len(demand.rows):
+        raise UsageError("--ctx", f"no prompt fits in the context of {context:,} tokens", "raise it")
+    if longer and not quiet:
+        output.tell("note", f"{longer:,} of {len(demand.rows):,} prompts exceed the context and miss every target")
 
 
 def say_how_long(best: Tried, num_requests: int) -> None:

@@ -19,6 +19,7 @@ from kvplan.report.simulate_text import duration, percent, rate_text
 from kvplan.report.timed_text import limit_text, target_document, target_text
 from kvplan.servers.arguments import ARGUMENTS
 from kvplan.simulate.ranges import verdict
+from kvplan.simulate.settings import TURNED
 
 if TYPE_CHECKING:
     from kvplan.documents import tune as typed
@@ -249,14 +250,14 @@ COLUMNS: Final = (
 
 
 def rows_table(doc: typed.TuneDocument) -> Table:
-    """A row for each setting that was simulated, with a column for each target."""
+    """A row for each setting that was simulated, with a column for each flag that may be turned and each target."""
     names = [target["promise"] for target in doc["settings"][0]["targets"]] if doc["settings"] else []
     rows = (
-        [flags_text(setting["flags"]), *(dict(setting)[name] for name in COLUMNS),
+        [*(dict(setting)[name] for name in COLUMNS), *(setting["flags"].get(name) for name in TURNED),
          *(target["value"] for target in setting["targets"])]
         for setting in doc["settings"]
     )  # fmt: skip
-    return Table.of(("flags", *COLUMNS, *names), rows)
+    return Table.of((*COLUMNS, *TURNED, *names), rows)
 
 
 def shapes(doc: typed.TuneDocument, limit: int) -> Answer:

@@ -134,6 +134,7 @@ def test_every_format_says_it(run: Run, tmp_path: Path) -> None:
     assert document["settings"][0]["command"] in table.out
     rows = run("tune", *MODEL, *LOAD, *fixed, "--format", "csv").out.splitlines()
     assert len(rows) == 1 + len(document["settings"])
+    assert rows[0].startswith("servers,tensor_parallel_size,requests_per_s,")
 
 
 @pytest.mark.parametrize(
@@ -151,6 +152,7 @@ def test_every_format_says_it(run: Run, tmp_path: Path) -> None:
         ((*SLO, "--jobs", "0"), "--jobs"),
         (("--slo", "ttft"), "--slo"),
         ((*SLO, "--profile", "sharegpt"), "conflict"),
+        ((*SLO, "--ctx", "1k"), "--ctx: no prompt fits in the context of 1,024 tokens"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(run: Run, options: tuple[str, ...], part: str) -> None:
