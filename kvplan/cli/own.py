@@ -28,6 +28,8 @@ _HEADINGS = (
     ("start_s", "running_mean"),
     ("number", "arrival_s", "admitted_s"),
     ("figure", "value"),
+    ("figure", "predicted", "low", "high"),
+    ("cause", "kind", "flags"),
     ("run", "table", "row", "column"),
     ("from", "name", "unit", "predicted"),
     ("kind", "name", "predicted"),

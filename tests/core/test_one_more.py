@@ -1,11 +1,15 @@
 """One more argument or format is planted in its one file, and is then known in every place: nobody had to be told."""
 
+from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from kvplan.cli import app
+from kvplan.cli.options import FormatOption, ReportOption
 from tests.support.cli import config_file
-from tests.support.planted import answer_of
+from tests.support.planted import ROOT, answer_of
 from tests.support.recorded_runs import cpu_run
 
 # --- a format ---------------------------------------------------------------------------------------------------------
@@ -26,6 +30,7 @@ INFO non-default args: {'model': 'Qwen/Qwen3-8B', 'max_model_len': 8192}
 INFO Available KV cache memory: 50.00 GiB
 INFO GPU KV cache size: 364,080 tokens
 """
+EXAMPLES = ROOT / "examples"
 ANSWERING = {
     "estimate": ("estimate", "m", *GPU),
     "sweep": ("sweep", "m", *GPU),
@@ -41,8 +46,16 @@ ANSWERING = {
     "profiles": ("trace", "profiles"),
     "reconcile": ("reconcile", "run"),
     "log": ("reconcile", "--log", "server.log", "--gpu", "h200"),
-}
-REPORTING = dict.fromkeys(("estimate", "sweep", "recommend", "fit", "diff", "upgrade", "pack"), "--report")
+    "bench": ("reconcile", "--bench", f"{EXAMPLES}/inferencex.json", "--gpu", "h200"),
+    "why": ("why", f"{EXAMPLES}/vllm-did-not-start.log", "--gpu", "l40s"),
+    "rightsize": ("rightsize", f"{EXAMPLES}/metrics.1.txt", f"{EXAMPLES}/metrics.2.txt"),
+}  # fmt: skip
+if find_spec("prometheus_client") is None:
+    del ANSWERING["rightsize"]
+# Long (tune), runs the engine (profile), needs another package (rightsize).
+ELSEWHERE = {"tune", "profile", "rightsize"}
+WITHOUT_REPORTS = ("models", "gpus", "stats", "profiles")
+REPORTING = {name: "--report" for name in ANSWERING if name not in WITHOUT_REPORTS}
 SHORT = ("estimate", "sweep", "diff", "models")
 ANSWER = """
 import contextlib, io
@@ -52,7 +65,7 @@ answers = {}
 def run(*argv):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main([*argv, "--quiet"] if argv[0] not in ("models", "gpus", "trace", "report") else list(argv))
+        code = main(list(argv))
     assert code == 0, (argv, err.getvalue())
     return out.getvalue()
 for name, argv in answering.items():
@@ -80,6 +93,15 @@ def test_one_more_format_is_written_by_every_command(names: tuple[str, ...], tmp
     for name, (in_csv, in_tsv) in answers.items():
         assert "\t" in in_tsv.partition("\n")[0], name
         assert in_tsv == in_csv.replace(",", "\t"), name
+
+
+def test_every_command_that_has_these_formats_is_asked() -> None:
+    named = {**app.COMMANDS, **{f"trace {name}": entry for name, entry in app.TRACE.items()}}
+    kinds = {name: {field.type for field in fields(app.loaded(entry.options))} for name, entry in named.items()}
+    asked = {" ".join(argv[: 2 if argv[0] == "trace" else 1]) for argv in ANSWERING.values()}
+    assert {name for name, of in kinds.items() if FormatOption in of} - ELSEWHERE == asked - ELSEWHERE
+    reporting = {ANSWERING[name][0] for name in REPORTING}
+    assert {name for name, of in kinds.items() if ReportOption in of} - ELSEWHERE == reporting - ELSEWHERE
 
 
 # --- an argument ------------------------------------------------------------------------------------------------------
