@@ -86,6 +86,22 @@ def test_odd_settings_are_refused_by_the_files_name(tmp_path: Path, odd: Any) ->
         budget(spec, {})
 
 
+@pytest.mark.parametrize(
+    ("model", "files"),
+    [
+        ("qwen2.5-vl-7b", {"max_pixels": 10**29}),
+        ("qwen3-vl-8b", {"size": {"longest_edge": 10**18, "shortest_edge": 1}}),
+        ("internvl3-8b", {"max_patches": 10**9}),
+        ("llama-4-scout", {"max_patches": 10**9}),
+        ("kimi-k2.5", {"media_proc_cfg": {"in_patch_limit": 10**20}}),
+    ],
+)
+def test_a_size_beyond_all_images_is_refused_at_once(tmp_path: Path, model: str, files: dict[str, Any]) -> None:
+    spec = load_spec(folder(tmp_path / "model", model, {"preprocessor_config.json": files}))
+    with pytest.raises(UsageError, match="is beyond what can be sized"):
+        budget(spec, {"max_model_len": 8192})
+
+
 def test_estimate_of_a_folder_follows_its_files(tmp_path: Path, run: Run) -> None:
     small = folder(tmp_path / "small", "qwen2.5-vl-7b", {"preprocessor_config.json": {"max_pixels": 1_003_520}})
     large = folder(tmp_path / "large", "qwen2.5-vl-7b", {})

@@ -99,13 +99,21 @@ FILE: Final = "preprocessor_config.json"
 NESTED: Final = "processor_config.json"
 
 
-def count_of(values: Mapping[str, Any], name: str, default: int, where: str = FLAG) -> int:
+MOST_COUNT: Final = 10**10  # of pixels or patches: an image of 100,000 by 100,000
+MOST_TILES: Final = 1_000
+
+
+def count_of(
+    values: Mapping[str, Any], name: str, default: int, where: str = FLAG, largest: int = MOST_COUNT
+) -> int:  # fmt: skip
     """A positive count among the processor's settings."""
     value = values.get(name)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(where, f"{name} is not a positive count ({value!r})", "correct it")
+    if value > largest:
+        raise UsageError(where, f"{name} is beyond what can be sized ({value:,})", f"at most {largest:,} is")
     return value
 
 
@@ -281,7 +289,7 @@ def llama4(processor: Processor) -> dict[str, Item]:
     ratio = vision.get("pixel_shuffle_ratio") if isinstance(vision, Mapping) else None
     shuffle = float(ratio) if isinstance(ratio, int | float) and 0 < ratio <= 1 else 0.5
     of_tile = (side // patch) ** 2
-    most = count_of(processor.settings("images_kwargs"), "max_patches", LLAMA4_TILES)
+    most = count_of(processor.settings("images_kwargs"), "max_patches", LLAMA4_TILES, largest=MOST_TILES)
     height, width = within((most * side, side), processor.limit("image"))
     tiles = tiled(height / side, width / side, most)
     tiles += tiles > 1  # and the whole image
@@ -486,8 +494,8 @@ def internvl(processor: Processor) -> dict[str, Item]:
     settings = processor.settings("images_kwargs")
     if settings.get("crop_to_patches") is False:  # then what vLLM counts and what it makes differ
         return {}
-    low = count_of(settings, "min_patches", INTERNVL[0])
-    most = count_of(settings, "max_patches", INTERNVL[1])
+    low = count_of(settings, "min_patches", INTERNVL[0], largest=MOST_TILES)
+    most = count_of(settings, "max_patches", INTERNVL[1], largest=MOST_TILES)
     tokens = processor.number("image_seq_length", INTERNVL[2])
     tiles = tiles_of(*within((side, most * side), processor.limit("image")), side, low, most)
     largest = most + (most > 1)
@@ -503,11 +511,9 @@ def tiles_of(height: int, width: int, side: int, low: int, most: int) -> int:
 
     Source: transformers 5.19 got_ocr2/image_processing_got_ocr2.py (get_optimal_tiled_canvas).
     """
-    grids = [
-        (c, r) for n in range(low, most + 1) for c in range(1, n + 1) for r in range(1, n + 1) if low <= c * r <= most
-    ]
+    grids = [(c, r) for c in range(1, most + 1) for r in range(1, most // c + 1) if c * r >= low]
     best, nearest = 1, math.inf
-    for columns, rows in sorted(dict.fromkeys(grids), key=math.prod):
+    for columns, rows in sorted(grids, key=math.prod):
         distance = abs(width / height - columns / rows)
         if distance < nearest or (distance == nearest and height * width > 0.5 * side**2 * columns * rows):
             best, nearest = columns * rows, distance
