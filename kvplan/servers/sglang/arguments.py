@@ -182,8 +182,9 @@ REFUSED: Final = {
         enable_nvidia_megakernel! radix_cache_backend
     """,
     "leaves the encoder out; kvplan's --text-only sizes that": "language_model_only! language_only!",
+    "puts the whole encoder on each rank, which is not modeled; leave it out": "mm_enable_dp_encoder!",
     "keeps images' tensors in GPU memory, which is not modeled; leave it out": """
-        mm_enable_dp_encoder! enable_prefix_mm_cache! enable_mm_global_cache! mm_feature_transport=cpu
+        enable_prefix_mm_cache! enable_mm_global_cache! mm_feature_transport=cpu
         disable_fast_image_processor! image_processor_backend=auto|pil
     """,
     "changes which CUDA graphs are captured, which is not modeled; give --cuda-graph-max-bs-decode instead": """
