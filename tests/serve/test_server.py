@@ -295,3 +295,11 @@ def test_a_step_that_fails_ends_its_requests_alone(monkeypatch: pytest.MonkeyPat
         assert (status, error["type"]) == (500, "InternalServerError")
         assert server.post(TEXT, prompt=[1])["choices"]
         assert server.ask("GET", "/health")[0] == 200
+
+
+def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplan.serve.run.HEADER_S", 0.05)
+    with serving(twin()) as server, socket.create_connection((server.host, server.port), timeout=WAIT_S) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\n")
+        assert raw.recv(100) == b""
+        assert server.ask("GET", "/health")[0] == 200
