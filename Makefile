@@ -5,11 +5,14 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin times
+.PHONY: demo gallery demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin times
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, each of which would compile kvplan anew
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
 	.venv/bin/kvplan estimate llama-3.1-8b --ctx 32k --gpu a100-80g
+
+gallery: .venv/dev.stamp # the pictures of docs/gallery.md, in the Chromium that is installed
+	.venv/bin/python docs/pictures/gallery.py
 
 demo-engine: .venv/dev.stamp
 	rm -rf runs/demo

@@ -1,0 +1,35 @@
+"""docs/gallery.md shows the pictures that its script draws, each beside the command it was drawn by."""
+
+import importlib.util
+import re
+import struct
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from kvplan.cli.app import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    pytest.importorskip("playwright")
+    spec = importlib.util.spec_from_file_location("gallery", PICTURES / "gallery.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_picture_is_in_the_gallery_and_of_its_size(script: ModuleType) -> None:
+    named = set(re.findall(r"pictures/gallery-(\w+)\.png", (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")))
+    assert named == set(script.SHOTS)
+    for name, shot in script.SHOTS.items():
+        head = (PICTURES / f"gallery-{name}.png").read_bytes()[:24]
+        assert head.startswith(b"\x89PNG")
+        assert struct.unpack(">II", head[16:]) == (shot.width, shot.height)
+        assert shot.command.split()[0] in COMMANDS
