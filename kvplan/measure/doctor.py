@@ -41,6 +41,7 @@ PACKAGES: Mapping[str, str | None] = {
     "pandas": "report",
     "matplotlib": "report",
     "jinja2": "report",
+    "markdown-it-py": "report",
     "prometheus_client": "metrics",
     "starlette": "serve",
     "uvicorn": "serve",
