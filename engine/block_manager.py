@@ -211,10 +211,12 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
+        """Blocks that no sequence holds; some may still be cached."""
         return len(self.pool.free)
 
     @property
     def num_usable_blocks(self) -> int:
+        """All blocks but the null block."""
         return self.pool.num_blocks - 1
 
     @property
@@ -224,6 +226,7 @@ class BlockManager:
 
     @property
     def usage(self) -> float:
+        """Share of the usable blocks that sequences hold, from 0 to 1."""
         return 1 - self.num_free_blocks / self.num_usable_blocks
 
     # --- the prefix cache ---------------------------------------------------------------------------------------

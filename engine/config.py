@@ -170,6 +170,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
+        """Whether any penalty moves logits."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
 

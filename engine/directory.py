@@ -10,6 +10,7 @@ from kvplan.models.spec import ModelSpec
 
 
 def read_spec(directory: Path) -> ModelSpec:
+    """The model of a directory's config.json; raises InvalidInputError for no directory or a damaged file."""
     if not directory.is_dir():
         raise InvalidInputError(f"{directory}: is not a directory; give a model directory, or a ModelSpec")
     return hf_config.load_spec(directory)

@@ -353,4 +353,5 @@ class Engine:
         return self.runner.memory
 
     def stats(self) -> Stats:
+        """Counts since the start, and what is running and used now; see Stats for units."""
         return self._counters.stats(self.scheduler)

@@ -132,4 +132,5 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of all caches on this rank."""
         return sum(tensor.nbytes for tensor in self.tensors)

@@ -44,6 +44,7 @@ class MemoryReport:
 
 
 def nbytes(tensors: list[torch.Tensor]) -> int:
+    """Bytes of the tensors together."""
     return sum(tensor.nbytes for tensor in tensors)
 
 

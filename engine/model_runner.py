@@ -115,6 +115,7 @@ class ModelRunner:
         return self.model.logits(hidden)
 
     def forward(self, step: StepTensors) -> torch.Tensor:
+        """Logits [num_seqs, vocab_size] of each sequence's last token, without a CUDA graph."""
         return self.model.logits(self._hidden(step)[step.last_tokens])
 
     def _hidden(self, step: StepTensors) -> torch.Tensor:
@@ -218,6 +219,7 @@ class ModelRunner:
 
     @property
     def max_blocks(self) -> int:
+        """Blocks of the longest request in one group of layers."""
         return cdiv(self.max_model_len, self.config.block_size)
 
     def _cache(self, num_blocks: int, device: torch.device | str) -> KVCache:

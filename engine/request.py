@@ -107,6 +107,7 @@ class Request:
         return max((len(start) for start in starts if self.text.endswith(start)), default=0)
 
     def output(self) -> RequestOutput:
+        """Everything that a request which has ended gave."""
         seq = self.seq
         assert seq.finish_reason is not None, "asked for the output of a request that runs"
         return RequestOutput(

@@ -47,6 +47,7 @@ class Batch:
     hits: dict[Sequence, int] = field(default_factory=dict)  # prefix hits of the new and resumed, in tokens
 
     def put(self, seq: Sequence, n: int) -> None:
+        """Compute the next n tokens of a sequence in this step."""
         self.num_tokens[seq] = n
         self.budget -= n
 
@@ -69,6 +70,7 @@ class PrefixCacheStats:
     preempted_hits: int = 0
 
     def count(self, seq: Sequence, hit: PrefixHit) -> None:
+        """Add an admission and its hit."""
         if seq.num_preemptions:
             self.preempted_requests += 1
             self.preempted_queries += seq.num_tokens
@@ -80,6 +82,7 @@ class PrefixCacheStats:
 
 
 def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Allocator:
+    """The block manager that a config names, for a pool of num_blocks blocks, the null block included."""
     match config.allocator:
         case "paged":
             return BlockManager(
@@ -114,6 +117,7 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
+        """Whether a sequence waits or runs."""
         return bool(self._unfinished)
 
     @property

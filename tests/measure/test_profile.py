@@ -861,8 +861,11 @@ def test_when_every_request_fails_the_run_is_no_success(
         (("--num-blocks", "4", "--ctx", "64", "--output-tokens", "4", "--baseline", "contiguous"),
          "a contiguous reservation (64 tokens) takes 4 blocks of 16 tokens, and the pool has 3 to give; "
          "raise --num-blocks to 5, or ask for less"),
+        (("--num-blocks", "4", "--ctx", "64", "--output-tokens", "4", "--baseline", "static"),
+         "a contiguous reservation (64 tokens) takes 4 blocks of 16 tokens, and the pool has 3 to give; "
+         "raise --num-blocks to 5, or ask for less"),
     ],
-    ids=["paged", "the baseline"],
+    ids=["paged", "the baseline", "a static baseline"],
 )  # fmt: skip
 def test_a_pool_too_small_for_one_request_is_refused(
     options: tuple[str, ...], complaint: str, tmp_path: Path, run: Run
