@@ -24,7 +24,7 @@ from kvplan.simulate.tiers import TierSpec
 
 MOST: Final = 4096  # servers
 OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale")
-OF_ONE: Final = ("baseline", "tier", "timeline", "figure")
+OF_ONE: Final = ("baseline", "tier", "timeline", "figure", "film")
 RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
 
 

@@ -18,6 +18,7 @@ from kvplan.core.files import printable
 from kvplan.core.table import as_csv
 from kvplan.core.units import parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
+from kvplan.report import request_rows
 from kvplan.servers.vllm.size import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
@@ -31,6 +32,7 @@ from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
 STEADY = 20  # requests above a percentile, from which on another seed changes little
 CSV = {".csv": "csv"}
 HTML = {".html": "html"}
+ROWS = request_rows.FORMATS
 Options = TypeVar("Options", bound=LoadOptions)
 
 
@@ -40,11 +42,13 @@ def simulate(options: SimulateOptions) -> int:
     with ExitStack() as files:
         reports = files.enter_context(output.report_files(options.report or [], force=options.force))
         timeline = files.enter_context(only(options, options.timeline, "--timeline", CSV))
-        requests = files.enter_context(only(options, options.requests, "--requests", CSV))
+        requests = files.enter_context(only(options, options.requests, "--requests", ROWS))
         figures = files.enter_context(only(options, options.figure, "--figure", FIGURES))
         films = files.enter_context(only(options, options.film, "--film", HTML))
         if options.figure is not None:
             require_libraries("--figure", "matplotlib")
+        if requests and requests[0].format == "parquet":
+            request_rows.require_parquet()
         if fleet.is_fleet(options):
             return of_fleet(options, reports, requests)
         the_plan = planned(options)
@@ -61,7 +65,7 @@ def simulate(options: SimulateOptions) -> int:
         for file in timeline:
             file.save(as_csv(text.timeline_table(main)))
         for file in requests:
-            file.save(as_csv(text.requests_table(main)))
+            file.save(request_rows.written(main, file.format))
         for file in figures:
             from kvplan.report.simulate_figures import drawn
 
@@ -89,12 +93,11 @@ def of_fleet(options: SimulateOptions, reports: list[output.ReportFile], request
         finally:
             progress.close()
     from kvplan.report import fleet_text
-    from kvplan.report import simulate_text as text
 
     given = fleet_text.shapes(answer)
     main = answer.total.variants[0]
     for file in requests:
-        file.save(as_csv(text.requests_table(answer.fleet)))
+        file.save(request_rows.written(answer.fleet, file.format))
     output.answer(given, options.format, options.color, reports)
     if interruption.is_asked:
         return interrupted(main.result.finished, load)

@@ -124,7 +124,7 @@ class SimulateOptions(LoadOptions):
         option("--timeline", help="Write running and waiting requests over time to a CSV file.", metavar="FILE.csv"),
     ] = None
     requests: Annotated[
-        Text, option("--requests", help="Write one row per request to a CSV file.", metavar="FILE.csv")
+        Text, option("--requests", help="Write one row per request, as CSV or Parquet.", metavar="FILE.csv|parquet")
     ] = None
     figure: Annotated[Text, option("--figure", help="Draw the simulation over time.", metavar="FILE.png|svg")] = None
     exit_code: Annotated[

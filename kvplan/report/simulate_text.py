@@ -17,7 +17,7 @@ from kvplan.report.page import Block, bold
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.records import Metric
 from kvplan.simulate.result import Result, Spread
-from kvplan.simulate.runs import Run, Served
+from kvplan.simulate.runs import Run
 from kvplan.simulate.slo import Kept
 from kvplan.simulate.timeline import LEVELS
 
@@ -472,17 +472,4 @@ def timeline_table(simulation: Run) -> Table:
         means = [total / bucket.seconds if bucket.seconds else 0.0 for total in bucket.sums]
         cells = [cell for pair in zip(means, bucket.peaks, strict=True) for cell in pair]
         rows.append([number * timeline.width_s, *cells, bucket.tokens])
-    return Table.of(names, rows)
-
-
-def requests_table(simulation: Served) -> Table:
-    records = simulation.records
-    names = (
-        "number", "arrival_s", "admitted_s", "first_token_s", "ended_s", "prompt_tokens", "output_tokens",
-        "cached_tokens", "loaded_tokens", "preemptions",
-    )  # fmt: skip
-    rows = zip(
-        records.number, records.arrival, records.admitted, records.first_token, records.ended, records.prompt,
-        records.output, records.cached, records.loaded, records.preemptions, strict=True,
-    )  # fmt: skip
     return Table.of(names, rows)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from engine.block_manager import FullGroup, Group
 from engine.scheduler import PrefixCacheStats, SchedulerConfig
@@ -25,6 +25,7 @@ from kvplan.simulate.timeline import Timeline
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest
 
+SURE: Final = 1 + 1e-9
 State = Literal["waiting", "reading", "decoding", "ending", "gone"]
 
 
@@ -648,6 +649,30 @@ class Unshared:
                     seq.blocks += 1
                     self._plan_growth(seq)
             # The clock's own arithmetic, step by step: sums of products would differ in their last bits.
+            if line is not None and not num_waiting and not large_s:
+                now = read if is_late else read + count
+                far = now + count * (last - number)
+                kv, growth = state_bytes + kind_bytes * now, kind_bytes * count
+                # Both grow evenly, so that what is larger at both ends, and clearly, is larger in between.
+                if (
+                    kv * byte_s > SURE * pair_s * now
+                    and (state_bytes + kind_bytes * far) * byte_s > SURE * pair_s * far
+                ):
+                    taken = 0
+                    for taken in range(1, last - number + 1):  # noqa: B007 -- used behind the loop
+                        stored += count
+                        seconds = kv * byte_s + weights_s + server_s
+                        kv += growth
+                        seconds_sum += seconds
+                        running_sum += num_running * seconds
+                        used_sum += used * seconds
+                        stored_sum += stored * seconds
+                        clock += seconds
+                        if clock >= limit:
+                            break
+                    number += taken
+                    read += count * taken
+                    continue
             while number < last and clock < limit:
                 number += 1
                 stored += count

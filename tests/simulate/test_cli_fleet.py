@@ -1,10 +1,12 @@
 """`kvplan simulate --replicas`: what a user reads, and what is refused."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
+from kvplan.cli.progress import Progress
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
@@ -48,6 +50,34 @@ def test_every_request_has_a_row(run: Run, tmp_path: Path) -> None:
     run(*CONV, "--disaggregate", "1P2D", "--link", "50GB/s", "--requests", str(file))
     lines = file.read_text().splitlines()
     assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(1, 151))
+
+
+def test_rows_as_parquet_are_those_as_csv(run: Run, tmp_path: Path) -> None:
+    """Read by pyarrow."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for options in ((), ("--replicas", "2")):
+        files = [tmp_path / f"{len(options)}.{form}" for form in ("csv", "parquet")]
+        for file in files:
+            assert run(*CONV, *options, "--requests", str(file)).code == 0
+        table = parquet.read_table(files[1]).to_pylist()
+        names, *lines = (line.split(",") for line in files[0].read_text().splitlines())
+        assert [[str(row[name]) for name in names] for row in table] == lines
+        assert len(lines) == 150
+
+
+@pytest.mark.parametrize("options", [(), ("--replicas", "2")])
+def test_an_interrupted_simulation_answers_with_what_is_done(
+    run: Run, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(progress: Progress, done: int) -> None:
+        if done == 100:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "show", interrupt)
+    done = run(*CONV, *options)
+    assert done.code == 130
+    assert "time to first token" in done.out
+    assert "interrupted: the figures are of 100 of 150 requests" in done.err
 
 
 @pytest.mark.parametrize(
