@@ -46,6 +46,7 @@ PACKAGES: Mapping[str, str | None] = {
     "starlette": "serve",
     "uvicorn": "serve",
     "gguf": "gguf",
+    "pyarrow": "parquet",
     "huggingface_hub": "hub",
     "transformers": "dev",
 }
@@ -55,6 +56,7 @@ NEEDED_FOR: Mapping[str, str] = {
     "metrics": "kvplan watch --metrics",
     "serve": "kvplan serve",
     "gguf": "GGUF files",
+    "parquet": "kvplan simulate --requests FILE.parquet",
     "hub": "models from the Hugging Face Hub",
 }
 _REQUIRED_FOR = "kvplan itself"
