@@ -1,9 +1,10 @@
 """What a simulation costs: the Azure conversation trace's shape, an hour of it, for Llama-3.1-8B on one A100.
 
-    python -m benchmarks.simulate [--runs 3] [--csv FILE]
+    python -m benchmarks.simulate [--runs 3] [--requests 19366] [--csv FILE]
 
-19,366 requests of the profile azure-2023-conv at its own 5.53 per second, on one core; beside it the same run with
-every step taken singly, which gives the same figures (tests/simulate/test_simulate_exact.py).
+Requests of the profile azure-2023-conv at its own 5.53 per second, on one core: run by what changes, over the engine's
+scheduler with jumps, and with every step taken singly; all give the same figures (tests/simulate/test_unshared.py,
+test_simulate_exact.py). Then 16 servers behind a router at that rate, as a part of a day.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import csv
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -23,27 +25,48 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.simulate.arrivals import Open
-from kvplan.simulate.loop import Simulation
+from kvplan.simulate.fleet import Fleet, Kind
+from kvplan.simulate.routers import RouterName, router
+from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.steptime import Shares, roofline
 from kvplan.workloads.profiles import profile
 
 NUM_REQUESTS = 19_366
+SERVERS = 16
 Row = tuple[str, str, float, float, float, int]
 
 
-def simulation(*, jump: bool) -> Simulation:
+def setup() -> Setup:
     the_plan = plan(Request(catalog.load("llama-3.1-8b"), gpu("a100-80g"), EngineArgs(max_model_len=32_768)))
-    workload = profile("azure-2023-conv")
-    requests = islice(workload.requests(seed=0), NUM_REQUESTS)
-    made = Setup(the_plan, roofline(the_plan, Shares())).simulation(Open(requests), workload.prefix_block)
-    made.jump = jump
+    return Setup(the_plan, roofline(the_plan, Shares()))
+
+
+def requests(count: int) -> Open:
+    return Open(islice(profile("azure-2023-conv").requests(seed=0), count))
+
+
+def by_change(count: int) -> Run:
+    return setup().run(requests(count))
+
+
+def by_jumps(count: int) -> Run:
+    return setup().simulation(requests(count))
+
+
+def singly(count: int) -> Run:
+    made = setup().simulation(requests(count))
+    made.jump = False
     return made
 
 
-def seconds(*, jump: bool) -> float:
-    """Of this process's own CPU time, so that others on the machine do not count."""
-    made = simulation(jump=jump)
+def fleet(name: RouterName) -> Callable[[int], Fleet]:
+    return lambda count: Fleet((Kind("a100-80g", setup().run),) * SERVERS, requests(count), router(name, 0, None))
+
+
+def seconds(make: Callable[[int], Run | Fleet], count: int) -> float:
+    """Of this process's own CPU time, so that others on the machine count less."""
+    made = make(count)
     start = time.process_time()
     made.run()
     return time.process_time() - start
@@ -57,19 +80,25 @@ def row(metric: str, unit: str, values: list[float]) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=NUM_REQUESTS)
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    jumped, stepped = [], []
-    for _ in range(options.runs):  # in turn, so that the machine's mood hits both
-        jumped.append(seconds(jump=True))
-        stepped.append(seconds(jump=False))
+    count, ways = options.requests, (by_change, by_jumps, singly, fleet("least-loaded"), fleet("random"))
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(options.runs):  # in turn, so that the machine's mood hits all
+        for way, spent in zip(ways, times, strict=True):
+            spent.append(seconds(way, count))
+    changed, jumped, stepped, loaded, apart = times
     rows = [
-        row("simulate an hour of azure-2023-conv", "s", jumped),
-        row("the same, every step singly", "s", stepped),
-        row("ratio", "x", [b / a for a, b in zip(jumped, stepped, strict=True)]),
+        row("requests per second, by what changes", "1/s", [count / spent for spent in changed]),
+        row("requests per second, over the scheduler", "1/s", [count / spent for spent in jumped]),
+        row("over the scheduler / by what changes", "x", [b / a for a, b in zip(changed, jumped, strict=True)]),
+        row("every step singly / by what changes", "x", [b / a for a, b in zip(changed, stepped, strict=True)]),
+        row(f"requests per second, {SERVERS} servers, least loaded", "1/s", [count / spent for spent in loaded]),
+        row(f"requests per second, {SERVERS} servers, random", "1/s", [count / spent for spent in apart]),
     ]
     for metric, unit, value, p20, p80, n in rows:
-        print(f"{metric:<36} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
+        print(f"{metric:<48} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
     if options.csv:
         model_and_gpu = ("llama-3.1-8b", "a100-80g (simulated)", "", "", *measured_with()[4:])
         with options.csv.open("w", newline="") as file:

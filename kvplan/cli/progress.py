@@ -67,7 +67,7 @@ class Progress:
         if sys.stderr.isatty() and not self._quiet:
             if now - self._began > BAR_AFTER_S:
                 self._draw(done)
-        elif now - self._last >= LINE_S:
+        elif not self._quiet and now - self._last >= LINE_S:
             self._last = now
             output.tell("note", f"simulated {done:,} of {self._total:,} requests at {self._how}")
 
