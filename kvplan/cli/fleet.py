@@ -10,8 +10,10 @@ from kvplan.cli.load import Load
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.processes import MOST_JOBS, cores
 from kvplan.core.units import parse_count, parse_duration, parse_size
 from kvplan.planning.plan import Plan
+from kvplan.planning.sweep import portable_requests
 from kvplan.planning.user_counts import num_gpus
 from kvplan.simulate import ranges, slo
 from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Role
@@ -23,7 +25,8 @@ from kvplan.simulate.steptime import Shares, step_time
 from kvplan.simulate.tiers import TierSpec
 
 MOST: Final = 4096  # servers
-OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale")
+WORTH_PROCESSES: Final = 20_000  # requests: seconds in one process, and others start in less
+OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs")
 OF_ONE: Final = ("baseline", "tier", "timeline", "figure", "film")
 RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
 
@@ -54,6 +57,7 @@ def fleet_answer(
     options: SimulateOptions, plan_of: Callable[[SimulateOptions], Plan], shares: Shares, load: Load,
     stop: Callable[[Fleet], bool],
 ) -> FleetAnswer:  # fmt: skip
+    """What the fleet answers; one that `stop` ended before any of its servers was done is an interrupt."""
     promises = () if options.slo is None else slo.parse_slo(options.slo)
     kinds, plans = kinds_of(options, plan_of, shares)
     autoscale = None if options.autoscale is None else parse_autoscale(options.autoscale)
@@ -74,7 +78,9 @@ def fleet_answer(
         router(name, load.seed, load.source.run_len),
         stop,
     )
-    fleet.run()
+    fleet.run(jobs_of(options.jobs, fleet, load.source.num_requests))
+    if not fleet.replicas:
+        raise KeyboardInterrupt
     figures = fleet_result(fleet, load.skipped, by_clock=not load.is_closed and load.users is None)
     if not figures.total.judged:
         raise UsageError("simulate", "no request is served by the fleet", "give more --num-requests, or fewer failures")
@@ -92,6 +98,21 @@ def fleet_answer(
         uncertainty,
     )  # fmt: skip
     return FleetAnswer(total, figures, fleet, name, servers_text(kinds))
+
+
+def jobs_of(text: str | None, fleet: Fleet, num_requests: int) -> int:
+    """Processes: as stated, or all cores where servers are apart and there is enough for them to do."""
+    if text is None:
+        return cores() if fleet.is_apart and num_requests >= WORTH_PROCESSES else 1
+    jobs = parse_count(text, "--jobs", MOST_JOBS)
+    if jobs > 1 and not fleet.is_apart:
+        raise UsageError(
+            f"--jobs {jobs}",
+            "these servers depend on each other (a router that looks at loads, --fail, --autoscale, --disaggregate, "
+            "users who wait), so one process simulates them all",
+            "leave it out, or use --router round-robin or random and leave out the others",
+        )
+    return jobs
 
 
 def servers_text(kinds: tuple[Kind, ...]) -> str:
@@ -116,7 +137,8 @@ def kinds_of(
         if label not in plans:
             plans[label] = plan_of(some)
         plan = plans[label]
-        setup = Setup(plan, step_time(plan, shares, options.calibration))
+        [request] = portable_requests([plan.request])
+        setup = Setup(replace(plan, request=request), step_time(plan, shares, options.calibration))
         token = empty_tiers(plan, (TierSpec("", 0, 1),), 1).token_bytes if role != "server" else 0
         return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LINE_S: Final = 10.0  # between two lines
 BAR_AFTER_S: Final = 1.0
-CALLS: Final = 256  # between two looks at the clock
+CALLS: Final = 256  # between two looks at the clock, unless as many requests were answered
 
 
 class Interruption:
@@ -53,7 +53,7 @@ class Progress:
 
     def __init__(self, total: int, how: str, *, quiet: bool = False) -> None:
         self._total, self._how, self._quiet = total, how, quiet
-        self._calls = 0
+        self._calls = self._seen = 0
         self._began = self._last = time.monotonic()
         self._bar: Bar | None = None
         self._task: Any = None
@@ -61,8 +61,9 @@ class Progress:
     def show(self, done: int) -> None:
         """Called after each step or so."""
         self._calls += 1
-        if self._calls % CALLS:
+        if self._calls % CALLS and done - self._seen < CALLS:
             return
+        self._seen = done
         now = time.monotonic()
         if sys.stderr.isatty() and not self._quiet:
             if now - self._began > BAR_AFTER_S:

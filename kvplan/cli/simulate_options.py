@@ -111,6 +111,14 @@ class SimulateOptions(LoadOptions):
             metavar="RULE",
         ),
     ] = None
+    jobs: Annotated[
+        Text,
+        option(
+            "--jobs",
+            help="Maximum number of processes for a fleet routed at random or in turn. Default: all cores.",
+            metavar="N",
+        ),
+    ] = None
     # the answer
     film: Annotated[
         Text,

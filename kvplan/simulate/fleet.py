@@ -3,7 +3,7 @@
 Every replica is a run of its own (kvplan.simulate.runs). Only what reaches it from outside ties it to the others: the
 requests that the router sends it. So a replica is brought up to a moment when a request is sent to it, or when a
 router that looks at loads might see one of its answers end; with routers that look at nothing, replicas are as many
-simulations apart, each with its share of the requests.
+simulations apart, each with its share of the requests, and can be run by as many processes.
 
 Prompts computed elsewhere (`prefill` replicas) are handed to `decode` replicas over a link: each prefill replica sends
 one prompt's keys and values at a time. The decode replica computes the last prompt token again, as vLLM's does.
@@ -13,12 +13,15 @@ Not in it: the network of requests and answers, and the blocks that a prompt hol
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf, nextafter
 from typing import Literal, Protocol
 
 from kvplan.core.errors import UsageError
+from kvplan.core.processes import in_order
+from kvplan.simulate.apart import Share, Task, finished
 from kvplan.simulate.arrivals import Arrivals, Open
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records
@@ -214,12 +217,52 @@ class Fleet:
 
     # --- time ---------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """To the end of the last request, or until `stop` says so."""
-        while self._advance():
-            if self.stop is not None and self.stop(self):
-                break
+    @property
+    def is_apart(self) -> bool:
+        """Whether nothing that happens on one replica changes what another is sent."""
+        return not self._looks and not self.failures
+
+    def run(self, jobs: int = 1) -> None:
+        """To the end of the last request, or until `stop` says so; by `jobs` processes where replicas are apart."""
+        if jobs > 1 and self.is_apart:
+            self._run_apart(jobs)
+        else:
+            while self._advance():
+                if self.stop is not None and self.stop(self):
+                    break
         self._finish()
+
+    def _run_apart(self, jobs: int) -> None:
+        """As in one process; stopped early, the fleet is those replicas that are done."""
+        shares = self._shares()
+        tasks = [
+            Task(replica.kind.start, self.run_len, share) for replica, share in zip(self.replicas, shares, strict=True)
+        ]
+        done = 0
+        with closing(in_order(finished, None, tasks, min(jobs, len(tasks)), name="simulate")) as results:
+            for replica, share, result in zip(self.replicas, shares, results, strict=False):
+                result.give(replica.run)
+                done += 1
+                self.num_finished += len(share)
+                if self.stop is not None and self.stop(self):
+                    break
+        if done < len(self.replicas):
+            self.replicas, self.sizes, self.clock = self.replicas[:done], [(0.0, done)], 0.0
+            self.num_arrived = self.num_finished
+
+    def _shares(self) -> list[Share]:
+        """What the router sends to each replica."""
+        shares = [Share() for _ in self.replicas]
+        serving = self._serving("server")
+        while (time := self.arrivals.next_time()) is not None:
+            _, request = self.arrivals.pop()
+            self.num_arrived += 1
+            self._arrivals_of.append(time)
+            replica = self.router.choose(serving, request)
+            replica.lives[-1].numbers.append(self.num_arrived)
+            shares[replica.index].put(time, request, has_prefixes=self.run_len is not None)
+            self.clock = time
+        return shares
 
     def _advance(self) -> bool:
         """The next thing that happens: a user sees an answer, a replica changes, a request comes, steps are run."""

@@ -45,6 +45,25 @@ def test_servers_of_two_kinds_and_a_failure(run: Run) -> None:
     assert document["fleet"]["requests"]["finished"] == 150
 
 
+def test_processes_change_nothing_that_is_read(run: Run) -> None:
+    options = (
+        *CONV,
+        "--replicas",
+        "2",
+        "--pool",
+        "l40s=1",
+        "--router",
+        "random",
+        "--slo",
+        "ttft=30s",
+        "--format",
+        "json",
+    )
+    one, two = (run(*options, "--jobs", jobs) for jobs in ("1", "2"))
+    assert one.code == two.code == 0
+    assert one.out == two.out
+
+
 def test_every_request_has_a_row(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     run(*CONV, "--disaggregate", "1P2D", "--link", "50GB/s", "--requests", str(file))
@@ -85,6 +104,10 @@ def test_an_interrupted_simulation_answers_with_what_is_done(
     [
         (("--router", "random"), "--router: is for many servers"),
         (("--replicas", "0"), "--replicas"),
+        (("--jobs", "2"), "--jobs: is for many servers"),
+        (("--replicas", "2", "--jobs", "2"), "--jobs 2: these servers depend on each other"),
+        (("--replicas", "2", "--router", "random", "--jobs", "0"), "--jobs"),
+        (("--replicas", "2", "--router", "random", "--jobs", "2", "--fail", "0@5s"), "depend on each other"),
         (("--replicas", "2", "--tier", "cpu=1GiB@1GB/s"), "--tier: is for one server"),
         (("--disaggregate", "1P2D"), "--disaggregate and --link: must be used together"),
         (("--disaggregate", "P2D", "--link", "1GB/s"), "--disaggregate 'P2D': is not understood"),

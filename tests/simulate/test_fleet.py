@@ -1,7 +1,7 @@
 """Fleets: against as many simulations apart, against stepping every replica at every moment, and against theory."""
 
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import factorial
 from typing import Any
 
@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from engine.block_manager import FullGroup
 from engine.scheduler import SchedulerConfig
+from kvplan.core.processes import in_order
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Router
+from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records
-from kvplan.simulate.routers import LeastLoaded, Prefix, Random, RoundRobin, router
+from kvplan.simulate.routers import LeastLoaded, Prefix, Random, RoundRobin, RouterName, router
 from kvplan.simulate.runs import Run
 from kvplan.simulate.steptime import StepTime
 from kvplan.simulate.unshared import Unshared
@@ -71,6 +73,53 @@ def test_random_routing_is_as_many_simulations_apart() -> None:
         assert rows(replica.run.records) == rows(alone.records)
         assert replica.run.timeline.buckets == alone.timeline.buckets
     assert len(together.records) == 300
+
+
+@pytest.mark.parametrize(("name", "runs"), [("random", "shared"), ("round-robin", "own")])
+def test_processes_answer_as_one(name: RouterName, runs: str) -> None:
+    """Every record, level and count, over the scheduler and by what changes, with two kinds of servers."""
+    kinds = (KIND, Kind("scheduler", by_scheduler), KIND)
+    requests = poisson(240, 6.0)
+    if runs == "shared":
+        requests = tuple(replace(request, prefix_ids=(i % 5,) * 2) for i, request in enumerate(requests))
+        kinds = (Kind("scheduler", by_scheduler),) * 3
+    run_len = 8 if runs == "shared" else None
+    one, many = (Fleet(kinds, Open(iter(requests)), router(name, 3, run_len), run_len) for _ in range(2))
+    one.run()
+    many.run(2)
+    assert rows(one.records) == rows(many.records)
+    assert len(one.records) == 240
+    assert (one.clock, one.num_arrived, one.counts, one.sizes) == (
+        many.clock,
+        many.num_arrived,
+        many.counts,
+        many.sizes,
+    )
+    for alone, by_process in zip(one.runs, many.runs, strict=True):
+        assert alone.timeline.buckets == by_process.timeline.buckets
+    assert fleet_result(one) == fleet_result(many)
+    assert (fleet_result(one).total.hit_tokens > 0) == (runs == "shared")
+
+
+def test_servers_that_depend_on_each_other_are_one_process() -> None:
+    requests = poisson(30, 3.0)
+    for choice, more in ((LeastLoaded(), {}), (Random(0), {"failures": (Failure(0, 2.0),)})):
+        made = Fleet((KIND,) * 2, Open(iter(requests)), choice, **more)  # type: ignore[arg-type]
+        assert not made.is_apart
+        made.run(2)
+        assert len(made.records) == 30
+
+
+def test_stopped_between_servers_the_fleet_is_those_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(do: Any, shared: Any, tasks: Any, jobs: int, *, name: str) -> Any:
+        return in_order(do, shared, tasks, 1, name=name)
+
+    monkeypatch.setattr("kvplan.simulate.fleet.in_order", here)
+    made = Fleet((KIND,) * 3, Open(iter(poisson(90, 6.0))), RoundRobin(), stop=lambda running: running.num_finished > 0)
+    made.run(2)
+    assert list(made.records.number) == list(range(1, 91, 3))
+    assert made.counts.arrived == len(made.records) == 30
+    assert fleet_result(made).size_peak == 1
 
 
 @pytest.mark.parametrize("choice", [RoundRobin(), LeastLoaded(), Prefix(None), Random(0)])

@@ -1,0 +1,87 @@
+"""A server's share of a fleet's requests, simulated by another process."""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.scheduler import PrefixCacheStats
+from kvplan.simulate.arrivals import Arrivals
+from kvplan.simulate.counts import Counts
+from kvplan.simulate.records import Records
+from kvplan.simulate.runs import Run
+from kvplan.simulate.timeline import Timeline
+from kvplan.simulate.unshared import Unshared
+from kvplan.workloads.trace import TraceRequest
+
+
+@dataclass(slots=True)
+class Share:
+    """Arrivals that can travel to another process: what a router sends to one server.
+
+    prefixes  ids of each request; empty where none has any
+    """
+
+    times: "array[float]" = field(default_factory=lambda: array("d"))
+    prompts: "array[int]" = field(default_factory=lambda: array("q"))
+    outputs: "array[int]" = field(default_factory=lambda: array("q"))
+    prefixes: list[tuple[int, ...]] = field(default_factory=list)
+    _next: int = 0
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def put(self, time: float, request: TraceRequest, *, has_prefixes: bool) -> None:
+        self.times.append(time)
+        self.prompts.append(request.prompt_tokens)
+        self.outputs.append(request.output_tokens)
+        if has_prefixes:
+            self.prefixes.append(request.prefix_ids)
+
+    def next_time(self) -> float | None:
+        return self.times[self._next] if self._next < len(self.times) else None
+
+    def pop(self) -> tuple[float, TraceRequest]:
+        i = self._next
+        self._next += 1
+        prefixes = self.prefixes[i] if self.prefixes else ()
+        return self.times[i], TraceRequest(self.times[i], self.prompts[i], self.outputs[i], prefixes)
+
+    def ended(self, time: float) -> None:
+        """The clock does not care."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """How a server is made, and what it is to serve."""
+
+    start: Callable[[Arrivals, int | None], Run]
+    run_len: int | None
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a run leaves when it has ended."""
+
+    clock: float
+    records: Records
+    timeline: Timeline
+    counts: Counts
+    prefix_cache_stats: PrefixCacheStats
+    num_preemptions: int
+
+    def give(self, run: Run) -> None:
+        """To a run that has served nothing: it is as if it had served this."""
+        run.clock, run.records, run.timeline, run.counts = self.clock, self.records, self.timeline, self.counts
+        if isinstance(run, Unshared):
+            run.prefix_cache_stats, run.num_preemptions = self.prefix_cache_stats, self.num_preemptions
+        else:
+            run.scheduler.prefix_cache_stats = self.prefix_cache_stats
+            run.scheduler.num_preemptions = self.num_preemptions
+
+
+def finished(_: None, task: Task) -> Finished:
+    """The whole run of a server."""
+    run = task.start(task.share, task.run_len)
+    run.run()
+    return Finished(run.clock, run.records, run.timeline, run.counts, run.prefix_cache_stats, run.num_preemptions)
