@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,7 +30,7 @@ def cores() -> int:
 
 def in_order(
     do: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task], jobs: int, *, name: str
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """`do(shared, task)` of every task, in their order; with fewer than two jobs in this process.
 
     do and what it takes must be able to travel to another process. What a killed worker had under way is done again in
@@ -45,7 +45,7 @@ def in_order(
 
 def _by_workers(
     do: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task], jobs: int, name: str
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     from concurrent.futures.process import BrokenProcessPool
 
     queue = iter(tasks)

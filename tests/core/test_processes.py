@@ -57,4 +57,4 @@ def test_tasks_are_taken_as_they_are_needed() -> None:
     results = in_order(square, 0, tasks(), 2, name="x")
     assert next(results) == 0
     assert len(taken) <= 6  # two for each process, and one for what was given back
-    results.close()  # type: ignore[attr-defined] # a generator
+    results.close()
