@@ -84,6 +84,10 @@ CHANGES = {
         "vLLM v1/worker/utils.py, then multimodal/encoder_budget.py (MultiModalBudget)",
         "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16 to 0.33",
     ),
+    "encoders_in_v1": Change(
+        (0, 10), "V1 runs encoders, without a KV cache; before, V0 did", "vLLM v1/kv_cache_interface.py",
+        "0.9.2 and 0.10.2",
+    ),
     "runner_flag": Change(
         (0, 10, 1), "--runner and --convert; before, --task", "vLLM engine/arg_utils.py; vllm-project/vllm#21470",
         "0.9.2, 0.10.2, 0.11, 0.14",
@@ -318,10 +322,6 @@ CHANGES = {
     "runner_v2_graph_estimate": Change(
         (0, 29), "model runner V2 estimates its CUDA graphs too; before, its estimate was 0",
         "vLLM v1/worker/gpu/model_runner.py (profile_cudagraph_memory)", "0.22 to 0.33",
-    ),
-    "encoders_in_v1": Change(
-        (0, 10), "V1 runs encoders, without a KV cache; before, V0 did", "vLLM v1/kv_cache_interface.py",
-        "0.9.2 and 0.10.2",
     ),
     "null_block": Change(
         (0, 29), "the pool's null block is not counted as room for a request when one is checked for",

@@ -9,7 +9,7 @@ from kvplan.workloads.trace import TraceRequest
 
 RouterName = Literal["round-robin", "least-loaded", "prefix", "random"]
 # A router that looks at caches sends a request where most of its prompt is, unless loads differ too much.
-# Source: the defaults of SMG (SGLang's gateway), docs/getting-started/load-balancing.md.
+# Source: the defaults of the gateway SMG, docs/getting-started/load-balancing.md.
 CACHE_THRESHOLD: Final = 0.3
 BALANCE_ABS: Final = 64
 BALANCE_REL: Final = 1.5

@@ -149,7 +149,7 @@ def test_12_a_byte_order_mark_is_accepted(run: Run, tmp_path: Path) -> None:
         (b'{"a": "\x00"}', "byte 7"),
         (json.dumps(LLAMA).encode()[:-20], "cut short"),
         (b"\xff{}", "byte 0"),
-        (b'{\n  "a": 1,\n  "a": 2\n}', "line 3"),  # 13: a key given twice
+        (b'{\n  "a": 1,\n  "a": 2\n}', "duplicate key 'a'"),  # 13: a key given twice
         (b"[" * 100_000, "nested"),  # 14
         (b'{"a": ' + b"9" * 5_000 + b"}", "5,000 digits"),
     ],

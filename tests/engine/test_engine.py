@@ -695,7 +695,7 @@ def test_a_spec_alone_has_no_weights() -> None:
         ("async_scheduling", 1, "True, False or None (1)"),
         ("dtype", "int8", "one of auto, float32, bfloat16, float16 ('int8')"),
         ("kv_cache_dtype", "int4", "one of auto, float32, bfloat16, float16, fp8, fp8_e4m3 ('int4')"),
-        ("allocator", "slab", "one of paged, contiguous ('slab')"),
+        ("allocator", "slab", "one of paged, contiguous, static ('slab')"),
         ("backend", "cuda", "one of auto, triton, torch ('cuda')"),
         ("load_format", "pt", "one of auto, dummy ('pt')"),
         ("scheduling_policy", "lifo", "one of fcfs, priority ('lifo')"),

@@ -397,7 +397,7 @@ def test_what_stands_in_a_file_of_a_policy_is_not_quoted(
 def test_a_config_with_a_key_twice_names_the_place_only(run: Run, repository: Path) -> None:
     (repository / "model" / "config.json").write_text(f'{{"{SECRET}": 1,\n"{SECRET}": 2}}', encoding="utf-8")
     message = refused(run("check"))
-    assert "line 2 column 1: a key twice, or a number" in message
+    assert "model/config.json: a key twice, or a number" in message
     assert SECRET not in message
     assert SECRET in refused(run("estimate", "./model", "--gpu", "h200"))
 

@@ -553,7 +553,7 @@ def test_every_option_of_simulate_is_used_here() -> None:
     own = {each.name for each in fields(SimulateOptions)} - {each.name for each in fields(PlanOptions)}
     text = "".join(
         Path(__file__).with_name(name).read_text("utf-8")
-        for name in ("test_cli_simulate.py", "test_load.py", "test_cli_fleet.py")
+        for name in ("test_cli_simulate.py", "test_load.py", "test_cli_fleet.py", "test_film.py")
     )
     assert {name for name in own if f'"--{name.replace("_", "-")}"' not in text} <= {"color", "force"}
 
