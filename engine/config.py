@@ -1,7 +1,7 @@
 """What a user decides about the engine and about a request, by vLLM's names; plain Python, no torch."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal, TypeGuard
 
@@ -10,6 +10,7 @@ from kvplan.core.errors import UsageError
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MOST_LOGPROBS = 1024
+MOST_BIASES = 1024  # vLLM's
 DEFAULT_NUM_SEQS = 256
 
 
@@ -120,6 +121,7 @@ class SamplingParams:
     ignore_eos          the model's own end token does not end it
     logprobs            log-probabilities of this many most likely tokens (and of the chosen one) at every step
     repetition_penalty  1: none; presence_penalty, frequency_penalty: 0: none
+    logit_bias          what is added to the logits of these tokens, from -100 to 100, before penalties
     """
 
     temperature: float = 1.0
@@ -135,6 +137,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
@@ -163,6 +166,23 @@ class SamplingParams:
         need("repetition_penalty", self.repetition_penalty > 0, "above 0")
         for name in ("presence_penalty", "frequency_penalty"):
             need(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")
+        self._check_biases()
+
+    def _check_biases(self) -> None:
+        """Refuse what cannot be added to a logit, and keep a mapping of one's own."""
+        biases: object = {} if self.logit_bias is None else self.logit_bias
+        is_mapping = isinstance(biases, Mapping)
+        _check("SamplingParams", "logit_bias", is_mapping, biases, "a mapping of token ids to numbers")
+        assert isinstance(biases, Mapping)
+        if len(biases) > MOST_BIASES:
+            raise UsageError(
+                f"SamplingParams: logit_bias has {len(biases)} tokens; at most {MOST_BIASES} in one request"
+            )
+        for token, bias in biases.items():
+            _check("SamplingParams", "logit_bias", _is_whole(token), token, "a mapping of token ids to numbers")
+            fits = _is_number(bias) and -100 <= bias <= 100
+            _check("SamplingParams", f"logit_bias of token {token}", fits, bias, "from -100 to 100")
+        object.__setattr__(self, "logit_bias", dict(biases))
 
     @property
     def is_greedy(self) -> bool:

@@ -20,6 +20,7 @@ from engine.request import (
     RequestOutput,
     TokenUpdate,
     as_prompts,
+    check_biases,
     check_options,
     prompt_token_ids,
     stop_token_ids,
@@ -173,6 +174,7 @@ class Engine:
         cache_salt: str | None, on_token: Callable[[TokenUpdate], None] | None,
     ) -> Request:  # fmt: skip
         params = params or SamplingParams()
+        check_biases(params, self.spec.vocab_size)
         seq = Sequence(
             request_id or self._new_id(),
             prompt_token_ids(prompt, self.tokenizer, self.spec.vocab_size),

@@ -174,6 +174,15 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int], tokeni
     return ids | {token_id for token_id, token in added if token.special and token.content in params.stop}
 
 
+def check_biases(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse a bias of a token that the model does not have."""
+    for token in params.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise InvalidInputError(
+                f"logit_bias: {token} is not a token of the model (0 to {vocab_size - 1}); leave it out"
+            )
+
+
 def check_options(request_id: str | None, priority: int, cache_salt: str | None) -> None:
     """Refuse what could not be ranked or hashed later, in a step that serves others too."""
     for name, ok, value, need in (

@@ -1,17 +1,22 @@
 """What a request may say: one table for each kind of body, from which bodies are read and the OpenAPI page is made."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final, Literal
 
+from engine.config import MOST_BIASES
+
 MOST_ANSWERS: Final = 128  # OpenAI's
 MOST_STOPS: Final = 64
 MOST_STOP_CHARS: Final = 1024
+MOST_BIAS: Final = 100
+TOKEN_ID: Final = re.compile("(0|[1-9][0-9]{0,17})")  # each token by a single name
 MOST_SEED: Final = 2**63 - 1
 MOST_EXACT: Final = 2**53
-Kind = Literal["integer", "number", "boolean", "string", "strings", "integers", "object", "any"]
+Kind = Literal["integer", "number", "boolean", "string", "strings", "integers", "biases", "object", "any"]
 
 
 class ApiError(Exception):
@@ -33,6 +38,7 @@ class Field:
     """A field of a body.
 
     strings   a text, or a list of texts
+    biases    an object: token ids, written as texts, to numbers from -100 to 100
     minimum, maximum  of a number, both allowed; above: greater than
     inert     the values that change nothing, of a field whose others this server cannot serve; None: it can
     ignored   it says nothing about the answer
@@ -61,6 +67,13 @@ class Field:
                 return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MOST_STOPS}]}
             case "integers":
                 return {"type": "array", "items": {"type": "integer"}}
+            case "biases":
+                return {
+                    "type": "object",
+                    "propertyNames": {"pattern": f"^{TOKEN_ID.pattern}$"},
+                    "additionalProperties": {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS},
+                    "maxProperties": MOST_BIASES,
+                }
             case "any":
                 return {}
             case _:
@@ -68,7 +81,6 @@ class Field:
 
 
 NOT_SERVED: Final = {
-    "logit_bias": Field("object", inert=({},)),
     "min_tokens": Field("integer", inert=(0,)),
     "use_beam_search": Field("boolean", inert=(False,)),
     "length_penalty": Field("number", inert=(1,)),
@@ -105,6 +117,7 @@ COMMON: Final = {
     "ignore_eos": Field("boolean", False),
     "priority": Field("integer", 0, minimum=-(2**31), maximum=2**31),
     "cache_salt": Field("string"),
+    "logit_bias": Field("biases"),
     **NOT_SERVED,
     **IGNORED,
 }
@@ -219,6 +232,7 @@ WORDS: Final = {
     "string": "a text",
     "strings": f"a text, or up to {MOST_STOPS} texts, of 1 to {MOST_STOP_CHARS} characters",
     "integers": "a list of whole numbers",
+    "biases": f"an object of up to {MOST_BIASES} token ids to numbers from -{MOST_BIAS} to {MOST_BIAS}",
     "object": "an object",
 }
 
@@ -242,6 +256,13 @@ def _is_kind(kind: Kind, value: Any) -> bool:
             )
         case "integers":
             return isinstance(value, list) and all(map(is_whole, value))
+        case "biases":
+            return (
+                isinstance(value, dict)
+                and len(value) <= MOST_BIASES
+                and all(TOKEN_ID.fullmatch(token) for token in value)
+                and all(_is_kind("number", bias) and -MOST_BIAS <= bias <= MOST_BIAS for bias in value.values())
+            )
         case "object":
             return isinstance(value, dict)
         case _:

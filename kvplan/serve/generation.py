@@ -48,6 +48,7 @@ def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, ind
             repetition_penalty=values["repetition_penalty"],
             presence_penalty=values["presence_penalty"],
             frequency_penalty=values["frequency_penalty"],
+            logit_bias={int(token): bias for token, bias in (values["logit_bias"] or {}).items()},
         )
     except KvplanError as error:
         raise ApiError(str(error)) from error

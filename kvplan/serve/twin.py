@@ -16,6 +16,7 @@ from engine.config import SamplingParams
 from engine.request import Request, RequestOutput, TokenUpdate, prompt_token_ids, stop_token_ids
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
+from kvplan.core.errors import InvalidInputError
 from kvplan.planning.plan import Plan
 from kvplan.serve.text import end_token_of
 from kvplan.simulate.setup import groups, scheduler_config
@@ -114,6 +115,11 @@ class Twin:
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> Request:
         params = params or SamplingParams()
+        if params.logit_bias:
+            raise InvalidInputError(
+                "logit_bias: this server simulates and has no logits: its answer is a fixed text; leave it out, or "
+                "serve a model"
+            )
         seq = Sequence(
             request_id or f"request-{next(self._ids)}",
             prompt_token_ids(prompt, None, self._vocab_size),

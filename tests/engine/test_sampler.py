@@ -1,6 +1,7 @@
 """The sampler against transformers' logits processors, probabilities worked out in float64, and numbers by hand."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -18,8 +20,9 @@ from transformers import (
 
 from engine.config import SamplingParams
 from engine.kernels import torch_backend
-from engine.sampler import Sampler, SamplingBatch, TokenLogprobs, lowest_kept, mix, penalize, sample, uniform
+from engine.sampler import Penalties, Sampler, SamplingBatch, TokenLogprobs, adjust, lowest_kept, mix, sample, uniform
 from engine.sequence import Sequence
+from kvplan.core.errors import UsageError
 
 VOCAB = 50
 EPS = torch.finfo(torch.float32).eps
@@ -44,6 +47,10 @@ def prepared(
     params: list[SamplingParams], seqs: list[Sequence] | None = None, vocab_size: int = VOCAB
 ) -> SamplingBatch:
     return Sampler(vocab_size).prepare(seqs or requests(len(params)), params)
+
+
+def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
+    return adjust(logits, SamplingBatch(len(logits), penalties=penalties))
 
 
 def survivors(logits: Tensor, params: list[SamplingParams]) -> Tensor:
@@ -198,6 +205,91 @@ def test_penalties_also_move_the_greedy_choice() -> None:
     seq.token_ids += [2]
     batch = prepared([SamplingParams(temperature=0, presence_penalty=1.5)], [seq], 4)
     assert sample(torch.tensor([[0.0, 1.0, 2.0, 0.5]]), batch).token_ids.tolist() == [1]
+
+
+# --- biases ------------------------------------------------------------------------------------------------------
+
+
+def test_biases_are_added_to_the_logits_of_their_rows() -> None:
+    """In float64, and as transformers' own processor adds them."""
+    logits = logits_of(4)
+    biases: list[dict[int, float]] = [{3: 2.5, 49: -100}, {}, {3: -0.1, 0: 100, 7: 1e-3}, {49: 0}]
+    batch = prepared([SamplingParams(logit_bias=each) for each in biases])
+    expected = logits.double()
+    for row, each in zip(expected, biases, strict=True):
+        for token, bias in each.items():
+            row[token] += bias
+    before, got = logits.clone(), adjust(logits, batch)
+    # The bias and the sum of at most 128 are rounded to float32.
+    torch.testing.assert_close(got.double(), expected, rtol=0, atol=128 * EPS)
+    for row, each in enumerate(biases):
+        own = {(token,): float(bias) for token, bias in each.items()}
+        theirs = SequenceBiasLogitsProcessor(own)(torch.tensor([[1]]), logits[row : row + 1]) if own else logits[row]
+        assert torch.equal(got[row], theirs.flatten())
+    assert torch.equal(logits, before)
+
+
+def test_without_a_bias_the_logits_are_not_even_copied() -> None:
+    logits, batch = logits_of(3), prepared([GREEDY, SamplingParams(logit_bias={}), SamplingParams(top_p=0.5)])
+    assert batch.biases is None
+    assert adjust(logits, batch) is logits
+
+
+def test_a_bias_comes_before_penalties() -> None:
+    """vLLM 0.33's order: the biased logit is what a repetition penalty divides."""
+    params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 3.0, 1: -3.0, 2: 5.0})
+    batch = prepared([params], [request("a", 0, 1)], 4)
+    # 0 and 1 are in the prompt: (1 + 3) / 2 and (1 - 3) x 2; 2 is not: 1 + 5
+    assert adjust(torch.ones(1, 4), batch).tolist() == [[2.0, -4.0, 6.0, 1.0]]
+
+
+def test_a_bias_bans_a_token_or_makes_it_come() -> None:
+    logits = logits_of(1)
+    best = int(logits.argmax())
+    for way in (GREEDY, SamplingParams(seed=1), SamplingParams(seed=1, top_p=0.9), SamplingParams(seed=1, min_p=0.1)):
+        for seed in range(20):
+            banned, forced = (
+                replace(way, seed=seed, logit_bias={token: bias}) for token, bias in ((best, -100), (11, 100))
+            )
+            assert sample(logits, prepared([banned])).token_ids.item() != best
+            assert sample(logits, prepared([forced])).token_ids.item() == 11
+
+
+def test_a_bias_moves_the_odds_by_its_exponential() -> None:
+    """OpenAI's meaning: added to the logits before sampling, so the odds against any other token grow e^bias times."""
+    logits = logits_of(1)
+    batch = prepared([SamplingParams(logit_bias={5: 1.5})])
+    plain, moved = (values[0].double().softmax(-1) for values in (logits, adjust(logits, batch)))
+    ratio = (moved[5] / moved[6]) / (plain[5] / plain[6])
+    assert ratio.item() == pytest.approx(np.exp(1.5), rel=50 * EPS)
+
+
+def test_biases_follow_their_sequences_while_others_come_and_go() -> None:
+    sampler, seqs = Sampler(VOCAB), requests(3)
+    params = {seq: SamplingParams(logit_bias={row: row + 1} if row != 1 else {}) for row, seq in enumerate(seqs)}
+    for order in ([0, 1, 2], [2, 0], [1], [1, 2]):
+        rows = [seqs[i] for i in order]
+        got = adjust(torch.zeros(len(rows), VOCAB), sampler.prepare(rows, [params[seq] for seq in rows]))
+        expected = [{i: i + 1} if i != 1 else {} for i in order]
+        assert [{int(j): row[j].item() for j in row.nonzero()} for row in got] == expected
+
+
+@pytest.mark.parametrize(
+    ("biases", "words"),
+    [
+        ({1: 100.5}, "from -100 to 100"),
+        ({1: -101}, "from -100 to 100"),
+        ({1: float("nan")}, "from -100 to 100"),
+        ({1: True}, "from -100 to 100"),
+        ({"1": 1}, "mapping of token ids"),
+        ({True: 1}, "mapping of token ids"),
+        ([(1, 1)], "mapping of token ids"),
+        (dict.fromkeys(range(1025), 1), "1025 tokens; at most 1024"),
+    ],
+)
+def test_a_bias_out_of_bounds_is_refused(biases: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        SamplingParams(logit_bias=biases)
 
 
 # --- which token comes -------------------------------------------------------------------------------------------
@@ -451,7 +543,7 @@ def test_sampling_never_asks_the_device_for_a_value() -> None:
         GREEDY,
         SamplingParams(top_k=3, top_p=0.5),
         SamplingParams(min_p=0.1, logprobs=2),
-        SamplingParams(repetition_penalty=1.1, frequency_penalty=0.5),
+        SamplingParams(repetition_penalty=1.1, frequency_penalty=0.5, logit_bias={3: 1}),
     ]
     sampler, seqs = Sampler(VOCAB, device="meta"), requests(4)
     sampler.prepare(seqs, params, torch.empty(4, dtype=torch.int64, device="meta"))

@@ -50,6 +50,29 @@ def test_a_seed_draws_what_the_engine_draws(server: Serving) -> None:
     assert [choice["text"] for choice in answer["choices"]] == [output.text for output in outputs]
 
 
+def test_a_bias_bans_what_would_come_and_log_probabilities_stay_the_models(server: Serving) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": 1, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+    plain = small_engine().generate([PROMPTS[0]], greedy(1, logprobs=2))[0]
+    assert plain.logprobs is not None
+    (best, _), (second, value) = plain.logprobs[0].top
+    output = small_engine().generate([PROMPTS[0]], greedy(1, logit_bias={best: -100}))[0]
+    assert output.token_ids == [second]
+    choice = server.post(TEXT, **body, logit_bias={str(best): -100})["choices"][0]
+    assert choice["text"] == output.text
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx([value], abs=1e-4)
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "temperature": 1, "ignore_eos": True}
+    forced = server.post("/v1/chat/completions", **chat, logit_bias={"97": 100})["choices"][0]
+    assert forced["message"]["content"] == server.post("/detokenize", tokens=[97] * 4)["prompt"]
+    events = server.stream(TEXT, prompt=PROMPTS[1], max_tokens=3, logit_bias={"97": 100}, ignore_eos=True)
+    assert "".join(event["choices"][0]["text"] for event in events) == forced["message"]["content"][:3]
+
+
+def test_a_bias_of_no_token_of_the_model_is_refused(server: Serving) -> None:
+    status, error = server.refusal(TEXT, {"prompt": PROMPTS[0], "logit_bias": {"123456": 1}})
+    assert status == 400
+    assert "logit_bias: 123456 is not a token of the model" in error["message"]
+
+
 def test_a_stop_string_never_shows(server: Serving) -> None:
     body = {"prompt": PROMPTS[1], "max_tokens": 20, "temperature": 0, "ignore_eos": True}
     text = server.post(TEXT, **body)["choices"][0]["text"]

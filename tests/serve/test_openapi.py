@@ -16,6 +16,8 @@ GOOD: list[tuple[str, Any]] = [
     (TEXT, {"prompt": [1, 2], "max_tokens": 5, "n": 2, "stop": ["a", "b"], "seed": -1, "temperature": 0}),
     (TEXT, {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}, "logprobs": 0, "user": "me"}),
     (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 5, "stream_options": None, "top_k": -1}),
+    (TEXT, {"prompt": "a", "logit_bias": {"5": 1, "0": -99.5}}),
+    (CHAT, {"messages": HELLO, "logit_bias": {}}),
     ("/tokenize", {"prompt": "a"}),
     ("/tokenize", {"messages": HELLO}),
     ("/detokenize", {"tokens": [1]}),

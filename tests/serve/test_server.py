@@ -77,6 +77,17 @@ def test_a_stream_says_what_the_whole_answer_says(server: Serving, path: str) ->
         assert [part["finish_reason"] for part in parts if part["finish_reason"]] == ["length"]
 
 
+# What vLLM 0.33's own CompletionStreamResponse writes of a choice (model_dump_json(exclude_unset=True), as its server
+# calls it); beside these only prompt_token_ids, token_ids and weight_versions, which nobody can ask of this server.
+VLLMS_CHUNK = {"index": 0, "text": "a", "logprobs": None, "finish_reason": None, "stop_reason": None}
+
+
+def test_chunks_of_a_text_say_null_until_the_end_as_vllms_do(server: Serving) -> None:
+    parts = [event["choices"][0] for event in server.stream(TEXT, prompt=[9], max_tokens=3)]
+    assert [{**part, "text": "a"} for part in parts[:-1]] == [VLLMS_CHUNK] * 2
+    assert {**parts[-1], "text": "a"} == {**VLLMS_CHUNK, "finish_reason": "length"}
+
+
 def test_several_prompts_have_their_answers_in_order(server: Serving) -> None:
     prompts = ["one", [7, 8], "three"]
     answer = server.post(TEXT, prompt=prompts, max_tokens=4, n=2)
@@ -155,7 +166,14 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (TEXT, {"prompt": "a", "stop": [""]}, 400, "stop"),
     (TEXT, {"prompt": "a", "seed": 2**63}, 400, "seed"),
     (TEXT, {"prompt": "a", "stop_token_ids": ["x"]}, 400, "stop_token_ids"),
-    (TEXT, {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"5": 100.5}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"-5": 1}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"05": 1}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {"5": None}}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": [5]}, 400, "logit_bias"),
+    (TEXT, {"prompt": "a", "logit_bias": {str(token): 1 for token in range(1025)}}, 400, "logit_bias"),
+    (CHAT, {"messages": HELLO, "logit_bias": {"5": -101}}, 400, "logit_bias"),
     (TEXT, {"prompt": "a", "echo": True}, 400, "echo"),
     (TEXT, {"prompt": "a", "guided_regex": "x"}, 400, "guided_regex"),
     (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
@@ -181,6 +199,14 @@ BAD: list[tuple[str, Any, int, str | None]] = [
 def test_errors_are_openais(server: Serving, path: str, body: Any, status: int, param: str | None) -> None:
     given, error = server.refusal(path, body)
     assert (given, error["param"]) == (status, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_twin_has_no_logits_to_add_to(server: Serving, stream: bool) -> None:
+    status, error = server.refusal(TEXT, {"prompt": "a", "logit_bias": {"5": 1}, "stream": stream})
+    assert status == 400
+    assert "logit_bias: this server simulates" in error["message"]
+    assert server.post(TEXT, prompt="a", logit_bias={})["choices"]
 
 
 @pytest.mark.parametrize(
