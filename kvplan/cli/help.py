@@ -117,7 +117,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         "kvplan serve qwen3-8b --simulate l40s --ctx 8k --speed 10",
     ),
     "watch": (
-        "kvplan watch --metrics http://localhost:8000/metrics --interval 5s",
+        "kvplan watch --metrics http://localhost:8000 --metrics http://localhost:8001 --interval 5s",
         "kvplan watch --gpu-index 0 --duration 10m --csv gpu.csv",
     ),
     "doctor": ("kvplan doctor --format json", "kvplan doctor --color never"),

@@ -248,14 +248,18 @@ class WatchOptions:
     duration: Annotated[Text, option("--duration", help="Stop after this time: 10m.", metavar="TIME")] = None
     csv: Annotated[Text, option("--csv", help="Also append each reading to a CSV file.", metavar="FILE")] = None
     metrics: Annotated[
-        Text,
-        option("--metrics", help="Metrics page of a server: http://localhost:8000/metrics.", metavar="URL"),
+        Texts,
+        option(
+            "--metrics",
+            help="Metrics page of a server: http://localhost:8000/metrics. Repeat it for several servers.",
+            metavar="URL",
+        ),
     ] = None
     plan: Annotated[
         Text,
         option(
             "--plan",
-            help="Plan from `estimate --format json`, to compare its KV cache with the server's.",
+            help="Plan from `estimate --format json`, to compare its KV cache and users with the server's.",
             metavar="FILE",
         ),
     ] = None

@@ -51,6 +51,7 @@ class ServerStats:
     hit_rate        share of prompt tokens found in the prefix cache
     num_blocks, block_size, kv_tokens   of one engine's KV cache: blocks, tokens of a block, tokens
     prompt_tokens, generation_tokens    sums since its start, prompt tokens found in the prefix cache included
+    max_concurrency requests of the longest context that fit at once by the server's own figure, over all its engines
     started_s       Unix time of that start, where the page tells it
     left_out        (metric, why) of each figure that cannot be, such as a share above 1
     """
@@ -69,6 +70,7 @@ class ServerStats:
     cache_dtype: str | None = None
     prompt_tokens: int | None = None
     generation_tokens: int | None = None
+    max_concurrency: float | None = None
     started_s: float | None = None
     left_out: tuple[tuple[str, str], ...] = ()
 
@@ -222,6 +224,7 @@ def _stats(server: str, metrics: Metrics, samples: Samples) -> ServerStats:
         block_size=block_size,
         kv_tokens=kv_tokens,
         cache_dtype=printable(config["cache_dtype"], 40) if "cache_dtype" in config else None,
+        max_concurrency=_max_concurrency(samples, metrics),
         started_s=_started(samples),
         left_out=tuple(left_out),
     )
@@ -235,6 +238,16 @@ def _tokens_of(samples: Samples, counted: Counted, figure: str) -> list[float]:
             replica = tuple(sorted((label, text) for label, text in labels.items() if label not in counted.ranks))
             tokens[replica] = max(tokens.get(replica, value), value)
     return list(tokens.values()) or [0.0]
+
+
+def _max_concurrency(samples: Samples, metrics: Metrics) -> float | None:
+    """The sum over the engines on the page, each once; None where one does not say."""
+    label = next((label for label, fact in metrics.facts.items() if fact == "max_concurrency"), None)
+    engines = {labels.get("engine", ""): labels for name, labels, _ in samples if name == metrics.info}
+    texts = [labels.get(label or "", "") for labels in engines.values()]
+    if not texts or not all(re.fullmatch(_FIGURE, text) for text in texts):
+        return None
+    return sum(float(text) for text in texts)
 
 
 def _started(samples: Samples) -> float | None:

@@ -66,21 +66,26 @@ NO_ANSWER_YET = "no answer yet"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRates:
-    """Tokens per second between two pages; None where it cannot be told."""
+class Rates:
+    """Tokens and preemptions per second between two pages; None where it cannot be told."""
 
     prompt: float | None = None
     output: float | None = None
+    preemptions: float | None = None
 
 
-def token_rates(before: ServerStats, now: ServerStats, seconds: float) -> TokenRates:
+def rates_between(before: ServerStats, now: ServerStats, seconds: float) -> Rates:
     """The rates between two pages so far apart; none where the server was started anew, as its counters begin at 0."""
-    counters = ((before.prompt_tokens, now.prompt_tokens), (before.generation_tokens, now.generation_tokens))
+    counters = (
+        (before.prompt_tokens, now.prompt_tokens),
+        (before.generation_tokens, now.generation_tokens),
+        (before.preemptions, now.preemptions),
+    )
     grown = [None if old is None or new is None else new - old for old, new in counters]
     is_another = (before.kind, before.started_s) != (now.kind, now.started_s)
-    if is_another or seconds <= 0 or any(tokens is not None and tokens < 0 for tokens in grown):
-        return TokenRates()
-    return TokenRates(*(None if tokens is None else tokens / seconds for tokens in grown))
+    if is_another or seconds <= 0 or any(count is not None and count < 0 for count in grown):
+        return Rates()
+    return Rates(*(None if count is None else count / seconds for count in grown))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ class ServerReading:
 
     stats: ServerStats | None = None
     age_s: float | None = None
-    rates: TokenRates = TokenRates()
+    rates: Rates = Rates()
     problem: str | None = None
 
 
@@ -109,7 +114,7 @@ class WatchedPage:
         self._request: _Request | None = None
         self._stats: ServerStats | None = None
         self._came_s = 0.0
-        self._rates = TokenRates()
+        self._rates = Rates()
         self._problem: str | None = None  # of the last request that ended
         self._has_news = False
         self.failures = 0  # requests in a row that ended without a page
@@ -155,7 +160,7 @@ class WatchedPage:
             return
         self.failures = 0
         before, seconds = self._stats, request.ended_s - self._came_s
-        self._rates = TokenRates() if before is None else token_rates(before, stats, seconds)
+        self._rates = Rates() if before is None else rates_between(before, stats, seconds)
         self._stats, self._came_s, self._problem, self._has_news = stats, request.ended_s, None, True
 
 
@@ -193,6 +198,7 @@ class Reading:
     utc        ISO 8601 with milliseconds
     elapsed_s  since the first reading
     resident   resident memory of the watched process
+    servers    one for each page watched, in their order
     """
 
     utc: str
@@ -200,29 +206,30 @@ class Reading:
     sample: DeviceSample | None
     resident: int | None
     host: HostMemory | None
-    server: ServerReading | None
+    servers: tuple[ServerReading, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is watched; None: not watched."""
+    """What is watched; None: not watched. `names`: what each server is called, in the order of `pages`."""
 
     device: Device | None = None
     pid: int | None = None
     process: WatchedProcess | None = None
-    page: WatchedPage | None = None
+    pages: tuple[WatchedPage, ...] = ()
+    names: tuple[str, ...] = ()
 
     def read(self, elapsed_s: float) -> Reading:
         """A reading now. Raises ProcessEnded, DeviceError; a page that fails is part of the reading."""
-        if self.page is not None:
-            self.page.ask()  # it is read while the others are, which wait for nothing
+        for page in self.pages:
+            page.ask()  # it is read while the others are, which wait for nothing
         return Reading(
             utc=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             elapsed_s=elapsed_s,
             sample=None if self.device is None else self.device.sample(self.pid),
             resident=None if self.process is None else self.process.resident(),
             host=host_memory(),
-            server=None if self.page is None else self.page.reading(),
+            servers=tuple(page.reading() for page in self.pages),
         )
 
 
@@ -231,7 +238,8 @@ class Watched:
 _MEMORY = ("total", "reserved", "used", "free", "is_host")
 _DEVICE = tuple(name for name in DeviceSample.__slots__ if name != "memory")
 _TOKENS = ("prompt_tokens", "generation_tokens")
-_SERVER = tuple(each.name for each in fields(ServerStats) if each.name not in (*_TOKENS, "started_s", "left_out"))
+_NOT_LOGGED = ("max_concurrency", "started_s", "left_out")
+_SERVER = tuple(each.name for each in fields(ServerStats) if each.name not in (*_TOKENS, *_NOT_LOGGED))
 COLUMNS = (
     "utc",
     "elapsed_s",
@@ -252,10 +260,23 @@ COLUMNS = (
 )
 
 
-def csv_row(watched: Watched, reading: Reading) -> list[Any]:
+def columns(num_servers: int) -> tuple[str, ...]:
+    """The header of a log: of several servers, each row also names its own."""
+    return COLUMNS if num_servers < 2 else (*COLUMNS, "server")
+
+
+def csv_rows(watched: Watched, reading: Reading) -> list[list[Any]]:
+    """A row for each server, one where there is none."""
+    if len(watched.pages) < 2:
+        return [_csv_row(watched, reading, next(iter(reading.servers), None))]
+    each = zip(reading.servers, watched.names, strict=True)
+    return [[*_csv_row(watched, reading, server), name] for server, name in each]
+
+
+def _csv_row(watched: Watched, reading: Reading, now: ServerReading | None) -> list[Any]:
     """The cells of COLUMNS; empty where there is no figure, booleans as true and false. A page is in one row only."""
     device, sample, host = watched.device, reading.sample, reading.host
-    known = reading.server or ServerReading()
+    known = now or ServerReading()
     server = known if known.problem is None else ServerReading(problem=known.problem)
     cells = [
         reading.utc,
@@ -284,14 +305,15 @@ class CsvLog:
     An existing file is continued if its header is the same. UsageError for a path that cannot be written, at once.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, header: Sequence[str] = COLUMNS) -> None:
+        self._header = _line(header)
         self._where = f"--csv {printable(path, 400)}"
         self._new = None if Path(path).exists() else Path(path)  # until the first row: removed where none came
         target = Path(path)
         try:
             if target.exists() and not target.is_file():
                 raise UsageError(self._where, "is not a regular file", "name another path")
-            missing = self._missing(target) if target.exists() else _line(COLUMNS)
+            missing = self._missing(target) if target.exists() else self._header
             self._file = target.open("ab", buffering=0)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -314,7 +336,7 @@ class CsvLog:
 
     def _missing(self, target: Path) -> bytes:
         """What must be written before the first row: the header of an empty file, the end of a torn last line."""
-        header = _line(COLUMNS)
+        header = self._header
         with open_regular(target) as file:
             size = os.fstat(file.fileno()).st_size
             if not size:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import kvplan.cli.watch as view
-from kvplan.cli.watch import Screen, Tries, bar, memory_rows, one_line, ticks, view_lines
+from kvplan.cli.watch import Tries, ticks
+from kvplan.cli.watch_view import BAR, Screen, bar, memory_rows, reading_lines, view_lines
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.hardware.nvml import DeviceMemory, DeviceSample, HostMemory
 from kvplan.measure.server_metrics import MetricsError, MetricsPage, ServerStats, server_stats
@@ -24,14 +25,14 @@ from kvplan.measure.watch import (
     COLUMNS,
     CsvLog,
     ProcessEnded,
+    Rates,
     Reading,
     ServerReading,
-    TokenRates,
     Watched,
     WatchedPage,
     WatchedProcess,
-    csv_row,
-    token_rates,
+    csv_rows,
+    rates_between,
 )
 from kvplan.report.lines import plain
 from tests.measure.test_server_metrics import PAGES, SGLANG_PAGE, VLLM_PAGE, say, server
@@ -94,18 +95,26 @@ HOST = HostMemory(total=64 * GIB, available=48 * GIB)
 
 def reading(**said: Any) -> Reading:
     values: dict[str, Any] = {
-        "sample": None, "resident": None, "host": None, "server": None,
+        "sample": None, "resident": None, "host": None,
     }  # fmt: skip
+    server = said.pop("server", None)
+    values["servers"] = () if server is None else (server,)
     return Reading(utc="2026-11-21T10:11:12.345Z", elapsed_s=3725.0, **{**values, **said})
 
 
 WATCHED = Watched(pid=42)
-RATES = TokenRates(prompt=12_345.6, output=7.25)
 
 
-def test_a_reading_is_one_line() -> None:
+def first_line(now: Reading, watched: Watched) -> str:
+    return reading_lines(now, watched)[0]
+
+
+RATES = Rates(prompt=12_345.6, output=7.25)
+
+
+def test_a_reading_is_first_line() -> None:
     now = ServerReading(server_stats(VLLM_PAGE), 0.01, RATES)
-    assert one_line(reading(sample=SAMPLE, resident=3 * MIB, host=HOST, server=now), WATCHED) == (
+    assert first_line(reading(sample=SAMPLE, resident=3 * MIB, host=HOST, server=now), WATCHED) == (
         "10:11:12  19.00 of 80.00 GiB used, pid 42 10.00 GiB, others 8.00 GiB, 37 % busy, memory busy 21 %, 312 W, "
         "SM 1,410 MHz, memory 1,593 MHz, 56 C, resident 3 MiB, machine 16.00 of 64.00 GiB used, "
         "vllm: KV 50.0 % of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting, 2 preemptions, prefix hits 25.0 %, "
@@ -115,39 +124,53 @@ def test_a_reading_is_one_line() -> None:
 
 def test_a_page_out_of_reach_is_a_part_of_the_line() -> None:
     now = ServerReading(problem="unreachable (connection refused)")
-    line = one_line(reading(host=HOST, server=now), WATCHED)
+    line = first_line(reading(host=HOST, server=now), WATCHED)
     assert line == "10:11:12  machine 16.00 of 64.00 GiB used, metrics: unreachable (connection refused)"
 
 
 @pytest.mark.parametrize(
-    ("age", "problem", "text"),
+    ("age", "problem", "text", "shown"),
     [
-        (0.2, None, "sglang: 162 running"),
-        (1.5, None, "1.5 s ago sglang: 162 running"),
-        (0.2, "no answer yet", "metrics: no answer yet; 0.2 s ago sglang: 162 running"),
-        (4000.4, "no figures (HTTP 503 x)", "metrics: no figures (HTTP 503 x); 4,000 s ago sglang: 162 running"),
+        (0.2, None, "sglang: 162 running", ["sglang"]),
+        (1.5, None, "1.5 s ago sglang: 162 running", ["sglang, 1.5 s ago"]),
+        (
+            0.2,
+            "no answer yet",
+            "metrics: no answer yet; 0.2 s ago sglang: 162 running",
+            ["sglang, 0.2 s ago", "  metrics: no answer yet"],
+        ),
+        (
+            4000.4,
+            "no figures (HTTP 503 x)",
+            "metrics: no figures (HTTP 503 x); 4,000 s ago sglang: 162 running",
+            ["sglang, 4,000 s ago", "  metrics: no figures (HTTP 503 x)"],
+        ),
     ],
 )
-def test_the_last_figures_are_shown_with_their_age(age: float, problem: str | None, text: str) -> None:
+def test_the_last_figures_are_shown_with_their_age(
+    age: float, problem: str | None, text: str, shown: list[str]
+) -> None:
     now = ServerReading(ServerStats("sglang", running=162), age, problem=problem)
-    assert one_line(reading(server=now), WATCHED) == f"10:11:12  {text}"
-    shown = [plain(styled) for styled in view_lines(reading(server=now), Screen(WATCHED, "no GPU"), blocks=False)]
-    assert shown[3:] == text.split("; ")
+    assert first_line(reading(server=now), WATCHED) == f"10:11:12  {text}"
+    view = [plain(styled) for styled in view_lines([reading(server=now)], Screen(WATCHED, "no GPU"), blocks=False)]
+    assert view[3:-1] == shown
+    assert view[-1].split() == ["running", *([] if problem else ["#"]), "162"]
 
 
 def test_a_page_without_a_figure_says_so() -> None:
-    assert one_line(reading(server=ServerReading(ServerStats("vllm"), 0.0)), WATCHED) == "10:11:12  vllm: no figures"
+    assert first_line(reading(server=ServerReading(ServerStats("vllm"), 0.0)), WATCHED) == "10:11:12  vllm: no figures"
 
 
 def test_the_view_shows_every_part() -> None:
     screen = Screen(WATCHED, "GPU 0: NVIDIA A100")
     now = ServerReading(server_stats(SGLANG_PAGE + "sglang:prompt_tokens_total -1\n"), 0.01, RATES)
     shown = reading(sample=SAMPLE, resident=16 * GIB, host=HOST, server=now)
-    assert [plain(styled) for styled in view_lines(shown, screen, blocks=False)] == [
+    assert [plain(styled) for styled in view_lines([shown], screen, blocks=False)] == [
         "GPU 0: NVIDIA A100",
         "10:11:12 UTC, 1:02:05 watched",
         "",
         "memory   ##########..............................  19.00 of 80.00 GiB used",
+        "history                                         :  19.00 to 19.00 GiB",
         "  pid 42          10.00 GiB",
         "  others           8.00 GiB",
         "  other use        1.00 GiB",
@@ -159,11 +182,14 @@ def test_the_view_shows_every_part() -> None:
         "machine  ##########..............................  16.00 of 64.00 GiB used",
         "  resident           16 GiB",
         "",
-        "KV       ###########.............................",
-        "sglang: KV 28.0 %, 162 running, 2,826 waiting, prefix hits 0.8 %",
-        "  prompt         12,346 tokens/s",
-        "  output            7.2 tokens/s",
-        "sglang:prompt_tokens_total: -1 is not a count; left out",
+        "sglang",
+        "  KV                                :  28.0 %",
+        "  running                           #  162",
+        "  waiting                           #  2,826",
+        "  prompt                            #  12,346 tokens/s",
+        "  output                            #  7.2 tokens/s",
+        "  hits       0.8 % of prompt tokens from the prefix cache",
+        "  sglang:prompt_tokens_total: -1 is not a count; left out",
     ]
 
 
@@ -191,7 +217,7 @@ def counted(prompt: int | None, generated: int | None, started_s: float | None =
 def test_a_rate_is_what_two_pages_differ_by_over_the_time_between(
     before: ServerStats, now: ServerStats, seconds: float, rates: tuple[float | None, float | None]
 ) -> None:
-    assert token_rates(before, now, seconds) == TokenRates(*rates)
+    assert rates_between(before, now, seconds) == Rates(*rates)
 
 
 class Pages:
@@ -229,7 +255,7 @@ def test_the_first_page_has_no_rate_and_the_next_ones_have(pages: Pages) -> None
     pages.let_go.set()
     assert asked(page) == ServerReading(counted(0, 0), 0.0)
     pages.now, pages.answer = 104.0, counted(400, 20)
-    assert asked(page) == ServerReading(counted(400, 20), 0.0, TokenRates(100.0, 5.0))
+    assert asked(page) == ServerReading(counted(400, 20), 0.0, Rates(100.0, 5.0))
 
 
 def test_a_page_that_does_not_come_is_waited_for_no_longer_than_the_patience(pages: Pages) -> None:
@@ -280,7 +306,7 @@ def test_figures_are_kept_while_a_page_fails_and_the_rate_is_over_the_gap(
     pages.now, pages.answer = 105.0, fault
     assert asked(page) == ServerReading(counted(100, 10), 5.0, problem=problem)
     pages.now, pages.answer = 110.0, counted(200, 60)
-    assert asked(page) == ServerReading(counted(200, 60), 0.0, TokenRates(10.0, 5.0))
+    assert asked(page) == ServerReading(counted(200, 60), 0.0, Rates(10.0, 5.0))
 
 
 def test_why_the_last_request_failed_is_said_while_the_next_is_under_way(pages: Pages) -> None:
@@ -302,16 +328,16 @@ def test_a_fault_in_reading_a_page_is_not_hidden(pages: Pages) -> None:
 
 
 def cells(now: Reading) -> dict[str, str]:
-    return dict(zip(COLUMNS, csv_row(WATCHED, now), strict=True))
+    return dict(zip(COLUMNS, csv_rows(WATCHED, now)[0], strict=True))
 
 
 def test_a_page_is_in_one_row_of_the_log() -> None:
-    fresh = cells(reading(server=ServerReading(counted(400, 20), 0.25, TokenRates(100.0, 5.0))))
+    fresh = cells(reading(server=ServerReading(counted(400, 20), 0.25, Rates(100.0, 5.0))))
     assert [fresh[f"server_{name}"] for name in ("kind", "prompt_tokens", "generation_tokens", "problem")] == [
         "vllm", 400, 20, "",
     ]  # fmt: skip
     assert [fresh[name] for name in COLUMNS[-3:]] == ["100.000", "5.000", "0.250"]
-    stale = cells(reading(server=ServerReading(counted(400, 20), 9.0, TokenRates(100.0, 5.0), "no answer yet")))
+    stale = cells(reading(server=ServerReading(counted(400, 20), 9.0, Rates(100.0, 5.0), "no answer yet")))
     assert {name: cell for name, cell in stale.items() if name.startswith("server_") and cell != ""} == {
         "server_problem": "no answer yet"
     }
@@ -334,7 +360,7 @@ def test_the_rows_add_up_to_the_device(sample: DeviceSample) -> None:
 @pytest.mark.parametrize("parts", [[], [(1.0, "a")], [(0.33, "a")] * 3, [(2.0, "a")], [(0.0, "a"), (0.0125, "b")]])
 @pytest.mark.parametrize("total", [1.0, 0.0])
 def test_a_bar_is_always_as_wide(parts: list[tuple[float, str]], total: float) -> None:
-    assert sum(len(text) for text, _ in bar(parts, total, True)) == view.BAR
+    assert sum(len(text) for text, _ in bar(parts, total, True)) == BAR
 
 
 def test_ticks_keep_to_the_clock_until_the_duration_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,12 +471,12 @@ def test_39_a_gpu_lost_on_the_way_ends_the_watch_with_its_rows_kept(
         (("--csv", "/"), "--csv /: is not a regular file"),
     ],
 )
-def test_bad_usage_is_one_line(run: Run, install: Install, argv: tuple[str, ...], fault: str) -> None:
+def test_bad_usage_is_first_line(run: Run, install: Install, argv: tuple[str, ...], fault: str) -> None:
     install(FakeGpu())
     assert refused(run("watch", *argv)).startswith(fault)
 
 
-def test_a_gpu_that_is_not_there_is_one_line(run: Run, install: Install) -> None:
+def test_a_gpu_that_is_not_there_is_first_line(run: Run, install: Install) -> None:
     install(FakeGpu())
     assert refused(run("watch", "--gpu-index", "3"), 3).startswith("GPU 3: there is no such GPU (1 found)")
 
@@ -623,9 +649,9 @@ def test_a_server_that_answered_once_is_waited_for_unless_tries_are_stated() -> 
     for _ in range(7):
         asked(page)
     assert page.failures == 6
-    Tries().check(page)  # a server that is restarted comes back
+    Tries().check([page])  # a server that is restarted comes back
     with pytest.raises(EnvironmentProblem, match=r"unreachable .connection refused. after 6 tries in a row"):
-        Tries(at_first=6, later=6).check(page)
+        Tries(at_first=6, later=6).check([page])
 
 
 def test_tries_are_a_whole_number_beside_a_page(run: Run, no_driver: None) -> None:

@@ -1,0 +1,24 @@
+"""A figure's history in a line of characters."""
+
+from collections.abc import Sequence
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = "_.:-=+*#"  # for a terminal that lacks the blocks
+
+
+def sparkline(values: Sequence[float | None], cells: int, *, top: float | None = None, blocks: bool = True) -> str:
+    """The last values in so many cells, the newest rightmost, blank where there is none.
+
+    0 is the lowest character and anything above it a higher one, up to the highest at `top`; None: the largest value.
+    """
+    shown = values[-cells:]
+    levels = BLOCKS if blocks else ASCII
+    most = max((value for value in shown if value is not None), default=0.0) if top is None else top
+    return "".join(" " if value is None else levels[_level(value, most)] for value in shown).rjust(cells)
+
+
+def _level(value: float, top: float) -> int:
+    if value <= 0:
+        return 0
+    steps = len(BLOCKS) - 1
+    return steps if value >= top else max(1, round(steps * value / top))
