@@ -406,7 +406,7 @@ def preempted_text(server: ServerReading) -> str | None:
     stats, rate = server.stats, server.rates.preemptions
     if stats is None or stats.preemptions is None:
         return None
-    return f"{stats.preemptions:,} in all" if rate is None else f"{rate_text(rate)} /s, {stats.preemptions:,} in all"
+    return f"{stats.preemptions:,} in all" if rate is None else f"{rate_text(rate)}/s, {stats.preemptions:,} in all"
 
 
 def tokens_text(rate: float | None) -> str | None:

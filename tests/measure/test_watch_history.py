@@ -133,7 +133,7 @@ def test_a_row_is_a_history_and_the_figure_now() -> None:
         "  KV                             ▁▃ ▅  50.0 % of 436,896 tokens, 27,306 blocks",
         "  running                        ▁▂ ▂  7 (53.3 of the longest context fit)",
         "  waiting                        ▁█ █  5",
-        "  preempted                       ▁ █  0.5 /s, 2 in all",
+        "  preempted                       ▁ █  0.5/s, 2 in all",
         "  prompt                          ▅ █  200 tokens/s",
         "  output                          █ ▅  25 tokens/s",
         "  hits       25.0 % of prompt tokens from the prefix cache",
