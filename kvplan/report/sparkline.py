@@ -11,10 +11,10 @@ def sparkline(values: Sequence[float | None], cells: int, *, top: float | None =
 
     0 is the lowest character and anything above it a higher one, up to the highest at `top`; None: the largest value.
     """
-    shown = values[-cells:]
+    drawn = values[-cells:]
     levels = BLOCKS if blocks else ASCII
-    most = max((value for value in shown if value is not None), default=0.0) if top is None else top
-    return "".join(" " if value is None else levels[_level(value, most)] for value in shown).rjust(cells)
+    most = max((value for value in drawn if value is not None), default=0.0) if top is None else top
+    return "".join(" " if value is None else levels[_level(value, most)] for value in drawn).rjust(cells)
 
 
 def _level(value: float, top: float) -> int:
