@@ -158,8 +158,8 @@ def planned_users(plan: object) -> int | None:
     """Requests at once by a plan, over all its replicas."""
     match plan:
         case {"concurrency": {"users": users, "replicas": replicas}}:
-            each, number = count_of(users), count_of(replicas)
-            return None if each is None or number is None else each * number
+            per_replica, number = count_of(users), count_of(replicas)
+            return None if per_replica is None or number is None else per_replica * number
     return None
 
 

@@ -250,7 +250,7 @@ def view_lines(
         lines += [line(), *host_lines(reading, blocks)]
     warnings = [line(f"warning: {warning}", "yellow") for warning in screen.warnings]
     names = screen.watched.names or ("",) * len(reading.servers)
-    histories = [[each.servers[index] for each in readings] for index in range(len(reading.servers))]
+    histories = [[past.servers[index] for past in readings] for index in range(len(reading.servers))]
     full = [
         part
         for name, history in zip(names, histories, strict=True)
@@ -296,7 +296,7 @@ def device_lines(sample: DeviceSample, pid: int | None, blocks: bool) -> list[Li
 
 def memory_history(readings: Sequence[Reading], blocks: bool) -> Line:
     """The device's used memory, reading by reading, and its range."""
-    memories = [None if each.sample is None else each.sample.memory for each in readings]
+    memories = [None if past.sample is None else past.sample.memory for past in readings]
     used = [None if memory is None else memory.used for memory in memories][-BAR:]
     known = [size for size in used if size is not None]
     total = max((memory.total for memory in memories if memory is not None), default=0)
@@ -355,8 +355,8 @@ def server_lines(name: str, history: Sequence[ServerReading], chart: Chart, plan
     )
     for label, value, top, text in rows:
         if text is not None:
-            values = [figure_of(each, value) for each in history]
-            least = None if top is None else max([top, *(each for each in values if each is not None)])
+            values = [figure_of(past, value) for past in history]
+            least = None if top is None else max([top, *(figure for figure in values if figure is not None)])
             lines.append(chart.row(label, values, least, text, style))
     if stats.hit_rate is not None:
         lines.append(line(f"  {'hits':<11}{100 * stats.hit_rate:.1f} % of prompt tokens from the prefix cache", style))
@@ -431,8 +431,8 @@ def server_row(name: str, history: Sequence[ServerReading], blocks: bool) -> Lin
     if server.problem is not None or stats is None:
         age = "" if server.age_s is None else f", page {age_text(server.age_s)} old"
         return (start, (f"{(server.problem or '')[: NARROW - 23 - len(age)]}{age}", "yellow"))
-    usage = sparkline([figure_of(each, lambda s, _: s.kv_usage) for each in history], 10, top=1.0, blocks=blocks)
-    running = sparkline([figure_of(each, lambda s, _: s.running) for each in history], 8, top=None, blocks=blocks)
+    usage = sparkline([figure_of(past, lambda s, _: s.kv_usage) for past in history], 10, top=1.0, blocks=blocks)
+    running = sparkline([figure_of(past, lambda s, _: s.running) for past in history], 8, top=None, blocks=blocks)
     share = "" if stats.kv_usage is None else f"{100 * stats.kv_usage:.0f} %"
     counts = [
         f"{count:,} {word}" for count, word in ((stats.running, "run"), (stats.waiting, "wait")) if count is not None

@@ -269,8 +269,8 @@ def csv_rows(watched: Watched, reading: Reading) -> list[list[Any]]:
     """A row for each server, one where there is none."""
     if len(watched.pages) < 2:
         return [_csv_row(watched, reading, next(iter(reading.servers), None))]
-    each = zip(reading.servers, watched.names, strict=True)
-    return [[*_csv_row(watched, reading, server), name] for server, name in each]
+    named = zip(reading.servers, watched.names, strict=True)
+    return [[*_csv_row(watched, reading, server), name] for server, name in named]
 
 
 def _csv_row(watched: Watched, reading: Reading, now: ServerReading | None) -> list[Any]:

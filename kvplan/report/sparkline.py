@@ -13,8 +13,8 @@ def sparkline(values: Sequence[float | None], cells: int, *, top: float | None =
     """
     drawn = values[-cells:]
     levels = BLOCKS if blocks else ASCII
-    most = max((value for value in drawn if value is not None), default=0.0) if top is None else top
-    return "".join(" " if value is None else levels[_level(value, most)] for value in drawn).rjust(cells)
+    largest = max((value for value in drawn if value is not None), default=0.0) if top is None else top
+    return "".join(" " if value is None else levels[_level(value, largest)] for value in drawn).rjust(cells)
 
 
 def _level(value: float, top: float) -> int:
