@@ -236,11 +236,13 @@ def test_without_a_bias_the_logits_are_not_even_copied() -> None:
 
 
 def test_a_bias_comes_before_penalties() -> None:
-    """vLLM 0.33's order: the biased logit is what a repetition penalty divides."""
-    params = SamplingParams(repetition_penalty=2.0, logit_bias={0: 3.0, 1: -3.0, 2: 5.0})
-    batch = prepared([params], [request("a", 0, 1)], 4)
-    # 0 and 1 are in the prompt: (1 + 3) / 2 and (1 - 3) x 2; 2 is not: 1 + 5
-    assert adjust(torch.ones(1, 4), batch).tolist() == [[2.0, -4.0, 6.0, 1.0]]
+    """The values are what vLLM 0.33's own sampler makes of these (Sampler.apply_logits_processors)."""
+    seq = request("a", 0, 1)
+    seq.token_ids += [2, 2]
+    biases = {0: 3.0, 1: -3.0, 2: 5.0}
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, logit_bias=biases)
+    # (1 + 3) / 2, (1 - 3) x 2, (1 + 5) / 2 - 0.5 - 2 x 0.25
+    assert adjust(torch.ones(1, 4), prepared([params], [seq], 4)).tolist() == [[2.0, -4.0, 2.0, 1.0]]
 
 
 def test_a_bias_bans_a_token_or_makes_it_come() -> None:
