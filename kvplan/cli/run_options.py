@@ -18,6 +18,7 @@ from kvplan.cli.options import (
     Switch,
     Text,
     Texts,
+    complete_gpu,
     complete_model,
     option,
 )
@@ -261,6 +262,25 @@ class WatchOptions:
             "--plan",
             help="Plan from `estimate --format json`, to compare its KV cache and users with the server's.",
             metavar="FILE",
+        ),
+    ] = None
+    model: Annotated[
+        Text,
+        option(
+            "--model",
+            help="Compare with a plan of this model on --gpu, as `estimate` answers with no other flags.",
+            metavar="MODEL",
+            complete=complete_model,
+        ),
+    ] = None
+    gpu: Annotated[
+        Texts,
+        option("--gpu", help="GPU of the planned server; 8xh100-80g for eight.", metavar="NAME", complete=complete_gpu),
+    ] = None
+    max_model_len: Annotated[
+        Texts,
+        option(
+            "--max-model-len", "--ctx", help="Context of the planned server. Default: the model's.", metavar="TOKENS"
         ),
     ] = None
     tries: Annotated[

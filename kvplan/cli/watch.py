@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvplan.cli import output
 from kvplan.cli.run_options import WatchOptions
@@ -141,17 +142,45 @@ def server_names(options: WatchOptions) -> tuple[str, ...]:
 
 
 def planned_pool(options: WatchOptions) -> Planned | None:
-    """What --plan foresaw; InvalidInputError for a file that holds no plan."""
-    if options.plan is None:
+    """What --plan foresaw, or a plan of --model on --gpu; InvalidInputError for a file that holds no plan."""
+    flags = {"--model": options.model, "--gpu": options.gpu, "--ctx": options.max_model_len}
+    stated = [flag for flag, value in flags.items() if value is not None]
+    if options.plan is None and not stated:
         return None
     if not options.metrics:
-        raise UsageError("--plan", "is compared with a server's figures", "add --metrics URL")
+        raise UsageError(stated[0] if stated else "--plan", "is compared with a server's figures", "add --metrics URL")
+    if options.plan is None:
+        return pool_of(plan_of(options), "--model")
+    if stated:
+        raise UsageError("--plan", f"is a plan already, without {stated[0]}", "leave one of them out")
     path = Path(options.plan)
-    plan = load_json(path)
+    return pool_of(load_json(path), path_text(path))
+
+
+def pool_of(plan: object, where: str) -> Planned:
     match plan:
         case {"schema": "kvplan/plan@1", "kv": {"tokens": int() as tokens} as kv} if not isinstance(tokens, bool):
             return Planned(tokens, planned_users(plan), count_of(kv.get("max_model_len")))
-    raise InvalidInputError(path_text(path), "is not a plan", "write one with `kvplan estimate ... --format json`")
+    raise InvalidInputError(where, "is not a plan", "write one with `kvplan estimate ... --format json`")
+
+
+def plan_of(options: WatchOptions) -> object:
+    """The document that `estimate` writes for this model, GPU and context; its notes go to standard error."""
+    from kvplan.cli import inputs
+    from kvplan.cli.options import EstimateOptions
+    from kvplan.documents.artifact import plan_document
+    from kvplan.planning.plan import plan
+
+    if options.model is None or options.gpu is None:
+        missing = "--model" if options.model is None else "--gpu"
+        raise UsageError(missing, "missing", "a plan needs a model and a GPU: --model qwen3-8b --gpu l40s")
+    arguments: dict[str, Any] = {"max_model_len": options.max_model_len}
+    stated = EstimateOptions(model=options.model, gpu=options.gpu, **arguments)
+    answer = inputs.read(stated, lambda context, spec: inputs.load_of(stated, context, spec))
+    if len(answer.requests) != 1:
+        raise UsageError("--gpu or --ctx", "names several plans", "name one GPU and one context")
+    inputs.say(answer, quiet=False)
+    return plan_document(plan(answer.requests[0]))
 
 
 def planned_users(plan: object) -> int | None:

@@ -288,6 +288,32 @@ def test_simulated_servers_are_watched_beside_their_plan(run: Run, clock: Simple
     assert max(map(len, lines)) <= 80
 
 
+def test_a_plan_of_a_model_and_a_gpu_is_what_estimate_answers(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(run("estimate", "qwen3-8b", "--gpu", "2xl40s", "--ctx", "8k", "--format", "json").out)
+    url = ["http://first"]
+    named = WatchOptions(model="qwen3-8b", gpu=["2xl40s"], max_model_len=["8k"], metrics=url)
+    assert command.planned_pool(named) == command.planned_pool(WatchOptions(plan=str(path), metrics=url))
+
+
+@pytest.mark.parametrize(
+    ("argv", "fault"),
+    [
+        (("--model", "qwen3-8b"), "--gpu: missing"),
+        (("--gpu", "l40s"), "--model: missing"),
+        (("--model", "no-such-model", "--gpu", "l40s"), "model 'no-such-model': not in the catalog"),
+        (("--model", "qwen3-8b", "--gpu", "l40s", "--gpu", "l4"), "--gpu or --ctx: names several plans"),
+        (("--model", "qwen3-8b", "--gpu", "l40s", "--plan", "x"), "--plan: is a plan already, without --model"),
+    ],
+)
+def test_what_is_no_one_plan_is_refused(run: Run, no_driver: None, argv: tuple[str, ...], fault: str) -> None:
+    assert fault in refused(run("watch", "--metrics", "http://127.0.0.1:1", *argv, *QUICK))
+
+
+def test_a_plan_needs_a_server_to_compare(run: Run, no_driver: None) -> None:
+    assert refused(run("watch", "--model", "qwen3-8b", "--gpu", "l40s", *QUICK)).endswith("add --metrics URL")
+
+
 def test_users_of_a_plan_are_those_of_all_its_replicas() -> None:
     assert command.planned_users({"concurrency": {"users": 48, "replicas": 2}}) == 96
     assert command.planned_users({"concurrency": {"users": None, "replicas": 2}}) is None
