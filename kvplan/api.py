@@ -44,6 +44,10 @@ __all__ = (
     "sweep",
 )
 
+# Flags that have a short name on the command line.
+SHORT = {
+    "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ctx": "max_model_len",
+}  # fmt: skip
 # Options of the command line that say how an answer is shown, not what is asked.
 SHOWING = {
     "model", "from_command", "explain", "format", "report", "force", "exit_code", "color", "quiet", "figure", "limit",
@@ -180,7 +184,7 @@ def read(kind: type[Options], options: dict[str, Any], **named: Any) -> Options:
     known = {option.name: str(option.type) for option in fields(kind)}
     for name in options:
         if name not in known or name in SHOWING:
-            near = get_close_matches(name, known.keys() - SHOWING, 3)
+            near = [SHORT[name]] if name in SHORT else get_close_matches(name, known.keys() - SHOWING, 3)
             hint = f"did you mean {', '.join(near)}?" if near else "`kvplan estimate --help` lists them"
             raise UsageError(f"{name}", "no such keyword", f"{hint}")
     values = {name: value for name, value in (options | named).items() if value is not None}

@@ -11,7 +11,7 @@ from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.sweep import arguments_of, parts, prices_of, workload_options
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_tokens
-from kvplan.documents.explorer import EXPLORER, FULL, Axis, Chart, ExplorerDocument, chart
+from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, chart
 from kvplan.planning.sweep import Grid
 from kvplan.servers.base import SERVERS, server_of, terms_of
 from kvplan.servers.engines import parse_engine
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvplan.servers.releases import Version
 
 HTML = {".html": "html"}
-MOST_PLANS = 400_000  # 150 seconds and half of the largest page
+MOST_PLANS = 150_000  # about a minute
 # What the page offers where nothing is stated.
 SPLITS = "1,2,4,8"
 KV_DTYPES = "auto,fp8"
@@ -51,25 +51,48 @@ def explore(options: ExploreOptions) -> int:
     return 0
 
 
+STATED = {
+    "from_command": "--from-command", "lengths": "--lengths", "prompt_tokens": "--prompt-tokens",
+    "engine_arg": "--engine-arg",
+}  # fmt: skip
+
+
+def refuse_single(options: ExploreOptions) -> None:
+    """Refuse what states one plan, where the page offers choices."""
+    for name, flag in STATED.items():
+        if getattr(options, name, None) is not None:
+            raise UsageError(
+                flag,
+                "states one plan, and the page offers choices",
+                "name choices by flags: --tp 1,2 --mean-tokens 1k,4k",
+            )
+    if options.max_model_len is not None and {"auto", "-1"} & set(",".join(options.max_model_len).split(",")):
+        raise UsageError(
+            "--ctx auto", "is no choice of a page: each is a number of tokens", "leave it out, or write 8k,32k"
+        )
+
+
 def explorer_document(options: ExploreOptions) -> ExplorerDocument:
     """A chart for each model and server that can be planned; raises the first error where there is none."""
     if not options.model:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
-    releases = [parse_engine(text) for text in parts(options.engine, "--engine") or SERVERS]
-    reading, charts, errors, plans = Inputs([], 0), list[Chart](), list[KvplanError](), 0
-    names: set[str] = set()
+    refuse_single(options)
+    releases = dict.fromkeys(parse_engine(text) for text in parts(options.engine, "--engine") or SERVERS)
+    reading, errors = Inputs([], 0), list[KvplanError]()
+    grids: list[tuple[Grid, list[Axis], str]] = []
     for model in dict.fromkeys(options.model):
-        for release in dict.fromkeys(releases):
+        for release in releases:
             try:
-                grid, axes = grid_of(options, model, release, reading)
+                grids.append((*grid_of(options, model, release, reading), release.label))
             except KvplanError as error:
                 errors.append(error)
-                continue
-            plans += grid.count
-            if plans > MOST_PLANS:
-                raise UsageError("explore", f"more than {MOST_PLANS:,} plans", "name fewer models, GPUs or values")
-            charts.append(chart(grid.requests[0].spec.name, release.label, grid, axes))
-            names |= {request.gpu.name for request in grid.requests}
+    plans = sum(grid.count for grid, _, _ in grids)
+    if plans > MOST_PLANS:
+        raise UsageError(
+            "explore", f"{plans:,} plans are more than {MOST_PLANS:,}", "name fewer models, GPUs or values"
+        )
+    charts = [chart(grid.requests[0].spec.name, label, grid, axes) for grid, axes, label in grids]
+    names = {request.gpu.name for grid, _, _ in grids for request in grid.requests}
     if not charts:
         raise errors[0]
     reading.warnings += [f"left out: {error}" for error in errors]

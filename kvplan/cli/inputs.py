@@ -263,7 +263,7 @@ def refuse_missing(*options: tuple[str, bool, str]) -> None:
         raise UsageError(", ".join(names), "missing", "; ".join(cures))
 
 
-MODEL_CURE = "name one (`kvplan models` lists them), a config.json or a Hub id, or paste a command with --from-command"
+MODEL_CURE = "name a model (`kvplan models`), a config.json or a Hub id, or paste a command with --from-command"
 
 
 def says_model(options: PlanOptions) -> bool:

@@ -33,6 +33,7 @@ from kvplan.models.spec import (
 from kvplan.report import console as tables
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Line, Part
+from kvplan.report.page import bold
 from kvplan.sizing.disk import stored_dtype
 from kvplan.sizing.weights import num_params
 
@@ -234,7 +235,7 @@ def listed(rows: Sequence[Row], what: str, screen: Callable[[], Sequence[Part]],
         lambda _: screen(),
         lambda: {"schema": f"kvplan/{what}@1", what: list(rows)} if document is None else document,
         lambda: table,
-        lambda: [page],
+        lambda: [bold(f"{len(rows):,} {what}" if document is None else str(next(iter(rows[0].values())))), page],
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from kvplan.core import files
 from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import printable
-from kvplan.report.formats import COMMAND, FORMS, SUFFIXES, Answer, Format, rendered
+from kvplan.report.formats import FORMS, SUFFIXES, Answer, Format, rendered
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +29,8 @@ def start_command(line: Sequence[str] = ()) -> None:
 
 def with_command(page: str) -> str:
     """A page with the command line that wrote it."""
+    from kvplan.report.page import COMMAND
+
     if COMMAND not in page:
         return page
     from html import escape

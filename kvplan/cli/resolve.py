@@ -96,7 +96,7 @@ def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolv
         return model
     taken = resolve(sibling, source)
     hub_id = catalog.facts(sibling)["id"]
-    taken.notes.append(f"--quantization {method}: {own} is not quantized; {sibling} ({hub_id}) is taken, which is")
+    taken.notes.append(f"--quantization {method}: using {sibling} ({hub_id}), because {own} is not quantized")
     return taken
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from kvplan.cli import fleet, output
@@ -19,6 +20,7 @@ from kvplan.core.table import as_csv
 from kvplan.core.units import parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
 from kvplan.report import request_rows
+from kvplan.report.drawing import Figure, Svg
 from kvplan.servers.vllm.size import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
@@ -56,11 +58,13 @@ def simulate(options: SimulateOptions) -> int:
         if options.shared_prefix is not None:
             for note in prefix_notes(load.source.run_len or 0, the_plan.settings, the_plan.pool):
                 output.tell("note", note)
+        if films:
+            check_drawable(the_plan)
         with interruptible(quiet=options.quiet) as interruption:
             answer = answered(the_plan, load, options, interruption)
         from kvplan.report import simulate_text as text
 
-        given = text.shapes(answer)
+        given = text.shapes(answer, lambda: over_time(answer))
         main = answer.variants[0].simulation
         for file in timeline:
             file.save(as_csv(text.timeline_table(main)))
@@ -202,6 +206,29 @@ def setups_of(base: Setup, options: SimulateOptions) -> dict[str, Setup]:
     if options.baseline is not None:
         setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
     return setups
+
+
+def over_time(answer: Answer) -> list[Figure]:
+    """Requests, the KV pool and first tokens over time; none without matplotlib."""
+    if find_spec("matplotlib") is None:
+        return []
+    from kvplan.report.simulate_figures import drawn
+
+    svg = drawn(answer, "svg").decode()
+    return [Svg("Over time", svg[svg.index("<svg") :])]
+
+
+def check_drawable(the_plan: Plan) -> None:
+    """Refuse a film of a pool with more blocks than a page draws, before anything is simulated."""
+    from kvplan.simulate.film import MOST_BLOCKS
+
+    blocks = the_plan.capacity.num_blocks
+    if blocks > MOST_BLOCKS + 1:
+        raise UsageError(
+            "--film",
+            f"a pool of {blocks:,} blocks is more than the {MOST_BLOCKS:,} that a page draws",
+            "use a smaller --gpu-memory-utilization or a larger --block-size",
+        )
 
 
 def film_page(answer: Answer, load: Load, options: SimulateOptions) -> str:

@@ -19,7 +19,7 @@ FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "kv": (
         "dtype", "bytes_per_token", "bytes_per_request", "blocks_per_request", "block_size", "num_blocks", "tokens",
     ),
-    "concurrency": ("users", "users_low", "users_high", "max_num_seqs", "max"),
+    "concurrency": ("users", "users_low", "users_high", "max_num_seqs", "replicas", "max"),
 }  # fmt: skip
 FULL: Final = "full context"  # the mean length of requests as long as the context
 ERROR: Final = "error"  # the column that says why a combination cannot be planned
@@ -104,6 +104,7 @@ def figures(answer: Plan, command: str) -> dict[str, Any]:
     for key, names in FIGURES.items():
         part = documents[key](answer)
         record |= {f"{key}.{name}": part[name] for name in names}
+    record["inputs.num_gpus"] = answer.request.args.num_gpus
     record["limits.0.text"] = limits_document(answer)[0]["text"]
     record["flags.command"] = command if answer.fits else None
     return record

@@ -1,16 +1,17 @@
 """Any answer as one HTML file: the answer, what can be drawn of it, then its tables; no script, no network."""
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from markdown_it import MarkdownIt
 
 from kvplan.report.drawing import Bars, Figure
-from kvplan.report.formats import COMMAND
-from kvplan.report.page import Block, block_text
+from kvplan.report.page import COMMAND, Block, block_text
 from kvplan.report.templates import rendered_page, source_of
 
-FOLDED: Final = ("<details>", "</details>", "<summary>", "</summary>")  # the only tags that a page of Markdown has
+FOLD: Final = "\ue000"  # a private character: text of unknown origin has it spelled out
+FOLDING: Final = re.compile(r"(?:<details>)?(?:<summary>[^<]*</summary>)?|</details>")  # a line that folds what follows
 
 
 def answer_html(blocks: Sequence[Block], figures: Sequence[Figure] = ()) -> str:
@@ -33,10 +34,23 @@ def markdown_html(answer: str, below: str, figures: Sequence[Figure] = ()) -> st
 
 
 def html_of(text: str) -> str:
-    """Markdown as HTML: a page has no tags but those that fold."""
-    page: str = renderer().render(text)
-    for tag in FOLDED:
-        page = page.replace(tag.replace("<", "&lt;").replace(">", "&gt;"), tag)
+    """Markdown as HTML. The only tags are lines of the page's own that fold; in foreign text and code they are text."""
+    folds: list[str] = []
+    lines, fence = [], ""
+    for line in text.split("\n"):
+        ticks = line[: len(line) - len(line.lstrip("`"))]
+        if fence:
+            fence = "" if line == fence else fence
+        elif len(ticks) >= 3:
+            fence = ticks
+        elif line and FOLDING.fullmatch(line):
+            folds.append(line)
+            lines += ["", f"{FOLD}{len(folds) - 1}{FOLD}", ""]
+            continue
+        lines.append(line)
+    page: str = renderer().render("\n".join(lines))
+    for number, tags in enumerate(folds):
+        page = page.replace(f"<p>{FOLD}{number}{FOLD}</p>", tags)
     return page.replace("<table>", '<div class="table" tabindex="0"><table>').replace("</table>", "</table></div>")
 
 

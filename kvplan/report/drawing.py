@@ -23,6 +23,7 @@ class Bar:
     parts: tuple[Piece, ...]
     text: str = ""
     mark: float | None = None
+    room: float | None = None  # what there is: parts beyond it are hatched
 
     @property
     def size(self) -> float:

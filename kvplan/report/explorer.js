@@ -46,8 +46,9 @@ const numUsers = () => USERS[state.users];
 // "yes", "no" or "close": whether the plan serves the users wanted; null where there is no plan.
 function verdict(digits = state.digits) {
   if (value("error", digits) !== null) return null;
-  if (!value("fits", digits) || value("concurrency.users_high", digits) < numUsers()) return "no";
-  return value("concurrency.users_low", digits) >= numUsers() ? "yes" : "close";
+  const replicas = value("concurrency.replicas", digits), wanted = numUsers();
+  if (!value("fits", digits) || value("concurrency.users_high", digits) * replicas < wanted) return "no";
+  return value("concurrency.users_low", digits) * replicas >= wanted ? "yes" : "close";
 }
 
 function gib(bytes) { // as Python rounds: an exact half to the even digit
@@ -66,16 +67,16 @@ function datum(path, text) {
 }
 
 function answerText() {
-  const where = `${chosen("model")} on ${Number(chosen("tensor_parallel_size")) > 1 ? `${chosen("tensor_parallel_size")} x ` : ""}`
-    + `${chosen("gpu")} (${chosen("engine")})`;
   const error = textOf("error");
-  if (error !== null) return `${where}: cannot be planned: ${error}`;
+  if (error !== null) return `${chosen("model")} on ${chosen("gpu")} (${chosen("engine")}): cannot be planned: ${error}`;
+  const gpus = value("inputs.num_gpus"), replicas = value("concurrency.replicas");
+  const where = `${chosen("model")} on ${gpus > 1 ? `${gpus} x ` : ""}${chosen("gpu")} (${chosen("engine")})`;
   if (!value("fits")) return `No: ${where} does not fit: ${textOf("limits.0.text")}.`;
   const [low, high, likely] = ["users_low", "users_high", "users"].map((name) => value(`concurrency.${name}`));
   const range = low === null || low === high ? "" : ` (${number.format(low)}–${number.format(high)})`;
   const length = chosen("mean_tokens") === data.full ? `${chosen("max_model_len")} tokens each` : `${chosen("mean_tokens")} tokens on average`;
-  const serves = `${where} serves ${number.format(likely)}${range} at ${length}`;
-  const each = low || likely;
+  const each = (low || likely) * replicas;
+  const serves = `${where} serves ${number.format(likely)}${range} at ${length}${replicas > 1 ? ` on each of ${replicas} replicas` : ""}`;
   const servers = each ? Math.ceil(numUsers() / each) : 0;
   const more = servers > 1 ? `; ${number.format(numUsers())} users need ${number.format(servers)} such servers` : "";
   const word = { yes: `Yes, ${number.format(numUsers())} ${numUsers() > 1 ? "users fit" : "user fits"}`,
@@ -86,7 +87,7 @@ function answerText() {
 function priceText(servers) {
   const price = data.prices && data.prices[chosen("gpu")];
   if (!price || !servers) return "";
-  const gpus = Number(chosen("tensor_parallel_size")) * servers;
+  const gpus = value("inputs.num_gpus") * servers;
   return ` $${(price * gpus).toFixed(2)} an hour for ${gpus} ${gpus > 1 ? "GPUs" : "GPU"}.`;
 }
 
@@ -94,16 +95,17 @@ function showBar(isPlanned) {
   const bar = byId("bar");
   bar.replaceChildren();
   if (!isPlanned) return;
-  const total = value("memory.total") + value("memory.missing");
+  const missing = value("memory.missing"), total = value("memory.total") + missing; // the rows add up to both
   for (const [name, label] of ROWS) {
     const size = value(`memory.${name}`);
-    if (!size) continue;
+    if (!size || name === "missing") continue;
     const share = 100 * size / total;
     const part = element("i", { class: name, style: `width: ${share}%`, title: `${label}: ${gib(size)} GiB` });
     if (share > 12) part.textContent = `${label} ${gib(size)}`;
     bar.append(part);
   }
   const budget = 100 * value("memory.budget") / total;
+  if (missing) bar.append(element("u", { style: `left: ${100 - 100 * missing / total}%`, title: `${gib(missing)} GiB more than the GPU has` }));
   if (budget < 100) bar.append(element("b", { style: `left: ${budget}%`, title: `budget: ${gib(value("memory.budget"))} GiB` }));
 }
 
@@ -157,7 +159,7 @@ function show() {
   const isPlanned = value("error") === null;
   byId("answer").textContent = answerText();
   byId("answer").classList.toggle("no", verdict() !== "yes");
-  byId("command").textContent = (isPlanned && textOf("flags.command")) || "(nothing to run: it does not fit)";
+  byId("command").textContent = (isPlanned && textOf("flags.command")) || `(nothing to run: it ${isPlanned ? "does not fit" : "cannot be planned"})`;
   byId("copy").disabled = !(isPlanned && value("flags.command") !== null);
   byId("copied").textContent = "";
   showBar(isPlanned);
@@ -190,7 +192,7 @@ function build() {
   const form = byId("controls"), names = data.charts.map((chart) => `${chart.model}, ${chart.server}`);
   const settings = axes().map((axis, index) => [axis, index]).filter(([axis]) => !["model", "engine"].includes(axis.name));
   form.replaceChildren(
-    control("Model and server", "chart", names, state.chart, true, (index) => { turnTo(index); build(); show(); }),
+    control("Model and server", "chart", names, state.chart, true, (index) => { turnTo(index); build(); show(); byId("controls").elements.chart.focus(); }),
     control("Users at once", "users", USERS.map(String), state.users, false, (index) => { state.users = index; show(); }),
     ...settings.map(([axis, index]) => control(axis.label, axis.name, axis.values, state.chosenDigits[index], SELECTED.includes(axis.name),
       (digit) => { state.chosenDigits[index] = digit; show(); })));

@@ -4,8 +4,8 @@ from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.documents.explorer import FULL, ExplorerDocument
-from kvplan.report.formats import COMMAND
 from kvplan.report.packed import packed_data, script_hash
+from kvplan.report.page import COMMAND
 from kvplan.report.templates import rendered_page, source_of
 
 MOST_BYTES: Final = 2_000_000

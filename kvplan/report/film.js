@@ -83,8 +83,11 @@ function drawCells(pool, cells) {
 }
 
 function drawLines(pool, step) {
-  const canvas = pool.lines, context = canvas.getContext("2d"), { film } = pool;
-  const [width, height] = [canvas.width, canvas.height], last = Math.max(1, film.seconds.length - 1);
+  const canvas = pool.lines, context = canvas.getContext("2d"), { film } = pool, dots = devicePixelRatio || 1;
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  [canvas.width, canvas.height] = [width * dots, height * dots];
+  context.scale(dots, dots);
+  const last = Math.max(1, film.seconds.length - 1);
   const ink = getComputedStyle(document.body).color;
   context.clearRect(0, 0, width, height);
   context.font = "13px system-ui, sans-serif";
@@ -128,6 +131,7 @@ function showPool(pool, step) {
 function show() {
   const step = Number(byId("step").value);
   byId("number").textContent = number.format(step + 1);
+  byId("step").setAttribute("aria-valuetext", `step ${step + 1}, ${pools.map((pool) => `${pool.film.name} ${pool.film.seconds[Math.min(step, pool.film.seconds.length - 1)].toFixed(1)} s`).join(", ")}`);
   pools.forEach((pool) => showPool(pool, step));
 }
 
@@ -189,6 +193,7 @@ async function start() {
   }
   byId("step").max = Math.max(0, ...pools.map((pool) => pool.film.seconds.length - 1));
   byId("step").addEventListener("input", show);
+  addEventListener("resize", show);
   byId("play").addEventListener("click", play);
   show();
   document.documentElement.dataset.ready = "yes";

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvplan.core.errors import UsageError
-from kvplan.report.formats import COMMAND
 from kvplan.report.packed import packed_data, script_hash
+from kvplan.report.page import COMMAND
 from kvplan.report.simulate_text import title
 from kvplan.report.templates import rendered_page, source_of
 from kvplan.simulate.film import FIRST, Film
@@ -58,5 +58,6 @@ def sentence(films: Mapping[str, Film]) -> str:
         last = frames[-1] if frames else None
         ends = f"{last.preemptions:,} preemptions" if last else "nothing runs"
         seconds = f"{last.seconds:,.1f} s" if last else "0 s"
-        parts.append(f"{name}: {len(frames):,} steps in {seconds}, at most {most:,} requests at once, {ends}")
+        first = "the first " if film.is_full else ""
+        parts.append(f"{name}: {first}{len(frames):,} steps in {seconds}, at most {most:,} requests at once, {ends}")
     return "; ".join(parts)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from kvplan.report.lines import Part
     from kvplan.report.page import Block
 
-COMMAND: Final = "<!-- the command -->"  # where a page names the command that wrote it, which the writer of files knows
 Format = Literal["table", "json", "csv", "markdown", "html"]
 
 

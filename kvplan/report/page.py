@@ -1,9 +1,11 @@
 """A page of Markdown: paragraphs, tables and what is folded away, for a pull request."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from kvplan.core.table import Markdown, Table, as_markdown, markdown_text
 
+COMMAND: Final = "<!-- the command -->"  # where a page names the command that wrote it, which the writer of files knows
 Block = str | Table  # text is shown as it is unless it is Markdown already
 
 

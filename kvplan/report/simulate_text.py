@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.planning.flags import model_id
 from kvplan.planning.user_counts import num_gpus
 from kvplan.report import formats
-from kvplan.report.drawing import Figure, Svg
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bold
 from kvplan.simulate.outcome import Answer, Variant
@@ -23,6 +21,7 @@ from kvplan.simulate.timeline import LEVELS
 
 if TYPE_CHECKING:
     from kvplan.documents import simulation as typed
+    from kvplan.report.drawing import Figure
 
 Row = tuple[str, list[str]]
 
@@ -314,24 +313,14 @@ def lines(answer: Answer) -> list[Part]:
 # --- other forms ------------------------------------------------------------------------------------------------------
 
 
-def shapes(answer: Answer) -> formats.Answer:
+def shapes(answer: Answer, figures: Callable[[], Sequence[Figure]] = tuple) -> formats.Answer:
     return formats.Answer(
         lambda _: lines(answer),
         lambda: document(answer),
         lambda: metrics_table(answer),
         lambda: page(answer),
-        lambda: figures(answer),
+        figures,
     )
-
-
-def figures(answer: Answer) -> list[Figure]:
-    """Requests, the KV pool and first tokens over time; none without matplotlib."""
-    if find_spec("matplotlib") is None:
-        return []
-    from kvplan.report.simulate_figures import drawn
-
-    svg = drawn(answer, "svg").decode()
-    return [Svg("Over time", svg[svg.index("<svg") :])]
 
 
 def page(answer: Answer) -> list[Block]:

@@ -103,18 +103,17 @@ def memory_bars(plans: Sequence[Plan]) -> list[Figure]:
     """Where each GPU's memory goes, a bar for each plan."""
     documents = [plan_document(plan) for plan in plans]
     bars = tuple(memory_bar(doc, label) for doc, label in zip(documents, labels(documents), strict=True))
-    note = "The dashed line is the budget that the server may use."
+    note = "The dashed line is the budget that the server may use; what is hatched in red is more than the GPU has."
     return [Bars("Where the memory of each GPU goes", bars, note)] if bars else []
 
 
 def memory_bar(doc: PlanDocument, label: str) -> Bar:
     memory, users = doc["memory"], doc["concurrency"]["users"]
-    parts = tuple(
-        Piece(LABELS.get(name, name), size, format_gib(size), name)
-        for name, size in memory_rows(memory).items()
-        if size
+    sizes = {name: size for name, size in memory_rows(memory).items() if size and name != "missing"}
+    parts = tuple(Piece(LABELS.get(name, name), size, format_gib(size), name) for name, size in sizes.items())
+    return Bar(
+        label, parts, plural(users, "user") if doc["fits"] else "does not fit", memory["budget"], memory["total"]
     )
-    return Bar(label, parts, plural(users, "user") if doc["fits"] else "does not fit", memory["budget"])
 
 
 def labels(documents: Sequence[PlanDocument]) -> list[str]:

@@ -96,7 +96,9 @@ def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
         if count > MOST_NODES:
             raise UsageError("--from-command", "the manifest is too large", "paste the container's command")
         if isinstance(node, dict):
-            if {"image", "command", "args"} & node.keys() and not isinstance(node.get("image"), dict):
+            image = node.get("image")  # of which Helm values make a mapping, in some charts with the command in it
+            is_nested = isinstance(image, dict) and bool({"command", "args"} & image.keys())
+            if {"image", "command", "args"} & node.keys() and not is_nested:
                 yield node
             left.extend(value for key, value in node.items() if key != "initContainers")
         elif isinstance(node, list):
@@ -104,7 +106,11 @@ def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _image(container: dict[str, Any]) -> str:
+    """The image's name; Helm values write repository and tag apart."""
     image = container.get("image")
+    if isinstance(image, dict):
+        parts = (image.get("repository"), image.get("tag"))
+        return ":".join(part for part in parts if isinstance(part, str))
     return image if isinstance(image, str) else ""
 
 

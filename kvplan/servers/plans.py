@@ -303,13 +303,20 @@ def check_load(request: Request, context: int) -> None:
     load = request.load
     if load.mean_tokens is not None and load.mean_tokens > context:
         raise UsageError(
-            f"mean length {load.mean_tokens:,}", f"is beyond the context of {context:,} tokens", keys=MEAN_KEYS
+            f"mean length {load.mean_tokens:,}",
+            f"is beyond the context of {context:,} tokens",
+            "lower it, or raise --ctx",
+            keys=MEAN_KEYS,
         )
     if load.mean_tokens is not None and load.shared_prefix > load.mean_tokens:
         raise UsageError(
-            f"--shared-prefix {load.shared_prefix:,}", f"is longer than the mean length {load.mean_tokens:,}"
+            f"--shared-prefix {load.shared_prefix:,}",
+            f"is longer than the mean length {load.mean_tokens:,}",
+            "use a shorter prefix, or a longer mean length",
         )
     if load.shared_prefix >= context:
         raise UsageError(
-            f"--shared-prefix {load.shared_prefix:,}", f"leaves no room in the context of {context:,} tokens"
+            f"--shared-prefix {load.shared_prefix:,}",
+            f"leaves no room in the context of {context:,} tokens",
+            "use a shorter prefix, or raise --ctx",
         )

@@ -6,7 +6,6 @@ from typing import Final
 
 from engine.block_manager import BlockManager
 from engine.scheduler import Batch
-from kvplan.core.errors import UsageError
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.setup import Setup
@@ -86,12 +85,6 @@ def filmed(setups: Iterable[tuple[str, Setup]], source: Source, arrivals_of: Cal
     films = {}
     for name, setup in setups:
         simulation = setup.simulation(arrivals_of(), source.run_len)
-        if simulation.num_usable_blocks > MOST_BLOCKS:
-            raise UsageError(
-                "--film",
-                f"a pool of {simulation.num_usable_blocks:,} blocks is more than the {MOST_BLOCKS:,} that a page draws",
-                "use a smaller --gpu-memory-utilization or a larger --block-size",
-            )
         film = Film(simulation.num_usable_blocks, simulation.groups[0].block_size)
         simulation.jump = False
         simulation.on_step = film.take

@@ -68,6 +68,7 @@ def test_pandas_takes_the_rows() -> None:
     [
         (lambda: kvplan.estimate("llama-3.1-8b"), kvplan.UsageError, "gpu: missing"),
         (lambda: kvplan.estimate(gpu="l40s"), kvplan.UsageError, "MODEL: missing"),
+        (lambda: kvplan.estimate("qwen3-8b", gpu="l40s", tp=2), kvplan.UsageError, "did you mean tensor_parallel_size"),
         (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s,h200"), kvplan.UsageError, "kvplan.sweep takes several"),
         (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", max_model_length=1), kvplan.UsageError, "max_model_len"),
         (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", format="csv"), kvplan.UsageError, "no such keyword"),

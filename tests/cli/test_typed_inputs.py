@@ -93,8 +93,8 @@ def test_the_catalogs_checkpoint_of_a_method(own: str, method: str, name: str | 
 def test_a_quantization_takes_the_catalogs_checkpoint_with_a_note(run: Run) -> None:
     ran = run("estimate", "qwen2.5-32b", "--quantization", "awq", *PLAN)
     assert (
-        "note: --quantization awq: qwen2.5-32b is not quantized; qwen2.5-32b-awq (Qwen/Qwen2.5-32B-Instruct-AWQ) is "
-        "taken, which is" in ran.err
+        "note: --quantization awq: using qwen2.5-32b-awq (Qwen/Qwen2.5-32B-Instruct-AWQ), because qwen2.5-32b is not "
+        "quantized" in ran.err
     )
     plain = run("estimate", "qwen2.5-32b-awq", "--quantization", "awq", *PLAN).json
     assert ran.json == plain
@@ -193,6 +193,7 @@ def test_python_that_would_have_to_run_is_refused(text: str, fault: str) -> None
         '["--model", "org/a", "--max-model-len", "8192"]',
         "name: llm\nimage: registry.example/inference:1.2\nargs: [--model, org/a, --max-model-len, '8192']",
         "command: vllm serve org/a --max-model-len 8192",
+        "image:\n  repository: vllm/vllm-openai\n  tag: v0.33.0\nargs: [--model, org/a, --max-model-len, '8192']\n",
         "image:\n  repository: vllm/vllm-openai\n  command: [vllm, serve, org/a, --max-model-len, '8192']\n",
     ],
 )
@@ -233,11 +234,11 @@ def test_a_template_is_refused(text: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (("simulate",), "MODEL, --gpu, workload: missing; name one"),
+        (("simulate",), "MODEL, --gpu, workload: missing; name a model"),
         (("simulate", "qwen3-8b"), "--gpu, workload: missing; name the GPU to simulate; give one of --trace"),
-        (("recommend",), "MODEL, --users: missing; name one"),
+        (("recommend",), "MODEL, --users: missing; name a model"),
         (("recommend", "qwen3-8b"), "--users: missing; say how many"),
-        (("check", "--init"), "MODEL, --gpu: missing; name one"),
+        (("check", "--init"), "MODEL, --gpu: missing; name a model"),
     ],
 )
 def test_all_that_is_missing_is_named_in_one_error(run: Run, argv: tuple[str, ...], names: str) -> None:

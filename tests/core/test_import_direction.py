@@ -41,7 +41,7 @@ def _kvplan_faults(path: Path, root: Path) -> Iterator[str]:
     here = path.relative_to(root / "kvplan").with_suffix("").parts[0]
     where = path.relative_to(root)
     if here != "__init__" and here not in ORDER:
-        yield f"{where}: {here!r} has no place; add it to ORDER in tests/test_import_direction.py, before its users"
+        yield f"{where}: {here!r} has no place; add it to ORDER in tests/core/test_import_direction.py"
         return
     for line, package, module in imports(path):
         if package == "engine" and here not in MAY_IMPORT_ENGINE:

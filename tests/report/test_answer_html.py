@@ -49,11 +49,13 @@ class Page(HTMLParser):
         self.stack: list[tuple[str, dict[str, str | None]]] = []
         self.cells: list[str] = []
         self.answer = ""
+        self.details = 0
         self.loads: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        self.details += tag == "details"
         self.loads += [tag] if tag in ("script", "iframe", "object", "img") else []
         self.loads += [str(value) for name, value in attrs if name in ("src", "srcset") or name.startswith("on")]
         if tag not in ("meta", "link", "br", "hr"):
@@ -132,6 +134,7 @@ def test_foreign_text_is_text(evil: str) -> None:
     shown = Page(markdown_html(markdown_text(evil), page(blocks)))
     assert shown.loads == []
     assert shown.answer == evil
+    assert shown.details == 1  # the page's own, and no other
     assert evil in shown.cells
     assert "javascript:" not in re.sub(r"\[x\]\(javascript[^<]*", "", html_of(page(blocks)))
 

@@ -186,6 +186,34 @@ def test_it_works_by_keyboard_and_keeps_its_position_in_the_address(page: Path, 
 
 
 @needs_browser
+def test_replicas_and_stages_count_as_servers_and_gpus(run: Run, tmp_path: Path, open_page: Open) -> None:
+    """TP 1 x PP 2 on each of two replicas: four GPUs, and twice the users of one replica."""
+    path, flags = tmp_path / "x.html", ("--tp", "1", "--pp", "2", "--dp", "2", "--ctx", "8k", "--engine", "vllm")
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("l40s: 1.00\n")
+    assert run("explore", "qwen3-8b", "--gpu", "l40s", *flags, "--prices", prices, "-o", path).code == 0
+    answer = run("estimate", "qwen3-8b", "--gpu", "l40s", *flags, "--format", "json").json
+    low = answer["concurrency"]["users_low"]
+    assert answer["inputs"]["num_gpus"] == 4
+    opened = open_page(path, address="#users=64")
+    opened.wait_for_selector(READY)
+    assert low < 64 <= 2 * low
+    sentence = opened.inner_text("#answer")
+    assert sentence.startswith("Yes, 64 users fit: qwen3-8b on 4 x l40s")
+    assert "on each of 2 replicas" in sentence
+    assert sentence.endswith("$4.00 an hour for 4 GPUs.")
+
+
+@needs_browser
+def test_a_plan_that_does_not_fit_keeps_to_the_page(page: Path, open_page: Open) -> None:
+    opened = open_page(page, "phone", address="#model=qwen3-32b&engine=vllm@0.33&gpu=rtx-4090")
+    opened.wait_for_selector(READY)
+    assert opened.inner_text("#answer").startswith("No: qwen3-32b on rtx-4090")
+    seen = measured(opened)
+    assert seen["width"] == seen["window"] == 390
+
+
+@needs_browser
 @pytest.mark.parametrize(("size", "scheme"), paired(SIZES, SCHEMES))
 def test_the_page_fits_a_phone_and_a_desktop(size: str, scheme: str, page: Path, open_page: Open) -> None:
     opened = open_page(page, size, scheme)
@@ -239,6 +267,10 @@ def test_a_page_of_six_gpus_is_small(run: Run, tmp_path: Path) -> None:
         (("qwen3-8b", "-o", "x.txt"), "unknown file type"),
         (("qwen3-8b", "--engine", "vllm,ollama"), "is not a server"),
         (("qwen3-8b", "--ctx", "4k", "--mean-tokens", "4k,x"), "--mean-tokens"),
+        (("qwen3-8b", "--ctx", "8k,auto"), "--ctx auto: is no choice of a page"),
+        (("qwen3-8b", "--lengths", "lognormal:mean=2k,sigma=1"), "--lengths: states one plan"),
+        (("qwen3-8b", "--prompt-tokens", "1k", "--output-tokens", "500"), "--prompt-tokens: states one plan"),
+        (("qwen3-8b", "--from-command", "vllm serve Qwen/Qwen3-8B"), "--from-command: states one plan"),
     ],
 )
 def test_bad_input_gets_one_line(
