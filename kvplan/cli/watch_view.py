@@ -11,7 +11,7 @@ from kvplan.cli import output
 from kvplan.core.units import GIB, format_gib, format_size
 from kvplan.hardware.nvml import DeviceMemory, DeviceSample, HostMemory, Nvml
 from kvplan.measure.server_metrics import ServerStats
-from kvplan.measure.watch import Rates, Reading, ServerReading, Watched
+from kvplan.measure.watch import NO_ANSWER_YET, Rates, Reading, ServerReading, Watched
 from kvplan.report.lines import Line, line, takes_blocks, write
 from kvplan.report.sparkline import sparkline
 
@@ -424,11 +424,11 @@ def planned_text(stats: ServerStats, planned: Planned) -> str:
 
 
 def server_row(name: str, history: Sequence[ServerReading], blocks: bool) -> Line:
-    """A server in one line of at most NARROW columns."""
+    """A server in one line of at most NARROW columns; of a page that is late, a blank cell and the figures before."""
     server = history[-1]
     start = (f"{name[:22]:<22} ", "bold")
     stats = server.stats
-    if server.problem is not None or stats is None:
+    if stats is None or server.problem not in (None, NO_ANSWER_YET):
         age = "" if server.age_s is None else f", page {age_text(server.age_s)} old"
         return (start, (f"{(server.problem or '')[: NARROW - 23 - len(age)]}{age}", "yellow"))
     usage = sparkline([figure_of(past, lambda s, _: s.kv_usage) for past in history], 10, top=1.0, blocks=blocks)

@@ -174,6 +174,17 @@ def test_several_servers_have_a_line_each_where_the_height_is_short() -> None:
     ]
 
 
+def test_a_late_page_keeps_its_figures_in_its_line() -> None:
+    late = ServerReading(BUSY, 0.9, problem="no answer yet")
+    screen = Screen(Watched(names=("a:8000", "b" * 30)), "no GPU")
+    readings = [reading(HISTORY[1], HISTORY[1]), reading(late, HISTORY[3])]
+    rows = [plain(row) for row in view_lines(readings, screen, height=10)][3:]
+    assert rows == [
+        "a:8000                 KV         ▃   50 %        █  7 run, 5 wait",
+        f"{'b' * 22} KV         ▃▅  50 %        ▄█ 7 run, 5 wait",
+    ]
+
+
 # --- several servers, as a user runs it -------------------------------------------------------------------------------
 
 
