@@ -81,6 +81,7 @@ def fleet_answer(
     fleet.run(jobs_of(options.jobs, fleet, load.source.num_requests))
     if not fleet.replicas:
         raise KeyboardInterrupt
+    kinds = kinds[: len(fleet.replicas)]  # fewer where an interrupt came before the others were done
     figures = fleet_result(fleet, load.skipped, by_clock=not load.is_closed and load.users is None)
     if not figures.total.judged:
         raise UsageError("simulate", "no request is served by the fleet", "give more --num-requests, or fewer failures")

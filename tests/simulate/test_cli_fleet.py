@@ -3,10 +3,12 @@
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvplan.cli.progress import Progress
+from kvplan.core.processes import in_order
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
@@ -97,6 +99,23 @@ def test_an_interrupted_simulation_answers_with_what_is_done(
     assert done.code == 130
     assert "time to first token" in done.out
     assert "interrupted: the figures are of 100 of 150 requests" in done.err
+
+
+def test_interrupted_between_servers_the_answer_names_those_that_are_done(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here(do: Any, shared: Any, tasks: Any, jobs: int, *, name: str) -> Any:
+        return in_order(do, shared, tasks, 1, name=name)
+
+    def interrupt(progress: Progress, done: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("kvplan.simulate.fleet.in_order", here)
+    monkeypatch.setattr(Progress, "show", interrupt)
+    done = run(*CONV, "--replicas", "3", "--router", "round-robin", "--jobs", "2")
+    assert done.code == 130
+    assert done.out.startswith("With 9 requests/s on 1 server (a100-80g)")
+    assert "interrupted: the figures are of 50 of 150 requests" in done.err
 
 
 @pytest.mark.parametrize(
