@@ -175,9 +175,9 @@ def test_a_figure_has_a_line_per_variant_through_its_own_numbers(trace: Path, ru
     seen: list[Any] = []
     plain = simulate_text.shapes
 
-    def spied(answer: Any) -> Any:
+    def spied(answer: Any, *figures: Any) -> Any:
         seen.append(answer)
-        return plain(answer)
+        return plain(answer, *figures)
 
     monkeypatch.setattr(simulate_text, "shapes", spied)
     ran = run("simulate", *MODEL, "--trace", trace, "--baseline", "contiguous", "--format", "json")
