@@ -90,7 +90,7 @@ def day() -> list[Row]:
     return [
         row(f"{name}CPU of this one", "s", [here]),
         row(f"{name}CPU of all workers", "s", [workers]),
-        row(f"{name}by the clock, others at work", "s", [time.monotonic() - begun]),
+        row(f"{name}by the clock", "s", [time.monotonic() - begun]),
     ]
 
 
