@@ -13,7 +13,7 @@ from kvplan.core.files import printable
 from kvplan.planning.plan import Request
 from kvplan.planning.upgrade import WORSE, Upgrade, Upgraded, upgraded
 from kvplan.report.formats import Answer
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.engines import DEFAULT, parse_engine
 from kvplan.servers.releases import Version
 
 POLICY_SUFFIXES = (".yaml", ".yml")
@@ -96,7 +96,7 @@ def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
 def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
     """Each server planned with both releases; those of another server program are left out and named."""
     old = None if options.old is None else release_of(options.old, "--from")
-    new = release_of(options.new or (old.engine if old else "vllm"), "--to")
+    new = release_of(options.new or (old.engine if old else DEFAULT), "--to")
     if old is not None and old.engine != new.engine:
         raise UsageError(
             "--from, --to", f"name two servers ({old.engine}, {new.engine})", "`kvplan diff` compares those"

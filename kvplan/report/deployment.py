@@ -11,9 +11,11 @@ from typing import Final, Literal
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, format_gib
-from kvplan.planning.flags import model_id, serve_command
+from kvplan.planning.flags import model_id
 from kvplan.planning.host import host_rows
 from kvplan.planning.plan import Plan
+from kvplan.servers import environment
+from kvplan.servers.base import server_of, terms_of
 from kvplan.servers.nodes import PRODUCT, product_of
 
 Output = Literal["k8s", "compose"]
@@ -24,7 +26,7 @@ DOWNLOAD: Final = 100 * 10**6  # bytes per second from the Hub; assumed
 START_S: Final = 600  # to load, compile and capture; assumed: KServe's runtime allows 600 s for all
 PROBE_S: Final = 10
 PORT: Final = 8000
-CACHE: Final = "/root/.cache/huggingface"  # where the image of vLLM keeps models: its user is root
+CACHE: Final = "/root/.cache/huggingface"  # where the image keeps models: its user is root
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,9 @@ spec:
         app: {name}
     spec:{selector}
       containers:
-        - name: vllm
+        - name: {plan.request.release.engine}
           image: {image_of(plan)}
-          command: [vllm, serve]
+          command: {program_of(plan)}
           args:{arguments}
           env:
             - name: HF_TOKEN
@@ -208,7 +210,7 @@ def compose(plan: Plan, replicas: int, question: str) -> str:
         services += f"""\
   {service}:
     image: {image_of(plan)}
-    entrypoint: [vllm, serve]
+    entrypoint: {program_of(plan)}
     command:{words}
     environment:
       HF_TOKEN: ${{HF_TOKEN:-}}{variables}{labels}
@@ -253,24 +255,30 @@ def about(plan: Plan, needs: Needs) -> str:
     checkpoint = needs.limit - needs.request
     return (
         f"{needs.request} GiB are {format_gib(PROCESS)} for each process (assumed), what is pinned, and {needs.shared} "
-        f"GiB of /dev/shm (vLLM's queues, and {format_gib(SHARED_EXTRA)} assumed for NCCL); the limit adds the "
+        f"GiB of /dev/shm (the server's queues, and {format_gib(SHARED_EXTRA)} assumed for NCCL); the limit adds the "
         f"checkpoint's {checkpoint} GiB in the page cache."
     )
 
 
+def program_of(plan: Plan) -> str:
+    """The words that start the server, as a list of YAML."""
+    return f"[{', '.join(terms_of(plan.request.release.engine).program)}]"
+
+
 def arguments_of(plan: Plan) -> list[str]:
-    """What stands behind `vllm serve`."""
-    words = serve_command(plan)
-    return words[words.index("serve") + 1 :]
+    """What stands behind the program's own words."""
+    return server_of(plan.request.release.engine).launch(plan)[len(terms_of(plan.request.release.engine).program) :]
 
 
 def variables_of(plan: Plan) -> dict[str, str]:
-    return {"VLLM_USE_V1": "0"} if "+v0" in plan.request.release.label else {}
+    assignments = environment.assignments(plan.request.release, plan.request.args)
+    return {name: value for name, _, value in (word.partition("=") for word in assignments)}
 
 
 def image_of(plan: Plan) -> str:
+    """The image of the release; a release without its third number is the first of them."""
     release = plan.request.release.label.partition("@")[2].partition("+")[0]
-    return f"vllm/vllm-openai:v{release}" + (".0" if release.count(".") == 1 else "")
+    return terms_of(plan.request.release.engine).image.format(release=release + ".0" * (release.count(".") == 1))
 
 
 def name_of(plan: Plan) -> str:

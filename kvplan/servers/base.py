@@ -69,6 +69,7 @@ class Terms:
     uncompared         (text, source) about the rules of a release whose own answers were not compared: {label}
     known_by           what the rules of such a release are taken from
     adapter_slots      slots for LoRA adapters where their number is not given
+    program            the words that start it, before its arguments; image: its container image, with {release}
     share              the engine argument that says its share of the memory
     own_flags          engine argument -> its own flag, where that is not the argument's name; own_values: of values
     """
@@ -95,6 +96,8 @@ class Terms:
     uncompared: tuple[str, str]
     known_by: str
     sources: Sources
+    program: tuple[str, ...]
+    image: str
     share: str = "gpu_memory_utilization"
     adapter_slots: int = 1
     own_flags: Mapping[str, str] = field(default_factory=dict)

@@ -37,7 +37,7 @@ terms = Terms(
     uncompared=("{label} by its manual", "Acme's manual"),
     known_by="its manual",
     own_flags={"gpu_memory_utilization": "--share"},
-    sources=Sources(CODE, CODE, CODE, CODE, CODE, None),
+    sources=Sources(CODE, CODE, CODE, CODE, CODE, None), program=("acme",), image="acme/acme:v{release}",
 )  # fmt: skip
 
 

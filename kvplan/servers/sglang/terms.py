@@ -29,6 +29,8 @@ TERMS = Terms(
         f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
         f"{SGLANG_SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",
     ),
+    program=("python3", "-m", "sglang.launch_server"),
+    image="lmsysorg/sglang:v{release}",
     share="mem_fraction_static",
     own_flags={
         "max_model_len": "--context-length",

@@ -39,4 +39,6 @@ TERMS = Terms(
         arguments="vLLM engine/arg_utils.py",
         described=f"rules of {{label}} as its {DESCRIBED}",
     ),
+    program=("vllm", "serve"),
+    image="vllm/vllm-openai:v{release}",
 )
