@@ -117,8 +117,9 @@ class Twin:
         params = params or SamplingParams()
         if params.logit_bias:
             raise InvalidInputError(
-                "logit_bias: this server simulates and has no logits: its answer is a fixed text; leave it out, or "
-                "serve a model"
+                "logit_bias",
+                "this server simulates and has no logits: its answer is a fixed text",
+                "leave it out, or serve a model",
             )
         seq = Sequence(
             request_id or f"request-{next(self._ids)}",

@@ -645,7 +645,7 @@ def test_the_models_are_listed(run: Run) -> None:
     assert "llama-3.1-8b" in table
     assert "llama-3.1-70b" not in table
     assert run("models", "--family", "gpt-oss", "--format", "csv").out.count("\n") >= 3
-    assert run("models", "--family", "gpt-oss", "--format", "markdown").out.startswith("| name |")
+    assert run("models", "--family", "gpt-oss", "--format", "markdown").out.startswith("**2 models**\n\n| name |")
 
 
 def test_one_model_shows_its_facts_and_source(run: Run) -> None:
