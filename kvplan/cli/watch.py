@@ -159,8 +159,10 @@ def planned_pool(options: WatchOptions) -> Planned | None:
 
 def pool_of(plan: object, where: str) -> Planned:
     match plan:
-        case {"schema": "kvplan/plan@1", "kv": {"tokens": int() as tokens} as kv} if not isinstance(tokens, bool):
-            return Planned(tokens, planned_users(plan), count_of(kv.get("max_model_len")))
+        case {"schema": "kvplan/plan@1", "kv": {"tokens": int() as tokens, "max_model_len": length}} if not isinstance(
+            tokens, bool
+        ):
+            return Planned(tokens, planned_users(plan), count_of(length))
     raise InvalidInputError(where, "is not a plan", "write one with `kvplan estimate ... --format json`")
 
 

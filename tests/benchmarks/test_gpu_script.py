@@ -626,7 +626,7 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
 
     monkeypatch.setattr(kernels_stage, "measure", measure)
     monkeypatch.setattr(tune_kernels, "tune", tune)
-    monkeypatch.setattr(tune_kernels, "told", lambda search, new: "nothing")
+    monkeypatch.setattr(tune_kernels, "summary", lambda search, new: "nothing")
     monkeypatch.setattr(checks, "run_tests", run_tests)
     now_s = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)

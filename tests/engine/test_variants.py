@@ -24,5 +24,5 @@ def test_no_variant_is_first_launched_while_serving(families: tuple[str, ...]) -
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert [result["family"] for result in results] == list(families)
     for result in results:
-        assert result["at_start"] > 20
+        assert result["at_start"] >= 20  # all that serving launches, compiled before
         assert result["while_serving"] == [], result["family"]

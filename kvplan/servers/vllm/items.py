@@ -438,8 +438,8 @@ def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int
 
 def llava_next(processor: Processor) -> dict[str, Item]:
     side, patch = processor.vision("image_size", 336), processor.vision("patch_size", 14)
-    along, canvases = side // patch, canvases_of(processor)
-    if not canvases:
+    along, canvases = side // patch, [size for size in canvases_of(processor) if min(size) >= side]
+    if not along or not canvases:  # no patch, or no tile
         return {}
 
     def grid(size: tuple[int, int]) -> tuple[int, int]:
@@ -461,8 +461,8 @@ ONEVISION_FRAMES, ONEVISION_TILES, ONEVISION_MORE = 16, 9, 1.1  # frames of a vi
 
 def llava_onevision(processor: Processor) -> dict[str, Item]:
     side, patch = processor.vision("image_size", 384), processor.vision("patch_size", 14)
-    along, canvases = side // patch, canvases_of(processor)
-    if not canvases:
+    along, canvases = side // patch, [size for size in canvases_of(processor) if min(size) >= side]
+    if not along or not canvases:  # no patch, or no tile
         return {}
     size = within(ONEVISION, processor.limit("image"))
     tall, wide = best_canvas(*size, canvases)
