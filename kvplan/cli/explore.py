@@ -116,11 +116,12 @@ def grid_of(options: ExploreOptions, model: str, release: "Version", reading: In
     contexts = len(given.requests) // given.num_gpus
     requests = [given.requests[c * given.num_gpus + g] for g in range(given.num_gpus) for c in range(contexts)]
     arguments = choices(options, stated, terms_of(release.engine).share_argument)
-    longest = max(request.args.max_model_len or 0 for request in requests)
+    lengths = (request.args.max_model_len for request in requests)
+    longest = max(length for length in lengths if isinstance(length, int))
     grid = Grid(
         requests=tuple(replace(request, load=replace(request.load, mean_tokens=None)) for request in requests),
         shape=(1, given.num_gpus, contexts),
-        means=means_of(options, longest),  # type: ignore[arg-type] # None is a request as long as the context
+        means=means_of(options, longest),
         arguments=arguments,
     )
     reading.notes += given.notes

@@ -87,7 +87,7 @@ class Grid:
 
     requests   models x GPUs x contexts, in that nesting; `shape` their three counts
     releases   of the server; empty: each request's own
-    means      mean tokens of a request; empty: each request's own
+    means      mean tokens of a request, None: as long as the context; empty: each request's own
     arguments  fields of EngineArgs and their values
     prices     dollars per hour of a GPU, by name
     """
@@ -95,7 +95,7 @@ class Grid:
     requests: tuple[Request, ...]
     shape: tuple[int, int, int]
     releases: tuple[Version, ...] = ()
-    means: tuple[int, ...] = ()
+    means: tuple[int | None, ...] = ()
     arguments: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
 
