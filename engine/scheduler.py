@@ -31,6 +31,7 @@ class SchedulerConfig:
     batch_queue_depth: int = 1  # 2: the next batch is scheduled before this one's tokens are known
     # contiguous: max_model_len each at admission, no prefix cache; static: and nobody joins a batch that has begun
     allocator: Literal["paged", "contiguous", "static"] = "paged"
+    max_loras: int = 0  # adapters that sequences may run with at once
 
 
 @dataclass(slots=True)
@@ -141,6 +142,10 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence; one that could never run is refused here."""
+        if seq.adapter is not None and not self.config.max_loras:
+            raise InvalidInputError(
+                f"{seq.request_id}: there is no slot for adapter {seq.adapter!r} (max_loras 0); raise max_loras"
+            )
         if not 0 < seq.num_prompt_tokens < self.config.max_model_len:
             raise InvalidInputError(
                 f"{seq.request_id}: the prompt must have 1 to {self.config.max_model_len - 1} tokens "
@@ -269,14 +274,20 @@ class Scheduler:
     # --- those that wait ----------------------------------------------------------------------------------------
 
     def _schedule_waiting(self, batch: Batch) -> None:
-        while self.waiting and batch.budget and len(self.running) < self.config.max_num_seqs:
-            seq = self.waiting[0]
+        adapters = {seq.adapter for seq in self.running} - {None}  # also of those that have no part in this step
+        num_passed = 0  # that wait for an adapter's slot: those behind them may go first
+        while num_passed < len(self.waiting) and batch.budget and len(self.running) < self.config.max_num_seqs:
+            seq = self.waiting[num_passed]
+            if seq.adapter is not None and seq.adapter not in adapters and len(adapters) >= self.config.max_loras:
+                num_passed += 1
+                continue
             hit = self.blocks.lookup(seq)
             n = self._chunk(seq, hit.num_tokens, seq.num_tokens - hit.num_tokens, batch)
             if n == 0:
                 return
             if self._fits(seq, hit, n):
                 self._admit(seq, hit, n, batch)
+                adapters |= {seq.adapter} - {None}
             elif self.running:
                 return
             else:  # the whole pool is free and does not hold it

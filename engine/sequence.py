@@ -17,6 +17,7 @@ class Sequence:
     max_tokens: int
     priority: int = 0  # smaller runs first
     extra_keys: tuple[Hashable, ...] = ()  # adapter name, salt: what else the KV depends on
+    adapter: str | None = None  # whose low-rank matrices are added to the model's; None: the model's own alone
     stop_token_ids: frozenset[int] = frozenset()
 
     num_prompt_tokens: int = field(init=False)

@@ -468,7 +468,8 @@ def sglang_cases(cases: Path, directories: list[Path]) -> int:
 SAMPLED_TOKEN = 7  # every sampled token is the same one; prompts have others
 STATS = -1  # in place of a step's number
 KNOWN_ARGS = {"async_scheduling", "scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl",
-              "watermark"}  # fmt: skip
+              "watermark", "enable_lora", "max_loras"}  # fmt: skip
+OF_THE_WORKER = {"max_lora_rank", "max_cpu_loras"}  # engine arguments that say nothing to a scheduler
 
 
 def trace_group(group: dict[str, Any]) -> Group:
@@ -491,7 +492,7 @@ def trace_group(group: dict[str, Any]) -> Group:
 def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
     inputs = trace["inputs"]
     args = inputs.get("engine_args") or {}
-    unknown = set(args) - KNOWN_ARGS
+    unknown = set(args) - KNOWN_ARGS - OF_THE_WORKER
     if unknown:
         raise UsageError(f"engine argument {sorted(unknown)[0]!r}: is not one the engine's scheduler knows")
     config = SchedulerConfig(
@@ -504,6 +505,7 @@ def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
         reserve_full_prompt=args.get("scheduler_reserve_full_isl", True),
         watermark=args.get("watermark", 0.0),
         batch_queue_depth=trace["batch_queue_depth"],
+        max_loras=args.get("max_loras", 1) if args.get("enable_lora") else 0,
     )
     return Scheduler(config, trace["num_blocks"], tuple(trace_group(group) for group in trace["groups"]))
 
@@ -513,7 +515,9 @@ def trace_sequence(request: dict[str, Any], number: int) -> Sequence:
     shared, own = request.get("prefix_id", 0), number
     tokens = [(1 + shared) * 10**8 + i for i in range(request.get("shared", 0))]
     tokens += [-(1 + own) * 10**8 - i for i in range(len(tokens), request["prompt_len"])]
-    return Sequence(request["id"], tokens, request["max_tokens"], request.get("priority") or 0)
+    adapter = None if request.get("lora") is None else str(request["lora"])
+    keys = () if adapter is None else (adapter,)
+    return Sequence(request["id"], tokens, request["max_tokens"], request.get("priority") or 0, keys, adapter=adapter)
 
 
 def step_state(scheduler: Scheduler) -> dict[str, Any]:
@@ -524,15 +528,45 @@ def step_state(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
+def after_state(scheduler: Scheduler) -> dict[str, Any]:
+    """What the second set of traces says besides once a batch is applied; 0 is left out."""
+    live = [seq for seq in (*scheduler.running, *scheduler.waiting) if seq.num_computed_tokens > 0]
+
+    def some(counts: dict[str, int]) -> dict[str, int]:
+        return {request_id: n for request_id, n in counts.items() if n}
+
+    return step_state(scheduler) | {
+        "distinct_held": scheduler.num_used_blocks,
+        "computed": {seq.request_id: seq.num_computed_tokens for seq in live},
+        "tokens": {seq.request_id: seq.num_tokens for seq in live},
+        "in_flight": some({seq.request_id: seq.num_in_flight_tokens for seq in live}),
+        "placeholders": some({seq.request_id: seq.num_placeholders for seq in live}),
+    }
+
+
+def adapters_state(scheduler: Scheduler) -> dict[str, Any]:
+    """Whose adapters run, and who waits, in order."""
+    return {
+        "loras_running": sorted({int(seq.adapter) for seq in scheduler.running if seq.adapter is not None}),
+        "waiting": [seq.request_id for seq in scheduler.waiting],
+    }
+
+
 def step_row(scheduler: Scheduler, batch: Batch) -> dict[str, Any]:
     """One step in the words of the trace."""
-    return {
-        "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
-        "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
-        "new_computed_tokens": {seq.request_id: n for seq, n in batch.hits.items()},
-        "preempted": [seq.request_id for seq in batch.preempted],
-        "blocks_held": {seq.request_id: scheduler.blocks.num_held(seq) for seq in batch.num_tokens},
-    } | step_state(scheduler)
+    return (
+        {
+            "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
+            "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
+            "new_computed_tokens": {seq.request_id: n for seq, n in batch.hits.items()},
+            "preempted": [seq.request_id for seq in batch.preempted],
+            "start": {seq.request_id: seq.num_computed_tokens - n for seq, n in batch.num_tokens.items()},
+            "blocks_held": {seq.request_id: scheduler.blocks.num_held(seq) for seq in batch.num_tokens},
+            "distinct_held": scheduler.num_used_blocks,
+        }
+        | step_state(scheduler)
+        | (adapters_state(scheduler) if scheduler.config.max_loras else {})
+    )
 
 
 def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -550,7 +584,7 @@ def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         while len(in_flight) == trace["batch_queue_depth"] or (in_flight and not batch.num_tokens):
             done, row, oldest = in_flight.popleft()
             scheduler.update(oldest, {seq.request_id: SAMPLED_TOKEN for seq in oldest.samples})
-            yield done, row | {"after_update": step_state(scheduler)}
+            yield done, row | {"after_update": after_state(scheduler)}
             if in_flight:
                 break
         if not pending and not scheduler.has_unfinished and not any(entry[2].num_tokens for entry in in_flight):
@@ -578,7 +612,11 @@ def trace_difference(trace: dict[str, Any]) -> str | None:
 
 def row_difference(row: dict[str, Any], expected: dict[str, Any]) -> str | None:
     for key in row:
-        if key in expected and row[key] != expected[key]:
+        if key == "after_update" and key in expected:
+            how = row_difference(row[key], expected[key])
+            if how:
+                return f"after_update {how}"
+        elif key in expected and row[key] != expected[key]:
             return f"{key} {row[key]}, expected {expected[key]}"
     return None
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -14,17 +15,36 @@ from tests.oracles import trace_difference, traces
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 TRACES = DATA / "scheduler_traces.jsonl"
+LORA_TRACES = DATA / "scheduler_traces2" / "lora.jsonl"
+OWN_LORA_TRACES = Path(__file__).parents[1] / "facts" / "traces_lora.jsonl"  # three of those, cut to what is compared
 
 
-def read_traces() -> Iterator[dict[str, Any]]:
-    if TRACES.is_file():
-        yield from map(json.loads, TRACES.read_text().splitlines())
+def read_traces(path: Path = TRACES) -> Iterator[dict[str, Any]]:
+    if path.is_file():
+        yield from map(json.loads, path.read_text().splitlines())
 
 
 @needs_oracle_data
 @pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces()])
 def test_every_step_is_a_real_schedulers(trace: dict[str, Any]) -> None:
     assert trace_difference(trace) is None
+
+
+@needs_oracle_data
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces(LORA_TRACES)])
+def test_every_step_with_adapters_is_a_real_schedulers(trace: dict[str, Any]) -> None:
+    assert trace_difference(trace) is None
+
+
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces(OWN_LORA_TRACES)])
+def test_every_step_with_adapters_is_that_of_the_traces_kept_here(trace: dict[str, Any]) -> None:
+    assert trace_difference(trace) is None
+
+
+def test_a_trace_with_adapters_is_compared_by_its_queue() -> None:
+    trace = next(read_traces(OWN_LORA_TRACES))
+    trace["steps"][1]["waiting"].reverse()
+    assert trace_difference(trace) == ("step 1: waiting ['r4', 'r7', 'r8'], expected ['r8', 'r7', 'r4']")
 
 
 def one_step_trace(**wrong: Any) -> dict[str, Any]:
@@ -430,3 +450,31 @@ def test_contiguous_looks_no_prefix_up() -> None:
 def test_a_request_that_could_never_run_is_refused(prompt_len: int, max_tokens: int) -> None:
     with pytest.raises(InvalidInputError, match=r"^a: "):
         scheduler(40).add(request("a", prompt_len, max_tokens))
+
+
+# --- adapters ----------------------------------------------------------------------------------------------------
+
+
+def adapted(request_id: str, adapter: str | None, tokens: int = 4) -> Sequence:
+    return Sequence(request_id, list(range(tokens)), 4, extra_keys=(adapter,), adapter=adapter)
+
+
+def test_a_request_whose_adapter_has_no_slot_lets_others_pass() -> None:
+    rules = scheduler(40, max_loras=1)
+    for request_id, adapter in (("a", "x"), ("b", "y"), ("c", None), ("d", "x"), ("e", "z")):
+        rules.add(adapted(request_id, adapter))
+    rules.schedule()
+    assert [seq.request_id for seq in rules.running] == ["a", "c", "d"]
+    assert [seq.request_id for seq in rules.waiting] == ["b", "e"]  # as they came
+    for request_id in ("a", "d"):
+        rules.abort(request_id)
+    rules.schedule()
+    assert [seq.request_id for seq in rules.running] == ["c", "b"]
+    rules.check_invariants()
+
+
+def test_a_request_with_an_adapter_is_refused_where_there_are_no_slots() -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"^a: there is no slot for adapter 'x' \(max_loras 0\); raise max_loras$"
+    ):
+        scheduler(40).add(adapted("a", "x"))
