@@ -34,8 +34,8 @@ from kvplan.models.spec import ModelSpec, RecurrentState
 from kvplan.planning.cures import Cure, estimated_context
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
-from kvplan.servers.vllm.rules import EngineArgs
 from tests import oracles
 
 RELEASES = {"vllm": "vllm@0.33", "sglang": "sglang@0.5.23"}

@@ -39,6 +39,7 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.sglang import command as sglang_command
@@ -52,7 +53,6 @@ from kvplan.servers.speculation import drafter
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm.pool import Capacity
 from kvplan.servers.vllm.pooling import pooled
-from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.servers.weights import draft_layout, weight_layout
 from kvplan.sizing.weights import total_weights
 

@@ -23,9 +23,9 @@ from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import environment
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.servers.weights import ONLINE_METHODS
 
 KNOWN = Path(__file__).with_name("known.yaml")

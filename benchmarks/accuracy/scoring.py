@@ -18,15 +18,17 @@ from kvplan.models.spec import (
     SlidingWindow,
 )
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.releases import Version, since
+from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool, pages_in
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.log_rows import activation_peak, loaded_weights
-from kvplan.servers.vllm.rules import OLDEST, EngineArgs, Settings
+from kvplan.servers.vllm.rules import OLDEST
 from kvplan.servers.weights import rank_weights, weight_layout
 from kvplan.sizing.allocator import weights_reserved
 from kvplan.sizing.layout import bytes_per_token

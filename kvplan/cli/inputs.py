@@ -25,13 +25,12 @@ from kvplan.core.units import (
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
-from kvplan.servers.arguments import is_vllm_size, stated_bytes, vllm_size_note
+from kvplan.servers.arguments import EngineArgs, is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.servers.base import server_of
 from kvplan.servers.engines import DEFAULT, parse_engine
-from kvplan.servers.vllm.rules import EngineArgs
 
 if TYPE_CHECKING:
-    from kvplan.servers.vllm.overheads import Estimate
+    from kvplan.servers.estimates import Estimate
     from kvplan.servers.words import ServeCommand
 
 # One of each size that people rent or own, smallest first: the table where no GPU is named.

@@ -24,8 +24,8 @@ from kvplan.planning.host import NOT_MODELED, host_rows, rank_bytes
 from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.planning.user_counts import blocks_per_user, log_differs, num_gpus
 from kvplan.servers.base import Sources, server_of, terms_of
+from kvplan.servers.estimates import Kind
 from kvplan.servers.plans import BUDGET_ROWS
-from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import online_scheme
 from kvplan.sizing import weights
 

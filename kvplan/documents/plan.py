@@ -6,8 +6,8 @@ from kvplan.core.field_types import Count, Number, Size
 from kvplan.documents.schema import Schema, keys, schema_of
 from kvplan.hardware.gpu import TotalKind
 from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Argument
+from kvplan.servers.estimates import Kind
 from kvplan.servers.plans import Rows
-from kvplan.servers.vllm.overheads import Kind
 
 
 class Model(TypedDict):

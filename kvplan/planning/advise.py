@@ -14,8 +14,8 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.models.spec import ChunkedAttention, FullAttention, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import terms_of
-from kvplan.servers.vllm.rules import EngineArgs
 
 TP_SIZES = (1, 2, 4, 8, 16)
 CONTEXT_STEP = 256  # of a shorter context that is offered, in tokens

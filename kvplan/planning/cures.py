@@ -18,10 +18,10 @@ from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import kind_of_cause, terms_of
+from kvplan.servers.estimates import Estimate
 from kvplan.servers.failures import Figures, Size
 from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm import pool as vllm_pool
-from kvplan.servers.vllm.overheads import Estimate
 
 MOST_CURES: Final = 5
 ROUND, ROUND_FROM = 256, 4096  # tokens

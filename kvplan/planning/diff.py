@@ -26,7 +26,7 @@ from kvplan.planning.attribute import (
     value_text,
 )
 from kvplan.planning.plan import Plan
-from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.arguments import EngineArgs
 
 Document = dict[str, Any]
 Inputs = Mapping[tuple[Kind, str], str | None]

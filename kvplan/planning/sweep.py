@@ -17,8 +17,8 @@ from kvplan.core.units import format_bytes
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.user_counts import num_gpus
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm.rules import EngineArgs
 
 MOST_COMBINATIONS = 2_000_000
 WORTH_PROCESSES = 4_000  # combinations below which starting processes costs more than it saves: 0.3 s

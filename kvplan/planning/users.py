@@ -16,8 +16,8 @@ from kvplan.core.records import dataclass
 from kvplan.servers.plans import Load, UserAnswer
 
 if TYPE_CHECKING:
+    from kvplan.servers.settings import Settings
     from kvplan.servers.vllm.pool import Capacity, Pool
-    from kvplan.servers.vllm.rules import Settings
     from kvplan.workloads.lengths import Lengths
 
 Held = Callable[[int], int]

@@ -16,8 +16,8 @@ from kvplan.planning.plan import Plan
 from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.environment import variables
-from kvplan.servers.vllm.rules import EngineArgs
 
 KEPT: Final = 90  # percent of today's figure that a floor asks for
 GROWTH: Final = 2  # percent above today's figure that a ceiling allows

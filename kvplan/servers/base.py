@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvplan.servers.metrics import Metrics
     from kvplan.servers.plans import HostRow, Plan, Request, Sized
     from kvplan.servers.releases import Version
+    from kvplan.servers.settings import Settings
     from kvplan.servers.standing import Other
-    from kvplan.servers.vllm.rules import Settings
     from kvplan.servers.words import ServeCommand, Started
 
 

@@ -11,13 +11,14 @@ from kvplan.core.field_types import Count
 from kvplan.core.records import dataclass
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.estimates import Estimate
 from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.vllm.pool import Capacity, Pool
-from kvplan.servers.vllm.rules import EngineArgs, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,9 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.servers import engines
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import CHANGES, Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
@@ -31,7 +33,6 @@ from kvplan.servers.vllm.overheads import (
     sampler_of,
 )
 from kvplan.servers.vllm.pool import Capacity
-from kvplan.servers.vllm.rules import EngineArgs, Settings
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -12,7 +12,7 @@ from kvplan.documents.schema import document_schema
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.bench_fit import FACTORS, Measurement, fitted, predicted, solved, without_each
 from kvplan.simulate.bench_load import BenchLoad, steady
 from kvplan.simulate.constants import V1, scaled

@@ -21,12 +21,12 @@ from kvplan.models import catalog
 from kvplan.planning.cures import MOVES, Case, Cure, cures, stated_pool
 from kvplan.planning.plan import Request
 from kvplan.report.why_text import why_lines
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import kind_of_cause
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.failures import MEMORY_CAUSES, Cause, Figures, Size
 from kvplan.servers.pasted import read_command
 from kvplan.servers.plans import BUDGET_ROWS
-from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Ran, Run
 from tests.support.cli import run as run
 

@@ -15,9 +15,9 @@ from kvplan.measure.failure import read_failure
 from kvplan.models import catalog
 from kvplan.planning.cures import Case, cures, estimate_range, estimated_context, stated_pool
 from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.failures import Figures
 from kvplan.servers.pasted import read_command
-from kvplan.servers.vllm.rules import EngineArgs
 from tests.oracles import case_request, result_differences, serve_words
 from tests.support.oracle_data import DATA, needs_oracle_data
 

@@ -14,8 +14,8 @@ from kvplan.models.spec import Quantization, Scheme
 from kvplan.planning.explain import explain
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers import engines
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs
 from tests import oracles
 from tests.support.oracle_data import DATA, needs_oracle_data
 

@@ -14,8 +14,8 @@ import pytest
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
-from kvplan.servers.vllm.rules import EngineArgs
 
 FACTS = Path(__file__).parents[1] / "facts"
 GIB = 2**30

@@ -17,10 +17,9 @@ from kvplan.models import catalog
 from kvplan.models.families import towers
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import read_argument
+from kvplan.servers.arguments import EngineArgs, read_argument
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
-from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -8,8 +8,8 @@ from kvplan.models import catalog
 from kvplan.planning.explain import explain
 from kvplan.planning.host import host_rows
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
-from kvplan.servers.vllm.rules import EngineArgs
 
 GIB = 2**30
 

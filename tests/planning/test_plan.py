@@ -14,7 +14,7 @@ from kvplan.models import catalog
 from kvplan.planning.advise import fixes
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.servers import engines
-from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.arguments import EngineArgs
 from kvplan.workloads.lengths import parse_lengths
 
 GIB = 2**30

@@ -18,9 +18,9 @@ from engine.sequence import Sequence
 from kvplan.planning.users import users_held
 from kvplan.servers.plans import Load
 from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm.pages import KVSpec, Paging
 from kvplan.servers.vllm.pool import Capacity, KVGroup, Pool
-from kvplan.servers.vllm.rules import Settings
 from tests.support.parts import some
 
 

@@ -19,7 +19,9 @@ from kvplan.hardware.gpu import custom_gpu, gpu
 from kvplan.models import catalog
 from kvplan.planning import flags
 from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan
-from kvplan.servers.vllm.rules import EngineArgs, Settings, version
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.settings import Settings
+from kvplan.servers.vllm.rules import version
 from kvplan.workloads.lengths import parse_lengths
 
 ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused")

@@ -26,7 +26,8 @@ from kvplan.report import console as screen
 from kvplan.report.lines import Part, line, open_console, takes_blocks, write
 from kvplan.report.page import page
 from kvplan.report.text import COLUMNS, plans_page, plans_table, value_at
-from kvplan.servers.vllm.rules import EngineArgs, version
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.vllm.rules import version
 from kvplan.workloads.lengths import parse_lengths
 
 ROWS = {

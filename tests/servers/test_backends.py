@@ -20,9 +20,9 @@ from kvplan.models.hf_config import read_config
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers import environment
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.pasted import read_command
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm.rules import EngineArgs
 from tests import oracles
 from tests.core.test_facts import write_configs
 from tests.support.cli import Run, refused

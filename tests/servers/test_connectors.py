@@ -13,9 +13,9 @@ from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.host import host_rows
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
-from kvplan.servers.vllm.rules import EngineArgs
 from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -14,11 +14,10 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import Limit, read_argument
+from kvplan.servers.arguments import EngineArgs, Limit, read_argument
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.vllm import encoder, items, rules
 from kvplan.servers.vllm.encoder import EncoderBudget
-from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

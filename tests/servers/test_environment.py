@@ -13,12 +13,12 @@ from kvplan.measure.serverlog.request import environment_of
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import environment
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.pasted import read_command as read_line
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Ran, Run, refused
 from tests.support.cli import run as run  # the fixture
 from tests.support.policies import policy

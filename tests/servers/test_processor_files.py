@@ -15,11 +15,10 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import read_argument
+from kvplan.servers.arguments import EngineArgs, read_argument
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.vllm import encoder, rules
 from kvplan.servers.vllm.encoder import EncoderBudget
-from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -14,11 +14,11 @@ from kvplan.hardware.gpu import custom_gpu, gpu, gpu_names
 from kvplan.models import catalog
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
-from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

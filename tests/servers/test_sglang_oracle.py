@@ -14,12 +14,12 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.releases import SGLANG_CHANGES, Version
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.sizing.weights import stage_layers
 from tests import oracles
 from tests.support.cli import Run

@@ -14,11 +14,11 @@ from kvplan.models.families import eagle, mtp
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers import speculation
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs
 from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

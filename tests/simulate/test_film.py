@@ -16,7 +16,7 @@ from engine.scheduler import Batch
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.film import CACHED, EMPTY, FIRST, FREE, MOST_STEPS, SHARED, Film, filmed
 from kvplan.simulate.loop import Simulation

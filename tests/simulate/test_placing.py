@@ -8,7 +8,7 @@ import pytest
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.placing import Means, steady_rate
 from kvplan.simulate.steptime import Shares, step_time
 from tests.support.cli import Run

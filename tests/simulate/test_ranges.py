@@ -6,7 +6,7 @@ from benchmarks.timing.facts import Fact, read_facts
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.ranges import TIMES, Ranges, measured, modeled, unlike, verdict
 from kvplan.simulate.slo import Kept, Promise, kept_promise
 from tests.support.time_facts import FACTS

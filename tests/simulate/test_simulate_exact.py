@@ -18,7 +18,7 @@ from kvplan.core.errors import InvalidInputError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records

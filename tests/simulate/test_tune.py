@@ -12,8 +12,8 @@ import pytest
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.pasted import read_command
-from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.simulate.settings import STEPS, Setting, Space
 from kvplan.simulate.steady import means_of
 from kvplan.simulate.tuning import PRECISION

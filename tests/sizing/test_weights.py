@@ -15,8 +15,8 @@ from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.models.spec import Scheme
 from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine
-from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.servers.weights import weight_layout
 from kvplan.sizing.weights import (
     Layout,

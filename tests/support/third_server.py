@@ -7,20 +7,21 @@ It has words of its own in every place where a server's words are printed, and n
 
 from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.bench import Generator
 from kvplan.servers.environment import Variable
+from kvplan.servers.estimates import Estimate
 from kvplan.servers.failures import Failures, Wording
 from kvplan.servers.logs import Logs
 from kvplan.servers.logs import Wording as LogWording
 from kvplan.servers.metrics import Metrics
 from kvplan.servers.plans import BUDGET_ROWS, Budget, HostRow, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.standing import Other
 from kvplan.servers.vllm import pool as pools
-from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.vllm.pages import Paging
-from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.servers.weights import rank_weights
 from kvplan.servers.words import ServeCommand, Started
 

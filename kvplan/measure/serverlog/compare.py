@@ -10,11 +10,11 @@ from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.measure.serverlog.request import check_log
 from kvplan.planning.plan import plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import logs_of, server_of
 from kvplan.servers.logs import Case, Context, Given, Reading, ServerLog
 from kvplan.servers.measurement import Row, compared
 from kvplan.servers.plans import Request
-from kvplan.servers.vllm.rules import EngineArgs
 
 LOG_RECONCILIATION: Final = "kvplan/log-reconciliation@1"
 

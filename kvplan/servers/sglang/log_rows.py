@@ -8,6 +8,7 @@ from typing import Final
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_gib
+from kvplan.servers.estimates import Kind
 from kvplan.servers.log_rows import RUNNING, counted, missing, row_of, sized
 from kvplan.servers.logs import Case, Given, Reading, ServerLog
 from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
@@ -23,7 +24,6 @@ from kvplan.servers.sglang.log_pools import (
     states,
 )
 from kvplan.servers.sglang.pool import SglangPool
-from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import own_layout, rank_weights
 from kvplan.sizing.allocator import weights_reserved
 

@@ -11,9 +11,9 @@ from typing import Any
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.hf_config import NESTED
 from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs
 
 # model types that SGLang has no class for, and that it cannot run through Transformers either
 NO_CLASS = ("jamba", "falcon", "bloom", "mpt", "minimax", "minimax_m1", "minimax_text_01")

@@ -18,11 +18,11 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import DEFAULTS, EngineArgs, lacking
 from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.models import takes_images
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import Settings
 
 NEWEST, OLDEST = (0, 5), (0, 4)
 TABLE_UNTIL = (0, 4, 4)  # the default fraction was a table by tensor parallel size

@@ -4,16 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import drafts, rules
 from kvplan.servers.sglang.launch import command as launch
 from kvplan.servers.sglang.models import context_length
 from kvplan.servers.sglang.rules import LEAST_REQUESTS
 from kvplan.servers.sglang.size import size
 from kvplan.servers.sglang.terms import TERMS
-from kvplan.servers.vllm.rules import EngineArgs, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

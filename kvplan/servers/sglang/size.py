@@ -7,15 +7,15 @@ from math import floor
 from kvplan.core.units import MIB
 from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.releases import SGLANG_SOURCE
+from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import adapters, drafts, hicache
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm import overheads
-from kvplan.servers.vllm.overheads import Estimate
-from kvplan.servers.vllm.rules import Settings
 from kvplan.servers.weights import own_layout, rank_weights
 from kvplan.sizing.allocator import weights_reserved
 

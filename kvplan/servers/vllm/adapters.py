@@ -14,10 +14,11 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS
 from kvplan.models.spec import ModelSpec, Place, Sharing, Weight
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.estimates import Estimate, Kind
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import experts
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.overheads import Estimate, Kind, expert_ranks
-from kvplan.servers.vllm.rules import Settings
+from kvplan.servers.vllm.overheads import expert_ranks
 from kvplan.sizing.weights import Layout, cdiv, layers_on, local_shape, mxfp4_padded, on_stage, scheme_for
 
 PER_LAYER: Final = "per_layer_model_projection"

@@ -11,10 +11,10 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs, limits_of, processor_kwargs
 from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import rules
 from kvplan.servers.vllm.items import MOST, READERS, SIZING, Item, Processor
-from kvplan.servers.vllm.rules import Settings
 from kvplan.sizing.weights import cdiv
 
 

@@ -14,14 +14,14 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib
 from kvplan.models.spec import FullAttention, ModelSpec
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.vllm.pool import Capacity, Pool
-from kvplan.servers.vllm.rules import Settings
 from kvplan.servers.weights import own_layout, rank_weights
 
 SOURCE: Final = "vLLM 0.33 v1/worker/gpu_model_runner.py (profile_run), as for a decoder's forward pass"

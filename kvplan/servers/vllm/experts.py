@@ -11,9 +11,10 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.estimates import Estimate
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm.overheads import Estimate, expert_ranks
-from kvplan.servers.vllm.rules import Settings
+from kvplan.servers.settings import Settings
+from kvplan.servers.vllm.overheads import expert_ranks
 from kvplan.sizing.weights import Layout, expert_copies, layers_on, up, weight_bytes
 
 PLAIN: Final = (None, "allgather_reducescatter", "naive", "pplx")  # the last two stand for the first from 0.20 on

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.units import GIB
+from kvplan.servers.estimates import Kind
 from kvplan.servers.log_rows import (
     ENCODER,
     POOL,
@@ -21,10 +22,9 @@ from kvplan.servers.log_rows import (
 from kvplan.servers.logs import Case, Given, Reading, ServerLog
 from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
 from kvplan.servers.plans import Plan, Request
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import adapters, overheads
 from kvplan.servers.vllm.log_flags import is_drafting
-from kvplan.servers.vllm.overheads import Kind
-from kvplan.servers.vllm.rules import Settings
 from kvplan.servers.weights import own_layout, rank_weights
 
 CONSUMED: Final = "logged as consumed memory, less the weights; holds the buffers allocated after loading"

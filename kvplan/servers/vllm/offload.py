@@ -13,10 +13,10 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib, plural
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import Request
 from kvplan.servers.releases import Version, since
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.weights import own_layout
 from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, on_stage, stage_layers, weight_tensors
 

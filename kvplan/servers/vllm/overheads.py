@@ -14,32 +14,19 @@ partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
 
 from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.estimates import Estimate, Kind
 from kvplan.servers.releases import Version, since
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import encoder
-from kvplan.servers.vllm.rules import EngineArgs, Settings, scheme_kinds, takes_items
+from kvplan.servers.vllm.rules import scheme_kinds, takes_items
 from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_layers
-
-Kind = Literal["exact", "formula", "calibrated", "measured"]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Bytes on one rank, low <= likely <= high; `formula` has its numbers put in."""
-
-    low: int
-    likely: int
-    high: int
-    formula: str
-    source: str
-    kind: Kind
-
 
 # --- facts about a model, found once ------------------------------------------------------------------------------
 

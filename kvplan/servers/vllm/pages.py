@@ -26,11 +26,12 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import backends as vllm_backends
 from kvplan.servers.vllm import connectors
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.sizing.layout import cdiv, index_key_bytes, ring_bytes, state_bytes, token_bytes
 from kvplan.sizing.weights import stage_layers
 

@@ -11,6 +11,8 @@ from math import gcd
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm.deepseek_v4 import is_v4, v4_specs
 from kvplan.servers.vllm.packed import block_bytes, packed_groups
 from kvplan.servers.vllm.pages import (
@@ -23,7 +25,6 @@ from kvplan.servers.vllm.pages import (
     moving_blocks,
     prefilling_blocks,
 )
-from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.sizing.layout import cdiv
 from kvplan.sizing.weights import stage_layers
 

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import speculation
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version, patch_of, with_words
+from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import rules
 from kvplan.servers.vllm.launch import command as launch
-from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.servers.vllm.size import size
 from kvplan.servers.vllm.terms import TERMS
 

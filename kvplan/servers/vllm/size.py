@@ -7,16 +7,17 @@ from typing import Literal
 
 from kvplan.core.errors import UsageError
 from kvplan.servers import start
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.estimates import Estimate
 from kvplan.servers.methods import LOOKING_AHEAD
 from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Request, Sized, check_load
+from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import adapters, connectors, encoder, experts, offload, overheads, tiers
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.vllm.pool import Capacity
-from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.servers.weights import own_layout, rank_weights, weight_layout
 
 

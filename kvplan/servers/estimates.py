@@ -1,0 +1,19 @@
+"""Bytes that are modeled: their range, the formula with its numbers put in, its source, and how it is known."""
+
+from typing import Literal
+
+from kvplan.core.records import dataclass
+
+Kind = Literal["exact", "formula", "calibrated", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes on one rank, low <= likely <= high; `formula` has its numbers put in."""
+
+    low: int
+    likely: int
+    high: int
+    formula: str
+    source: str
+    kind: Kind
