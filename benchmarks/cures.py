@@ -32,7 +32,7 @@ from kvplan.measure.diagnosis import Diagnosis
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec, RecurrentState
 from kvplan.planning.cures import Cure, estimated_context
-from kvplan.planning.flags import serve_command
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine

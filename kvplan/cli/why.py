@@ -24,7 +24,7 @@ from kvplan.measure.serverlog.log import MAX_BYTES, parse_log, read_text
 from kvplan.measure.serverlog.request import check_model, engine_of, model_of
 from kvplan.planning import cures as planning
 from kvplan.planning.cures import Anchor, Case, Cure
-from kvplan.planning.flags import serve_command
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.report.formats import Answer, rendered
 from kvplan.servers.base import failures_of_servers

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import TotalKind
+from kvplan.models.catalog import model_id
 from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.explain import stage_of, statements
-from kvplan.planning.flags import model_id, serve_command
-from kvplan.planning.host import NOT_MODELED, host_rows, rank_bytes
+from kvplan.planning.launch import NOT_MODELED, host_rows, rank_bytes, serve_command
 from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.planning.user_counts import blocks_per_user, log_differs, num_gpus
 from kvplan.servers.base import Sources, server_of, terms_of
@@ -217,6 +217,7 @@ def concurrency_document(plan: Plan) -> typed.Concurrency:
         "users_low": answer.users_low,
         "users_high": answer.users_high,
         "pool_users": answer.pool.users,
+        "lower_bound": answer.pool.is_lower_bound,
         "max_num_seqs": answer.max_num_seqs,
         "replicas": answer.replicas,
         "max": answer.max,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypedDict
 from kvplan.core.errors import KvplanError
 from kvplan.core.field_types import Count
 from kvplan.documents.artifact import concurrency_document, kv_document, limits_document, memory_document
-from kvplan.planning.flags import serve_command
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import MemoryBreakdown, Plan, plan
 from kvplan.planning.sweep import Grid
 

@@ -180,14 +180,15 @@ class Concurrency(TypedDict):
     """Requests of one replica. `users` is the number to buy by: served at once, each at the length that the workload
     states (else the full context), decoding while one prompt is computed, at most max_num_seqs; users_low and
     users_high its range (null for a distribution of lengths); pool_users the same whatever max_num_seqs. `max` is
-    the server's own figure, which its log prints; low and high its range. `log_differs` says why the two are more
-    than 1.5x apart.
+    the server's own figure, which its log prints; low and high its range. `lower_bound`: a few users more may fit.
+    `log_differs` says why the two are more than 1.5x apart.
     """
 
     users: Count
     users_low: Count | None
     users_high: Count | None
     pool_users: Count
+    lower_bound: bool
     max_num_seqs: Size
     replicas: Size
     max: Number

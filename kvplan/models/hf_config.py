@@ -4,14 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
 from kvplan.core.files import load_json, os_problem, printable
 from kvplan.models.families import towers
 from kvplan.models.families.config import Config, Oddity
 from kvplan.models.families.draft import SpecDraft
-from kvplan.models.families.speculators import flattened
 from kvplan.models.families.stages import placed
 from kvplan.models.quant import list_problem, read_quantization
 from kvplan.models.spec import (
@@ -27,6 +26,7 @@ from kvplan.models.spec import (
 )
 
 Reader = Callable[[Config, str], SpecDraft]
+SPECULATORS_KIND: Final = "speculators_model_type"  # a key of heads in the speculators library's format
 
 # Module of families/ -> the model types it reads. A module is imported when one of its models is asked for.
 MODULES: dict[str, tuple[str, ...]] = {
@@ -225,7 +225,10 @@ def read_config(
     text_only  leave the towers out, as if the config were the language model's alone
     Raises InvalidInputError for a damaged config, UnsupportedModelError for a model kvplan will not guess.
     """
-    values = flattened(values, where)
+    if SPECULATORS_KIND in values:
+        from kvplan.models.families.speculators import flattened
+
+        values = flattened(values, where)
     outer = Config(values, where)
     inner = inner_config(outer)
     try:

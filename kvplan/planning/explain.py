@@ -20,7 +20,7 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.planning.host import NOT_MODELED, host_rows
+from kvplan.planning.launch import NOT_MODELED, host_rows
 from kvplan.servers.base import Explanation, server_of, terms_of
 from kvplan.servers.base import Section as Section
 from kvplan.servers.plans import Plan

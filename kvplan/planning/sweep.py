@@ -37,6 +37,7 @@ class Row(NamedTuple):
                        users_low and users_high its range
     pool_users         the same for one replica, whatever max_num_seqs
     concurrency        the server's own figure for one replica
+    refused_by         what stops a server whose KV cache would fit: free_memory, state_blocks, ...; see `reason`
     """
 
     model: str
@@ -74,6 +75,7 @@ class Row(NamedTuple):
     users_per_gpu: Number | None = None
     price_per_hour: Number | None = None
     users_per_dollar: Number | None = None
+    refused_by: str | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -207,6 +209,7 @@ def _planned(the_plan: Plan, price: float | None) -> Row:
         capacity.num_blocks if fits else 0, capacity.tokens if fits else 0,
         answer.max, answer.low, answer.high, answer.pool.users,
         likely, low, high, likely / gpus, cost, likely / cost if cost else None,
+        None if the_plan.refusal is None else the_plan.refusal.by,
     )  # fmt: skip
 
 

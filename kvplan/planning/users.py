@@ -90,10 +90,10 @@ def users_for_lengths(
     method = "exact convolution of the users' block counts"
     if not exact:
         method = (
-            f"at least; convolution of the users' block counts on a grid of up to {fit.cell} blocks: counts between "
+            f"convolution of the users' block counts on a grid of up to {fit.cell} blocks: counts between "
             "two grid points are spread over both with the mean kept, and one grid step of the pool is left unused"
         )
-    return UserAnswer(users, fit.overflow / ONE if users else 0.0, method)
+    return UserAnswer(users, fit.overflow / ONE if users else 0.0, method, is_lower_bound=not exact)
 
 
 def block_counts(blocks_of: Held, lengths: "Lengths", shared_blocks: int) -> list[tuple[int, int]]:

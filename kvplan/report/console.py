@@ -15,7 +15,7 @@ from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
 from kvplan.planning.explain import Section, is_published
 from kvplan.planning.explain import explain as explained
-from kvplan.planning.flags import context_word
+from kvplan.planning.launch import context_word
 from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.report.lines import COMMAND, Line, Paragraph, Part, laid_out, line
 from kvplan.servers.base import Terms, terms_of
@@ -373,8 +373,7 @@ def user_lines(doc: PlanDocument) -> list[Part]:
     users, load, context = doc["concurrency"], doc["inputs"]["workload"], doc["kv"]["max_model_len"]
     each = f"decoding, each at {load['mean_tokens'] or context:,} tokens"
     if load["lengths"] is not None:
-        source = doc["provenance"]["concurrency.users"]["source"]
-        least = "or more; " if source.startswith("at least") else ""
+        least = "or more; " if users["lower_bound"] else ""
         each = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
     rows = [("at once", f"{users['users']:,}", f"{each}, while one prompt is computed"), ("in the log", *logged(doc))]
     if not doc["kv"]["groups"]:

@@ -11,8 +11,8 @@ from typing import Final, Literal
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, format_gib
-from kvplan.planning.flags import model_id
-from kvplan.planning.host import host_rows
+from kvplan.models.catalog import model_id
+from kvplan.planning.launch import host_rows
 from kvplan.planning.plan import Plan
 from kvplan.servers import environment
 from kvplan.servers.base import server_of, terms_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import format_gib
-from kvplan.planning.flags import serve_command
+from kvplan.planning.launch import serve_command
 from kvplan.planning.pack import Packing, Started, ranks
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, code, heading

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table
 from kvplan.core.units import GIB, format_gib, plural
-from kvplan.planning.flags import model_id, serve_command
+from kvplan.models.catalog import model_id
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request
 from kvplan.planning.recommend import STAGES, WIDE, Answer, Failure, Fit, Placement, Question, Recommendation
 from kvplan.planning.user_counts import running_users

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, markdown_text
-from kvplan.planning.flags import model_id
+from kvplan.models.catalog import model_id
 from kvplan.planning.user_counts import num_gpus
 from kvplan.report import formats
 from kvplan.report.lines import Part, line

@@ -188,7 +188,7 @@ def figures(row: Row, *, prices: bool) -> list[str]:
 
 
 def verdict(row: Row) -> str:
-    if not row.fits and row.reason is not None and row.reason.startswith("does not start"):
+    if not row.fits and row.refused_by is not None:
         return "does not start"
     if not row.fits:
         return f"{format_bytes(row.deficit or 0)} short"

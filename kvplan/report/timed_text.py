@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import plural
-from kvplan.planning.flags import serve_command
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request
 from kvplan.planning.user_counts import num_gpus
 from kvplan.report.formats import Answer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import GIB, plural
-from kvplan.planning.flags import serve_command
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.report.formats import Answer
 from kvplan.report.lines import COMMAND, Paragraph, Part, line

@@ -55,11 +55,13 @@ class UserAnswer:
 
     overflow_probability  that of `users`
     method                how it was computed, for the reader
+    is_lower_bound        a few more may fit: the sum was taken on a grid
     """
 
     users: int
     overflow_probability: float
     method: str
+    is_lower_bound: bool = False
 
 
 @dataclass(frozen=True, slots=True)

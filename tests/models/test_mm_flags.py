@@ -15,7 +15,7 @@ from kvplan.measure.serverlog.log import read_log
 from kvplan.measure.serverlog.request import flags_of
 from kvplan.models import catalog
 from kvplan.models.families import towers
-from kvplan.planning.flags import serve_command
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs, read_argument
 from kvplan.servers.engines import parse_engine

@@ -6,7 +6,7 @@ from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.explain import explain
-from kvplan.planning.host import host_rows
+from kvplan.planning.launch import host_rows
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine

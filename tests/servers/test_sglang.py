@@ -12,7 +12,7 @@ from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import custom_gpu, gpu, gpu_names
 from kvplan.models import catalog
-from kvplan.planning.flags import serve_command
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.engines import parse_engine

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 
-FORMAT = "speculators_model_type"
+KIND = "speculators_model_type"
 ARCHITECTURES = {
     ("eagle3", "llama"): "Eagle3LlamaForCausalLM",
     ("eagle3", "qwen3"): "Eagle3Qwen3ForCausalLM",
@@ -24,13 +24,11 @@ OWN = (
 
 
 def flattened(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The config as that of any other head; one in no such format as it is."""
-    if FORMAT not in values:
-        return values
+    """The config as that of any other head."""
     inner = values.get("transformer_layer_config")
     if not isinstance(inner, dict):
         raise UnsupportedModelError(where, "has no transformer_layer_config", "correct the config")
-    kind, family = str(values[FORMAT]), str(inner.get("model_type", "llama"))
+    kind, family = str(values[KIND]), str(inner.get("model_type", "llama"))
     architecture = ARCHITECTURES.get((kind, family))
     if architecture is None:
         raise UnsupportedModelError(where, f"a {printable(kind, 40)} head of {printable(family, 40)} is not modeled")

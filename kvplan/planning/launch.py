@@ -1,8 +1,9 @@
-"""What a plan takes of the host's memory."""
+"""How a plan is launched: the command that starts it, and what it takes of the host's memory."""
 
 from typing import Final
 
 from kvplan.planning.plan import Plan
+from kvplan.servers import environment
 from kvplan.servers.base import server_of
 from kvplan.servers.plans import HostRow
 from kvplan.sizing.disk import stored_bytes
@@ -15,6 +16,20 @@ READ_ONCE: Final = (
     "the files, read through the page cache: given back when others need it, but a container's limit counts it"
 )
 PUBLISHED: Final = "the sizes of published files (tests/sizing/test_disk.py)"
+
+
+def serve_command(plan: Plan) -> list[str]:
+    """The words of the command that starts exactly what was planned, with the variables of its release.
+
+    What the plan depends on is pinned even where it is this release's default.
+    """
+    variables = environment.assignments(plan.request.release, plan.request.args)
+    return [*variables, *server_of(plan.request.release.engine).launch(plan)]
+
+
+def context_word(words: list[str], flag: str) -> str:
+    """The context that a command asks for with its server's flag, as it is written there."""
+    return words[words.index(flag) + 1]
 
 
 def host_rows(plan: Plan) -> list[HostRow]:
