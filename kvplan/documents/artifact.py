@@ -473,7 +473,7 @@ def _provenance(plan: Plan, kv: typed.KvCache, concurrency: typed.Concurrency) -
         if not isinstance(value, str):
             origins[f"kv.groups[*].{name}"] = charge
     for name, value in concurrency.items():
-        if value is not None and not isinstance(value, str):
+        if value is not None and not isinstance(value, bool | str):
             origins[f"concurrency.{name}"] = _user_source(name, pool, plan)
     if kv["groups"] and all(group["window"] is None for group in kv["groups"]):
         del origins["kv.groups[*].window"]
