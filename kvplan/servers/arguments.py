@@ -46,7 +46,7 @@ class Flag:
 
     names    with underscores; the first is what its command is printed with and its log lists
     short    behind a single dash
-    on       the value that a switch stands for; None: it has a counterpart, --no-...
+    on       the value that a switch stands for; None: it has a counterpart, --no-..., or takes a value
     values   the server's words for a value -> kvplan's
     since    the change of a release that brought the first name; `earlier`: what it was called before, "" for nothing
     beside   a switch without which it counts for nothing
@@ -56,7 +56,7 @@ class Flag:
 
     names: tuple[str, ...] = ()
     short: tuple[str, ...] = ()
-    on: bool | None = None
+    on: bool | str | None = None
     values: Mapping[str, str] | None = None
     since: str = ""
     earlier: str = ""
@@ -355,7 +355,10 @@ class EngineArgs:
         int, Argument("gib", "Host memory for KV cache offloading, over all ranks.", "GIB")
     ] = 0
     cpu_offload_gb: Annotated[
-        int | None, Argument("gib", "Weights of each GPU that are kept in host memory.", "GIB")
+        int | None,
+        Argument(
+            "gib", "Weights of each GPU that are kept in host memory.", "GIB", sglang=Flag(("cpu_offload_gb",), off="0")
+        ),
     ] = None
     offload_backend: Annotated[
         Literal["auto", "uva", "prefetch"] | None,
@@ -367,14 +370,26 @@ class EngineArgs:
     ] = None
     offload_group_size: Annotated[
         int | None,
-        Argument("count", "Layers in a group, of which the last ones' weights are kept in host memory.", "N"),
+        Argument(
+            "count",
+            "Layers in a group, of which the last ones' weights are kept in host memory.",
+            "N",
+            sglang=Flag(("offload_group_size",), off="-1"),
+        ),
     ] = None
     offload_num_in_group: Annotated[
-        int | None, Argument("count", "Layers of each group whose weights are kept in host memory.", "N")
+        int | None,
+        Argument(
+            "count",
+            "Layers of each group whose weights are kept in host memory.",
+            "N",
+            sglang=Flag(("offload_num_in_group",)),
+        ),
     ] = None
-    offload_prefetch_step: Annotated[int | None, Argument("count", "Layers fetched ahead from host memory.", "N")] = (
-        None
-    )
+    offload_prefetch_step: Annotated[
+        int | None,
+        Argument("count", "Layers fetched ahead from host memory.", "N", sglang=Flag(("offload_prefetch_step",))),
+    ] = None
     enable_sleep_mode: Annotated[
         bool | None, Argument("flag", "Let the server sleep: weights move to host memory, the KV cache is given back.")
     ] = None
@@ -474,6 +489,7 @@ class EngineArgs:
             "Split the encoder's weights across ranks, or its inputs (data: every rank loads the whole encoder).",
             panel="Parallelism",
             choices=("weights", "data"),
+            sglang=Flag(("mm_enable_dp_encoder",), on="data"),
         ),
     ] = "weights"
     max_loras: Annotated[
@@ -746,7 +762,7 @@ def flag_words(server: str, release: "Version", args: EngineArgs, stated: Mappin
         spelling = ((flag.names or (name,))[0] if known else flag.earlier).replace("_", "-")
         if not spelling:
             continue
-        if isinstance(value, bool):
+        if isinstance(value, bool) or flag.on is not None:
             if flag.on in (None, value):
                 words.append(f"--{spelling}" if value or flag.on is False else f"--no-{spelling}")
             continue

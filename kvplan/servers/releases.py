@@ -424,6 +424,13 @@ SGLANG_CHANGES = {
     "halves": Change(
         (0, 5, 23), "a server that only prefills or decodes keeps less back", "sglang 0.5.23 arg_groups/memory_hook.py"
     ),
+    "whole_towers": Change(
+        (0, 5, 23), "--mm-enable-dp-encoder puts the whole encoder on each rank", "sglang 0.5.23 srt/models"
+    ),
+    "weights_on_host": Change(
+        (0, 5, 23), "--cpu-offload-gb and --offload-group-size leave weights that the model reads elsewhere on the GPU",
+        "sglang 0.5.2, 0.5.9 and 0.5.23 srt/utils/offloader.py (_get_resident_parameter_ids)",
+    ),
     "expert_adapters": Change(
         (0, 5, 23), "adapters change experts and latent attention, too", "sglang 0.5.9 and 0.5.23 srt/lora/mem_pool.py"
     ),

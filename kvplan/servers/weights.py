@@ -5,6 +5,7 @@ from math import ceil
 from kvplan.core.errors import UsageError
 from kvplan.servers.base import server_of
 from kvplan.servers.plans import Request
+from kvplan.servers.sglang.models import keeps_towers_whole
 from kvplan.servers.vllm import rules as vllm
 from kvplan.sizing import weights
 from kvplan.sizing.weights import Layout
@@ -25,7 +26,8 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         online=online_scheme(request) if online else None,
         rest_last=server_of(request.release.engine).rest_last,
         left_out=vllm.left_out(request.spec, args, request.release),
-        whole_towers=args.mm_encoder_tp_mode == "data",
+        whole_towers=args.mm_encoder_tp_mode == "data" and request.release.engine != "sglang",
+        tower_tp=1 if request.release.engine == "sglang" and keeps_towers_whole(request.spec, args) else 0,
         expert_tile=vllm.expert_tile(request.spec, args, request.gpu.sm, request.release),
         redundant=args.num_redundant_experts,
         whole_shared=vllm.keeps_shared_whole(request.spec, args, request.release),

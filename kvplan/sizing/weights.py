@@ -41,7 +41,8 @@ class Layout:
     sm  compute capability of the GPU, 90 for 9.0; it decides how MXFP4 experts are padded
     rest_last  layers that pipeline stages cannot share evenly go to the last stages
     left_out      inputs that are switched off: a tower that serves no other is not built
-    whole_towers  towers are whole on each rank, which share the batch
+    whole_towers  towers are whole on each rank, which share the batch, but for their parts that stay split (vLLM)
+    tower_tp      ranks that share a tower; 0: as many as `tp`
     expert_tile   what a rank's share of each plain expert's inner width is padded to; 1: nothing
     joined        a speculative head beside its target: what it shares is the target's
     redundant     spare copies of experts in a layer, over all expert parallel ranks
@@ -64,6 +65,7 @@ class Layout:
     rest_last: bool = False
     left_out: frozenset[str] = frozenset()
     whole_towers: bool = False
+    tower_tp: int = 0
     expert_tile: int = 1
     joined: bool = False
     redundant: int = 0
@@ -299,6 +301,8 @@ def ranks_of(weight: Weight, layout: Layout) -> int:
         return 1
     if layout.whole_towers and weight.whole_by_data:
         return 1
+    if layout.tower_tp and weight.serves:
+        return layout.tower_tp
     if layout.attention_tp and weight.group in ("attention", "state", "embedding"):
         return layout.attention_tp
     if layout.dense_tp and weight.group == "mlp":

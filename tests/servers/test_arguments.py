@@ -73,7 +73,7 @@ def test_an_argument_is_read_from_a_command_and_printed_in_one(server: str, name
     flag = row.flag(server)
     assert flag is not None
     spelling = "--" + (flag.names or (name,))[0].replace("_", "-")
-    words = spelling if row.kind == "flag" else f"{spelling} {quote(text_of(name))}"
+    words = spelling if row.kind == "flag" or flag.on is not None else f"{spelling} {quote(text_of(name))}"
     value = parse(f"{STARTS[server]} {words}").args[name]
     printed = flag_words(server, parse_engine(server), EngineArgs(**{name: value}), {})
     if value != DEFAULTS[name]:

@@ -154,10 +154,9 @@ def test_flags_are_read_and_printed(run: Run) -> None:
     assert "to fetch offloaded weights into" in ran.out
 
 
-@pytest.mark.parametrize("engine", ["sglang"])
-def test_sglang_s_own_are_refused_by_name(engine: str) -> None:
+def test_what_sglang_lacks_is_refused_by_name() -> None:
     with pytest.raises(KvplanError):
-        planned("llama-3.1-8b", engine, cpu_offload_gb=GIB)
+        planned("llama-3.1-8b", "sglang", offload_backend="uva")
 
 
 def test_a_group_that_offloads_all_its_layers_is_the_whole_model() -> None:

@@ -118,8 +118,8 @@ NO_EFFECT: Final = {
     "counts only beside a flag that is refused": """
         max_prefill_tokens torch_compile_max_bs enable_torch_compile_debug_mode! unified_cache_external_linker_backend
         unified_cache_external_linker_config enable_linker_mla_dedup! lmcache_config_file flexkv_config_file
-        hisparse_config hierarchical_sparse_attention_extra_config offload_num_in_group offload_prefetch_step
-        offload_mode kt_method kt_cpuinfer kt_threadpool_count kt_num_gpu_experts kt_max_deferred_experts_per_token
+        hisparse_config hierarchical_sparse_attention_extra_config
+        kt_method kt_cpuinfer kt_threadpool_count kt_num_gpu_experts kt_max_deferred_experts_per_token
         dllm_algorithm_config dllm_fdfo! encoder_transfer_backend encoder_urls
         encoder_bootstrap_port encoder_register_urls pdmux_config_path sm_group_num
         remote_instance_weight_loader_seed_instance_ip remote_instance_weight_loader_seed_instance_service_port
@@ -159,7 +159,7 @@ REFUSED: Final = {
         enable_multi_layer_eagle! uno_lora_path decoupled_spec_role=null enable_linear_replayssm_spec!
     """,
     "moves weights to host memory, which is not modeled; leave it out": """
-        cpu_offload_gb=0 offload_group_size=-1|0 ple_offload_embedding! kt_weight_path enable_paged_experts!
+        offload_mode=cpu ple_offload_embedding! kt_weight_path enable_paged_experts!
     """,
     "changes the model's config; pass the changed config.json as MODEL": "json_model_override_args={}",
     "is a file of more flags; write them out": "config",
@@ -182,7 +182,6 @@ REFUSED: Final = {
         enable_nvidia_megakernel! radix_cache_backend
     """,
     "leaves the encoder out; kvplan's --text-only sizes that": "language_model_only! language_only!",
-    "puts the whole encoder on each rank, which is not modeled; leave it out": "mm_enable_dp_encoder!",
     "keeps images' tensors in GPU memory, which is not modeled; leave it out": """
         enable_prefix_mm_cache! enable_mm_global_cache! mm_feature_transport=cpu
         disable_fast_image_processor! image_processor_backend=auto|pil

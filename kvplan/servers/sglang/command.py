@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import images
-from kvplan.servers.arguments import ARGUMENTS, Flag, read_argument, spellings, switch
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Flag, read_argument, spellings, switch
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.words import (
@@ -48,6 +48,9 @@ def flag_of(argument: str) -> Flag:
     return flag
 
 
+NEGATED: Final = frozenset(name for name, argument in NAMES.items() if isinstance(flag_of(argument).on, str))
+
+
 def start(words: list[str]) -> Started | None:
     """What stands after the server's name; None where a command starts none of SGLang's."""
     for index, word in enumerate(words):
@@ -65,6 +68,8 @@ def is_switch(name: str) -> bool:
         return True
     if name in NAMES:
         return flag_of(NAMES[name]).on is not None
+    if plain in NEGATED:
+        return True
     return plain in OTHERS and OTHERS[plain].is_switch
 
 
@@ -137,13 +142,14 @@ def read_pair(text: str) -> tuple[str, Any] | None:
         return EXPERT_RANKS, read_argument("tensor_parallel_size", value.strip(), option)
     on = flag_of(argument).on
     if on is not None:
-        return argument, on == switch(value.strip(), option)
+        stated = switch(value.strip(), option)
+        return argument, on == stated if isinstance(on, bool) else on if stated else DEFAULTS[argument]
     return argument, _value(argument, value.strip(), option)
 
 
 def _whole(name: str, word: str) -> str:
     """The flag that a name stands for, as argparse takes the beginning of one. Refuses vLLM's and misspelt ones."""
-    if name in KNOWN or name.removeprefix("no_") in OTHERS:
+    if name in KNOWN or name.removeprefix("no_") in (*OTHERS, *NEGATED):
         return name
     option = f"--from-command {printable(flag_text(word), 60)}"
     longer = {NAMES.get(known, known): known for known in sorted(KNOWN) if known.startswith(name)}
@@ -160,7 +166,8 @@ def _whole(name: str, word: str) -> str:
 def _take(command: ServeCommand, name: str, values: list[str], word: str) -> None:
     flag = flag_text(word)
     option = f"--from-command {printable(flag, 60)}"
-    argument, other = NAMES.get(name), OTHERS.get(name.removeprefix("no_"))
+    plain = name.removeprefix("no_")
+    argument, other = NAMES.get(plain if plain in NEGATED else name), OTHERS.get(plain)
     if name in MODEL:
         command.model = literal(only_value(values, option), "the model")
     elif name == "revision":
@@ -191,7 +198,7 @@ def _take_argument(command: ServeCommand, argument: str, name: str, values: list
     if spelling.on is not None:
         if values:
             raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
-        command.args[argument] = spelling.on
+        command.args[argument] = spelling.on if name in NAMES else DEFAULTS[argument]
         return
     if name == spelling.earlier:
         newest = "--" + spelling.names[0].replace("_", "-")

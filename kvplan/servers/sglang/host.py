@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvplan.servers.plans import HostRow, Plan
-from kvplan.servers.sglang import adapters, hicache
+from kvplan.servers.sglang import adapters, hicache, offload
 from kvplan.servers.sglang.pool import SglangPool
 
 COMPARED = "sglang 0.5.23's own host pool (tests/servers/test_hicache.py): equal"
@@ -18,6 +18,9 @@ def rows(plan: Plan) -> Iterator[HostRow]:
         open_end = "" if args.max_cpu_loras else ", and as much for each further one (--max-loaded-loras bounds them)"
         how = f"{bound}{count:,} adapters x {size:,} B at rank {args.max_lora_rank}, whole in every process{open_end}"
         yield HostRow("adapters", count * size, "rank", how, "sglang 0.5.23 srt/lora/lora.py", "")
+    moved = offload.offloaded(plan.request, plan.stage)
+    if moved is not None:
+        yield HostRow("weights", moved.size, "rank", f"{moved.how}, pinned", offload.SOURCE, offload.COMPARED)
     if not args.enable_hierarchical_cache or not isinstance(plan.pool, SglangPool):
         return
     ratio = args.hicache_ratio or hicache.RATIO

@@ -97,6 +97,8 @@ def _value(name: str, text: str) -> str:
         return "" if flag is not None else text
     if flag.on is False:
         return {"True": "False", "False": "True"}.get(text, text)
+    if isinstance(flag.on, str):
+        return flag.on if text == "True" else ""
     return (flag.values or {}).get(text, text)
 
 

@@ -101,7 +101,7 @@ def _weights_why(log: ServerLog, row: Row) -> str:
     if row.is_exact or row.error is None:
         return ""
     if log.flags.get("cpu_offload_gb", "0") not in ("0", "0.0"):
-        return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host, not modeled"
+        return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host"
     return "SGLang logs what free memory lost, whatever took it" if abs(row.error) <= BESIDE_WEIGHTS else ""
 
 

@@ -4,7 +4,7 @@ SGLang decides by the first entry of `architectures`; a config without one is ta
 Source: sglang 0.5.23 srt/configs/model_config.py, srt/arg_groups/overrides.py and srt/arg_groups/model_overrides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -81,6 +81,23 @@ NOT_TRACKED = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 STRATEGIES = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
 LARGE_HOPPER_MIB = 60 * 1024
 QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
+# Whose class reads --mm-enable-dp-encoder (srt/models/*.py), of the model types that are compared with its parameters.
+TOWERS_BY_DATA = frozenset(
+    {
+        "glm4v", "glm4v_moe", "glm_ocr", "kimi_k25", "kimi_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
+        "qwen3_vl_moe",
+    }
+)  # fmt: skip
+
+
+def outer_type(spec: ModelSpec) -> str:
+    """The model_type of the whole config, which a language model within it may not have."""
+    return str(spec.config.get("model_type", spec.model_type))
+
+
+def keeps_towers_whole(spec: ModelSpec, args: EngineArgs) -> bool:
+    """Whether each rank loads the whole tower, as --mm-enable-dp-encoder asks of the classes that read it."""
+    return args.mm_encoder_tp_mode == "data" and outer_type(spec) in TOWERS_BY_DATA
 
 
 def caches_prefixes(args: EngineArgs) -> bool:
@@ -103,6 +120,33 @@ def check_class(spec: ModelSpec) -> None:
         raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modeled", "use vllm")
     if spec.model_type in ENCODER_DECODERS:
         raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modeled", "use vllm")
+
+
+DP_ENCODER = "--mm-enable-dp-encoder"
+SPLIT_TOWERS = frozenset({"gemma3", "gemma4", "llama4", "mistral3", "mllama", "qwen3_omni_moe"})  # read no such flag
+
+
+def check_towers(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
+    """Refuse data-parallel towers of classes that nobody read."""
+    if args.mm_encoder_tp_mode != "data" or not any(weight.serves for weight in spec.other_weights):
+        return
+    if not release.has("whole_towers"):
+        raise UnsupportedModelError(DP_ENCODER, f"was read in 0.5.23 alone, not in {release.label}", "leave it out")
+    if outer_type(spec) not in TOWERS_BY_DATA | SPLIT_TOWERS:
+        raise UnsupportedModelError(
+            DP_ENCODER, f"what SGLang's class of {outer_type(spec)} does with it is not modeled", "leave it out"
+        )
+
+
+def tower_notes(spec: ModelSpec, args: EngineArgs) -> Iterator[str]:
+    if args.mm_encoder_tp_mode != "data":
+        return
+    if keeps_towers_whole(spec, args):
+        yield f"{DP_ENCODER}: every rank loads the whole encoder and computes its share of the images"
+    elif outer_type(spec) in SPLIT_TOWERS:
+        yield f"{DP_ENCODER}: SGLang's class of {outer_type(spec)} does not read it; its encoder stays as it is"
+    else:
+        yield f"{DP_ENCODER}: the model has no encoder"
 
 
 def _text(spec: ModelSpec) -> Mapping[str, Any]:

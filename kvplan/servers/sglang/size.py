@@ -11,7 +11,8 @@ from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.releases import SGLANG_SOURCE
 from kvplan.servers.settings import Settings
-from kvplan.servers.sglang import adapters, drafts, hicache
+from kvplan.servers.sglang import adapters, drafts, hicache, offload
+from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
@@ -41,6 +42,11 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     groups = rank_weights(request, stage)
     resident = sum(groups.values())
     loaded = loaded_beside(request, settings, stage, resident - groups.get("draft", 0))
+    moved = offload.offloaded(request, stage)
+    if moved is not None:
+        groups = {name: size - moved.groups.get(name, 0) for name, size in groups.items()}
+        loaded += moved.buffers
+        resident = sum(groups.values())
     context = request.measured.get("context", overheads.context(gpu, args))
     in_use = overheads.in_use(gpu, request.memory_in_use)
     none = Estimate(0, 0, 0, KEPT_BACK, SGLANG_SOURCE, "exact")
@@ -111,6 +117,8 @@ def size(request: Request) -> Sized:
     args, spec, gpu = request.args, request.spec, request.gpu
     sglang.check_model(spec, args, gpu.sm)
     adapters.check(spec, args, request.release, gpu.sm)
+    offload.check(spec, args, request.release)
+    sglang_models.check_towers(spec, args, request.release)
     hicache.check(spec, args, drafts=drafts.speculates(args))
     check_load(request, settings.max_model_len)
     pool = sglang_pool.pool(spec, settings, args, gpu.sm, request.draft)
@@ -138,6 +146,8 @@ def size(request: Request) -> Sized:
         *sglang_pool.pool_notes(pool, spec, args, slots),
         *draft_notes(request, pool),
         *hicache.notes(args),
+        *offload.notes(request, worst),
+        *sglang_models.tower_notes(spec, args),
         *adapters.notes(args),
         *replica_notes(args, replicas, ranks),
     ]

@@ -5,7 +5,7 @@ Source: vLLM 0.33 config/offload.py and model_executor/offloader (uva.py, prefet
 classes but for the order of a layer's parameters, of which one may be offloaded more (tests/servers/test_offload.py).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Literal
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
@@ -18,7 +18,7 @@ from kvplan.servers.plans import Request
 from kvplan.servers.releases import Version, since
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import own_layout
-from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, on_stage, stage_layers, weight_tensors
+from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, layers_on, on_stage, weight_tensors
 
 SOURCE: Final = "vLLM 0.33 model_executor/offloader"
 COMPARED: Final = "vLLM 0.33's own offloaders (tests/servers/test_offload.py): equal but for one parameter's size"
@@ -103,7 +103,10 @@ def offloaded(request: Request, stage: int) -> Offloaded | None:
         )
     if request.draft is not None:
         raise UnsupportedModelError(FLAGS[kind], "offloaded weights beside a draft are not modeled", "leave one out")
-    return _until_full(spec, layout, args) if kind == "uva" else _by_groups(spec, layout, args)
+    if kind == "prefetch":
+        return _by_groups(spec, layout, args)
+    layers = layer_parameters(spec, layout, _rank)
+    return until_full((*_towers(spec, layout), *(each for layer in layers for each in layer)), args.cpu_offload_gb or 0)
 
 
 def with_buffers(buffers: Estimate, moved: Offloaded) -> Estimate:
@@ -132,11 +135,11 @@ def notes(request: Request, stage: int) -> Iterator[str]:
         yield f"{format_gib(moved.size)} of each GPU's weights are kept on the host and {what}: {moved.how}"
 
 
-def _until_full(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
+def until_full(parameters: Iterable[Parameter], limit: int) -> Offloaded:
     """Parameter by parameter in the order of construction, until as many bytes are offloaded as were asked for."""
     groups: dict[str, int] = {}
-    total, limit = 0, args.cpu_offload_gb or 0
-    for parameter in (*_towers(spec, layout), *(each for layer in _layers(spec, layout) for each in layer)):
+    total = 0
+    for parameter in parameters:
         if total >= limit:
             break
         groups[parameter.group] = groups.get(parameter.group, 0) + parameter.size
@@ -150,7 +153,7 @@ def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
     groups: dict[str, int] = {}
     shapes: set[tuple[str, int]] = set()
     count, (size, each) = 0, grouped(args)
-    for index, layer in enumerate(_layers(spec, layout)):
+    for index, layer in enumerate(layer_parameters(spec, layout, _rank)):
         if index % size < size - each:
             continue
         count += 1
@@ -163,10 +166,10 @@ def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
     return Offloaded(groups, buffers, how)
 
 
-def _layers(spec: ModelSpec, layout: Layout) -> Iterator[list[Parameter]]:
-    """The parameters of each layer of a stage, in about the order in which vLLM's classes make them."""
-    for index in stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]:
-        weights = sorted(spec.layer_weights[index], key=lambda weight: _rank(weight.name))
+def layer_parameters(spec: ModelSpec, layout: Layout, rank: Callable[[str], int]) -> Iterator[list[Parameter]]:
+    """The parameters of each layer of a stage, in about the order in which a server's classes make them: by `rank`."""
+    for index in layers_on(spec, layout):
+        weights = sorted(spec.layer_weights[index], key=lambda weight: rank(weight.name))
         parts = [
             Parameter(f"{weight.name}.{number}", weight.group, size)
             for weight in weights

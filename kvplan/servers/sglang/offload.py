@@ -1,0 +1,145 @@
+"""Weights that SGLang keeps on the host: --cpu-offload-gb (parameter by parameter, fetched for each layer's forward
+pass) and --offload-group-size (the experts of some layers, fetched ahead).
+
+Source: sglang 0.5.23 srt/utils/offloader.py and make_layers (srt/utils/common.py), re-derived; equal to its own
+offloaders on its own classes (tests/servers/test_offload_sglang.py).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.units import GIB, format_gib, plural
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.plans import Request
+from kvplan.servers.releases import Version
+from kvplan.servers.sglang.models import outer_type
+from kvplan.servers.vllm.offload import Offloaded, Parameter, layer_parameters, until_full
+from kvplan.servers.weights import own_layout
+from kvplan.sizing.weights import Layout, layers_on
+
+SOURCE: Final = "sglang 0.5.23 srt/utils/offloader.py"
+COMPARED: Final = "sglang 0.5.23's own offloaders (tests/servers/test_offload_sglang.py): equal, quantized ones to 64 B"
+BY_BYTES, BY_LAYERS = "--cpu-offload-gb", "--offload-group-size"
+# Model types whose class makes its layers by make_layers, where offloading begins, compared one by one.
+OFFLOADS: Final = frozenset(
+    {
+        "deepseek_v2", "deepseek_v3", "gemma2", "gemma3", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2",
+        "kimi_k25", "llama", "llama4", "mistral", "mistral3", "mixtral", "olmo2", "opt", "phi", "phi3",
+        "qwen2", "qwen2_5_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "starcoder2",
+    }
+)  # fmt: skip
+NEVER: Final = frozenset({"cohere", "cohere2", "dbrx", "gemma", "gpt2", "granite", "mllama"})  # layers made without it
+EXPERTS_APART: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")  # classes that name what is fetched
+RESIDENT: Final = "self_attn.kv_b_proj"  # read by attention in another shape, so it stays
+
+
+def is_asked(args: EngineArgs) -> bool:
+    return bool(args.cpu_offload_gb or args.offload_group_size)
+
+
+def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
+    """Refuse what SGLang refuses, and offloading that is not modeled."""
+    if not is_asked(args):
+        return
+    flag = BY_BYTES if args.cpu_offload_gb else BY_LAYERS
+    if args.cpu_offload_gb and args.cpu_offload_gb % GIB:
+        raise UsageError(
+            f"{BY_BYTES} {args.cpu_offload_gb / GIB:.6g}", "SGLang takes whole GiB", "write a whole number"
+        )
+    if not release.has("weights_on_host"):
+        raise UnsupportedModelError(flag, f"was read in 0.5.23 alone, not in {release.label}", "leave it out")
+    if args.speculative_method is not None or args.max_loras:
+        beside = "drafts" if args.speculative_method is not None else "adapters"
+        raise UnsupportedModelError(flag, f"offloaded weights beside {beside} are not modeled", "leave one out")
+    if outer_type(spec) not in OFFLOADS:
+        does = "offloads nothing" if outer_type(spec) in NEVER else "is not compared with offloaded weights"
+        raise UnsupportedModelError(flag, f"SGLang's class of {outer_type(spec)} {does}", "leave it out")
+    if outer_type(spec).startswith(GATE_BEHIND) and spec.quantization is not None:
+        raise UnsupportedModelError(
+            flag, f"quantized experts of {outer_type(spec)} are not compared with offloaded weights", "leave it out"
+        )
+    if not args.cpu_offload_gb:
+        _check_groups(spec, args)
+
+
+def _check_groups(spec: ModelSpec, args: EngineArgs) -> None:
+    size, each = args.offload_group_size or 0, args.offload_num_in_group or 1
+    if outer_type(spec) not in EXPERTS_APART:
+        raise UnsupportedModelError(
+            f"{BY_LAYERS} {size}", f"SGLang's class of {outer_type(spec)} cannot do it", f"use {BY_BYTES}"
+        )
+    if each > size:
+        raise UsageError(
+            f"offload_num_in_group {each}", f"is more than offload_group_size ({size})", "use at most that"
+        )
+
+
+def offloaded(request: Request, stage: int) -> Offloaded | None:
+    """What one rank of a stage keeps on the host; None where nothing is.
+
+    Raises UnsupportedModelError where the parameters are not known one by one, UsageError where SGLang does not start.
+    """
+    args, spec = request.args, request.spec
+    if not is_asked(args):
+        return None
+    layout = own_layout(request, stage)
+    if layout is None:
+        flag = BY_BYTES if args.cpu_offload_gb else BY_LAYERS
+        raise UnsupportedModelError(
+            flag, f"{spec.name} is sized by its files, where layers are not told apart", "leave --weights-bytes out"
+        )
+    if not args.cpu_offload_gb:
+        return _experts(spec, layout, args)
+    layers = layer_parameters(spec, layout, _order(spec))
+    return until_full((part for layer in layers for part in layer if not _stays(spec, part)), args.cpu_offload_gb)
+
+
+def notes(request: Request, stage: int) -> Iterator[str]:
+    moved = offloaded(request, stage)
+    if moved is not None:
+        yield f"{format_gib(moved.size)} of each GPU's weights are kept on the host, fetched in every step: {moved.how}"
+
+
+def _experts(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
+    """The values of the experts of the last layers of each group; those of the first ones stay fetched."""
+    size, each = args.offload_group_size or 0, args.offload_num_in_group or 1
+    moved = [
+        sum(part.size for part in layer if part.name.startswith("mlp.experts") and part.name.endswith(".0"))
+        for index, layer in enumerate(layer_parameters(spec, layout, _order(spec)))
+        if index % size >= size - each
+    ]
+    ahead = args.offload_prefetch_step or 1
+    if not moved:
+        raise UsageError(
+            f"{BY_LAYERS} {size}", f"is more than the layers of a stage ({len(layers_on(spec, layout))})",
+            "use at most that",
+        )  # fmt: skip
+    if ahead > len(moved):
+        raise UsageError(
+            f"offload_prefetch_step {ahead}", f"a stage offloads {plural(len(moved), 'layer')}",
+            "use at most that",
+        )  # fmt: skip
+    fetched = sum(moved[:ahead])
+    how = (
+        f"experts of {plural(len(moved), 'layer')}, the last {each} of every {size}; {fetched:,} B of them on the GPU "
+        "when the pool is sized, those of a layer more while it runs"
+    )
+    return Offloaded({"experts": sum(moved)}, fetched, how)
+
+
+def _stays(spec: ModelSpec, part: Parameter) -> bool:
+    """What attention reads in another shape; scales of the KV cache are no parameters of SGLang."""
+    return part.group == "kv_scales" or (spec.is_mla and part.name.startswith(RESIDENT))
+
+
+def _order(spec: ModelSpec) -> Callable[[str], int]:
+    """Attention; then the MLP, where the gate comes before the experts or behind; then the norms around them."""
+    behind = outer_type(spec).startswith(GATE_BEHIND)
+    order = ("self_attn.", "linear_attn.", *(("mlp.experts", "mlp.gate") if behind else ("mlp.gate",)), *MLP)
+    return lambda name: next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order))
+
+
+MLP: Final = ("mlp.experts", "mlp.", "block_sparse_moe.")
+GATE_BEHIND: Final = ("qwen3_moe", "qwen3_5_moe", "qwen3_vl_moe")
