@@ -5,7 +5,6 @@ from math import ceil
 from kvplan.core.errors import UsageError
 from kvplan.servers.base import server_of
 from kvplan.servers.plans import Request
-from kvplan.servers.sglang.models import keeps_towers_whole
 from kvplan.servers.vllm import rules as vllm
 from kvplan.sizing import weights
 from kvplan.sizing.weights import Layout
@@ -27,7 +26,7 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         rest_last=server_of(request.release.engine).rest_last,
         left_out=vllm.left_out(request.spec, args, request.release),
         whole_towers=args.mm_encoder_tp_mode == "data" and request.release.engine != "sglang",
-        tower_tp=1 if request.release.engine == "sglang" and keeps_towers_whole(request.spec, args) else 0,
+        tower_tp=1 if _keeps_towers_whole(request) else 0,
         expert_tile=vllm.expert_tile(request.spec, args, request.gpu.sm, request.release),
         redundant=args.num_redundant_experts,
         whole_shared=vllm.keeps_shared_whole(request.spec, args, request.release),
@@ -37,6 +36,15 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         head_tp=args.attention_ranks if args.enable_dp_lm_head else 0,
         marlin=args.max_loras > 0 and request.release.engine == "vllm",
     )
+
+
+def _keeps_towers_whole(request: Request) -> bool:
+    """Whether SGLang puts the whole tower on each rank."""
+    if request.args.mm_encoder_tp_mode != "data" or request.release.engine != "sglang":
+        return False
+    from kvplan.servers.sglang.models import keeps_towers_whole  # of no account to another server
+
+    return keeps_towers_whole(request.spec, request.args)
 
 
 def own_layout(request: Request, stage: int) -> Layout | None:
