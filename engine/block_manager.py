@@ -113,11 +113,14 @@ def max_blocks_held(group: Group, max_model_len: int, max_in_flight_tokens: int)
             assert_never(group)
 
 
-def block_hashes(seq: Sequence, block_size: int) -> list[bytes]:
-    """Chained hashes of the full blocks of all known tokens: sha256 of (parent hash, tokens, extra keys)."""
+def block_hashes(seq: Sequence, block_size: int, lookahead: int = 0) -> list[bytes]:
+    """Chained hashes of the full blocks of all known tokens: sha256 of (parent hash, tokens, extra keys).
+
+    lookahead  tokens after a block that belong to its content too
+    """
     hashes = seq.block_hashes.setdefault(block_size, [])
-    for start in range(len(hashes) * block_size, seq.num_tokens - block_size + 1, block_size):
-        tokens = tuple(seq.token_ids[start : start + block_size])
+    for start in range(len(hashes) * block_size, seq.num_tokens - block_size - lookahead + 1, block_size):
+        tokens = tuple(seq.token_ids[start : start + block_size + lookahead])
         content = (hashes[-1] if hashes else None, tokens, seq.extra_keys)
         hashes.append(hashlib.sha256(pickle.dumps(content)).digest())
     return hashes
@@ -198,11 +201,17 @@ class BlockManager:
         max_in_flight_tokens: int,
         max_step_tokens: int | None = None,
         enable_prefix_caching: bool = True,
+        hash_lookahead: int = 0,
+        drops_last_block: bool = False,
     ) -> None:
-        """max_step_tokens: of those in flight, the ones of a single step; None: all of them."""
+        """max_step_tokens: of those in flight, the ones of a single step; None: all of them.
+
+        hash_lookahead, drops_last_block  see engine/draft_rules.py
+        """
         self.pool = BlockPool(num_blocks)
         self.groups = groups
         self.enable_prefix_caching = enable_prefix_caching
+        self.hash_lookahead, self.drops_last_block = hash_lookahead, drops_last_block
         self.hit_alignment = math.lcm(*(group.block_size for group in groups))
         self.dropping = tuple(g for g, group in enumerate(groups) if self._gives_back(group))
         self.max_held = tuple(max_blocks_held(group, max_model_len, max_in_flight_tokens) for group in groups)
@@ -247,13 +256,13 @@ class BlockManager:
         if not self.enable_prefix_caching or num_tokens <= seq.num_tokens_until_change:
             return
         for g, group in enumerate(self.groups):
-            end = num_tokens // group.block_size
+            end = min(num_tokens, seq.num_tokens - self.hash_lookahead) // group.block_size
             if end > seq.num_cached_blocks[g]:
                 self._cache_blocks(seq, g, range(seq.num_cached_blocks[g], end))
                 seq.num_cached_blocks[g] = end
 
     def _cache_blocks(self, seq: Sequence, g: int, numbers: range) -> None:
-        hashes = block_hashes(seq, self.groups[g].block_size)
+        hashes = self._hashes(seq, self.groups[g])
         for i in numbers:
             block = seq.block_table[g][i]
             if block != NULL_BLOCK and self._is_kept(seq, self.groups[g], i):
@@ -283,13 +292,13 @@ class BlockManager:
     def _hit_len(self, seq: Sequence, g: int, limit: int) -> int:
         """Longest prefix of at most `limit` tokens that group g could go on from."""
         group = self.groups[g]
-        hashes = block_hashes(seq, group.block_size)
-        end = limit // group.block_size
+        hashes = self._hashes(seq, group)
+        end = min(limit // group.block_size, len(hashes))
         tail = num_tail_blocks(group)
         if tail is None:
-            return (
-                self._run_end(hashes, g, num_skipped_tokens(group, limit) // group.block_size, end) * group.block_size
-            )
+            start = num_skipped_tokens(group, limit) // group.block_size
+            run_end = self._run_end(hashes, g, start, end)
+            return max(start, run_end - self.drops_last_block) * group.block_size
         run = 0
         for i in reversed(range(end)):
             if run == tail:
@@ -297,13 +306,16 @@ class BlockManager:
             run = run + 1 if self.pool.find((hashes[i], g)) is not None else 0
         return run * group.block_size
 
+    def _hashes(self, seq: Sequence, group: Group) -> list[bytes]:
+        return block_hashes(seq, group.block_size, self.hash_lookahead)
+
     def _run_end(self, hashes: list[bytes], g: int, start: int, end: int) -> int:
         """Index after the cached run that begins at block `start`."""
         return next((i for i in range(start, end) if self.pool.find((hashes[i], g)) is None), end)
 
     def _hit_blocks(self, seq: Sequence, g: int, num_tokens: int) -> tuple[int, ...]:
         group = self.groups[g]
-        hashes = block_hashes(seq, group.block_size)
+        hashes = self._hashes(seq, group)
         first = num_skipped_tokens(group, num_tokens) // group.block_size
         found = (self.pool.find((hashes[i], g)) for i in range(first, num_tokens // group.block_size))
         return (NULL_BLOCK,) * first + tuple(NULL_BLOCK if block is None else block for block in found)
@@ -342,26 +354,33 @@ class BlockManager:
         """Blocks of the hit that lie in the free list."""
         return sum(block in self.pool.free for blocks in hit.blocks for block in blocks)
 
-    def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int) -> None:
-        """Open the tables of a sequence whose first num_tokens tokens fit, beginning with the hit."""
+    def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None) -> None:
+        """Open the tables of a sequence whose first num_tokens tokens fit, beginning with the hit.
+
+        num_slots  what to make room for; None: these tokens
+        """
         for blocks in hit.blocks:
             self.pool.share(block for block in blocks if block != NULL_BLOCK)
         seq.block_table = [list(blocks) for blocks in hit.blocks]
         seq.num_cached_blocks = [len(blocks) for blocks in hit.blocks]
-        self._extend(seq, num_tokens)
+        self._extend(seq, num_slots or num_tokens)
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
         seq.num_tokens_until_change = self._num_tokens_until_change(seq)
 
-    def grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Make room for num_tokens tokens in all; False, and no block taken, when the pool lacks them."""
-        if num_tokens <= seq.num_tokens_until_change:
+    def grow(self, seq: Sequence, num_tokens: int, num_slots: int | None = None) -> bool:
+        """Make room for num_tokens tokens in all; False, and no block taken, when the pool lacks them.
+
+        num_slots  what to make room for; None: these tokens
+        """
+        num_slots = num_slots or num_tokens
+        if num_slots <= seq.num_tokens_until_change:
             return True
         self._drop_unread(seq)
-        num_missing = self._num_missing(seq, num_tokens)
+        num_missing = self._num_missing(seq, num_slots)
         if num_missing > self.num_free_blocks:
             return False
         if num_missing:
-            self._extend(seq, num_tokens)
+            self._extend(seq, num_slots)
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
         seq.num_tokens_until_change = self._num_tokens_until_change(seq)
         return True

@@ -75,13 +75,13 @@ class ContiguousManager:
     def num_reserved(self, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
         return self.region_len
 
-    def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int) -> None:
+    def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None) -> None:
         """Open the tables of a sequence in the first free region, one run of blocks per group."""
         start = heappop(self.free_regions)
         seq.block_table = [list(range(*run)) for run in pairwise(accumulate(self.run_lens, initial=start))]
         seq.num_cached_blocks = [0] * len(self.groups)
 
-    def grow(self, seq: Sequence, num_tokens: int) -> bool:
+    def grow(self, seq: Sequence, num_tokens: int, num_slots: int | None = None) -> bool:
         """Always: there is room for max_model_len tokens since admission."""
         return True
 

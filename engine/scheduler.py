@@ -10,6 +10,7 @@ from typing import Literal, assert_never
 
 from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit
 from engine.contiguous import ContiguousManager
+from engine.draft_rules import DraftRules
 from engine.sequence import FinishReason, Sequence
 from kvplan.core.errors import InvalidInputError
 
@@ -32,6 +33,16 @@ class SchedulerConfig:
     # contiguous: max_model_len each at admission, no prefix cache; static: and nobody joins a batch that has begun
     allocator: Literal["paged", "contiguous", "static"] = "paged"
     max_loras: int = 0  # adapters that sequences may run with at once
+    drafts: DraftRules | None = None  # speculation: engine/drafting.py
+    enable_chunked_prefill: bool = True  # False: a prompt waits until a step has room for all of it
+    adaptive_long_prefill_threshold: bool = False  # the threshold is at least an equal share of a step
+    prefill_schedule_interval: int = 1  # prefills run in every n-th step only, while others decode
+    pipeline_stages: int = 1  # of the batches in flight; one more than there are stages: async scheduling
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a step may be scheduled for a token that is still being sampled."""
+        return self.batch_queue_depth > self.pipeline_stages
 
 
 @dataclass(slots=True)
@@ -46,16 +57,25 @@ class Batch:
     preempted: list[Sequence] = field(default_factory=list)
     failed: list[Sequence] = field(default_factory=list)  # larger than the whole pool
     hits: dict[Sequence, int] = field(default_factory=dict)  # prefix hits of the new and resumed, in tokens
+    has_prefill: bool = False  # a chunk of a prompt, beside who was admitted to it
+
+    # With speculation (engine/drafting.py):
+    overhead: int = 0  # tokens of the budget that each sequence takes beside its own
+    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)  # the last ones of its tokens are guesses
+    padded: list[Sequence] = field(default_factory=list)  # whose drafts are fillers
+    skips_drafts: bool = False  # nobody can use what would be guessed after it
+    num_next_drafts: int = 0  # to guess after it
 
     def put(self, seq: Sequence, n: int) -> None:
         """Compute the next n tokens of a sequence in this step."""
         self.num_tokens[seq] = n
-        self.budget -= n
+        self.budget -= n + self.overhead
 
     def take_out(self, seq: Sequence) -> bool:
         """Undo put(); False when the sequence was not in the batch."""
         n = self.num_tokens.pop(seq, 0)
-        self.budget += n
+        if n:
+            self.budget += n + self.overhead
         return n > 0
 
 
@@ -93,6 +113,8 @@ def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...
                 max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
                 max_step_tokens=config.max_num_batched_tokens,
                 enable_prefix_caching=config.enable_prefix_caching,
+                hash_lookahead=0 if config.drafts is None else config.drafts.hash_lookahead,
+                drops_last_block=config.drafts is not None and config.drafts.drops_last_block,
             )
         case "contiguous" | "static":
             return ContiguousManager(num_blocks, groups, max_model_len=config.max_model_len)
@@ -115,11 +137,23 @@ class Scheduler:
         self._is_forming = True  # of a static batch: whether who waits may still join it
         self._num_watermark_blocks = int(config.watermark * num_blocks)
         self._state_block_size = next((group.block_size for group in groups if isinstance(group, MambaGroup)), None)
+        self._num_ahead = 0 if config.drafts is None else config.drafts.lookahead  # slots past a step's tokens
+        self._is_async = config.is_async
+        self._num_schedules = 0
+        self._num_steps = 0  # of those, the ones that had something to do
+        self._last_prefill_step = -config.prefill_schedule_interval
+        self._is_behind = False  # the last step that admitted prompts could not take all that waited
+        self._holds_prefills = False  # this step leaves them to a later one, see prefill_schedule_interval
 
     @property
     def has_unfinished(self) -> bool:
         """Whether a sequence waits or runs."""
         return bool(self._unfinished)
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """Who waits or runs, in order of arrival."""
+        return list(self._unfinished.values())
 
     @property
     def num_used_blocks(self) -> int:
@@ -183,18 +217,36 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Choose the next batch: first those that run, in order, then, if nobody had to give way, those that wait."""
-        batch = Batch(self.config.max_num_batched_tokens)
+        batch = self._new_batch()
+        self._num_schedules += 1
+        self._holds_prefills = self.config.prefill_schedule_interval > 1 and self._is_between_prefills()
         self._schedule_running(batch)
         if not batch.preempted and not batch.failed and self._may_admit():
             self._schedule_waiting(batch)
-            self._is_forming = batch.budget == 0  # prompts filled the step; else the batch is full, or nobody waits
+            self._is_forming = batch.budget <= 0  # prompts filled the step; else the batch is full, or nobody waits
+            if not self._holds_prefills:
+                self._is_behind = bool(self.waiting)
+        if batch.num_tokens:
+            self._num_steps += 1
+            if batch.has_prefill:
+                self._last_prefill_step = self._num_steps
+        self._launch(batch)
+        return batch
+
+    def _new_batch(self) -> Batch:
+        return Batch(self.config.max_num_batched_tokens)
+
+    def _launch(self, batch: Batch) -> None:
+        """Count a batch's tokens as computed: the next one is scheduled as if they were."""
+        next_decode = self._num_schedules + self.config.pipeline_stages
         for seq, n in batch.num_tokens.items():
             seq.num_computed_tokens += n
             seq.num_in_flight_tokens += n
-            if seq.num_computed_tokens >= len(seq.token_ids) + seq.num_placeholders:
+            seq.is_prefill_chunk = seq.num_computed_tokens < len(seq.token_ids) + seq.num_placeholders
+            if not seq.is_prefill_chunk:
                 seq.num_placeholders += 1
                 batch.samples.append(seq)
-        return batch
+                seq.next_decode = next_decode
 
     def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
         """Apply a batch's sampled tokens, by request id; returns the sequences that finished."""
@@ -216,32 +268,43 @@ class Scheduler:
 
     def _schedule_running(self, batch: Batch) -> None:
         for seq in tuple(self.running):
-            if batch.budget == 0:
+            if batch.budget <= 0:
                 return
             if seq.status != "running":  # gave way to one before it
                 continue
             n = self._num_tokens_to_run(seq, batch)
             # Most sequences decode inside a block they have: nothing is to be asked for.
             if n and (
-                seq.num_computed_tokens + n <= seq.num_tokens_until_change
+                seq.num_computed_tokens + n + self._num_ahead <= seq.num_tokens_until_change
                 or self._make_room(seq, seq.num_computed_tokens + n, batch)
             ):
                 batch.put(seq, n)
+                batch.has_prefill |= seq.is_prefill_chunk
 
     def _num_tokens_to_run(self, seq: Sequence, batch: Batch) -> int:
         """Tokens of a running sequence in this step; 0 when those in flight already complete it."""
         total = seq.num_prompt_tokens + seq.max_tokens
-        if seq.num_placeholders and seq.num_computed_tokens + 2 - seq.num_placeholders >= total:
-            return 0
-        known = len(seq.token_ids) + seq.num_placeholders
+        if seq.num_placeholders:
+            if seq.num_computed_tokens + 2 - seq.num_placeholders >= total:
+                return 0
+            if not self._is_async or self._num_schedules < seq.next_decode:  # its token is in the pipeline
+                return 0
+        known = len(seq.token_ids) + seq.num_placeholders + len(seq.draft_ids)
         n = min(known, self.config.max_model_len - 1) - seq.num_computed_tokens
+        if self._holds_prefills and seq.is_prefill_chunk:
+            return 0
         if n == 1 and self._state_block_size is None:
             return 1  # most: no limit cuts a single token
         return self._chunk(seq, seq.num_computed_tokens, n, batch)
 
+    def _is_between_prefills(self) -> bool:
+        """Whether prefills wait for the next step of theirs: not when nobody decodes, or more wait than fit."""
+        is_due = self._num_steps + 1 - self._last_prefill_step >= self.config.prefill_schedule_interval
+        return not is_due and not self._is_behind and any(not seq.is_prefill_chunk for seq in self.running)
+
     def _make_room(self, seq: Sequence, num_tokens: int, batch: Batch) -> bool:
         """Preempt others until num_tokens tokens fit; False when the sequence itself had to go, or has to wait."""
-        while not self.blocks.grow(seq, num_tokens):
+        while not self.blocks.grow(seq, num_tokens, self._num_slots(num_tokens)):
             victim = self._victim()
             if victim is seq and len(self.running) == 1:
                 if seq.num_in_flight_tokens:  # what is in flight may end it, and is its own in any case
@@ -252,6 +315,10 @@ class Scheduler:
             if victim is seq:
                 return False
         return True
+
+    def _num_slots(self, num_tokens: int) -> int:
+        """Slots of KV that a sequence has once num_tokens of its tokens are scheduled."""
+        return min(num_tokens + self._num_ahead, self.config.max_model_len)
 
     def _victim(self) -> Sequence:
         if self.config.policy == "priority":
@@ -275,23 +342,36 @@ class Scheduler:
 
     def _schedule_waiting(self, batch: Batch) -> None:
         adapters = {seq.adapter for seq in self.running} - {None}  # also of those that have no part in this step
-        num_passed = 0  # that wait for an adapter's slot: those behind them may go first
-        while num_passed < len(self.waiting) and batch.budget and len(self.running) < self.config.max_num_seqs:
+        num_passed = 0  # that cannot come yet: those behind them may go first
+        while num_passed < len(self.waiting) and batch.budget > 0 and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting[num_passed]
-            if seq.adapter is not None and seq.adapter not in adapters and len(adapters) >= self.config.max_loras:
+            lacks_slot = seq.adapter is not None and seq.adapter not in adapters
+            if (lacks_slot and len(adapters) >= self.config.max_loras) or seq.num_in_flight_tokens:
+                # No slot for its adapter; or what it was preempted with in a pipeline is still to come in.
                 num_passed += 1
                 continue
             hit = self.blocks.lookup(seq)
-            n = self._chunk(seq, hit.num_tokens, seq.num_tokens - hit.num_tokens, batch)
-            if n == 0:
+            n = self._first_chunk(seq, hit, batch)
+            if n is None:
                 return
-            if self._fits(seq, hit, n):
+            if n == 0:
+                num_passed += 1
+            elif self._fits(seq, hit, n):
                 self._admit(seq, hit, n, batch)
                 adapters |= {seq.adapter} - {None}
             elif self.running:
                 return
             else:  # the whole pool is free and does not hold it
                 self._run_out(seq, seq.num_tokens, self._num_wanted(seq, hit, n), batch)
+
+    def _first_chunk(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> int | None:
+        """Tokens of a waiting sequence in this step; 0: not yet; None: nor anybody behind it."""
+        n = seq.num_tokens - hit.num_tokens
+        if self._holds_prefills and n > 1:
+            return None
+        if not self.config.enable_chunked_prefill and self._capped(n) > batch.budget:
+            return None
+        return self._chunk(seq, hit.num_tokens, n, batch) or None
 
     def _may_admit(self) -> bool:
         """Always, but for a static batch: it forms when nobody runs, and then runs until its last sequence ends."""
@@ -304,7 +384,7 @@ class Scheduler:
 
     def _num_wanted(self, seq: Sequence, hit: PrefixHit, n: int) -> int:
         """Free blocks that admission takes: for this chunk, and with reserve_full_prompt for all known tokens."""
-        chunk = self.blocks.num_needed(hit, hit.num_tokens + n)
+        chunk = self.blocks.num_needed(hit, self._num_slots(hit.num_tokens + n))
         if not self.config.reserve_full_prompt:
             return chunk
         return max(chunk, self.blocks.num_reserved(hit, seq.num_tokens, alone=not self.running))
@@ -312,10 +392,11 @@ class Scheduler:
     def _admit(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> None:
         if self.blocks.enable_prefix_caching:
             self.prefix_cache_stats.count(seq, hit)
-        self.blocks.admit(seq, hit, hit.num_tokens + n)
+        self.blocks.admit(seq, hit, hit.num_tokens + n, self._num_slots(hit.num_tokens + n))
         (batch.resumed if seq.status == "preempted" else batch.new).append(seq)
         batch.hits[seq] = seq.num_computed_tokens = hit.num_tokens
         batch.put(seq, n)
+        batch.has_prefill |= hit.num_tokens < seq.num_tokens - 1
         seq.status = "running"
         self.waiting.remove(seq)
         self.running.append(seq)
@@ -324,13 +405,20 @@ class Scheduler:
 
     def _chunk(self, seq: Sequence, num_computed: int, n: int, batch: Batch) -> int:
         """n tokens cut to the long-prefill threshold, the budget left and, with recurrent states, block ends."""
-        threshold = self.config.long_prefill_token_threshold
-        if threshold and len(self.running) + len(self.waiting) > 1:
-            n = min(n, threshold)
-        n = max(0, min(n, batch.budget))
+        n = max(0, min(self._capped(n), batch.budget))
         if self._state_block_size is None or not self.blocks.enable_prefix_caching:
             return n
         return self._cut_at_block(seq, num_computed, n, self._state_block_size)
+
+    def _capped(self, n: int) -> int:
+        """n tokens cut to the long-prefill threshold, which holds where there are others."""
+        threshold = self.config.long_prefill_token_threshold
+        num_seqs = len(self.running) + len(self.waiting)
+        if not threshold or num_seqs == 1:
+            return n
+        if self.config.adaptive_long_prefill_threshold:
+            threshold = max(threshold, self.config.max_num_batched_tokens // num_seqs)
+        return min(n, threshold)
 
     @staticmethod
     def _cut_at_block(seq: Sequence, num_computed: int, n: int, block_size: int) -> int:

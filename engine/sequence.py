@@ -30,6 +30,9 @@ class Sequence:
     num_computed_tokens: int = 0  # KV stored, or being stored by a batch in flight
     num_in_flight_tokens: int = 0  # of those, the ones in batches that are not applied yet
     num_placeholders: int = 0  # tokens being sampled by batches in flight
+    is_prefill_chunk: bool = False  # its last batch stopped before its last known token
+    next_decode: int = 0  # in a pipeline: the number of the scheduler's call from which it may decode on
+    draft_ids: tuple[int, ...] = ()  # guesses at what follows the known tokens, to be checked in the next batch
 
     block_table: list[list[int]] = field(default_factory=list)  # block ids in order, per group; 0 where given back
     num_cached_blocks: list[int] = field(default_factory=list)  # leading blocks offered to the prefix cache, per group

@@ -19,6 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
+from engine.draft_rules import DraftRules, by_batch_size, draft_rules
+from engine.drafting import DraftingScheduler, scheduler_of
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.core.errors import KvplanError, UsageError
@@ -468,7 +470,8 @@ def sglang_cases(cases: Path, directories: list[Path]) -> int:
 SAMPLED_TOKEN = 7  # every sampled token is the same one; prompts have others
 STATS = -1  # in place of a step's number
 KNOWN_ARGS = {"async_scheduling", "scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl",
-              "watermark", "enable_lora", "max_loras"}  # fmt: skip
+              "watermark", "enable_lora", "max_loras", "enable_chunked_prefill", "prefill_schedule_interval",
+              "long_prefill_token_threshold_adaptive"}  # fmt: skip
 OF_THE_WORKER = {"max_lora_rank", "max_cpu_loras"}  # engine arguments that say nothing to a scheduler
 
 
@@ -492,6 +495,8 @@ def trace_group(group: dict[str, Any]) -> Group:
 def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
     inputs = trace["inputs"]
     args = inputs.get("engine_args") or {}
+    if "encoder" in inputs:
+        raise UsageError("encoder: budgets of images are not the engine's, which runs text; replay traces without them")
     unknown = set(args) - KNOWN_ARGS - OF_THE_WORKER
     if unknown:
         raise UsageError(f"engine argument {sorted(unknown)[0]!r}: is not one the engine's scheduler knows")
@@ -506,8 +511,76 @@ def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
         watermark=args.get("watermark", 0.0),
         batch_queue_depth=trace["batch_queue_depth"],
         max_loras=args.get("max_loras", 1) if args.get("enable_lora") else 0,
+        drafts=trace_drafts(trace),
+        enable_chunked_prefill=args.get("enable_chunked_prefill", True),
+        adaptive_long_prefill_threshold=args.get("long_prefill_token_threshold_adaptive", False),
+        prefill_schedule_interval=args.get("prefill_schedule_interval", 1),
+        pipeline_stages=inputs.get("pp", 1),
     )
-    return Scheduler(config, trace["num_blocks"], tuple(trace_group(group) for group in trace["groups"]))
+    return scheduler_of(config, trace["num_blocks"], tuple(trace_group(group) for group in trace["groups"]))
+
+
+KNOWN_DRAFT_OPTIONS = {"num_speculative_tokens_per_batch_size", "disable_lookahead_block_hashes"}
+
+
+def trace_drafts(trace: dict[str, Any]) -> DraftRules | None:
+    """The rules of the trace's method, from its name and options; `num_mtp_modules` is the model's."""
+    spec, inputs = trace["inputs"].get("spec"), trace["inputs"]
+    if spec is None:
+        return None
+    options = spec.get("extra") or {}
+    unknown = set(options) - KNOWN_DRAFT_OPTIONS
+    if unknown:
+        raise UsageError(f"speculative option {sorted(unknown)[0]!r}: is not one the engine's scheduler knows")
+    count, ranges = spec["num_speculative_tokens"], options.get("num_speculative_tokens_per_batch_size")
+    return draft_rules(
+        spec["method"],
+        count,
+        enable_prefix_caching=trace["resolved"]["enable_prefix_caching"],
+        num_modules=MTP_MODULES.get(inputs["model"], 1),
+        num_by_batch_size=by_batch_size(ranges, count, inputs["max_num_seqs"]) if ranges else (),
+        hashes_look_ahead=not options.get("disable_lookahead_block_hashes", False),
+    )
+
+
+MTP_MODULES = {"tiny-dsv3-mtp3": 3}  # of the models of the traces; all others have 1 or none
+
+
+class Player:
+    """Plays the model of a trace: which drafts hold, and what is proposed next (FORMATS2.md, "spec.jsonl")."""
+
+    def __init__(self, trace: dict[str, Any]) -> None:
+        self.spec = trace["inputs"].get("spec")
+        self.numbers = {request["id"]: i for i, request in enumerate(trace["inputs"]["requests"])}
+        self.num_checks = dict.fromkeys(self.numbers, 0)
+        self.num_proposals = dict.fromkeys(self.numbers, 0)
+
+    def accepted(self, batch: Batch) -> dict[str, int]:
+        """Drafts that hold, by request; to be asked for each batch in the order of their schedule."""
+        held: dict[str, int] = {}
+        for seq, drafts in batch.drafts.items():
+            name = seq.request_id
+            if seq in batch.padded:
+                held[name] = 0
+                continue
+            pattern = self.spec["accept"]
+            held[name] = min(len(drafts), pattern[(self.numbers[name] + self.num_checks[name]) % len(pattern)])
+            self.num_checks[name] += 1
+        return held
+
+    def proposals(self, batch: Batch, alive: list[Sequence]) -> dict[Sequence, list[int]]:
+        if batch.skips_drafts:
+            return {}
+        drafts: dict[Sequence, list[int]] = {}
+        for seq in batch.samples:
+            pattern, name = self.spec.get("propose"), seq.request_id
+            wanted = batch.num_next_drafts
+            if pattern:
+                wanted = min(wanted, pattern[(self.numbers[name] + self.num_proposals[name]) % len(pattern)])
+            self.num_proposals[name] += 1
+            if seq in alive:
+                drafts[seq] = [SAMPLED_TOKEN] * wanted
+        return drafts
 
 
 def trace_sequence(request: dict[str, Any], number: int) -> Sequence:
@@ -528,22 +601,6 @@ def step_state(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def after_state(scheduler: Scheduler) -> dict[str, Any]:
-    """What the second set of traces says besides once a batch is applied; 0 is left out."""
-    live = [seq for seq in (*scheduler.running, *scheduler.waiting) if seq.num_computed_tokens > 0]
-
-    def some(counts: dict[str, int]) -> dict[str, int]:
-        return {request_id: n for request_id, n in counts.items() if n}
-
-    return step_state(scheduler) | {
-        "distinct_held": scheduler.num_used_blocks,
-        "computed": {seq.request_id: seq.num_computed_tokens for seq in live},
-        "tokens": {seq.request_id: seq.num_tokens for seq in live},
-        "in_flight": some({seq.request_id: seq.num_in_flight_tokens for seq in live}),
-        "placeholders": some({seq.request_id: seq.num_placeholders for seq in live}),
-    }
-
-
 def adapters_state(scheduler: Scheduler) -> dict[str, Any]:
     """Whose adapters run, and who waits, in order."""
     return {
@@ -552,56 +609,113 @@ def adapters_state(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def step_row(scheduler: Scheduler, batch: Batch) -> dict[str, Any]:
+def step_row(scheduler: Scheduler, batch: Batch, accepted: dict[str, int] | None = None) -> dict[str, Any]:
     """One step in the words of the trace."""
-    return (
-        {
-            "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
-            "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
-            "new_computed_tokens": {seq.request_id: n for seq, n in batch.hits.items()},
-            "preempted": [seq.request_id for seq in batch.preempted],
-            "start": {seq.request_id: seq.num_computed_tokens - n for seq, n in batch.num_tokens.items()},
-            "blocks_held": {seq.request_id: scheduler.blocks.num_held(seq) for seq in batch.num_tokens},
-            "distinct_held": scheduler.num_used_blocks,
+    row = {
+        "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
+        "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
+        "new_computed_tokens": {seq.request_id: n for seq, n in batch.hits.items()},
+        "preempted": [seq.request_id for seq in batch.preempted],
+        "blocks_held": {seq.request_id: scheduler.blocks.num_held(seq) for seq in batch.num_tokens},
+        "start": {seq.request_id: seq.num_computed_tokens - n for seq, n in batch.num_tokens.items()},
+        "distinct_held": scheduler.num_used_blocks,
+    } | step_state(scheduler)
+    if scheduler.config.max_loras:
+        row |= adapters_state(scheduler)
+    if isinstance(scheduler, DraftingScheduler):
+        row |= {
+            "draft_tokens": {seq.request_id: len(drafts) for seq, drafts in batch.drafts.items()},
+            "padded": [seq.request_id for seq in batch.padded],
+            "accepted": accepted or {},
+            "skip_drafts": batch.skips_drafts,
+            "next_num_drafts": batch.num_next_drafts,
         }
-        | step_state(scheduler)
-        | (adapters_state(scheduler) if scheduler.config.max_loras else {})
-    )
+    return row
+
+
+def state_after(trace: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
+    """The scheduler between batches; what the trace counts of tokens in flight is ours where it schedules ahead."""
+    begun = [seq for seq in scheduler.unfinished if seq.num_computed_tokens > 0]
+    is_async = scheduler.config.is_async
+    return step_state(scheduler) | {
+        "distinct_held": scheduler.num_used_blocks,
+        "proposed": {seq.request_id: len(seq.draft_ids) for seq in scheduler.unfinished if seq.draft_ids},
+        "computed": {seq.request_id: seq.num_computed_tokens for seq in begun},
+        "tokens": {seq.request_id: seq.num_tokens for seq in begun},
+        "in_flight": {seq.request_id: seq.num_in_flight_tokens for seq in begun if seq.num_in_flight_tokens},
+        "placeholders": {seq.request_id: seq.num_placeholders for seq in begun if is_async and seq.num_placeholders},
+    }
 
 
 def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(step, row) of each step, its `after_update` filled in when the batch is applied."""
-    scheduler = trace_scheduler(trace)
+    scheduler, player, depth = trace_scheduler(trace), Player(trace), trace["batch_queue_depth"]
     pending = deque((r["arrive_step"], trace_sequence(r, i)) for i, r in enumerate(trace["inputs"]["requests"]))
+    arrived: list[Sequence] = []
     in_flight: deque[tuple[int, dict[str, Any], Batch]] = deque()
     for step in count():
         for arrival in [entry for entry in pending if entry[0] == step]:
             pending.remove(arrival)
+            arrived.append(arrival[1])
             scheduler.add(arrival[1])
+        for name, when in (trace["inputs"].get("aborts") or {}).items():
+            if when == step:
+                scheduler.abort(name)
         batch = scheduler.schedule()
         scheduler.check_invariants()
-        in_flight.append((step, step_row(scheduler, batch), batch))
-        while len(in_flight) == trace["batch_queue_depth"] or (in_flight and not batch.num_tokens):
+        in_flight.append((step, step_row(scheduler, batch, player.accepted(batch)), batch))
+        is_waited_for = batch.num_tokens or scheduler.has_unfinished
+        if len(in_flight) == depth or not is_waited_for:
             done, row, oldest = in_flight.popleft()
-            scheduler.update(oldest, {seq.request_id: SAMPLED_TOKEN for seq in oldest.samples})
-            yield done, row | {"after_update": after_state(scheduler)}
-            if in_flight:
-                break
+            apply(scheduler, player, oldest, row)
+            yield done, row | {"after_update": state_after(trace, scheduler)}
         if not pending and not scheduler.has_unfinished and not any(entry[2].num_tokens for entry in in_flight):
             break
     stats = scheduler.prefix_cache_stats
-    yield STATS, {field.name: getattr(stats, field.name) for field in fields(stats)}
+    row = {field.name: getattr(stats, field.name) for field in fields(stats)}
+    if isinstance(scheduler, DraftingScheduler):
+        counts = scheduler.draft_stats
+        row["spec_stats"] = {
+            "drafts": counts.num_drafts,
+            "draft_tokens": counts.num_draft_tokens,
+            "accepted": counts.num_accepted_tokens,
+        }
+    row["finished"] = {seq.request_id: outcome(seq) for seq in arrived}
+    yield STATS, row
+
+
+STATUSES = {"length": "FINISHED_LENGTH_CAPPED", "abort": "FINISHED_ABORTED", "stop": "FINISHED_STOPPED"}
+
+
+def outcome(seq: Sequence) -> dict[str, Any]:
+    """What became of a request, in the words of the trace."""
+    status = STATUSES.get(seq.finish_reason or "", str(seq.finish_reason))
+    return {"output": seq.num_output_tokens, "preemptions": seq.num_preemptions, "status": status}
+
+
+def apply(scheduler: Scheduler, player: Player, batch: Batch, row: dict[str, Any]) -> None:
+    """Give a batch its tokens, and the scheduler what is guessed after it."""
+    if not isinstance(scheduler, DraftingScheduler):
+        scheduler.update(batch, {seq.request_id: SAMPLED_TOKEN for seq in batch.samples})
+        return
+    sampled = {seq.request_id: [SAMPLED_TOKEN] * (1 + row["accepted"].get(seq.request_id, 0)) for seq in batch.samples}
+    scheduler.update_several(batch, sampled)
+    scheduler.check_invariants()
+    if not scheduler.config.is_async:
+        scheduler.propose(player.proposals(batch, scheduler.running))
 
 
 def trace_difference(trace: dict[str, Any]) -> str | None:
     """The first difference between a real scheduler's steps and ours, as `step N: how`."""
     expected = {step["step"]: step | {"admitted": sorted(step["new"] + step["resumed"])} for step in trace["steps"]}
-    stats = trace.get("prefix_cache_stats") or {}
+    stats = (trace.get("prefix_cache_stats") or {}) | {
+        key: trace[key] for key in ("spec_stats", "finished") if trace.get(key) is not None
+    }
     last = max(expected)
     for number, row in replay(trace):
         if number == STATS:
             how = row_difference(row, stats)
-            return missing_step(expected) or (how and f"step {last}: prefix cache {how}")
+            return missing_step(expected) or (how and f"step {last}: in the end {how}")
         if number not in expected and row["scheduled"]:
             return f"step {number}: scheduled {row['scheduled']}, expected no step"
         how = row_difference(row, expected.pop(number, {}))

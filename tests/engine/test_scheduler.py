@@ -15,13 +15,28 @@ from tests.oracles import trace_difference, traces
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 TRACES = DATA / "scheduler_traces.jsonl"
+MORE_TRACES = tuple(DATA / "scheduler_traces2" / f"{name}.jsonl" for name in ("spec", "misc"))
+OWN_TRACES = Path(__file__).parents[1] / "facts" / "traces.jsonl"  # six of those, cut to what is compared
 LORA_TRACES = DATA / "scheduler_traces2" / "lora.jsonl"
 OWN_LORA_TRACES = Path(__file__).parents[1] / "facts" / "traces_lora.jsonl"  # three of those, cut to what is compared
 
 
-def read_traces(path: Path = TRACES) -> Iterator[dict[str, Any]]:
-    if path.is_file():
-        yield from map(json.loads, path.read_text().splitlines())
+def read_traces(*paths: Path) -> Iterator[dict[str, Any]]:
+    for path in paths or (TRACES,):
+        if path.is_file():
+            yield from map(json.loads, path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces(OWN_TRACES)])
+def test_every_step_of_our_own_traces_is_a_real_schedulers(trace: dict[str, Any]) -> None:
+    """Speculation of four kinds, a pipeline of two stages and prefills at intervals, played by vLLM 0.33.0."""
+    assert trace_difference(trace) is None
+
+
+@needs_oracle_data
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces(*MORE_TRACES)])
+def test_every_step_with_drafts_stages_and_aborts_is_a_real_schedulers(trace: dict[str, Any]) -> None:
+    assert trace_difference(trace) is None
 
 
 @needs_oracle_data
