@@ -71,6 +71,7 @@ class Engine:
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
         self.on_step: Callable[[Stats], None] | None = None  # called after every step
+        self.on_schedule: Callable[[Batch], None] | None = None  # called with each batch, right after it is chosen
         # Called before each batch is given to the device, with the prompt tokens of all batches then in flight.
         self.on_launch: Callable[[int], None] | None = None
         self._in_flight: deque[Flight] = deque()  # the oldest first; after a step at most one, of async scheduling
@@ -238,6 +239,8 @@ class Engine:
     def _schedule(self) -> Batch:
         """The next batch; it is empty when nothing can run."""
         batch = self.scheduler.schedule()
+        if self.on_schedule is not None:
+            self.on_schedule(batch)
         for seq in batch.failed:
             self._end(seq)
         for seq in batch.new:

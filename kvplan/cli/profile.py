@@ -1,6 +1,8 @@
 """`kvplan profile`: flags -> engine and workload -> a run directory, a live view, and the comparison at the end."""
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from engine import EngineConfig
     from kvplan.hardware.nvml import Device
     from kvplan.measure.profile import Outcome, PlannedRequest, Workload
+    from kvplan.measure.recording import Recording
 
 # What runs where no model is named and there is no GPU: small enough for any laptop, a real architecture all the same.
 DEMO_MODEL, DEMO_DTYPE = "smollm2-135m", "float32"
@@ -47,8 +50,12 @@ def profile(options: ProfileOptions) -> int:
     target = Path(options.run_dir) if options.run_dir else _default_dir(spec.name)
     is_quiet = options.quiet or rank > 0
     from kvplan.measure import profile as runs
+    from kvplan.measure.recording import Recording
 
-    with runs.watched_gpu(device) as (nvml, gpu):
+    with ExitStack() as stack:
+        films = stack.enter_context(page_file(options, target)) if rank == 0 else []
+        recording = Recording() if films else None
+        nvml, gpu = stack.enter_context(runs.watched_gpu(device))
         refuse_shared(gpu, allow=options.allow_shared)
         start = manifest(spec, config, device, workload, gpu, runs.environment(nvml, gpu))
         writer = RunWriter(target, start) if rank == 0 else runs.SilentWriter(target, start)
@@ -68,9 +75,12 @@ def profile(options: ProfileOptions) -> int:
                 baseline=options.baseline,
                 snapshot=options.snapshot and rank == 0,
                 watch=watch,
+                recording=recording,
             )
-    if rank == 0:
-        conclude(options, target, writer, outcome)
+        if rank == 0:
+            conclude(options, target, writer, outcome)
+        if recording is not None:
+            save(films, outcome, lambda: film_page(recording, spec, config))
     return outcome.exit_code
 
 
@@ -94,6 +104,38 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
         output.answer(answer(reconcile_run(load_run(target))), options.format, options.color)
     if options.perfetto:
         save_counters(target, outcome)
+
+
+def page_file(options: ProfileOptions, target: Path) -> AbstractContextManager[list[output.ReportFile]]:
+    """The file of --film, if there is to be one."""
+    if options.film is None:
+        return output.report_files(())
+    if Path(options.film).absolute().parent == target.absolute():
+        raise UsageError(
+            f"--film {path_text(Path(options.film))}",
+            "lies in the run's directory, which only the run makes",
+            "name a file beside it",
+        )
+    return output.report_files((options.film,), "--film", {".html": "html"}, force=options.force)
+
+
+def film_page(recording: "Recording", spec: ModelSpec, config: "EngineConfig") -> str:
+    """The pool step by step, beside that of --baseline."""
+    from kvplan.report.film_html import film_html
+
+    title = f"{printable(spec.name, 200)} on {config.device}, {config.max_model_len:,} tokens: a run of the engine"
+    return film_html(recording.films, title, "measured")
+
+
+def save(files: list[output.ReportFile], outcome: "Outcome", content: Callable[[], str]) -> None:
+    """Write what was recorded; of a run that ended early, a failure to write is a warning."""
+    for file in files:
+        try:
+            file.save(content())
+        except KvplanError as error:
+            if outcome.exit_code == 0:
+                raise
+            output.tell("warning", str(error))
 
 
 def save_counters(target: Path, outcome: "Outcome") -> None:
@@ -146,10 +188,14 @@ def check_pool(options: ProfileOptions, spec: ModelSpec, config: "EngineConfig",
     """Refuse a pool of stated size that the longest request does not fit into; what is left of memory is seen later."""
     from engine.kv_cache import group_layers
     from kvplan.measure.profile import refuse_small_pool
+    from kvplan.measure.recording import CURE
+    from kvplan.simulate.film import check_drawable
 
     if config.num_blocks is not None:
         groups = tuple(group.rule for group in group_layers(spec, config.block_size))
         refuse_small_pool(groups, config, workload, config.num_blocks, options.baseline)
+        if options.film is not None:
+            check_drawable(config.num_blocks, CURE)
 
 
 def rank_of(options: ProfileOptions) -> int:

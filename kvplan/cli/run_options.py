@@ -141,8 +141,13 @@ class ProfileOptions:
     timeout: Annotated[Text, option("--timeout", help="Give up after this time: 10m.", metavar="TIME")] = None
     snapshot: Annotated[bool, option("--snapshot", help="Save torch's memory history for its viewer (GPU).")] = False
     perfetto: Annotated[bool, option("--perfetto", help="Write counters for ui.perfetto.dev.")] = False
+    film: Annotated[
+        Text,
+        option("--film", help="Write the KV pool as a film, block by block: pool.html; 2,000 steps.", metavar="PATH"),
+    ] = None
     allow_shared: Annotated[bool, option("--allow-shared", help="Measure even if other processes use the GPU.")] = False
     quiet: Annotated[bool, option("--quiet", "-q", help="Hide the progress.")] = False
+    force: ForceOption = False
     format: FormatOption = "table"
     color: ColorOption = "auto"
 

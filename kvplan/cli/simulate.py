@@ -59,7 +59,10 @@ def simulate(options: SimulateOptions) -> int:
             for note in prefix_notes(load.source.run_len or 0, the_plan.settings, the_plan.pool):
                 output.tell("note", note)
         if films:
-            check_drawable(the_plan)
+            from kvplan.simulate.film import check_drawable
+
+            cure = "use a smaller --gpu-memory-utilization or a larger --block-size"
+            check_drawable(the_plan.capacity.num_blocks, cure)
         with interruptible(quiet=options.quiet) as interruption:
             answer = answered(the_plan, load, options, interruption)
         from kvplan.report import simulate_text as text
@@ -218,26 +221,14 @@ def over_time(answer: Answer) -> list[Figure]:
     return [Svg("Over time", svg[svg.index("<svg") :])]
 
 
-def check_drawable(the_plan: Plan) -> None:
-    """Refuse a film of a pool with more blocks than a page draws, before anything is simulated."""
-    from kvplan.simulate.film import MOST_BLOCKS
-
-    blocks = the_plan.capacity.num_blocks
-    if blocks > MOST_BLOCKS + 1:
-        raise UsageError(
-            "--film",
-            f"a pool of {blocks:,} blocks is more than the {MOST_BLOCKS:,} that a page draws",
-            "use a smaller --gpu-memory-utilization or a larger --block-size",
-        )
-
-
 def film_page(answer: Answer, load: Load, options: SimulateOptions) -> str:
     """The pool step by step, beside that of --baseline."""
     from kvplan.report.film_html import film_html
+    from kvplan.report.simulate_text import title
     from kvplan.simulate.film import filmed
 
     base = Setup(answer.plan, step_time(answer.plan, shares_of(options.efficiency), options.calibration))
-    return film_html(filmed(setups_of(base, options).items(), load.source, load.arrivals), answer)
+    return film_html(filmed(setups_of(base, options).items(), load.source, load.arrivals), title(answer), "planned")
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:

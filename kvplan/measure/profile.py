@@ -26,10 +26,12 @@ from engine.block_manager import Group, WindowGroup, cdiv, max_blocks_held, num_
 from engine.contiguous import num_reserved_blocks
 from engine.memory import host_memory
 from engine.request import RequestOutput
+from engine.scheduler import Batch
 from engine.stats import Stats
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.git import checkout
 from kvplan.hardware.nvml import Device, Nvml, open_nvml
+from kvplan.measure.recording import Recording
 from kvplan.measure.run_types import Manifest, Progress
 from kvplan.measure.rundir import RunWriter, Status
 from kvplan.models.spec import ModelSpec
@@ -166,6 +168,7 @@ class Recorder(threading.Thread):
         self.deadline_s: float | None = None  # when the run is taken for hanging
         self.stage = "before"
         self.serving: Serving | None = None  # by the engine there is now
+        self.recording: Recording | None = None  # of its steps
         self.torch_tensors: int | None = None  # bytes of weights, tables and pool, once they are there
         self.failure: KvplanError | None = None
         self.peaks: dict[str, dict[str, int]] = {}  # by stage, the largest of each memory figure
@@ -336,6 +339,7 @@ def profile(
     baseline: Literal["contiguous", "static"] | None = None,
     snapshot: bool = False,
     watch: Callable[[Progress], None] = lambda values: None,
+    recording: Recording | None = None,
 ) -> Outcome:
     """Run the workload and leave everything measured in the run directory, however it ends.
 
@@ -343,10 +347,12 @@ def profile(
     snapshot   torch's memory history is written beside the run, for its viewer
     timeout_s  for each serving of the workload; HANGS_AFTER_S beyond it, also of a start, the process is ended
     watch      sees every sample, for a live view
+    recording  takes in every step of both servings; what it costs is in their times
     Raises what is wrong with the input, and what only a bug can raise, after the run is ended.
     """
     device = torch.device("cuda" if config.device == "auto" and torch.cuda.is_available() else config.device)
     recorder = Recorder(Probe(device, gpu, nvml), writer, interval_s, watch)
+    recorder.recording = recording
     try:
         recorder.take()
         recorder.start()
@@ -633,6 +639,8 @@ def _serve(
         # A stage is named before its batch runs, and prefill lasts until the last prompt token in flight is taken in.
         engine.on_launch = lambda num_prompt_tokens: recorder.mark("prefill" if num_prompt_tokens else "decode")
     serving = recorder.serving = Serving(workload, engine.config.allocator, is_first, engine.stats())
+    if recorder.recording is not None:
+        engine.on_schedule = _recorded(recorder.recording, engine, serving)
     while True:
         elapsed = _agreed(engine, serving.elapsed_s)
         if timeout_s is not None and elapsed > timeout_s:
@@ -648,10 +656,17 @@ def _serve(
             continue
         serving.count(engine.step(), engine.stats())
     serving.end_s = time.monotonic()
-    recorder.deadline_s, engine.on_launch = None, None
+    recorder.deadline_s, engine.on_launch, engine.on_schedule = None, None, None
     if serving.num_failed:
         recorder.warn(f"{serving.num_failed} of {serving.num_finished} requests failed ({serving.failures[0]})")
     return serving.results()
+
+
+def _recorded(recording: Recording, engine: Engine, serving: Serving) -> Callable[[Batch], None]:
+    """What the engine calls with each batch that it schedules, so that the recording has it."""
+    scheduler, allocator = engine.scheduler, serving.allocator
+    recording.begin(allocator, scheduler)
+    return lambda batch: recording.scheduled(allocator, scheduler, batch, serving.elapsed_s)
 
 
 def _send(engine: Engine, request: PlannedRequest, prefix: list[int], source: random.Random) -> None:

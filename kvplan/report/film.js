@@ -188,7 +188,7 @@ async function start() {
     pools = data.films.filter((film) => film.seconds.length).map(build);
   } catch (error) {
     byId("problem").hidden = false;
-    byId("problem").textContent = `The film in this page cannot be read (${error}); make it again with kvplan simulate --film.`;
+    byId("problem").textContent = `The film in this page cannot be read (${error}); make it again with --film.`;
     return;
   }
   byId("step").max = Math.max(0, ...pools.map((pool) => pool.film.seconds.length - 1));

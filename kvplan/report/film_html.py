@@ -1,25 +1,24 @@
-"""The pool of a simulation as a film: one HTML file with cells by owner, a scrubber and the queue beside it."""
+"""The KV pool of a run as a film: one HTML file with cells by owner, a scrubber and the queue beside it."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvplan.core.errors import UsageError
 from kvplan.report.packed import packed_data, script_hash
 from kvplan.report.page import COMMAND
-from kvplan.report.simulate_text import title
 from kvplan.report.templates import rendered_page, source_of
 from kvplan.simulate.film import FIRST, Film
-from kvplan.simulate.outcome import Answer
 
 MOST_BYTES: Final = 5_000_000
 
 
-def film_html(films: Mapping[str, Film], answer: Answer) -> str:
+def film_html(films: Mapping[str, Film], title: str, seconds: Literal["planned", "measured"]) -> str:
     """The page; UsageError where it would be larger than MOST_BYTES."""
     script = source_of("film.js")
     page = rendered_page(
         "film.html.jinja",
-        title=title(answer),
+        title=title,
+        seconds=seconds,
         answer=sentence(films),
         own_style=source_of("film.css"),
         script=script,

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.block_manager import BlockManager
-from engine.scheduler import Batch
+from engine.block_manager import NULL_BLOCK, BlockManager
+from engine.scheduler import Batch, Scheduler
+from engine.sequence import Sequence
+from kvplan.core.errors import UsageError
 from kvplan.simulate.arrivals import Arrivals
-from kvplan.simulate.loop import Simulation
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source
 
@@ -42,42 +43,56 @@ class Film:
     block_size: int
     frames: list[Frame] = field(default_factory=list)
     changes: list[list[tuple[int, int]]] = field(default_factory=list)
-    _cells: list[int] = field(default_factory=list)
+    _owners: dict[int, int] = field(default_factory=dict)
 
-    def take(self, simulation: Simulation, batch: Batch) -> None:
-        """A frame of the step that was just scheduled."""
-        scheduler = simulation.scheduler
-        cells = owners(simulation, self.num_blocks)
-        before = self._cells or [FREE] * len(cells)
-        self.changes.append(
-            [(i + 1, new) for i, (old, new) in enumerate(zip(before, cells, strict=True)) if old != new]
-        )
-        self._cells = cells
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> "Film":
+        """An empty film of a scheduler's pool."""
+        return cls(scheduler.blocks.num_usable_blocks, scheduler.blocks.groups[0].block_size)
+
+    def take(self, scheduler: Scheduler, batch: Batch, seconds: float) -> None:
+        """A frame of the step that was just scheduled; no effect on a film that is full."""
+        if self.is_full:
+            return
+        before, after = self._owners, owners(scheduler)
+        changes = [(block, owner) for block, owner in after.items() if before.get(block) != owner]
+        changes += [(block, FREE) for block in before if block not in after]
+        self.changes.append(sorted(changes))
+        self._owners = after
         running, waiting = len(scheduler.running), len(scheduler.waiting)
         tokens = sum(batch.num_tokens.values())
-        self.frames.append(Frame(simulation.clock, running, waiting, tokens, scheduler.num_preemptions))
+        self.frames.append(Frame(seconds, running, waiting, tokens, scheduler.num_preemptions))
 
     @property
     def is_full(self) -> bool:
         return len(self.frames) >= MOST_STEPS
 
 
-def owners(simulation: Simulation, num_blocks: int) -> list[int]:
-    """FREE, CACHED, SHARED, EMPTY or a request's number plus FIRST, for each usable block."""
-    scheduler = simulation.scheduler
-    cells = [FREE] * (num_blocks + 1)
+def owners(scheduler: Scheduler) -> dict[int, int]:
+    """CACHED, SHARED, EMPTY or a request's number plus FIRST, for each block that is not FREE."""
     pool = scheduler.blocks.pool if isinstance(scheduler.blocks, BlockManager) else None
-    if pool is not None:
-        for block in pool.key_of:
-            cells[block] = CACHED
+    cells = {} if pool is None else dict.fromkeys(pool.key_of, CACHED)
     for seq in scheduler.running:
-        owner = FIRST + int(seq.request_id)
-        for group, table in zip(simulation.groups, seq.block_table, strict=True):
+        owner = FIRST + number_of(seq)
+        for group, table in zip(scheduler.blocks.groups, seq.block_table, strict=True):
             filled = -(-seq.num_computed_tokens // group.block_size)
             for i, block in enumerate(table):
                 is_shared = pool is not None and pool.ref_counts[block] > 1
                 cells[block] = SHARED if is_shared else owner if i < filled else EMPTY
-    return cells[1:]
+    cells.pop(NULL_BLOCK, None)
+    return cells
+
+
+def number_of(seq: Sequence) -> int:
+    """A request's number: of "17" and of "request-17" it is 17."""
+    return int(seq.request_id.rpartition("-")[2])
+
+
+def check_drawable(num_blocks: int, cure: str) -> None:
+    """Refuse a film of a pool of so many blocks, block 0 included, where a page cannot draw them all."""
+    if num_blocks > MOST_BLOCKS + 1:
+        problem = f"a pool of {num_blocks:,} blocks is more than the {MOST_BLOCKS:,} that a page draws"
+        raise UsageError("--film", problem, cure)
 
 
 def filmed(setups: Iterable[tuple[str, Setup]], source: Source, arrivals_of: Callable[[], Arrivals]) -> dict[str, Film]:
@@ -85,9 +100,9 @@ def filmed(setups: Iterable[tuple[str, Setup]], source: Source, arrivals_of: Cal
     films = {}
     for name, setup in setups:
         simulation = setup.simulation(arrivals_of(), source.run_len)
-        film = Film(simulation.num_usable_blocks, simulation.groups[0].block_size)
+        film = Film.of(simulation.scheduler)
         simulation.jump = False
-        simulation.on_step = film.take
+        simulation.on_step = lambda run, batch, film=film: film.take(run.scheduler, batch, run.clock)
         simulation.stop = lambda _, film=film: film.is_full
         simulation.run()
         films[name] = film

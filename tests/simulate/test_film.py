@@ -146,6 +146,12 @@ def test_a_film_of_two_thousand_steps_is_small(run: Run, tmp_path: Path) -> None
     assert path.stat().st_size < 5_000_000
 
 
+def pools(film: dict[str, Any]) -> list[list[int]]:
+    """The whole pool at each step of a page's film."""
+    changes = [list(zip(step[::2], step[1::2], strict=True)) for step in film["changes"]]
+    return replayed(Film(film["blocks"], film["block_size"], changes=changes))
+
+
 TURN = "(n) => { const s = document.getElementById('step'); s.value = n; s.dispatchEvent(new Event('input')); }"
 READ = """() => [...document.querySelectorAll("#pools section")].map((section) =>
   Object.fromEntries([...section.querySelectorAll("[data-fact]")].map((e) => [e.dataset.fact, e.textContent])))"""
@@ -160,17 +166,10 @@ def test_counts_on_the_page_are_those_of_the_run(steps: int, page: Path, open_pa
     longest = max(len(film["seconds"]) for film in data["films"])
     draw = random.Random(steps)
     for step in [0, longest - 1, *(draw.randrange(longest) for _ in range(steps))]:
-        opened.evaluate(
-            "(n) => { const s = document.getElementById('step'); s.value = n; s.dispatchEvent(new Event('input')); }",
-            step,
-        )
+        opened.evaluate(TURN, step)
         for film, facts in zip(data["films"], opened.evaluate(READ), strict=True):
             index = min(step, len(film["seconds"]) - 1)
-            cells = [FREE] * film["blocks"]
-            for change in film["changes"][: index + 1]:
-                for block, owner in zip(change[::2], change[1::2], strict=True):
-                    cells[block - 1] = owner
-            counts = counted(cells)
+            counts = counted(pools(film)[index])
             wanted = {
                 "running": film["running"][index], "waiting": film["waiting"][index], "shared": counts["shared"],
                 "blocks used": counts["own"] + counts["shared"] + counts["empty"], "prefix cache": counts["cached"],
