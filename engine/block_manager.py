@@ -153,12 +153,16 @@ class BlockPool:
             self.ref_counts[block] += 1
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        """One table fewer holds these blocks; those with contents worth finding are evicted last."""
+        """One table fewer holds these blocks; those with contents worth finding are evicted last, the others next."""
+        first = []
         for block in blocks:
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self.free[block] = None
-                self.free.move_to_end(block, last=block in self.key_of)
+                if block not in self.key_of:
+                    first.append(block)
+        for block in reversed(first):
+            self.free.move_to_end(block, last=False)
 
     def remember(self, block: int, key: BlockKey) -> None:
         if block not in self.key_of:
@@ -354,16 +358,32 @@ class BlockManager:
         """Blocks of the hit that lie in the free list."""
         return sum(block in self.pool.free for blocks in hit.blocks for block in blocks)
 
-    def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None) -> None:
+    def beyond(self, hit: PrefixHit, num_tokens: int) -> PrefixHit:
+        """The same hit for a sequence whose next token is at num_tokens, later: windows read less of it."""
+        blocks = []
+        for group, own in zip(self.groups, hit.blocks, strict=True):
+            num_skipped = num_skipped_tokens(group, num_tokens) // group.block_size
+            blocks.append((NULL_BLOCK,) * num_skipped + own[num_skipped:])
+        return PrefixHit(hit.num_tokens, tuple(blocks))
+
+    def admit(
+        self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None, *, are_computed: bool = True
+    ) -> None:
         """Open the tables of a sequence whose first num_tokens tokens fit, beginning with the hit.
 
-        num_slots  what to make room for; None: these tokens
+        num_slots     what to make room for; None: these tokens
+        are_computed  they are, or will be in the next step; else publish() says when
         """
         for blocks in hit.blocks:
             self.pool.share(block for block in blocks if block != NULL_BLOCK)
         seq.block_table = [list(blocks) for blocks in hit.blocks]
         seq.num_cached_blocks = [len(blocks) for blocks in hit.blocks]
         self._extend(seq, num_slots or num_tokens)
+        if are_computed:
+            self.publish(seq, num_tokens)
+
+    def publish(self, seq: Sequence, num_tokens: int) -> None:
+        """Make what an admitted sequence's first num_tokens tokens fill findable."""
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
         seq.num_tokens_until_change = self._num_tokens_until_change(seq)
 
@@ -375,7 +395,7 @@ class BlockManager:
         num_slots = num_slots or num_tokens
         if num_slots <= seq.num_tokens_until_change:
             return True
-        self._drop_unread(seq)
+        self.drop_unread(seq)
         num_missing = self._num_missing(seq, num_slots)
         if num_missing > self.num_free_blocks:
             return False
@@ -389,11 +409,27 @@ class BlockManager:
         """Give back every block, tail first: the beginning of a sequence is what others share."""
         for table in seq.block_table:
             self.pool.give_back(block for block in reversed(table) if block != NULL_BLOCK)
+        self._close(seq)
+
+    def detach(self, seq: Sequence) -> list[int]:
+        """Take a sequence's blocks from it, to be given back later, in this order."""
+        blocks = [block for table in reversed(seq.block_table) for block in reversed(table) if block != NULL_BLOCK]
+        self._close(seq)
+        return blocks
+
+    def _close(self, seq: Sequence) -> None:
         seq.block_table, seq.num_cached_blocks, seq.num_tokens_until_change = [], [], 0
 
     def num_held(self, seq: Sequence) -> list[int]:
         """Real blocks per group."""
         return [sum(block != NULL_BLOCK for block in table) for table in seq.block_table]
+
+    def num_to_finish(self, seq: Sequence) -> int:
+        """Blocks that an admitted sequence still takes to hold all its known tokens."""
+        count = 0
+        for group, table, most in zip(self.groups, seq.block_table, self.max_held, strict=True):
+            count += max(0, min(self._table_len(group, seq.num_tokens), most) - len(table))
+        return count
 
     def num_to_hold(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks that an admitted sequence holds once it has room for num_tokens tokens."""
@@ -445,24 +481,28 @@ class BlockManager:
         changes += [next_drop(self.groups[g], seq.num_settled_tokens) for g in self.dropping]
         return min(changes)
 
-    def _drop_unread(self, seq: Sequence) -> None:
+    def drop_unread(self, seq: Sequence) -> None:
         """Give back the blocks that lie wholly before what the next query reads."""
         for g in self.dropping:
             group, table = self.groups[g], seq.block_table[g]
             end = min(num_skipped_tokens(group, seq.num_settled_tokens) // group.block_size, len(table))
+            blocks = []
             for i in reversed(range(end)):
                 if table[i] == NULL_BLOCK and not isinstance(group, MambaGroup):
                     break
                 if table[i] != NULL_BLOCK:
-                    self.pool.give_back([table[i]])
+                    blocks.append(table[i])
                     table[i] = NULL_BLOCK
+            self.pool.give_back(blocks)
 
     # --- what must hold after every step ------------------------------------------------------------------------
 
-    def check_invariants(self, seqs: Iterable[Sequence]) -> None:
-        """Raise AssertionError unless free + used + cached = total and every reference is a table's."""
+    def check_invariants(self, seqs: Iterable[Sequence], detached: Iterable[int] = ()) -> None:
+        """Raise AssertionError unless free + used + cached = total and every reference is a table's, or detached."""
         pool = self.pool
         refs = [0] * pool.num_blocks
+        for block in detached:
+            refs[block] += 1
         for seq in seqs:
             held = [block for table in seq.block_table for block in table if block != NULL_BLOCK]
             assert len(held) == len(set(held)), f"{seq.request_id}: holds a block twice ({held})"

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit
+from engine.connector import NO_TRANSFERS, Transfers
 from engine.contiguous import ContiguousManager
 from engine.draft_rules import DraftRules
 from engine.sequence import FinishReason, Sequence
 from kvplan.core.errors import InvalidInputError
 
 Allocator = BlockManager | ContiguousManager
+# Of a waiting sequence: it waits no more; it cannot run yet, others may; nobody else is admitted in this step.
+Outcome = Literal["gone", "later", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Batch:
     failed: list[Sequence] = field(default_factory=list)  # larger than the whole pool
     hits: dict[Sequence, int] = field(default_factory=dict)  # prefix hits of the new and resumed, in tokens
     has_prefill: bool = False  # a chunk of a prompt, beside who was admitted to it
+    transfers: Transfers = NO_TRANSFERS  # what is copied to and from memory beyond the device
 
     # With speculation (engine/drafting.py):
     overhead: int = 0  # tokens of the budget that each sequence takes beside its own
@@ -90,16 +94,16 @@ class PrefixCacheStats:
     preempted_queries: int = 0
     preempted_hits: int = 0
 
-    def count(self, seq: Sequence, hit: PrefixHit) -> None:
-        """Add an admission and its hit."""
+    def count(self, seq: Sequence, num_queries: int, num_hits: int) -> None:
+        """Add an admission: the tokens that were looked up and those that were found."""
         if seq.num_preemptions:
             self.preempted_requests += 1
-            self.preempted_queries += seq.num_tokens
-            self.preempted_hits += hit.num_tokens
+            self.preempted_queries += num_queries
+            self.preempted_hits += num_hits
         else:
             self.requests += 1
-            self.queries += seq.num_tokens
-            self.hits += hit.num_tokens
+            self.queries += num_queries
+            self.hits += num_hits
 
 
 def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Allocator:
@@ -154,6 +158,11 @@ class Scheduler:
     def unfinished(self) -> list[Sequence]:
         """Who waits or runs, in order of arrival."""
         return list(self._unfinished.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that do not run."""
+        return len(self.waiting)
 
     @property
     def num_used_blocks(self) -> int:
@@ -280,6 +289,8 @@ class Scheduler:
             ):
                 batch.put(seq, n)
                 batch.has_prefill |= seq.is_prefill_chunk
+            elif n and seq.status == "running":  # it waits for blocks that a batch in flight may still write
+                return
 
     def _num_tokens_to_run(self, seq: Sequence, batch: Batch) -> int:
         """Tokens of a running sequence in this step; 0 when those in flight already complete it."""
@@ -306,10 +317,12 @@ class Scheduler:
         """Preempt others until num_tokens tokens fit; False when the sequence itself had to go, or has to wait."""
         while not self.blocks.grow(seq, num_tokens, self._num_slots(num_tokens)):
             victim = self._victim()
-            if victim is seq and len(self.running) == 1:
+            if victim is seq and self._is_alone:
                 if seq.num_in_flight_tokens:  # what is in flight may end it, and is its own in any case
                     return False
                 self._run_out(seq, num_tokens, self.blocks.num_to_hold(seq, num_tokens), batch)
+                return False
+            if not self._are_free_at_once(victim):
                 return False
             self._preempt(victim, batch)
             if victim is seq:
@@ -331,7 +344,7 @@ class Scheduler:
             self.blocks.forget(seq, seq.num_computed_tokens)
         batch.preempted.append(seq)
         self.running.remove(seq)
-        self.blocks.release(seq)
+        self._give_back(seq)
         seq.status = "preempted"
         seq.num_computed_tokens = 0
         seq.num_preemptions += 1
@@ -342,27 +355,39 @@ class Scheduler:
 
     def _schedule_waiting(self, batch: Batch) -> None:
         adapters = {seq.adapter for seq in self.running} - {None}  # also of those that have no part in this step
-        num_passed = 0  # that cannot come yet: those behind them may go first
-        while num_passed < len(self.waiting) and batch.budget > 0 and len(self.running) < self.config.max_num_seqs:
-            seq = self.waiting[num_passed]
-            lacks_slot = seq.adapter is not None and seq.adapter not in adapters
-            if (lacks_slot and len(adapters) >= self.config.max_loras) or seq.num_in_flight_tokens:
-                # No slot for its adapter; or what it was preempted with in a pipeline is still to come in.
-                num_passed += 1
+        place = 0  # those before it wait: for an adapter's slot, or for what a connector brings
+        while place < len(self.waiting) and batch.budget > 0 and len(self.running) < self.config.max_num_seqs:
+            seq = self.waiting[place]
+            # What it was preempted with in a pipeline may be still to come in.
+            if self._lacks_slot(seq, adapters) or seq.num_in_flight_tokens:
+                place += 1
                 continue
-            hit = self.blocks.lookup(seq)
-            n = self._first_chunk(seq, hit, batch)
-            if n is None:
-                return
-            if n == 0:
-                num_passed += 1
-            elif self._fits(seq, hit, n):
-                self._admit(seq, hit, n, batch)
-                adapters |= {seq.adapter} - {None}
-            elif self.running:
-                return
-            else:  # the whole pool is free and does not hold it
-                self._run_out(seq, seq.num_tokens, self._num_wanted(seq, hit, n), batch)
+            match self._try_to_admit(seq, self.blocks.lookup(seq), batch):
+                case "gone" if seq.status == "running":
+                    adapters |= {seq.adapter} - {None}
+                case "later":
+                    place += 1
+                case "full":
+                    return
+
+    def _lacks_slot(self, seq: Sequence, adapters: set[str | None]) -> bool:
+        """Whether others' adapters have all the slots."""
+        return seq.adapter is not None and seq.adapter not in adapters and len(adapters) >= self.config.max_loras
+
+    def _try_to_admit(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> Outcome:
+        """Admit a waiting sequence, or fail it when it can never run."""
+        n = self._first_chunk(seq, hit, batch)
+        if n is None:
+            return "full"
+        if n == 0:
+            return "later"
+        if self._fits(seq, hit, n):
+            self._admit(seq, hit, n, batch)
+        elif self._has_holders:
+            return "full"
+        else:  # the whole pool is free and does not hold it
+            self._run_out(seq, seq.num_tokens, self._num_wanted(seq, hit, n), batch)
+        return "gone"
 
     def _first_chunk(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> int | None:
         """Tokens of a waiting sequence in this step; 0: not yet; None: nor anybody behind it."""
@@ -391,7 +416,7 @@ class Scheduler:
 
     def _admit(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> None:
         if self.blocks.enable_prefix_caching:
-            self.prefix_cache_stats.count(seq, hit)
+            self.prefix_cache_stats.count(seq, seq.num_tokens, hit.num_tokens)
         self.blocks.admit(seq, hit, hit.num_tokens + n, self._num_slots(hit.num_tokens + n))
         (batch.resumed if seq.status == "preempted" else batch.new).append(seq)
         batch.hits[seq] = seq.num_computed_tokens = hit.num_tokens
@@ -451,12 +476,31 @@ class Scheduler:
         self.finish(seq.request_id, "out_of_blocks", error)
         batch.failed.append(seq)
 
+    # What a scheduler with memory beyond the device's sees otherwise (loading.py):
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether nobody holds blocks but the one sequence that runs."""
+        return len(self.running) == 1
+
+    @property
+    def _has_holders(self) -> bool:
+        """Whether blocks will come free by themselves."""
+        return bool(self.running)
+
+    def _are_free_at_once(self, victim: Sequence) -> bool:
+        """Whether a sequence's blocks can be another's as soon as they are given back."""
+        return True
+
+    def _give_back(self, seq: Sequence) -> None:
+        self.blocks.release(seq)
+
     def _retire(self, seqs: list[Sequence]) -> None:
         """Take sequences that have finished out of the queues, and their blocks back."""
         for seq in seqs:
             del self._unfinished[seq.request_id]
             if seq.block_table:
-                self.blocks.release(seq)
+                self._give_back(seq)
             else:  # only those that wait hold none
                 self.waiting.remove(seq)
         self.running = [seq for seq in self.running if not seq.is_finished]

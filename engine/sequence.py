@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
-Status = Literal["waiting", "running", "preempted", "finished"]
+Status = Literal["waiting", "loading", "running", "preempted", "finished"]
 FinishReason = Literal["length", "stop", "abort", "out_of_blocks", "error"]
 
 

@@ -61,7 +61,7 @@ class Counters:
             num_kv_tokens=sum(seq.num_computed_tokens for seq in scheduler.running),
             num_filled_slots=scheduler.num_filled_slots,
             num_requests_running=len(scheduler.running),
-            num_requests_waiting=len(scheduler.waiting),
+            num_requests_waiting=scheduler.num_waiting,
             num_preemptions=scheduler.num_preemptions,
             num_cached_tokens=self.num_cached_tokens,
             prefix_cache_queries=cache.queries + cache.preempted_queries,

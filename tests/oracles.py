@@ -57,6 +57,7 @@ from kvplan.servers.vllm.pool import Capacity
 from kvplan.servers.vllm.pooling import pooled
 from kvplan.servers.weights import draft_layout, weight_layout
 from kvplan.sizing.weights import total_weights
+from tests.support import offload_trace
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"
 NOT_ASKED = "not within the oracle's reach"
@@ -492,7 +493,7 @@ def trace_group(group: dict[str, Any]) -> Group:
     raise UsageError(f"group type {group['type']!r}: is not one the engine knows")
 
 
-def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
+def trace_config(trace: dict[str, Any]) -> SchedulerConfig:
     inputs = trace["inputs"]
     args = inputs.get("engine_args") or {}
     if "encoder" in inputs:
@@ -500,7 +501,7 @@ def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
     unknown = set(args) - KNOWN_ARGS - OF_THE_WORKER
     if unknown:
         raise UsageError(f"engine argument {sorted(unknown)[0]!r}: is not one the engine's scheduler knows")
-    config = SchedulerConfig(
+    return SchedulerConfig(
         max_num_batched_tokens=inputs["max_num_batched_tokens"],
         max_num_seqs=inputs["max_num_seqs"],
         max_model_len=inputs["max_model_len"],
@@ -517,7 +518,14 @@ def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
         prefill_schedule_interval=args.get("prefill_schedule_interval", 1),
         pipeline_stages=inputs.get("pp", 1),
     )
-    return scheduler_of(config, trace["num_blocks"], tuple(trace_group(group) for group in trace["groups"]))
+
+
+def trace_groups(trace: dict[str, Any]) -> tuple[Group, ...]:
+    return tuple(trace_group(group) for group in trace["groups"])
+
+
+def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
+    return scheduler_of(trace_config(trace), trace["num_blocks"], trace_groups(trace))
 
 
 KNOWN_DRAFT_OPTIONS = {"num_speculative_tokens_per_batch_size", "disable_lookahead_block_hashes"}
@@ -707,6 +715,10 @@ def apply(scheduler: Scheduler, player: Player, batch: Batch, row: dict[str, Any
 
 def trace_difference(trace: dict[str, Any]) -> str | None:
     """The first difference between a real scheduler's steps and ours, as `step N: how`."""
+    if trace["inputs"].get("offload"):
+        scheduler = offload_trace.scheduler_of(trace, trace_config(trace), trace_groups(trace))
+        sequences = [trace_sequence(request, i) for i, request in enumerate(trace["inputs"]["requests"])]
+        return offload_trace.difference(trace, scheduler, sequences)
     expected = {step["step"]: step | {"admitted": sorted(step["new"] + step["resumed"])} for step in trace["steps"]}
     stats = (trace.get("prefix_cache_stats") or {}) | {
         key: trace[key] for key in ("spec_stats", "finished") if trace.get(key) is not None

@@ -1,0 +1,185 @@
+"""A scheduler whose sequences may wait for KV that a connector brings from beyond the device.
+
+Rules as in vLLM 0.33.0's scheduler with a KV connector (`v1/core/sched/scheduler.py`), checked step by step against it.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from engine.block_manager import BlockManager, Group, PrefixHit
+from engine.connector import Connector
+from engine.scheduler import Batch, Outcome, PrefixCacheStats, Scheduler, SchedulerConfig
+from engine.sequence import Sequence
+from kvplan.core.errors import UsageError
+
+
+class LoadingScheduler(Scheduler):
+    """A Scheduler, and the sequences that hold blocks and wait for what is loaded into them."""
+
+    def __init__(
+        self, config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...], connector: Connector
+    ) -> None:
+        super().__init__(config, num_blocks, groups)
+        if not isinstance(self.blocks, BlockManager):
+            raise UsageError(
+                f"offloading: allocator must be 'paged' ({config.allocator!r}); leave kv_offloading_size out"
+            )
+        self.paged = self.blocks
+        self.connector = connector
+        self.loading: list[Sequence] = []  # the next to run first
+        self.external_cache_stats = PrefixCacheStats()  # tokens looked up in and found by the connector
+        self._loaded: set[Sequence] = set()  # of those, the ones whose load is done
+        self._orphans: dict[Sequence, None] = {}  # ended while they were loading: their blocks are still written to
+        # With several batches in flight: blocks that one of them may still write, which a load must not be given.
+        self._detached: deque[tuple[int, list[int]]] = deque()
+        self._num_scheduled = 0  # batches with tokens
+        self._num_applied = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.loading)
+
+    def add(self, seq: Sequence) -> None:
+        super().add(seq)
+        self.connector.add(seq)
+
+    def schedule(self) -> Batch:
+        batch = super().schedule()
+        self._num_scheduled += bool(batch.num_tokens)
+        batch.transfers = self.connector.plan(batch.num_tokens, (*batch.new, *batch.resumed), batch.preempted)
+        return batch
+
+    def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
+        self._num_applied += bool(batch.num_tokens)
+        while self._detached and self._detached[0][0] <= self._num_applied:
+            self.paged.pool.give_back(self._detached.popleft()[1])
+        return super().update(batch, sampled)
+
+    def complete(self, jobs: Iterable[int]) -> None:
+        """Copies are done."""
+        for seq in self.connector.complete(jobs):
+            if seq in self._orphans:
+                del self._orphans[seq]
+                self.paged.release(seq)
+            else:
+                self._loaded.add(seq)
+
+    # --- admission ----------------------------------------------------------------------------------------------
+
+    def _schedule_waiting(self, batch: Batch) -> None:
+        """Those that hold blocks come first; nobody else is admitted when the next of them does not fit."""
+        for seq in tuple(self.loading):
+            if not batch.budget or len(self.running) >= self.config.max_num_seqs:
+                return
+            adapters = {other.adapter for other in self.running} - {None}
+            if seq in self._loaded and not self._lacks_slot(seq, adapters) and not self._run_loaded(seq, batch):
+                return
+        super()._schedule_waiting(batch)
+
+    def _run_loaded(self, seq: Sequence, batch: Batch) -> bool:
+        """Go on after what was loaded; False when the blocks for the rest are not free."""
+        if not seq.num_tokens_until_change:  # nobody has asked since it was loaded
+            self.paged.publish(seq, seq.num_computed_tokens)
+            seq.num_computed_tokens = min(seq.num_computed_tokens, seq.num_tokens - 1)  # the last one is computed
+        n = self._chunk(seq, seq.num_computed_tokens, seq.num_tokens - seq.num_computed_tokens, batch)
+        if n == 0 or (self.paged.num_to_finish(seq) > self._num_free and self.config.reserve_full_prompt):
+            return False
+        end = seq.num_computed_tokens + n
+        if self.paged.num_to_hold(seq, end) - sum(self.paged.num_held(seq)) > self._num_free:
+            return False
+        if not self.paged.grow(seq, end):
+            return False
+        self.loading.remove(seq)
+        self._loaded.discard(seq)
+        (batch.resumed if seq.num_preemptions else batch.new).append(seq)
+        batch.hits[seq] = seq.num_computed_tokens
+        batch.put(seq, n)
+        seq.status = "running"
+        self.running.append(seq)
+        return True
+
+    def _try_to_admit(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> Outcome:
+        num_tokens = self.connector.match(seq, hit.num_tokens)
+        if num_tokens is None:
+            return "later"
+        if num_tokens and self._fits_to_load(seq, hit, hit.num_tokens + num_tokens):
+            self._load(seq, hit, num_tokens)
+            return "gone"
+        if num_tokens and self._has_holders:
+            return "full"
+        queries = seq.num_tokens - hit.num_tokens
+        outcome = super()._try_to_admit(seq, hit, batch)
+        if outcome == "gone" and seq.status == "running":
+            self.external_cache_stats.count(seq, queries, 0)
+        return outcome
+
+    def _fits_to_load(self, seq: Sequence, hit: PrefixHit, num_tokens: int) -> bool:
+        """Whether blocks are free for what is loaded beside those that sequences admitted before it still need."""
+        hit = self.paged.beyond(hit, num_tokens)
+        if self.config.reserve_full_prompt and self.paged.num_reserved(hit, seq.num_tokens) > self._num_free:
+            return False
+        promised = sum(self.paged.num_to_finish(other) for other in (*self.running, *self.loading))
+        return self.paged.num_needed(hit, num_tokens) <= self._num_free - promised
+
+    def _load(self, seq: Sequence, hit: PrefixHit, num_tokens: int) -> None:
+        end = hit.num_tokens + num_tokens
+        if self.paged.enable_prefix_caching:
+            self.prefix_cache_stats.count(seq, seq.num_tokens, hit.num_tokens)
+        self.external_cache_stats.count(seq, seq.num_tokens - hit.num_tokens, num_tokens)
+        self.paged.admit(seq, self.paged.beyond(hit, end), end, are_computed=False)
+        self.connector.load(seq, hit.num_tokens, num_tokens)
+        seq.num_computed_tokens = end
+        seq.status = "loading"
+        self.waiting.remove(seq)
+        self.loading.append(seq)
+        if self.config.policy == "priority":
+            self.loading.sort(key=lambda other: (other.priority, other.arrival))
+
+    @property
+    def _num_free(self) -> int:
+        """Free blocks that an admission may take."""
+        return self.paged.num_free_blocks - (self._num_watermark_blocks if self.running else 0)
+
+    # --- blocks that are not free at once -----------------------------------------------------------------------
+
+    @property
+    def _is_alone(self) -> bool:
+        return super()._is_alone and not self.loading and not self._detached and not self._orphans
+
+    @property
+    def _has_holders(self) -> bool:
+        return bool(self.running or self.loading or self._detached or self._orphans)
+
+    def _are_free_at_once(self, victim: Sequence) -> bool:
+        return self.config.batch_queue_depth == 1 or not victim.num_in_flight_tokens
+
+    def _give_back(self, seq: Sequence) -> None:
+        if seq in self._orphans:  # complete() does
+            return
+        if seq.is_finished:
+            self.paged.drop_unread(seq)  # what a window has passed goes first
+        if self._are_free_at_once(seq):
+            self.paged.release(seq)
+        else:
+            self._detached.append((self._num_scheduled, self.paged.detach(seq)))
+
+    def _retire(self, seqs: list[Sequence]) -> None:
+        for seq in seqs:
+            self.connector.finish(seq)
+            if seq in self.loading:
+                self.loading.remove(seq)
+                if seq in self._loaded:
+                    self._loaded.discard(seq)
+                else:
+                    self._orphans[seq] = None
+        super()._retire(seqs)
+
+    def check_invariants(self) -> None:
+        """As a Scheduler's, and those that load hold blocks."""
+        assert all(seq.status == "running" for seq in self.running), "running holds a sequence that does not run"
+        assert all(seq.status == "loading" for seq in self.loading), "loading holds a sequence that does not load"
+        assert not any(seq.block_table for seq in self.waiting), "a waiting sequence holds blocks"
+        queued = {seq.request_id: seq for seq in (*self.waiting, *self.running, *self.loading)}
+        assert queued == self._unfinished, "queues and unfinished requests differ"
+        detached = [block for _, blocks in self._detached for block in blocks]
+        self.paged.check_invariants((*self.running, *self.loading, *self._orphans), detached)
