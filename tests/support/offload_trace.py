@@ -101,7 +101,7 @@ class Replay:
         names = self._take_names()
         added, evicted = names - self.resident, self.resident - names
         self.resident = names
-        waiting = {seq.request_id: num_held(seq) for seq in self.scheduler.loading if seq not in self.scheduler._loaded}
+        waiting = {seq.request_id: num_held(seq) for seq in self.scheduler.loading if not seq.num_tokens_until_change}
         return {
             "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
             "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
