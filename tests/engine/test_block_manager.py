@@ -63,9 +63,10 @@ def test_the_least_recently_used_contents_are_evicted_last_of_all_free_blocks() 
     pool.remember(1, (b"one", 0))
     pool.remember(3, (b"three", 0))
     pool.give_back(taken)
-    # 2 and 4 hold nothing to find: to the front, the last one first. 1 and 3 wait at the back in order.
-    assert list(pool.free) == [4, 2, 1, 3]
-    assert pool.take(3) == [4, 2, 1]
+    # 2 and 4 hold nothing to find: to the front, in order as in vLLM (prepend_n; which block is taken next is seen in
+    # the traces with offloading, by the copies that have to be waited for). 1 and 3 wait at the back in order.
+    assert list(pool.free) == [2, 4, 1, 3]
+    assert pool.take(3) == [2, 4, 1]
     assert pool.num_evictions == 1
     assert pool.find((b"one", 0)) is None
     assert pool.find((b"three", 0)) == 3
