@@ -35,7 +35,7 @@ from kvplan.planning.cures import Cure, estimated_context
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from tests import oracles
 
 RELEASES = {"vllm": "vllm@0.33", "sglang": "sglang@0.5.23"}

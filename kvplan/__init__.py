@@ -1,21 +1,31 @@
-"""How many users an LLM server's GPU memory holds, and why; `kvplan.estimate` and `kvplan.sweep` answer from Python.
+"""How many users an LLM server's GPU memory holds, and why: kvplan from Python.
 
-Nothing is loaded before it is asked for.
+    import kvplan
+
+    answer = kvplan.estimate("llama-3.1-8b", gpu="a100-80g", max_model_len=32768)
+    answer.users, answer.memory.kv_cache, answer.serve_command
+
+Keywords are the command line's options by their long names (`tensor_parallel_size=2`, `kv_cache_dtype="fp8"`,
+`mean_tokens="4k"`, `engine="vllm@0.30"`); numbers may be numbers. What the command line refuses is raised as a
+`KvplanError` with the same words. Nothing is loaded before it is asked for.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvplan.core.errors import (
+    EnvironmentProblem,
+    InvalidInputError,
+    KvplanError,
+    UnsupportedModelError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
-    from kvplan.api import (
-        Answer,
-        EnvironmentProblem,
-        InvalidInputError,
-        KvplanError,
-        UnsupportedModelError,
-        UsageError,
-        estimate,
-        sweep,
-    )
+    from kvplan.cli.options import EstimateOptions
+    from kvplan.cli.sweep_options import SweepOptions
+    from kvplan.documents.plan import PlanDocument
+    from kvplan.planning.plan import MemoryBreakdown, Plan
 
 __all__ = (
     "Answer",
@@ -28,14 +38,170 @@ __all__ = (
     "sweep",
 )
 
+# Flags that have a short name on the command line.
+_SHORT = {
+    "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "ctx": "max_model_len",
+}  # fmt: skip
+# Options of the command line that say how an answer is shown, not what is asked.
+_SHOWING = {
+    "model", "from_command", "explain", "format", "report", "force", "exit_code", "color", "quiet", "figure", "limit",
+}  # fmt: skip
+Value = str | int | float | bool | None
+Options = TypeVar("Options", "EstimateOptions", "SweepOptions")
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'kvplan' has no attribute {name!r}")
-    from kvplan import api
 
-    return getattr(api, name)
+class Answer:
+    """What kvplan answers for one model on one GPU: the figures of `kvplan estimate`.
+
+    plan      everything, typed
+    notes     what was derived or assumed while reading the model and the options
+    warnings  what was read otherwise than it was written
+    """
+
+    def __init__(self, plan: "Plan", notes: Iterable[str] = (), warnings: Iterable[str] = ()) -> None:
+        self.plan = plan
+        self.notes = tuple(dict.fromkeys((*notes, *plan.notes)))
+        self.warnings = tuple(dict.fromkeys(warnings))
+
+    def __repr__(self) -> str:
+        return f"<kvplan.Answer: {self.headline}>"
+
+    def __str__(self) -> str:
+        """The answer as the terminal shows it, without color."""
+        from kvplan.report import lines
+        from kvplan.report.console import plan_lines
+
+        return "\n".join(map(lines.plain, lines.laid_out(plan_lines(self.to_dict()))))
+
+    def _repr_html_(self) -> str:
+        """The answer in a notebook: the headline, where the memory goes, and the command that serves it."""
+        from html import escape
+
+        from kvplan.core.units import GIB
+        from kvplan.report.console import LABELS
+
+        sizes = {name: getattr(self.memory, name) for name in (*self.memory.ROWS, "missing", "total")}
+        rows = (
+            f"<tr><th style='text-align:left'>{escape(LABELS.get(name, name))}</th><td>{size / GIB:,.2f} GiB</td></tr>"
+            for name, size in sizes.items()
+            if size
+        )
+        return (
+            f"<p><b>{escape(self.headline)}</b></p><table>{''.join(rows)}</table>"
+            f"<pre>{escape(self.serve_command)}</pre>"
+        )
+
+    @property
+    def headline(self) -> str:
+        """The answer in a sentence."""
+        from kvplan.report.console import headline
+
+        return headline(self.to_dict())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the server starts and holds at least one request of the full context."""
+        return self.plan.fits
+
+    @property
+    def users(self) -> int:
+        """Requests served at once, over all replicas: the number to buy by."""
+        return self.plan.concurrency.users * self.plan.concurrency.replicas
+
+    @property
+    def memory(self) -> "MemoryBreakdown":
+        """Bytes of the fullest rank by component; the rows less `missing` add up to `memory.total`."""
+        return self.plan.memory
+
+    @property
+    def serve_command(self) -> str:
+        """The command that starts this very server."""
+        return self.to_dict()["flags"]["command"]
+
+    def explain(self) -> str:
+        """Every formula with its numbers and sources, as `--explain` prints them."""
+        from kvplan.planning.explain import explain
+        from kvplan.report import lines
+        from kvplan.report.console import explain_lines
+
+        return "\n".join(map(lines.plain, explain_lines(explain(self.plan)))).strip()
+
+    def to_dict(self) -> "PlanDocument":
+        """The document of `--format json` (`kvplan schema estimate` describes it)."""
+        from kvplan.documents.artifact import plan_document
+
+        return plan_document(self.plan)
+
+    def to_json(self) -> str:
+        import json
+
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
 
 
-def __dir__() -> list[str]:
-    return sorted((*globals(), *__all__))
+def estimate(
+    model: str | None = None, *, gpu: str | None = None, command: str | None = None, **options: Value
+) -> Answer:
+    """The memory of a server and the users it holds: one model, one kind of GPU, one context.
+
+    model    a catalog name, a path, or a Hub id; may be left out where `command` names one
+    gpu      "a100-80g"; "8xh100-80g" splits every layer over eight
+    command  a pasted command of a server, such as `vllm serve ...`, over which keywords win
+    options  the command line's: max_model_len=32768, tensor_parallel_size=2, mean_tokens="4k", ...
+
+    Raises UsageError for what contradicts itself, UnsupportedModelError for what kvplan cannot size.
+    """
+    from kvplan.cli import inputs
+    from kvplan.cli.options import EstimateOptions
+    from kvplan.core.units import plural
+    from kvplan.planning.plan import plan
+
+    read_options = _options(EstimateOptions, options, model=model, gpu=gpu, from_command=command)
+    if gpu is None and options.get("gpu_memory") is None:
+        raise UsageError("gpu", "missing", "name one (`kvplan gpus` lists them)")
+    request = inputs.read(read_options, lambda context, spec: inputs.load_of(read_options, context, spec))
+    if len(request.requests) != 1:
+        raise UsageError("estimate", f"{plural(len(request.requests), 'plan')} requested", "kvplan.sweep takes several")
+    return Answer(plan(request.requests[0]), request.notes, request.warnings)
+
+
+def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> list[dict[str, Any]]:
+    """One row for each combination, in the order of `kvplan sweep --format csv`: `pandas.DataFrame(rows)` takes them.
+
+    models   one or several
+    options  the command line's; a list where several are tried: gpu=["l40s", "h100-80g"], max_model_len=[8192, 32768]
+
+    A combination that cannot run has a row with its `reason`. Raises what `estimate` raises where none can.
+    """
+    from kvplan.cli.sweep import grid_of, refuse_unusable
+    from kvplan.cli.sweep_options import SweepOptions
+    from kvplan.planning.sweep import Row, all_rows
+
+    names = [models] if isinstance(models, str) else list(models)
+    read_options = _options(SweepOptions, options, model=names)
+    _, grid, _ = grid_of(read_options)
+    refuse_unusable(grid)
+    rows = (row for chunk in all_rows(grid, jobs=1) for row in chunk)
+    return [dict(zip(Row._fields, row, strict=True)) for row in rows]
+
+
+def _options(kind: type[Options], options: dict[str, Any], **named: Any) -> Options:
+    """Keywords as the command line's options; UsageError for a name that is none of them."""
+    from dataclasses import fields
+    from difflib import get_close_matches
+
+    known = {option.name: str(option.type) for option in fields(kind)}
+    for name in options:
+        if name not in known or name in _SHOWING:
+            near = [_SHORT[name]] if name in _SHORT else get_close_matches(name, known.keys() - _SHOWING, 3)
+            hint = f"did you mean {', '.join(near)}?" if near else "`kvplan estimate --help` lists them"
+            raise UsageError(f"{name}", "no such keyword", f"{hint}")
+    values = {name: value for name, value in (options | named).items() if value is not None}
+    return kind(**{name: _text_of(value, known[name]) for name, value in values.items()})
+
+
+def _text_of(value: Any, kind: str) -> Any:
+    """A keyword's value as the command line has it: a switch, a text, or texts where the option may be repeated."""
+    if isinstance(value, bool):
+        return value
+    texts = [str(value)] if isinstance(value, str | int | float) else [str(item) for item in value]
+    return texts if "list[str]" in kind.partition(",")[0] else ",".join(texts)

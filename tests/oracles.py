@@ -42,7 +42,7 @@ from kvplan.models.spec import (
 )
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.sglang import drafts as sglang_drafts

@@ -19,7 +19,7 @@ from kvplan.models.spec import (
 )
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.releases import Version, since
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import rules as sglang

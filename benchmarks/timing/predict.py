@@ -14,7 +14,7 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.simulate import constants
 from kvplan.simulate.bench_load import DRIFT, BenchLoad, figures
 from kvplan.simulate.constants import Constants

@@ -11,43 +11,30 @@ from typing import Any, Final
 
 from kvplan.cli import manifests, output
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
-from kvplan.cli.inputs import Context, Inputs, load_of, read, refuse_missing
-from kvplan.cli.options import EstimateOptions, WorkloadOptions
-from kvplan.cli.resolve import is_path
+from kvplan.cli.options import WorkloadOptions
+from kvplan.cli.targets import Loads, baseline_figures, planned
 from kvplan.core.errors import (
     BUG,
     EnvironmentProblem,
-    InvalidInputError,
     KvplanError,
-    UnsupportedModelError,
     UsageError,
 )
-from kvplan.core.files import load_json, path_text, printable
-from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
+from kvplan.core.files import path_text, printable
 from kvplan.documents.check import check_document, failure_document
-from kvplan.models.spec import ModelSpec
-from kvplan.planning.plan import Load, Plan, plan
+from kvplan.planning.plan import Plan
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge
-from kvplan.policy.file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload, exists, is_within
+from kvplan.policy.file import Policy, Workload, exists
 from kvplan.policy.gauges import Case
 from kvplan.policy.judge import Against, Evidence
 from kvplan.policy.result import (
     OUTCOMES,
     CheckResult,
     Failure,
-    Figures,
     Finding,
     TargetResult,
-    figures_by_target,
 )
 from kvplan.report.lines import Line, line, write
-from kvplan.servers.arguments import SHORT
-from kvplan.servers.manifest import Served
-from kvplan.servers.pasted import read_command
-from kvplan.servers.words import ServeCommand
-
-Loads = dict[tuple[object, ...], Load]  # by what is said of lengths, the context, and the model's own
 
 SIMULATED_REQUESTS = 2000  # of a profile, which has no end; p99 and a 1 % rule rest on 20 of them
 MANIFEST_OPTIONS = ("gpu",)  # options of a plan that a manifest leaves open
@@ -230,243 +217,7 @@ def simulated(plan: Plan, workload: Workload) -> float | str:
     return preempted_share(plan, source, rate, workload.tpot_s)
 
 
-# --- targets -> plans -------------------------------------------------------------------------------------------------
-
-
-def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True, loads: Loads | None = None) -> Case:
-    """A target's plan. An error in it names the file, the line and the target; it is never a failed rule.
-
-    loads  what is said of lengths, as far as it was read for other targets
-    """
-    try:
-        inputs = asked_of(target, policy, offline=offline, loads=loads)
-        request = inputs.requests[0]
-        made = plan(replace(request, load=replace(request.load, lengths=None)))
-    except KvplanError as error:
-        raise located(error, target) from error
-    if not quiet:
-        say(target, inputs)
-    return Case(target, made, request.load.lengths)
-
-
-def asked_of(
-    target: Target, policy: Policy, *, offline: bool, loads: Loads | None = None, engine: str | None = None
-) -> Inputs:
-    """What a target asks to be planned; with `engine`, of that release."""
-    known = {} if loads is None else loads
-    served = manifests.container_of(target, policy.folder)
-    stated = target if served is None else manifests.with_gpu(served, target)
-    command = command_of(target, served)
-    options = options_of(stated, command, policy.folder, offline=offline, served=served)
-    if engine is not None:
-        options = replace(options, engine=engine)
-    refuse_files_outside(options, command, policy.root)
-    inputs = read(options, lambda context, spec: load_at(options, context, spec, known), command)
-    if served is not None:
-        manifests.check_gpus(served, inputs)
-        manifests.note_gpu(served, inputs, stated=stated is target)
-    return inputs
-
-
-def command_of(target: Target, served: Served | None) -> ServeCommand | None:
-    """The command of a target's container, or its own; None where it has neither."""
-    if served is not None:
-        return manifests.command_of(served)
-    return None if target.command is None else read_command(target.command.text)
-
-
-def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: Loads) -> Load:
-    """As asked.load_of, each distribution read once: targets often share one."""
-    key = (*(getattr(options, name) for name in LENGTH_KEYS), context, spec.max_model_len)
-    if key not in loads:
-        loads[key] = load_of(options, context, spec)
-    return loads[key]
-
-
-def located(error: KvplanError, target: Target) -> KvplanError:
-    """The same error with its place in the policy."""
-    key = "command:" if target.manifest is None else "manifest:"
-    known = error if target.command is target.manifest else error.renamed("--from-command", key)
-    placed = known.within(f"target {target.id}")
-    kind = EnvironmentProblem if isinstance(error, EnvironmentProblem) else InvalidInputError
-    return kind(placed.subject, placed.problem, placed.remedy, mark=place_of(error, target))
-
-
-NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values are files and Hub ids
-KEYS = {  # arguments by the other names that errors have for them
-    "ctx": "max_model_len",
-    "no_enable_lora": "enable_lora",
-    **SHORT,
-}
-
-
-def place_of(error: KvplanError, target: Target) -> Mark:
-    """The place of the key that an error is about: the first of its keys that the target states, else the defaults."""
-    keys = [KEYS.get(key, key) for key in error.keys]
-    if not set(keys) & {"from_command", *ENGINE_KEYS}:
-        keys = named_by(error, target)
-    stated = next((key for key in keys if key in target.own), None)
-    source = target.command or target.manifest
-    if stated is None and source is not None and keys:
-        return source.mark
-    return target.place(stated or next((key for key in keys if key in target.defaults), ""))
-
-
-def named_by(error: KvplanError, target: Target) -> list[str]:
-    """The keys whose value an error is about: a file, or a model, which may go by another of its names."""
-    nodes = {**target.defaults, **target.own}
-    values = {key: node.text.removeprefix("./") for key, node in nodes.items() if isinstance(node, Scalar)}
-    subject = error.subject.partition(": ")[0]
-    keys = [key for key in NAMING_KEYS if values.get(key) and subject.endswith(values[key])]
-    return keys or (["model"] if isinstance(error, UnsupportedModelError) else [])
-
-
-def options_of(
-    target: Target, command: ServeCommand | None, folder: Path, *, offline: bool, served: Served | None = None
-) -> EstimateOptions:
-    """A target as the options of `kvplan estimate`: what it says itself, then its command, then the defaults."""
-    nodes = dict(target.own)
-    stated = keys_of_command(command)
-    nodes |= {key: node for key, node in target.defaults.items() if key not in nodes and key not in stated}
-    given: dict[str, Any] = {key: value_of(key, node, folder) for key, node in nodes.items()}
-    if served is not None and command is not None:
-        given |= {"from_command": served.command}
-        if "model" not in given:
-            manifests.check_model(served, command)
-    elif target.command is not None and command is not None:
-        given |= {"from_command": target.command.text}
-        if "model" not in given and command.model is not None and command.model.startswith("."):
-            given |= {"model": path_in(folder, command.model)}
-    refuse_missing(
-        (
-            "model",
-            "model" in given or command is not None,
-            "name one, or paste the command: `command: vllm serve ...`",
-        ),
-        (
-            "gpu",
-            "gpu" in given or "gpu_memory" in given,
-            "name one of `kvplan gpus`"
-            if served is None
-            else "no label of its node says which; add --gpu or gpu: NAME",
-        ),
-    )
-    return EstimateOptions(**given, offline=offline)
-
-
-def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None, root: Path) -> None:
-    """Refuse files of a target that lie outside the policy's repository."""
-    names = {
-        "model": options.model or (command.model if command else None),
-        "draft_model": options.draft_model or (command.draft_model if command else None),
-        "lengths": options.lengths,
-        "calibration": options.calibration,
-    }
-    for key, text in names.items():
-        if text is not None and is_file(key, text) and not is_within(root, Path(text)):
-            raise UsageError(
-                key, f"points outside {path_text(root)} ({printable(text, 200)})", "keep it in the repository"
-            )
-
-
-def is_file(key: str, text: str) -> bool:
-    """Whether the reader of a key takes its value for a file's name."""
-    from kvplan.models import catalog
-    from kvplan.workloads.lengths import DISTRIBUTIONS
-
-    match key:
-        case "lengths":
-            return text.partition(":")[0] not in DISTRIBUTIONS
-        case "calibration":
-            return True
-        case _:
-            return catalog.find(text) is None and is_path(text)
-
-
-def keys_of_command(command: ServeCommand | None) -> set[str]:
-    """The engine keys that a target's command states: they win over the policy's defaults."""
-    if command is None:
-        return set()
-    others = {
-        "model": command.model, "revision": command.revision, "draft_model": command.draft_model,
-        "engine": command.engine,
-    }  # fmt: skip
-    return {*command.args, *(key for key, value in others.items() if value is not None)}
-
-
-def value_of(key: str, node: Node, folder: Path) -> Any:
-    """A key's value as the option of its name wants it; policy_file has refused what is not of its kind."""
-    match node:
-        case Items():
-            return [item.text for item in node.values if isinstance(item, Scalar)]
-        case Scalar() if key in SWITCH_KEYS:
-            return node.text == "true"
-        case Scalar() if key in ("gpu", "max_model_len", "engine_arg"):
-            return [node.text]
-        case Scalar() if key in ("model", "draft_model"):
-            return path_in(folder, node.text) if is_path_in(folder, node.text) else node.text
-        case Scalar() if key == "calibration" or (key == "lengths" and is_path_in(folder, node.text)):
-            return path_in(folder, node.text)
-        case _:
-            assert isinstance(node, Scalar)
-            return node.text
-
-
-def path_in(folder: Path, text: str) -> str:
-    """A path as the policy means it, with its leading ./ kept: it tells a path from a name of the catalog."""
-    return text if str(folder) == "." else os.path.join(folder, text)  # noqa: PTH118 -- a Path drops the ./
-
-
-def is_path_in(folder: Path, text: str) -> bool:
-    """Whether a name is meant as a path: it looks like one, or there is such a file beside the policy."""
-    from kvplan.models import catalog
-
-    if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
-        return True
-    try:
-        return catalog.find(text) is None and (folder / text).exists()
-    except (OSError, ValueError):
-        return False
-
-
-def say(target: Target, inputs: Inputs) -> None:
-    """Warnings of a target, and where its command reads a number otherwise than kvplan's own keys would."""
-    source = "command" if target.manifest is None else "manifest"
-    for text in dict.fromkeys(inputs.warnings):
-        output.tell("warning", f"target {target.id}: {text.replace('--from-command', source, 1)}")
-    for text in dict.fromkeys(inputs.notes):
-        if text in inputs.readings or (target.manifest is not None and text.startswith("--from-command: ")):
-            output.tell("note", f"target {target.id}: {text.replace('--from-command', source, 1)}")
-    if (others := overruled_model(target)) is not None:
-        own, other = (printable(text, 100) for text in others)
-        output.tell("note", f"target {target.id}: uses model: {own}, not {other} from its command")
-
-
-def overruled_model(target: Target) -> tuple[str, str] | None:
-    """(the target's own model, its command's) where they are not one and the same."""
-    from kvplan.models import catalog
-
-    node = target.own.get("model")
-    if target.command is None or not isinstance(node, Scalar):
-        return None
-    other = read_command(target.command.text).model
-    if other is None or other == node.text:
-        return None
-    known = catalog.find(node.text)
-    return None if known is not None and known == catalog.find(other) else (node.text, other)
-
-
 # --- baseline ---------------------------------------------------------------------------------------------------------
-
-
-def baseline_figures(policy: Policy) -> Mapping[str, Figures] | None:
-    """The baseline's figures by target; None where there is no such file (yet)."""
-    if policy.baseline is None or not exists(policy.baseline.path):
-        return None
-    try:
-        return figures_by_target(load_json(policy.baseline.path), printable(str(policy.baseline.path), 200))
-    except KvplanError as error:
-        raise error.within("baseline", policy.baseline.mark) from error
 
 
 def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:

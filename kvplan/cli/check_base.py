@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvplan.cli.check import baseline_figures, planned
 from kvplan.cli.diff import PATH_KEYS, words
+from kvplan.cli.targets import baseline_figures, planned
 from kvplan.core import git, strict_yaml
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable, read_text

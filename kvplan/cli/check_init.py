@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.check import refuse_files_outside
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
 from kvplan.cli.inputs import MODEL_CURE, Inputs, load_of, read, refuse_missing, say, says_gpu, says_model
+from kvplan.cli.targets import refuse_files_outside
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request, plan

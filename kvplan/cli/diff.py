@@ -252,7 +252,7 @@ def refuse_plan_options(options: DiffOptions) -> None:
 
 
 def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Side]:
-    from kvplan.cli.check import planned
+    from kvplan.cli.targets import planned
     from kvplan.policy import file as policy_file
 
     policy = policy_file.read(file, top)

@@ -13,8 +13,7 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_tokens
 from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, chart
 from kvplan.planning.sweep import Grid
-from kvplan.servers.base import SERVERS, server_of, terms_of
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import SERVERS, parse_engine, server_of, terms_of
 
 if TYPE_CHECKING:
     from kvplan.servers.releases import Version

@@ -26,8 +26,7 @@ from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memo
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
 from kvplan.servers.arguments import EngineArgs, is_vllm_size, stated_bytes, vllm_size_note
-from kvplan.servers.base import server_of
-from kvplan.servers.engines import DEFAULT, parse_engine
+from kvplan.servers.base import DEFAULT, parse_engine, server_of
 
 if TYPE_CHECKING:
     from kvplan.servers.estimates import Estimate

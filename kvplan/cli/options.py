@@ -16,8 +16,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
 from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
-from kvplan.servers.base import SERVERS, server_of
-from kvplan.servers.engines import DEFAULT
+from kvplan.servers.base import DEFAULT, SERVERS, server_of
 
 if TYPE_CHECKING:
     from kvplan.servers.words import ServeCommand

@@ -14,7 +14,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size
 from kvplan.planning.pack import Packing, Tenant, pack
 from kvplan.report.formats import Answer
-from kvplan.servers.engines import DEFAULT
+from kvplan.servers.base import DEFAULT
 from kvplan.servers.pasted import is_command, served_by
 
 NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]{0,60})=(.+)", re.DOTALL)
@@ -96,7 +96,7 @@ def without_users(words: list[str], flag: str) -> tuple[list[str], int]:
 
 def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
     """A policy's targets, each with the most users that one of its rules asks for."""
-    from kvplan.cli.check import asked_of, located
+    from kvplan.cli.targets import asked_of, located
     from kvplan.policy import file as policy_file
 
     policy = policy_file.read(file)

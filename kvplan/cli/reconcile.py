@@ -12,7 +12,7 @@ from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.limits import read as limits_of
-from kvplan.core.table import Markdown, Table
+from kvplan.core.table import Table
 from kvplan.core.units import format_size
 from kvplan.documents.reconciliation import document
 from kvplan.measure.reconcile import UNKNOWN, Reconciliation, reconcile_run, sources_of, sums
@@ -23,7 +23,7 @@ from kvplan.models.spec import FullAttention, LatentAttention
 from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
-from kvplan.report.page import Block, bullets, heading
+from kvplan.report.page import Block, bullets, heading, with_own_names
 from kvplan.servers import calibration
 from kvplan.servers.bundled.rules import predict
 from kvplan.servers.measurement import Row, exceeds
@@ -212,9 +212,3 @@ def page(result: Reconciliation) -> list[Block]:
     gaps = [bullets([gap], "*") for gap in result.gaps]
     tables = map(with_own_names, pool_tables(result))
     return [heading(3, title(result)), with_own_names(Table.of(headers, rows)), *sums(result), *tables, *gaps]
-
-
-def with_own_names(table: Table, left: int | tuple[int, ...] = 1) -> Table:
-    """The table with its first column as it is: names of kvplan's own, in which no sign is markup."""
-    rows = ((Markdown(first), *rest) if first.isidentifier() else (first, *rest) for first, *rest in table.rows)
-    return Table.of(table.names, rows, left=left)

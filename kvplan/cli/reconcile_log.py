@@ -9,7 +9,6 @@ from typing import Any
 from kvplan.cli import inputs, output
 from kvplan.cli.inputs import Inputs
 from kvplan.cli.options import FLAGS, PlanOptions, flag_of
-from kvplan.cli.reconcile import with_own_names
 from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
@@ -39,7 +38,7 @@ from kvplan.planning.plan import Request
 from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
-from kvplan.report.page import Block, bullets, heading
+from kvplan.report.page import Block, bullets, heading, with_own_names
 from kvplan.servers import environment
 from kvplan.servers.arguments import ARGUMENTS, SHORT
 from kvplan.servers.base import logs_of

@@ -13,7 +13,7 @@ from kvplan.core.files import printable
 from kvplan.planning.plan import Request
 from kvplan.planning.upgrade import WORSE, Upgrade, Upgraded, upgraded
 from kvplan.report.formats import Answer
-from kvplan.servers.engines import DEFAULT, parse_engine
+from kvplan.servers.base import DEFAULT, parse_engine
 from kvplan.servers.releases import Version
 
 POLICY_SUFFIXES = (".yaml", ".yml")
@@ -72,7 +72,7 @@ def request_of(options: UpgradeOptions, engine: str | None) -> Request:
 
 
 def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
-    from kvplan.cli.check import asked_of, located
+    from kvplan.cli.targets import asked_of, located
     from kvplan.policy import file as policy_file
 
     for field in fields(WorkloadOptions):

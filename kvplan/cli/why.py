@@ -27,8 +27,7 @@ from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.report.formats import Answer, rendered
-from kvplan.servers.base import failures_of_servers
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import failures_of_servers, parse_engine
 from kvplan.servers.logs import ServerLog
 
 AFTER_LOAD: Final = ("profile", "pool", "capture", "warmup", "serving")

@@ -26,8 +26,7 @@ from kvplan.measure.failure_words import (
     tells_of_the_host,
 )
 from kvplan.measure.serverlog.log import parse_log
-from kvplan.servers.base import failures_of_servers
-from kvplan.servers.engines import DEFAULT
+from kvplan.servers.base import DEFAULT, failures_of_servers
 from kvplan.servers.failures import (
     LEAD,
     MEMORY_CAUSES,

@@ -50,3 +50,9 @@ def folded(title: str, blocks: Sequence[Block]) -> list[Block]:
 
 def html_text(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def with_own_names(table: Table, left: int | tuple[int, ...] = 1) -> Table:
+    """The table with its first column as it is: names of kvplan's own, in which no sign is markup."""
+    rows = ((Markdown(first), *rest) if first.isidentifier() else (first, *rest) for first, *rest in table.rows)
+    return Table.of(table.names, rows, left=left)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvplan.serve.generation import finite
-from kvplan.serve.worker import Job, Piece
+from kvplan.serve.jobs import Job, Piece
 
 
 @dataclass(slots=True)

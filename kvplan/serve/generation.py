@@ -10,7 +10,8 @@ from typing import Any, Final
 from engine.config import SamplingParams
 from kvplan.core.errors import KvplanError
 from kvplan.serve.fields import ApiError, is_whole
-from kvplan.serve.worker import Group, Job, Piece, Worker, refusal_text
+from kvplan.serve.jobs import Group, Job, Piece
+from kvplan.serve.worker import Worker, refusal_text
 
 MOST_ANSWERS: Final = 1024  # of one HTTP request
 GONE, EXPIRED = -1, -2  # in place of an answer's index: the client has left; the request's time is over

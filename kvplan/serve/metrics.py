@@ -6,7 +6,6 @@ out of it rather than served as 0.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,7 @@ from prometheus_client import (
 from engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from kvplan.serve.worker import Job, Piece
+    from kvplan.serve.jobs import Job, Piece
 
 REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 LIMITS: Final = ("max_num_queued_reqs", "max_num_queued_tokens")
@@ -50,17 +49,6 @@ def steps_125(limit: int) -> tuple[int, ...]:
     return tuple(
         digit * 10**power for power, digit in product(range(len(str(limit))), (1, 2, 5)) if digit * 10**power <= limit
     )
-
-
-@dataclass(slots=True)
-class Timed:
-    """When things happened to a request, on the monotonic clock; 0: not yet."""
-
-    arrived: float = field(default_factory=time.monotonic)
-    queued: float = 0.0
-    scheduled: float = 0.0
-    first_token: float = 0.0
-    last_token: float = 0.0
 
 
 class ServerMetrics:

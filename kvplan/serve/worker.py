@@ -6,79 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from engine.config import SamplingParams
 from engine.request import Request, RequestOutput, TokenUpdate
 from kvplan.core.errors import KvplanError
 from kvplan.serve.backend import Backend
-from kvplan.serve.metrics import ServerMetrics, Timed
+from kvplan.serve.jobs import Finish, Job, Piece
+from kvplan.serve.metrics import ServerMetrics
 
 IDLE_S: Final = 30.0
 MOST_FAILURES: Final = 3  # steps in a row that may fail before the server says that it is not well
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """How an answer ended: by vLLM's reasons, or with an error's text."""
-
-    reason: str
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a request got in one step: a token at most, its text, and the end where it is that.
-
-    refused  it never ran: what the backend had against it
-    """
-
-    token_id: int | None = None
-    text: str = ""
-    logprobs: Any = None
-    finish: Finish | None = None
-    num_cached_tokens: int = 0
-    refused: Exception | None = None
-
-
-@dataclass(slots=True)
-class Group:
-    """The answers to one prompt, as vLLM's metrics count them: at the end of the last."""
-
-    n: int = 1
-    most_tokens: int = 0
-    num_ended: int = 0
-
-    def ended(self, num_tokens: int) -> bool:
-        """Count one that has ended; True for the last."""
-        self.num_ended += 1
-        self.most_tokens = max(self.most_tokens, num_tokens)
-        return self.num_ended == self.n
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """One answer that is wanted: made in the event loop, run in the backend's thread.
-
-    index  of the answer among those of its HTTP request; pieces go to their common queue with it
-    group  those to the same prompt
-    """
-
-    request_id: str
-    prompt: list[int]
-    params: SamplingParams
-    pieces: "asyncio.Queue[tuple[int, Piece]]"
-    index: int = 0
-    group: Group = field(default_factory=Group)
-    priority: int = 0
-    cache_salt: str | None = None
-    times: Timed = field(default_factory=Timed)
-    request: Request | None = None  # the backend's, in its thread only
-    delay: float = 0.0  # seconds by which its client sees tokens later than the backend gives them
-    num_told: int = 0  # tokens passed on, in its thread only
-    has_token: bool = False  # in the loop only
-    has_ended: bool = False  # in the loop only
 
 
 def no_delay(request: Request) -> float:

@@ -8,23 +8,22 @@ without SGLang.
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
     from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.bench import Generator
-    from kvplan.servers.environment import Variable
     from kvplan.servers.failures import Failures
     from kvplan.servers.logs import Logs
     from kvplan.servers.metrics import Metrics
     from kvplan.servers.plans import HostRow, Plan, Request, Sized
     from kvplan.servers.releases import Version
     from kvplan.servers.settings import Settings
-    from kvplan.servers.standing import Other
-    from kvplan.servers.words import ServeCommand, Started
+    from kvplan.servers.words import Other, ServeCommand, Started, Variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +224,30 @@ SERVERS: dict[str, Callable[[], Server]] = {
 def server_of(engine: str) -> Server:
     """The server of a label (`vllm@0.33+flashinfer`) or a name; KeyError for one that is not listed."""
     return SERVERS[engine.partition("@")[0]]()
+
+
+DEFAULT: Final = "vllm"
+
+
+def parse_engine(text: str) -> "Version":
+    """`vllm`, `vllm@0.33`, `vllm@0.11.0`, `vllm@0.9+flashinfer`, `sglang`, `sglang@0.4.3`."""
+    engine, *words = text.split("+")
+    name, _, number = engine.partition("@")
+    if name not in SERVERS:
+        *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
+        raise UsageError(
+            f"--engine {text!r}", "is not a server that kvplan models", f"use {', '.join(forms)} or {last}"
+        )
+    server = server_of(name)
+    if words and not server.terms.label_words:
+        others = [terms.title for terms in map(terms_of, SERVERS) if terms.label_words]
+        raise UsageError(f"--engine {text}", f"+{words[0]} is of {' and '.join(others)} alone", "leave it out")
+    if not number:
+        return server.release(None, words)
+    fields = number.removeprefix("v").partition(".post")[0].split(".")
+    if len(fields) not in (2, 3) or not all(field.isascii() and field.isdigit() and len(field) < 4 for field in fields):
+        raise UsageError(f"--engine {text!r}", "is not a version", f"write {server.terms.example}")
+    return server.release(tuple(int(field) for field in fields), words)
 
 
 def terms_of(engine: str) -> Terms:

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.servers.arguments import spellings
+from kvplan.servers.base import DEFAULT as DEFAULT
 from kvplan.servers.base import SERVERS, server_of
-from kvplan.servers.engines import DEFAULT as DEFAULT
 from kvplan.servers.shell import is_shell, names_server, script_flag
 
 _KEYS: Final = re.compile(

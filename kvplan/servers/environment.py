@@ -6,50 +6,18 @@ model. All others are named in one note, never with their values, which may be s
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
-from kvplan.core.records import dataclass
 from kvplan.core.units import GIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import ARGUMENTS, EngineArgs
 from kvplan.servers.base import SERVERS, server_of
-from kvplan.servers.releases import SIZES_MIB, Number, Version
-
-Kind = Literal["on", "off", "size", "gib", "text"]  # 1 is True; 1 is False; a whole number; GiB in bytes; as it is
-UNCHANGED: Final = ("", "0")
-Concerns = Callable[[ModelSpec, EngineArgs], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """A variable that changes what a server's memory holds.
-
-    sets      the field of Version, else of EngineArgs, that it decides; "" where its effect is not modeled
-    since     the first release that reads it as the effect says; until: the first that does so no more
-    concerns  of a variable without a field: the models and arguments for which it is refused, but for `usual` values
-    """
-
-    server: str
-    sets: str
-    kind: Kind
-    effect: str
-    source: str
-    since: Number
-    until: Number | None = None
-    concerns: Concerns | None = None
-    usual: tuple[str, ...] = UNCHANGED
-
-    def is_read_by(self, release: Version) -> bool:
-        return (
-            release.engine == self.server
-            and release.number >= self.since
-            and (self.until is None or release.number < self.until)
-        )
-
+from kvplan.servers.releases import SIZES_MIB, Version
+from kvplan.servers.words import Environment, Variable
 
 _ASSIGNMENT: Final = r"[A-Za-z_][A-Za-z0-9_]*=.*"
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -62,9 +30,6 @@ def variables() -> dict[str, Variable]:
     """The variables of all servers, by name."""
     return {name: variable for server in SERVERS for name, variable in server_of(server).variables().items()}
 
-
-# Name -> value: None for a variable that is passed through, and for all that are of no account: they may be secrets.
-Environment = dict[str, str | None]
 
 # --- what a command line gives ----------------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ from typing import Final, Literal
 
 from kvplan.core.units import GIB
 from kvplan.servers.arguments import ARGUMENTS, EngineArgs, spellings
-from kvplan.servers.environment import Environment
 from kvplan.servers.measurement import Row
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version
+from kvplan.servers.words import Environment
 
 SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
 COUNT: Final = r"[0-9](?:[0-9,]{0,18}[0-9])?"
@@ -292,13 +292,6 @@ def nothing_given(case: Case) -> Given:
     return Given()
 
 
-def plain_rows(case: Case) -> tuple[Row, ...]:
-    """Weights, the KV cache and its tokens, beside the plan."""
-    from kvplan.servers import log_rows
-
-    return log_rows.plain(case)
-
-
 @dataclass(frozen=True, slots=True)
 class Logs:
     """How a server's logs are read.
@@ -324,6 +317,7 @@ class Logs:
     """
 
     wordings: tuple[Wording, ...]
+    rows: Callable[[Case], tuple[Row, ...]]
     lists: tuple[str, ...] = ()
     resolved: tuple[str, ...] = ()
     list_names: tuple[str, ...] = ()
@@ -342,5 +336,4 @@ class Logs:
     draft: Callable[[ServerLog], Drafting | None] = no_draft
     environment: Callable[[ServerLog, Version], Environment] = no_environment
     notes: Callable[[ServerLog, EngineArgs, bool], list[str]] = no_notes
-    rows: Callable[[Case], tuple[Row, ...]] = plain_rows
     given: Callable[[Case], Given] = nothing_given

@@ -7,28 +7,12 @@ and `name=a|b` is refused but for these values, which change nothing.
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from kvplan.core.records import dataclass
 from kvplan.servers.arguments import ARGUMENTS, spellings
 from kvplan.servers.base import server_of
+from kvplan.servers.words import Other
 
 Standing = Literal["modeled", "no effect on memory", "refused"]
 REFUSED: Final = "refused: "  # what is said of flags that are read, so that the plan can refuse them
-
-
-@dataclass(frozen=True, slots=True)
-class Other:
-    """A flag that is no argument of the table.
-
-    reason      what it is about, or why it is refused and what to write instead
-    is_refused  it changes what is held in GPU memory in a way that kvplan does not size
-    is_switch   it takes no value
-    usual       values of a refused one that change nothing
-    """
-
-    reason: str
-    is_refused: bool
-    is_switch: bool
-    usual: tuple[str, ...] = ()
 
 
 def others(server: str, no_effect: Mapping[str, str], refused: Mapping[str, str]) -> dict[str, Other]:

@@ -1,23 +1,75 @@
-"""The words of a server's command: flags and their values, and what they come to.
+"""The words of a server's command: flags, variables and their values, and what they come to.
 
 What each server calls its arguments stands in kvplan/servers/arguments.py, its other flags in servers/<name>/.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.servers.arguments import ARGUMENTS, SHORT, read_argument, switch
-from kvplan.servers.environment import Environment
-from kvplan.servers.standing import Other
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import ARGUMENTS, SHORT, EngineArgs, read_argument, switch
+from kvplan.servers.releases import Number, Version
 
 MOST_UNKNOWN: Final = 200  # flags in no list; no server has so many
 EXPERT_RANKS: Final = "ep"  # a number of ranks that share experts, among the arguments until the tensor ranks are known
 _VARIABLE: Final = r"\$[A-Za-z_{(]|`|\{\{"
+
+
+Kind = Literal["on", "off", "size", "gib", "text"]  # 1 is True; 1 is False; a whole number; GiB in bytes; as it is
+UNCHANGED: Final = ("", "0")
+Concerns = Callable[[ModelSpec, EngineArgs], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable that changes what a server's memory holds.
+
+    sets      the field of Version, else of EngineArgs, that it decides; "" where its effect is not modeled
+    since     the first release that reads it as the effect says; until: the first that does so no more
+    concerns  of a variable without a field: the models and arguments for which it is refused, but for `usual` values
+    """
+
+    server: str
+    sets: str
+    kind: Kind
+    effect: str
+    source: str
+    since: Number
+    until: Number | None = None
+    concerns: Concerns | None = None
+    usual: tuple[str, ...] = UNCHANGED
+
+    def is_read_by(self, release: Version) -> bool:
+        return (
+            release.engine == self.server
+            and release.number >= self.since
+            and (self.until is None or release.number < self.until)
+        )
+
+
+# Name -> value: None for a variable that is passed through, and for all that are of no account: they may be secrets.
+Environment = dict[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A flag that is no argument of the table.
+
+    reason      what it is about, or why it is refused and what to write instead
+    is_refused  it changes what is held in GPU memory in a way that kvplan does not size
+    is_switch   it takes no value
+    usual       values of a refused one that change nothing
+    """
+
+    reason: str
+    is_refused: bool
+    is_switch: bool
+    usual: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers import engines
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.base import parse_engine
 from kvplan.servers.releases import CHANGES, Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import pages as vllm_pages
@@ -159,7 +159,7 @@ def test_a_cache_of_the_first_engine_that_is_not_known_is_refused(model: str) ->
 )
 def test_which_sampler_is_in_the_peak(device: str, engine: str, sampler: Sampler) -> None:
     args = EngineArgs(max_model_len=4096)
-    settings = vllm.resolve(catalog.load("qwen3-8b"), gpu(device), args, engines.parse_engine(engine))
+    settings = vllm.resolve(catalog.load("qwen3-8b"), gpu(device), args, parse_engine(engine))
     assert sampler_of(settings) is sampler
 
 
@@ -169,14 +169,14 @@ def test_a_server_with_flashinfer_has_the_pool_it_logged() -> None:
 
     args = EngineArgs(16384, 4, max_num_batched_tokens=2048, gpu_memory_utilization=0.8)
     spec, device = catalog.load("gpt-oss-120b"), gpu("a100-80g")
-    found = plan(Request(spec, device, args, engines.parse_engine("vllm@0.10+flashinfer")))
+    found = plan(Request(spec, device, args, parse_engine("vllm@0.10+flashinfer")))
     assert found.available / GIB == pytest.approx(45.32, rel=0.005)
 
 
 def test_the_first_engine_is_told_by_a_word_of_the_label() -> None:
     args = EngineArgs(max_model_len=4096)
     told, usual = (
-        vllm.resolve(catalog.load("qwen3-8b"), gpu("a100-80g"), args, engines.parse_engine(text))
+        vllm.resolve(catalog.load("qwen3-8b"), gpu("a100-80g"), args, parse_engine(text))
         for text in ("vllm@0.9+v0", "vllm@0.9")
     )
     assert (told.first_engine, usual.first_engine) == (True, False)
@@ -199,14 +199,14 @@ def test_the_first_engine_is_told_by_a_word_of_the_label() -> None:
 )
 def test_a_word_that_a_release_cannot_be_told_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        engines.parse_engine(text)
+        parse_engine(text)
 
 
 @pytest.mark.parametrize(
     "text", ["vllm@0.33", "vllm@0.9+flashinfer", "vllm@0.28+runner-v1+no-graph-estimate", "vllm@0.33+indexer-256"]
 )
 def test_a_label_is_read_back(text: str) -> None:
-    assert engines.parse_engine(text).label == text
+    assert parse_engine(text).label == text
 
 
 class TestModelRunnerV2:
@@ -265,7 +265,7 @@ class TestModelRunnerV2:
     def test_takes_graphs_off_the_budget_where_it_estimates_them(
         self, model: str, device: str, engine: str, taken_off: bool
     ) -> None:
-        spec, args, release = catalog.load(model), EngineArgs(max_model_len=8192), engines.parse_engine(engine)
+        spec, args, release = catalog.load(model), EngineArgs(max_model_len=8192), parse_engine(engine)
         settings = vllm.resolve(spec, gpu(device), args, release)
         assert settings.graphs_in_budget is taken_off
         outside = "outside the budget" in cuda_graphs(spec, settings, args, release).formula

@@ -22,8 +22,7 @@ from kvplan.planning.cures import MOVES, Case, Cure, cures, stated_pool
 from kvplan.planning.plan import Request
 from kvplan.report.why_text import why_lines
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.base import kind_of_cause
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import kind_of_cause, parse_engine
 from kvplan.servers.failures import MEMORY_CAUSES, Cause, Figures, Size
 from kvplan.servers.pasted import read_command
 from kvplan.servers.plans import BUDGET_ROWS

@@ -13,8 +13,8 @@ from kvplan.models import catalog
 from kvplan.models.spec import Quantization, Scheme
 from kvplan.planning.explain import explain
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers import engines
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import rules as vllm
 from tests import oracles
 from tests.support.oracle_data import DATA, needs_oracle_data
@@ -25,7 +25,7 @@ FORTY = 40 * GIB
 
 def sized(model: str, gpu_name: str = "h100-80g", engine: str = "vllm", budget: int = FORTY, **args: Any) -> Plan:
     flags = EngineArgs(kv_cache_memory_bytes=budget, **args)
-    return plan(Request(catalog.load(model), gpu(gpu_name), flags, engines.parse_engine(engine)))
+    return plan(Request(catalog.load(model), gpu(gpu_name), flags, parse_engine(engine)))
 
 
 # vLLM 0.33's own capacity code, 40 GiB of KV per rank, its defaults as an API server.
@@ -332,7 +332,7 @@ def test_auto_fit_takes_the_largest_context_the_pool_holds() -> None:
     ],
 )
 def test_scheduler_defaults_by_gpu(gpu_name: str, usage: str, release: str, tokens: int, seqs: int) -> None:
-    assert vllm.scheduler_defaults(gpu(gpu_name), usage, engines.parse_engine(release)) == (tokens, seqs)
+    assert vllm.scheduler_defaults(gpu(gpu_name), usage, parse_engine(release)) == (tokens, seqs)
 
 
 def test_windows_are_charged_with_two_batches_in_flight() -> None:
@@ -351,15 +351,15 @@ def test_a_context_beyond_the_models_is_refused() -> None:
 @pytest.mark.parametrize("text", ["tgi", "vllm@", "vllm@1", "vllm@0.34", "vllm@0.33.0.1", "vllm@0.5", "vllm@x.y"])
 def test_engines_kvplan_does_not_know_are_refused(text: str) -> None:
     if text == "vllm@":
-        assert engines.parse_engine(text).number == vllm.NEWEST
+        assert parse_engine(text).number == vllm.NEWEST
         return
     with pytest.raises(UsageError, match="--engine"):
-        engines.parse_engine(text)
+        parse_engine(text)
 
 
 def test_versions_differ_where_their_releases_did() -> None:
     # config/cache.py and envs.py of the wheels of 0.19.0 (0.9 and "0") and 0.20.0 (0.92 and "1")
-    new, middle, old = (engines.parse_engine(f"vllm@{v}") for v in ("0.33", "0.20", "0.19"))
+    new, middle, old = (parse_engine(f"vllm@{v}") for v in ("0.33", "0.20", "0.19"))
     assert (new.utilization, middle.utilization, old.utilization) == (0.92, 0.92, 0.90)
     assert [each.has("graphs_in_budget") for each in (new, middle, old)] == [True, True, False]
 

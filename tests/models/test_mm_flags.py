@@ -18,7 +18,7 @@ from kvplan.models.families import towers
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs, read_argument
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -9,7 +9,7 @@ from kvplan.planning.explain import explain
 from kvplan.planning.launch import host_rows
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 
 GIB = 2**30
 

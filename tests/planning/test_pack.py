@@ -15,8 +15,7 @@ from kvplan.models import catalog
 from kvplan.planning.pack import Packing, Started, Tenant, held_by, holds, pack, tried
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.base import server_of
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine, server_of
 from tests.support.cli import Run, run
 from tests.support.start_arithmetic import Facts, NotStarted, sglang_pool, vllm_pool
 

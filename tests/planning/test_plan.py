@@ -13,8 +13,8 @@ from kvplan.hardware.gpu import gpu, gpu_names
 from kvplan.models import catalog
 from kvplan.planning.advise import fixes
 from kvplan.planning.plan import Load, Plan, Request, plan
-from kvplan.servers import engines
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.base import parse_engine
 from kvplan.workloads.lengths import parse_lengths
 
 GIB = 2**30
@@ -26,9 +26,7 @@ MODELS = (
 
 
 def of(model: str, gpu_name: str = "a100-80g", engine: str = "vllm", load: Load | None = None, **args: Any) -> Plan:
-    return plan(
-        Request(catalog.load(model), gpu(gpu_name), EngineArgs(**args), engines.parse_engine(engine), load or Load())
-    )
+    return plan(Request(catalog.load(model), gpu(gpu_name), EngineArgs(**args), parse_engine(engine), load or Load()))
 
 
 def rows(answer: Plan) -> int:

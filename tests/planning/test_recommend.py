@@ -23,7 +23,7 @@ from kvplan.planning.recommend import bound, seqs_for
 from kvplan.planning.user_counts import KnownPools, pool_holds, pool_users
 from kvplan.planning.users import users_for_lengths
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.workloads.lengths import Lengths
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture

@@ -6,7 +6,7 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.simulate.setup import groups
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

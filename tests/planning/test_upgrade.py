@@ -13,7 +13,7 @@ from kvplan.planning.attribute import figures_of
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.upgrade import effects, steps
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from tests.support.cli import Run, run
 
 __all__ = ["run"]

@@ -11,7 +11,7 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs, read_argument
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import adapters, host
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import weight_layout

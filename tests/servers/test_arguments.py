@@ -13,8 +13,7 @@ from kvplan.documents.policy_file import ENGINE
 from kvplan.measure.serverlog.log import phrases
 from kvplan.policy.file import ENGINE_KEYS
 from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, flag_words, lacking, spellings
-from kvplan.servers.base import SERVERS
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import SERVERS, parse_engine
 from kvplan.servers.pasted import parse
 from kvplan.servers.standing import standings
 

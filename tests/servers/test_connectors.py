@@ -14,7 +14,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.launch import host_rows
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from tests import oracles
 from tests.support.cli import Run

@@ -15,7 +15,7 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs, Limit, read_argument
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import encoder, items, rules
 from kvplan.servers.vllm.encoder import EncoderBudget
 from tests.support.cli import Run

@@ -16,7 +16,7 @@ from kvplan.models import hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import overheads
 from kvplan.sizing.weights import num_params
 from tests.support.cli import Run

@@ -14,7 +14,7 @@ from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import environment
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.pasted import read_command as read_line
 from kvplan.servers.sglang import rules as sglang

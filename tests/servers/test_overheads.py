@@ -16,7 +16,7 @@ from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings

@@ -13,7 +13,7 @@ from kvplan.models import catalog, hf_config
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from tests import oracles
 

@@ -16,7 +16,7 @@ from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs, read_argument
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import encoder, rules
 from kvplan.servers.vllm.encoder import EncoderBudget
 from tests.support.cli import Run

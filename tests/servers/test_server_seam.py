@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.servers import base
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 
 KVPLAN = Path(__file__).resolve().parents[2] / "kvplan"
 # Files that may say `sglang`, and how many of their lines do: only ever fewer.

@@ -15,7 +15,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers import speculation
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm

@@ -20,7 +20,7 @@ from kvplan.planning.advise import fixes
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.sweep import row_of
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -20,7 +20,7 @@ from kvplan.models.hf_config import read_config
 from kvplan.models.spec import Scheme
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.constants import Constants

@@ -16,7 +16,7 @@ from kvplan.models.hf_config import read_config
 from kvplan.models.spec import Scheme
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.weights import weight_layout
 from kvplan.sizing.weights import (
     Layout,

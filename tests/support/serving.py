@@ -24,7 +24,7 @@ from kvplan.serve.text import stand_in
 from kvplan.serve.twin import Clock, Twin
 from kvplan.serve.worker import Hooks, Worker
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.simulate.steptime import Shares, step_time
 
 MODEL = "llama-3.1-8b"

@@ -7,10 +7,10 @@ It has words of its own in every place where a server's words are printed, and n
 
 from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
+from kvplan.servers import log_rows
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.bench import Generator
-from kvplan.servers.environment import Variable
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.failures import Failures, Wording
 from kvplan.servers.logs import Logs
@@ -19,11 +19,10 @@ from kvplan.servers.metrics import Metrics
 from kvplan.servers.plans import BUDGET_ROWS, Budget, HostRow, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
-from kvplan.servers.standing import Other
 from kvplan.servers.vllm import pool as pools
 from kvplan.servers.vllm.pages import Paging
 from kvplan.servers.weights import rank_weights
-from kvplan.servers.words import ServeCommand, Started
+from kvplan.servers.words import Other, ServeCommand, Started, Variable
 
 SHARE, PAGE, SEQS = 0.8, 32, 100
 CODE = "acme server.c"
@@ -144,7 +143,7 @@ def metrics() -> Metrics:
 def logs() -> Logs:
     weights = LogWording(name, "acme weights ", "acme weights <weights> GiB", "1.0", CODE)
     pool = LogWording(name, "acme_tokens=", "acme_tokens=<kv_tokens>, acme_pool=<available_kv>", "1.0", CODE)
-    return Logs((weights, pool), lists=("acme_args(",), commands=("acme ",))
+    return Logs((weights, pool), log_rows.plain, lists=("acme_args(",), commands=("acme ",))
 
 
 def bench() -> Generator:

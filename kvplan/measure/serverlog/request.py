@@ -15,9 +15,10 @@ from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs, read_argument
 from kvplan.servers.base import logs_of
-from kvplan.servers.environment import Environment, variables
+from kvplan.servers.environment import variables
 from kvplan.servers.logs import Reading, ServerLog
 from kvplan.servers.releases import Version
+from kvplan.servers.words import Environment
 
 ONLY_BYTES: Final = "custom"  # a GPU of which nothing but its memory is known
 SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")

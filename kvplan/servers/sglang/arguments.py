@@ -7,7 +7,8 @@ allocated beside it (graphs, workspaces) changes its tokens only where the defau
 from collections.abc import Mapping
 from typing import Final
 
-from kvplan.servers.standing import Other, others
+from kvplan.servers.standing import others
+from kvplan.servers.words import Other
 
 READ: Final = {  # by what kvplan.servers.sglang.command makes of them
     "the model that is sized": "model_path model revision",

@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvplan.servers.bench import Generator
-    from kvplan.servers.environment import Variable
     from kvplan.servers.failures import Failures
     from kvplan.servers.logs import Logs
     from kvplan.servers.metrics import Metrics
     from kvplan.servers.plans import HostRow
-    from kvplan.servers.standing import Other
-    from kvplan.servers.words import ServeCommand, Started
+    from kvplan.servers.words import Other, ServeCommand, Started, Variable
 
 __all__ = [
     "bench", "context", "drafter", "explain", "failures", "flags", "host", "kept_back", "labels", "launch", "logs",

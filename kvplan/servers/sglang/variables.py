@@ -5,7 +5,7 @@ from typing import Final
 
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.environment import Variable
+from kvplan.servers.words import Variable
 
 
 def _has_images(spec: ModelSpec, args: EngineArgs) -> bool:

@@ -6,7 +6,8 @@ Sources: vLLM 0.33 engine/arg_utils.py, config/*.py, entrypoints/common/cli_args
 from collections.abc import Mapping
 from typing import Final
 
-from kvplan.servers.standing import Other, others
+from kvplan.servers.standing import others
+from kvplan.servers.words import Other
 
 READ: Final = {  # by what kvplan.servers.vllm.command makes of them
     "the model that is sized": "model model_tag revision",

@@ -6,11 +6,12 @@ import re
 from typing import Final
 
 from kvplan.servers.arguments import ARGUMENTS
-from kvplan.servers.environment import Environment, variables
+from kvplan.servers.environment import variables
 from kvplan.servers.log_text import arguments
 from kvplan.servers.logs import NOT_ASKED, Drafting, ServerLog
 from kvplan.servers.methods import plain_method
 from kvplan.servers.releases import Version
+from kvplan.servers.words import Environment
 
 # What it resolved, under other names.
 RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}

@@ -5,7 +5,7 @@ from typing import Final
 
 from kvplan.models.spec import ChunkedAttention, ModelSpec
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.environment import Variable
+from kvplan.servers.words import Variable
 
 
 def _has_mla(spec: ModelSpec, args: EngineArgs) -> bool:
