@@ -19,7 +19,7 @@ from kvplan.models import catalog
 from kvplan.planning.launch import host_rows
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import offload
