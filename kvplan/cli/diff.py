@@ -289,4 +289,5 @@ def answer(result: Difference) -> Answer:
         lambda: diff_text.diff_table(result),
         lambda: diff_text.diff_page(result),
         lambda: diff_text.memory_bars(result),
+        [side.server for pair in result.comparisons for side in (pair.old, pair.new) if side.server],
     )

@@ -98,7 +98,9 @@ def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
         errors = ((gpu.name, str(reply)) for table in tables for gpu, reply in table if isinstance(reply, KvplanError))
         for name, error in dict.fromkeys(errors):
             output.tell("warning", f"{name}: left out: {error}")
-    return Answer(lambda blocks: screen(tables, blocks=blocks, explain=options.explain), document, rows, page, figures)
+    servers = [plan.request.release.label for plan in plans]
+    whole = lambda blocks: screen(tables, blocks=blocks, explain=options.explain)  # noqa: E731
+    return Answer(whole, document, rows, page, figures, servers)
 
 
 def screen(tables: list[Table], *, blocks: bool, explain: bool) -> "list[Part]":

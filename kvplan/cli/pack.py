@@ -120,4 +120,5 @@ def answer(packing: Packing) -> Answer:
         document=lambda: text.pack_document(packing),
         rows=lambda: text.pack_table(packing),
         page=lambda: list(text.pack_page(packing)),
+        servers=[server["engine"] for server in text.pack_document(packing)["servers"]],
     )

@@ -96,6 +96,7 @@ def answer(doc: RecommendationDocument, limit: int) -> Answer:
         lambda: text.rows_table(doc),
         lambda: text.page(doc, limit),
         lambda: text.cost_bars(doc, limit),
+        [doc["question"]["engine"]],
     )
 
 

@@ -112,7 +112,8 @@ def answer(plan: Plan, result: BenchResult, rows: list[Row]) -> Answer:
     def page() -> "list[Block]":
         return [heading(2, title(plan, result)), table]
 
-    return Answer(screen, lambda: document(plan, result, rows), lambda: figures_table(rows), page)
+    servers = [plan.request.release.label]
+    return Answer(screen, lambda: document(plan, result, rows), lambda: figures_table(rows), page, servers=servers)
 
 
 def figures_table(rows: list[Row]) -> Table:

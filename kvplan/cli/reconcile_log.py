@@ -304,6 +304,7 @@ def answer(result: LogReconciliation) -> Answer:
         lambda: rows_table(result),
         lambda: page(result),
         lambda: side_by_side("Predicted from the inputs, and logged", figures(result)),
+        [result.engine],
     )
 
 

@@ -215,10 +215,9 @@ def over_time(answer: Answer) -> list[Figure]:
     """Requests, the KV pool and first tokens over time; none without matplotlib."""
     if find_spec("matplotlib") is None:
         return []
-    from kvplan.report.simulate_figures import drawn
+    from kvplan.report.simulate_figures import sheets
 
-    svg = drawn(answer, "svg").decode()
-    return [Svg("Over time", svg[svg.index("<svg") :])]
+    return [Svg("Over time", sheets(answer))]
 
 
 def film_page(answer: Answer, load: Load, options: SimulateOptions) -> str:
@@ -228,7 +227,8 @@ def film_page(answer: Answer, load: Load, options: SimulateOptions) -> str:
     from kvplan.simulate.film import filmed
 
     base = Setup(answer.plan, step_time(answer.plan, shares_of(options.efficiency), options.calibration))
-    return film_html(filmed(setups_of(base, options).items(), load.source, load.arrivals), title(answer), "planned")
+    films = filmed(setups_of(base, options).items(), load.source, load.arrivals)
+    return film_html(films, title(answer), "planned", [base.plan.request.release.label])
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:

@@ -150,4 +150,5 @@ def answer(result: Upgrade) -> Answer:
         lambda: text.upgrade_document(result),
         lambda: text.upgrade_table(result),
         lambda: list(text.upgrade_page(result)),
+        servers=[label for server in result.servers for label in (server.old.request.release.label, result.new)],
     )

@@ -354,4 +354,5 @@ def shapes(diagnosis: Diagnosis) -> Answer:
         lambda: text.cure_table(document),
         lambda: text.why_page(document),
         lambda: text.why_bars(document),
+        [] if diagnosis.plan is None else [diagnosis.plan.request.release.label],
     )

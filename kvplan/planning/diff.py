@@ -54,6 +54,7 @@ class Side:
     inputs  what it was made from, as text
     groups  its weights by tensor group, bytes; empty where that is not known
     plan    None: read from a document
+    server  with its release; "" where a document does not say
     """
 
     key: str
@@ -63,6 +64,7 @@ class Side:
     figures: Figures
     groups: Mapping[str, int] = field(default_factory=dict)
     plan: Plan | None = None
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +272,7 @@ def plan_side(plan: Plan, key: str | None = None) -> Side:
         figures=figures_of(plan),
         groups=plan.weight_groups,
         plan=plan,
+        server=plan.request.release.label,
     )
 
 
@@ -399,6 +402,7 @@ def _document_side(doc: Reader) -> Side:
         key=f"{printable(name)} on {where}, {value_text(stated) or context} tokens",
         title=f"{printable(name)} on {where}, {context:,} tokens",
         fits=doc.flag("fits"),
+        server=printable(doc.text("inputs.engine"), 60),
         inputs=dict(_document_inputs(doc)),
         figures=figures,
         groups=groups,

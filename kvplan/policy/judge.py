@@ -181,7 +181,10 @@ class _Bench:
         )
         findings = tuple(replace(finding, fix=remedy.fixes.get(finding.name, finding.fix)) for finding in findings)
         cure = None if remedy.cure is None else cure_of(remedy.cure, remedy.cured, target)
-        return TargetResult(target.id, target.mark.line, title(plan), findings, figures(self.case), before, cure)
+        server = plan.request.release.label
+        return TargetResult(
+            target.id, target.mark.line, title(plan), findings, figures(self.case), before, cure, server
+        )
 
     def verdict(self, rule: Rule, before: Figures | None) -> Verdict:
         if rule.name == "fits":

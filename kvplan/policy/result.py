@@ -139,6 +139,7 @@ class TargetResult:
     figures   None: no plan belongs to it
     baseline  the same of the baseline file, where it has this target
     cure      None: nothing fails, or no change tried cures it all
+    server    with its release; "" where no plan belongs to it
     """
 
     target: str
@@ -148,6 +149,7 @@ class TargetResult:
     figures: Figures | None
     baseline: Figures | None
     cure: Cure | None = None
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,29 +7,29 @@ from typing import Final
 from markdown_it import MarkdownIt
 
 from kvplan.report.drawing import Bars, Figure
-from kvplan.report.page import COMMAND, Block, block_text
+from kvplan.report.page import Block, block_text
 from kvplan.report.templates import rendered_page, source_of
 
 FOLD: Final = "\ue000"  # a private character: text of unknown origin has it spelled out
 FOLDING: Final = re.compile(r"(?:<details>)?(?:<summary>[^<]*</summary>)?|</details>")  # a line that folds what follows
 
 
-def answer_html(blocks: Sequence[Block], figures: Sequence[Figure] = ()) -> str:
-    """The page of an answer whose first block is the answer itself."""
+def answer_html(blocks: Sequence[Block], figures: Sequence[Figure] = (), servers: Sequence[str] = ()) -> str:
+    """The page of an answer whose first block is the answer itself, planned for these servers."""
     first, *others = [block_text(block) for block in blocks]
-    return markdown_html(first, "\n\n".join(others), figures)
+    return markdown_html(first, "\n\n".join(others), figures, servers)
 
 
-def markdown_html(answer: str, below: str, figures: Sequence[Figure] = ()) -> str:
+def markdown_html(answer: str, below: str, figures: Sequence[Figure] = (), servers: Sequence[str] = ()) -> str:
     """The page of an answer and what stands below it, both as Markdown that shows foreign text as it is."""
     return rendered_page(
         "answer.html.jinja",
+        servers=servers,
         title=plain(answer),
         own_style=source_of("parts.css") + source_of("answer.css"),
         answer=plain(answer),
         drawings=[(isinstance(figure, Bars), figure) for figure in figures],
         body=html_of(below),
-        command=COMMAND,
     )
 
 

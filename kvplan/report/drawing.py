@@ -50,10 +50,10 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Svg:
-    """A figure as SVG of kvplan's own making."""
+    """A figure as SVG of kvplan's own making: (sheet's name, SVG) for a wide page and a phone's."""
 
     title: str
-    svg: str
+    sheets: tuple[tuple[str, str], ...]
 
 
 Figure = Bars | Svg

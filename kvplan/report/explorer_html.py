@@ -5,7 +5,6 @@ from typing import Final
 from kvplan.core.errors import UsageError
 from kvplan.documents.explorer import FULL, ExplorerDocument
 from kvplan.report.packed import packed_data, script_hash
-from kvplan.report.page import COMMAND
 from kvplan.report.templates import rendered_page, source_of
 
 MOST_BYTES: Final = 2_000_000
@@ -17,13 +16,13 @@ def explorer_html(document: ExplorerDocument) -> str:
     names = ", ".join(dict.fromkeys(chart["model"] for chart in document["charts"]))
     page = rendered_page(
         "explorer.html.jinja",
+        servers=[chart["server"] for chart in document["charts"]],
         title=f"{names}: users and memory",
         own_style=source_of("parts.css") + source_of("explorer.css"),
         script=script,
         script_hash=script_hash(script),
         data=packed_data(document | {"full": FULL}),
         plans=f"{document['plans']:,}",
-        command=COMMAND,
     )
     if len(page.encode()) > MOST_BYTES:
         raise UsageError(

@@ -1,22 +1,24 @@
 """The KV pool of a run as a film: one HTML file with cells by owner, a scrubber and the queue beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from kvplan.core.errors import UsageError
 from kvplan.report.packed import packed_data, script_hash
-from kvplan.report.page import COMMAND
 from kvplan.report.templates import rendered_page, source_of
 from kvplan.simulate.film import FIRST, Film
 
 MOST_BYTES: Final = 5_000_000
 
 
-def film_html(films: Mapping[str, Film], title: str, seconds: Literal["planned", "measured"]) -> str:
+def film_html(
+    films: Mapping[str, Film], title: str, seconds: Literal["planned", "measured"], servers: Sequence[str] = ()
+) -> str:
     """The page; UsageError where it would be larger than MOST_BYTES."""
     script = source_of("film.js")
     page = rendered_page(
         "film.html.jinja",
+        servers=servers,
         title=title,
         seconds=seconds,
         answer=sentence(films),
@@ -24,7 +26,6 @@ def film_html(films: Mapping[str, Film], title: str, seconds: Literal["planned",
         script=script,
         script_hash=script_hash(script),
         data=packed_data({"first": FIRST, "films": [film_data(name, film) for name, film in films.items()]}),
-        command=COMMAND,
     )
     size = len(page.encode())
     if size > MOST_BYTES:

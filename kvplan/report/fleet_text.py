@@ -101,7 +101,11 @@ def lines(answer: FleetAnswer) -> list[Part]:
 
 def shapes(answer: FleetAnswer) -> formats.Answer:
     return formats.Answer(
-        lambda _: lines(answer), lambda: document(answer), lambda: metrics_table(answer), lambda: page(answer)
+        lambda _: lines(answer),
+        lambda: document(answer),
+        lambda: metrics_table(answer),
+        lambda: page(answer),
+        servers=[answer.total.plan.request.release.label],
     )
 
 

@@ -26,6 +26,7 @@ class Answer:
     rows      all figures, for a spreadsheet
     page      for a pull request; its first block is the answer in a sentence
     figures   what its HTML page draws before the tables
+    servers   whose starts are planned, with their releases: "vllm@0.33"; its HTML page names them at the foot
     """
 
     screen: "Callable[[bool], Sequence[Part]]"
@@ -33,6 +34,7 @@ class Answer:
     rows: "Callable[[], Table]"
     page: "Callable[[], Sequence[Block]]"
     figures: "Callable[[], Sequence[Figure]]" = tuple
+    servers: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def as_markdown(answer: Answer) -> str:
 def as_html(answer: Answer) -> str:
     from kvplan.report.answer_html import answer_html
 
-    return answer_html(answer.page(), answer.figures())
+    return answer_html(answer.page(), answer.figures(), answer.servers)
 
 
 def as_text(answer: Answer) -> str:

@@ -34,19 +34,20 @@ def failure_markdown(failure: Failure) -> str:
 
 def html(result: CheckResult) -> str:
     """The whole answer as a page."""
-    return page_of(document(result, MAX_PAGE_BYTES))
+    servers = [target.server for target in result.targets if target.server]
+    return page_of(document(result, MAX_PAGE_BYTES), servers)
 
 
 def failure_html(failure: Failure) -> str:
     return page_of(failure_markdown(failure))
 
 
-def page_of(comment: str) -> str:
+def page_of(comment: str, servers: Sequence[str] = ()) -> str:
     """A comment as a page: its heading is the answer."""
     from kvplan.report.answer_html import markdown_html
 
     _, heading, *below = comment.split("\n")
-    return markdown_html(heading.lstrip("# "), "\n".join(below))
+    return markdown_html(heading.lstrip("# "), "\n".join(below), servers=servers)
 
 
 def marker(path: str) -> str:

@@ -1,10 +1,7 @@
-"""A run's figures as inline SVG: matplotlib's Figure API, colors as CSS variables, so that one drawing serves a light
-and a dark page. Each figure is drawn twice, for a wide page and for a phone.
-"""
+"""A run's figures as inline SVG, each drawn twice: for a wide page and for a phone."""
 
-import io
 import math
-import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,9 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from kvplan.core.table import text, words
@@ -32,36 +27,25 @@ from kvplan.report.run_record import (
     reading,
     usable_blocks,
 )
+from kvplan.report.sheets import (
+    HEX,
+    NARROW,
+    SETTINGS,
+    TEXT,
+    WIDE,
+    Sheet,
+    count_axis,
+    legend,
+    new_figure,
+    panel_title,
+    svg,
+)
 from kvplan.servers.measurement import Row
 
-# Colors are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
-ROLES = (
-    "ink", "muted", "grid", "accent", "band", "paper", "c-context", "c-weights", "c-buffers", "c-kv_cache",
-    "c-cuda_graphs", "c-rest", "c-other",
-)  # fmt: skip
-HEX = {role: f"#0a1b{i:02x}" for i, role in enumerate(ROLES)}
 # Filled from below in this order, each from the stage on in which it is allocated.
 ALLOCATED_IN = {"context": "", "weights": "weights", "buffers": "weights", "kv_cache": "pool", "cuda_graphs": "graphs"}
 REST = "activations and the rest"
-MOST_IN_A_LINE = 6  # entries of a wide legend
-NARROWEST_BAND = 60  # pixels; in a narrower band a stage's name is left out
-
-
-# Text of unknown origin is never read as a formula; fixed ids make the same run give the same file.
-SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
-
-
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    """How wide a figure is drawn, in pixels of the page; `points` is how many it resolves in time."""
-
-    name: str
-    width: int
-    points: int
-    is_narrow: bool
-
-
-WIDE, NARROW = Sheet("wide", 840, 280, False), Sheet("narrow", 350, 160, True)
+LETTER = 0.6 * TEXT  # pixels, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,69 +95,7 @@ def drawing(
     return Drawing(name, title, findings.get(name, ""), tuple(svgs)) if svgs else None
 
 
-# --- the frame --------------------------------------------------------------------------------------------------------
-
-
-def new_figure(sheet: Sheet, height: int, panels: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
-    """A figure of sheet.width x height pixels with panels above one another that share their times."""
-    layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.05)
-    figure = Figure(figsize=(sheet.width / 72, height / 72), dpi=72, layout=layout, facecolor="none")
-    FigureCanvasSVG(figure)
-    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=list(panels))[:, 0]
-    for ax in axes:
-        ax.set_facecolor("none")
-        for side, spine in ax.spines.items():
-            spine.set_visible(side == "bottom")
-            spine.set_color(HEX["grid"])
-        ax.tick_params(colors=HEX["muted"], length=0, labelsize=11)
-        ax.tick_params(axis="x", pad=7)
-        ax.grid(visible=True, axis="y", color=HEX["grid"], linewidth=1)
-        ax.set_axisbelow(True)
-    return figure, list(axes)
-
-
-def svg(figure: Figure, slug: str, title: str) -> str:
-    """The figure as an <svg> element for a page: colors by role, the page's font, ids of its own."""
-    buffer = io.StringIO()
-    none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=none)
-    whole = buffer.getvalue()
-    body = whole[whole.index(">", whole.index("<svg")) + 1 : whole.rindex("</svg>")]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
-    body = re.sub(r"#0a1b([0-9a-f]{2})", lambda match: f"var(--{ROLES[int(match[1], 16)]})", body)
-    body = re.sub(r"(font(?:-family)?: )([^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1\2var(--font)", body)
-    body = re.sub(r'\bid="([^"]+)"', rf'id="{slug}-\1"', body)
-    body = re.sub(r'(href="|url\()#', rf"\1#{slug}-", body)
-    body = re.sub(r"(\d+\.\d\d)\d+", r"\1", body)
-    width, height = (round(inches * 72) for inches in figure.get_size_inches())
-    head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img"'
-    return f'{head} aria-label="{title}" viewBox="0 0 {width} {height}">{body.strip()}</svg>'
-
-
-def legend(ax: Axes, sheet: Sheet) -> None:
-    """Above the panel, without a frame; what is too long for a line is divided evenly, on a phone in two columns."""
-    num = len(ax.get_legend_handles_labels()[0])
-    if not num:
-        return
-    columns = 2 if sheet.is_narrow else math.ceil(num / math.ceil(num / MOST_IN_A_LINE))
-    ax.legend(
-        loc="lower left",
-        bbox_to_anchor=(0, 1.01),
-        ncols=columns,
-        frameon=False,
-        borderaxespad=0,
-        borderpad=0.2,
-        handlelength=1,
-        handleheight=1,
-        columnspacing=1.4,
-        labelcolor=HEX["ink"],
-        fontsize=11,
-    )
-
-
-def panel_title(ax: Axes, words: str) -> None:
-    ax.set_title(words, loc="left", fontsize=11, color=HEX["ink"], pad=6)
+# --- axes -------------------------------------------------------------------------------------------------------------
 
 
 def byte_axis(axis: Any, most: float, steps: int) -> None:
@@ -192,11 +114,6 @@ def bars_frame(ax: Axes, sheet: Sheet, most: int) -> None:
     legend(ax, sheet)
 
 
-def count_axis(axis: Any, steps: int = 4) -> None:
-    axis.set_major_locator(MaxNLocator(steps, integer=True))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-
-
 def time_axis(axes: Sequence[Axes], data: RunData, sheet: Sheet, start: float) -> None:
     """From `start` to the last sample, in seconds since the run began; the stages stand behind all panels."""
     ax, end = axes[-1], data.samples[-1]["t"]
@@ -209,16 +126,23 @@ def time_axis(axes: Sequence[Axes], data: RunData, sheet: Sheet, start: float) -
 def stage_bands(axes: Sequence[Axes], data: RunData, sheet: Sheet) -> None:
     """Every second stage shaded; names above the first panel where there is room."""
     left, right = axes[0].get_xlim()
-    narrowest = NARROWEST_BAND / sheet.width
     for i, stage in enumerate(merged(data.stages)):
         start, end = max(stage.start, left), min(stage.end, right)
         for ax in axes if i % 2 and end > start else ():
             ax.axvspan(start, end, color=HEX["band"], linewidth=0, zorder=0)
-        if (end - start) / (right - left) >= narrowest:
+        room = (end - start) / (right - left) * sheet.width
+        if name := in_lines(text(stage.name.replace("_", " "), "text"), room):
             axes[0].text(
-                (start + end) / 2, 0.99, shortened(stage.name.replace("_", " "), sheet),
-                transform=axes[0].get_xaxis_transform(), ha="center", va="top", fontsize=10, color=HEX["muted"],
+                (start + end) / 2, 0.99, name,
+                transform=axes[0].get_xaxis_transform(), ha="center", va="top", fontsize=TEXT, color=HEX["muted"],
             )  # fmt: skip
+
+
+def in_lines(name: str, pixels: float) -> str:
+    """A name in at most two lines of so many pixels; "" where it has no room."""
+    letters = int(pixels / LETTER)
+    lines = textwrap.wrap(name, letters, break_long_words=False) if letters > 0 else []
+    return "\n".join(lines) if len(lines) <= 2 and all(len(line) <= letters for line in lines) else ""
 
 
 def merged(stages: Iterable[Stage]) -> list[Stage]:
@@ -277,7 +201,7 @@ def draw_memory(data: RunData, sheet: Sheet) -> Figure | None:
             )
             ax.barh(i + side, max(size or 0, 0) or math.nan, height=0.3, label=kind if i == 0 else None, **style)
             label = "no prediction" if size is None else text(size, "bytes")
-            ax.text(max(size or 0, 0) + most * 0.012, i + side, label, va="center", color=HEX["ink"], fontsize=11)
+            ax.text(max(size or 0, 0) + most * 0.012, i + side, label, va="center", color=HEX["ink"], fontsize=TEXT)
     ax.set_yticks(range(len(rows)), [words(row.component) for row in rows], color=HEX["ink"])
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.set_xlim(0, most * (1.42 if sheet.is_narrow else 1.16))
@@ -300,7 +224,7 @@ def draw_over_time(data: RunData, sheet: Sheet) -> Figure | None:
             points = [(sample["t"], reading(sample, name)) for sample in having(samples, name)]
             ax.plot(*zip(*points, strict=True), color=HEX["ink"], linewidth=1.3, linestyle=style, label=words(name))
     most = max(sum(values) for values in zip(*layers.values(), strict=True))
-    ax.set_ylim(0, most * 1.12)
+    ax.set_ylim(0, most * (1.24 if sheet.is_narrow else 1.12))
     byte_axis(ax.yaxis, most, 4)
     time_axis([ax], data, sheet, data.samples[0]["t"])
     legend(ax, sheet)
@@ -342,7 +266,7 @@ def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
             ax.barh(i, sizes[name], left=left, height=0.55, color=HEX[f"c-{name}"], label=label)
             left += sizes[name]
         reported = "" if run.memory is None else text(run.memory.reported, "bytes")
-        ax.text(left + most * 0.012, i, reported, va="center", color=HEX["ink"], fontsize=11)
+        ax.text(left + most * 0.012, i, reported, va="center", color=HEX["ink"], fontsize=TEXT)
     ax.set_yticks(range(len(runs)), [shortened(run.label, sheet) for run in runs], color=HEX["ink"])
     ax.set_ylim(len(runs) - 0.4, -0.6)
     ax.set_xlim(0, most * (1.35 if sheet.is_narrow else 1.14))
@@ -386,7 +310,7 @@ def draw_kv(data: RunData, sheet: Sheet) -> Figure | None:
         )
     usable = usable_blocks(data.run)
     blocks.axhline(usable, color=HEX["ink"], linewidth=1, linestyle=(0, (4, 2)), label=f"pool: {usable:,} blocks")
-    blocks.set_ylim(0, usable * 1.15 or 1)
+    blocks.set_ylim(0, usable * (1.3 if sheet.is_narrow else 1.15) or 1)
     count_axis(blocks.yaxis)
     draw_requests(data, requests, sheet)
     time_axis([blocks, requests], data, sheet, serving_start(data))

@@ -1,6 +1,7 @@
 """A simulation as a picture: requests and the KV pool over time, and the share of requests answered by when."""
 
 import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +9,17 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
+from kvplan.report.sheets import HEX, NARROW, TEXT, WIDER, Sheet, count_axis, legend, new_figure, panel_title, svg
+from kvplan.report.sheets import SETTINGS as PAGE_SETTINGS
 from kvplan.report.simulate_text import title
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.timeline import LEVELS
 
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
 COLOURS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, told apart by people who see few
+ROLES = ("accent", "c-cuda_graphs", "c-rest")  # the same on a page, where its style sheet says the colors
 INK, MUTED, GRID = "#1a1a1a", "#666666", "#dddddd"
 
 
@@ -95,27 +99,74 @@ def drawn(answer: Answer, format: str) -> bytes:
     return buffer.getvalue()
 
 
-def draw(ax: Axes, panel: Panel) -> None:
+def sheets(answer: Answer) -> tuple[tuple[str, str], ...]:
+    """(sheet's name, SVG) of the picture for a page, a wide one and a phone's, in the page's own colors and font."""
+    drawn_sheets = []
+    with mpl.rc_context(PAGE_SETTINGS):
+        for sheet in (WIDER, NARROW):
+            figure, axes = new_figure(sheet, 720 if sheet.is_narrow else 780, (1, 1, 1), share_times=False)
+            for ax, panel in zip(axes, panels(answer), strict=True):
+                draw_on_page(ax, panel, sheet)
+            drawn_sheets.append(
+                (sheet.name, svg(figure, f"over-time-{sheet.name}", "Requests and the KV pool over time"))
+            )
+    return tuple(drawn_sheets)
+
+
+def draw_on_page(ax: Axes, panel: Panel, sheet: Sheet) -> None:
+    for series, color, dashes in styled(panel, [HEX[role] for role in ROLES]):
+        draw_series(ax, panel, series, color, dashes)
+    title = panel.title if panel.y in panel.title.lower() else f"{panel.title}, {panel.y}"
+    if sum(bool(series.points) for series in panel.series) > 1:
+        legend(ax, sheet, title)
+    else:
+        panel_title(ax, title)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel(panel.x, color=HEX["muted"], fontsize=TEXT)
+    if panel.is_share:
+        ax.yaxis.set_major_locator(MaxNLocator(4))
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    else:
+        count_axis(ax.yaxis)
+    if panel.is_log:
+        logarithmic(ax, panel, (1, 3) if sheet.is_narrow else (1, 2, 5))
+
+
+def styled(panel: Panel, colors: Sequence[str]) -> Iterator[tuple[Series, str, str]]:
+    """Each line that has points, with its color and dashes: a color for each server, dashes for what waits."""
+    per_variant = 2 if panel.title == "Requests" else 1
     for place, series in enumerate(panel.series):
-        per_variant = 2 if panel.title == "Requests" else 1
-        colour, dashes = COLOURS[place // per_variant % len(COLOURS)], "--" if place % per_variant else "-"
         if series.points:
-            xs, ys = zip(*series.points, strict=True)
-            ax.plot(xs, ys, color=colour, linestyle=dashes, linewidth=1.6, label=series.name)
-            if panel.span is not None:
-                low, high = ([x * part for x in xs] for part in panel.span)
-                ax.fill_betweenx(ys, low, high, color=colour, alpha=0.15, linewidth=0)
+            yield series, colors[place // per_variant % len(colors)], "--" if place % per_variant else "-"
+
+
+def draw_series(ax: Axes, panel: Panel, series: Series, color: str, dashes: str) -> None:
+    xs, ys = zip(*series.points, strict=True)
+    ax.plot(xs, ys, color=color, linestyle=dashes, linewidth=1.6, label=series.name)
+    if panel.span is not None:
+        low, high = ([x * part for x in xs] for part in panel.span)
+        ax.fill_betweenx(ys, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def logarithmic(ax: Axes, panel: Panel, digits: Sequence[int]) -> None:
+    if any(x > 0 for series in panel.series for x, _ in series.points):
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(base=10, subs=digits))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def draw(ax: Axes, panel: Panel) -> None:
+    for series, color, dashes in styled(panel, COLOURS):
+        draw_series(ax, panel, series, color, dashes)
     ax.set_title(panel.title, loc="left", fontsize=12, color=INK)
     ax.set_xlabel(panel.x, color=MUTED)
     ax.set_ylabel(panel.y, color=MUTED)
     ax.set_ylim(bottom=0)
     if panel.is_share:
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    if panel.is_log and any(x > 0 for series in panel.series for x, _ in series.points):
-        ax.set_xscale("log")
-        ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
-        ax.xaxis.set_minor_formatter(NullFormatter())
+    if panel.is_log:
+        logarithmic(ax, panel, (1, 2, 5))
     ax.grid(color=GRID, linewidth=0.6)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)

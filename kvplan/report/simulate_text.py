@@ -320,6 +320,7 @@ def shapes(answer: Answer, figures: Callable[[], Sequence[Figure]] = tuple) -> f
         lambda: metrics_table(answer),
         lambda: page(answer),
         figures,
+        [answer.plan.request.release.label],
     )
 
 

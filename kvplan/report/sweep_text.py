@@ -262,7 +262,8 @@ class Shown:
     def answer(self, document: Callable[[], Any]) -> Answer:
         """Of the formats that are not written row by row."""
         rows = lambda: Table.of(Row._fields, self.rows)  # noqa: E731
-        return Answer(lambda _: self.parts(), document, rows, self.page, self.figures)
+        servers = [row.engine for row in self.rows]
+        return Answer(lambda _: self.parts(), document, rows, self.page, self.figures, servers)
 
     def figures(self) -> list[Figure]:
         """How many users each of the rows serves."""

@@ -1,23 +1,41 @@
 """The HTML pages' templates: one environment, one style sheet, one guard against text of unknown origin."""
 
 import re
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
 import jinja2
 
+from kvplan.report.page import COMMAND
+
 NO_BREAK = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 
-def rendered_page(template: str, **values: Any) -> str:
-    """A template of this folder, filled in; every value is escaped but where the template says `safe`."""
+def rendered_page(template: str, *, servers: Sequence[str] = (), **values: Any) -> str:
+    """A template of this folder, filled in; every value is escaped but where the template says `safe`.
+
+    servers  whose starts are planned, with their releases, as the foot of the page names them
+    """
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(unbroken=unbroken)
     page = environment.from_string(source_of(template))
-    return page.render(style=source_of("page.css"), version=kvplan_version(), **values)
+    return page.render(
+        style=source_of("page.css"),
+        version=kvplan_version(),
+        command=COMMAND,
+        planned_for=planned_for(servers),
+        **values,
+    )
+
+
+def planned_for(servers: Sequence[str]) -> str:
+    """ "Planned for vllm@0.33 and sglang@0.5. "."""
+    names = list(dict.fromkeys(servers))
+    return f"Planned for {' and '.join(', '.join(names).rsplit(', ', 1))}. " if names else ""
 
 
 def source_of(name: str) -> str:

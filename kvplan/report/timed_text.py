@@ -233,4 +233,10 @@ def rows_table(doc: typed.TimedRecommendationDocument) -> Table:
 
 
 def shapes(doc: typed.TimedRecommendationDocument, limit: int) -> Answer:
-    return Answer(lambda _: lines(doc, limit), lambda: doc, lambda: rows_table(doc), lambda: page(doc, limit))
+    return Answer(
+        lambda _: lines(doc, limit),
+        lambda: doc,
+        lambda: rows_table(doc),
+        lambda: page(doc, limit),
+        servers=[doc["question"]["engine"]],
+    )

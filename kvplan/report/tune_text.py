@@ -261,4 +261,10 @@ def rows_table(doc: typed.TuneDocument) -> Table:
 
 
 def shapes(doc: typed.TuneDocument, limit: int) -> Answer:
-    return Answer(lambda _: lines(doc, limit), lambda: doc, lambda: rows_table(doc), lambda: page(doc, limit))
+    return Answer(
+        lambda _: lines(doc, limit),
+        lambda: doc,
+        lambda: rows_table(doc),
+        lambda: page(doc, limit),
+        servers=[doc["question"]["engine"]],
+    )

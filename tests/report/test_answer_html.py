@@ -38,6 +38,13 @@ COMMANDS = {
              "l40s"),
     "upgrade": (("upgrade", "qwen3-8b", "--gpu", "l40s", "--ctx", "8k", "--from", "vllm@0.24"), "qwen3-8b"),
 }  # fmt: skip
+# The release at the foot, where it is not the newest; `reconcile` reads a run of kvplan's own engine.
+SERVERS = {
+    "log": "Planned for vllm@0.10. ",
+    "why": "Planned for vllm@0.23. ",
+    "upgrade": "Planned for vllm@0.24 and vllm@0.33. ",
+    "reconcile": "",
+}
 DRAWN = ("estimate", "several", "sweep", "recommend", "simulate", "diff", "why", "reconcile", "log")
 
 
@@ -105,6 +112,8 @@ def test_a_page_answers_first_and_shows_every_cell_of_the_markdown(name: str, pa
     assert shown.loads == []
     assert "default-src 'none'" in text
     assert f"kvplan {' '.join(COMMANDS[name][0][:1])}" in text
+    foot = text[text.index("<footer>") :]
+    assert f"</p>{SERVERS.get(name, 'Planned for vllm@0.33. ')}Written by kvplan" in foot
     rows = [line for line in markdown.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line)]
     wanted = [words(cell) for row in rows for cell in re.split(r"(?<!\\)\|", row)[1:-1] if cell.strip()]
     cells = [" ".join(cell.split()) for cell in shown.cells]
@@ -167,6 +176,8 @@ def test_pages_fit_a_phone_and_a_desktop(size: str, scheme: str, pages: Any, ope
         assert seen["loads"] == []
         assert seen["width"] == seen["window"] == SIZES[size][0], name
         assert min(seen["texts"]) >= 12  # pixels
+        assert bool(seen["drawn"]) == (name == "simulate")
+        assert min(seen["drawn"], default=13) > 12.99
         pairs = colors(opened, "body", "h1", "footer")
         assert min(contrast(*pair) for pair in pairs) >= 4.5  # WCAG AA for text
         assert is_dark(pairs[0]) == (scheme == "dark")

@@ -60,7 +60,7 @@ def test_the_page_fits_its_window_and_can_be_read(size: str, scheme: str, page: 
     assert len(seen["figures"]) == seen["all"] > 10
     assert max(seen["figures"]) <= width
     assert seen["sticking"] == []
-    assert min(seen["texts"]) >= 8  # pixels
+    assert min(seen["texts"]) > 12.99  # pixels
     pairs = colors(opened, "body", "h1", "figcaption:not(.over)", "summary")
     assert min(contrast(*pair) for pair in pairs) >= 4.5  # WCAG AA for text
     assert is_dark(pairs[0]) == (scheme == "dark")

@@ -15,12 +15,13 @@ from kvplan.core.table import cell_text
 from kvplan.measure.rundir import load_run
 from kvplan.report.formats import as_csv, as_json, as_markdown
 from kvplan.report.run_data import ReportData, RunData, report_data, run_data
-from kvplan.report.run_figures import Counted, Sheet, bars, drawing, new_figure, rates
+from kvplan.report.run_figures import Counted, bars, drawing, rates
 from kvplan.report.run_html import report_html
 from kvplan.report.run_record import number
 from kvplan.report.run_sentences import words_in
 from kvplan.report.run_tables import run_table
 from kvplan.report.run_text import shapes
+from kvplan.report.sheets import Sheet, new_figure
 from tests.support.parts import some
 from tests.support.recorded_runs import (
     CPU_INPUTS,
@@ -163,8 +164,8 @@ def test_a_figure_of_one_width_is_seen_on_every_page(tmp_path: Path, monkeypatch
     )
     html = report_html(report_data([load_run(cpu_run(tmp_path / "cpu"))]))
     before = html.partition('aria-label="KV blocks and requests over time"')[0].rpartition("<div")[2]
-    assert "wide" not in before
-    assert html.count('<div class="wide"><svg') == html.count('<div class="narrow"><svg') > 0
+    assert "sheet wide" not in before
+    assert html.count('<div class="sheet wide"><svg') == html.count('<div class="sheet narrow"><svg') > 0
 
 
 # --- samples from elsewhere -------------------------------------------------------------------------------------------

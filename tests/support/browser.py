@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ MEASURE = """() => {
   return {
     width: root.scrollWidth, window: innerWidth, loads: performance.getEntriesByType("resource").map((e) => e.name),
     texts: texts.map((e) => parseFloat(getComputedStyle(e).fontSize)),
+    drawn: [...document.querySelectorAll("svg text")].filter(shown).map((e) => {
+      const m = e.getScreenCTM();
+      return parseFloat(getComputedStyle(e).fontSize) * Math.hypot(m.a, m.b);
+    }),
     labels: [...document.querySelectorAll("input, select")].map((e) => e.labels.length),
   };
 }"""
@@ -34,6 +39,19 @@ Open = Callable[..., "Page"]
 @pytest.fixture
 def open_page() -> Iterator[Open]:
     """`open_page(path, "phone", "dark")`: the page, and in `page.complaints` what the console said of it."""
+    with browsing() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def open_shared() -> Iterator[Open]:
+    """The same for all tests of a module, in one browser; who opens a page closes it."""
+    with browsing() as opened:
+        yield opened
+
+
+@contextmanager
+def browsing() -> Iterator[Open]:
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
