@@ -9,6 +9,7 @@ from kvplan.core.errors import UsageError
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's
 MOST_LOGPROBS = 1024
 MOST_BIASES = 1024  # vLLM's
 DEFAULT_NUM_SEQS = 256
@@ -34,6 +35,9 @@ class EngineConfig:
     backend                 kernels: "auto" is triton on a GPU and torch elsewhere
     load_format             "auto": safetensors of the directory; "dummy": random from `seed`
     reserve_full_prompt     admit a request when its whole prompt fits; False: when the first step's part of it does
+    max_loras               adapters in one batch, each with a slot on the device; 0: none
+    max_lora_rank           of an adapter
+    fully_sharded_loras     several ranks share both matrices of an adapter, not one of the two
     async_scheduling        schedule and launch a step while the one before runs; None: on a GPU
     """
 
@@ -60,6 +64,9 @@ class EngineConfig:
     watermark: float = 0.0
     reserve_full_prompt: bool = True
     async_scheduling: bool | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    fully_sharded_loras: bool = False
 
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
@@ -83,7 +90,9 @@ class EngineConfig:
         threshold = self.long_prefill_token_threshold
         need("long_prefill_token_threshold", threshold == 0 or _is_count(threshold), "a whole number of at least 0")
         need("seed", _is_whole(self.seed), "a whole number")
-        for name in ("enable_prefix_caching", "enforce_eager", "reserve_full_prompt"):
+        need("max_loras", self.max_loras == 0 or _is_count(self.max_loras), "a whole number of at least 0")
+        need("max_lora_rank", self.max_lora_rank in LORA_RANKS, f"one of {', '.join(map(str, LORA_RANKS))}")
+        for name in ("enable_prefix_caching", "enforce_eager", "reserve_full_prompt", "fully_sharded_loras"):
             need(name, isinstance(getattr(self, name), bool), "True or False")
         need("async_scheduling", self.async_scheduling is None or isinstance(self.async_scheduling, bool),
              "True, False or None")  # fmt: skip

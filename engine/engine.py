@@ -96,31 +96,39 @@ class Engine:
 
     # --- requests -----------------------------------------------------------------------------------------------
 
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Read an adapter of peft's (adapter_config.json, safetensors), which requests then name; on every rank."""
+        with self._exclusive():
+            self.runner.model.adapters.add(name, Path(path))
+
     def generate(
         self,
         prompts: Prompt | abc.Sequence[Prompt],
         params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
+        *,
+        adapter: str | None = None,
     ) -> list[RequestOutput]:
         """Run prompts to their end, in one continuous batch; outputs in the order of the prompts.
 
-        prompts  texts or lists of token ids (arrays too); params: one for all, or one each
+        prompts  texts or lists of token ids (arrays too); params: one for all, or one each; adapter: for all
         """
-        prompts, params = self.tp.from_first((prompts, params))
+        prompts, params, adapter = self.tp.from_first((prompts, params, adapter))
         several = as_prompts(prompts)
         each = [params or SamplingParams()] * len(several) if not isinstance(params, abc.Sequence) else list(params)
         if len(each) != len(several):
             raise UsageError(f"generate: {len(each)} params for {len(several)} prompts; give one, or one each")
         with self._exclusive():
-            return self._generate(several, each, on_token)
+            return self._generate(several, each, adapter, on_token)
 
     def _generate(
-        self, prompts: list[Prompt], params: list[SamplingParams], on_token: Callable[[TokenUpdate], None] | None
-    ) -> list[RequestOutput]:
+        self, prompts: list[Prompt], params: list[SamplingParams], adapter: str | None,
+        on_token: Callable[[TokenUpdate], None] | None,
+    ) -> list[RequestOutput]:  # fmt: skip
         requests: list[Request] = []
         try:
             for prompt, chosen in zip(prompts, params, strict=True):
-                requests.append(self._add(prompt, chosen, None, 0, None, on_token))
+                requests.append(self._add(prompt, chosen, None, 0, None, adapter, on_token))
             while not all(request.seq.is_finished for request in requests):
                 self._step()
         finally:  # also after an error or Ctrl-C: the engine goes on without these requests
@@ -140,16 +148,19 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> str:
         """Queue a request and return its id; one that can never run is refused here.
 
         cache_salt  prefixes are shared only among requests of the same salt
+        adapter     name of one that load_adapter has read; None: the model's own weights alone
         on_token    called after each step that gave the request a token; it may add and abort requests
         """
         request = self.submit(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, on_token=on_token
-        )
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter,
+            on_token=on_token,
+        )  # fmt: skip
         return request.seq.request_id
 
     def submit(
@@ -160,28 +171,31 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> Request:
         """Queue a request as add_request does and return it whole: a server reads on what its output does not say."""
         with self._exclusive():
-            prompt, params, request_id, priority, cache_salt = self.tp.from_first(
-                (prompt, params, request_id, priority, cache_salt)
+            prompt, params, request_id, priority, cache_salt, adapter = self.tp.from_first(
+                (prompt, params, request_id, priority, cache_salt, adapter)
             )
-            check_options(request_id, priority, cache_salt)
-            return self._add(prompt, params, request_id, priority, cache_salt, on_token)
+            check_options(request_id, priority, cache_salt, adapter)
+            return self._add(prompt, params, request_id, priority, cache_salt, adapter, on_token)
 
     def _add(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int,
-        cache_salt: str | None, on_token: Callable[[TokenUpdate], None] | None,
+        cache_salt: str | None, adapter: str | None, on_token: Callable[[TokenUpdate], None] | None,
     ) -> Request:  # fmt: skip
         params = params or SamplingParams()
         check_biases(params, self.spec.vocab_size)
+        keys = () if adapter is None else self.runner.model.adapters.cache_keys(adapter)
         seq = Sequence(
             request_id or self._new_id(),
             prompt_token_ids(prompt, self.tokenizer, self.spec.vocab_size),
             params.max_tokens,
             priority,
-            extra_keys=() if cache_salt is None else (cache_salt,),
+            extra_keys=keys if cache_salt is None else (*keys, cache_salt),
+            adapter=adapter,
             stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
         )
         self.scheduler.add(seq)

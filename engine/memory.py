@@ -26,6 +26,7 @@ class MemoryReport:
     non_torch      used on the device by none of these (CUDA context, libraries, workspaces); 0 on a CPU
     workspaces     of non_torch, what libraries hold in torch's own pool (cuBLAS); 0 on a CPU
     graph_tensors  of cuda_graphs, what lies in torch's own pool; the rest is the driver's
+    lora           slots for adapters, and the tensors that say whose tokens are whose; 0 without them
     total, budget  of the device, or memory_limit; the share of it that gpu_memory_utilization grants
     """
 
@@ -41,6 +42,7 @@ class MemoryReport:
     budget: int
     num_blocks: int
     block_bytes: int
+    lora: int = 0
 
 
 def nbytes(tensors: list[torch.Tensor]) -> int:

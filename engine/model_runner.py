@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engine import attention
+from engine import attention, resolve
 from engine.batch import BatchArrays
 from engine.block_manager import cdiv
 from engine.config import MOST_LOGPROBS, EngineConfig, SamplingParams
@@ -109,6 +109,7 @@ class ModelRunner:
     def logits(self, arrays: BatchArrays) -> torch.Tensor:
         """[num_seqs, vocab_size] in a dtype that the kernels sample from, of each sequence's last token."""
         self._uploads.next_step()
+        self.model.adapters.begin(arrays, self._uploads)
         hidden = None if self.graphs is None else self.graphs(arrays)
         if hidden is None:
             return self.forward(step_tensors(arrays, self.device, self._uploads, *self.plan))
@@ -139,7 +140,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _load(self, source: WeightSource, device: torch.device) -> Model:
-        return Model(self.spec, source, self.kernels, self.tp, self.dtype, device, self.max_model_len)
+        adapters = resolve.adapters(self.config)
+        return Model(self.spec, source, self.kernels, self.tp, self.dtype, device, self.max_model_len, adapters)
 
     def _check_kv_dtype(self) -> None:
         """Refuse a KV dtype that the kernels do not read, and a scale that nothing is stored by."""
@@ -160,7 +162,7 @@ class ModelRunner:
     def _check_room_for_weights(self) -> None:
         """Refuse before anything is read what will not fit: the same model is built without memory and asked."""
         shape_only = self._load(NoWeights(), torch.device("meta"))
-        needed = nbytes(shape_only.weights) + nbytes(list(shape_only.buffers.values()))
+        needed = nbytes(shape_only.weights) + nbytes(list(shape_only.buffers.values())) + shape_only.adapters.num_bytes
         free = min(self.total, device_memory(self.device)[0])
         if needed > free:
             raise EnvironmentProblem(
@@ -177,13 +179,16 @@ class ModelRunner:
         for bias in (None, square[0]):  # without a bias and with one are two libraries, each with its own
             torch.nn.functional.linear(square, square, bias)
         held = requested(self.device) - square.nbytes - self._others
-        return max(0, held - nbytes(self.model.weights) - nbytes(list(self.model.buffers.values())))
+        own = nbytes(self.model.weights) + nbytes(list(self.model.buffers.values())) + self.model.adapters.num_bytes
+        return max(0, held - own)
 
     @torch.inference_mode()
     def _profile_run(self) -> int:
         """Most bytes that the largest step holds beside the weights."""
+        largest = self._largest_step()
+        self.model.adapters.begin(largest)
         with PeakMeter(self.device) as meter:
-            logits = self.forward(step_tensors(self._largest_step(), self.device))
+            logits = self.forward(step_tensors(largest, self.device))
             seqs = [Sequence(str(i), [0], 1) for i in range(logits.shape[0])]
             sampler = Sampler(self.spec.vocab_size, device=self.device, uploads=self._uploads)
             sample(logits, sampler.prepare(seqs, [LARGEST_SAMPLING] * len(seqs)), self.kernels)
@@ -238,7 +243,8 @@ class ModelRunner:
             free, total = device_memory(self.device)
             non_torch += total - free - torch.cuda.memory_reserved(self.device)
         block_bytes = self._cache(1, "meta").num_bytes
-        left = budget - weights - buffers - activations - non_torch
+        lora = self.model.adapters.num_bytes
+        left = budget - weights - buffers - lora - activations - non_torch
         if self.device.type == "cpu":  # shared with everything else that runs, and with the other ranks
             left = min(left, device_memory(self.device)[0]) // self.tp.size
         num_blocks = self.config.num_blocks or self.tp.smallest(left // block_bytes)
@@ -248,13 +254,14 @@ class ModelRunner:
             raise EnvironmentProblem(
                 f"{self.spec.name}: no memory is left for KV: {budget:,} bytes may be used (gpu_memory_utilization "
                 f"{self.config.gpu_memory_utilization:g} of {self.total:,}), weights take {weights:,}, buffers "
-                f"{buffers:,}, activations {activations:,}, others {non_torch:,}; lower max_num_batched_tokens or "
+                f"{buffers:,}, {f'adapters {lora:,}, ' * (lora > 0)}activations {activations:,}, others {non_torch:,}; "
+                "lower max_num_batched_tokens or "
                 "use a larger device"
             )
         return MemoryReport(
             weights=weights, buffers=buffers, activations=activations, kv_cache=num_blocks * block_bytes,
             cuda_graphs=0, non_torch=non_torch, workspaces=workspaces, graph_tensors=0, total=self.total, budget=budget,
-            num_blocks=num_blocks, block_bytes=block_bytes,
+            num_blocks=num_blocks, block_bytes=block_bytes, lora=lora,
         )  # fmt: skip
 
     @torch.inference_mode()

@@ -4,6 +4,7 @@ from types import ModuleType
 
 import torch
 
+from engine.adapters import Adapters, NoAdapters
 from engine.kv_cache import KVCache
 from engine.layers import Builder, GroupedAttention, LatentAttentionLayer, Mlp, Moe, Vocabulary
 from engine.loader import WeightSource
@@ -58,13 +59,15 @@ class Model:
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        adapters: Adapters | None = None,
     ) -> None:
         """Raises UnsupportedModelError for what cannot be run, InvalidInputError for weights that do not fit."""
         check_runs(spec)
         self.spec, self.decoder, self.kernels = spec, spec.decoder, kernels
         self.max_model_len, self.device = max_model_len, device
         self.buffers: dict[Rotary | int, torch.Tensor] = {}  # rotary tables, and what was made of quantised weights
-        builder = Builder(source, tp, kernels, dtype, device, spec.quantization)
+        self.adapters = adapters or NoAdapters()
+        builder = self.adapters.builder(source, tp, kernels, dtype, device, spec.quantization)
         self.embedding = Vocabulary(builder, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
         self.embedding_scale = torch.tensor(self.decoder.embedding_scale, dtype=dtype, device=device)
         self.layers = [Layer(self, builder, spec, i) for i in range(spec.num_layers)]

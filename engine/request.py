@@ -183,7 +183,7 @@ def check_biases(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
-def check_options(request_id: str | None, priority: int, cache_salt: str | None) -> None:
+def check_options(request_id: str | None, priority: int, cache_salt: str | None, adapter: str | None) -> None:
     """Refuse what could not be ranked or hashed later, in a step that serves others too."""
     for name, ok, value, need in (
         ("request_id", request_id is None or isinstance(request_id, str), request_id,
@@ -192,6 +192,7 @@ def check_options(request_id: str | None, priority: int, cache_salt: str | None)
          "a whole number ({}); smaller runs first"),
         ("cache_salt", cache_salt is None or isinstance(cache_salt, str), cache_salt,
          "a text ({}); leave it out to share prefixes with all"),
+        ("adapter", adapter is None or isinstance(adapter, str), adapter, "a name ({}); leave it out for none"),
     ):  # fmt: skip
         if not ok:
             raise UsageError(f"add_request: {name} must be " + need.format(f"{value!r:.60}"))

@@ -1,9 +1,10 @@
-"""What a config leaves open, decided for a model and this machine: device, longest request, weights, scheduling."""
+"""What a config leaves open, decided for a model and this machine: device, longest request, weights, scheduler, slots."""
 
 from pathlib import Path
 
 import torch
 
+from engine.adapters import Adapters, NoAdapters
 from engine.config import EngineConfig
 from engine.loader import Checkpoint, RandomWeights, WeightSource
 from engine.scheduler import SchedulerConfig
@@ -66,4 +67,14 @@ def scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth
         watermark=config.watermark,
         batch_queue_depth=batch_queue_depth,
         allocator=config.allocator,
+        max_loras=config.max_loras,
     )
+
+
+def adapters(config: EngineConfig) -> Adapters:
+    """Room for adapters, where a config asks for it."""
+    if not config.max_loras:
+        return NoAdapters()
+    from engine.lora import LoraSlots
+
+    return LoraSlots(config.max_loras, config.max_lora_rank, config.fully_sharded_loras, config.max_num_batched_tokens)

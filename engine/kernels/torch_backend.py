@@ -8,6 +8,7 @@ Two findings on CPUs shape the attention: gathering blocks into one contiguous t
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from engine.kernels.dequantize import fp8_block_linear as fp8_block_linear  # a backend has it
 from engine.kernels.dequantize import fp8_linear as fp8_linear
 from engine.kernels.dequantize import int4_linear as int4_linear
+from engine.kernels.lora_rows import LoraRows
 
 FP8_MAX = 448.0  # largest float8_e4m3fn
 IS_PLANNED = False  # nothing is planned on the host
@@ -531,3 +533,42 @@ def _draw_part(
     # u < 1, so u * total < total even rounded, and the first larger sum belongs to a token that adds to it.
     tokens = torch.searchsorted(sums, uniforms * sums[:, -1:], right=True)
     return tokens.squeeze(1).clamp_(max=scaled.shape[1] - 1)  # only nan gets past the end
+
+
+# --- adapters -------------------------------------------------------------------------------------------------------
+
+ADAPTED_AT_ONCE = 256  # tokens
+
+
+def lora_shrink(x: torch.Tensor, a: torch.Tensor, rows: LoraRows, *, first_rank: int = 0) -> torch.Tensor:
+    """A x of each token's own adapter, in float32; not set for tokens without one.
+
+    x           [num_tokens, inputs] float32, float16 or bfloat16; strided, last dimension contiguous
+    a           [num_slots, layers, rank or this device's share of it, inputs], dtype of x; contiguous
+    first_rank  the row of A that is the first in a: rows past an adapter's own rank are 0, and may be left out
+    returns     [num_tokens, layers, rank as in a] float32
+    """
+    small = torch.zeros((len(x), *a.shape[1:3]), dtype=torch.float32, device=x.device)
+    for slot, tokens in rows.by_slot:
+        matrix = a[slot].flatten(0, 1).float()
+        for some in tokens.split(ADAPTED_AT_ONCE):
+            small[some] = F.linear(x[some].float(), matrix).view(-1, *a.shape[1:3])
+    return small
+
+
+def lora_expand(
+    y: torch.Tensor, small: torch.Tensor, b: torch.Tensor, starts: torch.Tensor, max_outputs: int, rows: LoraRows
+) -> None:
+    """y += B small of each token's own adapter, in float32, rounded once to y's dtype.
+
+    y            [num_tokens, outputs] float32, float16 or bfloat16, changed in place; last dimension contiguous
+    small        [num_tokens, layers, rank] float32, contiguous
+    b            [num_slots, outputs, rank], dtype of y; contiguous: the layers' outputs one after the other
+    starts       [layers + 1] int32: the first output of each; max_outputs: of the largest layer
+    """
+    bounds = starts.tolist()
+    for slot, tokens in rows.by_slot:
+        for layer, (start, stop) in enumerate(pairwise(bounds)):
+            matrix = b[slot, start:stop].float()
+            for some in tokens.split(ADAPTED_AT_ONCE):
+                y[some, start:stop] = (y[some, start:stop].float() + F.linear(small[some, layer], matrix)).to(y.dtype)
