@@ -1,4 +1,4 @@
-"""What a config leaves open, decided for a model and this machine: device, longest request, weights, scheduler, slots."""
+"""What a config leaves open, decided for a model and this machine: device, length, weights, scheduling, adapters."""
 
 from pathlib import Path
 

@@ -571,4 +571,5 @@ def lora_expand(
         for layer, (start, stop) in enumerate(pairwise(bounds)):
             matrix = b[slot, start:stop].float()
             for some in tokens.split(ADAPTED_AT_ONCE):
-                y[some, start:stop] = (y[some, start:stop].float() + F.linear(small[some, layer], matrix)).to(y.dtype)
+                part = y[some, start:stop].float()  # a copy
+                y[some, start:stop] = part.addmm_(small[some, layer], matrix.T).to(y.dtype)

@@ -38,6 +38,9 @@ def inputs_of(engine: Engine) -> EngineInputs:
         num_blocks=memory.num_blocks,  # how many there are is what was measured: their bytes are predicted
         backend="torch" if device == "cpu" or config.backend == "torch" else "triton",
         batches_in_flight=config.batches_in_flight(device),
+        max_loras=config.max_loras,
+        max_lora_rank=config.max_lora_rank,
+        fully_sharded_loras=config.fully_sharded_loras,
     )
 
 

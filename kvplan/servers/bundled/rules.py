@@ -8,8 +8,8 @@ was counted.
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from kvplan.core.errors import UnsupportedModelError
-from kvplan.models.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.models.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow, Weight
 from kvplan.sizing import layout, weights
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -27,6 +27,9 @@ PART_BYTES = {"torch": 27, "triton": 17}
 PART_ELEMENTS = 1 << 22
 WIDE_ELEMENTS = 1 << 20  # of a quantized matrix that a CPU has in float32 at once
 WIDE_ELEMENTS_ON_GPU = 1 << 24
+INT_BYTES = 4
+ADAPTED_AT_ONCE = 256  # tokens, by plain torch
+FEW_TOKENS = 512  # up to which tiles of tokens with one adapter have 16 places; else 64
 WIDENED_TOKENS = {"float32": 96, "bfloat16": 2048, "float16": 2048}  # of a step, from which a GPU widens fp8 in blocks
 
 
@@ -39,6 +42,7 @@ class EngineInputs:
     max_blocks  most blocks the engine makes where it has memory to spare (a CPU); None: no limit
     backend     whose temporaries count
     batches_in_flight  2 where a step is scheduled while the one before runs: windows hold both steps' tokens
+    max_loras   slots for adapters, of max_lora_rank each
     """
 
     total: int
@@ -54,6 +58,9 @@ class EngineInputs:
     max_blocks: int | None = None
     backend: Literal["torch", "triton"] = "triton"
     batches_in_flight: int = 1
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    fully_sharded_loras: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,7 @@ class Prediction:
     num_blocks: int
     block_bytes: int
     bytes_per_token: int
+    lora: int = 0
 
 
 def predict(
@@ -85,11 +93,12 @@ def predict(
     loaded = sum(groups.values()) - groups["vision_audio"] - kv_scales
     buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes) + row_scale_bytes(spec, tp)
     block_bytes = pool_block_bytes(spec, inputs)
+    slots = lora_bytes(spec, inputs) if inputs.max_loras else 0
     peak = round(activations(spec, inputs) * activation_coefficient)
     num_blocks = inputs.num_blocks
     if num_blocks is None:
         budget = int(inputs.total * inputs.gpu_memory_utilization)
-        num_blocks = max(0, budget - loaded - buffers - peak - non_torch) // block_bytes
+        num_blocks = max(0, budget - loaded - buffers - slots - peak - non_torch) // block_bytes
         num_blocks = min(num_blocks, inputs.max_blocks or num_blocks)
     return Prediction(
         weights=loaded,
@@ -99,6 +108,7 @@ def predict(
         num_blocks=num_blocks,
         block_bytes=block_bytes,
         bytes_per_token=layout.bytes_per_token(spec, inputs.kv_cache_dtype, tp),
+        lora=slots,
     )
 
 
@@ -176,7 +186,8 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     num_groups = len(group_sizes(spec))
     width = -(-inputs.max_model_len // inputs.block_size)
     inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)
-    peak = max(in_layer, in_product, in_head, sampling)
+    in_adapters = adapters_bytes(spec, inputs, tokens) if inputs.max_loras else 0
+    peak = max(in_layer, in_product, in_head, sampling, in_adapters)
     return peak + (inputs_of_step if inputs.backend == "triton" else 0)
 
 
@@ -315,3 +326,78 @@ def moe_elements(spec: ModelSpec, inner: int, top_k: int, inputs: EngineInputs) 
             return hidden * 4 // size
         case _:
             assert_never(inputs.backend)
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+# Slots as vLLM's, but for experts, embedding and head, which have none here, and for what latent attention absorbs.
+
+
+def lora_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Bytes of one rank."""
+    layers = [[weight for weight in layer if is_adapted(weight)] for layer in spec.layer_weights]
+    elements = sum(slot_elements(weight, inputs) for layer in layers for weight in layer)
+    starts = sum(len(weight.parts) + 1 for layer in layers for weight in layer)
+    slots = inputs.max_loras * elements * DTYPE_BYTES[inputs.dtype]
+    return slots + INT_BYTES * (starts + inputs.max_loras) + tile_bytes(inputs)
+
+
+def is_adapted(weight: Weight) -> bool:
+    """Whether it is a linear layer that is run as one."""
+    return weight.inputs > 1 and weight.group != "norm" and not weight.experts and not weight.name.endswith("kv_b_proj")
+
+
+def slot_elements(weight: Weight, inputs: EngineInputs) -> int:
+    """A [rank, inputs] for each layer that is fused in it, and B [outputs, rank].
+
+    Fully sharded: a share of A's rows where the outputs are split, and of B's where the inputs are.
+    """
+    ranks, rank = inputs.tensor_parallel_size, inputs.max_lora_rank
+    columns, rows = weights.local_shape(weight, ranks)
+    rows_a, rows_b = rank, sum(rows)
+    if inputs.fully_sharded_loras and weight.split == "outputs":
+        rows_a = shared(rank, ranks)
+    if inputs.fully_sharded_loras and weight.split == "inputs":
+        rows_b = shared(rows_b, ranks)
+    return len(weight.parts) * rows_a * columns + rows_b * rank
+
+
+def shared(value: int, ranks: int) -> int:
+    if value % ranks:
+        raise UsageError("--fully-sharded-loras", f"{ranks} ranks cannot share {value} evenly", "leave it out")
+    return value // ranks
+
+
+def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
+    """Most that a step holds while adapters add to a product, every token having one: both streams, the product, what
+    it is of, and A's results in float32; in plain torch also the tokens that are added to at once, and wide matrices.
+    """
+    size, most = DTYPE_BYTES[inputs.dtype], 0
+    for layer in spec.layer_weights:
+        attention = 0
+        for weight in filter(is_adapted, layer):
+            columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
+            if weight.name.endswith("qkv_proj"):
+                attention = sum(rows) + (rows[0] if inputs.backend == "torch" else 0)  # queries are turned beside
+            width = 2 * spec.hidden_size + sum(rows) + (columns if weight.split == "inputs" else 0)
+            width += attention if weight.name.endswith("o_proj") else 0
+            small = 4 * len(weight.parts) * inputs.max_lora_rank
+            beside = 0
+            if inputs.backend == "torch":
+                some, wide = min(tokens, ADAPTED_AT_ONCE), 0 if size == 4 else 4
+                shrink = some * max(columns * (size + wide), 4 * columns + small) + wide * columns * small // 4
+                expand = max(rows) * (some * (size + wide) + wide * inputs.max_lora_rank)
+                beside = max(shrink, expand)
+            most = max(most, tokens * (size * width + small) + beside)
+    return most
+
+
+def tile_bytes(inputs: EngineInputs) -> int:
+    """Tiles of tokens, each of one adapter: places for their numbers, and the adapter of each."""
+    most = inputs.max_num_batched_tokens
+    tiles = {few: places(few) for few in {min(most, FEW_TOKENS), most}}
+    counts = {few: few // tile + min(inputs.max_loras, few) for few, tile in tiles.items()}
+    return INT_BYTES * (max(counts.values()) + max(counts[few] * tiles[few] for few in counts))
+
+
+def places(num_tokens: int) -> int:
+    return 16 if num_tokens <= FEW_TOKENS else 64
