@@ -103,20 +103,21 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise InvalidInputError(f"{path}: is not JSON ({error}); export the adapter again") from error
     if not isinstance(config, dict):
         raise InvalidInputError(f"{path}: is not an object; export the adapter again")
-    for name, is_ok, need in (
-        ("r", lambda value: isinstance(value, int) and value >= 1, "a whole number of at least 1"),
-        ("lora_alpha", lambda value: isinstance(value, int | float) and math.isfinite(value), "a number"),
-        ("rank_pattern", lambda value: value is None or _is_map(value, int), "an object of ranks"),
-        ("alpha_pattern", lambda value: value is None or _is_map(value, int | float), "an object of numbers"),
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    ranks, alphas = config.get("rank_pattern"), config.get("alpha_pattern")
+    for name, value, is_ok, need in (
+        ("r", rank, isinstance(rank, int) and rank >= 1, "a whole number of at least 1"),
+        ("lora_alpha", alpha, isinstance(alpha, int | float) and math.isfinite(alpha), "a number"),
+        ("rank_pattern", ranks, ranks is None or _is_map(ranks, int), "an object of ranks"),
+        ("alpha_pattern", alphas, alphas is None or _is_map(alphas, int | float), "an object of numbers"),
     ):
-        value = config.get(name)
-        if isinstance(value, bool) or not is_ok(value):
+        if isinstance(value, bool) or not is_ok:
             raise InvalidInputError(f"{path}: {name} must be {need} ({value!r:.60}); export the adapter again")
     return config
 
 
 def _is_map(value: Any, kind: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, kind) and each > 0 for each in value.values())
+    return isinstance(value, dict) and all(isinstance(number, kind) and number > 0 for number in value.values())
 
 
 def _check_kind(path: Path, config: dict[str, Any]) -> None:

@@ -456,7 +456,7 @@ def test_a_quantised_8b_weighs_what_is_worked_out_by_hand() -> None:
 @pytest.mark.parametrize("name", ["fp8 per tensor", "fp8 per block", "awq", "gptq"])
 def test_weights_that_are_wide_for_a_moment_are_planned(name: str, dtype: str) -> None:
     """With few tokens they are the larger part of the peak; the rest is what a plain model misses too."""
-    limits = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 96, "block_size": 4}
+    limits: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 96, "block_size": 4}
     inputs = replace(INPUTS, backend="torch", dtype=dtype, kv_cache_dtype=dtype, **limits)
     packed, _ = checkpoint(name, "llama")
     measured = engine_for(packed, dtype=dtype).memory_report().activations
