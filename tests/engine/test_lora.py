@@ -23,8 +23,8 @@ from kvplan.models.spec import ModelSpec
 from kvplan.serve.real import inputs_of
 from kvplan.servers.bundled.rules import EngineInputs, lora_bytes, predict
 from tests.support import small_models
-from tests.support.small_adapters import ATTENTION, MLP, merged_model, saved_adapter
 from tests.support.parts import some
+from tests.support.small_adapters import ATTENTION, MLP, merged_model, saved_adapter
 from tests.support.small_engines import ROUNDING, engine_for, greedy, random_tokens, run_dry, saved_model
 
 

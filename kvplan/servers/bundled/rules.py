@@ -371,7 +371,7 @@ def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
     """Most that a step holds while adapters add to a product, every token having one: both streams, the product, what
     it is of, and A's results in float32; in plain torch also the tokens that are added to at once, and wide matrices.
     """
-    size, most = DTYPE_BYTES[inputs.dtype], 0
+    size, peak = DTYPE_BYTES[inputs.dtype], 0
     for layer in spec.layer_weights:
         attention = 0
         for weight in filter(is_adapted, layer):
@@ -387,14 +387,14 @@ def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
                 shrink = some * max(columns * (size + wide), 4 * columns + small) + wide * columns * small // 4
                 expand = max(rows) * (some * (size + wide) + wide * inputs.max_lora_rank)
                 beside = max(shrink, expand)
-            most = max(most, tokens * (size * width + small) + beside)
-    return most
+            peak = max(peak, tokens * (size * width + small) + beside)
+    return peak
 
 
 def tile_bytes(inputs: EngineInputs) -> int:
     """Tiles of tokens, each of one adapter: places for their numbers, and the adapter of each."""
-    most = inputs.max_num_batched_tokens
-    tiles = {few: places(few) for few in {min(most, FEW_TOKENS), most}}
+    largest = inputs.max_num_batched_tokens
+    tiles = {few: places(few) for few in {min(largest, FEW_TOKENS), largest}}
     counts = {few: few // tile + min(inputs.max_loras, few) for few, tile in tiles.items()}
     return INT_BYTES * (max(counts.values()) + max(counts[few] * tiles[few] for few in counts))
 
