@@ -58,7 +58,9 @@ def with_command(options: CheckOptions) -> CheckOptions:
         read_command(shlex.join(words))
     except NoServerError:
         where = f"--from-pid {options.from_pid}"
-        raise UsageError(where, "is not a vLLM server", "name the process of `vllm serve`") from None
+        raise UsageError(
+            where, "starts no server that kvplan plans", f"name its process; {policy_init.LISTED}"
+        ) from None
     except KvplanError as error:
         raise error.renamed("--from-command", f"--from-pid {options.from_pid}") from None
     return replace(options, from_command=shlex.join(words), from_pid=None)

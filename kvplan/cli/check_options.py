@@ -82,5 +82,5 @@ class CheckOptions(WorkloadOptions):
     output: Annotated[Text, option("--output", "-o", help="--init: file to write.", metavar="PATH")] = None
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files of --report and --init.")] = False
     from_pid: Annotated[
-        Text, option("--from-pid", help="--init: use the command line of a running vLLM server (Linux).", metavar="PID")
+        Text, option("--from-pid", help="--init: use the command line of a running server (Linux).", metavar="PID")
     ] = None

@@ -17,6 +17,7 @@ from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.base import SERVERS
 from kvplan.servers.environment import variables
 
 KEPT: Final = 90  # percent of today's figure that a floor asks for
@@ -183,21 +184,22 @@ def from_folder(text: str, folder: Path) -> str:
     return relative if relative.startswith(".") else f"./{relative}"
 
 
+LISTED: Final = f"`pgrep -fa '{'|'.join(SERVERS)}'` lists the servers that run"
+
+
 def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
     """The words that a process was started with, the variables that change its memory in front of them.
 
     Source: proc(5), /proc/PID/cmdline and /proc/PID/environ.
     """
     if not re.fullmatch(r"[0-9]{1,10}", pid):
-        raise UsageError(
-            "--from-pid", f"is not a process id ({printable(pid, 40)!r})", "write a number; `pgrep -f vllm` lists them"
-        )
+        raise UsageError("--from-pid", f"is not a process id ({printable(pid, 40)!r})", f"write a number; {LISTED}")
     if not proc.is_dir():
         raise EnvironmentProblem("--from-pid", "this system has no /proc", "paste the command with --from-command")
     try:
         raw = (proc / pid / "cmdline").read_bytes()
     except FileNotFoundError:
-        raise EnvironmentProblem(f"--from-pid {pid}", "no such process", "`pgrep -f vllm` lists them") from None
+        raise EnvironmentProblem(f"--from-pid {pid}", "no such process", LISTED) from None
     except OSError as error:
         raise EnvironmentProblem(
             f"--from-pid {pid}", f"cannot be read ({error.strerror})", "run as the server's user"

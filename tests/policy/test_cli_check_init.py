@@ -1,6 +1,7 @@
 """`kvplan check --init`: a policy that today's plan keeps, from options, a command or a running server."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 from kvplan.core import strict_yaml
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.policy import init as policy_init
+from kvplan.servers.pasted import read_command
 from tests.support.cli import Run, config_file, refused
 from tests.support.cli import run as run  # the fixture
 from tests.support.policies import findings, follows_schema
@@ -153,6 +155,10 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
     assert policy_init.command_of("7", proc) == words
     (proc / "7" / "environ").write_bytes(b"HF_TOKEN=hf_secret\0VLLM_USE_V1=0\0PATH=/bin\0")
     assert policy_init.command_of("7", proc) == ["VLLM_USE_V1=0", *words]
+    (proc / "7" / "environ").write_bytes(b"HF_TOKEN=hf_secret\0")
+    (proc / "7" / "cmdline").write_bytes(b"python\0-m\0sglang.launch_server\0--model-path\0Qwen/Qwen3-8B\0")
+    command = read_command(shlex.join(policy_init.command_of("7", proc)))
+    assert (command.engine, command.model) == ("sglang", "Qwen/Qwen3-8B")
     with pytest.raises(EnvironmentProblem, match="no command line"):
         policy_init.command_of("8", proc)
     with pytest.raises(EnvironmentProblem, match="no such process"):
@@ -164,7 +170,10 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
     message = refused(
         run("check", "--init", "--gpu", "h200", "--from-pid", str(os.getpid()), "-o", tmp_path / "p.yaml")
     )
-    assert message == f"--from-pid {os.getpid()}: is not a vLLM server; name the process of `vllm serve`"
+    assert message == (
+        f"--from-pid {os.getpid()}: starts no server that kvplan plans; name its process; `pgrep -fa 'vllm|sglang'` lists "
+        "the servers that run"
+    )
 
 
 @pytest.mark.parametrize(
