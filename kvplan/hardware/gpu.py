@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, TypeVar
 from kvplan.core import entries
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.records import dataclass
+from kvplan.core.units import GIB
 
 TotalKind = Literal["logged", "published", "estimated", "given"]
 KINDS: Final[tuple[TotalKind, ...]] = ("logged", "published", "estimated")
@@ -104,24 +105,28 @@ def gpu(name: str) -> GpuSpec:
 
 
 def _resolve(name: str) -> str | None:
-    """The GPU's own name; spaces may stand for hyphens, and the maker before it: "NVIDIA A100 80GB"."""
+    """The GPU's own name; spaces may stand for hyphens, and maker and memory beside it: "NVIDIA A40 48GB"."""
     path, words = entries.locate("gpus.yaml"), name.split()
     for spelling in (words, words[1:] if words and words[0].lower() in VENDORS else words):
         for text in (" ".join(spelling), "-".join(spelling)):
             known = entries.resolve(path, text)
             if known is not None:
                 return known
-    return None
+    sized = re.fullmatch(r"(.+\S)\s+([1-9][0-9]{0,3})\s?(?:GB|GiB|G)", name.strip(), re.IGNORECASE)
+    known = None if sized is None else _resolve(sized[1])
+    if sized is None or known is None or entries.entry(path, known)["nominal_memory"] != int(sized[2]) * GIB:
+        return None
+    return known
 
 
 _COUNTED = re.compile(
-    r"(?P<first>\S[^:]*?)\s*:\s*(?P<last>[1-9][0-9]{0,3})|(?P<count>[1-9][0-9]{0,3})\s*[xX×]\s*(?P<name>\S.*)"
-    r"|(?P<head>\S.*?)\s*[xX×]\s*(?P<tail>[1-9][0-9]{0,3})"
+    r"(?P<first>\S[^:]*?)\s*:\s*(?P<last>[1-9][0-9]{0,3})|(?P<count>[1-9][0-9]{0,3})\s*[xX×*]\s*(?P<name>\S.*)"
+    r"|(?P<head>\S.*?)\s*[xX×*]\s*(?P<tail>[1-9][0-9]{0,3})"
 )
 
 
 def split_count(text: str) -> tuple[int | None, str]:
-    """(how many, the GPU's name) of "8xh100", "2 x l40s", "l40s:2" or "h100x8"; None where it does not say how many."""
+    """(how many, the GPU's name) of "8xh100", "2 x l40s", "l40s:2", "h100x8" or "8*h100"; None: no number."""
     match = _COUNTED.fullmatch(text.strip())
     if match is None or _resolve(text) is not None:
         return None, text

@@ -5,6 +5,7 @@ The text is split as a shell would and never run. A flag that changes memory in 
 
 import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.core.errors import NoServerError, UsageError
@@ -126,6 +127,10 @@ def _parse_line(text: str) -> ServeCommand:
             command.notes += [f"--from-command: {note}" for note in started.notes]
             command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
             return command
+    if len(commands) == 1 and len(commands[0]) == 1 and Path(commands[0][0]).is_file():
+        name = shlex.quote(commands[0][0])
+        remedy = f'paste what is in it (`--from-command "$(cat {name})"`), or `kvplan check {name}`'
+        raise NoServerError("--from-command", f"names a file ({printable(name, 60)})", remedy)
     raise NoServerError(
         "--from-command",
         f"contains no server command ({printable(' '.join(commands[0]), 60)!r})",

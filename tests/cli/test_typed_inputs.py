@@ -1,13 +1,15 @@
 """What people type and paste: addresses, counted GPUs, Python, lists of arguments; what is missing is named at once."""
 
+from pathlib import Path
+
 import pytest
 
 from kvplan.core.errors import UsageError
-from kvplan.hardware.gpu import split_count
+from kvplan.hardware.gpu import gpu, split_count
 from kvplan.models import catalog
 from kvplan.models.hub import ref_of_url
 from kvplan.servers.pasted import read_command
-from tests.support.cli import Run, run
+from tests.support.cli import Run, refused, run
 
 __all__ = ["run"]
 
@@ -24,10 +26,31 @@ PLAN = ("--gpu", "l40s", "--ctx", "8k", "--format", "json")
         ("2 x NVIDIA A100 80GB", (2, "NVIDIA A100 80GB")),
         ("mi300x", (None, "mi300x")),  # the x is the GPU's own
         ("nopex8", (None, "nopex8")),
+        ("8*h100", (8, "h100")),
+        ("2x RTX 4090 24GB", (2, "RTX 4090 24GB")),
     ],
 )
 def test_a_gpu_and_how_many(text: str, counted: tuple[int | None, str]) -> None:
     assert split_count(text) == counted
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("RTX 4090 24GB", "rtx-4090"),
+        ("H100 SXM 80GB", "h100-80g"),
+        ("NVIDIA T4 16 GB", "t4"),
+        ("mi300x 192gib", "mi300x"),
+        ("h200 80GB", None),  # it has 141
+        ("48GB", None),
+    ],
+)
+def test_a_gpu_with_its_memory_behind_the_name(text: str, name: str | None) -> None:
+    if name is None:
+        with pytest.raises(UsageError, match="not in the catalog"):
+            gpu(text)
+    else:
+        assert gpu(text).name == name
 
 
 @pytest.mark.parametrize(
@@ -245,3 +268,10 @@ def test_all_that_is_missing_is_named_in_one_error(run: Run, argv: tuple[str, ..
     ran = run(*argv)
     assert ran.code == 2
     assert ran.err.startswith(f"kvplan: error: {names}")
+
+
+def test_a_file_in_place_of_a_command_is_told_how_to_be_read(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: Qwen/Qwen3-8B\n")
+    message = refused(run("estimate", "--from-command", str(path), "--gpu", "l40s"))
+    assert f'--from-command "$(cat {path})"' in message

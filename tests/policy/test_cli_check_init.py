@@ -171,8 +171,8 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
         run("check", "--init", "--gpu", "h200", "--from-pid", str(os.getpid()), "-o", tmp_path / "p.yaml")
     )
     assert message == (
-        f"--from-pid {os.getpid()}: starts no server that kvplan plans; name its process; `pgrep -fa 'vllm|sglang'` lists "
-        "the servers that run"
+        f"--from-pid {os.getpid()}: starts no server that kvplan plans; name its process; "
+        "`pgrep -fa 'vllm|sglang'` lists the servers that run"
     )
 
 
