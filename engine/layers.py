@@ -6,12 +6,12 @@ allocated later. `kernels` is a backend module of engine.kernels.
 
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
-from engine import quantized
+from engine import experts, quantized
+from engine.experts import EXPERT_NAMES, Experts
 from engine.kv_cache import HeadKV, LatentKV, LayerKV
 from engine.loader import WeightSource
 from engine.quantized import Matrix, Piece
@@ -60,7 +60,7 @@ class Builder:
     ) -> "Linear":
         """A linear layer fused from several; of each (name, outputs, part) the rows `part` are held."""
         pieces = [Piece(name, outputs, inputs, part) for name, outputs, part in rows]
-        weight = self._matrix(pieces, self._scheme(pieces) if quantizable else None)
+        weight = self._matrix(pieces, quantizable=quantizable)
         counts = [len(piece.local_rows) for piece in pieces]
         offset = self.empty(sum(counts)) if bias else None
         if offset is not None:
@@ -71,9 +71,24 @@ class Builder:
     def inputs(self, name: str, outputs: int, inputs: int, part: slice, *, bias: bool = False) -> "SummedLinear":
         """A linear layer of which the columns `part` are held; its results are summed over the ranks."""
         pieces = [Piece(name, outputs, inputs, columns=part)]
-        weight = self._matrix(pieces, self._scheme(pieces))
+        weight = self._matrix(pieces)
         offset = self.vector(f"{name}.bias", outputs) if bias else None
         return SummedLinear(weight, offset, self.kernels, self.tp)
+
+    def experts(self, name: str, facts: MoeMlp, hidden: int, mine: slice) -> Experts:
+        """Of all experts the inner channels `mine`; planner and checkpoint alike call them mlp.experts."""
+        layer = name.removeprefix("model.layers.").partition(".")[0]
+        pieces = [Piece(f"model.layers.{layer}.mlp.experts.0.{part}_proj", 0, 0) for part in ("gate", "up", "down")]
+        return experts.load(self, name, facts, hidden, mine, self._scheme(pieces), self.method)
+
+    def _matrix(self, pieces: list[Piece], *, quantizable: bool = True) -> Matrix:
+        """The pieces, one below the other."""
+        scheme = self._scheme(pieces) if quantizable else None
+        return quantized.load(scheme, self.method, pieces, self.source, self.empty, self.buffer)
+
+    @property
+    def method(self) -> str:
+        return "" if self.quantization is None else self.quantization.method
 
     def _scheme(self, pieces: list[Piece]) -> Scheme | None:
         """How the checkpoint stores these layers; None: in the model's dtype."""
@@ -81,17 +96,6 @@ class Builder:
             return None
         names = [piece.name.removeprefix("model.layers.").partition(".") for piece in pieces]
         return scheme_of(self.quantization, int(names[0][0]), tuple(name for _, _, name in names))
-
-    def _matrix(self, pieces: list[Piece], scheme: Scheme | None) -> Matrix:
-        """The pieces, one below the other."""
-        if scheme is not None and self.quantization is not None:
-            method = self.quantization.method
-            return quantized.load(scheme, method, pieces, self.source, self.empty, self.buffer)
-        counts = [len(piece.local_rows) for piece in pieces]
-        weight = self.empty(sum(counts), len(pieces[0].local_columns))
-        for view, piece in zip(weight.split(counts), pieces, strict=True):
-            self.source.fill(view, f"{piece.name}.weight", (piece.outputs, piece.inputs), (piece.rows, piece.columns))
-        return weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,32 +411,9 @@ class Moe:
             else None
         )
         mine = builder.tp.share(facts.inner, "expert channels")
-        local = mine.stop - mine.start
-        self.w13 = builder.empty(facts.num_experts, 2 * local, hidden)
-        self.w2 = builder.empty(facts.num_experts, hidden, local)
-        self.b13 = builder.empty(facts.num_experts, 2 * local) if facts.bias else None
-        self.b2 = builder.empty(facts.num_experts, hidden) if facts.bias else None
-        self._fill_experts(builder.source, f"{name}.experts", names, mine, hidden)
+        self.experts = builder.experts(f"{name}.experts", facts, hidden, mine)
         shared = GatedMlp(facts.shared_inner, facts.activation)
         self.shared = Mlp(builder, f"{name}.shared_experts", shared, hidden) if facts.shared_inner else None
-
-    def _fill_experts(self, source: WeightSource, name: str, names: "ExpertNames", mine: slice, hidden: int) -> None:
-        count, inner, local = self.facts.num_experts, self.facts.inner, mine.stop - mine.start
-        if self.facts.names == "gpt_oss":  # all experts in one tensor, [inputs, outputs], gate and up interleaved
-            for offset, half in ((0, slice(0, local)), (1, slice(local, None))):
-                columns = slice(2 * mine.start + offset, 2 * mine.stop, 2)
-                shape = (count, hidden, 2 * inner)
-                source.fill(self.w13[:, half].transpose(1, 2), f"{name}.gate_up_proj", shape, (ALL, ALL, columns))
-                if self.b13 is not None:
-                    source.fill(self.b13[:, half], f"{name}.gate_up_proj_bias", (count, 2 * inner), (ALL, columns))
-            source.fill(self.w2.transpose(1, 2), f"{name}.down_proj", (count, inner, hidden), (ALL, mine, ALL))
-            if self.b2 is not None:
-                source.fill(self.b2, f"{name}.down_proj_bias", (count, hidden))
-            return
-        for e in range(count):
-            source.fill(self.w13[e, :local], f"{name}.{e}.{names.gate}.weight", (inner, hidden), (mine, ALL))
-            source.fill(self.w13[e, local:], f"{name}.{e}.{names.up}.weight", (inner, hidden), (mine, ALL))
-            source.fill(self.w2[e], f"{name}.{e}.{names.down}.weight", (hidden, inner), (ALL, mine))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         facts = self.facts
@@ -440,28 +421,11 @@ class Moe:
             self.router(x), self.correction, top_k=facts.top_k, scoring=facts.scoring, groups=facts.groups,
             top_groups=facts.top_groups, renormalize=facts.renormalize, scale=facts.scale,
         )  # fmt: skip
-        b2 = self.b2 if self.tp.rank == 0 else None  # added once over the ranks
+        held = self.experts
+        b2 = held.b2 if self.tp.rank == 0 else None  # added once over the ranks
         y = self.kernels.moe_mlp(
-            x, self.w13, self.w2, expert_ids, expert_weights, facts.activation, b13=self.b13, b2=b2,
+            x, held.w13, held.w2, expert_ids, expert_weights, facts.activation, b13=held.b13, b2=b2,
             limit=facts.swiglu_limit, alpha=facts.swiglu_alpha,
         )  # fmt: skip
         y = self.tp.all_reduce(y)
         return y if self.shared is None else y + self.shared(x)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """What a checkpoint calls the parts of a sparse layer."""
-
-    block: str
-    router: str
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-
-
-EXPERT_NAMES: dict[Literal["mixtral", "qwen", "gpt_oss"], ExpertNames] = {
-    "mixtral": ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2"),
-    "qwen": ExpertNames("mlp", "gate"),
-    "gpt_oss": ExpertNames("mlp", "router"),
-}

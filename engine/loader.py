@@ -19,7 +19,8 @@ from kvplan.core.errors import InvalidInputError, UnsupportedModelError
 
 Part = tuple[slice, ...]
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
-INTEGERS_AND_FP8 = {torch.int32: "I32", torch.float8_e4m3fn: "F8_E4M3"}  # are read as they are stored, or not at all
+# Are read as they are stored, or not at all.
+INTEGERS_AND_FP8 = {torch.int32: "I32", torch.uint8: "U8", torch.float8_e4m3fn: "F8_E4M3"}
 TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16} | {
     name: dtype for dtype, name in INTEGERS_AND_FP8.items()
 }
@@ -30,7 +31,10 @@ SPREAD = 0.02  # standard deviation of random weights
 FP8_SPREAD = 64.0  # of random fp8 values, before their scale: seven of them reach the largest, 448
 INT4_SPREAD = (15 * 17 / 12) ** 0.5  # of sixteen values that are equally likely
 MIDDLE = 0x77777777  # zero points of 7, or of 8 less one: either is the middle of sixteen values
-CONSTANTS = {"weight_scale": SPREAD / FP8_SPREAD, "weight_scale_inv": SPREAD / FP8_SPREAD, "input_scale": 0.05}
+E2M1_POWER = 127 - 7  # e8m0 of 2^-7: sixteen e2m1 values that are equally likely spread by (137 / 16)^0.5, 0.023 so
+CONSTANTS = {"weight_scale": SPREAD / FP8_SPREAD, "weight_scale_inv": SPREAD / FP8_SPREAD, "input_scale": 0.05} | {
+    f"{part}_proj_scales": E2M1_POWER for part in ("gate_up", "down")
+}
 # What a checkpoint may hold beside the decoder: tables that are computed here, other modalities.
 IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$|"
@@ -54,7 +58,7 @@ class WeightSource(Protocol):
     def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
         """Put the `part` of the tensor called `name`, whose whole shape is `shape`, into out (any view).
 
-        Floats are converted to out's dtype; int32 and fp8 are what is stored, or refused. Axes of one element at the
+        Floats are converted to out's dtype; integers and fp8 are what is stored, or refused. Axes of one element at the
         end of a stored shape count for nothing: scales are stored with and without them.
         """
 
@@ -133,6 +137,8 @@ class RandomWeights:
         generator = self._generator.manual_seed(int.from_bytes(seed, "big"))
         if block.dtype == torch.int32:  # eight 4-bit values each
             return block.random_(-(2**31), 2**31, generator=generator)
+        if block.dtype == torch.uint8:  # two 4-bit values each
+            return block.random_(0, 256, generator=generator)
         return block.normal_(0, SPREAD, generator=generator)
 
     @staticmethod

@@ -4,6 +4,8 @@ Layouts, each w [outputs, inputs]:
 
 fp8         float8_e4m3fn values and a float32 scale for each tensor of the checkpoint, for each row, or for each block;
             w = value * scale. Source: compressed-tensors' float-quantized, Hugging Face's fp8, DeepSeek's block scales.
+mxfp4       4-bit e2m1 values, two in a byte, and a power of two in a byte (e8m0) for each 32 of a row. Source: the
+            OCP's microscaling formats (MX) 1.0, and gpt-oss as published.
 awq, gptq   4-bit values in int32 words, and for each group of inputs a 16-bit scale and a 4-bit zero point;
             w = (value - zero) * scale. Source: the packing of AutoAWQ's gemm version and of GPTQModel.
 """
@@ -16,6 +18,11 @@ from typing import assert_never
 import torch
 import torch.nn.functional as F
 
+from engine.kernels.matrices import Fp8BlockMatrix as Fp8BlockMatrix  # the matrices that are loaded here
+from engine.kernels.matrices import Fp8Matrix as Fp8Matrix
+from engine.kernels.matrices import Int4Matrix as Int4Matrix
+from engine.kernels.matrices import Matrix as Matrix
+from engine.kernels.matrices import Mxfp4Matrix as Mxfp4Matrix
 from engine.loader import WeightSource
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError, UsageError
 from kvplan.models.quant import scheme_of
@@ -24,11 +31,17 @@ from kvplan.models.spec import LatentHeads, ModelSpec, Quantization, Scheme
 ALL = slice(None)
 FP8 = torch.float8_e4m3fn
 PACK = 8  # 4-bit values in a word
+MXFP4_GROUP = 32  # inputs that share a power of two
+NAN_POWER = 255  # the e8m0 scale that is no number
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which nibble of a word holds its first output, its second, ...
 SCALE_DTYPES = (torch.float16, torch.bfloat16)
 # Variants of a method's packing that are read; the others are refused by name.
 VARIANTS = {"awq": ("",), "gptq": ("", "gptq_v2")}
+RUNS = (
+    "the engine runs unquantised ones, dense layers in fp8 or in AWQ's or GPTQ's 4 bits, and experts in MXFP4 as "
+    "gpt-oss has them"
+)
 FP8_METHODS = ("fp8", "compressed-tensors", "modelopt")  # their tensors have the same names and meanings
 
 Empty = Callable[..., torch.Tensor]  # a Builder's: allocates and remembers, as a weight or as a buffer
@@ -53,46 +66,6 @@ class Piece:
         return range(self.inputs)[self.columns]
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Matrix:
-    """values [outputs, inputs] fp8, and their scales as a product takes them: nothing is made of them at each step.
-
-    row_scales   [outputs] float32
-    input_scale  one float32, what activations were divided by when it was calibrated; None: their own largest
-    """
-
-    values: torch.Tensor
-    row_scales: torch.Tensor
-    input_scale: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8BlockMatrix:
-    """values [outputs, inputs] fp8; scales float32, one for each block of (rows, columns), the last ones cut off."""
-
-    values: torch.Tensor
-    scales: torch.Tensor
-    block: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Int4Matrix:
-    """4-bit values, whatever the checkpoint's own order of them.
-
-    words   [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold input j * inputs / 8 + r, so that each nibble
-            of a tile of words is a tile of the matrix
-    scales  [groups, outputs] float16 or bfloat16
-    zeros   [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c hold output 8c + j
-    """
-
-    words: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
-
-
-Matrix = torch.Tensor | Fp8Matrix | Fp8BlockMatrix | Int4Matrix
-
-
 def product(kernels: ModuleType, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """x [num_tokens, inputs] -> x @ w.T + bias [num_tokens, outputs], dtype of x."""
     y: torch.Tensor
@@ -105,6 +78,8 @@ def product(kernels: ModuleType, x: torch.Tensor, matrix: Matrix, bias: torch.Te
             y = kernels.fp8_block_linear(x, matrix.values, matrix.scales, matrix.block)
         case Int4Matrix():
             y = kernels.int4_linear(x, matrix.words, matrix.scales, matrix.zeros)
+        case Mxfp4Matrix():
+            raise AssertionError("MXFP4 outside the experts is refused before anything is loaded")
         case _:
             assert_never(matrix)
     return y if bias is None else y.add_(bias)
@@ -125,11 +100,10 @@ def check_runs(spec: ModelSpec) -> None:
             scheme = scheme_of(found, index, weight.sources or (weight.name,)) if weight.quantizable else None
             if scheme is None:
                 continue
-            if not is_run(found.method, scheme):
+            runs = is_run_in_experts if weight.experts else is_run
+            if not runs(found.method, scheme):
                 variant = f" {scheme.variant}" if scheme.variant else ""
                 raise _refusal(spec, f"{found.method}: {scheme.kind}{variant} of {weight.name}")
-            if weight.experts:
-                raise _refusal(spec, f"{found.method}, experts among them")
     if any(isinstance(layer.attention, LatentHeads) for layer in spec.decoder.layers):
         _check_latent(spec, found)
 
@@ -152,18 +126,26 @@ def is_run(method: str, scheme: Scheme) -> bool:
             return False
 
 
+def is_run_in_experts(method: str, scheme: Scheme) -> bool:
+    return (method, scheme.kind) == ("mxfp4", "mxfp4")
+
+
 def _refusal(spec: ModelSpec, how: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{spec.name}: its weights are quantised ({how}); the engine runs unquantised ones, and dense layers in fp8 "
-        "or in AWQ's or GPTQ's 4 bits"
-    )
+    return UnsupportedModelError(f"{spec.name}: its weights are quantised ({how}); {RUNS}")
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def load(scheme: Scheme, method: str, pieces: list[Piece], source: WeightSource, empty: Empty, buffer: Empty) -> Matrix:
-    """The pieces one below the other, as one matrix; what the checkpoint does not hold comes from `buffer`."""
+def load(
+    scheme: Scheme | None, method: str, pieces: list[Piece], source: WeightSource, empty: Empty, buffer: Empty
+) -> Matrix:
+    """The pieces one below the other, as one matrix; what the checkpoint does not hold comes from `buffer`.
+
+    scheme  None: plain, in the dtype that `empty` has when it is not told any
+    """
+    if scheme is None:
+        return _plain(pieces, source, empty)
     match scheme.kind:
         case "fp8_tensor" | "fp8_channel":
             return _fp8(scheme, pieces, source, empty, buffer)
@@ -179,6 +161,14 @@ def _sizes(pieces: list[Piece]) -> tuple[list[int], int]:
     """(rows of each piece, columns of all)."""
     (columns,) = {len(piece.local_columns) for piece in pieces}
     return [len(piece.local_rows) for piece in pieces], columns
+
+
+def _plain(pieces: list[Piece], source: WeightSource, empty: Empty) -> torch.Tensor:
+    rows, columns = _sizes(pieces)
+    weight = empty(sum(rows), columns)
+    for view, piece in zip(weight.split(rows), pieces, strict=True):
+        source.fill(view, f"{piece.name}.weight", (piece.outputs, piece.inputs), (piece.rows, piece.columns))
+    return weight
 
 
 def _fp8_values(pieces: list[Piece], source: WeightSource, empty: Empty) -> torch.Tensor:
@@ -244,8 +234,8 @@ def _fp8_block(scheme: Scheme, method: str, pieces: list[Piece], source: WeightS
     tall, wide = scheme.block
     rows, columns = _sizes(pieces)
     for piece in pieces:
-        _need_whole(piece, "rows", piece.local_rows, piece.outputs, tall, "blocks")
-        _need_whole(piece, "columns", piece.local_columns, piece.inputs, wide, "blocks")
+        need_whole(piece, "rows", piece.local_rows, piece.outputs, tall, "blocks")
+        need_whole(piece, "columns", piece.local_columns, piece.inputs, wide, "blocks")
     for piece, size in zip(pieces[:-1], rows, strict=False):
         if size % tall:  # the next piece's first block would begin within this one's last
             raise UnsupportedModelError(
@@ -261,6 +251,35 @@ def _fp8_block(scheme: Scheme, method: str, pieces: list[Piece], source: WeightS
         part = (_divided(piece.local_rows, tall), _divided(piece.local_columns, wide))
         _fill_scales(view, source, f"{piece.name}.{suffix}", whole, part)
     return Fp8BlockMatrix(values, scales, scheme.block)
+
+
+# --- MXFP4 ------------------------------------------------------------------------------------------------------------
+
+
+def check_groups(piece: Piece, group: int) -> None:
+    """Each rank's columns must be whole groups."""
+    if piece.inputs % group:
+        raise UnsupportedModelError(
+            f"{piece.name}: {piece.inputs} inputs are no whole groups of {group}; the engine runs whole ones"
+        )
+    need_whole(piece, "inputs", piece.local_columns, 0, group, "groups")
+
+
+def empty_mxfp4(empty: Empty, outputs: int, inputs: int, *, experts: int) -> Mxfp4Matrix:
+    values = empty(experts, outputs, inputs // 2, dtype=torch.uint8)
+    return Mxfp4Matrix(values, empty(experts, outputs, inputs // MXFP4_GROUP, dtype=torch.uint8))
+
+
+def check_powers(scales: torch.Tensor, name: str, source: WeightSource) -> None:
+    """Refuse e8m0 scales that are no numbers: a model of such ones runs, and says anything."""
+    if source.dtype_of(name) is not None and bool((scales == NAN_POWER).any()):
+        raise InvalidInputError(
+            f"{source.place(name)} holds scales that are no numbers ({int((scales == NAN_POWER).sum())} of "
+            f"{scales.numel()} are {NAN_POWER}); download it again, or quantise the model anew"
+        )
+
+
+# --- AWQ and GPTQ -----------------------------------------------------------------------------------------------------
 
 
 def _int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty) -> Int4Matrix:
@@ -305,13 +324,13 @@ def _check_packs(piece: Piece, group: int) -> None:
             f"{piece.name}: {piece.outputs} x {piece.inputs} does not divide into groups of {group} inputs and words "
             f"of {PACK} values; the engine runs whole ones"
         )
-    _need_whole(piece, "outputs", piece.local_rows, 0, PACK, "words")
-    _need_whole(piece, "inputs", piece.local_columns, 0, PACK, "words")
+    need_whole(piece, "outputs", piece.local_rows, 0, PACK, "words")
+    need_whole(piece, "inputs", piece.local_columns, 0, PACK, "words")
     if group < piece.inputs:
-        _need_whole(piece, "inputs", piece.local_columns, 0, group, "groups")
+        need_whole(piece, "inputs", piece.local_columns, 0, group, "groups")
 
 
-def _need_whole(piece: Piece, what: str, held: range, end: int, size: int, units: str) -> None:
+def need_whole(piece: Piece, what: str, held: range, end: int, size: int, units: str) -> None:
     """Refuse a rank's part that cuts through a unit; one that ends where the tensor does (`end`) does not."""
     if held.start % size or (held.stop % size and held.stop != end):
         raise UsageError(

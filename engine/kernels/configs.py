@@ -95,6 +95,14 @@ GEMM = {
     ("16-bit", 64): (G(64, 128, 64, 4, 3), G(64, 128, 64, 4, 3), G(64, 128, 64, 4, 3)),
     ("16-bit", 128): (G(64, 128, 64, 4, 3), G(64, 128, 64, 4, 3), G(128, 128, 64, 8, 3)),
 }
+# Experts whose weights are widened in registers, likewise: those take what larger tiles would have
+WIDENED = {
+    ("float32", 16): (G(16, 32, 32, 4, 2), G(16, 32, 32, 4, 2), G(16, 32, 32, 4, 2)),
+    ("float32", 64): (G(32, 32, 32, 4, 2), G(32, 32, 32, 4, 2), G(32, 32, 32, 4, 2)),
+    ("16-bit", 16): (G(16, 64, 64, 4, 3), G(16, 64, 64, 4, 3), G(16, 64, 64, 4, 3)),
+    ("16-bit", 64): (G(64, 64, 64, 4, 3), G(64, 64, 64, 4, 3), G(64, 64, 64, 4, 3)),
+    ("16-bit", 128): (G(128, 64, 64, 8, 2), G(128, 64, 64, 8, 3), G(128, 128, 64, 8, 3)),
+}
 
 
 @cache
@@ -154,6 +162,10 @@ def latent_tile(
 
 def gemm_tile(arch: int, rows_per_expert: int, dtype: torch.dtype) -> GemmTile:
     return _sized(GEMM, arch, rows_per_expert, dtype)
+
+
+def widened_tile(arch: int, rows_per_expert: int, dtype: torch.dtype) -> GemmTile:
+    return _sized(WIDENED, arch, rows_per_expert, dtype)
 
 
 def _sized(table: Mapping[tuple[str, int], tuple[GemmTile, ...]], arch: int, rows: int, dtype: torch.dtype) -> GemmTile:

@@ -66,6 +66,32 @@ def int4_linear(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zero
     return y
 
 
+def mxfp4_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """x @ (values * scales).T.
+
+    x        [num_tokens, inputs] float32, float16 or bfloat16
+    values   [outputs, inputs / 2] uint8, e2m1: the lower four bits of byte i are input 2i, the upper ones input 2i + 1
+    scales   [outputs, groups] uint8, e8m0; a group is inputs / groups neighbours
+    returns  [num_tokens, outputs], dtype of x
+    """
+    y = x.new_empty(x.shape[0], values.shape[0])
+    for rows in _slices((values.shape[0], 2 * values.shape[1]), x):
+        powers = scales[rows].view(torch.float8_e8m0fnu).float()
+        weight = e2m1(values[rows]).unflatten(1, (scales.shape[1], -1)).mul_(powers[:, :, None])
+        torch.mm(x, weight.flatten(1).to(x.dtype).T, out=y[:, rows])
+    return y
+
+
+def e2m1(codes: torch.Tensor) -> torch.Tensor:
+    """[n, m] uint8 -> [n, 2m] float32: two 4-bit values of each byte, the lower one first.
+
+    A sign, two bits of exponent, one of mantissa: as the bits of a float16 they mean 2^-14 of it.
+    """
+    nibbles = torch.stack([codes & 15, codes >> 4], 2).flatten(1).to(torch.int16)
+    bits = ((nibbles & 7) << 9) | ((nibbles & 8) << 12)
+    return bits.view(torch.float16).float().mul_(2.0**14)
+
+
 def _slices(shape: tuple[int, ...], x: torch.Tensor, multiple: int = 1) -> list[slice]:
     """Outputs of a matrix [outputs, inputs], so many at a time that they are wide together."""
     outputs, inputs = shape

@@ -2,118 +2,18 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # A Triton kernel's parameters have no Python types.
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from engine.kernels import configs
+from engine.kernels import configs, moe_fp4
 from engine.kernels.activation import gated_activation
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape, once_per_layout
-from engine.kernels.integers import cdiv, next_power_of_2
+from engine.kernels.grouping import Grouping, group_rows
+from engine.kernels.integers import cdiv
+from engine.kernels.matrices import Matrix, Mxfp4Matrix, shape_of
 from engine.kernels.numerics import cast, dot, dot_dtype
 from kvplan.models.spec import Activation
-
-ROWS_AT_ONCE = 2048  # of a decode step all
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """Rows (token * top_k + choice) sorted by expert, each expert's padded to whole tiles.
-
-    rows          [num_tiles, block_m] int64: row numbers; num_rows where a place is only padding
-    tile_experts  [num_tiles] int32: the expert of each tile; -1 for a tile that no expert needs, whose rows are not set
-    """
-
-    rows: torch.Tensor
-    tile_experts: torch.Tensor
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def count_rows_kernel(counts_ptr, ids_ptr, num_rows, BLOCK: tl.constexpr):
-    """Grid (num_experts,): how many rows each expert has."""
-    expert = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    mine = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, num_rows, BLOCK):
-        ids = tl.load(ids_ptr + start + at, mask=start + at < num_rows, other=-1)
-        mine += (ids == expert).to(tl.int32)
-    tl.store(counts_ptr + expert, tl.sum(mine, 0))
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
-def group_rows_kernel(
-    rows_ptr,
-    tile_experts_ptr,
-    ids_ptr,
-    counts_ptr,
-    num_rows,
-    num_tiles,
-    num_experts,
-    BLOCK_M: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EXPERTS: tl.constexpr,
-):
-    """Grid (num_experts,): each expert's rows in their order, in its own tiles; EXPERTS is num_experts up to a power
-    of two. Without counts all rows are in one BLOCK and are counted here.
-    """
-    expert = tl.program_id(0)
-    experts = tl.arange(0, EXPERTS)
-    at = tl.arange(0, BLOCK)
-    if counts_ptr is None:
-        all_ids = tl.load(ids_ptr + at, mask=at < num_rows, other=0).to(tl.int32)
-        counts = tl.histogram(all_ids, EXPERTS, mask=at < num_rows)
-    else:
-        counts = tl.load(counts_ptr + experts, mask=experts < num_experts, other=0)
-    tiles = (counts + BLOCK_M - 1) // BLOCK_M
-    first = tl.sum(tl.where(experts < expert, tiles, 0), 0)
-    last = tl.sum(tl.where(experts <= expert, tiles, 0), 0)
-    if expert == num_experts - 1:  # tiles that no expert needs
-        for start in range(last, num_tiles, BLOCK):
-            tl.store(tile_experts_ptr + start + at, -1, mask=start + at < num_tiles)
-    place = first * BLOCK_M
-    if last > first:
-        for start in range(0, num_rows, BLOCK):
-            ids = tl.load(ids_ptr + start + at, mask=start + at < num_rows, other=-1)
-            is_mine = (ids == expert).to(tl.int32)
-            places = place + tl.cumsum(is_mine, 0) - 1
-            tl.store(rows_ptr + places, (start + at).to(tl.int64), mask=is_mine > 0)
-            place += tl.sum(is_mine, 0)
-        in_tile = tl.arange(0, BLOCK_M)
-        tl.store(rows_ptr + place + in_tile, num_rows.to(tl.int64), mask=place + in_tile < last * BLOCK_M)
-        for start in range(first, last, BLOCK):
-            tl.store(tile_experts_ptr + start + at, expert, mask=start + at < last)
-
-
-def group_rows(expert_ids: torch.Tensor, num_experts: int, block_m: int) -> Grouping:
-    """Sort rows by expert on their own device: shapes depend on no value, so the host waits for nothing.
-
-    expert_ids  [num_tokens, top_k] int32 or int64, contiguous, below num_experts
-    """
-    num_rows, device = expert_ids.numel(), expert_ids.device
-    # Every expert that has rows wastes at most block_m - 1 places.
-    num_tiles = (num_rows + min(num_experts, num_rows) * (block_m - 1)) // block_m
-    rows = torch.empty((num_tiles, block_m), dtype=torch.int64, device=device)
-    tile_experts = torch.empty((num_tiles,), dtype=torch.int32, device=device)
-    counts = None
-    if num_rows > ROWS_AT_ONCE:
-        counts = torch.empty((num_experts,), dtype=torch.int32, device=device)
-        count_rows_kernel[(num_experts,)](counts, expert_ids, num_rows, BLOCK=ROWS_AT_ONCE, num_warps=4)
-    group_rows_kernel[(num_experts,)](
-        rows,
-        tile_experts,
-        expert_ids,
-        counts,
-        num_rows,
-        num_tiles,
-        num_experts,
-        BLOCK_M=block_m,
-        BLOCK=ROWS_AT_ONCE,
-        EXPERTS=next_power_of_2(num_experts),
-        num_warps=4,
-    )
-    return Grouping(rows, tile_experts)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -175,6 +75,25 @@ def grouped_matmul_kernel(
     tl.store(y_ptrs, cast(acc, y_ptr.dtype.element_ty), mask=is_row & is_output)
 
 
+def grouped_product(
+    x: torch.Tensor,
+    matrix: Matrix,
+    bias: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    grouping: Grouping,
+    num_rows: int,
+    tile: configs.GemmTile,
+) -> torch.Tensor:
+    """[num_rows, outputs]: each row of x (or each top_k rows alike) through its expert's matrix, however stored."""
+    match matrix:
+        case torch.Tensor():
+            return _grouped_matmul(x, matrix, bias, row_weights, grouping, num_rows, tile)
+        case Mxfp4Matrix():
+            return moe_fp4.grouped_product(x, matrix, bias, row_weights, grouping, num_rows, tile)
+        case _:
+            raise TypeError(f"experts are not run in {type(matrix).__name__}")
+
+
 def _grouped_matmul(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -184,7 +103,8 @@ def _grouped_matmul(
     num_rows: int,
     tile: configs.GemmTile,
 ) -> torch.Tensor:
-    """[num_rows, outputs]: each row of x (or each top_k rows alike) through its expert's weight [outputs, inputs]."""
+    """grouped_product with weight [experts, outputs, inputs] of the dtype of x."""
+    _check_plain(x, weight)
     _, num_outputs, num_inputs = weight.shape
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     grouped_matmul_kernel[(grouping.rows.shape[0], cdiv(num_outputs, tile.block_n))](
@@ -214,8 +134,8 @@ def _grouped_matmul(
 
 def moe_mlp(
     x: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    w13: Matrix,
+    w2: Matrix,
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
     kind: Activation,
@@ -228,31 +148,34 @@ def moe_mlp(
     """The weighted sum of each token's experts' gated MLPs.
 
     x               [num_tokens, hidden] float32, float16 or bfloat16; strided, last dimension contiguous
-    w13             [num_experts, 2 * inner, hidden]: gate rows, then up rows; dtype of x, last dimension contiguous
+    w13             [num_experts, 2 * inner, hidden]: gate rows, then up rows; dtype of x, last dimension contiguous, or
+                    as a checkpoint stores it (matrices.py), and then widened in registers and rounded to the dtype of x
     w2              [num_experts, hidden, inner], likewise; b13 [num_experts, 2 * inner], b2 [num_experts, hidden]
     expert_ids      [num_tokens, top_k] int32 or int64, below num_experts
     expert_weights  [num_tokens, top_k] float32
     kind, limit, alpha  as gated_activation's
     returns         [num_tokens, hidden], dtype of x. Rounded to it: each matrix product, the activation, the sum
     """
-    tile = _tile(x, w13, w2, expert_ids, expert_weights, b13, b2)
+    shape13, shape2 = shape_of(w13), shape_of(w2)
+    tile = _tile(x, shape13, shape2, isinstance(w13, torch.Tensor), expert_ids, expert_weights, b13, b2)
     num_tokens, hidden = x.shape
     top_k = expert_ids.shape[1]
     num_rows = num_tokens * top_k
     if tile is None:
         return torch.zeros_like(x)
-    grouping = group_rows(expert_ids, w2.shape[0], tile.block_m)
-    gate_up = _grouped_matmul(x, w13, b13, None, grouping, num_rows, tile)
+    grouping = group_rows(expert_ids, shape2[0], tile.block_m)
+    gate_up = grouped_product(x, w13, b13, None, grouping, num_rows, tile)
     activated = gated_activation(gate_up, kind, limit=limit, alpha=alpha)
-    rows = _grouped_matmul(activated, w2, b2, expert_weights, grouping, num_rows, tile)
+    rows = grouped_product(activated, w2, b2, expert_weights, grouping, num_rows, tile)
     return rows.view(num_tokens, top_k, hidden).sum(1)  # torch sums in float32, and rounds once
 
 
 @once_per_layout
 def _tile(
     x: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    shape13: tuple[int, ...],
+    shape2: tuple[int, ...],
+    is_plain: bool,
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
     b13: torch.Tensor | None,
@@ -260,14 +183,11 @@ def _tile(
 ) -> configs.GemmTile | None:
     """Check the arguments of moe_mlp; the tile of its products. None: there are no rows."""
     need_rows("x", x, 2, FLOATS)
-    need_rows("w13", w13, 3, (x.dtype,))
-    need_rows("w2", w2, 3, (x.dtype,))
     num_tokens, hidden = x.shape
-    num_experts, _, inner = w2.shape
-    need("w2", w2.shape[1] == hidden, "of {} outputs", w2.shape[1], hidden)
-    need(
-        "w13", w13.shape == (num_experts, 2 * inner, hidden), "of shape {}", w13.shape, (num_experts, 2 * inner, hidden)
-    )
+    need("w2", len(shape2) == 3, "of 3 dimensions", shape2)
+    num_experts, _, inner = shape2
+    need("w2", shape2[1] == hidden, "of {} outputs", shape2[1], hidden)
+    need("w13", shape13 == (num_experts, 2 * inner, hidden), "of shape {}", shape13, (num_experts, 2 * inner, hidden))
     need(
         "expert_ids",
         expert_ids.dim() == 2 and len(expert_ids) == num_tokens,
@@ -283,7 +203,14 @@ def _tile(
         need_shape("b13", b13, (num_experts, 2 * inner))
     if b2 is not None:
         need_shape("b2", b2, (num_experts, hidden))
-    need_one_device(x=x, w13=w13, w2=w2, expert_ids=expert_ids, expert_weights=expert_weights, b13=b13, b2=b2)
+    need_one_device(x=x, expert_ids=expert_ids, expert_weights=expert_weights, b13=b13, b2=b2)
     if expert_ids.numel() == 0:
         return None
-    return configs.gemm_tile(configs.arch(), expert_ids.numel() // num_experts, x.dtype)
+    tile_of = configs.gemm_tile if is_plain else configs.widened_tile
+    return tile_of(configs.arch(), expert_ids.numel() // num_experts, x.dtype)
+
+
+@once_per_layout
+def _check_plain(x: torch.Tensor, weight: torch.Tensor) -> None:
+    need_rows("weight", weight, 3, (x.dtype,))
+    need_one_device(x=x, weight=weight)

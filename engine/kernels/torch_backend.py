@@ -16,7 +16,9 @@ import torch.nn.functional as F
 from engine.kernels.dequantize import fp8_block_linear as fp8_block_linear  # a backend has it
 from engine.kernels.dequantize import fp8_linear as fp8_linear
 from engine.kernels.dequantize import int4_linear as int4_linear
+from engine.kernels.dequantize import mxfp4_linear
 from engine.kernels.lora_rows import LoraRows
+from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, shape_of
 
 FP8_MAX = 448.0  # largest float8_e4m3fn
 IS_PLANNED = False  # nothing is planned on the host
@@ -401,8 +403,8 @@ def route(
 
 def moe_mlp(
     x: torch.Tensor,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
+    w13: Matrix,
+    w2: Matrix,
     expert_ids: torch.Tensor,
     expert_weights: torch.Tensor,
     kind: str,
@@ -415,23 +417,39 @@ def moe_mlp(
     """The weighted sum of each token's experts.
 
     x               [num_tokens, hidden]
-    w13             [num_experts, 2 * inner, hidden] gate above up; w2 [num_experts, hidden, inner]; b13, b2 biases
+    w13             [num_experts, 2 * inner, hidden] gate above up; w2 [num_experts, hidden, inner]; b13, b2 biases.
+                    In the dtype of x, or as a checkpoint stores it (matrices.py)
     expert_ids      [num_tokens, top_k]; expert_weights alike, float32
     returns         [num_tokens, hidden], dtype of x
     """
-    num_experts, top_k = w13.shape[0], expert_ids.shape[1]
+    top_k = expert_ids.shape[1]
     order = expert_ids.flatten().argsort(stable=True)
-    counts = expert_ids.flatten().bincount(minlength=num_experts).tolist()
+    counts = expert_ids.flatten().bincount(minlength=shape_of(w13)[0]).tolist()
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert, pairs in enumerate(order.split(counts)):
         if len(pairs) == 0:
             continue
         tokens = pairs // top_k
-        inner = F.linear(x[tokens], w13[expert], None if b13 is None else b13[expert])
+        inner = expert_linear(x[tokens], w13, b13, expert)
         inner = gated_activation(inner, kind, limit=limit, alpha=alpha)
-        y = F.linear(inner, w2[expert], None if b2 is None else b2[expert])
+        y = expert_linear(inner, w2, b2, expert)
         out.index_add_(0, tokens, y.float() * expert_weights.flatten()[pairs, None])
     return out.to(x.dtype)
+
+
+def expert_linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, expert: int) -> torch.Tensor:
+    """x [num_rows, inputs] through the matrix of one expert of all, and its bias -> [num_rows, outputs]."""
+    offset = None if bias is None else bias[expert]
+    match matrix:
+        case torch.Tensor():
+            return F.linear(x, matrix[expert], offset)
+        case Fp8BlockMatrix():
+            y = fp8_block_linear(x, matrix.values[expert], matrix.scales[expert], matrix.block)
+        case Mxfp4Matrix():
+            y = mxfp4_linear(x, matrix.values[expert], matrix.scales[expert])
+        case _:
+            raise TypeError(f"experts are not run in {type(matrix).__name__}")
+    return y if offset is None else y.add_(offset)
 
 
 # --- sampling -------------------------------------------------------------------------------------------------------

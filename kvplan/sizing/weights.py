@@ -52,6 +52,7 @@ class Layout:
     dense_tp      ranks that share a dense MLP; 0: as many as `tp`
     head_tp       ranks that share the output head; 0: as many as `tp`
     marlin        MXFP4 experts run in the kernels of older GPUs, as adapters want it
+    as_stored     experts keep the shapes and groups of the checkpoint: no kernel wants others (the bundled engine)
     """
 
     tp: int = 1
@@ -75,6 +76,7 @@ class Layout:
     dense_tp: int = 0
     head_tp: int = 0
     marlin: bool = False
+    as_stored: bool = False
 
 
 def cdiv(a: int, b: int) -> int:
@@ -343,13 +345,13 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
             k, parts = tiled(k, parts, weight.split, layout.expert_tile)
             bias = element * sum(parts) if weight.bias else 0
         return element * k * sum(parts) * copies, 0, bias * copies
-    if is_expert:
+    if is_expert and not layout.as_stored:
         scheme = expert_scheme(scheme, k, parts, weight.split)
         if (
             scheme.kind in ("gptq", "gptq_int8") and scheme.variant != WNA16
         ):  # for Marlin experts have a bias in any case
             bias = element * sum(parts)
-    if scheme.kind == "mxfp4":
+    if scheme.kind == "mxfp4" and not layout.as_stored:
         k, parts = mxfp4_padded(k, parts, weight.split, 0 if layout.marlin else layout.sm)
         bias = element * sum(parts) if weight.bias else 0
     size = linear_bytes(scheme, k, parts, expert=is_expert)

@@ -552,7 +552,10 @@ def refusal(folder: Path, kind: type[KvplanError]) -> str:
     return text.replace(f"{folder}/", "").replace(str(folder), "DIR")
 
 
-RUNS = "the engine runs unquantised ones, and dense layers in fp8 or in AWQ's or GPTQ's 4 bits"
+RUNS = (
+    "the engine runs unquantised ones, dense layers in fp8 or in AWQ's or GPTQ's 4 bits, and experts in MXFP4 as "
+    "gpt-oss has them"
+)
 
 
 @pytest.mark.parametrize(
@@ -577,8 +580,8 @@ def test_what_is_not_run_is_refused_by_name(config: dict[str, Any], how: str, tm
 @pytest.mark.parametrize(
     ("model", "how"),
     [
-        ("gpt-oss-20b", "mxfp4: mxfp4 of mlp.experts.w13"),
-        ("qwen3-30b-a3b-fp8", "fp8, experts among them"),
+        ("qwen3-30b-a3b-fp8", "fp8: fp8_block of mlp.experts.w13"),
+        ("mixtral-8x7b-awq", "awq: awq of mlp.experts.w13"),
         ("llama-3.1-8b-w8a8", "compressed-tensors: int8_channel of self_attn.qkv_proj"),
     ],
 )
@@ -663,10 +666,10 @@ def test_scales_that_are_not_where_the_index_says_are_named(tmp_path: Path) -> N
 
 def test_scales_of_a_dtype_that_is_not_read_are_named(tmp_path: Path) -> None:
     def narrow(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[f"{Q_PROJ}.scales"] = tensors[f"{Q_PROJ}.scales"].to(torch.uint8)
+        tensors[f"{Q_PROJ}.scales"] = tensors[f"{Q_PROJ}.scales"].to(torch.int8)
 
     text = refusal(changed("awq", tmp_path, narrow), UnsupportedModelError)
-    assert text.startswith(f"{WHOLE}: tensor '{Q_PROJ}.scales' is stored as U8; the engine reads F64, F32, ")
+    assert text.startswith(f"{WHOLE}: tensor '{Q_PROJ}.scales' is stored as I8; the engine reads F64, F32, ")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])

@@ -125,6 +125,8 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["moe bfloat16 few"] = partial(_moe, "bfloat16", 8, "silu")
     found["moe bfloat16 some"] = partial(_moe, "bfloat16", 128, "silu")
     found["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
+    for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 128), ("bfloat16", 4096), ("float32", 4096)):
+        found[f"experts mxfp4 {dtype} {num_tokens}"] = partial(_experts, "mxfp4", dtype, num_tokens)
     found["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
     found["route sigmoid 8 of 256 groups"] = partial(_route, 256, 8, "sigmoid", groups=8, top_groups=4)
     found["route softmax 10 of 512"] = partial(_route, 512, 10, "softmax")
@@ -255,6 +257,23 @@ def _moe(dtype: str, num_tokens: int, kind: Any, *, biases: bool = False) -> Non
     b13, b2 = (empty(8, 2 * 768, dtype=dtype), empty(8, 2048, dtype=dtype)) if biases else (None, None)
     ids, weights = empty(num_tokens, 2, dtype="int64"), empty(num_tokens, 2, dtype="float32")
     triton_backend.moe_mlp(x, w13, w2, ids, weights, kind, b13=b13, b2=b2, limit=7.0, alpha=1.702)
+
+
+def _experts(stored: str, dtype: str, num_tokens: int) -> None:
+    """gpt-oss's widths: eight experts, two to a token."""
+    from engine.kernels import triton_backend
+    from engine.kernels.matrices import Matrix, Mxfp4Matrix
+
+    def matrix(outputs: int, inputs: int) -> Matrix:
+        values = empty(8, outputs, inputs // 2, dtype="uint8")
+        return Mxfp4Matrix(values, empty(8, outputs, inputs // 32, dtype="uint8"))
+
+    x, b13, b2 = empty(num_tokens, 2880, dtype=dtype), empty(8, 5760, dtype=dtype), empty(8, 2880, dtype=dtype)
+    ids, weights = empty(num_tokens, 2, dtype="int64"), empty(num_tokens, 2, dtype="float32")
+    triton_backend.moe_mlp(
+        x, matrix(5760, 2880), matrix(2880, 2880), ids, weights, "clamped_swiglu", b13=b13, b2=b2, limit=7.0,
+        alpha=1.702,
+    )  # fmt: skip
 
 
 def _route(num_experts: int, top_k: int, scoring: Any, **groups: int) -> None:

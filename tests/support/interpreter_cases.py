@@ -145,6 +145,7 @@ class Moe:
     inner: int = 40
     kind: Activation = "silu"
     biases: bool = False
+    stored: str = ""  # how the matrices are; "": in dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +344,9 @@ def _others() -> list[Case]:
         *(Moe(dtype) for dtype in ("float32", "float16", "bfloat16")),
         Moe(kind="clamped_swiglu", biases=True),
         Moe(tokens=1, experts=8, top_k=1),
+        *(Moe(dtype, inner=64, stored="mxfp4") for dtype in ("float32", "float16", "bfloat16")),
+        Moe("bfloat16", tokens=40, experts=2, hidden=160, inner=96, biases=True, stored="mxfp4"),
+        Moe(kind="clamped_swiglu", hidden=32, inner=32, biases=True, stored="mxfp4"),
         Moe("bfloat16", tokens=40, experts=2, hidden=64, inner=64, biases=True),
         *(Int4(dtype) for dtype in ("float32", "float16", "bfloat16")),
         *(Int4("bfloat16", inputs=512, groups=groups) for groups in (1, 2, 16, 64)),  # of 512, 256, 32 and 8 inputs

@@ -6,6 +6,7 @@ are written. Whatever it must not write is compared afterwards.
 """
 
 import json
+import math
 import os
 import signal
 import sys
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.kernels import fp8, moe, triton_backend
+from engine.kernels import fp8, grouping, triton_backend
+from engine.kernels.matrices import Matrix, Mxfp4Matrix
 from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Sizes, WorkList, cut
 from tests.support import kernel_reference as reference
@@ -486,7 +488,7 @@ def run_group(case: Group, faults: list[str]) -> tuple[float, float]:
     ids = torch.rand(case.tokens, case.experts).topk(case.top_k).indices.to(dtype_of(case.ids))
     ids[: case.tokens // 2, 0] = case.experts // 2
     ids[ids == case.experts - 2] = 0  # nobody's
-    got = moe.group_rows(ids, case.experts, case.block_m)
+    got = grouping.group_rows(ids, case.experts, case.block_m)
     num_rows, tiles, experts = ids.numel(), list[list[int]](), list[int]()
     for expert in range(case.experts):
         rows = [row for row, chosen in enumerate(ids.flatten().tolist()) if chosen == expert]
@@ -504,8 +506,8 @@ def run_group(case: Group, faults: list[str]) -> tuple[float, float]:
 def run_moe(case: Moe) -> tuple[float, float]:
     dtype = dtype_of(case.dtype)
     x = strided((case.tokens, case.hidden), dtype)
-    w13 = (torch.randn(case.experts, 2 * case.inner, case.hidden) * case.hidden**-0.5).to(dtype)
-    w2 = (torch.randn(case.experts, case.hidden, case.inner) * case.inner**-0.5).to(dtype)
+    held13, w13 = experts(case, 2 * case.inner, case.hidden)
+    held2, w2 = experts(case, case.hidden, case.inner)
     scores = torch.rand(case.tokens, case.experts)
     scores[:, 1] = -1  # an expert that nobody chooses
     weights, ids = scores.topk(case.top_k)
@@ -513,14 +515,36 @@ def run_moe(case: Moe) -> tuple[float, float]:
     if case.biases:
         more["b13"] = torch.randn(case.experts, 2 * case.inner).to(dtype)
         more["b2"] = torch.randn(case.experts, case.hidden).to(dtype)
-    got = triton_backend.moe_mlp(x, w13, w2, ids, weights.contiguous(), case.kind, **more)
+    got = triton_backend.moe_mlp(x, held13, held2, ids, weights.contiguous(), case.kind, **more)
     doubles: dict[str, Any] = {
         name: value.double() if torch.is_tensor(value) else value for name, value in more.items()
     }
-    exact = reference.moe_mlp(x.double(), w13.double(), w2.double(), ids, weights, case.kind, **doubles)
+    exact = reference.moe_mlp(x.double(), w13, w2, ids, weights, case.kind, **doubles)
     # The reference rounds where the launcher says so, at the end as well: two answers, each rounded.
     rounded = reference.moe_mlp(x, w13, w2, ids, weights, case.kind, **more)
     return against(got, exact, roundings=2, rounded=rounded)
+
+
+def experts(case: Moe, outputs: int, inputs: int) -> tuple[Matrix, torch.Tensor]:
+    """Random matrices as the case stores them, NaN around each; and what they mean, float64. Answers are of about 1."""
+    shape, spread = (case.experts, outputs, inputs), inputs**-0.5
+    match case.stored:
+        case "":
+            plain = (torch.randn(shape) * spread).to(dtype_of(case.dtype))
+            return plain, plain.double()
+        case "mxfp4":
+            values = bytes_between(torch.randint(0, 256, (*shape[:2], inputs // 2)), 0x77)  # 6, the largest
+            powers = round(math.log2(spread / 3)) + torch.randint(-3, 3, (*shape[:2], inputs // 32))
+            scales = bytes_between(127 + powers, 255)
+            return Mxfp4Matrix(values, scales), reference.mxfp4(values, scales)
+        case _:
+            raise AssertionError(case.stored)
+
+
+def bytes_between(values: torch.Tensor, beside: int) -> torch.Tensor:
+    """uint8, contiguous, with the byte `beside` before and after."""
+    whole = torch.full((values.numel() + 2 * GUARD,), beside, dtype=torch.uint8)
+    return whole[GUARD:-GUARD].view(values.shape).copy_(values)
 
 
 def between_nans(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

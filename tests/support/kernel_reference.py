@@ -314,6 +314,22 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 # --- products with quantised weights ----------------------------------------------------------------------------------
 
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP microscaling formats 1.0, table 5
+
+
+def e2m1(packed: torch.Tensor) -> torch.Tensor:
+    """[..., n] uint8 -> [..., 2n] float64: the lower four bits first; the highest of four is the sign."""
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).int()
+    return torch.tensor(E2M1, dtype=torch.float64)[codes & 7] * torch.where(codes >= 8, -1.0, 1.0)
+
+
+def mxfp4(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """values [..., inputs / 2] and scales [..., inputs / 32], both bytes -> [..., inputs] float64."""
+    powers = torch.exp2(scales.double() - 127)
+    wide: torch.Tensor = e2m1(values).unflatten(-1, (-1, 32)) * powers[..., None]
+    return wide.flatten(-2)
+
+
 def int4_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, *, num_splits: int | None = None
 ) -> torch.Tensor:

@@ -87,7 +87,7 @@ def predict(
     activation_coefficient  of a calibration: by what the formula's peak is multiplied
     """
     tp = inputs.tensor_parallel_size
-    groups = weights.rank_weights(spec, weights.Layout(tp=tp, dtype=inputs.dtype))
+    groups = weights.rank_weights(spec, weights.Layout(tp=tp, dtype=inputs.dtype, as_stored=True))
     # The engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every layer.
     kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
     loaded = sum(groups.values()) - groups["vision_audio"] - kv_scales
@@ -226,15 +226,17 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
     most, size = 0, DTYPE_BYTES[inputs.dtype]
     for weight in spec.layer_weights[layer]:
         scheme = weights.scheme_for(spec, weight, layer, None)
-        if scheme is None or weight.experts:
+        if scheme is None or (on_gpu and weight.experts):  # Triton widens experts in registers
             continue
         if on_gpu and (scheme.kind != "fp8_block" or tokens < WIDENED_TOKENS[inputs.dtype]):
             continue
         columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
         wide = min(columns * sum(rows), max(columns, WIDE_ELEMENTS_ON_GPU if on_gpu else WIDE_ELEMENTS))
         # In float32, then rounded to 16 bits; beside it 4-bit values are int32, and blocks' scales are gathered.
-        each = 8 if scheme.kind == "fp8_block" else 4 + size % 4 + (4 if scheme.kind in ("awq", "gptq") else 0)
-        most = max(most, tokens * size * (2 * spec.hidden_size + sum(rows)) + each * wide)
+        # Of e2m1 there are the halves of bytes in 16 bits, and a float16 and a float32 made of them.
+        each = 8 if scheme.kind in ("fp8_block", "mxfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq"))
+        results = 4 * spec.hidden_size if weight.experts else size * sum(rows)  # experts' sum is float32
+        most = max(most, tokens * (size * 2 * spec.hidden_size + results) + each * wide)
     return most
 
 

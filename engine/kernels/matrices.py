@@ -1,0 +1,77 @@
+"""Weights as a checkpoint stores them: what a product takes in a plain tensor's place.
+
+Each holds a linear layer's matrix, w [outputs, inputs]; or the matrices of all experts of a layer, and then every
+tensor has one axis more, the first.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """values [outputs, inputs] fp8, and their scales as a product takes them: nothing is made of them at each step.
+
+    row_scales   [outputs] float32
+    input_scale  one float32, what activations were divided by when it was calibrated; None: their own largest
+    """
+
+    values: torch.Tensor
+    row_scales: torch.Tensor
+    input_scale: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8BlockMatrix:
+    """values [outputs, inputs] fp8; scales float32, one for each block of (rows, columns), the last ones cut off."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Matrix:
+    """4-bit values, whatever the checkpoint's own order of them.
+
+    words   [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold input j * inputs / 8 + r, so that each nibble
+            of a tile of words is a tile of the matrix
+    scales  [groups, outputs] float16 or bfloat16
+    zeros   [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c hold output 8c + j
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Matrix:
+    """MXFP4 of the OCP's microscaling formats: e2m1 values, each 32 neighbours of a row with one power of two.
+
+    values  [outputs, inputs / 2] uint8: the lower four bits of byte i are input 2i, the upper ones input 2i + 1
+    scales  [outputs, inputs / 32] uint8, e8m0: 2 to the power of the byte less 127
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+
+Matrix = torch.Tensor | Fp8Matrix | Fp8BlockMatrix | Int4Matrix | Mxfp4Matrix
+
+
+def shape_of(matrix: Matrix) -> tuple[int, ...]:
+    """[outputs, inputs] of a linear layer's matrix; [experts, outputs, inputs] of all experts'."""
+    match matrix:
+        case torch.Tensor():
+            return matrix.shape
+        case Fp8Matrix() | Fp8BlockMatrix():
+            return matrix.values.shape
+        case Int4Matrix(words=words):
+            return *words.shape[:-2], words.shape[-1], 8 * words.shape[-2]
+        case Mxfp4Matrix(values=values):
+            return *values.shape[:-1], 2 * values.shape[-1]
+        case _:
+            assert_never(matrix)
