@@ -6,7 +6,8 @@ from typing import Any, Final, get_args
 
 import typer.core
 
-from kvplan.servers.arguments import ARGUMENTS, Panel
+from kvplan.servers.arguments import ARGUMENTS, COMMON, Panel
+from kvplan.servers.base import SERVERS, terms_of
 
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "Plan": {
@@ -164,13 +165,16 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engin
 
 
 def panel_of(name: str, common: frozenset[str]) -> str:
-    """The panel that an option is listed in; `common` are those of every plan."""
+    """The panel of an option: what one server alone has stands in its own. `common` are the options of every plan."""
     for panel, names in PANELS.items():
         if name in names:
             return panel
-    if name in ARGUMENTS and name in common:
-        return ARGUMENTS[name].panel
-    return "Model, GPU and server" if name in common else "Options"
+    if name not in common:
+        return "Options"
+    if name not in ARGUMENTS or ARGUMENTS[name].panel != COMMON:
+        return ARGUMENTS[name].panel if name in ARGUMENTS else COMMON
+    owners = [server for server in SERVERS if ARGUMENTS[name].flag(server) is not None]
+    return terms_of(owners[0]).title if len(owners) == 1 else COMMON
 
 
 class PanelCommand(typer.core.TyperCommand):
@@ -180,7 +184,8 @@ class PanelCommand(typer.core.TyperCommand):
         from kvplan.cli.options import PlanOptions
 
         common = frozenset(field.name for field in fields(PlanOptions))
-        order = ("Arguments", "Options", *get_args(Panel), "Output")
+        own = (terms_of(server).title for server in SERVERS)
+        order = ("Arguments", "Options", *get_args(Panel), *own, "Output")
         panels: dict[str, list[tuple[str, str]]] = {name: [] for name in order}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)

@@ -35,7 +35,8 @@ Kind = Literal[
     "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits", "json",
     "names",
 ]  # fmt: skip
-Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts", "SGLang"]
+COMMON: Final = "Model, GPU and server"
+Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts"]
 Server = Literal["vllm", "sglang"]
 MAX_RANKS: Final = 1024
 
@@ -81,7 +82,7 @@ class Argument:
     help: str
     metavar: str | None = None
     options: tuple[str, ...] = ()
-    panel: Panel = "Model, GPU and server"
+    panel: Panel = COMMON
     choices: tuple[str, ...] = ()
     most: int = 2**31 - 1
     many: bool = False
@@ -105,7 +106,7 @@ def _sglang(
 ) -> Argument:
     """An argument that SGLang alone has."""
     flag = Flag((name,), on=on, since=since, earlier=earlier)
-    return Argument(kind, f"SGLang: {help}", metavar, panel="SGLang", vllm=None, sglang=flag)
+    return Argument(kind, f"SGLang: {help}", metavar, vllm=None, sglang=flag)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -52,6 +52,6 @@ def test_an_example_runs(run: Run, name: str, tmp_path: Path, monkeypatch: pytes
 
 def test_help_lists_options_in_panels(run: Run) -> None:
     text = run("estimate", "--help").out
-    titles = ["Options:", "Model, GPU and server:", "Parallelism:", "Quantization:", "SGLang:", "Output:"]
+    titles = ["Options:", "Model, GPU and server:", "Parallelism:", "Quantization:", "vLLM:", "SGLang:", "Output:"]
     places = [text.index(f"\n{title}") for title in titles]
     assert places == sorted(places)
