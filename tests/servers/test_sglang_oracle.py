@@ -115,6 +115,8 @@ class TestARelease:
                 "drafts",
                 "expert_adapters",
                 "halves",
+                "weights_on_host",
+                "whole_towers",
             },
         ]
         assert names[-1] == set(SGLANG_CHANGES)

@@ -13,7 +13,6 @@ from kvplan.servers.sglang import log_rows, rules
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.sglang.command import EXPERTS, KNOWN, MODEL, NAMES, flag_of, is_switch
 from kvplan.servers.sglang.drafts import ALGORITHMS
-from kvplan.servers.sglang.log_pools import has_dp_attention
 from kvplan.servers.sglang.log_wordings import WORDINGS
 from kvplan.servers.sglang.models import UNKNOWN_BACKEND
 from kvplan.servers.words import flag_name, flag_text, is_value
@@ -75,9 +74,8 @@ def flags(log: ServerLog) -> dict[str, str]:
         values["max_model_len"] = context.text.replace(",", "")
     if chunk is not None:
         values.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
-    if has_dp_attention(log):
-        for name in ("data_parallel_size", "enable_dp_attention", "enable_dp_lm_head", "moe_dense_tp_size"):
-            values.pop(name, None)  # its ranks are compared with no log
+    if values.get("attn_dp_size", "1") not in ("1", "None"):  # what --dp-size is beside DP attention in 0.5.23's list
+        values |= {"data_parallel_size": values["attn_dp_size"], "enable_dp_attention": "True"}
     if "page_size" in log.flags:  # the one that the server had, whatever backend wants another on another GPU
         for phase in ("prefill_attention_backend", "decode_attention_backend"):
             if values.get(phase, "None") == "None":

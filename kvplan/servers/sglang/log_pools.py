@@ -134,8 +134,3 @@ def first_of(log: ServerLog, fact: str, ranks: Iterable[str]) -> Reading | None:
     """The first figure of these ranks."""
     by_rank = log.by_rank(fact)
     return next((by_rank[rank] for rank in ranks if rank in by_rank), None)
-
-
-def has_dp_attention(log: ServerLog) -> bool:
-    """Whether SGLang's attention is divided over data-parallel ranks, which lie inside its tensor-parallel ones."""
-    return log.flags.get("enable_dp_attention") == "True" or log.flags.get("attn_dp_size", "1") not in ("1", "None")

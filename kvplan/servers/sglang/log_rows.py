@@ -13,11 +13,11 @@ from kvplan.servers.log_rows import RUNNING, counted, missing, row_of, sized
 from kvplan.servers.logs import Case, Given, Reading, ServerLog
 from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
 from kvplan.servers.plans import Plan, Request
+from kvplan.servers.sglang import offload
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang.log_pools import (
     KVPool,
     first_of,
-    has_dp_attention,
     pool_tokens,
     ranks_by_stage,
     smallest_pool,
@@ -33,7 +33,6 @@ UNLIKE: Final = GIB // 4  # free memory further than this from the expected rang
 # larger difference has another cause.
 BESIDE_WEIGHTS: Final = GIB // 4
 FROM_FREE: Final = "from the free memory {}; --gpu predicts it from the inputs"
-DP_ATTENTION: Final = "logs of DP attention are not compared"
 STAND_IN: Final = 0.5  # for a fraction that is not known where only the layout of the pool is asked for
 
 
@@ -59,8 +58,6 @@ def rows(case: Case) -> tuple[Row, ...]:
 
 def planned(case: Case) -> Plan | str:
     """The plan, or why there is none."""
-    if has_dp_attention(case.log):
-        return DP_ATTENTION
     try:
         return case.planned(case.request)
     except KvplanError as error:
@@ -81,10 +78,6 @@ def _laid_out(case: Case) -> Plan | str:
 def _weights(log: ServerLog, request: Request) -> Row:
     """SGLang logs what free memory lost: whole segments of torch's allocator. Each stage beside its own rank."""
     num_stages = request.args.pipeline_parallel_size
-    if has_dp_attention(log):
-        logged = log.first("weights")
-        figure = Figure("weights", "bytes", None if logged is None else logged.size, note=DP_ATTENTION)
-        return row_of(log, figure, Prediction(None))
     predicted = [_reserved(request, stage) for stage in range(num_stages)]
     rows = []
     for stage, ranks in ranks_by_stage(log, num_stages).items():
@@ -109,7 +102,9 @@ def _reserved(request: Request, stage: int) -> int:
     layout, spec = own_layout(request, stage), request.spec
     loaded = sum(rank_weights(request, stage).values())  # refuses what cannot be sized
     known = spec.quantization is None or spec.quantization.known
-    return weights_reserved(spec, layout) if layout is not None and known else loaded
+    moved = offload.offloaded(request, stage)
+    reserved = weights_reserved(spec, layout) if layout is not None and known else loaded
+    return reserved - (0 if moved is None else moved.size - moved.buffers)
 
 
 def _worst(rows: Sequence[tuple[int, Row]], num_stages: int) -> Row:

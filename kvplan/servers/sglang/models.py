@@ -122,6 +122,30 @@ def check_class(spec: ModelSpec) -> None:
         raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modeled", "use vllm")
 
 
+# Whose class divides attention over DP ranks, compared with its parameters (srt/models/*.py).
+DIVIDED = frozenset(
+    {
+        "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "kimi_k2",
+        "minimax_m2", "qwen3", "qwen3_moe",
+    }
+)  # fmt: skip
+UNDIVIDED = frozenset(
+    {
+        "cohere", "cohere2", "dbrx", "gemma", "gemma2", "gemma4", "glm4", "gpt2", "granite", "granitemoehybrid",
+        "llama", "llava", "mamba", "mistral", "mixtral", "olmo2", "phi", "phi3", "qwen2", "starcoder2",
+    }
+)  # fmt: skip
+
+
+def check_dp_attention(spec: ModelSpec, args: EngineArgs) -> None:
+    """Refuse DP attention of classes that ignore it, and of those whose weights nobody compared."""
+    kind, quantized = outer_type(spec), spec.quantization is not None and spec.quantization.method == "modelopt"
+    if not args.enable_dp_attention or (kind in DIVIDED and not quantized):
+        return
+    does = "splits attention over all ranks all the same" if kind in UNDIVIDED else "has weights nobody compared"
+    raise UnsupportedModelError("--enable-dp-attention", f"SGLang's class of {kind} {does}", "leave it out")
+
+
 DP_ENCODER = "--mm-enable-dp-encoder"
 SPLIT_TOWERS = frozenset({"gemma3", "gemma4", "llama4", "mistral3", "mllama", "qwen3_omni_moe"})  # read no such flag
 

@@ -99,7 +99,7 @@ def replica_notes(args: EngineArgs, replicas: int, ranks: int) -> Iterator[str]:
         each = args.attention_ranks
         yield (
             f"DP attention: {replicas} groups of {each} rank{'' if each == 1 else 's'} have a KV pool and requests "
-            "each; users are those of all. Settings and pools equal SGLang's own; weights follow its code, uncompared"
+            "each; users are those of all. Settings, pools and weights equal SGLang's own classes"
         )
     elif replicas > 1:
         yield sglang.replicas_note(replicas, ranks * args.pipeline_parallel_size)
@@ -118,6 +118,7 @@ def size(request: Request) -> Sized:
     sglang.check_model(spec, args, gpu.sm)
     adapters.check(spec, args, request.release, gpu.sm)
     offload.check(spec, args, request.release)
+    sglang_models.check_dp_attention(spec, args)
     sglang_models.check_towers(spec, args, request.release)
     hicache.check(spec, args, drafts=drafts.speculates(args))
     check_load(request, settings.max_model_len)
