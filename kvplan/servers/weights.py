@@ -44,8 +44,8 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
 def _keeps_dense_whole(request: Request) -> bool:
     """Whether dense layers are whole on each rank: SGLang's flag counts in models that have experts, too."""
     args, spec = request.args, request.spec
-    asked = bool(args.moe_dense_tp_size and spec.experts_per_token)
-    return asked or vllm.keeps_dense_whole(spec, args, request.release)
+    by_flag = bool(args.moe_dense_tp_size and spec.experts_per_token)
+    return by_flag or vllm.keeps_dense_whole(spec, args, request.release)
 
 
 def _keeps_towers_whole(request: Request) -> bool:
