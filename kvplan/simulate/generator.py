@@ -1,10 +1,9 @@
 """A load generator's command line as the load it sends, in the words of `kvplan simulate`.
 
-Each server's own tool stands in servers/<name>/bench.py.
+Each server's own tool stands in servers/<name>/bench.py, those of nobody's server in clients.py.
 """
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,8 +11,9 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.servers.base import generators
 from kvplan.servers.bench import Generator
+from kvplan.simulate.clients import CLIENTS
+from kvplan.simulate.pasted import OPTION, Grammar, promise, uniform, values_of, whole, words_of
 
-OPTION: Final = "--bench-command"
 MAX_CHARS: Final = 16 * 1024
 SHAREGPT: Final = "sharegpt"
 RANDOM: Final = ("random", "random-ids")
@@ -36,24 +36,29 @@ SWITCHES: Final = frozenset(
         "return-logprob", "apply-chat-template", "flush-cache", "tokenize-prompt", "output-details", "random-ids",
     }
 )  # fmt: skip
-READ: Final = frozenset(
-    {
+READ: Final = {
+    name: name
+    for name in (
         "model", "dataset-name", "num-prompts", "num-prompt", "random-input-len", "random-output-len",
         "random-input", "random-output", "random-range-ratio", "random-prefix-len", "input-len", "output-len",
         "sharegpt-output-len", "request-rate", "burstiness", "max-concurrency", "seed", "goodput",
         "prefix-repetition-prefix-len", "prefix-repetition-suffix-len", "prefix-repetition-num-prefixes",
         "prefix-repetition-output-len",
-    }
-)  # fmt: skip
+    )
+}  # fmt: skip
+PROMISES: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "latency"}
 
 
 def is_generator(text: str) -> bool:
-    return any(re.search(generator.is_called, text) for generator in generators())
+    return any(re.search(tool.is_called, text) for tool in (*generators(), *CLIENTS))
 
 
 def options_of(text: str) -> dict[str, str]:
     """The options of `kvplan simulate` that say the same; UsageError where a flag has no such option."""
     generator = next((tool for tool in generators() if re.search(tool.is_called, text)), None)
+    client = next((tool for tool in CLIENTS if re.search(tool.is_called, text)), None)
+    if client is not None and len(text) <= MAX_CHARS:
+        return client.options(words_of(text))
     if generator is None or len(text) > MAX_CHARS:
         raise UsageError(OPTION, "no command of a load generator is found", "paste `vllm bench serve ...`")
     stated = flags(text, generator)
@@ -82,29 +87,8 @@ def options_of(text: str) -> dict[str, str]:
 
 def flags(text: str, generator: Generator) -> dict[str, str]:
     """Flag -> value, dashes between words; a flag that is given twice counts last, as for the tools."""
-    try:
-        words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
-    except ValueError as error:
-        raise UsageError(OPTION, f"the quotes do not match ({str(error).lower()})", "paste the whole command") from None
-    values: dict[str, str] = {}
-    name: str | None = None
-    for word in words:
-        if word.startswith("--"):
-            flag, equals, value = word[2:].partition("=")
-            name = flag.replace("_", "-")
-            if name in SWITCHES:
-                name = None
-            elif name not in VALUES | READ:
-                raise UsageError(
-                    OPTION, f"--{printable(name, 60)} of {generator.name} has no counterpart in a simulation",
-                    "leave it out of the command",
-                )  # fmt: skip
-            elif equals:
-                values[name], name = value, None
-        elif name is not None:
-            values[name] = f"{values[name]} {word}" if name in values and name == "goodput" else word
-            name = name if name == "goodput" else None
-    return values
+    values = values_of(words_of(text), Grammar(generator.name, READ, VALUES, SWITCHES, frozenset({"goodput"})))
+    return {name: " ".join(words) if name == "goodput" else words[-1] for name, words in values.items()}
 
 
 def random_lengths(stated: Mapping[str, str], generator: Generator) -> dict[str, str]:
@@ -142,31 +126,11 @@ def arrivals(stated: Mapping[str, str]) -> dict[str, str]:
     if "seed" in stated:
         options["seed"] = stated["seed"]
     if "goodput" in stated:
-        options["slo"] = ",".join(promise(pair) for pair in stated["goodput"].split())
+        options["slo"] = ",".join(promise(pair, PROMISES, "ttft:2000 tpot:50") for pair in stated["goodput"].split())
     if "model" in stated:
         options["model"] = stated["model"]
     return options
 
 
-def promise(text: str) -> str:
-    """`ttft:2000` of milliseconds as `ttft=2000ms`."""
-    name, _, limit = text.partition(":")
-    names = {"ttft": "ttft", "tpot": "tpot", "e2el": "latency"}
-    if name not in names or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", limit):
-        raise UsageError(OPTION, f"--goodput {printable(text, 60)} is not understood", "write ttft:2000 tpot:50")
-    return f"{names[name]}={limit}ms"
-
-
 def first(stated: Mapping[str, str], *names: str) -> str:
     return next((name for name in names if name in stated), names[0])
-
-
-def whole(stated: Mapping[str, str], name: str, default: int) -> int:
-    text = stated.get(name, str(default))
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise UsageError(OPTION, f"--{name} {printable(text, 60)} is no whole number", "write plain digits")
-    return int(text)
-
-
-def uniform(low: int, high: int) -> str:
-    return str(low) if low == high else f"uniform:{low}-{high}"

@@ -85,7 +85,10 @@ def in_flight(prompt: int, output: int) -> int:
     return prompt + -(-output // 2)
 
 
-DISTRIBUTIONS: Final = ("const", "uniform", "lognormal")  # anything else names a file
+LOGNORMAL: Final = ("mean", "median", "sigma", *QUANTILES)
+NORMAL: Final = ("mean", "stddev", "min", "max")
+NORMAL_FORM: Final = "normal:mean=1000,stddev=200, with min= and max= where it is cut"
+DISTRIBUTIONS: Final = ("const", "uniform", "lognormal", "normal", "truncnormal")  # anything else names a file
 
 
 def parse_lengths(text: str, limit: int, read: "Callable[[Path, int], Lengths] | None" = None) -> Lengths:
@@ -101,6 +104,10 @@ def parse_lengths(text: str, limit: int, read: "Callable[[Path, int], Lengths] |
             return _uniform(rest, limit, text)
         case "lognormal" if colon:
             return _lognormal(rest, limit, text)
+        case "normal" if colon:
+            return _normal(rest, limit, text)
+        case "truncnormal" if colon:
+            return _normal(rest, limit, text, is_drawn_again=True)
     if not text or "\0" in text:
         raise UsageError(f"{OPTION} {text!r}", "names no file", f"{FORMS}")
     path = Path(text)
@@ -174,11 +181,34 @@ def _lognormal(rest: str, limit: int, text: str) -> Lengths:
     return Lengths(tuple(clipped(_on_grid(cdf, 1, limit), limit, text).points), text, notes)
 
 
-def _settings(rest: str, text: str) -> dict[str, float]:
+def _normal(rest: str, limit: int, text: str, *, is_drawn_again: bool = False) -> Lengths:
+    """Lengths beyond an end count as that end (guidellm's), or are drawn again (aiperf's)."""
+    settings = _settings(rest, text, NORMAL)
+    if not {"mean", "stddev"} <= settings.keys():
+        raise UsageError(f"{OPTION} {text!r}", "mean or stddev is missing", f"write {NORMAL_FORM}")
+    mean, deviation = settings["mean"], settings["stddev"]
+    low, high = round(settings.get("min", 1)), round(settings.get("max", math.ceil(mean + 8 * deviation)))
+    if low > high:
+        raise UsageError(f"{OPTION} {text!r}", "the range is empty", "write the smaller number as min")
+
+    def normal(x: float) -> float:  # the one tool rounds to the nearest token, the other up
+        return 0.5 * math.erfc((mean - x - (0.0 if is_drawn_again else 0.5)) / (deviation * math.sqrt(2)))
+
+    below, above = (normal(low - 1), normal(high)) if is_drawn_again else (0.0, 1.0)
+    if above - below < 1e-9:
+        raise UsageError(f"{OPTION} {text!r}", "nothing lies between min and max", f"write {NORMAL_FORM}")
+
+    def cdf(x: float) -> float:
+        return (normal(x) - below) / (above - below)
+
+    return clipped(_on_grid(cdf, low, high), limit, text)
+
+
+def _settings(rest: str, text: str, keys: tuple[str, ...] = LOGNORMAL) -> dict[str, float]:
     settings: dict[str, float] = {}
     for part in rest.split(","):
         key, _, number = part.partition("=")
-        known = key in ("mean", "median", "sigma", *QUANTILES)
+        known = key in keys
         if not known or key in settings or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?[kKmM]?", number):
             raise UsageError(f"{OPTION} {text!r}", f"{printable(part)!r} is not understood", f"{FORMS}")
         unit = {"k": 1024, "m": 1024**2}.get(number[-1].lower(), 1)

@@ -1,10 +1,13 @@
 """Loads in the words of benchmarks: how requests come, and a load generator's own command."""
 
 import csv
+import json
 import math
+from importlib.metadata import version
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,12 @@ from kvplan.servers.sglang.bench import below
 from kvplan.servers.vllm.bench import around
 from kvplan.simulate.arrivals import Closed, Process
 from kvplan.simulate.generator import options_of
+from kvplan.workloads.lengths import parse_lengths
 from kvplan.workloads.trace import TraceRequest
+from tests.oracles import read_lines
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
+from tests.support.client_parsers import READERS
 
 ONCE = ((math.inf, math.inf),)
 LLAMA = ("simulate", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "-q", "--format", "json")
@@ -108,6 +114,128 @@ COMMANDS = [
 @pytest.mark.parametrize(("command", "options"), COMMANDS)
 def test_a_load_generators_command_is_read(command: str, options: dict[str, str]) -> None:
     assert options_of(command) == options
+
+
+# What the tools' own parsers and samplers made of each command: guidellm 0.8.1 and 0.3.0, aiperf 0.13.0
+# (tests/support/client_parsers.py; lengths are shortest, mean and longest of 20,000 draws).
+READINGS = read_lines(Path(__file__).parents[1] / "facts" / "load_generators.jsonl")
+
+
+@pytest.mark.parametrize("row", READINGS, ids=lambda row: f"{row['tool']}-{row['command'][:40]}")
+def test_a_command_means_what_its_tool_reads(row: dict[str, Any]) -> None:
+    own, options = row["reading"], options_of(row["command"])
+    assert float(options["rate"]) == (own["rate"] or math.inf)
+    assert options.get("max_concurrency") == (None if own["limit"] is None else str(own["limit"]))
+    gaps = options.get("arrivals", "poisson") if own["rate"] else None
+    assert gaps == {"gamma:None": "gamma:1"}.get(own["gaps"], own["gaps"])
+    count, seconds = own["ends"].get("max_requests"), own["ends"].get("max_duration")
+    assert int(options["num_requests"]) == (count or math.ceil(seconds * own["rate"]))
+    assert int(options["num_requests"]) <= own.get("entries", math.inf)  # no prompt comes twice
+    assert int(options.get("shared_prefix", 0)) == own["prefix"]
+    for side in ("prompt", "output"):
+        text = options[f"{side}_tokens"]
+        lengths = parse_lengths(text if ":" in text else f"const:{text}", 10**6)
+        least, mean, most = own[side]
+        assert lengths.mean == pytest.approx(mean, rel=0.008)  # four standard errors of 20,000 draws, half a grid step
+        assert lengths.points[0][0] <= least <= most <= lengths.longest
+
+
+@pytest.mark.parametrize("row", READINGS, ids=lambda row: f"{row['tool']}-{row['command'][:40]}")
+def test_the_tools_still_read_the_commands_so(row: dict[str, Any]) -> None:
+    tool, release = row["tool"].split()
+    pytest.importorskip(tool)
+    if version(tool) != release:
+        pytest.skip(f"{tool} {version(tool)} is installed, not {release}")
+    reading = READERS[row["tool"]](row["command"])
+    assert json.loads(json.dumps(reading)) == row["reading"]
+
+
+def test_a_goal_and_a_model_are_read_from_the_tools() -> None:
+    options = options_of(
+        "aiperf profile -m m --concurrency 2 --osl 9 --goodput 'time_to_first_token:2000 request_latency:9.5'"
+    )
+    assert (options["model"], options["slo"]) == ("m", "ttft=2000ms,latency=9.5ms")
+    options = options_of(
+        "guidellm run --backend kind=openai_http,target=x,model=m --profile kind=synchronous --constraint "
+        "kind=max_requests,count=3 --data kind=synthetic_text,prompt_tokens=5,output_tokens=5 "
+        "--metrics kind=generative,slo.ttft_ms=2000,slo.tpot_ms=50 --seed kind=static,value=3"
+    )
+    assert (options["model"], options["slo"], options["seed"]) == ("m", "ttft=2000ms,tpot=50ms", "3")
+
+
+def test_genai_perf_is_read_as_its_source_says() -> None:
+    """genai-perf 0.0.16: gaps at a rate are alike; a normal is cut at its end; 550 tokens unless stated."""
+    command = "genai-perf profile -m m --request-rate 4 --request-count 90 --output-tokens-mean 20"
+    assert options_of(f"{command} --output-tokens-stddev 5 --endpoint-type chat --streaming") == {
+        "model": "m", "rate": "4", "arrivals": "constant", "num_requests": "90", "prompt_tokens": "550",
+        "output_tokens": "normal:mean=20,stddev=5,min=1",
+    }  # fmt: skip
+
+
+LOAD = "--data prompt_tokens=9,output_tokens=9"
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("guidellm benchmark --rate-type sweep --rate 10 " + LOAD, "sweep of guidellm finds its own rates"),
+        ("guidellm benchmark --rate-type constant --rate 1,2 --max-requests 5 " + LOAD, "one rate at a time"),
+        ("guidellm benchmark --rate-type concurrent --rate 4,8 --max-requests 5 " + LOAD, "one at a time"),
+        ("guidellm benchmark --rate-type constant --max-requests 5 " + LOAD, "needs a rate"),
+        ("guidellm benchmark --rate-type constant --rate 4 " + LOAD, "--max-requests is missing"),
+        ("guidellm benchmark --rate-type concurrent --rate 4 --max-seconds 9 " + LOAD, "depends on the server"),
+        ("guidellm benchmark --rate-type constant --rate 4 --max-requests 5 --data dataset.jsonl", "not known here"),
+        (
+            "guidellm benchmark --rate-type constant --rate 4 --max-requests 5 --data prompt_tokens=9",
+            "no output_tokens",
+        ),
+        (
+            "guidellm benchmark --rate-type constant --rate 4 --max-requests 5 --rampup 3 " + LOAD,
+            "--rampup of guidellm",
+        ),
+        ("guidellm run --profile kind=replay --data kind=trace_mooncake,path=x", "finds its own rates"),
+        ("guidellm run --profile kind=constant,rate=4,rampup_duration=3 " + LOAD, "rampup_duration"),
+        (
+            "guidellm run --profile kind=constant,rate=4 --constraint kind=over_saturation " + LOAD,
+            "over_saturation cannot be simulated",
+        ),
+        (
+            "guidellm run --profile kind=constant,rate=4 --constraint kind=max_requests,count=9 "
+            "--data kind=synthetic_text,prompt_tokens=9,output_tokens=9,turns=3",
+            "turns of --data above 1",
+        ),
+        ("guidellm run --profile constant " + LOAD, "not a list of key=value"),
+        ("aiperf profile --concurrency 4 --isl 9", "without --osl"),
+        ("aiperf profile --concurrency 4,8 --osl 9", "single number of requests at once"),
+        ("aiperf profile --concurrency 4 --osl 9 --benchmark-duration 60", "depends on the server"),
+        ("aiperf profile --request-rate 4 --osl 9 --benchmark-duration 60", "its 100 prompts again and again"),
+        ("aiperf profile --osl 9 --public-dataset sharegpt", "--public-dataset of aiperf"),
+        ("aiperf profile --osl 9 --num-prefix-prompts 4 --prefix-prompt-length 100", "several prefixes"),
+        ("aiperf profile --osl 9 --random-range-ratio 0.5", "--random-range-ratio of aiperf"),
+        ("aiperf profile -m a,b --osl 9", "several models"),
+        ("genai-perf profile -m a --osl 9", "--request-count is missing"),
+    ],
+)
+def test_what_the_clients_send_and_a_simulation_lacks_is_refused_by_name(command: str, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        options_of(command)
+
+
+@pytest.mark.parametrize(
+    ("text", "mean"), [("normal:mean=30,stddev=20", 30.656), ("truncnormal:mean=100,stddev=60", 106.8)]
+)
+def test_normal_lengths_are_cut_or_drawn_again(text: str, mean: float) -> None:
+    """Cut at 1: 30 P(z > -1.45) + 20 p(1.45) + P(z < -1.45); above 0, rounded up: 100 + 60 p(5/3) / P(z > -5/3) + 0.5."""
+    assert parse_lengths(text, 10**6).mean == pytest.approx(mean, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["normal:mean=30", "normal:mean=9,stddev=2,min=20,max=10", "truncnormal:mean=9,stddev=1,min=500", "normal:sigma=3"],
+)
+def test_a_normal_that_says_too_little_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="normal"):
+        parse_lengths(text, 10**6)
 
 
 @pytest.mark.parametrize(
