@@ -74,7 +74,7 @@ class LoadOptions(PlanOptions):
         Text,
         option(
             "--bench-command",
-            help="Read the load of a pasted `vllm bench serve ...`, or of SGLang's, guidellm's or aiperf's tool; options override it.",
+            help="Read the load of a pasted `vllm bench serve ...` (or SGLang's, guidellm's, aiperf's tool).",
             metavar="TEXT",
         ),
     ] = None

@@ -225,7 +225,7 @@ def test_what_the_clients_send_and_a_simulation_lacks_is_refused_by_name(command
     ("text", "mean"), [("normal:mean=30,stddev=20", 30.656), ("truncnormal:mean=100,stddev=60", 106.8)]
 )
 def test_normal_lengths_are_cut_or_drawn_again(text: str, mean: float) -> None:
-    """Cut at 1: 30 P(z > -1.45) + 20 p(1.45) + P(z < -1.45); above 0, rounded up: 100 + 60 p(5/3) / P(z > -5/3) + 0.5."""
+    """Cut at 1: 30 P(z > -1.45) + 20 p(1.45) + P(z < -1.45); above 0: 100 + 60 p(5/3) / P(z > -5/3) + 0.5."""
     assert parse_lengths(text, 10**6).mean == pytest.approx(mean, rel=2e-3)
 
 
