@@ -8,9 +8,10 @@ from typing import Final
 
 from kvplan.cli.load import Load
 from kvplan.cli.simulate_options import SimulateOptions
+from kvplan.cli.workers import workers_of
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
-from kvplan.core.processes import MOST_JOBS, cores
+from kvplan.core.processes import Jobs, cores, is_shared
 from kvplan.core.units import parse_count, parse_duration, parse_size
 from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
@@ -26,7 +27,7 @@ from kvplan.simulate.tiers import TierSpec
 
 MOST: Final = 4096  # servers
 WORTH_PROCESSES: Final = 20_000  # requests: seconds in one process, and others start in less
-OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs")
+OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs", "ray")
 OF_ONE: Final = ("baseline", "tier", "timeline", "figure", "film")
 RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
 
@@ -78,7 +79,7 @@ def fleet_answer(
         router(name, load.seed, load.source.run_len),
         stop,
     )
-    fleet.run(jobs_of(options.jobs, fleet, load.source.num_requests))
+    fleet.run(jobs_of(options.jobs, options.ray, fleet, load.source.num_requests))
     if not fleet.replicas:
         raise KeyboardInterrupt
     kinds = kinds[: len(fleet.replicas)]  # fewer where an interrupt came before the others were done
@@ -101,14 +102,14 @@ def fleet_answer(
     return FleetAnswer(total, figures, fleet, name, servers_text(kinds))
 
 
-def jobs_of(text: str | None, fleet: Fleet, num_requests: int) -> int:
+def jobs_of(text: str | None, ray: str | None, fleet: Fleet, num_requests: int) -> Jobs:
     """Processes: as stated, or all cores where servers are apart and there is enough for them to do."""
-    if text is None:
+    if ray is None and text is None:
         return cores() if fleet.is_apart and num_requests >= WORTH_PROCESSES else 1
-    jobs = parse_count(text, "--jobs", MOST_JOBS)
-    if jobs > 1 and not fleet.is_apart:
+    jobs = workers_of(text, ray)
+    if is_shared(jobs) and not fleet.is_apart:
         raise UsageError(
-            f"--jobs {jobs}",
+            f"--jobs {text}" if ray is None else f"--ray {ray}",
             "these servers depend on each other (a router that looks at loads, --fail, --autoscale, --disaggregate, "
             "users who wait), so one process simulates them all",
             "leave it out, or use --router round-robin or random and leave out the others",

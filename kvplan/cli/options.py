@@ -74,6 +74,10 @@ ReportOption = Annotated[
     Texts,
     option("--report", help=f"Also write the answer to a file ({', '.join(SUFFIXES)}); repeatable.", metavar="PATH"),
 ]
+RayOption = Annotated[
+    Text,
+    option("--ray", help="Share the work with a Ray cluster: host:port, ray://host:port or auto.", metavar="ADDRESS"),
+]
 # Of a server that ran, beside its log.
 ServedModelOption = Annotated[
     Text,

@@ -11,6 +11,7 @@ from kvplan.cli.options import (
     ForceOption,
     FormatOption,
     QuietOption,
+    RayOption,
     ReportOption,
     Text,
     complete_gpu,
@@ -119,6 +120,7 @@ class SimulateOptions(LoadOptions):
             metavar="N",
         ),
     ] = None
+    ray: RayOption = None
     # the answer
     film: Annotated[
         Text,

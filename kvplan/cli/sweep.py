@@ -14,6 +14,7 @@ from kvplan.cli.inputs import Inputs, gpus_of, load_of, read, say
 from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
 from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.sweep_options import SweepOptions
+from kvplan.cli.workers import workers_of
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_tokens
@@ -33,7 +34,6 @@ LISTS = (
 )  # fmt: skip
 SHORT_FLAGS = {"tensor_parallel_size": "--tp", "pipeline_parallel_size": "--pp"}
 ROWS = 40
-MOST_JOBS = 256
 PROGRESS_S = 10.0
 SPOOL_BYTES = 1 << 26
 
@@ -45,7 +45,7 @@ def sweep(options: SweepOptions) -> int:
         figures = [options.figure] if options.figure else []
         pictures = stack.enter_context(report_files(figures, "--figure", FIGURES, force=options.force))
         limit = parse_count(options.limit, "--limit") if options.limit is not None else ROWS
-        jobs = parse_count(options.jobs, "--jobs", MOST_JOBS) if options.jobs is not None else None
+        jobs = workers_of(options.jobs, options.ray)
         if pictures:
             require_libraries("--figure", "matplotlib")
         inputs, grid, prices = grid_of(options)

@@ -10,6 +10,7 @@ from kvplan.cli.options import (
     ForceOption,
     FormatOption,
     QuietOption,
+    RayOption,
     ReportOption,
     Text,
     Texts,
@@ -55,6 +56,7 @@ class SweepOptions(WorkloadOptions):
     sort: Annotated[Sort, typer.Option("--sort", help="Sort rows by this, best first.")] = "context"
     limit: Annotated[Text, option("--limit", help="Maximum number of rows to show. Default: 40.", metavar="N")] = None
     jobs: Annotated[Text, option("--jobs", help="Maximum number of processes. Default: all cores.", metavar="N")] = None
+    ray: RayOption = None
     format: FormatOption = "table"
     report: ReportOption = None
     force: ForceOption = False

@@ -12,8 +12,8 @@ from kvplan.cli.inputs import MODEL_CURE, Inputs, read, refuse_missing, say, say
 from kvplan.cli.load import load_of
 from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
 from kvplan.cli.tune_options import TuneOptions
+from kvplan.cli.workers import workers_of
 from kvplan.core.errors import UsageError
-from kvplan.core.processes import MOST_JOBS, cores
 from kvplan.core.units import parse_count
 from kvplan.hardware.gpu import split_count
 from kvplan.planning.advise import reads_fp8
@@ -69,7 +69,7 @@ def answered(options: TuneOptions) -> TuneDocument:
             "give one of --trace, --profile, --prompt-tokens",
         ),
     )
-    jobs = cores() if options.jobs is None else parse_count(options.jobs, "--jobs", MOST_JOBS)
+    jobs = workers_of(options.jobs, options.ray)
     stated = stated_by(options)
     inputs = read(options)
     base = base_of(inputs)

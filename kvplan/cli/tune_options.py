@@ -11,6 +11,7 @@ from kvplan.cli.options import (
     ForceOption,
     FormatOption,
     QuietOption,
+    RayOption,
     ReportOption,
     Text,
     Texts,
@@ -56,6 +57,7 @@ class TuneOptions(LoadOptions):
     ] = None
     fp8: Annotated[bool, typer.Option("--fp8/--no-fp8", help="Allow an fp8 KV cache.")] = True
     jobs: Annotated[Text, option("--jobs", help="Maximum number of processes. Default: all cores.", metavar="N")] = None
+    ray: RayOption = None
     # the answer
     limit: Annotated[Text, option("--limit", help="Maximum number of rows to show. Default: 10.", metavar="N")] = None
     format: FormatOption = "table"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from kvplan.core.cluster import Cluster
 from kvplan.core.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Jobs = int | Cluster  # processes of this machine, or those of a cluster
 MOST_JOBS: Final = 256
 AHEAD: Final = 2  # tasks under way for each process: results do not pile up
 RESTARTS: Final = 3  # of a task whose worker ended before it did
@@ -28,14 +30,27 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def at_most(jobs: Jobs, count: int) -> Jobs:
+    """No more processes than there are tasks."""
+    return jobs if isinstance(jobs, Cluster) else min(jobs, count)
+
+
+def is_shared(jobs: Jobs) -> bool:
+    """Whether work leaves this process."""
+    return isinstance(jobs, Cluster) or jobs > 1
+
+
 def in_order(
-    do: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task], jobs: int, *, name: str
+    do: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task], jobs: Jobs, *, name: str
 ) -> Generator[Result, None, None]:
     """`do(shared, task)` of every task, in their order; with fewer than two jobs in this process.
 
     do and what it takes must be able to travel to another process. What a killed worker had under way is done again in
     new ones. Closing the iterator, or an interrupt, ends the processes; `name` is whose they are, for an error.
     """
+    if isinstance(jobs, Cluster):
+        yield from jobs.in_order(do, shared, tasks, name=name)
+        return
     if jobs < 2:
         for task in tasks:
             yield do(shared, task)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.field_types import Count, Number, Size
-from kvplan.core.processes import cores, in_order
+from kvplan.core.processes import Jobs, cores, in_order, is_shared
 from kvplan.core.units import format_bytes
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
@@ -234,8 +234,9 @@ def _impossible(request: Request, reason: str) -> Row:
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def all_rows(grid: Grid, jobs: int | None = None, chunk: int | None = None) -> Iterator[list[Row]]:
-    """Every row in the order of the numbers, chunk by chunk; `jobs` processes, none beside this one for a small sweep.
+def all_rows(grid: Grid, jobs: Jobs | None = None, chunk: int | None = None) -> Iterator[list[Row]]:
+    """Every row in the order of the numbers, chunk by chunk; `jobs` processes, none beside this one for a small sweep
+    unless a cluster is named.
 
     Closing the iterator, or an interrupt, ends the processes.
     """
@@ -243,7 +244,8 @@ def all_rows(grid: Grid, jobs: int | None = None, chunk: int | None = None) -> I
     slow = any(request.load.lengths is not None for request in grid.requests)
     chunk = chunk or (SLOW_CHUNK if slow else CHUNK)
     parts = ((start, start + chunk) for start in range(0, grid.count, chunk))
-    if jobs < 2 or grid.count <= (SLOW_CHUNK if slow else WORTH_PROCESSES):
+    is_small = isinstance(jobs, int) and grid.count <= (SLOW_CHUNK if slow else WORTH_PROCESSES)
+    if is_small or not is_shared(jobs):
         return in_order(_rows, grid, parts, 1, name="sweep")
     return in_order(_rows, portable(grid), parts, jobs, name="sweep")
 

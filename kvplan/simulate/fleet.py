@@ -20,7 +20,7 @@ from math import inf, nextafter
 from typing import Literal, Protocol
 
 from kvplan.core.errors import UsageError
-from kvplan.core.processes import in_order
+from kvplan.core.processes import Jobs, at_most, in_order, is_shared
 from kvplan.simulate.apart import Share, Task, finished
 from kvplan.simulate.arrivals import Arrivals, Open
 from kvplan.simulate.counts import Counts
@@ -222,9 +222,9 @@ class Fleet:
         """Whether nothing that happens on one replica changes what another is sent."""
         return not self._looks and not self.failures
 
-    def run(self, jobs: int = 1) -> None:
+    def run(self, jobs: Jobs = 1) -> None:
         """To the end of the last request, or until `stop` says so; by `jobs` processes where replicas are apart."""
-        if jobs > 1 and self.is_apart:
+        if is_shared(jobs) and self.is_apart:
             self._run_apart(jobs)
         else:
             while self._advance():
@@ -232,14 +232,14 @@ class Fleet:
                     break
         self._finish()
 
-    def _run_apart(self, jobs: int) -> None:
+    def _run_apart(self, jobs: Jobs) -> None:
         """As in one process; stopped early, the fleet is those replicas that are done."""
         shares = self._shares()
         tasks = [
             Task(replica.kind.start, self.run_len, share) for replica, share in zip(self.replicas, shares, strict=True)
         ]
         done = 0
-        with closing(in_order(finished, None, tasks, min(jobs, len(tasks)), name="simulate")) as results:
+        with closing(in_order(finished, None, tasks, at_most(jobs, len(tasks)), name="simulate")) as results:
             for replica, share, result in zip(self.replicas, shares, results, strict=False):
                 result.give(replica.run)
                 done += 1

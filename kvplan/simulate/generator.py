@@ -46,11 +46,12 @@ READ: Final = {
         "prefix-repetition-output-len",
     )
 }  # fmt: skip
+CALLS: Final = [client.is_called for client in CLIENTS]
 PROMISES: Final = {"ttft": "ttft", "tpot": "tpot", "e2el": "latency"}
 
 
 def is_generator(text: str) -> bool:
-    return any(re.search(tool.is_called, text) for tool in (*generators(), *CLIENTS))
+    return any(re.search(pattern, text) for pattern in [tool.is_called for tool in generators()] + CALLS)
 
 
 def options_of(text: str) -> dict[str, str]:

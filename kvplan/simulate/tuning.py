@@ -11,7 +11,7 @@ from math import ceil, inf
 from typing import Final, Literal
 
 from kvplan.core.errors import UsageError
-from kvplan.core.processes import in_order
+from kvplan.core.processes import Jobs, at_most, in_order
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.sweep import portable_requests
 from kvplan.simulate import slo
@@ -201,12 +201,12 @@ class Tuned:
     usual: Choice | None
 
 
-def tune(base: Request, demand: Demand, where: Space, jobs: int = 1) -> Tuned:
+def tune(base: Request, demand: Demand, where: Space, jobs: Jobs = 1) -> Tuned:
     """The setting that serves most; the same whatever the number of processes."""
     [base] = portable_requests([base])
     settings = list(where.settings)
     means = means_of(demand.rows, demand.run_len)
-    raters = jobs if len(settings) >= WORTH_PROCESSES else 1
+    raters = jobs if len(settings) >= WORTH_PROCESSES or not isinstance(jobs, int) else 1
     answers = list(in_order(rated, (base, demand, means), settings, raters, name="tune"))
     ratings = {answer.setting: answer for answer in answers if isinstance(answer, Rated)}
     refused = tuple(answer for answer in answers if isinstance(answer, Refused))
@@ -228,7 +228,7 @@ def usual_setting(where: Space, ratings: Mapping[Setting, Rated]) -> Setting | N
 class Search:
     """Settings that were simulated, by what they are."""
 
-    def __init__(self, base: Request, demand: Demand, ratings: Mapping[Setting, Rated], jobs: int) -> None:
+    def __init__(self, base: Request, demand: Demand, ratings: Mapping[Setting, Rated], jobs: Jobs) -> None:
         self.base, self.demand, self.ratings, self.jobs = base, demand, ratings, jobs
         self.tried: dict[Setting, Tried] = {}
 
@@ -242,7 +242,7 @@ class Search:
         return any(self.best(precision) != before[precision] for precision in PRECISIONS)
 
     def run(self, tasks: Sequence[Task]) -> list[Tried]:
-        jobs = min(self.jobs, len(tasks))
+        jobs = at_most(self.jobs, len(tasks))
         return list(in_order(tried, (self.base, self.demand), tasks, jobs, name="tune"))
 
     def task(self, setting: Setting, least: float) -> Task:

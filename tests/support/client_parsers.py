@@ -88,7 +88,7 @@ def aiperf(command: str) -> dict[str, Any]:
     taken: list[Any] = []
     app = App(name="profile")
 
-    @app.default
+    @app.default  # type: ignore[untyped-decorator]
     def profile(*, cli_config: CLIConfig) -> None:
         taken.append(cli_config)
 

@@ -1,0 +1,127 @@
+"""Work on a Ray cluster of two nodes of this machine: what one process answers, whatever becomes of a worker."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.core.cluster import Cluster
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.processes import in_order
+from tests.support.cli import Run
+from tests.support.cli import refused as refused_line
+from tests.support.cli import run as run  # the fixture
+
+WITHOUT = """
+import sys
+from kvplan.cli.main import main
+code = main(["sweep", "llama-3.1-8b", "--gpu", "a100-80g,h100-80g", "--ctx", "8k", "-q", "--jobs", "1"])
+print(f"exit code {code}; loaded:", *(name for name in sys.modules if name.split(".")[0] == "ray"), file=sys.stderr)
+"""
+
+
+def test_without_a_cluster_nothing_of_ray_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=900, check=False)
+    assert done.stderr.strip().splitlines()[-1:] == ["exit code 0; loaded:"], done.stderr
+
+
+@pytest.mark.parametrize("address", ["", " ", "--quiet"])
+def test_an_address_that_names_no_cluster_is_refused(run: Run, address: str) -> None:
+    done = run("sweep", "llama-3.1-8b", "--gpu", "a100-80g", f"--ray={address}")
+    assert "--ray: names no cluster" in refused_line(done)
+
+
+def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplan.core.cluster.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem, match="ray is not installed"):
+        list(in_order(square, 1, range(3), Cluster("auto"), name="x"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
+def test_a_cluster_that_does_not_answer_is_said_at_once(run: Run, address: str) -> None:
+    pytest.importorskip("ray")
+    done = run("sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "--ray", address)
+    assert "nothing answers there" in refused_line(done, 3)
+
+
+def square(base: int, number: int) -> int:
+    return base + number * number
+
+
+def killed_once(folder: str, number: int) -> int:
+    mark = Path(folder) / "killed"
+    if number == 3 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def node_of(_: None, number: int) -> str:
+    import time
+
+    import ray
+
+    time.sleep(0.05)  # long enough for the other node to take its share
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def refused(_: None, number: int) -> int:
+    if number == 2:
+        raise UsageError("x", "is refused", "leave it out")
+    return number
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two nodes of one core each, as Ray starts them for its own tests."""
+    pytest.importorskip("ray")
+    import ray
+    from ray.cluster_utils import Cluster as LocalCluster
+
+    nodes = LocalCluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes.add_node(num_cpus=1)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_two_nodes_answer_as_one_process(cluster: Any, run: Run, tmp_path: Path) -> None:
+    there = Cluster(cluster.address)
+    assert list(in_order(square, 100, range(7), there, name="x")) == [100, 101, 104, 109, 116, 125, 136]
+    assert len(set(in_order(node_of, None, range(40), there, name="x"))) == 2
+    # a worker that is killed loses nothing
+    assert list(in_order(killed_once, str(tmp_path), range(9), there, name="x")) == list(range(9))
+    assert (tmp_path / "killed").exists()
+    # an error of a task is the command's; tasks after it are given up
+    with pytest.raises(UsageError, match="is refused"):
+        list(in_order(refused, None, range(5), there, name="x"))
+    # the commands
+    quiet = ("-q", "--format", "json")
+    load = ("--prompt-tokens", "uniform:100-900", "--output-tokens", "40", "--num-requests", "60", *quiet)
+    commands = [
+        ("sweep", "llama-3.1-8b,qwen3-8b", "--gpu", "a100-80g,h100-80g", "--ctx", "4k,8k", *quiet),
+        ("simulate", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "--rate", "4", "--replicas", "3", "--router",
+         "random", *load),
+        ("tune", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "--max-num-seqs", "64",
+         "--max-num-batched-tokens", "8192", "--no-fp8", "--gpu-memory-utilization", "0.9", "--block-size", "16",
+         "--slo", "ttft=2s,tpot=50ms", *load),
+    ]  # fmt: skip
+    for command in commands:
+        assert run(*command, "--ray", cluster.address).json == run(*command, "--jobs", "1").json
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_a_node_that_is_lost_loses_nothing(cluster: Any) -> None:
+    node = cluster.add_node(num_cpus=2)
+    results = in_order(node_of, None, range(60), Cluster(cluster.address), name="x")
+    seen = [next(results) for _ in range(10)]
+    cluster.remove_node(node, allow_graceful=False)
+    assert len(seen) + len(list(results)) == 60
