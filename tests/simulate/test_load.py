@@ -135,9 +135,9 @@ def test_a_command_means_what_its_tool_reads(row: dict[str, Any]) -> None:
     for side in ("prompt", "output"):
         text = options[f"{side}_tokens"]
         lengths = parse_lengths(text if ":" in text else f"const:{text}", 10**6)
-        least, mean, most = own[side]
+        shortest, mean, longest = own[side]
         assert lengths.mean == pytest.approx(mean, rel=0.008)  # four standard errors of 20,000 draws, half a grid step
-        assert lengths.points[0][0] <= least <= most <= lengths.longest
+        assert lengths.points[0][0] <= shortest <= longest <= lengths.longest
 
 
 @pytest.mark.parametrize("row", READINGS, ids=lambda row: f"{row['tool']}-{row['command'][:40]}")
