@@ -181,9 +181,9 @@ def _lognormal(rest: str, limit: int, text: str) -> Lengths:
     return Lengths(tuple(clipped(_on_grid(cdf, 1, limit), limit, text).points), text, notes)
 
 
-def _normal(rest: str, limit: int, text: str, *, is_drawn_again: bool = False) -> Lengths:
+def _normal(stated: str, limit: int, text: str, *, is_drawn_again: bool = False) -> Lengths:
     """Lengths beyond an end count as that end (guidellm's), or are drawn again (aiperf's)."""
-    settings = _settings(rest, text, NORMAL)
+    settings = _settings(stated, text, NORMAL)
     if not {"mean", "stddev"} <= settings.keys():
         raise UsageError(f"{OPTION} {text!r}", "mean or stddev is missing", f"write {NORMAL_FORM}")
     mean, deviation = settings["mean"], settings["stddev"]
