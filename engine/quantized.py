@@ -39,8 +39,8 @@ SCALE_DTYPES = (torch.float16, torch.bfloat16)
 # Variants of a method's packing that are read; the others are refused by name.
 VARIANTS = {"awq": ("",), "gptq": ("", "gptq_v2")}
 RUNS = (
-    "the engine runs unquantised ones, dense layers in fp8 or in AWQ's or GPTQ's 4 bits, and experts in MXFP4 as "
-    "gpt-oss has them"
+    "the engine runs unquantised ones, dense layers in fp8 or in AWQ's or GPTQ's 4 bits, and experts in blocks of fp8 "
+    "or in MXFP4 as gpt-oss has them"
 )
 FP8_METHODS = ("fp8", "compressed-tensors", "modelopt")  # their tensors have the same names and meanings
 
@@ -127,7 +127,13 @@ def is_run(method: str, scheme: Scheme) -> bool:
 
 
 def is_run_in_experts(method: str, scheme: Scheme) -> bool:
-    return (method, scheme.kind) == ("mxfp4", "mxfp4")
+    match scheme.kind:
+        case "mxfp4":
+            return method == "mxfp4"
+        case "fp8_block":
+            return is_run(method, scheme)
+        case _:
+            return False
 
 
 def _refusal(spec: ModelSpec, how: str) -> UnsupportedModelError:

@@ -6,12 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels import configs, moe_fp4
+from engine.kernels import configs, moe_fp4, moe_fp8
 from engine.kernels.activation import gated_activation
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape, once_per_layout
 from engine.kernels.grouping import Grouping, group_rows
 from engine.kernels.integers import cdiv
-from engine.kernels.matrices import Matrix, Mxfp4Matrix, shape_of
+from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, shape_of
 from engine.kernels.numerics import cast, dot, dot_dtype
 from kvplan.models.spec import Activation
 
@@ -88,6 +88,8 @@ def grouped_product(
     match matrix:
         case torch.Tensor():
             return _grouped_matmul(x, matrix, bias, row_weights, grouping, num_rows, tile)
+        case Fp8BlockMatrix():
+            return moe_fp8.grouped_product(x, matrix, bias, row_weights, grouping, num_rows, tile)
         case Mxfp4Matrix():
             return moe_fp4.grouped_product(x, matrix, bias, row_weights, grouping, num_rows, tile)
         case _:

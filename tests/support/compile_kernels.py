@@ -127,6 +127,7 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
     for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 128), ("bfloat16", 4096), ("float32", 4096)):
         found[f"experts mxfp4 {dtype} {num_tokens}"] = partial(_experts, "mxfp4", dtype, num_tokens)
+        found[f"experts e4m3 {dtype} {num_tokens}"] = partial(_experts, "e4m3", dtype, num_tokens)
     found["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
     found["route sigmoid 8 of 256 groups"] = partial(_route, 256, 8, "sigmoid", groups=8, top_groups=4)
     found["route softmax 10 of 512"] = partial(_route, 512, 10, "softmax")
@@ -260,20 +261,25 @@ def _moe(dtype: str, num_tokens: int, kind: Any, *, biases: bool = False) -> Non
 
 
 def _experts(stored: str, dtype: str, num_tokens: int) -> None:
-    """gpt-oss's widths: eight experts, two to a token."""
+    """Eight experts, two to a token: gpt-oss's widths, or those of Qwen3's MoE."""
     from engine.kernels import triton_backend
-    from engine.kernels.matrices import Matrix, Mxfp4Matrix
+    from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix
+
+    hidden, inner, kind = (2880, 2880, "clamped_swiglu") if stored == "mxfp4" else (2048, 768, "silu")
 
     def matrix(outputs: int, inputs: int) -> Matrix:
+        if stored == "e4m3":
+            scales = empty(8, outputs // 128, inputs // 128, dtype="float32")
+            return Fp8BlockMatrix(empty(8, outputs, inputs, dtype="float8_e4m3fn"), scales, (128, 128))
         values = empty(8, outputs, inputs // 2, dtype="uint8")
         return Mxfp4Matrix(values, empty(8, outputs, inputs // 32, dtype="uint8"))
 
-    x, b13, b2 = empty(num_tokens, 2880, dtype=dtype), empty(8, 5760, dtype=dtype), empty(8, 2880, dtype=dtype)
+    x, w13, w2 = empty(num_tokens, hidden, dtype=dtype), matrix(2 * inner, hidden), matrix(hidden, inner)
     ids, weights = empty(num_tokens, 2, dtype="int64"), empty(num_tokens, 2, dtype="float32")
-    triton_backend.moe_mlp(
-        x, matrix(5760, 2880), matrix(2880, 2880), ids, weights, "clamped_swiglu", b13=b13, b2=b2, limit=7.0,
-        alpha=1.702,
-    )  # fmt: skip
+    more: dict[str, Any] = {}
+    if stored == "mxfp4":
+        more = {"b13": empty(8, 2 * inner, dtype=dtype), "b2": empty(8, hidden, dtype=dtype), "limit": 7.0}
+    triton_backend.moe_mlp(x, w13, w2, ids, weights, kind, alpha=1.702, **more)
 
 
 def _route(num_experts: int, top_k: int, scoring: Any, **groups: int) -> None:

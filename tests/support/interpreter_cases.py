@@ -347,6 +347,9 @@ def _others() -> list[Case]:
         *(Moe(dtype, inner=64, stored="mxfp4") for dtype in ("float32", "float16", "bfloat16")),
         Moe("bfloat16", tokens=40, experts=2, hidden=160, inner=96, biases=True, stored="mxfp4"),
         Moe(kind="clamped_swiglu", hidden=32, inner=32, biases=True, stored="mxfp4"),
+        *(Moe(dtype, hidden=208, inner=160, stored="fp8") for dtype in ("float32", "bfloat16")),
+        Moe("bfloat16", tokens=40, experts=2, hidden=64, inner=64, biases=True, stored="fp8"),
+        *(Moe("float16", inner=64, stored=stored) for stored in ("fp8", "fp8 as bytes")),
         Moe("bfloat16", tokens=40, experts=2, hidden=64, inner=64, biases=True),
         *(Int4(dtype) for dtype in ("float32", "float16", "bfloat16")),
         *(Int4("bfloat16", inputs=512, groups=groups) for groups in (1, 2, 16, 64)),  # of 512, 256, 32 and 8 inputs

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.kernels import fp8, grouping, triton_backend
-from engine.kernels.matrices import Matrix, Mxfp4Matrix
+from engine.kernels import fp8, grouping, moe_fp8, triton_backend
+from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix
 from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Sizes, WorkList, cut
 from tests.support import kernel_reference as reference
@@ -515,7 +515,9 @@ def run_moe(case: Moe) -> tuple[float, float]:
     if case.biases:
         more["b13"] = torch.randn(case.experts, 2 * case.inner).to(dtype)
         more["b2"] = torch.randn(case.experts, case.hidden).to(dtype)
+    first_fp8_arch, moe_fp8.FIRST_FP8_ARCH = moe_fp8.FIRST_FP8_ARCH, 1000 if case.stored == "fp8 as bytes" else 89
     got = triton_backend.moe_mlp(x, held13, held2, ids, weights.contiguous(), case.kind, **more)
+    moe_fp8.FIRST_FP8_ARCH = first_fp8_arch
     doubles: dict[str, Any] = {
         name: value.double() if torch.is_tensor(value) else value for name, value in more.items()
     }
@@ -523,6 +525,9 @@ def run_moe(case: Moe) -> tuple[float, float]:
     # The reference rounds where the launcher says so, at the end as well: two answers, each rounded.
     rounded = reference.moe_mlp(x, w13, w2, ids, weights, case.kind, **more)
     return against(got, exact, roundings=2, rounded=rounded)
+
+
+FP8_BLOCK = (32, 64)
 
 
 def experts(case: Moe, outputs: int, inputs: int) -> tuple[Matrix, torch.Tensor]:
@@ -537,6 +542,13 @@ def experts(case: Moe, outputs: int, inputs: int) -> tuple[Matrix, torch.Tensor]
             powers = round(math.log2(spread / 3)) + torch.randint(-3, 3, (*shape[:2], inputs // 32))
             scales = bytes_between(127 + powers, 255)
             return Mxfp4Matrix(values, scales), reference.mxfp4(values, scales)
+        case "fp8" | "fp8 as bytes":
+            codes = torch.randint(0, 127, shape) + 128 * torch.randint(0, 2, shape)
+            values = bytes_between(codes, NAN_BYTE).view(torch.float8_e4m3fn)
+            counts = (-(-outputs // FP8_BLOCK[0]), -(-inputs // FP8_BLOCK[1]))
+            scales = between_nans((case.experts, *counts), torch.float32).abs_().mul_(0.01 * spread)
+            each = scales.double().repeat_interleave(FP8_BLOCK[0], 1).repeat_interleave(FP8_BLOCK[1], 2)
+            return Fp8BlockMatrix(values, scales, FP8_BLOCK), values.double() * each[:, :outputs, :inputs]
         case _:
             raise AssertionError(case.stored)
 
