@@ -106,6 +106,10 @@ class Places:
         parts = iter([whole[expert] for whole in self._wholes])
         return lambda *shape, dtype=None: next(parts)
 
+    @property
+    def is_meta(self) -> bool:
+        return self._wholes[0].is_meta
+
     def all_of(self, matrix: Matrix) -> Matrix:
         """The first expert's matrix -> that of all experts."""
         if isinstance(matrix, torch.Tensor):
@@ -125,11 +129,14 @@ def _expert_by_expert(
 
     def stacked(pieces: Callable[[str], list[Piece]]) -> Matrix:
         places = Places(memory.empty, facts.num_experts)
-        matrices = [
-            quantized.load(scheme, method, pieces(f"{name}.{e}"), memory.source, places.of(e), memory.buffer)
-            for e in range(facts.num_experts)
-        ]
-        return places.all_of(matrices[0])
+
+        def load_one(e: int) -> Matrix:
+            return quantized.load(scheme, method, pieces(f"{name}.{e}"), memory.source, places.of(e), memory.buffer)
+
+        first = load_one(0)
+        for e in range(1, 1 if places.is_meta else facts.num_experts):  # of tensors without memory the first says all
+            load_one(e)
+        return places.all_of(first)
 
     return (
         stacked(lambda one: [Piece(f"{one}.{part}", inner, hidden, rows=mine) for part in (names.gate, names.up)]),

@@ -75,6 +75,22 @@ class Builder:
         offset = self.vector(f"{name}.bias", outputs) if bias else None
         return SummedLinear(weight, offset, self.kernels, self.tp)
 
+    def widened(self, name: str, outputs: int, part: slice, inputs: int) -> "Linear":
+        """The rows `part` of a layer that is taken apart: in the model's dtype, whatever the checkpoint stores.
+
+        What is made of a quantised matrix is a buffer, and the matrix is gone.
+        """
+        pieces = [Piece(name, outputs, inputs, part)]
+        scheme = self._scheme(pieces)
+        if scheme is None:
+            return self.outputs([(name, outputs, part)], inputs)
+        weight = self.buffer(len(pieces[0].local_rows), inputs, dtype=self.dtype)
+        matrix = quantized.load(scheme, self.method, pieces, self.source, self._forgotten, self._forgotten)
+        return Linear(quantized.widen(matrix, weight), None, self.kernels)
+
+    def _forgotten(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+
     def experts(self, name: str, facts: MoeMlp, hidden: int, mine: slice) -> Experts:
         """Of all experts the inner channels `mine`; planner and checkpoint alike call them mlp.experts."""
         layer = name.removeprefix("model.layers.").partition(".")[0]
@@ -277,8 +293,7 @@ class LatentAttentionLayer:
         q_name, q_inputs = (f"{name}.q_proj", hidden) if q_rank is None else (f"{name}.q_b_proj", q_rank)
         self.q_proj = builder.outputs([(q_name, num_heads * qk_dim, _times(mine, qk_dim))], q_inputs)
         self.kv_a_norm = builder.norm(f"{name}.kv_a_layernorm", kv_lora_rank)
-        rows = (f"{name}.kv_b_proj", num_heads * kv_dim, _times(mine, kv_dim))
-        self.kv_b_proj = builder.outputs([rows], kv_lora_rank)
+        self.kv_b_proj = builder.widened(f"{name}.kv_b_proj", num_heads * kv_dim, _times(mine, kv_dim), kv_lora_rank)
         self.o_proj = builder.inputs(
             f"{name}.o_proj", hidden, num_heads * facts.v_head_dim, _times(mine, facts.v_head_dim), bias=facts.bias
         )
@@ -308,7 +323,7 @@ class LatentAttentionLayer:
     def _up(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(keys [heads, nope_dim, rank], values [heads, v_head_dim, rank]) of the latent: views of kv_b_proj."""
         weight = self.kv_b_proj.weight
-        assert isinstance(weight, torch.Tensor)  # a quantised one is refused before it is loaded
+        assert isinstance(weight, torch.Tensor)  # also of a quantised checkpoint
         up = weight.view(self.num_heads, -1, self.kv_lora_rank)
         return up[:, : self.nope_dim], up[:, self.nope_dim :]
 

@@ -18,6 +18,7 @@ from typing import assert_never
 import torch
 import torch.nn.functional as F
 
+from engine.kernels import torch_backend
 from engine.kernels.matrices import Fp8BlockMatrix as Fp8BlockMatrix  # the matrices that are loaded here
 from engine.kernels.matrices import Fp8Matrix as Fp8Matrix
 from engine.kernels.matrices import Int4Matrix as Int4Matrix
@@ -26,7 +27,7 @@ from engine.kernels.matrices import Mxfp4Matrix as Mxfp4Matrix
 from engine.loader import WeightSource
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError, UsageError
 from kvplan.models.quant import scheme_of
-from kvplan.models.spec import LatentHeads, ModelSpec, Quantization, Scheme
+from kvplan.models.spec import ModelSpec, Scheme
 
 ALL = slice(None)
 FP8 = torch.float8_e4m3fn
@@ -85,6 +86,12 @@ def product(kernels: ModuleType, x: torch.Tensor, matrix: Matrix, bias: torch.Te
     return y if bias is None else y.add_(bias)
 
 
+def widen(matrix: Matrix, out: torch.Tensor) -> torch.Tensor:
+    """A quantised matrix's weights into out [outputs, inputs], rounded to its dtype once; returns out."""
+    identity = torch.eye(out.shape[1], dtype=out.dtype, device=out.device)
+    return out.copy_(product(torch_backend, identity, matrix, None).T)
+
+
 # --- what can be run --------------------------------------------------------------------------------------------------
 
 
@@ -104,14 +111,6 @@ def check_runs(spec: ModelSpec) -> None:
             if not runs(found.method, scheme):
                 variant = f" {scheme.variant}" if scheme.variant else ""
                 raise _refusal(spec, f"{found.method}: {scheme.kind}{variant} of {weight.name}")
-    if any(isinstance(layer.attention, LatentHeads) for layer in spec.decoder.layers):
-        _check_latent(spec, found)
-
-
-def _check_latent(spec: ModelSpec, found: Quantization) -> None:
-    """Latent attention multiplies by kv_b_proj in parts, in two orders: it is not run on a quantised one."""
-    if any(scheme_of(found, index, ("self_attn.kv_b_proj",)) is not None for index in range(spec.num_layers)):
-        raise _refusal(spec, f"{found.method}, under latent attention")
 
 
 def is_run(method: str, scheme: Scheme) -> bool:

@@ -35,7 +35,7 @@ from engine.quantized import Fp8Matrix, Int4Matrix, Matrix, product
 from engine.tp import TensorParallel
 from kvplan.core.errors import InvalidInputError, KvplanError, UnsupportedModelError, UsageError
 from kvplan.models import catalog
-from kvplan.models.spec import Quantization, Scheme
+from kvplan.models.spec import Scheme
 from kvplan.servers.bundled.rules import EngineInputs, predict
 from tests.support import kernel_reference as reference
 from tests.support import small_models
@@ -588,15 +588,6 @@ def test_models_of_the_catalog_that_are_not_run_are_refused(model: str, how: str
     with pytest.raises(UnsupportedModelError) as error:
         quantized.check_runs(catalog.load(model))
     assert str(error.value) == f"{model}: its weights are quantised ({how}); {RUNS}"
-
-
-def test_quantised_latent_attention_is_refused() -> None:
-    spec = replace(
-        read_spec(saved_model("deepseek_v3")),
-        quantization=Quantization("fp8", Scheme("fp8_tensor"), {f"model.layers.{i}.mlp": None for i in range(3)}),
-    )
-    with pytest.raises(UnsupportedModelError, match=r"are quantised \(fp8, under latent attention\)"):
-        quantized.check_runs(spec)
 
 
 def test_a_method_that_is_not_known_is_refused(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ models are published; the float model is what transformers makes of the dequanti
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,9 @@ from engine.tp import TensorParallel
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.models import catalog
 from kvplan.servers.bundled.rules import EngineInputs, predict
+from tests.engine.test_quantized import CONVERTERS, fp8_block
 from tests.support import small_models
+from tests.support.parts import paired, some
 from tests.support.small_engines import ROUNDING, engine_for, greedy, random_tokens, saved_model
 
 WHOLE = "model.safetensors"
@@ -90,6 +94,32 @@ def gpt_oss() -> tuple[Path, Path]:
     return packed, meant
 
 
+FP8_BLOCK = [32, 64]  # published models have 128 x 128
+EXCEPT = ["lm_head", *(f"model.layers.{i}.{part}" for i in range(3) for part in ("mlp.gate", "input_layernorm"))]
+FP8_CONFIG = {  # of Qwen/Qwen3-30B-A3B-FP8 and deepseek-ai/DeepSeek-V3
+    "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": FP8_BLOCK,
+    "modules_to_not_convert": EXCEPT,
+}  # fmt: skip
+PROJECTION = re.compile(r"\.(self_attn|mlp)\..*_proj(_with_mqa)?\.weight$")
+
+
+@cache
+def fp8_blocks(family: str) -> tuple[Path, Path]:
+    """As gpt_oss: every projection in blocks of fp8, attention's, kv_b_proj and the experts' too."""
+    plain = saved_model(family)
+    packed, meant = plain.parent / f"{family} fp8", plain.parent / f"{family} fp8 meant"
+    floats, tensors = load_file(plain / WHOLE), {}
+    for name, weight in list(floats.items()):
+        if not PROJECTION.search(name):
+            tensors[name] = weight
+            continue
+        stored, floats[name] = fp8_block(weight)
+        tensors |= {name.removesuffix("weight") + suffix: tensor for suffix, tensor in stored.items()}
+    write(plain, packed, tensors, {"quantization_config": FP8_CONFIG})
+    write(plain, meant, floats, {})
+    return packed, meant
+
+
 def write(plain: Path, folder: Path, tensors: dict[str, torch.Tensor], extra: dict[str, Any]) -> None:
     folder.mkdir()
     config = json.loads((plain / "config.json").read_text())
@@ -97,7 +127,10 @@ def write(plain: Path, folder: Path, tensors: dict[str, torch.Tensor], extra: di
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
 
 
-CHECKPOINTS: dict[str, Callable[[], tuple[Path, Path]]] = {"mxfp4": gpt_oss}
+CHECKPOINTS: dict[str, Callable[[], tuple[Path, Path]]] = {
+    "mxfp4": gpt_oss,
+    **{f"fp8 {family}": partial(fp8_blocks, family) for family in ("qwen3_moe", "deepseek_v3", "deepseek_v2")},
+}
 
 
 # --- what they compute ------------------------------------------------------------------------------------------------
@@ -135,16 +168,39 @@ def test_a_model_of_quantised_experts_is_the_float_model_of_its_weights(name: st
     assert (ours - plain).abs().max() > 10 * ROUNDING * plain.abs().max()
 
 
-def test_transformers_reads_the_published_layout_of_gpt_oss_alike() -> None:
+READ_BY_TRANSFORMERS = {
+    "mxfp4": transformers.Mxfp4Config(dequantize=True),
+    "fp8 qwen3_moe": transformers.FineGrainedFP8Config(weight_block_size=(32, 64), dequantize=True),
+}  # it refuses blocks that are cut off, as DeepSeek's kv_a_proj_with_mqa has them
+
+
+@pytest.mark.parametrize("name", READ_BY_TRANSFORMERS)
+def test_transformers_reads_the_published_layout_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own reading of the packed checkpoint, which knows nothing of what was meant here."""
-    packed, _ = gpt_oss()
+    reader = import_module("transformers.quantizers.quantizer_finegrained_fp8")
+    monkeypatch.setattr(reader, "is_accelerate_available", lambda: True)  # asked for, and on a CPU not needed
+    packed, _ = CHECKPOINTS[name]()
     model = small_models.AUTO.from_pretrained(
-        packed, quantization_config=transformers.Mxfp4Config(dequantize=True), dtype=torch.float32,
-        attn_implementation="eager", experts_implementation="eager",
+        packed, quantization_config=READ_BY_TRANSFORMERS[name], dtype=torch.float32, attn_implementation="eager",
+        experts_implementation="eager",
     ).eval()  # fmt: skip
     (text,) = random_tokens(40, seed=1)
     theirs = logits_by_transformers(model, text)
     assert (logits(packed, text) - theirs).abs().max() < ROUNDING * theirs.abs().max()
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_compressed_tensors_widens_the_published_blocks_alike(family: str) -> None:
+    """Blocks that are cut off too: the last of kv_a_proj_with_mqa has 16 rows of 32."""
+    packed, meant = fp8_blocks(family)
+    targets = [r"re:.*_proj(_with_mqa)?$"]
+    converter: Any = import_module(f"{CONVERTERS}.fp8block_dequantizer").FP8BlockDequantizer
+    theirs = converter(targets=targets, weight_block_size=tuple(FP8_BLOCK), dtype=torch.float32).process(
+        load_file(packed / WHOLE)
+    )
+    floats = load_file(meant / WHOLE)
+    assert theirs.keys() == floats.keys()
+    assert [name for name, weight in floats.items() if not torch.equal(theirs[name], weight)] == []
 
 
 def test_codes_are_those_of_the_format() -> None:
@@ -172,21 +228,24 @@ def test_powers_of_two_reach_from_2_to_the_minus_127_to_2_to_the_127() -> None:
 def test_quantised_experts_take_the_bytes_that_were_planned(name: str) -> None:
     packed, _ = CHECKPOINTS[name]()
     engine = engine_for(packed, dtype="bfloat16")
-    assert engine.memory_report().weights == predict(read_spec(packed), INPUTS).weights
+    planned = predict(read_spec(packed), replace(INPUTS, max_model_len=engine.max_model_len))
+    assert engine.memory_report().weights == planned.weights
+    assert engine.memory_report().buffers == planned.buffers
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_quantised_experts_take_the_bytes_of_their_file(name: str) -> None:
     packed, _ = CHECKPOINTS[name]()
-    assert engine_for(packed).memory_report().weights == sum(
-        tensor.nbytes for tensor in load_file(packed / WHOLE).values()
-    )
+    stored = {name: tensor.nbytes for name, tensor in load_file(packed / WHOLE).items() if "kv_b_proj" not in name}
+    assert engine_for(packed).memory_report().weights == sum(stored.values())
 
 
 # At real size, without memory. gpt-oss's inner 2880 makes two shares of 45 groups.
-@pytest.mark.parametrize(
-    ("name", "num_ranks"), [("gpt-oss-20b", 1), ("gpt-oss-20b", 2), ("gpt-oss-120b", 1), ("gpt-oss-120b", 2)]
-)
+EVERY_RUN = [("gpt-oss-20b", 1), ("gpt-oss-120b", 2), ("qwen3-30b-a3b-fp8", 2), ("deepseek-v3", 4)]
+REAL = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b-fp8", "deepseek-v3")
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), some([*product(REAL, (1, 2)), ("deepseek-v3", 4)], EVERY_RUN))
 def test_real_models_of_quantised_experts_take_the_bytes_that_were_planned(name: str, num_ranks: int) -> None:
     spec, tp = catalog.load(name), TensorParallel(num_ranks - 1, num_ranks)
     model = Model(spec, NoWeights(), torch_backend, tp, torch.bfloat16, META, 4096)
@@ -195,14 +254,21 @@ def test_real_models_of_quantised_experts_take_the_bytes_that_were_planned(name:
     assert nbytes(list(model.buffers.values())) == planned.buffers
 
 
+def test_deepseek_v3_weighs_what_vllm_holds_of_it() -> None:
+    """85,140,130,848 bytes of parameters on each of eight ranks, of which kv_b_proj is not kept here: 61 layers of 16
+    heads' 256 rows of 512, and a scale for each 128 x 128 (vLLM 0.33's own parameters, tests/facts/capacity.jsonl).
+    """
+    planned = predict(catalog.load("deepseek-v3"), replace(INPUTS, tensor_parallel_size=8))
+    assert planned.weights == 85_140_130_848 - 61 * (4096 * 512 + 4 * 32 * 4)
+
+
 def test_gpt_oss_20b_weighs_what_is_published() -> None:
     """metadata.total_size of openai/gpt-oss-20b's model.safetensors.index.json."""
     model = Model(catalog.load("gpt-oss-20b"), NoWeights(), torch_backend, TensorParallel(), torch.bfloat16, META, 4096)
     assert nbytes(model.weights) == 13_761_264_768
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize(("name", "dtype"), paired(CHECKPOINTS, ["float32", "bfloat16"]))
 def test_experts_that_are_wide_for_a_moment_are_planned(name: str, dtype: str) -> None:
     """With two tokens they are most of the peak: seven times what a plain model has."""
     limits: dict[str, Any] = {"max_num_batched_tokens": 2, "max_num_seqs": 1, "max_model_len": 16, "block_size": 4}

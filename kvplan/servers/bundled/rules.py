@@ -90,8 +90,9 @@ def predict(
     groups = weights.rank_weights(spec, weights.Layout(tp=tp, dtype=inputs.dtype, as_stored=True))
     # The engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every layer.
     kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
-    loaded = sum(groups.values()) - groups["vision_audio"] - kv_scales
-    buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes) + row_scale_bytes(spec, tp)
+    loaded = sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0]
+    tables = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes)
+    buffers = tables + row_scale_bytes(spec, tp) + taken_apart(spec, inputs)[1]
     block_bytes = pool_block_bytes(spec, inputs)
     slots = lora_bytes(spec, inputs) if inputs.max_loras else 0
     peak = round(activations(spec, inputs) * activation_coefficient)
@@ -112,13 +113,33 @@ def predict(
     )
 
 
+def taken_apart(spec: ModelSpec, inputs: EngineInputs) -> tuple[int, int]:
+    """Of latent attention's quantized kv_b_proj: bytes that are not kept, and those of what is made of it.
+
+    Its parts are multiplied by in two orders, so it is widened once, to the model's dtype.
+    """
+    form = weights.Layout(tp=inputs.tensor_parallel_size, dtype=inputs.dtype, as_stored=True)
+    dropped = made = 0
+    for layer, layer_weights in enumerate(spec.layer_weights):
+        for weight in layer_weights:
+            if is_taken_apart(weight) and weights.scheme_for(spec, weight, layer, None) is not None:
+                columns, rows = weights.local_shape(weight, form.tp)
+                dropped += weights.weight_bytes(spec, weight, layer, form)
+                made += DTYPE_BYTES[inputs.dtype] * columns * sum(rows)
+    return dropped, made
+
+
+def is_taken_apart(weight: Weight) -> bool:
+    return weight.name.endswith("kv_b_proj")
+
+
 def row_scale_bytes(spec: ModelSpec, tp: int) -> int:
     """The engine spreads the scales of fp8 per tensor over the rows, once: its product takes one for each."""
     num_rows = 0
     for layer, layer_weights in enumerate(spec.layer_weights):
         for weight in layer_weights:
             scheme = weights.scheme_for(spec, weight, layer, None)
-            if scheme is not None and scheme.kind == "fp8_tensor" and not weight.experts:
+            if scheme is not None and scheme.kind == "fp8_tensor" and not (weight.experts or is_taken_apart(weight)):
                 num_rows += sum(weights.local_shape(weight, tp)[1])
     return ROW_SCALE_BYTES * num_rows
 
@@ -226,7 +247,9 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
     most, size = 0, DTYPE_BYTES[inputs.dtype]
     for weight in spec.layer_weights[layer]:
         scheme = weights.scheme_for(spec, weight, layer, None)
-        if scheme is None or (on_gpu and weight.experts):  # Triton widens experts in registers
+        if (
+            scheme is None or is_taken_apart(weight) or (on_gpu and weight.experts)
+        ):  # Triton widens experts in registers
             continue
         if on_gpu and (scheme.kind != "fp8_block" or tokens < WIDENED_TOKENS[inputs.dtype]):
             continue
@@ -345,7 +368,7 @@ def lora_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 def is_adapted(weight: Weight) -> bool:
     """Whether it is a linear layer that is run as one."""
-    return weight.inputs > 1 and weight.group != "norm" and not weight.experts and not weight.name.endswith("kv_b_proj")
+    return weight.inputs > 1 and weight.group != "norm" and not weight.experts and not is_taken_apart(weight)
 
 
 def slot_elements(weight: Weight, inputs: EngineInputs) -> int:
