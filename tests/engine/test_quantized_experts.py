@@ -245,8 +245,9 @@ EVERY_RUN = [("gpt-oss-20b", 1), ("gpt-oss-120b", 2), ("qwen3-30b-a3b-fp8", 2), 
 REAL = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b-fp8", "deepseek-v3")
 
 
-@pytest.mark.parametrize(("name", "num_ranks"), some([*product(REAL, (1, 2)), ("deepseek-v3", 4)], EVERY_RUN))
-def test_real_models_of_quantised_experts_take_the_bytes_that_were_planned(name: str, num_ranks: int) -> None:
+@pytest.mark.parametrize("case", some([*product(REAL, (1, 2)), ("deepseek-v3", 4)], EVERY_RUN))
+def test_real_models_of_quantised_experts_take_the_bytes_that_were_planned(case: tuple[str, int]) -> None:
+    name, num_ranks = case
     spec, tp = catalog.load(name), TensorParallel(num_ranks - 1, num_ranks)
     model = Model(spec, NoWeights(), torch_backend, tp, torch.bfloat16, META, 4096)
     planned = predict(spec, replace(INPUTS, tensor_parallel_size=num_ranks))

@@ -265,6 +265,7 @@ def _experts(stored: str, dtype: str, num_tokens: int) -> None:
     from engine.kernels import triton_backend
     from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix
 
+    kind: Any
     hidden, inner, kind = (2880, 2880, "clamped_swiglu") if stored == "mxfp4" else (2048, 768, "silu")
 
     def matrix(outputs: int, inputs: int) -> Matrix:
