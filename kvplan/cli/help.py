@@ -103,7 +103,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "profile": (
         "kvplan profile smollm2-135m --device cpu --num-seqs 8 -o runs/smollm2",
-        "kvplan profile qwen3-8b --weights models/qwen3-8b --trace trace.csv --duration 60s",
+        "kvplan profile --server http://localhost:8000 --num-seqs 100 --rate 4 -o runs/live",
     ),
     "reconcile": (
         "kvplan reconcile --log examples/vllm-0.10.log --max-error 15%",

@@ -18,6 +18,7 @@ from kvplan.measure.rundir import RunWriter, load_run
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
 from kvplan.workloads.lengths import parse_lengths
+from kvplan.workloads.planned import PlannedRequest, from_lengths
 from kvplan.workloads.trace import read as read_trace
 from kvplan.workloads.trace import read_full_lengths
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from engine import EngineConfig
     from kvplan.hardware.nvml import Device
-    from kvplan.measure.profile import Outcome, PlannedRequest, Workload
+    from kvplan.measure.profile import Outcome, Workload
     from kvplan.measure.recording import Recording
 
 # What runs where no model is named and there is no GPU: small enough for any laptop, a real architecture all the same.
@@ -38,6 +39,10 @@ SHARED = 0.01  # of the device's memory in others' hands, above which a measurem
 def profile(options: ProfileOptions) -> int:
     """Run, compare, and return the exit code: 0, 4 for a run that ended early, 130 when interrupted."""
     check_flags(options)
+    if options.server is not None or options.command is not None:
+        from kvplan.cli.profile_server import profile_server
+
+        return profile_server(options)
     device = device_of(options)
     rank = rank_of(options)
     spec = model_of(options, device)
@@ -47,7 +52,7 @@ def profile(options: ProfileOptions) -> int:
     timeout = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
     check_input(options, device)
     check_pool(options, spec, config, workload)
-    target = Path(options.run_dir) if options.run_dir else _default_dir(spec.name)
+    target = Path(options.run_dir) if options.run_dir else default_dir(spec.name)
     is_quiet = options.quiet or rank > 0
     from kvplan.measure import profile as runs
     from kvplan.measure.recording import Recording
@@ -168,6 +173,9 @@ def check_flags(options: ProfileOptions) -> None:
         raise UsageError(
             f"--baseline {options.baseline}", "is already the allocator of the first run", "leave out --allocator"
         )
+    for flag, value in (("--rate", options.rate), ("--max-concurrency", options.max_concurrency)):
+        if value is not None and options.server is None and options.command is None:
+            raise UsageError(flag, "is for a server's load", "add --server URL, or --command 'vllm serve ...'")
     if options.run_dir == "":
         raise UsageError("--output ''", "names no directory", "name a new one, or leave it out for runs/MODEL-N")
     if options.weights is not None:
@@ -294,16 +302,22 @@ def _weights_spec(directory: Path, model: str | None) -> ModelSpec:
 
 
 def workload_of(options: ProfileOptions) -> "Workload":
-    """The requests: of one length, drawn from a distribution, or read from a trace."""
-    from kvplan.measure.profile import PlannedRequest, Workload, from_lengths
+    from kvplan.measure.profile import Workload
 
+    requests, shared = requests_of(options)
+    duration = None if options.duration is None else parse_duration(options.duration, "--duration")
+    return Workload(requests, shared, duration, seed_of(options))
+
+
+def requests_of(options: ProfileOptions) -> tuple[tuple[PlannedRequest, ...], int]:
+    """The requests, and the tokens all prompts begin with: of one length, drawn from a distribution, or of a trace."""
     num_seqs = parse_count(options.num_seqs or str(DEFAULT_SEQS), "--num-seqs", 10**6)
     output_tokens = parse_tokens(options.output_tokens or str(DEFAULT_OUTPUT), "--output-tokens")
-    seed = seed_of(options)
     if options.trace is not None:
         requests = trace_requests(Path(options.trace))
     elif options.lengths is not None:
-        requests = from_lengths(parse_lengths(options.lengths, 2**24, read_full_lengths), num_seqs, output_tokens, seed)
+        lengths = parse_lengths(options.lengths, 2**24, read_full_lengths)
+        requests = from_lengths(lengths, num_seqs, output_tokens, seed_of(options))
     else:
         prompt = parse_tokens(options.prompt_tokens or str(DEFAULT_PROMPT), "--prompt-tokens")
         requests = (PlannedRequest(prompt, output_tokens),) * num_seqs
@@ -313,14 +327,11 @@ def workload_of(options: ProfileOptions) -> "Workload":
         raise UsageError(
             f"--shared-prefix {shared}", f"is longer than the shortest prompt ({shortest} tokens)", "shorten it"
         )
-    duration = None if options.duration is None else parse_duration(options.duration, "--duration")
-    return Workload(requests, shared, duration, seed)
+    return requests, shared
 
 
-def trace_requests(path: Path) -> "tuple[PlannedRequest, ...]":
+def trace_requests(path: Path) -> tuple[PlannedRequest, ...]:
     """A trace's requests; what the reader changed, and what a run leaves out, is said."""
-    from kvplan.measure.profile import PlannedRequest
-
     trace = read_trace(path)
     for note in trace.notes:
         output.tell("warning", f"--trace {path_text(path)}: {note}")
@@ -456,7 +467,7 @@ def manifest(
     }
 
 
-def _default_dir(name: str) -> Path:
+def default_dir(name: str) -> Path:
     """runs/MODEL-1, -2, ...: the first that does not exist."""
     stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name.rsplit("/", 1)[-1])[:60] or "model"
     return next(path for n in range(1, 10**6) if not (path := Path("runs") / f"{stem}-{n}").exists())

@@ -48,6 +48,14 @@ class ProfileOptions:
     run_dir: Annotated[
         Text, option("--output", "-o", help="Directory to create for the run; it must not exist.", metavar="RUN_DIR")
     ] = None
+    server: Annotated[
+        Text,
+        option("--server", help="Measure a running server instead of the bundled engine: its address.", metavar="URL"),
+    ] = None
+    command: Annotated[
+        Text,
+        option("--command", help="Start a server with this command, and measure it: 'vllm serve ...'.", metavar="TEXT"),
+    ] = None
     device: Annotated[
         Text, option("--device", help="cpu, cuda or cuda:N. Default: a GPU if there is one.", metavar="DEVICE")
     ] = None
@@ -131,6 +139,14 @@ class ProfileOptions:
     ] = None
     shared_prefix: Annotated[
         Text, option("--shared-prefix", help="Length of the prefix that all prompts share.", metavar="TOKENS")
+    ] = None
+    rate: Annotated[
+        Text,
+        option("--rate", help="Requests per second to a server: 4, or inf (all at once, the default).", metavar="N"),
+    ] = None
+    max_concurrency: Annotated[
+        Text,
+        option("--max-concurrency", help="Maximum number of requests sent to a server at once.", metavar="N"),
     ] = None
     duration: Annotated[Text, option("--duration", help="Repeat the requests for this long: 60s.", metavar="TIME")] = (
         None

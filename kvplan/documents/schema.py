@@ -51,6 +51,7 @@ DOCUMENTS: Final = {
     "calibration": ("calibration", "CalibrationDocument"),
     "run": ("run", "RunDocument"),
     "log-reconciliation": ("log_reconciliation", "LogReconciliationDocument"),
+    "server-run": ("server_run", "ServerRunDocument"),
     "bench-reconciliation": ("bench_reconciliation", "BenchReconciliationDocument"),
 }
 NAMES: Final = (*DOCUMENTS, "policy")

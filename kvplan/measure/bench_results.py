@@ -18,6 +18,7 @@ from kvplan.core.units import MIB
 from kvplan.servers.base import generators
 
 MAX_BYTES: Final = 256 * MIB  # detailed results hold every token's time
+OWN: Final = "kvplan profile"  # the label of results that it wrote, in the form of the first of them
 OTHER_TOOLS: Final = "guidellm, aiperf and InferenceX"
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
@@ -187,7 +188,7 @@ def serving(row: dict[str, Any], path: Path) -> BenchResult:
     prompts, answers = number(row.get("total_input_tokens")), number(row.get("total_output_tokens"))
     return BenchResult(
         path_text(path),
-        tool.name,
+        OWN if row.get("label") == OWN else tool.name,
         text(row.get("model_id")) or text(row.get("model")),
         users,
         rate,

@@ -35,7 +35,7 @@ from kvplan.measure.recording import Recording
 from kvplan.measure.run_types import Manifest, Progress
 from kvplan.measure.rundir import RunWriter, Status
 from kvplan.models.spec import ModelSpec
-from kvplan.workloads.lengths import Lengths
+from kvplan.workloads.planned import PlannedRequest
 
 STATM = Path("/proc/self/statm")
 PACKAGES = ("torch", "triton", "nvidia-ml-py", "safetensors", "numpy")
@@ -44,15 +44,6 @@ FOREIGN = 0.01  # of the device's memory, that others may take during a run befo
 EARLY_END = 4  # exit code of a run that ended early, with its partial result saved
 SERVING = ("prefill", "decode", "drained", "baseline")  # stages in which there is something to keep
 PEAKS = ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used")  # kept by stage
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRequest:
-    """One request of the workload: token counts, and seconds after the start at which it comes."""
-
-    prompt_tokens: int
-    output_tokens: int
-    arrival_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +64,6 @@ class Workload:
     @property
     def longest(self) -> int:
         return max(request.prompt_tokens + request.output_tokens for request in self.requests)
-
-
-def from_lengths(lengths: Lengths, num_seqs: int, output_tokens: int, seed: int) -> tuple[PlannedRequest, ...]:
-    """num_seqs requests whose full lengths are drawn from the distribution; each ends with output_tokens."""
-    source = random.Random(seed)
-    totals = source.choices([n for n, _ in lengths.points], [p for _, p in lengths.points], k=num_seqs)
-    return tuple(
-        PlannedRequest(max(1, total - output_tokens), max(1, min(output_tokens, total - 1))) for total in totals
-    )
 
 
 @dataclass(slots=True)

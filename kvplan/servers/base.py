@@ -70,6 +70,7 @@ class Terms:
     adapter_slots      slots for LoRA adapters where their number is not given
     program            the words that start it, before its arguments; image: its container image, with {release}
     share              the engine argument that says its share of the memory
+    port               that it listens on unless told
     own_flags          engine argument -> its own flag, where that is not the argument's name; own_values: of values
     """
 
@@ -98,6 +99,7 @@ class Terms:
     program: tuple[str, ...]
     image: str
     share: str = "gpu_memory_utilization"
+    port: int = 8000
     adapter_slots: int = 1
     own_flags: Mapping[str, str] = field(default_factory=dict)
     own_values: Mapping[str, str] = field(default_factory=dict)

@@ -39,6 +39,7 @@ from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import FullAttention
 from kvplan.servers.measurement import exceeds
+from kvplan.workloads.planned import PlannedRequest
 from tests.support.cli import LLAMA, Run
 from tests.support.cli import run as run  # the fixture
 
@@ -456,7 +457,7 @@ def test_a_duration_keeps_the_batch_full_and_no_queue(tmp_path: Path, run: Run) 
 
 
 def test_repeats_fill_the_room_and_end_with_the_duration() -> None:
-    requests = tuple(runs.PlannedRequest(n, 1) for n in (5, 6, 7))
+    requests = tuple(PlannedRequest(n, 1) for n in (5, 6, 7))
     feed = runs.Feed(runs.Workload(requests, duration_s=10), max_num_seqs=4)
     assert feed.due(0.0, 0, 0) == list(requests)
     assert feed.due(1.0, 2, 1) == []  # one waits
@@ -524,7 +525,7 @@ def test_the_whole_pool_is_resident_before_it_is_used() -> None:
 
 
 def test_the_live_view_says_how_far_it_is() -> None:
-    workload = runs.Workload((runs.PlannedRequest(20, 10),) * 4)
+    workload = runs.Workload((PlannedRequest(20, 10),) * 4)
     assert progress_words({}) == []
     assert progress_words(cast(Progress, runs._progress(workload, 0, 0, 5.0))) == ["0/4 done"]
     assert progress_words(cast(Progress, runs._progress(workload, 1, 10, 30.0))) == [
@@ -641,7 +642,7 @@ def test_one_of_two_ranks_keeps_the_run(tmp_path: Path) -> None:
 
 # --- stages of serving ------------------------------------------------------------------------------------------------
 
-PLANNED = (runs.PlannedRequest(40, 4),) * 4
+PLANNED = (PlannedRequest(40, 4),) * 4
 TINY = EngineConfig(
     device="cpu", dtype="float32", load_format="dummy", num_blocks=40, max_model_len=64, max_num_seqs=4,
     max_num_batched_tokens=256,
@@ -894,7 +895,7 @@ def test_one_request_runs_alone_in_just_the_blocks_it_needs(
     config = EngineConfig(
         block_size=4, max_model_len=128, max_num_batched_tokens=budget, reserve_full_prompt=reserve
     )  # fmt: skip
-    needed = runs.blocks_needed(groups, config, runs.PlannedRequest(prompt, output))
+    needed = runs.blocks_needed(groups, config, PlannedRequest(prompt, output))
 
     def reason(num_blocks: int) -> str | None:
         """How the scheduler ends it in a pool of so many blocks, one of which holds nothing."""

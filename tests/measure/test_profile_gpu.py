@@ -17,12 +17,13 @@ from kvplan.cli.profile import refuse_shared
 from kvplan.core.errors import EnvironmentProblem
 from kvplan.hardware.nvml import open_nvml
 from kvplan.measure import profile as runs
-from kvplan.measure.profile import Outcome, PlannedRequest, Workload, profile
+from kvplan.measure.profile import Outcome, Workload, profile
 from kvplan.measure.reconcile import reconcile_run
 from kvplan.measure.run_types import Progress
 from kvplan.measure.rundir import Run, RunWriter, load_run
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
+from kvplan.workloads.planned import PlannedRequest
 from tests.support import fake_nvml
 from tests.support.cli import Run as Command
 from tests.support.cli import run as run  # the fixture

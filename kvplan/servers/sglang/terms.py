@@ -45,6 +45,7 @@ TERMS = Terms(
     },
     own_values={"fp8": "fp8_e4m3"},
     adapter_slots=8,  # --max-loras-per-batch
+    port=30000,  # srt/server_args.py
     known_by="its wheel, release notes and logs",
     sources=Sources(
         charge=SGLANG_SOURCE,

@@ -1,0 +1,253 @@
+"""Requests to a server that speaks OpenAI's API, each token timed by the client: what `vllm bench serve` measures.
+
+Loads httpx2; only `kvplan profile --server` does.
+"""
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import httpx2
+
+from kvplan.core.errors import EnvironmentProblem
+from kvplan.core.files import printable
+from kvplan.measure.bench_results import OWN
+from kvplan.workloads.planned import PlannedRequest
+
+TOKEN_IDS: Final = (
+    1_000,
+    20_000,
+)  # of prompts: in the vocabularies that are served, above special tokens
+MAX_LINE_CHARS: Final = 1 << 20
+PERCENTILES: Final = (50, 90, 99)
+
+
+@dataclass(slots=True)
+class Timed:
+    """What a request came to; times in seconds.
+
+    start_s        when it was sent, from the start of the run
+    ttft_s         until the first chunk; None: there was none
+    gaps_s         between one chunk and the next
+    output_tokens  as the server counts them; where it does not, chunks
+    """
+
+    prompt_tokens: int
+    start_s: float = 0.0
+    ttft_s: float | None = None
+    gaps_s: list[float] = field(default_factory=list)
+    output_tokens: int = 0
+    error: str = ""
+
+    @property
+    def latency_s(self) -> float:
+        return (self.ttft_s or 0.0) + sum(self.gaps_s)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None where there was none after it."""
+        return sum(self.gaps_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """A run of requests: `seconds` until the last had ended."""
+
+    model: str
+    requests: tuple[Timed, ...]
+    seconds: float
+
+    @property
+    def answered(self) -> list[Timed]:
+        return [request for request in self.requests if not request.error and request.ttft_s is not None]
+
+    @property
+    def failed(self) -> list[Timed]:
+        return [request for request in self.requests if request.error or request.ttft_s is None]
+
+    def times(self) -> dict[str, list[float]]:
+        """Seconds of all requests that were answered, by metric."""
+        answered = self.answered
+        return {
+            "ttft": [request.ttft_s for request in answered if request.ttft_s is not None],
+            "tpot": [tpot for request in answered if (tpot := request.tpot_s) is not None],
+            "itl": [gap for request in answered for gap in request.gaps_s],
+            "e2el": [request.latency_s for request in answered],
+        }
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """By linear interpolation, as numpy does it; the only value of one."""
+    return values[0] if len(values) == 1 else statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def model_of(base: str) -> str:
+    """The first model that a server says it serves. Raises EnvironmentProblem where it does not answer."""
+    try:
+        answer = httpx2.get(f"{base}/v1/models", headers=headers(), timeout=10)
+        answer.raise_for_status()
+        name = answer.json()["data"][0]["id"]
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
+        why = printable(str(error) or type(error).__name__, 200)
+        remedy = "start the server, or correct --server; a key is taken from OPENAI_API_KEY"
+        raise EnvironmentProblem(f"{base}/v1/models", f"names no model ({why})", remedy) from None
+    return str(name)
+
+
+def headers() -> dict[str, str]:
+    key = os.environ.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def drive(
+    base: str,
+    model: str,
+    requests: Sequence[PlannedRequest],
+    *,
+    shared_prefix: int = 0,
+    max_concurrency: int | None = None,
+    seed: int = 0,
+    timeout_s: float | None = None,
+    ended: Callable[[int], None] = lambda count: None,
+) -> Driven:
+    """Send the requests when they are due, at most `max_concurrency` at once, and wait for all.
+
+    Prompts are random token ids, the first `shared_prefix` of them common to all; every answer has the length asked
+    for (`ignore_eos`). A request that fails is kept with its error. `ended` is called with how many have ended.
+    """
+    return asyncio.run(_drive(base, model, requests, shared_prefix, max_concurrency, seed, timeout_s, ended))
+
+
+async def _drive(
+    base: str,
+    model: str,
+    requests: Sequence[PlannedRequest],
+    shared_prefix: int,
+    max_concurrency: int | None,
+    seed: int,
+    timeout_s: float | None,
+    ended: Callable[[int], None],
+) -> Driven:
+    source = random.Random(seed)
+    prefix = [source.randrange(*TOKEN_IDS) for _ in range(shared_prefix)]
+    slots = asyncio.Semaphore(max_concurrency or len(requests) or 1)
+    num_ended = 0
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx2.AsyncClient(headers=headers(), timeout=timeout_s, limits=limits) as client:
+        begin = time.monotonic()
+
+        async def ask(request: PlannedRequest, prompt: list[int]) -> Timed:
+            nonlocal num_ended
+            await asyncio.sleep(max(0.0, begin + request.arrival_s - time.monotonic()))
+            async with slots:
+                timed = Timed(request.prompt_tokens, time.monotonic() - begin)
+                body = {
+                    "model": model, "prompt": prompt, "max_tokens": request.output_tokens, "temperature": 0,
+                    "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+                }  # fmt: skip
+                try:
+                    await _time(client, f"{base}/v1/completions", body, timed)
+                except (httpx2.HTTPError, ValueError) as error:
+                    timed.error = printable(str(error) or type(error).__name__, 300)
+            num_ended += 1
+            ended(num_ended)
+            return timed
+
+        tasks = []
+        for request in requests:
+            fresh = [source.randrange(*TOKEN_IDS) for _ in range(max(1, request.prompt_tokens - shared_prefix))]
+            tasks.append(asyncio.create_task(ask(request, (prefix + fresh)[-request.prompt_tokens :])))
+        timed = await asyncio.gather(*tasks)
+        return Driven(model, tuple(timed), time.monotonic() - begin)
+
+
+async def _time(client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], timed: Timed) -> None:
+    """Send one request and note when each chunk of its answer comes; ValueError for what is no such answer."""
+    sent = latest = time.monotonic()
+    chunks = 0
+    async with client.stream("POST", url, json=body) as answer:
+        if answer.status_code != httpx2.codes.OK:
+            raise ValueError(f"HTTP {answer.status_code}: {(await answer.aread())[:300].decode(errors='replace')}")
+        async for data in _events(answer):
+            if "error" in data:
+                raise ValueError(f"{data['error']}")
+            now = time.monotonic()
+            if data.get("choices"):
+                if timed.ttft_s is None:
+                    timed.ttft_s = now - sent
+                else:
+                    timed.gaps_s.append(now - latest)
+                latest, chunks = now, chunks + 1
+            usage = data.get("usage")
+            if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+                timed.output_tokens = usage["completion_tokens"]
+    timed.output_tokens = timed.output_tokens or chunks
+    if not chunks:
+        raise ValueError("the answer has no token")
+
+
+async def _events(answer: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
+    """JSON objects of a stream of server-sent events, until its [DONE]."""
+    async for line in answer.aiter_lines():
+        if len(line) > MAX_LINE_CHARS:
+            raise ValueError("a line of the answer is too long")
+        text = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+        if text == "[DONE]":
+            return
+        if text:
+            data = json.loads(text)
+            if not isinstance(data, dict):
+                raise ValueError("a part of the answer is not an object")
+            yield data
+
+
+def bench_result(driven: Driven, *, rate: float | None, max_concurrency: int | None) -> dict[str, Any]:
+    """The run as `vllm bench serve --save-result --save-detailed` writes one, for `reconcile --bench` and `calibrate`.
+
+    Source: vLLM 0.33 benchmarks/serve.py. Milliseconds in the keys that end in _ms, else seconds.
+    """
+    answered = driven.answered
+    prompts = sum(request.prompt_tokens for request in answered)
+    outputs = sum(request.output_tokens for request in answered)
+    result: dict[str, Any] = {
+        "date": datetime.now(UTC).strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": "openai",
+        "backend": "openai",
+        "label": OWN,
+        "model_id": driven.model,
+        "tokenizer_id": driven.model,
+        "num_prompts": len(driven.requests),
+        "request_rate": "inf" if rate is None else rate,
+        "burstiness": 1.0,
+        "max_concurrency": max_concurrency,
+        "duration": driven.seconds,
+        "completed": len(answered),
+        "failed": len(driven.failed),
+        "total_input_tokens": prompts,
+        "total_output_tokens": outputs,
+        "request_throughput": len(answered) / driven.seconds,
+        "output_throughput": outputs / driven.seconds,
+        "total_token_throughput": (prompts + outputs) / driven.seconds,
+        "input_lens": [request.prompt_tokens for request in driven.requests],
+        "output_lens": [request.output_tokens for request in driven.requests],
+        "ttfts": [request.ttft_s or 0.0 for request in driven.requests],
+        "itls": [request.gaps_s for request in driven.requests],
+        "start_times": [request.start_s for request in driven.requests],
+        "errors": [request.error for request in driven.requests],
+    }
+    for metric, values in driven.times().items():
+        if values:
+            result |= {
+                f"mean_{metric}_ms": 1000 * statistics.fmean(values),
+                f"median_{metric}_ms": 1000 * statistics.median(values),
+                f"std_{metric}_ms": 1000 * statistics.pstdev(values),
+                **{f"p{percent}_{metric}_ms": 1000 * percentile(values, percent) for percent in PERCENTILES[1:]},
+            }
+    return result
