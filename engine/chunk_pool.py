@@ -250,16 +250,17 @@ class ChunkPool:
             return "miss"
         return "hit" if chunk.is_ready else "pending"
 
-    def pin(self, keys: Collection[BlockKey], access: Access) -> list[int]:
-        """The places of chunks that are to be read; they stay until unpin()."""
+    def pin(self, keys: Collection[BlockKey], access: Access | None = None) -> list[int]:
+        """The places of chunks that are to be read, for a request or to be written on; they stay until unpin()."""
         chunks = [self.policy.chunks[key] for key in keys]
         for key, chunk in zip(keys, chunks, strict=True):
             if chunk.num_readers == 0:
                 self.policy.pinned(key)
                 self.num_evictable -= 1
             chunk.num_readers += 1
-        self._record(keys, access)
-        access.reused.update(key for key in keys if key not in access.inserted)
+        if access is not None:
+            self._record(keys, access)
+            access.reused.update(key for key in keys if key not in access.inserted)
         return [chunk.place for chunk in chunks]
 
     def unpin(self, keys: Iterable[BlockKey]) -> None:
@@ -270,8 +271,13 @@ class ChunkPool:
             if chunk.num_readers == 0:
                 self._settle(key, chunk)
 
-    def reserve(self, keys: list[BlockKey], access: Access) -> dict[BlockKey, int] | None:
-        """Places for those of these chunks that are not here and are to be; None when no room can be made for them."""
+    def reserve(
+        self, keys: list[BlockKey], access: Access, protected: Iterable[BlockKey] = ()
+    ) -> dict[BlockKey, int] | None:
+        """Places for those of these chunks that are not here and are to be; None when no room can be made for them.
+
+        protected  what does not make room, beside these chunks themselves
+        """
         chunks, missing = self.policy.chunks, list[BlockKey]()
         if self.store_threshold > 1:
             self._count(keys)
@@ -286,7 +292,7 @@ class ChunkPool:
         access.reused.update(key for key in ready if key not in access.inserted)
         if not missing:
             return {}
-        if not self._make_room(len(missing), keys):
+        if not self._make_room(len(missing), {*keys, *protected}):
             return None
         for key in missing:
             self.policy.insert(key, Chunk(self._place()), access)
@@ -339,12 +345,12 @@ class ChunkPool:
         self.policy.remove(key)
         self._free.append(chunk.place)
 
-    def _make_room(self, n: int, keys: list[BlockKey]) -> bool:
-        """Evict until n places are free; those of `keys` that are here stay."""
+    def _make_room(self, n: int, protected: set[BlockKey]) -> bool:
+        """Evict until n places are free; protected chunks stay."""
         missing = n - (len(self._free) + self.num_chunks - self._num_given)
         if missing <= 0:
             return True
-        evicted = self.policy.evict(missing, set(keys)) if missing <= self.num_evictable else None
+        evicted = self.policy.evict(missing, protected) if missing <= self.num_evictable else None
         if evicted is None:
             return False
         self.num_evictable -= len(evicted)

@@ -1,6 +1,6 @@
 """What a user decides about the engine and about a request, by vLLM's names; plain Python, no torch."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal, TypeGuard
@@ -38,6 +38,8 @@ class EngineConfig:
     max_loras               adapters in one batch, each with a slot on the device; 0: none
     max_lora_rank           of an adapter
     fully_sharded_loras     several ranks share both matrices of an adapter, not one of the two
+    kv_offloading_size      GiB of host memory that prompts' blocks are kept in; None: none
+    kv_offloading_dir       where files keep them too; kv_offloading_disk_size: GiB of those
     async_scheduling        schedule and launch a step while the one before runs; None: on a GPU
     """
 
@@ -67,6 +69,9 @@ class EngineConfig:
     max_loras: int = 0
     max_lora_rank: int = 16
     fully_sharded_loras: bool = False
+    kv_offloading_size: float | None = None
+    kv_offloading_dir: str | None = None
+    kv_offloading_disk_size: float | None = None
 
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
@@ -96,6 +101,7 @@ class EngineConfig:
             need(name, isinstance(getattr(self, name), bool), "True or False")
         need("async_scheduling", self.async_scheduling is None or isinstance(self.async_scheduling, bool),
              "True, False or None")  # fmt: skip
+        self._check_offloading(need)
         for name, known in (
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
@@ -105,6 +111,25 @@ class EngineConfig:
             ("scheduling_policy", ("fcfs", "priority")),
         ):
             need(name, getattr(self, name) in known, f"one of {', '.join(known)}")
+
+    def _check_offloading(self, need: Callable[[str, bool, str], None]) -> None:
+        """Refuse sizes that are none, and files without memory before them or without a size."""
+        for name in ("kv_offloading_size", "kv_offloading_disk_size"):
+            value = getattr(self, name)
+            need(name, value is None or (_is_number(value) and value > 0), "a number of GiB above 0, or None")
+        need("kv_offloading_dir", self.kv_offloading_dir is None or isinstance(self.kv_offloading_dir, str), "a path")
+        if (self.kv_offloading_dir is None) != (self.kv_offloading_disk_size is None):
+            raise UsageError("EngineConfig: kv_offloading_dir and kv_offloading_disk_size go together; give both")
+        if self.kv_offloading_dir is not None and self.kv_offloading_size is None:
+            raise UsageError("EngineConfig: kv_offloading_dir needs memory that its files are read into; give "
+                             "kv_offloading_size too")  # fmt: skip
+        if self.kv_offloading_dir is not None and self.max_loras:
+            raise UsageError("EngineConfig: kv_offloading_dir keeps the base model's KV only, an adapter's files could be "
+                             "another's of its name; leave out max_loras or the directory")  # fmt: skip
+        if self.kv_offloading_size is not None and self.tensor_parallel_size > 1:
+            raise UsageError("EngineConfig: kv_offloading_size works on one rank only; set tensor_parallel_size 1")
+        if self.kv_offloading_size is not None and self.allocator != "paged":
+            raise UsageError(f"EngineConfig: kv_offloading_size needs allocator 'paged' ({self.allocator!r})")
 
     @property
     def num_seqs(self) -> int:

@@ -1,10 +1,13 @@
 """The seam to KV memory beyond the device: what a scheduler asks of it, and what it gives a worker to copy."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.block_manager import BlockKey
 from engine.sequence import Sequence
+
+FileCopy = tuple[tuple[BlockKey, int], ...]  # chunks, and their places in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +30,17 @@ class Transfer:
 class Transfers:
     """What a step begins to copy, by job number.
 
-    stores  from the device, once the step has run
-    loads   to the device, at once
-    flush   stores that must be done before the step runs: it writes over what they read
+    stores   from the device, once the step has run
+    loads    to the device, at once
+    saves    from memory to files; fetches: back
+    flush    stores that must be done before the step runs: it writes over what they read
     """
 
     stores: dict[int, Transfer] = field(default_factory=dict)
     loads: dict[int, Transfer] = field(default_factory=dict)
+    saves: dict[int, FileCopy] = field(default_factory=dict)
+    fetches: dict[int, FileCopy] = field(default_factory=dict)
     flush: set[int] = field(default_factory=set)
-
-    def __bool__(self) -> bool:
-        return bool(self.stores or self.loads or self.flush)
 
 
 NO_TRANSFERS = Transfers()
@@ -70,5 +73,8 @@ class Connector(Protocol):
     def distrust(self, seqs: Iterable[Sequence]) -> None:
         """What these sequences have stored is wrong."""
 
-    def complete(self, jobs: Iterable[int]) -> list[Sequence]:
-        """These jobs are done; returns the sequences whose load is, also of those that have ended meanwhile."""
+    def complete(self, jobs: Iterable[int], unread: Container[BlockKey] = ()) -> list[Sequence]:
+        """These jobs are done; returns the sequences whose load is, also of those that have ended meanwhile.
+
+        unread  chunks that a fetch has not brought: their file was gone or damaged
+        """

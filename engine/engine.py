@@ -30,6 +30,7 @@ from engine.sampler import TokenLogprobs
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 from engine.stats import Counters, Stats
+from engine.tiers import Tiers
 from engine.tp import join
 from kvplan.core.errors import UsageError
 from kvplan.models.spec import ModelSpec
@@ -66,7 +67,11 @@ class Engine:
         self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage)
         rules = tuple(group.rule for group in self.runner.groups)
         limits = scheduler_config(config, self.max_model_len, config.batches_in_flight(self.device.type))
-        self.scheduler = Scheduler(limits, self.runner.memory.num_blocks, rules)
+        self.tiers = Tiers.of(config, self.runner, directory)
+        num_blocks = self.runner.memory.num_blocks
+        self.scheduler = (
+            Scheduler(limits, num_blocks, rules) if self.tiers is None else self.tiers.scheduler(limits, num_blocks)
+        )
         self._batches = BatchBuilder(rules, config.num_seqs, self.max_model_len)
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
@@ -220,7 +225,8 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether step() has anything to do, or an output to give."""
-        return self.scheduler.has_unfinished or bool(self._unclaimed)
+        is_copying = self.tiers is not None and self.tiers.is_busy
+        return self.scheduler.has_unfinished or bool(self._unclaimed) or is_copying
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -244,8 +250,11 @@ class Engine:
             if not batch.num_tokens:
                 break
             self._run(batch)
+        is_idle = not self._in_flight
         if self._in_flight:
             self._postprocess()
+        if self.tiers is not None:
+            self.tiers.take_in(is_idle=is_idle)
         self._counters.num_steps += 1
         self._counters.busy_s += time.perf_counter() - start
         self._tell()
@@ -253,6 +262,8 @@ class Engine:
     def _schedule(self) -> Batch:
         """The next batch; it is empty when nothing can run."""
         batch = self.scheduler.schedule()
+        if self.tiers is not None:
+            self.tiers.begin(batch.transfers)
         if self.on_schedule is not None:
             self.on_schedule(batch)
         for seq in batch.failed:
@@ -364,6 +375,11 @@ class Engine:
                 request.on_token(update)
         if self.on_step is not None:
             self.on_step(self.stats())
+
+    def close(self) -> None:
+        """Finish the copies to memory beyond the device and to files, and let others have the files."""
+        if self.tiers is not None:
+            self.tiers.close()
 
     # --- figures ------------------------------------------------------------------------------------------------
 

@@ -4,12 +4,12 @@ Rules as in vLLM 0.33.0's scheduler with a KV connector (`v1/core/sched/schedule
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
-from engine.block_manager import BlockManager, Group, PrefixHit
+from engine.block_manager import BlockKey, BlockManager, Group, PrefixHit
 from engine.connector import Connector
 from engine.scheduler import Batch, Outcome, PrefixCacheStats, Scheduler, SchedulerConfig
-from engine.sequence import Sequence
+from engine.sequence import FinishReason, Sequence
 from kvplan.core.errors import UsageError
 
 
@@ -55,14 +55,28 @@ class LoadingScheduler(Scheduler):
             self.paged.pool.give_back(self._detached.popleft()[1])
         return super().update(batch, sampled)
 
-    def complete(self, jobs: Iterable[int]) -> None:
-        """Copies are done."""
-        for seq in self.connector.complete(jobs):
+    def complete(self, jobs: Iterable[int], unread: Container[BlockKey] = ()) -> None:
+        """Copies are done; see Connector.complete."""
+        for seq in self.connector.complete(jobs, unread):
             if seq in self._orphans:
                 del self._orphans[seq]
                 self.paged.release(seq)
             else:
                 self._loaded.add(seq)
+
+    def finish(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
+        """What a request that went wrong has stored is not kept."""
+        seq = self._unfinished.get(request_id)
+        if seq is not None and reason == "error":
+            self.connector.distrust([seq])
+        super().finish(request_id, reason, error)
+
+    def preempt(self, request_id: str) -> None:
+        """As a Scheduler; who is asked for by name has read what is wrong, and has perhaps stored it."""
+        seq = self._unfinished.get(request_id)
+        if seq is not None and seq.status == "running":
+            self.connector.distrust([seq])
+        super().preempt(request_id)
 
     # --- admission ----------------------------------------------------------------------------------------------
 

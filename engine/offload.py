@@ -1,16 +1,18 @@
 """KV blocks in host memory: which chunks a step stores, what a request can load, and what has to be waited for.
 
 Rules as in vLLM 0.33.0 (`distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`), checked step by step
-against it: write-through, prompts only, a load that others do not wait for.
+against it: write-through, prompts only, a load that others do not wait for. Files below the memory are this engine's
+own: what memory has lost is fetched from them when a request asks for it, and is loaded from memory then.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Literal, Protocol
 
 from engine.block_manager import NULL_BLOCK, BlockKey, FullGroup, Group, WindowGroup, block_hashes, cdiv
 from engine.chunk_pool import Access, ChunkPool
-from engine.connector import Transfer, Transfers
+from engine.connector import FileCopy, Transfer, Transfers
 from engine.sequence import Sequence
 from kvplan.core.errors import UnsupportedModelError
 
@@ -31,7 +33,6 @@ class Offloaded:
     next_stored: list[int]
     access: Access = field(default_factory=Access)
     jobs: set[int] = field(default_factory=set)
-    num_local: int = 0  # tokens that the device's own cache had
     is_over: bool = False
     is_distrusted: bool = False
 
@@ -40,19 +41,26 @@ class Offloaded:
 class Job:
     """A copy under way: watched blocks may not be given to others before it is done."""
 
-    request: Offloaded
+    kind: Literal["store", "load", "save", "fetch"]
+    request: Offloaded | None
     keys: tuple[BlockKey, ...]
-    is_store: bool
     watched: tuple[int, ...] = ()  # of windows, which give blocks back while the request runs
     watched_at_end: tuple[int, ...] = ()  # the others
 
 
+class Files(Protocol):
+    """Which chunks a tier below the memory has."""
+
+    def __contains__(self, key: BlockKey) -> bool: ...
+    def drop(self, key: BlockKey) -> None: ...
+
+
 class OffloadConnector:
-    """Keeps the chunks of prompts in a pool beside the device's own."""
+    """Keeps the chunks of prompts in a pool beside the device's own, and in files below it."""
 
     def __init__(
         self, groups: tuple[Group, ...], pool: ChunkPool, *, blocks_per_chunk: int = 1, prompt_only: bool = True,
-        enable_prefix_caching: bool = True,
+        enable_prefix_caching: bool = True, files: Files | None = None,
     ) -> None:  # fmt: skip
         for group in groups:
             if not isinstance(group, FullGroup | WindowGroup):
@@ -60,7 +68,7 @@ class OffloadConnector:
                     f"offloading: {type(group).__name__[:-5].lower()} layers cannot be offloaded; "
                     "leave kv_offloading_size out"
                 )
-        self.groups, self.pool = groups, pool
+        self.groups, self.pool, self.files = groups, pool, files
         self.blocks_per_chunk, self.prompt_only = blocks_per_chunk, prompt_only
         self.chunk_tokens = tuple(group.block_size * blocks_per_chunk for group in groups)
         full = [g for g, group in enumerate(groups) if isinstance(group, FullGroup)]
@@ -74,7 +82,10 @@ class OffloadConnector:
         self._jobs: dict[int, Job] = {}
         self._num_jobs = 0
         self._ended: list[Offloaded] = []  # since the last step
+        self.num_refused = 0  # stores that the pool had no room for
         self._loads: dict[int, Transfer] = {}  # of this step
+        self._saves: dict[int, FileCopy] = {}  # since the last step
+        self._fetches: dict[int, FileCopy] = {}
         self._given: set[int] = set()  # blocks that this step gave to somebody
         self._watched: dict[int, set[int]] = {}  # jobs that read a block which may be given to others
         # Chunks on their way to the device, where others can share them when they are there.
@@ -83,6 +94,11 @@ class OffloadConnector:
     @property
     def is_busy(self) -> bool:
         return bool(self._jobs or self._ended)
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether a copy is under way."""
+        return bool(self._jobs)
 
     def add(self, seq: Sequence) -> None:
         keys, blocks = [list[BlockKey]() for _ in self.groups], [list[int]() for _ in self.groups]
@@ -95,7 +111,7 @@ class OffloadConnector:
         for blocks in request.blocks:
             blocks.clear()
         request.next_stored = [0] * len(self.groups)  # it begins again: every chunk is offered again
-        request.num_local = num_tokens
+        request.is_distrusted = False
         return None if request.jobs else self._num_loadable(request, num_tokens)
 
     def _num_loadable(self, request: Offloaded, num_tokens: int) -> int | None:
@@ -113,6 +129,8 @@ class OffloadConnector:
                 first = num_tokens // size
                 window = isinstance(self.groups[g], WindowGroup)
                 keys = keys[first : cdiv(limit, size)]
+                if self.files is not None:
+                    self._fetch(request, keys[-self._window_chunks_to(g, limit) :] if window else keys, self.files)
                 num_chunks = self._window_end(g, keys, limit) if window else self._run_len(keys)
                 if num_chunks == 0:
                     return 0
@@ -132,6 +150,19 @@ class OffloadConnector:
         if is_pending or self._is_arriving(request, num_tokens, num_tokens + hit):
             return None
         return hit
+
+    def _fetch(self, request: Offloaded, keys: list[BlockKey], files: Files) -> None:
+        """Order copies from files of what the pool lacks of these chunks, up to the first that no file has."""
+        absent = list[BlockKey]()
+        for key in keys:
+            if self.pool.lookup(key) == "miss":
+                if key not in files:
+                    break
+                absent.append(key)
+        places = self.pool.reserve(absent, request.access, protected=keys) if absent else None
+        if places:
+            number = self._begin(Job("fetch", request, tuple(places)))
+            self._fetches[number] = tuple(places.items())
 
     def _run_len(self, keys: list[BlockKey]) -> int | None:
         """Leading chunks that are here; None when one of them is still being written."""
@@ -193,7 +224,7 @@ class OffloadConnector:
                     targets.append(tuple(table[i] if start <= i < num_blocks else NULL_BLOCK for i in numbers))
             request.next_stored[g] = cdiv(end, self.chunk_tokens[g])
         places = self.pool.pin(keys, request.access)
-        number = self._begin(Job(request, tuple(keys), is_store=False))
+        number = self._begin(Job("load", request, tuple(keys)))
         self._loads[number] = Transfer(seq.request_id, tuple(zip(places, targets, strict=True)))
         if self._arriving is not None:
             self._arriving.update(keys)
@@ -204,9 +235,9 @@ class OffloadConnector:
         self, num_tokens: Mapping[Sequence, int], new: Iterable[Sequence], preempted: Iterable[Sequence]
     ) -> Transfers:
         self._take_tables(num_tokens, set(new))
-        transfers = Transfers(loads=self._loads)
+        transfers = self.take_orders()
         for seq in preempted:
-            transfers.flush |= self._requests[seq.request_id].jobs - self._loads.keys()
+            transfers.flush |= self._requests[seq.request_id].jobs - transfers.loads.keys()
         if self._watched:
             transfers.flush.update(*(self._watched[block] for block in self._given & self._watched.keys()))
         ended, self._ended = self._ended, []
@@ -217,7 +248,13 @@ class OffloadConnector:
             request.is_over = True
             self.pool.finish(request.access)
             self._forget(request)
-        self._loads, self._given = {}, set()
+        self._given = set()
+        return transfers
+
+    def take_orders(self) -> Transfers:
+        """The copies ordered since the last step, without what a step stores."""
+        transfers = Transfers(loads=self._loads, saves=self._saves, fetches=self._fetches)
+        self._loads, self._saves, self._fetches = {}, {}, {}
         return transfers
 
     def _take_tables(self, num_tokens: Mapping[Sequence, int], new: set[Sequence]) -> None:
@@ -256,6 +293,7 @@ class OffloadConnector:
             chunks |= {keys[i]: (g, i) for i in self._chunks_to_store(request, g, end)}
         places = self.pool.reserve(list(chunks), request.access) if chunks else {}
         if places is None:  # no room: they are offered again with the next step
+            self.num_refused += 1
             return
         request.next_stored = [max(old, end) for old, end in zip(request.next_stored, ends, strict=True)]
         if not places:
@@ -267,7 +305,7 @@ class OffloadConnector:
             copies.append((place, tuple(blocks)))
             watch = watched if g in self._windows else watched_at_end
             watch += [block for block in blocks if block != NULL_BLOCK]
-        number = self._begin(Job(request, tuple(places), True, tuple(watched), tuple(watched_at_end)))
+        number = self._begin(Job("store", request, tuple(places), tuple(watched), tuple(watched_at_end)))
         transfers.stores[number] = Transfer(request.seq.request_id, tuple(copies))
         self._watch(number, watched)
         if request.seq.is_finished:
@@ -325,34 +363,57 @@ class OffloadConnector:
     def distrust(self, seqs: Iterable[Sequence]) -> None:
         for seq in seqs:
             request = self._requests.get(seq.request_id)
-            if request is not None and request.seq is seq:
-                request.is_distrusted = True
-                self.pool.drop(request.access.inserted)
+            if request is None or request.seq is not seq:
+                continue
+            request.is_distrusted = True
+            self.pool.drop(request.access.inserted)
+            if self.files is not None:
+                for key in request.access.inserted:
+                    self.files.drop(key)
 
-    def complete(self, jobs: Iterable[int]) -> list[Sequence]:
+    def complete(self, jobs: Iterable[int], unread: Container[BlockKey] = ()) -> list[Sequence]:
         loaded = []
         for number in jobs:
             job = self._jobs.pop(number)
-            if job.is_store:
-                self.pool.stored(job.keys)
-            else:
-                self.pool.unpin(job.keys)
-                loaded.append(job.request.seq)
-                if self._arriving is not None:
-                    self._arriving.difference_update(job.keys)
+            match job.kind:
+                case "store":
+                    self.pool.stored(job.keys)
+                    self._save(job.keys)
+                case "fetch":
+                    self.pool.drop(key for key in job.keys if key in unread)
+                    self.pool.stored(job.keys)
+                case "save":
+                    self.pool.unpin(job.keys)
+                case "load":
+                    self.pool.unpin(job.keys)
+                    assert job.request is not None
+                    loaded.append(job.request.seq)
+                    if self._arriving is not None:
+                        self._arriving.difference_update(job.keys)
             for block in (*job.watched, *job.watched_at_end):
                 if block in self._watched:
                     self._watched[block].discard(number)
                     if not self._watched[block]:
                         del self._watched[block]
-            job.request.jobs.remove(number)
-            self._forget(job.request)
+            if job.request is not None:
+                job.request.jobs.remove(number)
+                self._forget(job.request)
         return loaded
+
+    def _save(self, keys: tuple[BlockKey, ...]) -> None:
+        """Order copies to files of chunks that were stored just now."""
+        if self.files is None:
+            return
+        fresh = tuple(key for key in keys if key not in self.files and self.pool.lookup(key) == "hit")
+        if fresh:
+            number = self._begin(Job("save", None, fresh))
+            self._saves[number] = tuple(zip(fresh, self.pool.pin(fresh), strict=True))
 
     def _begin(self, job: Job) -> int:
         number, self._num_jobs = self._num_jobs, self._num_jobs + 1
         self._jobs[number] = job
-        job.request.jobs.add(number)
+        if job.request is not None:
+            job.request.jobs.add(number)
         return number
 
     def _watch(self, number: int, blocks: Iterable[int]) -> None:
