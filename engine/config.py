@@ -124,7 +124,7 @@ class EngineConfig:
             raise UsageError("EngineConfig: kv_offloading_dir needs memory that its files are read into; give "
                              "kv_offloading_size too")  # fmt: skip
         if self.kv_offloading_dir is not None and self.max_loras:
-            raise UsageError("EngineConfig: kv_offloading_dir keeps the base model's KV only, an adapter's files could be "
+            raise UsageError("EngineConfig: kv_offloading_dir keeps the base model's KV only: an adapter's could be "
                              "another's of its name; leave out max_loras or the directory")  # fmt: skip
         if self.kv_offloading_size is not None and self.tensor_parallel_size > 1:
             raise UsageError("EngineConfig: kv_offloading_size works on one rank only; set tensor_parallel_size 1")
