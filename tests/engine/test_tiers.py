@@ -164,7 +164,7 @@ def test_files_are_there_again_and_the_least_recently_used_goes_first(tmp_path: 
     for number in (1, 2, 3):
         tier.write(key(number), payload(number))
         os.utime(tier._path(key(number)), ns=(number, number))
-    assert tier.read(key(1)) == payload(1)  # now the latest
+    assert tier.read(key(1)) == bytes(payload(1))  # now the latest
     tier.close()
     tier = disk(tmp_path, 3)
     assert tier.num_files == 3
