@@ -702,6 +702,9 @@ def test_a_spec_alone_has_no_weights() -> None:
         ("backend", "cuda", "one of auto, triton, torch ('cuda')"),
         ("load_format", "pt", "one of auto, dummy ('pt')"),
         ("scheduling_policy", "lifo", "one of fcfs, priority ('lifo')"),
+        ("kv_offloading_size", 0, "a number of GiB above 0, or None (0)"),
+        ("kv_offloading_disk_size", -1.0, "a number of GiB above 0, or None (-1.0)"),
+        ("kv_offloading_dir", 5, "a path (5)"),
     ],
 )
 def test_a_bad_engine_option_is_named_with_what_it_must_be(name: str, value: Any, need: str) -> None:
