@@ -31,6 +31,7 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.report import console as tables
+from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Line, Part
 from kvplan.report.page import bold
@@ -58,7 +59,7 @@ def models(options: ModelsOptions) -> int:
         rows = [row for row in rows if row["parameters"] <= most]
     if not rows:
         raise UsageError("models", "no model matches", "relax --family or --max-params")
-    output.answer(listed(rows, "models", lambda: tables.model_parts(rows)), options.format, options.color)
+    answer(listed(rows, "models", lambda: tables.model_parts(rows)), options)
     return 0
 
 
@@ -80,7 +81,7 @@ def one_model(name: str, options: ModelsOptions) -> int:
     row = tables.model_row(spec.name, spec)
     document: ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
     parts = fact_lines(model_details(spec, facts, row))
-    output.answer(listed([row], "models", lambda: parts, document), options.format, options.color)
+    answer(listed([row], "models", lambda: parts, document), options)
     return 0
 
 
@@ -192,7 +193,7 @@ def gpus(options: GpusOptions) -> int:
     else:
         parts = fact_lines(gpu_details(rows[0], options.name))
         given = listed(rows, "gpus", lambda: parts, {"schema": "kvplan/gpu@1", **rows[0]})
-    output.answer(given, options.format, options.color)
+    answer(given, options)
     return 0
 
 
@@ -221,6 +222,11 @@ def gpu_details(row: GpuRow, name: str) -> list[tuple[str, str]]:
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
+def answer(given: Answer, options: ModelsOptions | GpusOptions) -> None:
+    with output.report_files(options.report or [], force=options.force) as reports:
+        output.answer(given, options.format, options.color, reports)
+
+
 def fact_lines(facts: Sequence[tuple[str, str]]) -> list[Line]:
     width = max(len(name) for name, _ in facts)
     return [((f"{name:<{width}}  ", "bold"), (printable(text, 2000), "")) for name, text in facts]
@@ -236,7 +242,15 @@ def listed(rows: Sequence[Row], what: str, screen: Callable[[], Sequence[Part]],
         lambda: {"schema": f"kvplan/{what}@1", what: list(rows)} if document is None else document,
         lambda: table,
         lambda: [bold(f"{len(rows):,} {what}" if document is None else str(next(iter(rows[0].values())))), page],
+        lambda: size_bars(rows),
     )
+
+
+def size_bars(rows: Sequence[Row]) -> list[Figure]:
+    """The memory of GPUs, or the weights of models as they are stored."""
+    title, key = ("Memory", "total_memory") if "total_memory" in rows[0] else ("Weights as stored", "stored_bytes")
+    sizes = [(str(row["name"]), size) for row in rows if isinstance(size := row[key], int)]
+    return bars(title, ((name, size, format_size(size)) for name, size in sizes), len(sizes))
 
 
 def schema(options: SchemaOptions) -> int:

@@ -298,6 +298,8 @@ class ModelsOptions:
     ] = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
+    report: ReportOption = None
+    force: ForceOption = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +314,8 @@ class GpusOptions:
     ] = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
+    report: ReportOption = None
+    force: ForceOption = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

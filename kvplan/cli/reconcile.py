@@ -12,7 +12,7 @@ from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.limits import read as limits_of
-from kvplan.core.table import Table
+from kvplan.core.table import Table, words
 from kvplan.core.units import format_size
 from kvplan.documents.reconciliation import document
 from kvplan.measure.reconcile import UNKNOWN, Reconciliation, reconcile_run, sources_of, sums
@@ -131,7 +131,7 @@ def answer(result: Reconciliation) -> Answer:
 def figures(result: Reconciliation) -> Iterator[tuple[str, float | None, float, str, str]]:
     for row in (*result.rows, result.total):
         _, predicted, measured, _ = cells(row)
-        yield row.component, row.predicted, row.size, predicted, measured
+        yield words(row.component), row.predicted, row.size, predicted, measured
 
 
 def screen(result: Reconciliation) -> list[Part]:
@@ -149,9 +149,13 @@ def pool_tables(result: Reconciliation) -> list[Table]:
 
 
 def title(result: Reconciliation) -> str:
+    return f"{where(result)}: predicted beside measured"
+
+
+def where(result: Reconciliation) -> str:
     ranks = int(inputs_of(result.run).tensor_parallel_size)
     of = f", rank 0 of {ranks}" if ranks > 1 else ""
-    return f"{printable(result.model)} on {result.device}{of}: predicted beside measured"
+    return f"{printable(result.model)} on {result.device}{of}"
 
 
 SERVED_HEADERS = ("same pool", "most running", "tokens/s", "preemptions", "allocated, unused")
@@ -211,4 +215,12 @@ def page(result: Reconciliation) -> list[Block]:
     rows = ((*cells(row), *told_sources(row, result)) for row in (*result.rows, result.total))
     gaps = [bullets([gap], "*") for gap in result.gaps]
     tables = map(with_own_names, pool_tables(result))
-    return [heading(3, title(result)), with_own_names(Table.of(headers, rows)), *sums(result), *tables, *gaps]
+    table = with_own_names(Table.of(headers, rows), left=(0, 4, 5))
+    return [heading(3, answer_text(result)), table, *sums(result), *tables, *gaps]
+
+
+def answer_text(result: Reconciliation) -> str:
+    """How far the prediction was off, in a sentence."""
+    from kvplan.report.run_sentences import accuracy
+
+    return f"{where(result)}: {accuracy(result)}"

@@ -13,7 +13,7 @@ from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.limits import Limits
-from kvplan.core.table import Table
+from kvplan.core.table import Table, words
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, with_memory
 from kvplan.measure.serverlog.compare import LogReconciliation, document, reconcile_log
@@ -294,6 +294,7 @@ def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], li
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 HEADERS = ("", "predicted", "logged", "error", "kind", "why")
+SAME = 0.0005  # of a figure: what a log rounds away
 LEFT = (0, len(HEADERS) - 1)  # columns of text
 
 
@@ -311,7 +312,13 @@ def answer(result: LogReconciliation) -> Answer:
 def figures(result: LogReconciliation) -> Iterator[tuple[str, float | None, float, str, str]]:
     for row in result.rows:
         if row.unit == "bytes" and row.measured is not None:
-            yield row.component, row.predicted, row.measured, figure(row, row.predicted), figure(row, row.measured)
+            yield (
+                words(row.component),
+                row.predicted,
+                row.measured,
+                figure(row, row.predicted),
+                figure(row, row.measured),
+            )
 
 
 def title(result: LogReconciliation) -> str:
@@ -385,4 +392,22 @@ def page(result: LogReconciliation) -> list[Block]:
     notes = [bullets([note], "*") for note in result.notes]
     rows, given = (with_own_names(table(part), left=LEFT) for part in (result.rows, result.given))
     of_pool: list[Block] = [given_title(result), given] if result.given else []
-    return [heading(3, title(result)), rows, *of_pool, *notes]
+    return [heading(3, f"{answer_text(result)}: {title(result)}"), rows, *of_pool, *notes]
+
+
+def answer_text(result: LogReconciliation) -> str:
+    """How far the prediction was off what the server says, in a few words."""
+    compared = {row.component: row for row in result.rows if row.measured is not None and row.predicted is not None}
+    parts = [deviation(compared[name]) for name in ("weights", "kv_cache", "tokens") if name in compared]
+    if not parts:
+        return "Nothing to compare"
+    given = [row for row in result.given if row.measured is not None]
+    exact = "; given the logged pool, its tokens are as logged" if given and all(row.is_exact for row in given) else ""
+    return f"Predicted {', '.join(parts[:2])}{exact}"
+
+
+def deviation(row: Row) -> str:
+    name = words(row.component)
+    if row.is_exact or row.relative is None or abs(row.relative) < SAME:
+        return f"{name} as logged"
+    return f"{name} {abs(row.relative):.1%} {'above' if row.relative > 0 else 'below'} the log"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kvplan.core.table import Markdown, Table, markdown_text
-from kvplan.core.units import GIB, format_gib, format_size
+from kvplan.core.units import GIB, format_gib, format_size, plural
 from kvplan.planning.attribute import Change, Kind, Number, Step
 from kvplan.planning.diff import (
     LABELS,
@@ -16,6 +16,7 @@ from kvplan.planning.diff import (
     explanation,
     signed_size,
     text_of,
+    users_of,
 )
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.lines import Line, Paragraph, Part, line
@@ -257,7 +258,8 @@ def _step_tables(pair: Comparison) -> list[Table]:
 
 def diff_page(result: Difference) -> list[Block]:
     """At most what GitHub takes for a comment; how many comparisons were omitted stands at its end."""
-    parts: list[Block] = [Markdown(f"### {markdown_text(result.old)} → {markdown_text(result.new)}")]
+    heading = f"### {markdown_text(answer_text(result))}: {markdown_text(result.old)} → {markdown_text(result.new)}"
+    parts: list[Block] = [Markdown(heading)]
     for title, keys in lists(result):
         more = [Markdown(f"and {len(keys) - MOST_KEYS:,} more")] if len(keys) > MOST_KEYS else []
         parts += [Markdown(f"{title}:"), bullets([*keys[:MOST_KEYS], *more])]
@@ -272,6 +274,36 @@ def diff_page(result: Difference) -> list[Block]:
             break
         parts += blocks
     return parts
+
+
+def answer_text(result: Difference) -> str:
+    """What NEW changes, in a few words: "27 users instead of 21", "2 of 5 differ, worse: agents"."""
+    pairs = result.comparisons
+    if not pairs:
+        return "Nothing in common"
+    if len(pairs) == 1:
+        return pair_text(pairs[0])
+    differ = [pair for pair in pairs if not pair.is_equal]
+    if not differ:
+        return f"No difference in {len(pairs):,} plans"
+    worse = [f"{pair.new.key} ({pair_text(pair)})" for pair in differ if pair.worse]
+    more = f" and {len(worse) - 3:,} more" if len(worse) > 3 else ""
+    return f"{len(differ):,} of {len(pairs):,} differ" + (f", worse: {', '.join(worse[:3])}{more}" if worse else "")
+
+
+def pair_text(pair: Comparison) -> str:
+    if pair.is_equal:
+        return "No difference" + (" in memory or users" if pair.changes else "")
+    if pair.old.fits != pair.new.fits:
+        return "Fits now" if pair.new.fits else "Does not fit any more"
+    if not pair.new.fits:
+        return "Fits neither before nor after"
+    old, new = (users_of(side, "concurrency.users") for side in (pair.old, pair.new))
+    if "concurrency.users" not in pair.new.figures:
+        return "Other sizes"
+    if old == new:
+        return f"{plural(new, 'user')} as before"
+    return f"{plural(new, 'user')} instead of {old:,}"
 
 
 def memory_bars(result: Difference) -> list[Figure]:

@@ -60,13 +60,20 @@ Figure = Bars | Svg
 
 
 def side_by_side(title: str, rows: Iterable[tuple[str, float | None, float, str, str]]) -> list[Figure]:
-    """Two bars for each of (label, predicted, measured, and both as text); a row without a prediction has one."""
+    """Two bars for each of (label, predicted, measured, and both as text) but what is 0 on both sides; a row without
+    a prediction has one."""
     drawn: list[Bar] = []
     for label, predicted, measured, predicted_text, measured_text in rows:
+        if not predicted and not measured:
+            continue
         if predicted is not None:
             part = Piece("predicted", max(0.0, predicted), predicted_text, "predicted")
             drawn.append(Bar(f"{label}, predicted", (part,), predicted_text))
-        drawn.append(Bar(label, (Piece("measured", max(0.0, measured), measured_text, "measured"),), measured_text))
+        drawn.append(
+            Bar(
+                f"{label}, measured", (Piece("measured", max(0.0, measured), measured_text, "measured"),), measured_text
+            )
+        )
     return [Bars(title, tuple(drawn))] if any(bar.size for bar in drawn) else []
 
 

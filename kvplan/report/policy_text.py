@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from kvplan.core.table import Markdown, Table, as_markdown, markdown_text
 from kvplan.core.units import format_gib, format_size
 from kvplan.policy.result import CheckResult, Failure, Figures, Finding, Outcome, TargetResult
+
+if TYPE_CHECKING:
+    from kvplan.report.drawing import Figure
 
 MAX_PAGE_BYTES: Final = 20_000_000
 MAX_COMMENT_BYTES: Final = 65_000  # GitHub takes 65,536 characters; a little is left for what a bot puts around it
@@ -35,19 +38,34 @@ def failure_markdown(failure: Failure) -> str:
 def html(result: CheckResult) -> str:
     """The whole answer as a page."""
     servers = [target.server for target in result.targets if target.server]
-    return page_of(document(result, MAX_PAGE_BYTES), servers)
+    return page_of(document(result, MAX_PAGE_BYTES), servers, capacity_bars(result))
 
 
 def failure_html(failure: Failure) -> str:
     return page_of(failure_markdown(failure))
 
 
-def page_of(comment: str, servers: Sequence[str] = ()) -> str:
+def capacity_bars(result: CheckResult) -> "list[Figure]":
+    """How many requests of the full context each target holds."""
+    from kvplan.report.drawing import bars
+
+    known = [(target.target, target.figures) for target in result.targets if target.figures is not None]
+    return bars(
+        "Requests of the full context at once",
+        ((name, figures.concurrency if figures.fits else 0.0, capacity_text(figures)) for name, figures in known),
+    )
+
+
+def capacity_text(figures: Figures) -> str:
+    return f"{figures.concurrency:,.2f}" if figures.fits else "does not fit"
+
+
+def page_of(comment: str, servers: Sequence[str] = (), figures: "Sequence[Figure]" = ()) -> str:
     """A comment as a page: its heading is the answer."""
     from kvplan.report.answer_html import markdown_html
 
     _, heading, *below = comment.split("\n")
-    return markdown_html(heading.lstrip("# "), "\n".join(below), servers=servers)
+    return markdown_html(heading.lstrip("# "), "\n".join(below), figures, servers)
 
 
 def marker(path: str) -> str:

@@ -1,6 +1,7 @@
 """A report as one HTML file that needs nothing else: no network, no script, figures as inline SVG."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvplan.core.files import printable
@@ -31,11 +32,24 @@ def shown_run(run: RunData, slug: str) -> Mapping[str, Any]:
         "answer": run.answer,
         "banner": run.banner,
         "notes": run.notes,
-        "findings": run.findings,
+        "findings": defaultdict(str, run.findings),
+        "zeros": zeros_text(run),
         "tables": {name: shown_table(table, slug) for name, table in run.tables.items()},
         "drawings": run_drawings(run, slug),
         "has_samples": is_drawable(run.samples, "t"),
     }
+
+
+def is_zero(row: Sequence[Value]) -> bool:
+    """Whether a component of the memory table is 0 B on both sides: a sentence names it, its row is not shown."""
+    return row[0] not in SUMS and row[1:3] == (0, 0)
+
+
+def zeros_text(run: RunData) -> str:
+    """Which components are not shown in the table because both sides say 0."""
+    rows = run.tables["memory"].rows if "memory" in run.tables else ()
+    names = [words(str(row[0])) for row in rows if is_zero(row)]
+    return f"Predicted and measured 0 B: {', '.join(names)}." if names else ""
 
 
 def shown_table(table: Table, slug: str) -> Mapping[str, Any]:
@@ -48,9 +62,15 @@ def shown_table(table: Table, slug: str) -> Mapping[str, Any]:
             {"label": words(table.columns[i].name), "is_number": table.columns[i].unit != "text"} for i in places
         ],
         "rows": [
-            {"is_sum": row[0] in SUMS, "cells": [shown_cell(table, row, i) for i in places]} for row in table.rows
+            {"kind": kind_of(table, row), "cells": [shown_cell(table, row, i) for i in places]} for row in table.rows
         ],
     }
+
+
+def kind_of(table: Table, row: Sequence[Value]) -> str:
+    if table.name == "memory" and is_zero(row):
+        return "zero"
+    return "sum" if row[0] in SUMS else ""
 
 
 def shown_cell(table: Table, row: tuple[Value, ...], i: int) -> Mapping[str, Any]:

@@ -31,7 +31,9 @@ def capacity_text(run: Run, tables: dict[str, Table]) -> str:
     if requests is None:
         return ""
     size = text(run.manifest["memory"]["kv_cache"], "bytes")
-    return f"the KV pool of {size} holds {plural(requests, 'request')} of {own:,} tokens; "
+    peak = number(run.results, "most_running")
+    shorter = f" ({peak:,.0f} ran at once while they were shorter)" if peak and peak > int(requests) else ""
+    return f"the KV pool of {size} holds {plural(requests, 'request')} of {own:,} tokens{shorter}; "
 
 
 def accuracy(memory: Reconciliation) -> str:
@@ -88,6 +90,7 @@ def findings(
         "throughput": throughput_finding(run),
         "gpu": gpu_finding(samples),
         "contexts": contexts_finding(run, tables.get("contexts")),
+        "pool": pool_finding(tables.get("pool")),
         "allocators": allocators_finding(tables.get("allocators")),
     }
     return {name: sentence for name, sentence in sentences.items() if sentence}
@@ -171,6 +174,12 @@ def contexts_finding(run: Run, table: Table | None) -> str:
         f"The longest request the pool holds alone has {longest:,} tokens. The scheduler of this run was told to run "
         f"at most {plural(most, 'request')} at once; the table counts blocks only."
     )
+
+
+def pool_finding(table: Table | None) -> str:
+    if table is None or not any(row[0] == "kv_bytes_per_token" and row[2] is not None for row in table.rows):
+        return ""
+    return "Measured KV bytes per token: allocated blocks, with their empty slots, over the tokens that they hold."
 
 
 def allocators_finding(table: Table | None) -> str:

@@ -12,6 +12,7 @@ from kvplan.core.units import plural
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request
 from kvplan.planning.user_counts import num_gpus
+from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, bullets, code
@@ -216,6 +217,18 @@ def page(doc: typed.TimedRecommendationDocument, limit: int) -> list[Block]:
     return parts
 
 
+def cost_bars(doc: typed.TimedRecommendationDocument, limit: int) -> list[Figure]:
+    """What each placement costs, or without prices how many GPUs it takes."""
+    placements = doc["placements"][:limit]
+    names = [", ".join((f"{place['num_gpus']} x {place['gpu']}", *place["changes"])) for place in placements]
+    prices = [place["price_per_hour"] for place in placements]
+    if any(price is not None for price in prices):
+        rows = zip(names, prices, strict=True)
+        return bars("Dollars per hour", ((name, price, dollars(price)) for name, price in rows if price is not None))
+    counts = [place["num_gpus"] for place in placements]
+    return bars("GPUs", ((name, count, plural(count, "GPU")) for name, count in zip(names, counts, strict=True)))
+
+
 COLUMNS: Sequence[str] = (
     "gpu", "servers", "spare", "num_gpus", "tensor_parallel_size", "price_per_hour", "price_per_million_output_tokens",
     "output_tokens_per_s", "kv_usage_peak", "command",
@@ -238,5 +251,6 @@ def shapes(doc: typed.TimedRecommendationDocument, limit: int) -> Answer:
         lambda: doc,
         lambda: rows_table(doc),
         lambda: page(doc, limit),
-        servers=[doc["question"]["engine"]],
+        lambda: cost_bars(doc, limit),
+        [doc["question"]["engine"]],
     )

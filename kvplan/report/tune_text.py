@@ -12,6 +12,7 @@ from kvplan.core.table import Table
 from kvplan.core.units import GIB, plural
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
+from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import COMMAND, Paragraph, Part, line
 from kvplan.report.page import Block, bold, bullets, code
@@ -185,9 +186,13 @@ def defaults_text(usual: typed.TunedSetting, best: typed.TunedSetting) -> str:
     return f" on {servers_text(usual).strip() or '1 server of TP 1'}"
 
 
+def chosen(doc: typed.TuneDocument) -> list[typed.TunedSetting]:
+    """The settings that no other beats, and the defaults."""
+    return [setting for setting in doc["settings"] if setting["on_front"] or setting["is_default"]]
+
+
 def settings_table(doc: typed.TuneDocument, limit: int) -> Table:
     names = [target["promise"] for target in doc["settings"][0]["targets"]]
-    chosen = [setting for setting in doc["settings"] if setting["on_front"] or setting["is_default"]][:limit]
     rows = [
         [
             flags_text(setting["flags"]) or "(defaults)",
@@ -198,7 +203,7 @@ def settings_table(doc: typed.TuneDocument, limit: int) -> Table:
             f"{setting['running_peak']:,}",
             percent(setting["kv_usage_peak"]),
         ]
-        for setting in chosen
+        for setting in chosen(doc)[:limit]
     ]
     return Table.of(["flags", "servers", "requests/s", "tokens/s", *names, "running", "KV peak"], rows, 2)
 
@@ -243,6 +248,15 @@ def page(doc: typed.TuneDocument, limit: int) -> list[Block]:
     return parts
 
 
+def served_bars(doc: typed.TuneDocument, limit: int) -> list[Figure]:
+    """What each setting of the table serves."""
+    settings = chosen(doc)
+    names = [flags_text(setting["flags"]) or "(defaults)" for setting in settings]
+    rates = [(setting["requests_per_s"], range_text(setting)) for setting in settings]
+    rows = ((name, *rate) for name, rate in zip(names, rates, strict=True))
+    return bars("Requests per second within the targets", rows, limit)
+
+
 COLUMNS: Final = (
     "servers", "tensor_parallel_size", "requests_per_s", "low", "high", "output_tokens_per_s",
     "closed_form_requests_per_s", "running_peak", "kv_usage_peak", "preemptions", "on_front", "is_default", "command",
@@ -266,5 +280,6 @@ def shapes(doc: typed.TuneDocument, limit: int) -> Answer:
         lambda: doc,
         lambda: rows_table(doc),
         lambda: page(doc, limit),
-        servers=[doc["question"]["engine"]],
+        lambda: served_bars(doc, limit),
+        [doc["question"]["engine"]],
     )

@@ -29,11 +29,14 @@ COMMANDS = {
     "recommend": (("recommend", "qwen3-8b", "--users", "100", "--ctx", "8k", "--gpus", "l40s,h100-80g"), "100 users"),
     "simulate": (("simulate", "qwen3-8b", "--gpu", "l40s", "--ctx", "8k", "--profile", "azure-2023-conv", "--rate", "2",
                   "--num-requests", "50"), "With 2 requests/s"),
-    "diff": (("diff", "qwen3-8b", "qwen3-8b-fp8", "--gpu", "l40s", "--ctx", "8k"), "qwen3-8b-fp8"),
+    "diff": (("diff", "qwen3-8b", "qwen3-8b-fp8", "--gpu", "l40s", "--ctx", "8k"), "27 users instead of 21: "),
     "why": (("why", "examples/vllm-did-not-start.log", "--gpu", "a100-80g"), "vLLM"),
-    "reconcile": (("reconcile", "reports/cpu-2core"), "smollm2-135m"),
-    "log": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"), "tokens per request"),
+    "reconcile": (("reconcile", "reports/cpu-2core"), "on cpu: predicted against measured, the weights are exact"),
+    "log": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"), "Predicted weights as logged, KV"),
     "check": (("check", "examples/kvplan.policy.yaml", "--today", "2026-11-22"), "failed"),
+    "gpus": (("gpus",), " gpus"),
+    "timed": (("recommend", "qwen3-8b", "--rate", "4", "--ctx", "8k", "--profile", "sharegpt", "--slo", "ttft.p90=2s",
+               "--gpus", "l40s", "--num-requests", "20"), "Take 1 x l40s"),
     "pack": (("pack", "--gpu", "l40s", "--server", "qwen3-8b --users 2", "--server", "qwen3-0.6b --users 4"),
              "l40s"),
     "upgrade": (("upgrade", "qwen3-8b", "--gpu", "l40s", "--ctx", "8k", "--from", "vllm@0.24"), "qwen3-8b"),
@@ -44,8 +47,22 @@ SERVERS = {
     "why": "Planned for vllm@0.23. ",
     "upgrade": "Planned for vllm@0.24 and vllm@0.33. ",
     "reconcile": "",
+    "gpus": "",
 }
-DRAWN = ("estimate", "several", "sweep", "recommend", "simulate", "diff", "why", "reconcile", "log")
+DRAWN = (
+    "estimate",
+    "several",
+    "sweep",
+    "recommend",
+    "simulate",
+    "diff",
+    "why",
+    "reconcile",
+    "log",
+    "check",
+    "gpus",
+    "timed",
+)
 
 
 class Page(HTMLParser):
