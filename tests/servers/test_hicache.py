@@ -25,8 +25,7 @@ from tests.support.oracle_data import DATA, needs_oracle_data
 FACTS = Path(__file__).parents[1] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "hicache.jsonl").read_text().splitlines()]
 NOT_SIZED = (  # refused by name
-    "Step-3.7", "qwen3.5-27b", "deepseek-v3.2", "--cpu-offload-gb", "--offload-group-size",
-    "--enable-memory-saver",
+    "Step-3.7", "qwen3.5-27b", "deepseek-v3.2", "--offload-group-size", "--enable-memory-saver",
 )  # fmt: skip
 
 
