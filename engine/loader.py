@@ -31,10 +31,14 @@ SPREAD = 0.02  # standard deviation of random weights
 FP8_SPREAD = 64.0  # of random fp8 values, before their scale: seven of them reach the largest, 448
 INT4_SPREAD = (15 * 17 / 12) ** 0.5  # of sixteen values that are equally likely
 MIDDLE = 0x77777777  # zero points of 7, or of 8 less one: either is the middle of sixteen values
-E2M1_POWER = 127 - 7  # e8m0 of 2^-7: sixteen e2m1 values that are equally likely spread by (137 / 16)^0.5, 0.023 so
+E2M1_SPREAD = (137 / 16) ** 0.5  # of sixteen e2m1 values that are equally likely
+E2M1_POWER = 127 - 7  # e8m0 of 2^-7, which makes 0.023 of that
 CONSTANTS = {"weight_scale": SPREAD / FP8_SPREAD, "weight_scale_inv": SPREAD / FP8_SPREAD, "input_scale": 0.05} | {
     f"{part}_proj_scales": E2M1_POWER for part in ("gate_up", "down")
 }
+CONSTANTS |= {
+    "weight_scale_2": SPREAD / E2M1_SPREAD, "weight_global_scale": E2M1_SPREAD / SPREAD, "input_global_scale": 20.0
+}  # fmt: skip
 # What a checkpoint may hold beside the decoder: tables that are computed here, other modalities.
 IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$|"
@@ -101,7 +105,7 @@ class RandomWeights:
         self._generator = torch.Generator(device)
 
     def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
-        constant = self._constant(name)
+        constant = self._constant(name, out.dtype)
         if constant is not None:
             out.fill_(constant)
             return
@@ -142,12 +146,14 @@ class RandomWeights:
         return block.normal_(0, SPREAD, generator=generator)
 
     @staticmethod
-    def _constant(name: str) -> float | None:
+    def _constant(name: str, dtype: torch.dtype) -> float | None:
         """What all of a tensor is that is not drawn: norms, and what scales quantised values to usual sizes."""
         *_, last = name.split(".")
         match last:
             case "weight" if name.endswith("norm.weight"):
                 return 1
+            case "weight_scale" if dtype == torch.float8_e4m3fn:
+                return 1  # and the tensor's own makes of it what is meant
             case "scales":
                 return SPREAD / INT4_SPREAD
             case "qzeros":

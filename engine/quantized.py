@@ -6,6 +6,9 @@ fp8         float8_e4m3fn values and a float32 scale for each tensor of the chec
             w = value * scale. Source: compressed-tensors' float-quantized, Hugging Face's fp8, DeepSeek's block scales.
 mxfp4       4-bit e2m1 values, two in a byte, and a power of two in a byte (e8m0) for each 32 of a row. Source: the
             OCP's microscaling formats (MX) 1.0, and gpt-oss as published.
+nvfp4       the same values, an fp8 scale (e4m3) for each 16 of a row and a float32 one for each tensor; activations are
+            not rounded, although the checkpoint has scales for that. Source: ModelOpt, compressed-tensors'
+            nvfp4-pack-quantized.
 awq, gptq   4-bit values in int32 words, and for each group of inputs a 16-bit scale and a 4-bit zero point;
             w = (value - zero) * scale. Source: the packing of AutoAWQ's gemm version and of GPTQModel.
 """
@@ -24,6 +27,7 @@ from engine.kernels.matrices import Fp8Matrix as Fp8Matrix
 from engine.kernels.matrices import Int4Matrix as Int4Matrix
 from engine.kernels.matrices import Matrix as Matrix
 from engine.kernels.matrices import Mxfp4Matrix as Mxfp4Matrix
+from engine.kernels.matrices import Nvfp4Matrix as Nvfp4Matrix
 from engine.loader import WeightSource
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError, UsageError
 from kvplan.models.quant import scheme_of
@@ -33,6 +37,12 @@ ALL = slice(None)
 FP8 = torch.float8_e4m3fn
 PACK = 8  # 4-bit values in a word
 MXFP4_GROUP = 32  # inputs that share a power of two
+NVFP4_GROUP = 16  # inputs that share an fp8 scale
+# What the parts of a layer in NVFP4 are called: values, their scales, the tensor's, the activations'.
+NVFP4_SUFFIXES = {
+    "modelopt": ("weight", "weight_scale", "weight_scale_2", "input_scale"),
+    "compressed-tensors": ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
+}
 NAN_POWER = 255  # the e8m0 scale that is no number
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which nibble of a word holds its first output, its second, ...
@@ -40,8 +50,8 @@ SCALE_DTYPES = (torch.float16, torch.bfloat16)
 # Variants of a method's packing that are read; the others are refused by name.
 VARIANTS = {"awq": ("",), "gptq": ("", "gptq_v2")}
 RUNS = (
-    "the engine runs unquantised ones, dense layers in fp8 or in AWQ's or GPTQ's 4 bits, and experts in blocks of fp8 "
-    "or in MXFP4 as gpt-oss has them"
+    "the engine runs unquantised ones, dense layers in fp8, NVFP4 or AWQ's or GPTQ's 4 bits, and experts in blocks of "
+    "fp8, NVFP4, or MXFP4 as gpt-oss has them"
 )
 FP8_METHODS = ("fp8", "compressed-tensors", "modelopt")  # their tensors have the same names and meanings
 
@@ -81,6 +91,8 @@ def product(kernels: ModuleType, x: torch.Tensor, matrix: Matrix, bias: torch.Te
             y = kernels.int4_linear(x, matrix.words, matrix.scales, matrix.zeros)
         case Mxfp4Matrix():
             raise AssertionError("MXFP4 outside the experts is refused before anything is loaded")
+        case Nvfp4Matrix():
+            y = kernels.nvfp4_linear(x, matrix.values, matrix.scales, matrix.part_scales, matrix.parts)
         case _:
             assert_never(matrix)
     return y if bias is None else y.add_(bias)
@@ -121,6 +133,8 @@ def is_run(method: str, scheme: Scheme) -> bool:
             return method in ("fp8", "compressed-tensors") and scheme.scale_bytes == 4 and not scheme.static
         case "awq" | "gptq":
             return method == scheme.kind and scheme.variant in VARIANTS[scheme.kind]
+        case "nvfp4":
+            return method in NVFP4_SUFFIXES and scheme.group_size == NVFP4_GROUP and not scheme.variant
         case _:
             return False
 
@@ -129,7 +143,7 @@ def is_run_in_experts(method: str, scheme: Scheme) -> bool:
     match scheme.kind:
         case "mxfp4":
             return method == "mxfp4"
-        case "fp8_block":
+        case "fp8_block" | "nvfp4":
             return is_run(method, scheme)
         case _:
             return False
@@ -156,6 +170,8 @@ def load(
             return _fp8(scheme, pieces, source, empty, buffer)
         case "fp8_block":
             return _fp8_block(scheme, method, pieces, source, empty)
+        case "nvfp4":
+            return _nvfp4(method, pieces, source, empty)
         case "awq" | "gptq":
             return _int4(scheme, pieces, source, empty)
         case kind:
@@ -197,6 +213,7 @@ def _fill_scales(
     source.fill(out, name, shape, part)
     if source.dtype_of(name) is None:  # nothing is stored: they are made up, or have no memory
         return
+    out = out.float()  # of fp8 torch compares none
     good = out.isfinite() & (out > 0) if positive else out.isfinite()
     if not bool(good.all()):
         wrong = "are 0, negative or no finite numbers" if positive else "are no finite numbers"
@@ -256,6 +273,24 @@ def _fp8_block(scheme: Scheme, method: str, pieces: list[Piece], source: WeightS
         part = (_divided(piece.local_rows, tall), _divided(piece.local_columns, wide))
         _fill_scales(view, source, f"{piece.name}.{suffix}", whole, part)
     return Fp8BlockMatrix(values, scales, scheme.block)
+
+
+def _nvfp4(method: str, pieces: list[Piece], source: WeightSource, empty: Empty) -> Nvfp4Matrix:
+    values_of, scales_of, whole_of, inputs_of = NVFP4_SUFFIXES[method]
+    rows, columns = _sizes(pieces)
+    for piece in pieces:
+        check_groups(piece, NVFP4_GROUP)
+    values = empty(sum(rows), columns // 2, dtype=torch.uint8)
+    scales = empty(sum(rows), columns // NVFP4_GROUP, dtype=FP8)
+    for values_view, scales_view, piece in zip(values.split(rows), scales.split(rows), pieces, strict=True):
+        shape, pairs = (piece.outputs, piece.inputs // 2), _divided(piece.local_columns, 2)
+        source.fill(values_view, f"{piece.name}.{values_of}", shape, (piece.rows, pairs))
+        shape, groups = (piece.outputs, piece.inputs // NVFP4_GROUP), _divided(piece.local_columns, NVFP4_GROUP)
+        _fill_scales(scales_view, source, f"{piece.name}.{scales_of}", shape, (piece.rows, groups), positive=False)
+    part_scales, input_scales = (_one_each(pieces, suffix, source, empty) for suffix in (whole_of, inputs_of))
+    if method == "compressed-tensors":  # it divides by them
+        part_scales.reciprocal_()
+    return Nvfp4Matrix(values, scales, part_scales, input_scales, tuple(rows))
 
 
 # --- MXFP4 ------------------------------------------------------------------------------------------------------------

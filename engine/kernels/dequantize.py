@@ -77,9 +77,34 @@ def mxfp4_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) ->
     y = x.new_empty(x.shape[0], values.shape[0])
     for rows in _slices((values.shape[0], 2 * values.shape[1]), x):
         powers = scales[rows].view(torch.float8_e8m0fnu).float()
-        weight = e2m1(values[rows]).unflatten(1, (scales.shape[1], -1)).mul_(powers[:, :, None])
-        torch.mm(x, weight.flatten(1).to(x.dtype).T, out=y[:, rows])
+        torch.mm(x, scaled_e2m1(values[rows], powers, x.dtype).T, out=y[:, rows])
     return y
+
+
+def nvfp4_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, part_scales: torch.Tensor, parts: tuple[int, ...]
+) -> torch.Tensor:
+    """x @ (values * scales * part_scales).T; activations stay as they are.
+
+    x            [num_tokens, inputs] float32, float16 or bfloat16
+    values       [outputs, inputs / 2] uint8, as mxfp4_linear's
+    scales       [outputs, groups] float8_e4m3fn
+    part_scales  [number of parts] float32; parts: rows of each
+    returns      [num_tokens, outputs], dtype of x
+    """
+    y = x.new_empty(x.shape[0], values.shape[0])
+    starts = [sum(parts[:i]) for i in range(len(parts))]
+    for start, size, part_scale in zip(starts, parts, part_scales.split(1), strict=True):
+        for rows in _slices((size, 2 * values.shape[1]), x):
+            held = slice(start + rows.start, start + rows.stop)
+            each = scales[held].float().mul_(part_scale)
+            torch.mm(x, scaled_e2m1(values[held], each, x.dtype).T, out=y[:, held])
+    return y
+
+
+def scaled_e2m1(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """codes [n, m] uint8 and scales [n, groups] float32 -> [n, 2m] in dtype; nothing outlives the call."""
+    return e2m1(codes).unflatten(1, (scales.shape[1], -1)).mul_(scales[:, :, None]).flatten(1).to(dtype)
 
 
 def e2m1(codes: torch.Tensor) -> torch.Tensor:

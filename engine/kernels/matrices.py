@@ -59,7 +59,25 @@ class Mxfp4Matrix:
     scales: torch.Tensor
 
 
-Matrix = torch.Tensor | Fp8Matrix | Fp8BlockMatrix | Int4Matrix | Mxfp4Matrix
+@dataclass(frozen=True, slots=True)
+class Nvfp4Matrix:
+    """NVFP4: e2m1 values, each 16 neighbours of a row with a scale in fp8, and a scale for each fused part of the rows.
+
+    values        [outputs, inputs / 2] uint8, as Mxfp4Matrix's
+    scales        [outputs, inputs / 16] float8_e4m3fn
+    part_scales   [parts] float32
+    input_scales  [parts] float32, for activations in 4 bits: held as the checkpoint has them, and of no use here
+    parts         rows of each part
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    part_scales: torch.Tensor
+    input_scales: torch.Tensor
+    parts: tuple[int, ...]
+
+
+Matrix = torch.Tensor | Fp8Matrix | Fp8BlockMatrix | Int4Matrix | Mxfp4Matrix | Nvfp4Matrix
 
 
 def shape_of(matrix: Matrix) -> tuple[int, ...]:
@@ -71,7 +89,7 @@ def shape_of(matrix: Matrix) -> tuple[int, ...]:
             return matrix.values.shape
         case Int4Matrix(words=words):
             return *words.shape[:-2], words.shape[-1], 8 * words.shape[-2]
-        case Mxfp4Matrix(values=values):
+        case Mxfp4Matrix(values=values) | Nvfp4Matrix(values=values):
             return *values.shape[:-1], 2 * values.shape[-1]
         case _:
             assert_never(matrix)

@@ -11,7 +11,7 @@ from engine.kernels.activation import gated_activation
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape, once_per_layout
 from engine.kernels.grouping import Grouping, group_rows
 from engine.kernels.integers import cdiv
-from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, shape_of
+from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, Nvfp4Matrix, shape_of
 from engine.kernels.numerics import cast, dot, dot_dtype
 from kvplan.models.spec import Activation
 
@@ -90,7 +90,7 @@ def grouped_product(
             return _grouped_matmul(x, matrix, bias, row_weights, grouping, num_rows, tile)
         case Fp8BlockMatrix():
             return moe_fp8.grouped_product(x, matrix, bias, row_weights, grouping, num_rows, tile)
-        case Mxfp4Matrix():
+        case Mxfp4Matrix() | Nvfp4Matrix():
             return moe_fp4.grouped_product(x, matrix, bias, row_weights, grouping, num_rows, tile)
         case _:
             raise TypeError(f"experts are not run in {type(matrix).__name__}")

@@ -17,8 +17,9 @@ from engine.kernels.dequantize import fp8_block_linear as fp8_block_linear  # a 
 from engine.kernels.dequantize import fp8_linear as fp8_linear
 from engine.kernels.dequantize import int4_linear as int4_linear
 from engine.kernels.dequantize import mxfp4_linear
+from engine.kernels.dequantize import nvfp4_linear as nvfp4_linear
 from engine.kernels.lora_rows import LoraRows
-from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, shape_of
+from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, Nvfp4Matrix, shape_of
 
 FP8_MAX = 448.0  # largest float8_e4m3fn
 IS_PLANNED = False  # nothing is planned on the host
@@ -447,6 +448,8 @@ def expert_linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, ex
             y = fp8_block_linear(x, matrix.values[expert], matrix.scales[expert], matrix.block)
         case Mxfp4Matrix():
             y = mxfp4_linear(x, matrix.values[expert], matrix.scales[expert])
+        case Nvfp4Matrix(parts=parts):
+            y = nvfp4_linear(x, matrix.values[expert], matrix.scales[expert], matrix.part_scales[expert], parts)
         case _:
             raise TypeError(f"experts are not run in {type(matrix).__name__}")
     return y if offset is None else y.add_(offset)

@@ -12,6 +12,7 @@ from engine.kernels.fp8_block import fp8_block_linear
 from engine.kernels.int4 import int4_linear
 from engine.kernels.latent import latent_decode, latent_planner
 from engine.kernels.moe import moe_mlp
+from engine.kernels.moe_fp4 import nvfp4_linear
 from engine.kernels.norm import rms_norm
 from engine.kernels.nucleus import nucleus_floors
 from engine.kernels.numerics import INTERPRETED
@@ -36,6 +37,7 @@ __all__ = [
     "latent_planner",
     "moe_mlp",
     "nucleus_floors",
+    "nvfp4_linear",
     "paged_decode",
     "paged_prefill",
     "queries_of_tile",

@@ -553,8 +553,8 @@ def refusal(folder: Path, kind: type[KvplanError]) -> str:
 
 
 RUNS = (
-    "the engine runs unquantised ones, dense layers in fp8 or in AWQ's or GPTQ's 4 bits, and experts in blocks of fp8 "
-    "or in MXFP4 as gpt-oss has them"
+    "the engine runs unquantised ones, dense layers in fp8, NVFP4 or AWQ's or GPTQ's 4 bits, and experts in blocks of "
+    "fp8, NVFP4, or MXFP4 as gpt-oss has them"
 )
 
 
@@ -565,7 +565,7 @@ RUNS = (
         ({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin"}, "gptq: gptq marlin"),
         ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "awq: awq gemv"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "modelopt: awq"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt: nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, "modelopt: nvfp4 weight-only"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes: nf4"),
     ],
 )

@@ -120,6 +120,66 @@ def fp8_blocks(family: str) -> tuple[Path, Path]:
     return packed, meant
 
 
+def nvfp4(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """One scale for all brings the largest scale of 16 neighbours to fp8's 448, and e2m1's largest value is 6."""
+    whole = weight.abs().max() / (6 * 448)
+    grouped = weight.unflatten(-1, (-1, 16))
+    scales = (grouped.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+    each = scales.float() * whole
+    codes = nearest_codes(grouped / each[..., None])
+    meant = (torch.tensor(E2M1)[codes.int()] * each[..., None]).flatten(-2)
+    return {"values": pairs(codes.flatten(-2)), "scales": scales, "whole": whole}, meant
+
+
+EXCEPT_NVFP4 = ["lm_head", "model.layers.*.mlp.gate"]
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": EXCEPT_NVFP4}
+NVFP4_ARGS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+COMPRESSED = {  # by llm-compressor
+    "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head", "re:.*mlp.gate$"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"], "weights": {**NVFP4_ARGS, "dynamic": False},
+            "input_activations": {**NVFP4_ARGS, "dynamic": "local"},
+        }
+    },
+}  # fmt: skip
+
+
+def by_modelopt(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        "weight": tensors["values"], "weight_scale": tensors["scales"], "weight_scale_2": tensors["whole"],
+        "input_scale": torch.tensor(0.01),
+    }  # fmt: skip
+
+
+def by_llm_compressor(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """It divides by the scale of all."""
+    return {
+        "weight_packed": tensors["values"], "weight_scale": tensors["scales"],
+        "weight_global_scale": 1 / tensors["whole"].view(1), "input_global_scale": torch.tensor([100.0]),
+    }  # fmt: skip
+
+
+NVFP4 = {"modelopt": (MODELOPT, by_modelopt), "compressed": (COMPRESSED, by_llm_compressor)}
+
+
+@cache
+def nvfp4_model(family: str, writer: str) -> tuple[Path, Path]:
+    """As fp8_blocks: every projection."""
+    plain, (config, named) = saved_model(family), NVFP4[writer]
+    packed, meant = (plain.parent / f"{family} nvfp4 {writer}{end}" for end in ("", " meant"))
+    floats, tensors = load_file(plain / WHOLE), {}
+    for name, weight in list(floats.items()):
+        if not PROJECTION.search(name):
+            tensors[name] = weight
+            continue
+        stored, floats[name] = nvfp4(weight)
+        tensors |= {name.removesuffix("weight") + suffix: tensor for suffix, tensor in named(stored).items()}
+    write(plain, packed, tensors, {"quantization_config": config})
+    write(plain, meant, floats, {})
+    return packed, meant
+
+
 def write(plain: Path, folder: Path, tensors: dict[str, torch.Tensor], extra: dict[str, Any]) -> None:
     folder.mkdir()
     config = json.loads((plain / "config.json").read_text())
@@ -130,6 +190,10 @@ def write(plain: Path, folder: Path, tensors: dict[str, torch.Tensor], extra: di
 CHECKPOINTS: dict[str, Callable[[], tuple[Path, Path]]] = {
     "mxfp4": gpt_oss,
     **{f"fp8 {family}": partial(fp8_blocks, family) for family in ("qwen3_moe", "deepseek_v3", "deepseek_v2")},
+    "nvfp4 modelopt qwen3_moe": partial(nvfp4_model, "qwen3_moe", "modelopt"),
+    "nvfp4 modelopt deepseek_v3": partial(nvfp4_model, "deepseek_v3", "modelopt"),
+    "nvfp4 compressed qwen3_moe": partial(nvfp4_model, "qwen3_moe", "compressed"),
+    "nvfp4 compressed llama": partial(nvfp4_model, "llama", "compressed"),
 }
 
 
@@ -201,6 +265,22 @@ def test_compressed_tensors_widens_the_published_blocks_alike(family: str) -> No
     floats = load_file(meant / WHOLE)
     assert theirs.keys() == floats.keys()
     assert [name for name, weight in floats.items() if not torch.equal(theirs[name], weight)] == []
+
+
+def test_compressed_tensors_reads_nvfp4_alike() -> None:
+    """Its own decompression of what is stored, and its own reading of ModelOpt's names."""
+    library: Any = import_module("compressed_tensors.compressors.nvfp4.base").NVFP4PackedCompressor
+    schemes: Any = import_module("compressed_tensors.quantization")
+    scheme = schemes.preset_name_to_scheme("NVFP4", ["Linear"])
+    packed, meant = nvfp4_model("llama", "compressed")
+    tensors, floats = load_file(packed / WHOLE), load_file(meant / WHOLE)
+    names = [name.removesuffix("weight_packed") for name in tensors if name.endswith("weight_packed")]
+    assert len(names) == 3 * 7
+    for name in names:
+        one = {key.removeprefix(name): tensor for key, tensor in tensors.items() if key.startswith(name)}
+        theirs = library.decompress(one, scheme)["weight"].float()
+        # It computes in the dtype of the scales' result, at least bfloat16's eight bits.
+        assert ((theirs - floats[f"{name}weight"]).abs() <= floats[f"{name}weight"].abs() * 2**-8).all()
 
 
 def test_codes_are_those_of_the_format() -> None:

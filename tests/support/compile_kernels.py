@@ -127,7 +127,9 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
     for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 128), ("bfloat16", 4096), ("float32", 4096)):
         found[f"experts mxfp4 {dtype} {num_tokens}"] = partial(_experts, "mxfp4", dtype, num_tokens)
+        found[f"experts nvfp4 {dtype} {num_tokens}"] = partial(_experts, "nvfp4", dtype, num_tokens)
         found[f"experts e4m3 {dtype} {num_tokens}"] = partial(_experts, "e4m3", dtype, num_tokens)
+    found["nvfp4 bfloat16 64"] = _nvfp4
     found["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
     found["route sigmoid 8 of 256 groups"] = partial(_route, 256, 8, "sigmoid", groups=8, top_groups=4)
     found["route softmax 10 of 512"] = partial(_route, 512, 10, "softmax")
@@ -263,7 +265,7 @@ def _moe(dtype: str, num_tokens: int, kind: Any, *, biases: bool = False) -> Non
 def _experts(stored: str, dtype: str, num_tokens: int) -> None:
     """Eight experts, two to a token: gpt-oss's widths, or those of Qwen3's MoE."""
     from engine.kernels import triton_backend
-    from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix
+    from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, Nvfp4Matrix
 
     kind: Any
     hidden, inner, kind = (2880, 2880, "clamped_swiglu") if stored == "mxfp4" else (2048, 768, "silu")
@@ -273,6 +275,13 @@ def _experts(stored: str, dtype: str, num_tokens: int) -> None:
             scales = empty(8, outputs // 128, inputs // 128, dtype="float32")
             return Fp8BlockMatrix(empty(8, outputs, inputs, dtype="float8_e4m3fn"), scales, (128, 128))
         values = empty(8, outputs, inputs // 2, dtype="uint8")
+        if stored == "nvfp4":
+            parts = (inner, inner) if outputs != hidden else (hidden,)
+            scales, whole = (
+                empty(8, outputs, inputs // 16, dtype="float8_e4m3fn"),
+                empty(8, len(parts), dtype="float32"),
+            )
+            return Nvfp4Matrix(values, scales, whole, whole, parts)
         return Mxfp4Matrix(values, empty(8, outputs, inputs // 32, dtype="uint8"))
 
     x, w13, w2 = empty(num_tokens, hidden, dtype=dtype), matrix(2 * inner, hidden), matrix(hidden, inner)
@@ -281,6 +290,15 @@ def _experts(stored: str, dtype: str, num_tokens: int) -> None:
     if stored == "mxfp4":
         more = {"b13": empty(8, 2 * inner, dtype=dtype), "b2": empty(8, hidden, dtype=dtype), "limit": 7.0}
     triton_backend.moe_mlp(x, w13, w2, ids, weights, kind, alpha=1.702, **more)
+
+
+def _nvfp4() -> None:
+    """Queries, keys and values of Llama 8B."""
+    from engine.kernels import triton_backend
+
+    x, values = empty(64, 4096), empty(6144, 2048, dtype="uint8")
+    scales, whole = empty(6144, 256, dtype="float8_e4m3fn"), empty(3, dtype="float32")
+    triton_backend.nvfp4_linear(x, values, scales, whole, (4096, 1024, 1024))
 
 
 def _route(num_experts: int, top_k: int, scoring: Any, **groups: int) -> None:

@@ -162,6 +162,16 @@ class Int4:
 
 
 @dataclass(frozen=True, slots=True)
+class Nvfp4:
+    """Products with 4-bit weights in groups of 16, of one tensor or of several fused ones."""
+
+    dtype: str = "float32"
+    tokens: int = 5
+    inputs: int = 208
+    parts: tuple[int, ...] = (40, 24, 9)
+
+
+@dataclass(frozen=True, slots=True)
 class Fp8Rows:
     """Activations rounded to fp8, and with outputs their product with fp8 weights."""
 
@@ -231,6 +241,7 @@ Case = (
     | Group
     | Moe
     | Int4
+    | Nvfp4
     | Fp8Rows
     | Fp8Block
     | Draw
@@ -349,6 +360,10 @@ def _others() -> list[Case]:
         Moe(kind="clamped_swiglu", hidden=32, inner=32, biases=True, stored="mxfp4"),
         *(Moe(dtype, hidden=208, inner=160, stored="fp8") for dtype in ("float32", "bfloat16")),
         Moe("bfloat16", tokens=40, experts=2, hidden=64, inner=64, biases=True, stored="fp8"),
+        *(Moe(dtype, hidden=80, inner=48, stored="nvfp4") for dtype in ("float32", "bfloat16")),
+        Moe("bfloat16", tokens=40, experts=2, hidden=64, inner=64, biases=True, stored="nvfp4"),
+        *(Nvfp4(dtype, tokens) for dtype in ("float32", "float16", "bfloat16") for tokens in (1, 70)),
+        Nvfp4("bfloat16", tokens=17, inputs=80, parts=(7,)),
         *(Moe("float16", inner=64, stored=stored) for stored in ("fp8", "fp8 as bytes")),
         Moe("bfloat16", tokens=40, experts=2, hidden=64, inner=64, biases=True),
         *(Int4(dtype) for dtype in ("float32", "float16", "bfloat16")),

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from engine.kernels import fp8, grouping, moe_fp8, triton_backend
-from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix
+from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, Nvfp4Matrix
 from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Sizes, WorkList, cut
 from tests.support import kernel_reference as reference
@@ -41,6 +41,7 @@ from tests.support.interpreter_cases import (
     Moe,
     Norm,
     Nucleus,
+    Nvfp4,
     Prefill,
     Rotate,
     RotateStore,
@@ -108,6 +109,8 @@ def run(case: Case) -> dict[str, Any]:
                 error, tolerance = run_group(case, faults)
             case Moe():
                 error, tolerance = run_moe(case)
+            case Nvfp4():
+                error, tolerance = run_nvfp4(case, faults)
             case Int4():
                 error, tolerance = run_int4(case, faults)
             case Fp8Rows():
@@ -542,6 +545,14 @@ def experts(case: Moe, outputs: int, inputs: int) -> tuple[Matrix, torch.Tensor]
             powers = round(math.log2(spread / 3)) + torch.randint(-3, 3, (*shape[:2], inputs // 32))
             scales = bytes_between(127 + powers, 255)
             return Mxfp4Matrix(values, scales), reference.mxfp4(values, scales)
+        case "nvfp4":
+            values = bytes_between(torch.randint(0, 256, (*shape[:2], inputs // 2)), 0x77)
+            codes = torch.randint(0, 127, (*shape[:2], inputs // 16))  # no sign: a scale is none
+            scales8 = bytes_between(codes, NAN_BYTE).view(torch.float8_e4m3fn)
+            parts = (outputs // 2, outputs - outputs // 2) if outputs != case.hidden else (outputs,)
+            part_scales = between_nans((case.experts, len(parts)), torch.float32).abs_().mul_(0.002 * spread)
+            matrix = Nvfp4Matrix(values, scales8, part_scales, part_scales, parts)
+            return matrix, reference.nvfp4(values, scales8, part_scales, parts)
         case "fp8" | "fp8 as bytes":
             codes = torch.randint(0, 127, shape) + 128 * torch.randint(0, 2, shape)
             values = bytes_between(codes, NAN_BYTE).view(torch.float8_e4m3fn)
@@ -564,6 +575,18 @@ def between_nans(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     numel = torch.Size(shape).numel()
     x = torch.full((numel + 2 * GUARD,), float("nan"), dtype=dtype)[GUARD : GUARD + numel].view(shape)
     return x.copy_(torch.randn(shape))
+
+
+def run_nvfp4(case: Nvfp4, faults: list[str]) -> tuple[float, float]:
+    """Three parts of unlike sizes."""
+    x = strided((case.tokens, case.inputs), dtype_of(case.dtype))
+    outputs = sum(case.parts)
+    values = bytes_between(torch.randint(0, 256, (outputs, case.inputs // 2)), 0x77)
+    scales = bytes_between(torch.randint(0, 127, (outputs, case.inputs // 16)), NAN_BYTE).view(torch.float8_e4m3fn)
+    part_scales = between_nans((len(case.parts),), torch.float32).abs_().mul_(0.002 * case.inputs**-0.5)
+    args = (x, values, scales, part_scales, case.parts)
+    got = unchanged(faults, lambda: triton_backend.nvfp4_linear(*args), x=x, values=values)
+    return against(got, x.double() @ reference.nvfp4(values, scales, part_scales, case.parts).T)
 
 
 def run_int4(case: Int4, faults: list[str]) -> tuple[float, float]:

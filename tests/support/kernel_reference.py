@@ -330,6 +330,15 @@ def mxfp4(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return wide.flatten(-2)
 
 
+def nvfp4(
+    values: torch.Tensor, scales: torch.Tensor, part_scales: torch.Tensor, parts: tuple[int, ...]
+) -> torch.Tensor:
+    """values [..., rows, inputs / 2] bytes, scales [..., rows, inputs / 16], part_scales [..., parts] -> float64."""
+    wide: torch.Tensor = e2m1(values).unflatten(-1, (-1, 16)) * scales.double()[..., None]
+    each = part_scales.double().repeat_interleave(torch.tensor(parts), -1)
+    return wide.flatten(-2) * each[..., None]
+
+
 def int4_linear(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, *, num_splits: int | None = None
 ) -> torch.Tensor:

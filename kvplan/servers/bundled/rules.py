@@ -254,10 +254,13 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
         if on_gpu and (scheme.kind != "fp8_block" or tokens < WIDENED_TOKENS[inputs.dtype]):
             continue
         columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
-        wide = min(columns * sum(rows), max(columns, WIDE_ELEMENTS_ON_GPU if on_gpu else WIDE_ELEMENTS))
+        tallest = max(rows) if scheme.kind == "nvfp4" else sum(rows)  # whose fused parts are widened one by one
+        wide = min(columns * tallest, max(columns, WIDE_ELEMENTS_ON_GPU if on_gpu else WIDE_ELEMENTS))
         # In float32, then rounded to 16 bits; beside it 4-bit values are int32, and blocks' scales are gathered.
         # Of e2m1 there are the halves of bytes in 16 bits, and a float16 and a float32 made of them.
-        each = 8 if scheme.kind in ("fp8_block", "mxfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq"))
+        each = (
+            8 if scheme.kind in ("fp8_block", "mxfp4", "nvfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq"))
+        )
         results = 4 * spec.hidden_size if weight.experts else size * sum(rows)  # experts' sum is float32
         most = max(most, tokens * (size * 2 * spec.hidden_size + results) + each * wide)
     return most
