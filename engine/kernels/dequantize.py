@@ -104,7 +104,8 @@ def nvfp4_linear(
 
 def scaled_e2m1(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """codes [n, m] uint8 and scales [n, groups] float32 -> [n, 2m] in dtype; nothing outlives the call."""
-    return e2m1(codes).unflatten(1, (scales.shape[1], -1)).mul_(scales[:, :, None]).flatten(1).to(dtype)
+    wide: torch.Tensor = e2m1(codes).unflatten(1, (scales.shape[1], -1)).mul_(scales[:, :, None])
+    return wide.flatten(1).to(dtype)
 
 
 def e2m1(codes: torch.Tensor) -> torch.Tensor:
