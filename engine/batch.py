@@ -28,6 +28,7 @@ class BatchArrays:
     slot_mapping: tuple[Longs, ...]
 
     block_sizes: tuple[int, ...] = ()  # per KV group
+    logit_tokens: Longs | None = None  # whose logits are wanted; None: each sequence's last_tokens
 
     @property
     def prefill_lens(self) -> NDArray[np.int32]:
@@ -71,7 +72,7 @@ class BatchBuilder:
             lens = [batch.num_tokens[seq] for seq in seqs]
         query_lens = np.array(lens, np.int64)
         context_lens = np.array([seq.num_computed_tokens for seq in seqs], np.int64)
-        token_ids = self._token_ids(seqs, lens)
+        token_ids = self._token_ids(seqs, lens, batch.drafts)
         rows = self._rows(seqs, context_lens)
         num_decodes = int((query_lens == 1).sum())
         starts = np.concatenate(([0], np.cumsum(query_lens)))
@@ -90,13 +91,14 @@ class BatchBuilder:
             block_sizes=tuple(self.block_sizes),
         )
 
-    def _token_ids(self, seqs: list[Sequence], query_lens: list[int]) -> Longs:
+    def _token_ids(self, seqs: list[Sequence], query_lens: list[int], drafts: dict[Sequence, tuple[int, ...]]) -> Longs:
         """Each sequence's tokens of this step, one after the other; called before the last step's places change."""
         ids: list[int] = []
         for seq, n in zip(seqs, query_lens, strict=True):
             end = seq.num_computed_tokens
             if n > 1:
                 ids += seq.token_ids[end - n : end]
+                ids += drafts.get(seq, ())
             elif end <= len(seq.token_ids):
                 ids.append(seq.token_ids[end - 1])
             else:

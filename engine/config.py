@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal, TypeGuard
 
+from engine.draft_rules import SpeculativeConfig
 from kvplan.core.errors import UsageError
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")
@@ -40,7 +41,8 @@ class EngineConfig:
     fully_sharded_loras     several ranks share both matrices of an adapter, not one of the two
     kv_offloading_size      GiB of host memory that prompts' blocks are kept in; None: none
     kv_offloading_dir       where files keep them too; kv_offloading_disk_size: GiB of those
-    async_scheduling        schedule and launch a step while the one before runs; None: on a GPU
+    async_scheduling        schedule and launch a step while the one before runs; None: on a GPU, without speculation
+    speculative_config      guess tokens and check several at a time; None: not
     """
 
     device: str = "auto"
@@ -72,6 +74,7 @@ class EngineConfig:
     kv_offloading_size: float | None = None
     kv_offloading_dir: str | None = None
     kv_offloading_disk_size: float | None = None
+    speculative_config: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
@@ -102,6 +105,20 @@ class EngineConfig:
         need("async_scheduling", self.async_scheduling is None or isinstance(self.async_scheduling, bool),
              "True, False or None")  # fmt: skip
         self._check_offloading(need)
+        need("speculative_config", self.speculative_config is None or isinstance(self.speculative_config,
+             SpeculativeConfig), "a SpeculativeConfig or None")  # fmt: skip
+        if self.speculative_config is not None and self.async_scheduling:
+            raise UsageError(
+                "EngineConfig: async_scheduling and speculative_config exclude each other here: a step's drafts are "
+                "guessed from the tokens of the one before; leave one out"
+            )
+        if self.speculative_config is not None and self.kv_offloading_size is not None:
+            raise UsageError(
+                "EngineConfig: kv_offloading_size and speculative_config exclude each other here: a draft's KV is not "
+                "kept beside the model's; leave one out"
+            )
+        if self.speculative_config is not None and self.allocator != "paged":
+            raise UsageError("EngineConfig: speculative_config needs the paged allocator; leave one of them out")
         for name, known in (
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
@@ -138,8 +155,14 @@ class EngineConfig:
 
     def batches_in_flight(self, device_type: str) -> int:
         """Steps scheduled and not yet taken in, at most; a CPU, host and device in one, gains nothing by a second."""
-        is_async = device_type == "cuda" if self.async_scheduling is None else self.async_scheduling
+        by_default = device_type == "cuda" and self.speculative_config is None
+        is_async = by_default if self.async_scheduling is None else self.async_scheduling
         return 2 if is_async else 1
+
+    @property
+    def rows_per_seq(self) -> int:
+        """Tokens of a sequence in a step whose logits are wanted, at most: its last one, and one for each draft."""
+        return 1 if self.speculative_config is None else 1 + self.speculative_config.num_speculative_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,62 @@
-"""What a method of speculation asks of the scheduler, as vLLM 0.33.0 derives it (`config/vllm.py`)."""
+"""How a user asks for speculation, and what a method asks of the scheduler, as vLLM 0.33.0 derives it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvplan.core.errors import UsageError
 
+if TYPE_CHECKING:
+    from kvplan.models.spec import ModelSpec
+
+DRAFT_METHODS = ("ngram", "draft_model")  # that the engine has; its scheduler plays others' too
 READS_TOKENS = ("ngram", "ngram_gpu", "suffix")  # guess from the text alone
 READS_HIDDEN_STATES = ("eagle", "eagle3", "mtp")  # run on what the model computes, and read the token after
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How the engine guesses, by vLLM's names.
+
+    method                  "ngram": what followed the last tokens before; "draft_model": what a small model says
+    num_speculative_tokens  guessed at a time, at most
+    model                   of draft_model: its directory, or a ModelSpec where weights are random
+    prompt_lookup_min, prompt_lookup_max  of ngram: tokens of the ending that has to come again; None: as the other, or
+                            both 5
+    """
+
+    method: str
+    num_speculative_tokens: int
+    model: "ModelSpec | str | Path | None" = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+
+    def __post_init__(self) -> None:
+        def need(name: str, ok: bool, what: str) -> None:
+            if not ok:
+                raise UsageError(f"speculative_config: {name} must be {what} ({getattr(self, name)!r:.80})")
+
+        need("method", self.method in DRAFT_METHODS, " or ".join(DRAFT_METHODS))
+        need("num_speculative_tokens", _is_count(self.num_speculative_tokens), "a whole number of at least 1")
+        is_ngram = self.method == "ngram"
+        need("model", (self.model is None) == is_ngram, "left out with ngram" if is_ngram else "named with draft_model")
+        for name in ("prompt_lookup_min", "prompt_lookup_max"):
+            value = getattr(self, name)
+            need(name, value is None or (is_ngram and _is_count(value)), "a whole number of at least 1, with ngram")
+        need("prompt_lookup_min", self.lookup[0] <= self.lookup[1], f"at most prompt_lookup_max ({self.lookup[1]})")
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """The shortest and the longest ending that is looked for."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        return low or high or DEFAULT_LOOKUP, high or low or DEFAULT_LOOKUP
+
+
+DEFAULT_LOOKUP = 5  # vLLM's
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +79,29 @@ class DraftRules:
     hash_lookahead: int = 0
     drops_last_block: bool = False
     num_by_batch_size: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Drafts checked since the start, as vLLM counts them."""
+
+    num_drafts: int = 0  # times that a sequence had drafts in a batch
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)  # how often the first draft held, the second, ...
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """All of them, in this order."""
+        return self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, *self.accepted_per_position
+
+    def count(self, num_drafts: int, num_accepted: int) -> None:
+        """Add one sequence's drafts of one batch."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        for position in range(num_accepted):
+            self.accepted_per_position[position] += 1
 
 
 def draft_rules(

@@ -5,33 +5,14 @@ Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `config/speculative.py`),
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
 
 from engine.block_manager import Group, MambaGroup, PrefixHit
-from engine.draft_rules import DraftRules
+from engine.draft_rules import DraftRules, SpeculationStats
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
 
 UNKNOWN = -1  # stands for a draft that only the device knows yet
-
-
-@dataclass(slots=True)
-class SpeculationStats:
-    """Drafts checked since the start, as vLLM counts them."""
-
-    num_drafts: int = 0  # times that a sequence had drafts in a batch
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)  # how often the first draft held, the second, ...
-
-    def count(self, num_drafts: int, num_accepted: int) -> None:
-        """Add one sequence's drafts of one batch."""
-        self.num_drafts += 1
-        self.num_draft_tokens += num_drafts
-        self.num_accepted_tokens += num_accepted
-        for position in range(num_accepted):
-            self.accepted_per_position[position] += 1
 
 
 def scheduler_of(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Scheduler:
@@ -54,7 +35,7 @@ class DraftingScheduler(Scheduler):
             raise UsageError("speculation: layers with a recurrent state cannot take a draft back; serve without it")
         super().__init__(config, num_blocks, groups)
         self.rules = rules
-        self.draft_stats = SpeculationStats(accepted_per_position=[0] * rules.num_drafts)
+        self._counts = self.draft_stats = SpeculationStats(accepted_per_position=[0] * rules.num_drafts)
         self._num_stale: dict[Sequence, int] = {}  # tokens in flight of a preempted sequence, when it was preempted
 
     # --- a batch ------------------------------------------------------------------------------------------------
@@ -109,7 +90,7 @@ class DraftingScheduler(Scheduler):
                 continue
             tokens = sampled[seq.request_id]
             if num_drafts:
-                self.draft_stats.count(num_drafts, len(tokens) - 1)
+                self._counts.count(num_drafts, len(tokens) - 1)
             num_taken = self._append_several(seq, tokens)
             if seq not in stale:
                 seq.num_computed_tokens -= num_drafts + 1 - num_taken

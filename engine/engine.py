@@ -3,6 +3,7 @@
 import time
 from collections import abc, deque
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from itertools import compress, count
 from pathlib import Path
@@ -11,6 +12,8 @@ from threading import RLock
 from engine.batch import BatchBuilder
 from engine.config import EngineConfig, SamplingParams
 from engine.directory import read_eos_token_ids, read_spec, read_tokenizer
+from engine.draft_rules import SpeculationStats
+from engine.drafting import scheduler_of
 from engine.flight import Damage, Flight, num_prompt_tokens, own_blocks
 from engine.memory import MemoryReport
 from engine.model_runner import ModelRunner
@@ -27,8 +30,9 @@ from engine.request import (
 )
 from engine.resolve import device, max_model_len, scheduler_config, weight_source
 from engine.sampler import TokenLogprobs
-from engine.scheduler import Batch, Scheduler
+from engine.scheduler import Batch
 from engine.sequence import Sequence
+from engine.speculation import companions_of, sampling_of
 from engine.stats import Counters, Stats
 from engine.tiers import Tiers
 from engine.tp import join
@@ -64,14 +68,16 @@ class Engine:
         self.max_model_len = max_model_len(self.spec, config.max_model_len)
         self.tp = tp = join(config.tensor_parallel_size, self.device)
         source = weight_source(directory, config, self.device)
-        self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage)
+        others = companions_of(config)
+        self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage, others)
         rules = tuple(group.rule for group in self.runner.groups)
         limits = scheduler_config(config, self.max_model_len, config.batches_in_flight(self.device.type))
         self.tiers = Tiers.of(config, self.runner, directory)
         num_blocks = self.runner.memory.num_blocks
         self.scheduler = (
-            Scheduler(limits, num_blocks, rules) if self.tiers is None else self.tiers.scheduler(limits, num_blocks)
+            scheduler_of(limits, num_blocks, rules) if self.tiers is None else self.tiers.scheduler(limits, num_blocks)
         )
+        self._sampling = sampling_of(config, self.runner, self.scheduler)
         self._batches = BatchBuilder(rules, config.num_seqs, self.max_model_len)
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
@@ -279,8 +285,9 @@ class Engine:
             if self.on_launch is not None:
                 self.on_launch(prompt_tokens + sum(flight.num_prompt_tokens for flight in self._in_flight))
             arrays = self._batches.build(batch)
-            sampled = self.runner.run(arrays, [self._requests[seq.request_id].params for seq in arrays.seqs])
-            self._in_flight.append(Flight(batch, arrays, sampled, prompt_tokens))
+            params = [self._requests[seq.request_id].params for seq in arrays.seqs]
+            sampled = self._sampling.run(batch, arrays, params)
+            self._in_flight.append(Flight(batch, arrays, sampled, prompt_tokens, params))
 
     def _postprocess(self) -> None:
         """Wait for the oldest batch's tokens and give them to their requests; those that ended meanwhile get none."""
@@ -292,10 +299,11 @@ class Engine:
             bad = list(compress(seqs, sampled.is_bad))
             if bad:
                 self._contain(flight, [seq for seq in bad if seq not in flight.discarded])
-            rows = dict(zip(seqs, zip(sampled.token_ids, sampled.logprobs, strict=True), strict=True))
-            self.scheduler.update(batch, {seq.request_id: rows[seq][0] for seq in batch.samples})
+            rows = dict(zip(seqs, sampled.by_seq, strict=True))
+            self.scheduler.update_several(batch, {seq.request_id: rows[seq][0] for seq in batch.samples})
             for seq in batch.samples:
-                self._receive(seq, *rows[seq])
+                self._receive(seq, rows[seq][1])
+            self._sampling.propose(batch, flight.arrays, flight.params)
             self._counters.prompt_tokens += flight.num_prompt_tokens
             self._counters.num_cached_tokens += sum(batch.hits[seq] for seq in batch.new)
 
@@ -304,17 +312,22 @@ class Engine:
         request = self._requests.get(seq.request_id)
         return request if request is not None and request.seq is seq else None
 
-    def _receive(self, seq: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
-        """Give a token, which its sequence has already, to the request, if that runs or waits."""
+    def _receive(self, seq: Sequence, logprobs: Several[TokenLogprobs | None]) -> None:
+        """Give the sequence's new tokens to the request, if that runs or waits; most steps have one."""
         request = self._request_of(seq)
         if request is None:
             return
-        self._counters.generation_tokens += 1
-        if request.receive(token, logprobs):
-            self.scheduler.finish(seq.request_id, "stop")
-            seq.finish_reason = "stop"  # also where its length has ended it
-        if request.on_token is not None:
-            self._updates.append((request, request.update(token)))
+        for row in logprobs[: seq.num_output_tokens - request.num_received]:
+            token = seq.token_ids[seq.num_prompt_tokens + request.num_received]
+            self._counters.generation_tokens += 1
+            if request.receive(token, row):
+                request.forget_unreceived()
+                self.scheduler.finish(seq.request_id, "stop")
+                seq.finish_reason = "stop"  # also where its length has ended it
+            if request.on_token is not None:
+                self._updates.append((request, request.update(token)))
+            if not request.num_unreceived:  # a stop string came up
+                break
         if seq.is_finished:
             self._end(seq)
 
@@ -386,6 +399,10 @@ class Engine:
     def memory_report(self) -> MemoryReport:
         """What each part of start-up took, from tensors and the allocator."""
         return self.runner.memory
+
+    def draft_stats(self) -> SpeculationStats | None:
+        """Drafts checked since the start, and how many of them held; None without speculation."""
+        return self.scheduler.draft_stats
 
     def stats(self) -> Stats:
         """Counts since the start, and what is running and used now; see Stats for units."""

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 from engine.batch import BatchArrays
 from engine.block_manager import NULL_BLOCK
+from engine.config import SamplingParams
 from engine.sampler import SampledAhead, SampledTokens
 from engine.scheduler import Batch
 from engine.sequence import Sequence
+from engine.speculation import CheckedAhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +18,9 @@ class Flight:
 
     batch: Batch
     arrays: BatchArrays
-    sampled: SampledAhead | SampledTokens
+    sampled: SampledAhead | SampledTokens | CheckedAhead
     num_prompt_tokens: int
+    params: list[SamplingParams] = field(default_factory=list)  # of the arrays' sequences
     discarded: set[Sequence] = field(default_factory=set)  # what it computes for these means nothing, and is known to
 
     @property
@@ -29,7 +32,7 @@ class Flight:
         for seq in seqs:
             if seq in self.batch.samples:
                 self.batch.samples.remove(seq)
-                seq.num_placeholders -= 1
+                seq.num_placeholders -= 1 + len(self.batch.drafts.get(seq, ()))
 
     def num_tokens_of(self, seq: Sequence) -> int:
         """Tokens of a sequence after this batch."""

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from engine.kv_cache import KVCache, group_layers
 from engine.loader import NoWeights, WeightSource
 from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes, requested
 from engine.models import Model
-from engine.sampler import SampledAhead, Sampler, sample
+from engine.sampler import Sampled, SampledAhead, Sampler, SamplingBatch, sample
 from engine.sequence import Sequence
 from engine.staging import DownloadRing, UploadRing
 from engine.step import StepTensors, step_tensors
@@ -40,18 +41,49 @@ LARGEST_SAMPLING = SamplingParams(
 )
 
 
+class Companion(Protocol):
+    """Another model that stands beside, with a part of its own of every block."""
+
+    spec: ModelSpec
+
+    def load(self, runner: "ModelRunner") -> None:
+        """Its weights; raises for what does not go with the runner's model."""
+
+    @property
+    def weights(self) -> int:
+        """Bytes; buffers alike."""
+
+    @property
+    def buffers(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Its part of a block."""
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Its part of the pool."""
+
+    def profile(self, largest: BatchArrays) -> int:
+        """Most bytes that its largest step holds."""
+
+    def allocate(self, num_blocks: int) -> None:
+        """Its part of the pool."""
+
+
 class ModelRunner:
     """Start-up in the order of a real server: weights, profile run, pool, graphs; then step after step."""
 
     def __init__(
         self, spec: ModelSpec, config: EngineConfig, source: WeightSource, tp: TensorParallel, device: torch.device,
-        max_model_len: int, on_stage: Callable[[str], None],
+        max_model_len: int, on_stage: Callable[[str], None], companions: tuple[Companion, ...] = (),
     ) -> None:  # fmt: skip
         """on_stage is called with the name of each stage as it begins: weights, profile_run, pool, graphs.
 
         Raises EnvironmentProblem where the device's memory does not do, with what was needed and what there was.
         """
         self.spec, self.config, self.tp, self.device, self.max_model_len = spec, config, tp, device, max_model_len
+        self.companions = companions
         with self._on_device():
             self._start(source, on_stage)
 
@@ -73,6 +105,8 @@ class ModelRunner:
         on_stage("weights")
         with _named_when_out_of_memory(device, "the weights"):
             self.model = self._load(source, device)
+            for companion in self.companions:
+                companion.load(self)
         self._uploads, self._downloads = UploadRing(device), DownloadRing(device)
         self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed, uploads=self._uploads)
         self.graphs: DecodeGraphs | None = None
@@ -86,10 +120,15 @@ class ModelRunner:
             activations = self._profile_run()
             self._launch_every_variant()
             del self.kv
+            activations = max(
+                [activations, *(companion.profile(self._largest_step()) for companion in self.companions)]
+            )
         self.memory = self._size_pool(activations, workspaces)
         on_stage("pool")
         with _named_when_out_of_memory(device, f"a KV pool of {self.memory.num_blocks} blocks"):
             self.kv = self._cache(self.memory.num_blocks, device)
+            for companion in self.companions:
+                companion.allocate(self.memory.num_blocks)
         if device.type == "cuda" and not config.enforce_eager and self.backend.can_be_captured:
             on_stage("graphs")
             with _named_when_out_of_memory(device, "capturing CUDA graphs"):
@@ -100,11 +139,26 @@ class ModelRunner:
         """Launch a step: a token for each of the arrays' sequences, in their order; the host waits for none of them."""
         with self._on_device():
             logits = self.logits(arrays)
-            sampled = sample(logits, self.sampler.prepare(arrays.seqs, params, self.last_sampled), self.kernels)
-            for tensor in (sampled.token_ids, sampled.is_bad):  # ranks must agree on what was sampled, to the bit
-                self.tp.broadcast(tensor)
+            sampled = self._sample(logits, self.sampler.prepare(arrays.seqs, params, self.last_sampled))
             self.last_sampled[: len(arrays.seqs)] = sampled.token_ids
             return sampled.download(self._downloads)
+
+    @torch.inference_mode()
+    def run_rows(
+        self, arrays: BatchArrays, seqs: list[Sequence], params: list[SamplingParams], offsets: list[int]
+    ) -> SampledAhead:
+        """Launch a step of which no token is in flight: one for each of the arrays' logit_tokens, of which a sequence
+        may have several; offsets: how far behind its known tokens each of them is."""
+        with self._on_device():
+            logits = self.logits(arrays)
+            sampled = self._sample(logits, self.sampler.prepare(seqs, params, offsets=offsets))
+            return sampled.download(self._downloads)
+
+    def _sample(self, logits: torch.Tensor, batch: SamplingBatch) -> Sampled:
+        sampled = sample(logits, batch, self.kernels)
+        for tensor in (sampled.token_ids, sampled.is_bad):  # ranks must agree on what was sampled, to the bit
+            self.tp.broadcast(tensor)
+        return sampled
 
     def logits(self, arrays: BatchArrays) -> torch.Tensor:
         """[num_seqs, vocab_size] in a dtype that the kernels sample from, of each sequence's last token."""
@@ -128,7 +182,7 @@ class ModelRunner:
     @torch.inference_mode()
     def scrub(self, blocks: list[int]) -> None:
         """Make these blocks' KV 0 again: a NaN in them would spread to whoever gets them next."""
-        for tensor in self.kv.tensors:
+        for tensor in (*self.kv.tensors, *(tensor for companion in self.companions for tensor in companion.tensors)):
             raw = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
             raw[blocks] = 0
 
@@ -179,8 +233,14 @@ class ModelRunner:
         for bias in (None, square[0]):  # without a bias and with one are two libraries, each with its own
             torch.nn.functional.linear(square, square, bias)
         held = requested(self.device) - square.nbytes - self._others
-        own = nbytes(self.model.weights) + nbytes(list(self.model.buffers.values())) + self.model.adapters.num_bytes
-        return max(0, held - own)
+        return max(0, held - sum(self._loaded()) - self.model.adapters.num_bytes)
+
+    def _loaded(self) -> tuple[int, int]:
+        """Bytes of weights and of buffers, of all models."""
+        weights, buffers = nbytes(self.model.weights), nbytes(list(self.model.buffers.values()))
+        for companion in self.companions:
+            weights, buffers = weights + companion.weights, buffers + companion.buffers
+        return weights, buffers
 
     @torch.inference_mode()
     def _profile_run(self) -> int:
@@ -220,7 +280,9 @@ class ModelRunner:
             extra -= query_lens[i] - 1
         has_latents = isinstance(self.spec.layers[0][0], LatentAttention)
         context_lens = np.where(query_lens > 1, self.max_model_len, 1) if has_latents else query_lens
-        return blank_step(query_lens, context_lens, len(self.groups), self.max_blocks)
+        step = blank_step(query_lens, context_lens, len(self.groups), self.max_blocks)
+        num_rows = min(num_seqs * self.config.rows_per_seq, tokens)  # with drafts, a sequence has several
+        return replace(step, logit_tokens=np.resize(step.last_tokens, num_rows))
 
     @property
     def max_blocks(self) -> int:
@@ -235,14 +297,14 @@ class ModelRunner:
 
     def _size_pool(self, activations: int, workspaces: int) -> MemoryReport:
         """What gpu_memory_utilization leaves beside the rest becomes blocks, unless num_blocks is given."""
-        weights, buffers = nbytes(self.model.weights), nbytes(list(self.model.buffers.values()))
+        weights, buffers = self._loaded()
         budget = int(self.total * self.config.gpu_memory_utilization)
         non_torch = workspaces + self._others
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             free, total = device_memory(self.device)
             non_torch += total - free - torch.cuda.memory_reserved(self.device)
-        block_bytes = self._cache(1, "meta").num_bytes
+        block_bytes = self._cache(1, "meta").num_bytes + sum(companion.block_bytes for companion in self.companions)
         lora = self.model.adapters.num_bytes
         left = budget - weights - buffers - lora - activations - non_torch
         if self.device.type == "cpu":  # shared with everything else that runs, and with the other ranks

@@ -64,18 +64,20 @@ class Request:
     num_cached_tokens: int = 0
     logprobs: "list[TokenLogprobs]" = field(default_factory=list)
     text: str = ""
+    num_received: int = 0  # of the sequence's output tokens
     _num_shown: int = 0
     _detokenizer: Detokenizer | None = None
 
     def receive(self, token_id: int, logprobs: "TokenLogprobs | None") -> bool:
         """Take in a sampled token; True when a stop string has come up in the text."""
+        self.num_received += 1
         if logprobs is not None:
             self.logprobs.append(logprobs)
         if self.tokenizer is None:
             return False
         before = len(self.text)
         self.text += self._decode(token_id)
-        if self.seq.is_finished:
+        if self.has_ended:
             self._flush()
         if not self.params.stop:
             return False
@@ -85,9 +87,23 @@ class Request:
             self.text = self.text[: min(found)]
         return bool(found)
 
+    @property
+    def num_unreceived(self) -> int:
+        """Tokens that the sequence has and the request is still to receive."""
+        return self.seq.num_output_tokens - self.num_received
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the token received last is the last of all."""
+        return self.seq.is_finished and self.num_unreceived <= 0
+
+    def forget_unreceived(self) -> None:
+        """Cut off what came in the same step behind a stop string."""
+        del self.seq.token_ids[self.seq.num_prompt_tokens + self.num_received :]
+
     def update(self, token_id: int) -> TokenUpdate:
         """The token just received, with the text since the last update but for what may yet become a stop string."""
-        held = 0 if self.seq.is_finished else self._num_possible_stop_chars()
+        held = 0 if self.has_ended else self._num_possible_stop_chars()
         start, self._num_shown = self._num_shown, max(self._num_shown, len(self.text) - held)
         return TokenUpdate(self.seq.request_id, token_id, self.text[start : self._num_shown])
 

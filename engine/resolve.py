@@ -6,6 +6,7 @@ import torch
 
 from engine.adapters import Adapters, NoAdapters
 from engine.config import EngineConfig
+from engine.draft_rules import DraftRules, SpeculativeConfig, draft_rules
 from engine.loader import Checkpoint, RandomWeights, WeightSource
 from engine.scheduler import SchedulerConfig
 from engine.tp import local_rank
@@ -68,6 +69,7 @@ def scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth
         batch_queue_depth=batch_queue_depth,
         allocator=config.allocator,
         max_loras=config.max_loras,
+        drafts=None if config.speculative_config is None else rules_of(config.speculative_config),
     )
 
 
@@ -78,3 +80,8 @@ def adapters(config: EngineConfig) -> Adapters:
     from engine.lora import LoraSlots
 
     return LoraSlots(config.max_loras, config.max_lora_rank, config.fully_sharded_loras, config.max_num_batched_tokens)
+
+
+def rules_of(speculative: SpeculativeConfig) -> DraftRules:
+    """What the scheduler has to know of how the engine guesses."""
+    return draft_rules(speculative.method, speculative.num_speculative_tokens)

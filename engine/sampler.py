@@ -9,6 +9,7 @@ whatever runs beside it, after a preemption, and on every device but for the rou
 needs one number per row where a race of exponentials needs one per token of the vocabulary.
 """
 
+from collections import abc
 from dataclasses import dataclass, replace
 from itertools import chain, compress
 from math import log
@@ -114,6 +115,11 @@ class SampledTokens:
     def wait(self) -> "SampledTokens":
         """They are here."""
         return self
+
+    @property
+    def by_seq(self) -> "list[tuple[abc.Sequence[int], abc.Sequence[TokenLogprobs | None]]]":
+        """The tokens of each row and their log-probabilities: one of each."""
+        return [((token,), (row,)) for token, row in zip(self.token_ids, self.logprobs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,12 +306,20 @@ class Sampler:
         self._is_drawn = np.zeros(0, bool)  # which rows they are
         self._keys: Words = np.zeros(0, np.uint64)
 
-    def prepare(self, seqs: list[Sequence], params: list[SamplingParams], last: Tensor | None = None) -> SamplingBatch:
+    def prepare(
+        self,
+        seqs: list[Sequence],
+        params: list[SamplingParams],
+        last: Tensor | None = None,
+        offsets: list[int] | None = None,
+    ) -> SamplingBatch:
         """What sample() needs for one row per sequence, whose parameters never change.
 
         Call it after the scheduler has put the step together and before it puts together the next one: the index of
         the token to sample counts those still in flight. Penalties know the tokens that the sequences know, and one
         in flight: `last` [rows] int64 is what the rows of the call before this one sampled.
+
+        offsets  with several rows of a sequence and nothing of it in flight: the place of each behind its known tokens
         """
         before = self._seqs
         if seqs != self._seqs:
@@ -316,10 +330,14 @@ class Sampler:
                 self._count_in_flight(self._batch.penalties, before, last)
         if self._batch.draws is None:
             return self._batch
-        return replace(self._batch, uniforms=self._uniforms())
+        return replace(self._batch, uniforms=self._uniforms(offsets))
 
-    def _uniforms(self) -> Tensor:
-        positions = [seq.num_output_tokens + max(0, seq.num_placeholders - 1) for seq in self._drawn_seqs]
+    def _uniforms(self, offsets: list[int] | None) -> Tensor:
+        if offsets is None:
+            positions = [seq.num_output_tokens + max(0, seq.num_placeholders - 1) for seq in self._drawn_seqs]
+        else:
+            drawn = zip(self._drawn_seqs, compress(offsets, self._is_drawn), strict=True)
+            positions = [seq.num_output_tokens + offset for seq, offset in drawn]
         uniforms = np.zeros(len(self._seqs))
         uniforms[self._is_drawn] = uniform(self._keys, np.array(positions, np.uint64))
         return self._for_now(uniforms)[:, None]

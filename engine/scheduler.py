@@ -5,13 +5,14 @@ Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `async_scheduler.py`), ch
 
 from bisect import insort
 from collections.abc import Mapping
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit
 from engine.connector import NO_TRANSFERS, Transfers
 from engine.contiguous import ContiguousManager
-from engine.draft_rules import DraftRules
+from engine.draft_rules import DraftRules, SpeculationStats
 from engine.sequence import FinishReason, Sequence
 from kvplan.core.errors import InvalidInputError
 
@@ -136,6 +137,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission
         self.prefix_cache_stats = PrefixCacheStats()
         self.num_preemptions = 0
+        self.draft_stats: SpeculationStats | None = None  # engine/drafting.py counts
         self._unfinished: dict[str, Sequence] = {}  # waiting or running, by request id
         self._num_arrivals = 0
         self._is_forming = True  # of a static batch: whether who waits may still join it
@@ -272,6 +274,10 @@ class Scheduler:
         if done:
             self._retire(done)
         return done
+
+    def update_several(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
+        """Apply a batch of which a sequence may have several tokens: without drafts it has one."""
+        return self.update(batch, {request_id: tokens[0] for request_id, tokens in sampled.items()})
 
     # --- those that run -----------------------------------------------------------------------------------------
 

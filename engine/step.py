@@ -31,7 +31,7 @@ class StepTensors:
     positions: torch.Tensor  # [num_tokens] int64
     context_lens: torch.Tensor  # [num_seqs] int32, this step included
     query_start: torch.Tensor  # [num_prefills + 1] int32, counted from the first prefill token
-    last_tokens: torch.Tensor  # [num_seqs] int64: each sequence's last token of the step, whose logits are wanted
+    last_tokens: torch.Tensor  # [num_rows] int64: each sequence's last token of the step, or whose logits are wanted
     groups: tuple[GroupTensors, ...]
     num_decodes: int
     max_query_len: int
@@ -72,10 +72,11 @@ def step_tensors(
     num_groups, lens = len(arrays.block_tables), arrays.context_lens[: arrays.num_decodes]
     plans = {planner: planner.plan(lens) for planner in set(planners)} if len(lens) else {}
     rows, queries = _tiles(arrays, queries_of_tile)
+    wanted = arrays.last_tokens if arrays.logit_tokens is None else arrays.logit_tokens
     sent = iter(
         all_on_device(
             [
-                arrays.token_ids, arrays.positions, arrays.last_tokens, *arrays.slot_mapping, arrays.context_lens,
+                arrays.token_ids, arrays.positions, wanted, *arrays.slot_mapping, arrays.context_lens,
                 arrays.query_start, *arrays.block_tables, *(plan.rows for plan in plans.values()), *rows,
             ],
             device,

@@ -681,8 +681,7 @@ def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
             break
     stats = scheduler.prefix_cache_stats
     row = {field.name: getattr(stats, field.name) for field in fields(stats)}
-    if isinstance(scheduler, DraftingScheduler):
-        counts = scheduler.draft_stats
+    if (counts := scheduler.draft_stats) is not None:
         row["spec_stats"] = {
             "drafts": counts.num_drafts,
             "draft_tokens": counts.num_draft_tokens,

@@ -1,5 +1,6 @@
 """`kvplan serve`: an OpenAI-compatible server over the bundled engine, or over its twin that computes nothing."""
 
+import json
 import math
 import os
 import re
@@ -19,6 +20,7 @@ from kvplan.servers.arguments import ARGUMENTS, read_argument
 
 if TYPE_CHECKING:
     from engine import EngineConfig
+    from engine.draft_rules import SpeculativeConfig
     from kvplan.serve.app import Served
     from kvplan.serve.start import Start
 
@@ -27,7 +29,8 @@ LEAST_QUEUED: Final = 1024
 MOST_SPEED: Final = 1e6
 OF_TWIN: Final = ("speed", "output_tokens", "efficiency")
 TIERS: Final = ("kv_offloading_size", "kv_transfer_config")
-OF_ENGINE: Final = ("device", "seed")
+OF_ENGINE: Final = ("device", "seed", "speculative_config")
+SPECULATIVE: Final = ("method", "num_speculative_tokens", "model", "prompt_lookup_min", "prompt_lookup_max")
 # Engine argument -> field of the engine's own configuration.
 SETTINGS: Final[Mapping[str, str]] = {
     "max_num_seqs": "max_num_seqs",
@@ -57,7 +60,7 @@ def serve(options: ServeOptions) -> int:
         return 0 if start is None else answer(options, start)
     for name in OF_ENGINE:
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name}", "is for the engine", "leave it out with --simulate")
+            raise UsageError(flag_of(name), "is for the engine", "leave it out with --simulate")
     return answer(options, simulated(options))
 
 
@@ -133,9 +136,9 @@ def of_engine(options: ServeOptions) -> "Start | None":
     (context,) = contexts_of(options, None)
     if context == "auto":
         raise UsageError("--max-model-len auto", "is for --simulate", "state the tokens")
+    config = config_of(options, context, is_dummy=directory is None)
     if spec is not None and not options.quiet and not rank:
         output.tell("note", f"serve: {printable(spec.name, 200)} has random weights; name a directory for its own")
-    config = config_of(options, context, is_dummy=directory is None)
     source: Any = spec if directory is None else directory
     engine = Engine(source, config)
     if options.tokenizer is not None:
@@ -191,9 +194,42 @@ def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> 
         device=options.device or "auto",
         max_model_len=context,
         load_format="dummy" if is_dummy else "auto",
+        speculative_config=speculative_of(options, is_dummy=is_dummy),
         seed=0 if options.seed in (None, "0") else parse_count(str(options.seed), "--seed", 2**62),
         **settings,
     )
+
+
+def speculative_of(options: ServeOptions, *, is_dummy: bool) -> "SpeculativeConfig | None":
+    """vLLM's JSON of how to guess; a key that the engine has nothing for is refused by name."""
+    from engine.draft_rules import SpeculativeConfig
+
+    text, flag = options.speculative_config, "--speculative-config"
+    if text is None:
+        return None
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        problem = f"is not a JSON object ({printable(text, 60)!r})"
+        raise UsageError(flag, problem, """write '{"method": "ngram", "num_speculative_tokens": 4}'""")
+    if odd := [name for name in settings if name not in SPECULATIVE]:
+        raise UsageError(
+            f"{flag}: {printable(odd[0], 40)}",
+            f"is not a key that the bundled engine has ({', '.join(SPECULATIVE)})",
+            "leave it out",
+        )
+    settings.setdefault("method", "draft_model" if "model" in settings else "ngram")
+    settings.setdefault("num_speculative_tokens", 0)
+    model = settings.get("model")
+    if isinstance(model, str) and not has_weights(Path(model)):
+        from kvplan.cli.resolve import Source, resolve
+
+        if not is_dummy:
+            raise UsageError(f"{flag}: model {printable(model, 80)}", "has no weights", "name a directory with weights")
+        settings["model"] = resolve(model, Source(options.revision, options.offline)).spec
+    return SpeculativeConfig(**settings)
 
 
 def speed_of(text: str | None) -> float:
@@ -217,7 +253,13 @@ def answer(options: ServeOptions, start: "Start") -> int:
     served = served_of(options, start)
     drain_s = math.ceil(parse_duration(options.drain_timeout or "30s", "--drain-timeout"))
     listener = listen(options.host or HOST, port_of(options.port or PORT))
-    metrics = ServerMetrics(served.names[0], start.backend.max_model_len, start.cache_config)
+    drafts = start.backend.scheduler.config.drafts
+    metrics = ServerMetrics(
+        served.names[0],
+        start.backend.max_model_len,
+        start.cache_config,
+        0 if drafts is None else drafts.num_drafts,
+    )
     url = url_of(listener.getsockname())
     with listener:
         with output.standard_output():

@@ -104,5 +104,14 @@ class ServeOptions(PlanOptions):
     device: Annotated[
         Text, option("--device", help="cpu, cuda or cuda:N. Default: a GPU if there is one.", metavar="DEVICE")
     ] = None
+    speculative_config: Annotated[
+        Text,
+        option(
+            "--speculative-config",
+            help='Guess tokens and check several at a time: \'{"method": "ngram", "num_speculative_tokens": 4}\', or '
+            '"draft_model" with "model": DIR.',
+            metavar="JSON",
+        ),
+    ] = None
     seed: Annotated[Text, option("--seed", help="Seed of random weights and of sampling.", metavar="N")] = None
     quiet: QuietOption = False

@@ -54,7 +54,10 @@ def steps_125(limit: int) -> tuple[int, ...]:
 class ServerMetrics:
     """All figures of one server; they are counted in the backend's thread, and read from any."""
 
-    def __init__(self, model_name: str, max_model_len: int, cache_config: Mapping[str, str]) -> None:
+    def __init__(
+        self, model_name: str, max_model_len: int, cache_config: Mapping[str, str], num_drafts: int = 0
+    ) -> None:
+        """num_drafts  tokens that are guessed at a time; 0: without speculation, of which the page then says nothing"""
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
         PlatformCollector(self.registry)
@@ -63,6 +66,8 @@ class ServerMetrics:
         self._max_model_len = max_model_len
         self._queries = self._hits = self._preemptions = 0  # of the scheduler, as far as they are counted
         self._step_tokens = 0
+        self._drafts = self._speculation(num_drafts)
+        self._draft_counts = (0,) * len(self._drafts)
         self.last_error = ""
         self._levels()
         self._counters(model_name)
@@ -164,6 +169,21 @@ class ServerMetrics:
             tokens,
         )
 
+    def _speculation(self, num_drafts: int) -> list[Counter]:
+        """Drafts, their tokens, those that held, and how many of those in each place; none without speculation."""
+        if not num_drafts:
+            return []
+        places = tuple(map(str, range(num_drafts)))
+        by_place = self._counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", "position", places
+        )
+        return [
+            self._counter("spec_decode_num_drafts", "Number of spec decoding drafts.")[""],
+            self._counter("spec_decode_num_draft_tokens", "Number of draft tokens.")[""],
+            self._counter("spec_decode_num_accepted_tokens", "Number of accepted tokens.")[""],
+            *by_place.values(),
+        ]
+
     # --- what happens -------------------------------------------------------------------------------------------
 
     def rejected(self, limit: str) -> None:
@@ -202,6 +222,11 @@ class ServerMetrics:
         self._prefix_hits.inc(stats.hits - self._hits)
         self._preempted.inc(scheduler.num_preemptions - self._preemptions)
         self._queries, self._hits, self._preemptions = stats.queries, stats.hits, scheduler.num_preemptions
+        if scheduler.draft_stats is not None:
+            counts = scheduler.draft_stats.counts
+            for counter, now, before in zip(self._drafts, counts, self._draft_counts, strict=True):
+                counter.inc(now - before)
+            self._draft_counts = counts
         if self._step_tokens:  # vLLM, too, leaves out steps that gave nobody a token
             self._step_len.observe(self._step_tokens)
         self._step_tokens = 0

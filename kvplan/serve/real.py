@@ -4,10 +4,11 @@ from typing import Final
 
 from engine import Engine
 from kvplan.core.units import GIB
+from kvplan.models.spec import ModelSpec
 from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
 from kvplan.serve.worker import Hooks
-from kvplan.servers.bundled.rules import EngineInputs, predict
+from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
 
 ROWS: Final = ("weights", "buffers", "activations", "kv_cache")
 
@@ -42,6 +43,11 @@ def inputs_of(engine: Engine) -> EngineInputs:
         max_lora_rank=config.max_lora_rank,
         fully_sharded_loras=config.fully_sharded_loras,
     )
+
+
+def draft_of(engine: Engine) -> ModelSpec | None:
+    """The model that guesses beside the engine's."""
+    return next((companion.spec for companion in engine.runner.companions), None)
 
 
 def num_tokens(engine: Engine) -> int:
@@ -81,7 +87,8 @@ def measured_log(engine: Engine) -> list[str]:
 def rows(engine: Engine) -> list[str]:
     """The plan beside it, in bytes."""
     memory = engine.memory_report()
-    predicted = predict(engine.spec, inputs_of(engine), non_torch=memory.non_torch)
+    drafts = Speculation(engine.config.rows_per_seq - 1, draft_of(engine))
+    predicted = predict(engine.spec, inputs_of(engine), non_torch=memory.non_torch, speculation=drafts)
     lines = [f"{'bytes':<12} {'planned':>16} {'measured':>16}"]
     for name in ROWS:
         lines.append(f"{name:<12} {getattr(predicted, name):>16,} {getattr(memory, name):>16,}")

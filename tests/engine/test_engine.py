@@ -696,6 +696,7 @@ def test_a_spec_alone_has_no_weights() -> None:
         ("max_loras", -1, "a whole number of at least 0 (-1)"),
         ("max_lora_rank", 5, "one of 1, 8, 16, 32, 64, 128, 256, 320, 512 (5)"),
         ("fully_sharded_loras", None, "True or False (None)"),
+        ("speculative_config", "ngram", "a SpeculativeConfig or None ('ngram')"),
         ("dtype", "int8", "one of auto, float32, bfloat16, float16 ('int8')"),
         ("kv_cache_dtype", "int4", "one of auto, float32, bfloat16, float16, fp8, fp8_e4m3 ('int4')"),
         ("allocator", "slab", "one of paged, contiguous, static ('slab')"),

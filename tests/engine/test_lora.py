@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine import Engine
 from engine.adapters import NoAdapters
+from engine.draft_rules import SpeculativeConfig
 from engine.kernels import torch_backend
 from engine.layers import GroupedAttention, Linear, SummedLinear
 from engine.loader import NoWeights
@@ -297,3 +298,22 @@ def test_names_that_are_not_known_are_refused() -> None:
         engine_for("llama").load_adapter("x", saved_adapter("llama"))
     with pytest.raises(InvalidInputError, match="the engine has none"):
         engine_for("llama").add_request([3, 4], adapter="x")
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_adapters_are_guessed_for_as_well(method: str) -> None:
+    """Several tokens of a sequence in a step all have its adapter; a draft model guesses without it."""
+    path = saved_adapter("llama", seed=1)
+    prompts = [prompt * 2 for prompt in random_tokens(5, 17, 9)]
+    model = saved_model("llama") if method == "draft_model" else None
+    wanted = SpeculativeConfig(method, 3, model, *((1, 3) if method == "ngram" else ()))
+    tokens = []
+    for changes in ({}, {"speculative_config": wanted}):
+        engine = with_adapters("llama", {"x": path}, **changes)
+        for i, prompt in enumerate(prompts):
+            engine.add_request(prompt, greedy(), request_id=str(i), adapter="x" if i else None)
+        outputs = run_dry(engine)
+        tokens.append([outputs[str(i)].token_ids for i in range(len(prompts))])
+    assert tokens[0] == tokens[1]
+    assert (stats := engine.draft_stats()) is not None
+    assert stats.num_accepted_tokens > 0

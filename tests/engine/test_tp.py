@@ -96,6 +96,7 @@ def two_ranks() -> dict[str, list[dict[str, Any]]]:
         "overlap, small pool": job("llama", 2, num_blocks=18, async_scheduling=True),
         "its own pool": job("llama", 2, num_blocks=None, memory_limit=4_000_000),
         "own prompts": job("llama", 2) | {"own_prompts": True},
+        "guessed": job("llama", 2) | {"draft": str(saved_model("llama"))},
         "three": job("llama", 3),
         **{dtype: job("llama", 2, dtype=dtype, max_num_batched_tokens=256) for dtype in WIDE_STEP},
     }
@@ -141,6 +142,15 @@ def test_two_ranks_overlap_alike(how: str) -> None:
         for prompt, token_ids in zip(PROMPTS, first["tokens"], strict=True):
             assert len(token_ids) == NUM_TOKENS
             assert wrong_greedy_tokens("llama", prompt, token_ids) == []
+
+
+def test_two_ranks_guess_alike() -> None:
+    """With the model itself as its draft, shared by the ranks as it is: every guess holds."""
+    first, second = two_ranks()["guessed"]
+    assert first["tokens"] == second["tokens"] == two_ranks()["llama"][0]["tokens"]
+    assert first["guesses"] == second["guesses"]
+    _, num_tokens, num_accepted, *_ = first["guesses"]
+    assert num_tokens == num_accepted > 0
 
 
 def test_rank_0_hands_its_requests_to_all() -> None:

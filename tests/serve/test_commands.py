@@ -93,6 +93,11 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("serve", MODEL, "--quantization", "fp8"), "--quantization"),
     (("serve", MODEL, "--tp", "2"), "torchrun --nproc-per-node 2 -m kvplan serve"),
     (("serve", MODEL, "--enable-lora"), "--enable-lora"),
+    (("serve", MODEL, "--speculative-config", "{"), "--speculative-config: is not a JSON object"),
+    (("serve", MODEL, "--speculative-config", '{"method": "eagle", "num_speculative_tokens": 2}'), "method must be"),
+    (("serve", MODEL, "--speculative-config", '{"method": "ngram"}'), "num_speculative_tokens must be"),
+    (("serve", MODEL, "--speculative-config", '{"rejection_sample_method": "x"}'), "rejection_sample_method"),
+    ((*WORDS, "--speculative-config", "{}"), "--speculative-config"),
 ]
 
 

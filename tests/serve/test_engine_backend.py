@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine import SamplingParams
+from engine.draft_rules import SpeculativeConfig
 from kvplan.measure.serverlog.log import parse_log
 from kvplan.serve.real import ROWS, cache_config, measured_log, rows
 from kvplan.serve.text import stand_in
@@ -141,3 +142,37 @@ def test_a_directory_brings_its_tokenizer_and_template(tmp_path: Path) -> None:
     assert template_of(tmp_path).prompt([{"role": "user", "content": "Hi"}], {}) == "<s>Hi"
     (tmp_path / "chat_template.jinja").write_text("{{ messages | length }}")
     assert template_of(tmp_path).prompt([{"role": "user", "content": "Hi"}], {}) == "1"
+
+
+def test_speculation_gives_the_same_text_and_is_counted_as_vllm_counts_it() -> None:
+    """Names, labels and types are those of vLLM 0.33 v1/spec_decode/metrics.py."""
+    config = SpeculativeConfig("ngram", 3, prompt_lookup_min=1, prompt_lookup_max=3)
+    prompts = [prompt * 2 for prompt in PROMPTS]
+    body = {"prompt": prompts, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    texts = [output.text for output in small_engine().generate(prompts, greedy(24))]
+    engine = small_engine(speculative_config=config)
+    with serving(engine, cache_config(engine)) as server:
+        assert [choice["text"] for choice in server.post(TEXT, **body)["choices"]] == texts
+        chunks = server.stream(TEXT, **body | {"prompt": prompts[0]})
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == texts[0]
+        stats, page = engine.draft_stats(), server.metrics()
+        assert stats is not None
+        assert stats.num_accepted_tokens > 0
+        for name, value in (
+            ("drafts", stats.num_drafts),
+            ("draft_tokens", stats.num_draft_tokens),
+            ("accepted_tokens", stats.num_accepted_tokens),
+            ("accepted_tokens_per_pos", stats.num_accepted_tokens),  # the sum over places
+        ):
+            assert server.metric(f"vllm:spec_decode_num_{name}_total") == value
+            assert f"# TYPE vllm:spec_decode_num_{name}_total counter" in page
+        first = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name='
+        line = next(line for line in page.splitlines() if line.startswith(first) and 'position="0"' in line)
+        assert float(line.rpartition(" ")[2]) == stats.accepted_per_position[0]
+        assert server.metric("vllm:generation_tokens_total") == 24 * 4
+    assert "spec_decode" not in plain_page()
+
+
+def plain_page() -> str:
+    with serving(small_engine()) as server:
+        return server.metrics()

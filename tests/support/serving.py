@@ -139,7 +139,13 @@ def serving(
     """A server over a backend, gone with its threads at the end."""
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
     served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), ChatTemplate(), **changes)
-    metrics = ServerMetrics(MODEL, backend.max_model_len, cache_config(planned()) if config is None else config)
+    drafts = backend.scheduler.config.drafts
+    metrics = ServerMetrics(
+        MODEL,
+        backend.max_model_len,
+        cache_config(planned()) if config is None else config,
+        0 if drafts is None else drafts.num_drafts,
+    )
     hooks = Hooks(backend.delay) if isinstance(backend, Twin) else Hooks()
     api = Api(Worker(backend, metrics, hooks), served)
     running, listener = server(api, drain_s=30), listen("127.0.0.1", 0)

@@ -9,14 +9,17 @@ from typing import Any
 import torch
 
 from engine import Engine, EngineConfig, SamplingParams
+from engine.draft_rules import SpeculativeConfig
 from kvplan.cli.main import end
 from kvplan.core.errors import KvplanError
 
 
 def answer(job: dict[str, Any]) -> dict[str, Any]:
     """Tokens of the job's prompts, and this rank's bytes; or why the engine refused."""
+    draft = job.get("draft")
+    speculative = None if draft is None else SpeculativeConfig("draft_model", 3, model=draft)
     try:
-        engine = Engine(Path(job["folder"]), EngineConfig(**job["config"]))
+        engine = Engine(Path(job["folder"]), EngineConfig(**job["config"], speculative_config=speculative))
     except KvplanError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     rank = int(os.environ["RANK"])
@@ -30,6 +33,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         "activations": memory.activations,
         "kv_cache": memory.kv_cache,
         "num_blocks": memory.num_blocks,
+        "guesses": None if (guesses := engine.draft_stats()) is None else guesses.counts,
     }
 
 

@@ -77,8 +77,25 @@ class Prediction:
     lora: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What guessing adds to a run.
+
+    num_drafts  guessed at a time: a sequence may have so many tokens more whose logits are wanted
+    draft       the model that guesses, with a part of every block; None: the text is guessed from
+    """
+
+    num_drafts: int = 0
+    draft: ModelSpec | None = None
+
+
 def predict(
-    spec: ModelSpec, inputs: EngineInputs, *, non_torch: int = 0, activation_coefficient: float = 1.0
+    spec: ModelSpec,
+    inputs: EngineInputs,
+    *,
+    non_torch: int = 0,
+    activation_coefficient: float = 1.0,
+    speculation: Speculation = Speculation(),
 ) -> Prediction:
     """The memory of a run before it happens.
 
@@ -86,16 +103,15 @@ def predict(
                             taken off the budget as given
     activation_coefficient  of a calibration: by what the formula's peak is multiplied
     """
-    tp = inputs.tensor_parallel_size
-    groups = weights.rank_weights(spec, weights.Layout(tp=tp, dtype=inputs.dtype, as_stored=True))
-    # The engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every layer.
-    kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
-    loaded = sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0]
-    tables = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes)
-    buffers = tables + row_scale_bytes(spec, tp) + taken_apart(spec, inputs)[1]
-    block_bytes = pool_block_bytes(spec, inputs)
+    models = [spec] if speculation.draft is None else [spec, speculation.draft]
+    loaded = sum(loaded_bytes(model, inputs) for model in models)
+    buffers = sum(buffer_bytes(model, inputs) for model in models)
+    block_bytes = sum(pool_block_bytes(model, inputs) for model in models)
     slots = lora_bytes(spec, inputs) if inputs.max_loras else 0
-    peak = round(activations(spec, inputs) * activation_coefficient)
+    peak = activations(spec, inputs, 1 + speculation.num_drafts)
+    if speculation.draft is not None:  # in turns; nothing of it is sampled
+        peak = max(peak, forward_bytes(speculation.draft, inputs, 1))
+    peak = round(peak * activation_coefficient)
     num_blocks = inputs.num_blocks
     if num_blocks is None:
         budget = int(inputs.total * inputs.gpu_memory_utilization)
@@ -108,7 +124,9 @@ def predict(
         kv_cache=num_blocks * block_bytes,
         num_blocks=num_blocks,
         block_bytes=block_bytes,
-        bytes_per_token=layout.bytes_per_token(spec, inputs.kv_cache_dtype, tp),
+        bytes_per_token=sum(
+            layout.bytes_per_token(model, inputs.kv_cache_dtype, inputs.tensor_parallel_size) for model in models
+        ),
         lora=slots,
     )
 
@@ -131,6 +149,21 @@ def taken_apart(spec: ModelSpec, inputs: EngineInputs) -> tuple[int, int]:
 
 def is_taken_apart(weight: Weight) -> bool:
     return weight.name.endswith("kv_b_proj")
+
+
+def loaded_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Weights: the engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every
+    layer."""
+    of_rank = weights.Layout(tp=inputs.tensor_parallel_size, dtype=inputs.dtype, as_stored=True)
+    groups = weights.rank_weights(spec, of_rank)
+    kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
+    return sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0]
+
+
+def buffer_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Rotary tables, scales that are spread over rows, and what is widened once."""
+    tables = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes)
+    return tables + row_scale_bytes(spec, inputs.tensor_parallel_size) + taken_apart(spec, inputs)[1]
 
 
 def row_scale_bytes(spec: ModelSpec, tp: int) -> int:
@@ -184,32 +217,53 @@ def pool_block_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 # --- the activation peak ----------------------------------------------------------------------------------------------
 
 
-def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """Most bytes one step holds: in an MLP, in the experts, in attention, or while sampling, whichever is largest."""
-    tp = inputs.tensor_parallel_size
-    # A step has no more tokens than all its sequences have.
-    tokens = min(inputs.max_num_batched_tokens, inputs.max_num_seqs * inputs.max_model_len)
-    rows = min(inputs.max_num_seqs, tokens)
-    size, hidden = DTYPE_BYTES[inputs.dtype], spec.hidden_size
-    widest = max(layer_elements(spec, layer, inputs) for layer in range(spec.num_layers))
-    # Beside the layer's own: the residual stream and what the norm made of it.
-    in_layer = max(tokens * size * (2 * hidden + widest), latent_attention_bytes(spec, inputs, tokens))
-    in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in range(spec.num_layers))
-    vocabulary = padded_vocabulary(spec, tp)
-    in_head = rows * (size * hidden + head_bytes(inputs) * vocabulary)  # of each sequence's last token alone
-    if inputs.backend == "torch":
-        in_layer = max(in_layer, norm_bytes(spec, inputs, tokens))
+def activations(spec: ModelSpec, inputs: EngineInputs, rows_each: int = 1) -> int:
+    """Most bytes one step holds: in an MLP, in the experts, in attention, or while sampling, whichever is largest.
+
+    rows_each  tokens of a sequence whose logits are wanted, at most
+    """
+    rows = num_rows(inputs, rows_each)
+    size = DTYPE_BYTES[inputs.dtype]
     part = min(rows, max(1, PART_ELEMENTS // spec.vocab_size))
     # Logits that are squashed are float32 from there on; Triton's kernels sample from others as they are.
     is_wide = inputs.backend == "torch" or spec.decoder.logit_softcap is not None
     logits = rows * (LOGIT_BYTES if is_wide else size)
     sampling = spec.vocab_size * (logits + rows * (LOGIT_BYTES + SEEN_BYTES) + part * PART_BYTES[inputs.backend])
-    num_groups = len(group_sizes(spec))
-    width = -(-inputs.max_model_len // inputs.block_size)
-    inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)
-    in_adapters = adapters_bytes(spec, inputs, tokens) if inputs.max_loras else 0
-    peak = max(in_layer, in_product, in_head, sampling, in_adapters)
-    return peak + (inputs_of_step if inputs.backend == "triton" else 0)
+    in_adapters = adapters_bytes(spec, inputs, num_step_tokens(inputs)) if inputs.max_loras else 0
+    return max(forward_bytes(spec, inputs, rows_each), max(sampling, in_adapters) + step_input_bytes(spec, inputs))
+
+
+def num_step_tokens(inputs: EngineInputs) -> int:
+    """A step has no more tokens than all its sequences have."""
+    return min(inputs.max_num_batched_tokens, inputs.max_num_seqs * inputs.max_model_len)
+
+
+def num_rows(inputs: EngineInputs, rows_each: int) -> int:
+    """Rows of a step's logits."""
+    return min(inputs.max_num_seqs * rows_each, num_step_tokens(inputs))
+
+
+def step_input_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """A step's own tensors, which on a CPU are the host's arrays."""
+    if inputs.backend != "triton":
+        return 0
+    num_groups, tokens = len(group_sizes(spec)), num_step_tokens(inputs)
+    width, seqs = -(-inputs.max_model_len // inputs.block_size), num_rows(inputs, 1)
+    return INDEX_BYTES * tokens * (2 + num_groups) + 4 * seqs * (1 + width * num_groups)
+
+
+def forward_bytes(spec: ModelSpec, inputs: EngineInputs, rows_each: int) -> int:
+    """Most bytes until a step's logits are there."""
+    tp, tokens = inputs.tensor_parallel_size, num_step_tokens(inputs)
+    size, hidden = DTYPE_BYTES[inputs.dtype], spec.hidden_size
+    widest = max(layer_elements(spec, layer, inputs) for layer in range(spec.num_layers))
+    # Beside the layer's own: the residual stream and what the norm made of it.
+    in_layer = max(tokens * size * (2 * hidden + widest), latent_attention_bytes(spec, inputs, tokens))
+    in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in range(spec.num_layers))
+    in_head = num_rows(inputs, rows_each) * (size * hidden + head_bytes(inputs) * padded_vocabulary(spec, tp))
+    if inputs.backend == "torch":
+        in_layer = max(in_layer, norm_bytes(spec, inputs, tokens))
+    return max(in_layer, in_product, in_head) + step_input_bytes(spec, inputs)
 
 
 def norm_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:

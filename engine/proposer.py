@@ -1,0 +1,56 @@
+"""Who guesses: a Proposer gives each sequence tokens that may follow; this file's own reads them off the text."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import BatchArrays
+from engine.scheduler import Batch
+from engine.sequence import Sequence
+
+
+class Proposer(Protocol):
+    """Guesses what follows. A draft is a certain token, never a distribution: it is right or wrong."""
+
+    def propose(self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence]) -> dict[Sequence, list[int]]:
+        """At most batch.num_next_drafts tokens for each of the sequences that want some.
+
+        batch    was run, its tokens are the sequences'; arrays: what it was given to the device as
+        wanting  those of it that go on and whose drafts will be looked at
+        """
+
+
+class NgramProposer:
+    """What followed the last tokens when they were there first (as vLLM 0.33, `spec_decode/ngram_proposer.py`)."""
+
+    def __init__(self, min_n: int, max_n: int, max_model_len: int) -> None:
+        self.min_n, self.max_n, self.max_model_len = min_n, max_n, max_model_len
+
+    def propose(self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence]) -> dict[Sequence, list[int]]:
+        return {seq: self.follow(seq.token_ids, batch.num_next_drafts) for seq in wanting}
+
+    def follow(self, token_ids: list[int], num_drafts: int) -> list[int]:
+        """Up to num_drafts tokens behind the first other place of the longest ending of min_n to max_n tokens."""
+        num_drafts = min(num_drafts, self.max_model_len - len(token_ids))
+        if num_drafts <= 0 or len(token_ids) <= self.min_n:
+            return []
+        end = longest_match(np.array(token_ids, np.int64), self.max_n, self.min_n)
+        return token_ids[end : end + num_drafts] if end else []
+
+
+def longest_match(text: NDArray[np.int64], max_n: int, min_n: int) -> int:
+    """Where the first earlier occurrence of the text's longest repeated ending ends; 0 without one.
+
+    Only endings of min_n to max_n tokens count; an occurrence may overlap the ending.
+    """
+    ends = np.arange(1, len(text))  # an occurrence of n tokens ends before text[end]
+    best = 0
+    for n in range(1, min(max_n, len(text) - 1) + 1):
+        ends = ends[ends >= n]
+        ends = ends[text[ends - n] == text[len(text) - n]]
+        if not len(ends):
+            break
+        if n >= min_n:
+            best = int(ends[0])
+    return best
