@@ -4,6 +4,7 @@ python docs/pictures/gallery.py [NAME ...]   rewrites docs/pictures/gallery-NAME
 """
 
 import argparse
+import io
 import shutil
 import sys
 import tempfile
@@ -14,11 +15,13 @@ FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 sys.path.insert(0, str(ROOT))
 
+from PIL import Image  # noqa: E402
 from playwright.sync_api import Page, sync_playwright  # noqa: E402
 
 from kvplan.cli.main import main as kvplan  # noqa: E402
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+COLORS = 128  # of a picture: a third of the bytes, and no difference that one sees
 STEP = "(n) => { const s = document.getElementById('step'); s.value = n; s.dispatchEvent(new Event('input')); }"
 
 
@@ -42,6 +45,11 @@ SHOTS = {
         "explore llama-3.1-8b --gpu l40s,a100-80g,h100-80g --prices examples/prices.yaml -o FILE",
         address="#gpu=l40s&users=24&max_model_len=65,536&mean_tokens=4,096",
     ),
+    "explore_dark": Shot(
+        "explore llama-3.1-8b --gpu l40s,a100-80g,h100-80g --prices examples/prices.yaml -o FILE",
+        scheme="dark",
+        address="#gpu=l40s&users=24&max_model_len=65,536&mean_tokens=4,096",
+    ),
     "film": Shot(
         "simulate llama-3.1-8b --gpu rtx-4090 --ctx 8k --prompt-tokens 1500 --output-tokens 400 --users 24 "
         "--num-requests 120 --shared-prefix 512 --baseline contiguous --film FILE",
@@ -52,8 +60,7 @@ SHOTS = {
     "why": Shot("why examples/vllm-did-not-start.log --gpu a100-80g --report FILE", width=900, height=860),
     "simulate": Shot(
         "simulate qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --rate 2 --num-requests 500 --report FILE",
-        width=900,
-        height=1250,
+        height=1080,
     ),
     "phone": Shot(
         "explore qwen3-8b --gpu l40s --tp 1 -o FILE", width=390, height=844, scheme="dark", address="#users=16"
@@ -71,8 +78,10 @@ def photograph(shot: Shot, file: Path, target: Path) -> None:
             page.wait_for_selector("html[data-ready]")
         if shot.step is not None:
             page.evaluate(STEP, shot.step)
-        page.screenshot(path=target)
+        picture = page.screenshot()
         browser.close()
+    with Image.open(io.BytesIO(picture)) as pixels:
+        pixels.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ from tests.support.cli import run as run
 from tests.support.parts import paired
 
 SMALL = ("--tp", "1,2", "--gpu-memory-utilization", "0.85,0.92", "--ctx", "4k,16k,128k", "--mean-tokens", "1000,8k")
+SHARED = ("--shared-prefix", "600")
 FLAGS = {
     "gpu": "--gpu", "engine": "--engine", "tensor_parallel_size": "--tp", "kv_cache_dtype": "--kv-cache-dtype",
     "gpu_memory_utilization": "--gpu-memory-utilization", "mem_fraction_static": "--mem-fraction-static",
@@ -35,6 +36,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models of which one does not fit everywhere, two servers."""
     path = tmp_path_factory.mktemp("explorer") / "explore.html"
     words = ["explore", "llama-3.1-8b", "qwen3-32b", "--gpu", "h100-80g,rtx-4090", *SMALL, "-q", "-o", str(path)]
+    assert main(words) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Requests that share their first tokens, on both servers."""
+    path = tmp_path_factory.mktemp("explorer") / "shared.html"
+    words = ["explore", "qwen3-8b", "--gpu", "l40s,rtx-4090", *SMALL, *SHARED, "-q", "-o", str(path)]
     assert main(words) == 0
     return path
 
@@ -62,9 +72,9 @@ def looked_up(chart: dict[str, Any], digits: list[int], path: str) -> Any:
     return column["values"][index]
 
 
-def estimated(run: Run, chart: dict[str, Any], digits: list[int]) -> Ran:
+def estimated(run: Run, chart: dict[str, Any], digits: list[int], more: tuple[str, ...] = ()) -> Ran:
     """The same position, asked of the command line."""
-    words = ["estimate", chart["model"], "--format", "json"]
+    words = ["estimate", chart["model"], "--format", "json", *more]
     for axis, digit in zip(chart["axes"], digits, strict=True):
         value = axis["values"][digit].replace(",", "")
         if axis["name"] in FLAGS and value != "full context":
@@ -88,11 +98,23 @@ def test_the_page_has_every_combination(page: Path) -> None:
 
 
 def test_every_figure_is_the_one_that_estimate_prints(page: Path, run: Run) -> None:
+    assert compared_figures(page, run, 40) == {True, False}
+
+
+def test_so_it_is_where_requests_share_a_prefix(shared_page: Path, run: Run) -> None:
+    assert compared_figures(shared_page, run, 24, SHARED) == {True, False}
+    words = ("estimate", "qwen3-8b", "--gpu", "l40s", "--ctx", "16k", "--mean-tokens", "1000", "--format", "json")
+    plain, shared = (run(*words, *more).json["concurrency"]["users"] for more in ((), SHARED))
+    assert shared > plain  # the prefix is kept once
+
+
+def compared_figures(page: Path, run: Run, count: int, more: tuple[str, ...] = ()) -> set[bool]:
+    """Whether there was a plan, of all positions; each figure there equals that of `estimate`."""
     document = embedded(page)
     Draft202012Validator(document_schema("explorer")).validate(document)
     seen = set()
-    for chart, digits in positions(document, 40, seed=21):
-        ran, error = estimated(run, chart, digits), looked_up(chart, digits, "error")
+    for chart, digits in positions(document, count, seed=21):
+        ran, error = estimated(run, chart, digits, more), looked_up(chart, digits, "error")
         seen.add(error is None)
         if error is not None:
             assert chart["texts"][error] in refused(ran)
@@ -103,7 +125,7 @@ def test_every_figure_is_the_one_that_estimate_prints(page: Path, run: Run) -> N
             if path == "flags.command" and not ran.json["fits"]:
                 continue  # estimate prints the command that was asked for; the page has none to run
             assert (chart["texts"][value] if isinstance(wanted, str) else value) == wanted, (path, digits)
-    assert seen == {True, False}
+    return seen
 
 
 def test_an_axis_that_changes_nothing_is_left_out() -> None:
@@ -140,6 +162,16 @@ READY = "html[data-ready]"
 @needs_browser
 @pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.full)])
 def test_what_the_sliders_show_is_what_estimate_prints(count: int, page: Path, run: Run, open_page: Open) -> None:
+    compare_sliders(page, count, run, open_page)
+
+
+@needs_browser
+@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.full)])
+def test_so_do_sliders_over_a_shared_prefix(count: int, shared_page: Path, run: Run, open_page: Open) -> None:
+    compare_sliders(shared_page, count, run, open_page, SHARED)
+
+
+def compare_sliders(page: Path, count: int, run: Run, open_page: Open, more: tuple[str, ...] = ()) -> None:
     document = embedded(page)
     drawn = positions(document, 4 * count, seed=count)
     possible = [(chart, digits) for chart, digits in drawn if looked_up(chart, digits, "error") is None][:count]
@@ -154,7 +186,7 @@ def test_what_the_sliders_show_is_what_estimate_prints(count: int, page: Path, r
     opened = open_page(page)
     opened.wait_for_selector(READY)
     for (chart, digits), shown in zip(possible, opened.evaluate(DRIVE, moves), strict=True):
-        answer = estimated(run, chart, digits).json
+        answer = estimated(run, chart, digits, more).json
         assert len(shown) >= 15
         for path, text in shown:
             if path == "flags.command" and not answer["fits"]:

@@ -25,6 +25,17 @@ def script() -> ModuleType:
     return module
 
 
+def test_the_readme_begins_with_a_page_in_both_themes(script: ModuleType) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    first = re.search(r"<picture>.*?</picture>|!\[", readme)
+    assert first is not None
+    names = re.findall(r'(?:srcset|src)="docs/pictures/gallery-(\w+)\.png"', first[0])
+    assert [script.SHOTS[name].scheme for name in names] == ["dark", "light"]
+    commands = {(script.SHOTS[name].command, script.SHOTS[name].address) for name in names}
+    assert len(commands) == 1
+    assert all((PICTURES / f"gallery-{name}.png").stat().st_size < 150_000 for name in names)
+
+
 def test_every_picture_is_in_the_gallery_and_of_its_size(script: ModuleType) -> None:
     named = set(re.findall(r"pictures/gallery-(\w+)\.png", (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")))
     assert named == set(script.SHOTS)
