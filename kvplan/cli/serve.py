@@ -17,6 +17,7 @@ from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_duration, parse_tokens
 from kvplan.servers.arguments import ARGUMENTS, read_argument
+from kvplan.servers.base import terms_of
 
 if TYPE_CHECKING:
     from engine import EngineConfig
@@ -92,6 +93,8 @@ def simulated(options: ServeOptions) -> "Start":
     say(inputs, quiet=options.quiet)
     the_plan = plan(inputs.requests[0])
     check(the_plan)
+    if terms_of(the_plan.request.release.engine).prompts_first is not None:
+        raise UsageError("serve", "the twin has vLLM's scheduler", "use --engine vllm, or `kvplan simulate`")
     for name in TIERS:
         if getattr(the_plan.request.args, name):
             raise UsageError(

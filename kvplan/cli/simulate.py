@@ -21,10 +21,12 @@ from kvplan.core.units import parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
 from kvplan.report import request_rows
 from kvplan.report.drawing import Figure, Svg
+from kvplan.servers.base import terms_of
 from kvplan.servers.vllm.size import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.outcome import Answer, Variant
+from kvplan.simulate.prompts_first_run import refuse_flags
 from kvplan.simulate.result import result
 from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup, check
@@ -166,6 +168,10 @@ def planned(options: SimulateOptions) -> Plan:
     say(inputs, quiet=options.quiet)
     the_plan = plan(inputs.requests[0])
     check(the_plan)
+    if options.from_command is not None:
+        refuse_flags(options.from_command, the_plan)
+    if options.film is not None and terms_of(the_plan.request.release.engine).prompts_first is not None:
+        raise UsageError("--film", "draws vLLM's blocks only", "use --engine vllm")
     return the_plan
 
 

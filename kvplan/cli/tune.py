@@ -151,8 +151,8 @@ def base_of(inputs: Inputs) -> Request:
     if len(inputs.requests) != 1:
         raise UsageError("tune", f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
     [base] = inputs.requests
-    if not terms_of(base.release.engine).simulated:
-        names, engines = titles(lambda terms: terms.simulated)
+    if not terms_of(base.release.engine).recommended:
+        names, engines = titles(lambda terms: terms.recommended)
         raise UsageError("--engine", f"tune knows only {names}'s scheduler and step times", f"use --engine {engines}")
     if base.args.max_model_len == "auto":
         raise UsageError("--ctx", "auto would be another length with every setting", "write one, for example 16k")

@@ -64,6 +64,7 @@ class Terms:
     checks_start       whether it looks for free memory and state blocks, and refuses to start without
     keeps_share        whether a share of memory is kept back for what is not planned row by row
     simulated          whether `simulate` has its scheduler; recommended: whether `recommend` may turn its arguments
+    prompts_first      the release whose scheduler, which runs prompts before it decodes, is simulated; None: vLLM's is
     outside            what the memory outside the budget is
     uncompared         (text, source) about the rules of a release whose own answers were not compared: {label}
     known_by           what the rules of such a release are taken from
@@ -101,6 +102,7 @@ class Terms:
     share: str = "gpu_memory_utilization"
     port: int = 8000
     adapter_slots: int = 1
+    prompts_first: str | None = None
     own_flags: Mapping[str, str] = field(default_factory=dict)
     own_values: Mapping[str, str] = field(default_factory=dict)
 

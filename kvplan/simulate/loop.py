@@ -161,7 +161,7 @@ class Simulation:
         content = content_of(request, number, self._prefixes, self.run_len)
         seq = sequence(request, number, content, {group.block_size for group in self.groups})
         try:
-            self.scheduler.add(seq)
+            self._queue(seq, content)
         except InvalidInputError:
             self.counts.rejected += 1
             self.arrivals.ended(self.clock)
@@ -172,6 +172,9 @@ class Simulation:
         self._unanswered[seq] = None
         if self.clock > arrival:
             self.timeline.add_wait(arrival, self.clock - arrival)
+
+    def _queue(self, seq: Sequence, content: Content) -> None:
+        self.scheduler.add(seq)
 
     def _admitted(self, batch: Batch) -> None:
         for seq in (*batch.new, *batch.resumed):

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.base import terms_of
 from kvplan.servers.plans import Plan
 
 Bounds = tuple[float, float]
@@ -84,7 +85,9 @@ def widest(several: tuple[Ranges, ...]) -> Ranges:
 
 def unlike(plan: Plan) -> Iterator[str]:
     """What of a plan no published result that the constants were fitted to has."""
-    spec, gpu = plan.request.spec, plan.request.gpu
+    spec, gpu, terms = plan.request.spec, plan.request.gpu, terms_of(plan.request.release.engine)
+    if terms.prompts_first is not None:
+        yield f"{terms.title}'s step times"
     if gpu.vendor not in VENDORS:
         yield "GPUs of AMD" if gpu.vendor == "amd" else "this GPU"
     elif gpu.unified:

@@ -11,8 +11,10 @@ from kvplan.planning.plan import Plan
 from kvplan.servers.base import terms_of, titles
 from kvplan.servers.vllm.deepseek_v4 import is_v4
 from kvplan.servers.vllm.pool import KVGroup
+from kvplan.simulate import prompts_first_run
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
+from kvplan.simulate.prompts_first_run import PromptsFirstRun
 from kvplan.simulate.runs import Run
 from kvplan.simulate.steptime import StepTime, attention_kinds, outside
 from kvplan.simulate.tiers import Tiers, TierSpec, tiers
@@ -35,7 +37,9 @@ class Setup:
     def run(self, arrivals: Arrivals, run_len: int | None = None) -> Run:
         """A fresh run over these arrivals, by what changes where requests share nothing: the figures are the same."""
         by_step = self.simulation(arrivals, run_len)
-        if by_step.tiers is not None or not is_unshared(by_step.config, by_step.groups, by_step.reaches, run_len):
+        if isinstance(by_step, PromptsFirstRun) or by_step.tiers is not None:
+            return by_step
+        if not is_unshared(by_step.config, by_step.groups, by_step.reaches, run_len):
             return by_step
         return Unshared(
             by_step.config,
@@ -51,6 +55,23 @@ class Setup:
     def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
         """A fresh run over these arrivals; `run_len` tokens stand behind one prefix id."""
         request_s, crowd_s, prompt_token_s = outside(self.step_time)
+        if terms_of(self.plan.request.release.engine).prompts_first is not None:
+            if self.tiers or self.allocator != "paged":
+                raise UsageError("simulate", "--tier and --baseline are of vLLM's scheduler", "use --engine vllm")
+            limits = prompts_first_run.limits_of(self.plan)
+            return PromptsFirstRun(
+                config=prompts_first_run.config_of(limits),
+                num_blocks=limits.num_tokens,
+                groups=(),
+                reaches=tuple(kind.reach for kind in attention_kinds(self.plan)),
+                step_time=self.step_time,
+                arrivals=arrivals,
+                run_len=run_len,
+                request_s=request_s,
+                crowd_s=crowd_s,
+                prompt_token_s=prompt_token_s,
+                limits=limits,
+            )
         return Simulation(
             config=scheduler_config(self.plan, self.allocator),
             num_blocks=self.plan.capacity.num_blocks,
@@ -95,6 +116,9 @@ def check(plan: Plan) -> None:
             raise UsageError(
                 "simulate", f"{flag} cannot be simulated", f"{cures.get(flag, 'use --tensor-parallel-size')}"
             )
+    if terms_of(plan.request.release.engine).prompts_first is not None:
+        prompts_first_run.check(plan)
+        return
     if is_v4(plan.request.spec):
         raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool cannot be simulated")
     if not args.enable_chunked_prefill and plan.settings.max_num_batched_tokens < plan.capacity.max_model_len:

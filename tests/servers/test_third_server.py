@@ -218,7 +218,10 @@ def test_other_commands_say_none_of_anothers_words(run: Run, command: tuple[str,
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        (("simulate", *ASKED, *ROOMY, "--profile", "azure-2023-conv"), "only vLLM's scheduler can be simulated"),
+        (
+            ("simulate", *ASKED, *ROOMY, "--profile", "azure-2023-conv"),
+            "only vLLM and SGLang's scheduler",
+        ),
         (("recommend", *ASKED, "--users", "20", "--ctx", "8k", "--gpu", "l40s"), "recommend supports only vLLM"),
         (
             ("tune", *ASKED, "--gpu", "l40s", "--prompt-tokens", "9", "--output-tokens", "2", "--rate", "1"),

@@ -22,7 +22,7 @@ TERMS = Terms(
     shorter="A shorter context is safer.",
     checks_start=False,
     keeps_share=True,
-    simulated=False,
+    simulated=True,
     recommended=False,
     outside="reserved for activations and graphs",
     uncompared=(
@@ -44,6 +44,7 @@ TERMS = Terms(
         "enforce_eager": "--disable-cuda-graph",
     },
     own_values={"fp8": "fp8_e4m3"},
+    prompts_first="0.5.23",
     adapter_slots=8,  # --max-loras-per-batch
     port=30000,  # srt/server_args.py
     known_by="its wheel, release notes and logs",

@@ -1,0 +1,411 @@
+"""Who runs in SGLang's next step: prompts first, in chunks; else one token of everybody who runs; retraction when full.
+
+Rules as in SGLang 0.5.23 (managers/scheduler.py, schedule_policy.py, schedule_batch.py), compared step by step with its
+own code (tests/facts/sglang_schedules.jsonl). First come, first served; one pool of keys and values, pages of a token.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.scheduler import Batch, PrefixCacheStats
+from engine.sequence import Sequence
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.records import dataclass as record
+from kvplan.simulate.radix import Node, Radix
+
+MOST_NEW: Final = 4096  # tokens of an answer that are planned for: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION
+FIRST_RATIO: Final = 0.7  # SGLANG_INIT_NEW_TOKEN_RATIO, times the conservativeness
+LEAST_RATIO: Final = 0.14  # of that: SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
+DECAY_STEPS: Final = 600
+RETRACT_STEPS: Final = 20  # tokens of each that stays, made free when one is retracted
+
+
+@record(frozen=True, slots=True)
+class Limits:
+    """Of a server; `chunk` None: prompts are never cut."""
+
+    num_tokens: int
+    max_running: int
+    chunk: int | None
+    max_prefill_tokens: int
+    context_len: int
+    conservativeness: float = 1.0
+    overlap: bool = True
+    radix: bool = True
+
+
+@dataclass(eq=False, slots=True)
+class Live:
+    """A request that has not ended.
+
+    prefix    tokens that are stored before its next chunk; end: those after it
+    stored    tokens that it has slots for, `cached` of them in the tree, up to `node`
+    chunks    of its prompt in flight that are not the last
+    """
+
+    seq: Sequence
+    tokens: "array[int]"
+    num_prompt: int
+    most: int
+    prefix: int = 0
+    end: int = 0
+    stored: int = 0
+    cached: int = 0
+    chunks: int = 0
+    matched: Node | None = None
+    node: Node | None = None
+    has_row: bool = False
+    is_done: bool = False
+    is_retracted: bool = False
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def left(self) -> int:
+        """Tokens of its answer that are planned for."""
+        return min(self.most - self.num_output, MOST_NEW)
+
+
+@dataclass(slots=True)
+class Step:
+    """A batch in flight: a prefill, whose last request may have a prompt that goes on, or a decode."""
+
+    members: list[Live]
+    is_prefill: bool
+    goes_on: Live | None = None
+    batch: Batch = field(default_factory=lambda: Batch(0))
+
+
+class Budget:
+    """What a prefill may still take (PrefillAdder)."""
+
+    def __init__(self, pool: "Pool", running: list[Live], ratio: float, limits: Limits) -> None:
+        self.pool, self.total, self.current = pool, 0.0, 0
+        self.total += sum([live.left * ratio for live in running])
+        self.tokens, self.chunk = limits.max_prefill_tokens, limits.chunk
+
+    @property
+    def remaining(self) -> float:
+        return self.pool.reachable - self.total
+
+    @property
+    def is_out(self) -> bool:
+        return self.remaining <= 0 or self.pool.reachable - self.current <= 0
+
+    @property
+    def is_spent(self) -> bool:
+        return not self.is_out and (self.tokens <= 0 or (self.chunk is not None and self.chunk <= 0))
+
+    def take(self, length: int, answer: int) -> None:
+        self.total += length + 1 + answer  # a page for what rounding may take
+        self.current += length + 1
+        self.tokens -= length
+        if self.chunk is not None:
+            self.chunk -= length
+
+
+class Pool:
+    """Slots of tokens, and the tree that keeps what is no longer computed."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.num_usable_blocks = self.free = limits.num_tokens
+        self.tree = Radix()
+        self.is_shared = limits.radix
+
+    @property
+    def reachable(self) -> int:
+        return self.free + self.tree.num_evictable
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.reachable
+
+    def make(self, num_tokens: int) -> bool:
+        if num_tokens > self.free:
+            self.free += self.tree.evict(num_tokens - self.free)
+        return self.free >= num_tokens
+
+    def match(self, live: Live, limit: int) -> None:
+        length, live.matched = self.tree.match(live.tokens[:limit]) if self.is_shared else (0, self.tree.root)
+        live.prefix = live.cached = length
+
+    def keep(self, live: Live, length: int) -> None:
+        """Publish its first tokens; what another published meanwhile is given back."""
+        if not self.is_shared:
+            return
+        before, node = self.tree.insert(live.tokens[:length])
+        self.free += max(0, before - live.cached)
+        if live.num_prompt < length:  # an answer may go before its prompt
+            self.tree.insert(live.tokens[: live.num_prompt])
+        self.tree.lock(node)
+        self.tree.unlock(live.node or self.tree.root)
+        live.node, live.cached = node, length
+
+    def release(self, live: Live) -> None:
+        self.free += live.stored - live.cached
+        self.tree.unlock(live.node or self.tree.root)
+        live.node, live.stored, live.cached, live.has_row = None, 0, 0, False
+
+
+class PromptsFirst:
+    """Owns who waits and who runs, and the pool."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.blocks = limits, Pool(limits)
+        self.waiting: list[Live] = []
+        self.prefix_cache_stats = PrefixCacheStats()
+        self.num_preemptions = 0
+        self.first_ratio = min(FIRST_RATIO * limits.conservativeness, 1.0)
+        self.ratio = self.first_ratio
+        self._decoding: list[Live] = []
+        self._is_full = False
+        self._goes_on: Live | None = None  # whose prompt is cut
+        self._last: Step | None = None
+        self._in_flight: deque[Step] = deque()
+        self._rows: dict[Live, None] = {}
+        self._unfinished: dict[Sequence, Live] = {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._unfinished)
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [live.seq for live in self._rows]
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether the last batch computes prompts."""
+        return self._last is not None and self._last.is_prefill
+
+    def add(self, seq: Sequence, tokens: "array[int]") -> None:
+        """Queue a request; one that could never run is refused, a long answer is cut (init_req_max_new_tokens)."""
+        longest = min(self.limits.context_len - 1, self.limits.num_tokens - 1)
+        most = min(seq.max_tokens, longest - len(tokens) - 1, self.limits.num_tokens - len(tokens) - 2)
+        if most < 1:
+            raise InvalidInputError(seq.request_id, f"a prompt of {len(tokens)} tokens does not fit", "shorten it")
+        seq.max_tokens = most
+        live = self._unfinished[seq] = Live(seq, tokens, len(tokens), most)
+        self.waiting.append(live)
+
+    def schedule(self) -> Batch:
+        """The next batch; empty where nothing can run before one in flight ends."""
+        self._merge()
+        step = self._prefill()
+        if step is None and self._decoding:
+            step = self._decode()
+        if step is None and self._last is None:
+            self.ratio = self.first_ratio  # idle
+        self._last = step
+        if step is None:
+            return Batch(0)
+        self._in_flight.append(step)
+        return step.batch
+
+    def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
+        """Take in a batch's tokens; returns who ended."""
+        if not batch.num_tokens:
+            return []
+        step = self._in_flight.popleft()
+        done = []
+        for live in step.members:
+            if live.is_done or live.is_retracted:
+                continue
+            if step.is_prefill and live.chunks:
+                live.chunks -= 1
+                continue
+            live.tokens.append(live.tokens[0] ^ (1 << 61) if not live.num_output else live.tokens[-1] + 1)
+            live.seq.token_ids.append(0)
+            live.is_done = live.num_output >= live.most
+            if live.is_done:
+                self.blocks.keep(live, live.stored)
+                self._let_go(live)
+                live.seq.finish("length")
+                del self._unfinished[live.seq]
+                done.append(live.seq)
+            elif step.is_prefill:
+                self.blocks.keep(live, live.end)
+                live.prefix = live.end
+        return done
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def _merge(self) -> None:
+        """Prompts that are computed join those that decode (get_next_batch_to_run)."""
+        left_out = {self._goes_on}
+        if self._goes_on is not None and self._goes_on.end > self._goes_on.prefix:
+            self.blocks.keep(self._goes_on, self._goes_on.end)
+            self._goes_on.prefix = self._goes_on.end
+        if self._last is not None and self._last.is_prefill:
+            left_out.add(self._last.goes_on)
+            joining = [live for live in self._last.members if not live.is_done and live not in left_out]
+            if len(joining) < len(self._last.members) or (joining and not self._decoding):
+                self._is_full = False
+            self._decoding = self._decoding + joining
+        decoding = [live for live in self._decoding if not live.is_done]
+        if len(decoding) < len(self._decoding):
+            self._is_full = False
+        self._decoding = decoding
+
+    def _num_rows_left(self, num_held: int = 0) -> int:
+        rows = self.limits.max_running - len(self._rows) + num_held
+        return min(self.limits.max_running - len(self._decoding), rows)
+
+    def _prefill(self) -> Step | None:
+        if not self._decoding:
+            self._is_full = False
+        if (self._is_full or not self.waiting) and self._goes_on is None:
+            return None
+        if self._num_rows_left() <= 0 and self._goes_on is None:
+            self._is_full = True
+            return None
+        if self.blocks.is_shared:
+            for live in self.waiting:
+                self.blocks.match(live, len(live.tokens))
+        budget = Budget(self.blocks, self._decoding, self.ratio, self.limits)
+        admitted: list[Live] = []
+        if self._goes_on is not None:
+            admitted.append(self._goes_on)
+            self._goes_on = self._continue(self._goes_on, budget)
+        cut = self._goes_on
+        for live in self.waiting:
+            if budget.is_spent:
+                break
+            if len(admitted) >= self._num_rows_left(sum([other.has_row for other in admitted])):
+                self._is_full = True
+            if self._is_full:
+                break
+            self.blocks.match(live, len(live.tokens) - 1)
+            verdict = self._admit(live, budget, admitted)
+            if verdict == "cut":
+                cut = live
+            if verdict == "no room" or (verdict != "other" and budget.is_out):
+                self._is_full = bool(admitted) or bool(self._decoding)
+                break
+            if verdict == "other" or budget.is_spent:
+                break
+        if not admitted:
+            return None
+        self.waiting = [live for live in self.waiting if live not in set(admitted)]
+        self._goes_on = cut
+        if cut is not None:
+            cut.chunks += 1
+        return self._launch_prefill(admitted)
+
+    def _continue(self, live: Live, budget: Budget) -> Live | None:
+        """The next chunk of a prompt that was cut; itself where that is not the last."""
+        assert budget.chunk is not None
+        most = min(budget.chunk, int(budget.remaining))
+        most = most if most > 0 else budget.chunk
+        length = len(live.tokens) - live.prefix
+        live.end = live.prefix + min(length, most)
+        budget.take(live.end - live.prefix, 0 if length > most else min(live.most, MOST_NEW))
+        return live if length > most else None
+
+    def _admit(self, live: Live, budget: Budget, admitted: list[Live]) -> str:
+        assert live.matched is not None
+        self.blocks.tree.lock(live.matched)  # what it needs is not there to evict
+        length = len(live.tokens) - live.prefix
+        if length + max(0, live.left) + 1 >= budget.remaining:
+            self.blocks.tree.unlock(live.matched)
+            return "no room"
+        if budget.chunk is None and admitted and length >= budget.tokens:
+            self.blocks.tree.unlock(live.matched)
+            return "other"
+        verdict, answer = "whole", min(live.most, MOST_NEW)
+        if budget.chunk is not None and length > budget.chunk:
+            verdict, answer, length = "cut", 0, budget.chunk
+        live.node = live.matched
+        live.end = live.prefix + length
+        admitted.append(live)
+        budget.take(length, answer)
+        return verdict
+
+    def _launch_prefill(self, admitted: list[Live]) -> Step:
+        step = Step(admitted, True, self._goes_on)
+        has_room = self.blocks.make(sum([live.end - live.prefix for live in admitted]))
+        assert has_room, "a prefill is admitted only where it fits"
+        for live in admitted:
+            if not live.has_row:
+                self._note_admission(live, step.batch)
+            live.has_row, live.is_retracted = True, False
+            self._rows[live] = None
+            self.blocks.free -= live.end - live.prefix
+            live.stored = live.seq.num_computed_tokens = live.end
+            step.batch.num_tokens[live.seq] = live.end - live.prefix
+            if live is not self._goes_on:
+                step.batch.samples.append(live.seq)
+        return step
+
+    def _note_admission(self, live: Live, batch: Batch) -> None:
+        batch.hits[live.seq] = live.prefix
+        self.prefix_cache_stats.count(live.seq, len(live.tokens), live.prefix)
+        (batch.resumed if live.seq.num_preemptions else batch.new).append(live.seq)
+
+    def _decode(self) -> Step | None:
+        """One token of everybody who runs (update_running_batch)."""
+        before = len(self._decoding)
+        ahead = set(self._in_flight[0].members) if self.limits.overlap and self._in_flight else set()
+        ending = [live for live in self._decoding if live in ahead and live.num_output + 1 >= live.most]
+        self._decoding = [live for live in self._decoding if live not in ending]
+        if not self._decoding:
+            self._is_full = False
+            return None
+        step = Step([], False)
+        if self.blocks.make(len(self._decoding)):
+            least = self.first_ratio * LEAST_RATIO
+            self.ratio = max(self.ratio - (self.first_ratio - least) / DECAY_STEPS, least)
+        elif ending:
+            self._is_full = False
+            return None
+        else:
+            self._retract(step)
+        if len(self._decoding) < before:
+            self._is_full = False
+        step.members = list(self._decoding)
+        self.blocks.free -= len(step.members)
+        for live in step.members:
+            live.stored += 1
+            live.seq.num_computed_tokens = live.stored
+            step.batch.num_tokens[live.seq] = 1
+        step.batch.samples = list(step.batch.num_tokens)
+        return step if step.members else None
+
+    def _retract(self, step: Step) -> None:
+        """Those with the shortest answers give their slots back until the others can go on (retract_decode)."""
+        order = sorted(self._decoding, key=lambda live: (live.num_output, -live.num_prompt), reverse=True)
+        is_first = True
+        while is_first or not self.blocks.make(len(order)):
+            if len(order) == 1:
+                break
+            is_first = False
+            live = order.pop()
+            self._let_go(live)
+            self.blocks.make(len(order) * RETRACT_STEPS)
+            live.prefix = live.end = live.chunks = 0
+            live.is_retracted = True
+            live.seq.num_computed_tokens = 0
+            live.seq.num_preemptions += 1
+            self.num_preemptions += 1
+            step.batch.preempted.append(live.seq)
+            self.waiting.append(live)
+        if len(order) <= 1 and not self.blocks.make(len(order)):
+            [live] = order
+            self._let_go(live)
+            live.is_done = True
+            live.seq.finish("out_of_blocks")
+            del self._unfinished[live.seq]
+            step.batch.failed.append(live.seq)
+            order = []
+        self._decoding = order
+        known = sum([live.num_output for live in order]) + RETRACT_STEPS * len(order)
+        self.ratio = min(1.0, known / (sum([live.most for live in order]) + 1))
+
+    def _let_go(self, live: Live) -> None:
+        self.blocks.release(live)
+        del self._rows[live]

@@ -1,0 +1,124 @@
+"""The prefix cache of SGLang: a radix tree of token ids whose least recently used leaves go first.
+
+Rules as in SGLang 0.5.23 (mem_cache/unified_radix_cache.py, unified_cache/unified_tree_core.py), pages of one token.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """Tokens after those of its parent; locked while a request that runs needs them."""
+
+    key: "array[int]"
+    parent: "Node | None"
+    used: float
+    locks: int = 0
+    children: "dict[int, Node]" = field(default_factory=dict)
+
+    def __lt__(self, other: "Node") -> bool:
+        return self.used < other.used
+
+
+def common(a: "array[int]", b: "array[int]") -> int:
+    """How many leading tokens are alike."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low + (low < high and a[low] == b[low])
+
+
+class Radix:
+    """The tree; `num_evictable` are its tokens that nobody locks."""
+
+    def __init__(self) -> None:
+        self._clock = count(1)
+        self.root = Node(array("q"), None, 0)
+        self.root.locks = 1
+        self.num_evictable = 0
+
+    def match(self, tokens: "array[int]") -> tuple[int, Node]:
+        """Tokens that are there, and the node that they end at; what is met counts as used now."""
+        node, length = self._walk(tokens, touches=False)
+        used: float = next(self._clock)
+        step: Node | None = node
+        while step is not None:
+            step.used, step = used, step.parent
+            used -= 1e-5
+        return length, node
+
+    def insert(self, tokens: "array[int]") -> tuple[int, Node]:
+        """Tokens that were there, and the node that all end at."""
+        node, length = self._walk(tokens, touches=True)
+        if length < len(tokens):
+            leaf = Node(tokens[length:], node, next(self._clock))
+            node.children[tokens[length]] = leaf
+            self.num_evictable += len(leaf.key)
+            return length, leaf
+        return length, node
+
+    def _walk(self, tokens: "array[int]", *, touches: bool) -> tuple[Node, int]:
+        node, length = self.root, 0
+        while length < len(tokens) and (child := node.children.get(tokens[length])) is not None:
+            if touches:
+                child.used = next(self._clock)
+            alike = common(child.key, tokens[length : length + len(child.key)])
+            if alike < len(child.key):
+                child = self._split(child, alike)
+            node, length = child, length + alike
+        return node, length
+
+    def _split(self, child: Node, length: int) -> Node:
+        assert child.parent is not None
+        upper = Node(child.key[:length], child.parent, next(self._clock), child.locks)
+        child.parent.children[upper.key[0]] = upper
+        child.parent, child.key = upper, child.key[length:]
+        upper.children[child.key[0]] = child
+        child.used = next(self._clock)
+        return upper
+
+    def lock(self, node: Node) -> None:
+        """Keep all tokens up to this node's."""
+        while node.parent is not None:
+            if not node.locks:
+                self.num_evictable -= len(node.key)
+            node.locks += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        while node.parent is not None:
+            node.locks -= 1
+            if not node.locks:
+                self.num_evictable += len(node.key)
+            node = node.parent
+
+    def evict(self, num_tokens: int) -> int:
+        """Give whole leaves back, the longest unused first, until so many tokens are free; returns how many are."""
+        leaves = [node for node in self._nodes() if not node.children and not node.locks]
+        heapify(leaves)
+        freed = 0
+        while leaves and freed < num_tokens:
+            leaf = heappop(leaves)
+            assert leaf.parent is not None
+            del leaf.parent.children[leaf.key[0]]
+            freed += len(leaf.key)
+            if not leaf.parent.children and not leaf.parent.locks:
+                heappush(leaves, leaf.parent)
+        self.num_evictable -= freed
+        return freed
+
+    def _nodes(self) -> list[Node]:
+        nodes, place = list(self.root.children.values()), 0
+        while place < len(nodes):
+            nodes.extend(nodes[place].children.values())
+            place += 1
+        return nodes
