@@ -48,6 +48,7 @@ PACKAGES: Mapping[str, str | None] = {
     "gguf": "gguf",
     "pyarrow": "parquet",
     "huggingface_hub": "hub",
+    "ray": "ray",
     "transformers": "dev",
 }
 NEEDED_FOR: Mapping[str, str] = {
@@ -58,6 +59,7 @@ NEEDED_FOR: Mapping[str, str] = {
     "gguf": "GGUF files",
     "parquet": "kvplan simulate --requests FILE.parquet",
     "hub": "models from the Hugging Face Hub",
+    "ray": "kvplan sweep, tune and simulate --ray",
 }
 _REQUIRED_FOR = "kvplan itself"
 

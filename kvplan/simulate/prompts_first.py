@@ -20,6 +20,8 @@ MOST_NEW: Final = 4096  # tokens of an answer that are planned for: SGLANG_CLIP_
 FIRST_RATIO: Final = 0.7  # SGLANG_INIT_NEW_TOKEN_RATIO, times the conservativeness
 LEAST_RATIO: Final = 0.14  # of that: SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
 DECAY_STEPS: Final = 600
+REFRESH_PASSES: Final = 32  # WAITING_PREFIX_REFRESH_INTERVAL
+MOST_TOUCHED: Final = 128  # WAITING_QUEUE_PREFIX_MATCH_MAX
 RETRACT_STEPS: Final = 20  # tokens of each that stays, made free when one is retracted
 
 
@@ -164,6 +166,7 @@ class PromptsFirst:
         self.ratio = self.first_ratio
         self._decoding: list[Live] = []
         self._is_full = False
+        self._num_passes = 0  # that looked at who waits
         self._goes_on: Live | None = None  # whose prompt is cut
         self._last: Step | None = None
         self._in_flight: deque[Step] = deque()
@@ -265,8 +268,7 @@ class PromptsFirst:
             self._is_full = True
             return None
         if self.blocks.is_shared:
-            for live in self.waiting:
-                self.blocks.match(live, len(live.tokens))
+            self._touch_waiting()
         budget = Budget(self.blocks, self._decoding, self.ratio, self.limits)
         admitted: list[Live] = []
         if self._goes_on is not None:
@@ -296,6 +298,15 @@ class PromptsFirst:
         if cut is not None:
             cut.chunks += 1
         return self._launch_prefill(admitted)
+
+    def _touch_waiting(self) -> None:
+        """Now and then what waits counts as used, the next to run last (_touch_waiting_prefixes)."""
+        if not self.waiting:
+            return
+        if self._num_passes % REFRESH_PASSES == 0:
+            for live in reversed(self.waiting[:MOST_TOUCHED]):
+                self.blocks.tree.match(live.tokens)
+        self._num_passes += 1
 
     def _continue(self, live: Live, budget: Budget) -> Live | None:
         """The next chunk of a prompt that was cut; itself where that is not the last."""

@@ -125,6 +125,8 @@ def test_interrupted_between_servers_the_answer_names_those_that_are_done(
         (("--replicas", "0"), "--replicas"),
         (("--jobs", "2"), "--jobs: is for many servers"),
         (("--replicas", "2", "--jobs", "2"), "--jobs 2: these servers depend on each other"),
+        (("--replicas", "2", "--ray", "auto"), "--ray auto: these servers depend on each other"),
+        (("--ray", "auto"), "--ray: is for many servers"),
         (("--replicas", "2", "--router", "random", "--jobs", "0"), "--jobs"),
         (("--replicas", "2", "--router", "random", "--jobs", "2", "--fail", "0@5s"), "depend on each other"),
         (("--replicas", "2", "--tier", "cpu=1GiB@1GB/s"), "--tier: is for one server"),

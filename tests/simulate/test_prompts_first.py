@@ -20,8 +20,6 @@ from tests.support.cli import run as run  # the fixture
 # requests ("=": those of the step before), tokens and prefix of each prompt, who ended, who was retracted, free and
 # evictable tokens and new_token_ratio after it.
 TRACES = read_lines(Path(__file__).parents[1] / "facts" / "sglang_schedules.jsonl")
-# Another leaf of those nobody used for long is evicted there: not explained yet.
-KNOWN = {"evicting_shared_retract": 389}
 
 
 def limits(row: dict[str, Any]) -> Limits:
@@ -71,7 +69,7 @@ class Driven:
 @pytest.mark.parametrize("row", TRACES, ids=lambda row: str(row["name"]))
 def test_every_step_is_sglangs(row: dict[str, Any]) -> None:
     driven = Driven(row)
-    for number, step in enumerate(row["steps"][: KNOWN.get(row["name"])]):
+    for number, step in enumerate(row["steps"]):
         assert driven.step(number) == step, number
 
 
