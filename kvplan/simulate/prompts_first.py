@@ -51,7 +51,7 @@ class Live:
     seq: Sequence
     tokens: "array[int]"
     num_prompt: int
-    most: int
+    max_tokens: int
     prefix: int = 0
     end: int = 0
     stored: int = 0
@@ -70,7 +70,7 @@ class Live:
     @property
     def left(self) -> int:
         """Tokens of its answer that are planned for."""
-        return min(self.most - self.num_output, MOST_NEW)
+        return min(self.max_tokens - self.num_output, MOST_NEW)
 
 
 @dataclass(slots=True)
@@ -189,11 +189,11 @@ class PromptsFirst:
     def add(self, seq: Sequence, tokens: "array[int]") -> None:
         """Queue a request; one that could never run is refused, a long answer is cut (init_req_max_new_tokens)."""
         longest = min(self.limits.context_len - 1, self.limits.num_tokens - 1)
-        most = min(seq.max_tokens, longest - len(tokens) - 1, self.limits.num_tokens - len(tokens) - 2)
-        if most < 1:
+        max_tokens = min(seq.max_tokens, longest - len(tokens) - 1, self.limits.num_tokens - len(tokens) - 2)
+        if max_tokens < 1:
             raise InvalidInputError(seq.request_id, f"a prompt of {len(tokens)} tokens does not fit", "shorten it")
-        seq.max_tokens = most
-        live = self._unfinished[seq] = Live(seq, tokens, len(tokens), most)
+        seq.max_tokens = max_tokens
+        live = self._unfinished[seq] = Live(seq, tokens, len(tokens), max_tokens)
         self.waiting.append(live)
 
     def schedule(self) -> Batch:
@@ -224,7 +224,7 @@ class PromptsFirst:
                 continue
             live.tokens.append(live.tokens[0] ^ (1 << 61) if not live.num_output else live.tokens[-1] + 1)
             live.seq.token_ids.append(0)
-            live.is_done = live.num_output >= live.most
+            live.is_done = live.num_output >= live.max_tokens
             if live.is_done:
                 self.blocks.keep(live, live.stored)
                 self._let_go(live)
@@ -311,12 +311,12 @@ class PromptsFirst:
     def _continue(self, live: Live, budget: Budget) -> Live | None:
         """The next chunk of a prompt that was cut; itself where that is not the last."""
         assert budget.chunk is not None
-        most = min(budget.chunk, int(budget.remaining))
-        most = most if most > 0 else budget.chunk
+        room = min(budget.chunk, int(budget.remaining))
+        room = room if room > 0 else budget.chunk
         length = len(live.tokens) - live.prefix
-        live.end = live.prefix + min(length, most)
-        budget.take(live.end - live.prefix, 0 if length > most else min(live.most, MOST_NEW))
-        return live if length > most else None
+        live.end = live.prefix + min(length, room)
+        budget.take(live.end - live.prefix, 0 if length > room else min(live.max_tokens, MOST_NEW))
+        return live if length > room else None
 
     def _admit(self, live: Live, budget: Budget, admitted: list[Live]) -> str:
         assert live.matched is not None
@@ -328,7 +328,7 @@ class PromptsFirst:
         if budget.chunk is None and admitted and length >= budget.tokens:
             self.blocks.tree.unlock(live.matched)
             return "other"
-        verdict, answer = "whole", min(live.most, MOST_NEW)
+        verdict, answer = "whole", min(live.max_tokens, MOST_NEW)
         if budget.chunk is not None and length > budget.chunk:
             verdict, answer, length = "cut", 0, budget.chunk
         live.node = live.matched
@@ -362,7 +362,7 @@ class PromptsFirst:
         """One token of everybody who runs (update_running_batch)."""
         before = len(self._decoding)
         ahead = set(self._in_flight[0].members) if self.limits.overlap and self._in_flight else set()
-        ending = [live for live in self._decoding if live in ahead and live.num_output + 1 >= live.most]
+        ending = [live for live in self._decoding if live in ahead and live.num_output + 1 >= live.max_tokens]
         self._decoding = [live for live in self._decoding if live not in ending]
         if not self._decoding:
             self._is_full = False
@@ -415,7 +415,7 @@ class PromptsFirst:
             order = []
         self._decoding = order
         known = sum([live.num_output for live in order]) + RETRACT_STEPS * len(order)
-        self.ratio = min(1.0, known / (sum([live.most for live in order]) + 1))
+        self.ratio = min(1.0, known / (sum([live.max_tokens for live in order]) + 1))
 
     def _let_go(self, live: Live) -> None:
         self.blocks.release(live)
