@@ -389,6 +389,29 @@ def test_two_ranks_hold_the_halves_of_the_experts() -> None:
             assert torch.equal(widened(experts.w2, expert), down[expert][:, half])
 
 
+@pytest.mark.parametrize("name", ["fp8 deepseek_v3", "nvfp4 modelopt qwen3_moe"])
+def test_a_rank_of_two_holds_half_of_each_experts_channels(name: str) -> None:
+    """32 inner channels: two groups of NVFP4, and one block of fp8, which two ranks cannot share."""
+    packed, meant = CHECKPOINTS[name]()
+    if name.startswith("fp8"):
+        with pytest.raises(UsageError, match=r"cut through the blocks of"):
+            loaded(packed, TensorParallel(1, 2))
+        return
+    floats = load_file(meant / WHOLE)
+    experts = loaded_experts(packed, TensorParallel(1, 2))
+    for expert in (0, 7):
+        gate, up, down = (
+            floats[f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")
+        )
+        assert torch.equal(widened(experts.w13, expert), torch.cat([gate[16:], up[16:]]))
+        assert torch.equal(widened(experts.w2, expert), down[:, 16:])
+
+
+def loaded_experts(folder: Path, tp: TensorParallel) -> Any:
+    layer: Any = loaded(folder, tp).layers[1]
+    return layer.mlp.experts
+
+
 def test_ranks_that_would_cut_a_group_of_experts_inputs_are_refused() -> None:
     """2880 in four: 720 are 22.5 groups. vLLM pads them; this engine does not."""
     with pytest.raises(UsageError, match=r"inputs 0 to 720 of .*experts.down_proj cut through the groups of 32"):
@@ -428,6 +451,29 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path) -> None:
         f"{WHOLE}: tensor '{SCALES}' holds scales that are no numbers (1 of 1024 are 255); "
         "download it again, or quantise the model anew"
     )
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale", "weight_scale_2"])
+def test_damaged_scales_of_nvfp4_are_named(suffix: str, tmp_path: Path) -> None:
+    name = f"model.layers.1.mlp.experts.3.up_proj.{suffix}"
+
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = torch.full_like(tensors[name].float(), float("nan")).to(tensors[name].dtype)
+
+    text = refusal(changed(tmp_path, damage, "nvfp4 modelopt qwen3_moe"), InvalidInputError)
+    assert text.startswith(f"{WHOLE}: tensor '{name}' holds scales that are ")
+
+
+@pytest.mark.parametrize("name", ["nvfp4 modelopt qwen3_moe", "nvfp4 compressed qwen3_moe"])
+def test_random_weights_in_nvfp4_are_as_large_as_plain_ones(name: str) -> None:
+    """32,768 draws of a deviation of 0.02, which is off by 0.02 / sqrt(65,536)."""
+    spec = read_spec(CHECKPOINTS[name]()[0])
+    with torch.inference_mode():
+        source = RandomWeights(1, torch.device("cpu"))
+        model = Model(spec, source, torch_backend, TensorParallel(), torch.float32, torch.device("cpu"), 64)
+    layer: Any = model.layers[0]
+    whole = torch.stack([widened(layer.mlp.experts.w13, expert) for expert in range(8)])
+    assert abs(whole.std().item() - 0.02) < 4 * 0.02 / 65_536**0.5
 
 
 @pytest.mark.parametrize(
@@ -472,8 +518,9 @@ def test_random_experts_are_about_as_large_as_random_plain_ones() -> None:
     assert torch.equal(torch.cat(halves, 1), whole[3])
 
 
-def test_a_dummy_model_of_quantised_experts_runs() -> None:
-    engine = engine_for(gpt_oss()[0], load_format="dummy")
+@pytest.mark.parametrize("name", some(CHECKPOINTS, ["fp8 deepseek_v3", "nvfp4 compressed qwen3_moe"]))
+def test_a_dummy_model_of_quantised_experts_runs(name: str) -> None:
+    engine = engine_for(CHECKPOINTS[name]()[0], load_format="dummy")
     (output,) = engine.generate(random_tokens(9), greedy(4))
     assert len(output.token_ids) == 4
 

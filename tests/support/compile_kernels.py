@@ -127,8 +127,8 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
     for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 128), ("bfloat16", 4096), ("float32", 4096)):
         found[f"experts mxfp4 {dtype} {num_tokens}"] = partial(_experts, "mxfp4", dtype, num_tokens)
-        found[f"experts nvfp4 {dtype} {num_tokens}"] = partial(_experts, "nvfp4", dtype, num_tokens)
-        found[f"experts e4m3 {dtype} {num_tokens}"] = partial(_experts, "e4m3", dtype, num_tokens)
+    for stored, num_tokens in product(("nvfp4", "e4m3"), (8, 4096)):
+        found[f"experts {stored} bfloat16 {num_tokens}"] = partial(_experts, stored, "bfloat16", num_tokens)
     found["nvfp4 bfloat16 64"] = _nvfp4
     found["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
     found["route sigmoid 8 of 256 groups"] = partial(_route, 256, 8, "sigmoid", groups=8, top_groups=4)
