@@ -238,6 +238,10 @@ CHANGES = {
         (0, 21), "offloaded KV lies in one region of /dev/shm for all ranks; before, in pinned memory of each",
         "vLLM v1/kv_offload (SharedOffloadRegion)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
     ),
+    "rocm_weights_allocated": Change(
+        (0, 21), '"Model loading took" is what torch allocated on AMD GPUs, too; before, what the device lost',
+        "vLLM platforms/rocm.py (get_current_memory_usage)", "0.8, 0.9, 0.10, 0.14, 0.19 to 0.24, 0.33",
+    ),
     "runner_v2_by_name": Change(
         (0, 22), "model runner V2 for a list of architectures: a table for penalties, a smaller sampling peak",
         "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.21 to 0.33",

@@ -440,3 +440,18 @@ def version_in(text: str) -> str:
     match = re.search(r"version ([0-9][\w.+]*)|\(v([0-9][\w.+]*)\)", text)
     assert match is not None
     return match[1] or match[2]
+
+
+def test_amd_gpus_logged_what_the_device_lost(run: Run, log: Log) -> None:
+    """vLLM 0.9.2 and 0.20 platforms/rocm.py: total less free memory; from 0.21 what torch allocated, as elsewhere."""
+    text = (
+        "INFO vLLM API server version {}\nModel loading took 15.50 GiB and 5 seconds\n"
+        "Available KV cache memory: 150.0 GiB\n"
+    )
+    words = ("--model", "llama-3.1-8b", "--gpu", "mi300x", "--format", "json")
+    whys = [
+        rows_of(run("reconcile", "--log", log(text.format(release)), *words).json)["weights"]["why"]
+        for release in ("0.20.0", "0.21.0")
+    ]
+    assert "logs what the device lost" in (whys[0] or "")
+    assert "logs what the device lost" not in (whys[1] or "")

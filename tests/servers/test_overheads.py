@@ -521,3 +521,20 @@ def test_gpt_oss_captures_graphs_of_1024_tokens_on_every_gpu(gpu_name: str, rele
     args = EngineArgs(max_model_len=32768)
     request = Request(catalog.load("gpt-oss-20b"), gpus.gpu(gpu_name), args, parse_engine(release))
     assert f"{graphs} graphs" in plan(request).estimates["cuda_graphs"].formula
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "device", "flags", "logged"),
+    [  # vllm-project/vllm#19736: 0.51 GiB at the peak; 0.74 GiB of Qwen2-VL, whose batch had room for one image
+        ("qwen2-audio-7b", "vllm@0.9+v0", "a100-80g", {"max_model_len": 1024, "dtype": "float16"}, 0.51),
+        ("qwen2-vl-7b-awq", "vllm@0.6", "a100-40g", {"max_model_len": 2048}, 0.74),
+    ],
+)
+def test_the_first_engine_profiles_as_many_sequences_as_have_room_for_their_inputs(
+    model: str, engine: str, device: str, flags: dict[str, object], logged: float
+) -> None:
+    """0.8.5 and 0.9.2 worker/model_runner.py: max_num_batched_tokens // tokens of a prompt's inputs, not 256."""
+    made = plan(Request(catalog.load(model), gpus.gpu(device), EngineArgs(**flags), parse_engine(engine)))  # type: ignore[arg-type]
+    peak = made.estimates["activations"]
+    assert peak.low <= logged * GIB <= peak.high
+    assert peak.likely == pytest.approx(logged * GIB, rel=0.6)

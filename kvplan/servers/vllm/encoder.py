@@ -106,6 +106,20 @@ def budget_of(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Ve
     return EncoderBudget(compute, cache, items, per_prompt, per_batch, profiled)
 
 
+def first_engine_seqs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> int:
+    """The sequences of the first engine's profile run: as many as have room for all inputs of a prompt each.
+
+    Source: vLLM 0.8.5 and 0.9.2 worker/model_runner.py (profile_run), multimodal/registry.py: one of each by default.
+    """
+    seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
+    if not settings.first_engine or not rules.takes_items(spec, args, release):
+        return seqs
+    every = items_of(spec, settings.max_model_len, release, args.limit_mm_per_prompt, args.mm_processor_kwargs) or {}
+    limits = limits_of(args.limit_mm_per_prompt)
+    each_prompt = sum(item.tokens * (limits[name].count if name in limits else 1) for name, item in every.items())
+    return max(1, min(seqs, tokens // each_prompt)) if each_prompt else seqs
+
+
 def whole_items(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
     """Whether an item must be computed in one step."""
     return args.disable_chunked_mm_input or rules.sees_ahead(spec, args, release)

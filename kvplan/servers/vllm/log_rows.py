@@ -111,6 +111,9 @@ def _weights_why(log: ServerLog, made: Plan, row: Row) -> str:
         return row.why
     if row.error is not None and row.error < 0 and is_drafting(log) and made.request.draft is None:
         return "the draft model that speculates is loaded too"
+    device_lost = made.request.gpu.vendor == "amd" and not made.request.release.has("rocm_weights_allocated")
+    if device_lost and row.error is not None and row.error < 0:
+        return "on AMD GPUs this release logs what the device lost, modules and workspaces of libraries included"
     if made.request.spec.multimodal and row.error is not None and row.error > 0:
         return "a server without image or audio inputs does not load their towers"
     return ""

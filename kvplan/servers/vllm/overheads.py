@@ -423,7 +423,8 @@ def activations(
 
     Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
     """
-    element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
+    element, tokens = element_bytes(settings), settings.max_num_batched_tokens
+    seqs = encoder.first_engine_seqs(spec, settings, args, release)
     width = widths(spec, args.tensor_parallel_size, expert_ranks(args))
     hidden = element * tokens * spec.hidden_size
     forward = element * tokens * (2 * spec.hidden_size + width.layer)
