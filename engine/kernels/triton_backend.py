@@ -11,6 +11,7 @@ from engine.kernels.fp8 import fp8_linear
 from engine.kernels.fp8_block import fp8_block_linear
 from engine.kernels.int4 import int4_linear
 from engine.kernels.latent import latent_decode, latent_planner
+from engine.kernels.lora import lora_expand, lora_shrink
 from engine.kernels.moe import moe_mlp
 from engine.kernels.moe_fp4 import nvfp4_linear
 from engine.kernels.norm import rms_norm
@@ -35,6 +36,8 @@ __all__ = [
     "int4_linear",
     "latent_decode",
     "latent_planner",
+    "lora_expand",
+    "lora_shrink",
     "moe_mlp",
     "nucleus_floors",
     "nvfp4_linear",

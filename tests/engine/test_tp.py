@@ -17,7 +17,9 @@ from engine.tp import GROUP_TIMEOUT, TensorParallel, join
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.hf_config import load_spec
 from kvplan.servers.bundled.rules import EngineInputs, predict
+from tests.engine.test_lora import wrong_tokens
 from tests.support.parts import some
+from tests.support.small_adapters import merged_model, saved_adapter
 from tests.support.small_engines import engine_for, random_tokens, saved_model, wrong_greedy_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +42,16 @@ def job(family: str, size: int, params: dict[str, Any] | None = None, **changes:
         "prompts": PROMPTS if family != "llama_250" else [[token % 250 for token in prompt] for prompt in PROMPTS],
         "params": {**GREEDY, **(params or {})},
     }
+
+
+def adapters() -> dict[str, Path]:
+    return {"x": saved_adapter("llama", seed=1), "y": saved_adapter("llama", rank=8, seed=2)}
+
+
+def adapted_job(fully_sharded: bool) -> dict[str, Any]:
+    """Requests of two adapters and of none in one batch, on two ranks."""
+    slots: dict[str, Any] = {"max_loras": 2, "max_lora_rank": 8, "fully_sharded_loras": fully_sharded}
+    return job("llama", 2, **slots) | {"adapters": {name: str(path) for name, path in adapters().items()}}
 
 
 def free_port() -> int:
@@ -98,6 +110,7 @@ def two_ranks() -> dict[str, list[dict[str, Any]]]:
         "own prompts": job("llama", 2) | {"own_prompts": True},
         "guessed": job("llama", 2) | {"draft": str(saved_model("llama"))},
         "three": job("llama", 3),
+        **{f"adapters {how}": adapted_job(is_full) for how, is_full in (("shared", False), ("fully shared", True))},
         **{dtype: job("llama", 2, dtype=dtype, max_num_batched_tokens=256) for dtype in WIDE_STEP},
     }
     answers = run_ranks(list(jobs.values()), 2)
@@ -222,6 +235,23 @@ def test_the_peak_of_a_rank_is_the_planners(dtype: str) -> None:
     summed = 256 * 64 * getattr(torch, dtype).itemsize
     for rank in two_ranks()[dtype]:
         assert planned <= rank["activations"] <= 1.01 * planned + summed  # small tensors
+
+
+@pytest.mark.parametrize("how", ["shared", "fully shared"])
+def test_two_ranks_add_what_adapters_would_on_one(how: str) -> None:
+    first, second = two_ranks()[f"adapters {how}"]
+    assert first["tokens"] == second["tokens"]
+    folders = [*(merged_model("llama", path) for path in adapters().values()), saved_model("llama")]
+    for folder, prompt, token_ids in zip(folders, PROMPTS, first["tokens"], strict=True):
+        assert len(token_ids) == NUM_TOKENS
+        assert wrong_tokens(folder, prompt, token_ids) == []
+    # float32 at rank 8 of 3 layers: q, k, v of 64 inputs with 32, 16 and 16 outputs; o of 32 with 64; gate and up of
+    # 64 with 48 each; down of 48 with 64. Fully shared: half of A in q, k, v, gate and up, half of B in o and down.
+    a, b = (3 * 64 + 2 * 64, 64 + 96), (32 + 48, 64 + 64)
+    shares = (a[0] // 2 + a[1] + b[0] + b[1] // 2) if how == "fully shared" else sum(a + b)
+    # 24 tokens: a tile of 16, and one more for each slot; where the layers begin
+    beside = (1 + 2) * (1 + 16) + 2 + 3 * (4 + 2 + 3 + 2)
+    assert [rank["lora"] for rank in (first, second)] == [4 * (2 * 8 * 3 * shares + beside)] * 2
 
 
 # --- four ranks ----------------------------------------------------------------------------------------------------

@@ -143,6 +143,9 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["fp8 blocks bfloat16 8 splits"] = partial(_fp8_block, "bfloat16", 8, num_splits=4)
     for dtype, num_tokens in (("bfloat16", 64), ("bfloat16", 2047), ("float32", 64)):
         found[f"fp8 blocks {dtype} {num_tokens}"] = partial(_fp8_block, dtype, num_tokens)
+    for dtype, num_tokens, rank in (("bfloat16", 8, 16), ("bfloat16", 2048, 64), ("float32", 2048, 64)):
+        found[f"lora {dtype} {num_tokens} rank {rank}"] = partial(_lora, dtype, num_tokens, rank)
+    found["lora bfloat16 8 odd inputs"] = partial(_lora, "bfloat16", 8, 320, num_inputs=4104)
     found["draw 128256"] = partial(_draw, 128_256)
     found["draw 151936 floors"] = partial(_draw, 151_936, floors=True)
     found["draw bfloat16 151936"] = partial(_draw, 151_936, dtype="bfloat16")
@@ -334,6 +337,18 @@ def _fp8_block(dtype: str, num_tokens: int, *, num_splits: int = 1) -> None:
     x, values = empty(num_tokens, 4096, dtype=dtype), empty(4096, 4096, dtype="float8_e4m3fn")
     scales = empty(32, 32, dtype="float32")
     triton_backend.fp8_block_linear(x, values, scales, (128, 128), num_splits=num_splits)
+
+
+def _lora(dtype: str, num_tokens: int, rank: int, *, num_inputs: int = 4096) -> None:
+    """Four adapters of Llama 8B's queries, keys and values."""
+    from engine.kernels import triton_backend
+    from engine.kernels.lora_rows import LoraRows
+
+    rows = LoraRows(empty(8192, dtype="int32"), empty(128, dtype="int32"), empty(4, dtype="int32"))
+    x, a = empty(num_tokens, num_inputs, dtype=dtype), empty(4, 3, rank, num_inputs, dtype=dtype)
+    small = triton_backend.lora_shrink(x, a, rows)
+    y, b = empty(num_tokens, 6144, dtype=dtype), empty(4, 6144, rank, dtype=dtype)
+    triton_backend.lora_expand(y, small, b, empty(4, dtype="int32"), 4096, rows)
 
 
 def _draw(vocab_size: int, *, floors: bool = False, dtype: str = "float32") -> None:

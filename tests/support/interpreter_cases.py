@@ -149,6 +149,18 @@ class Moe:
 
 
 @dataclass(frozen=True, slots=True)
+class Lora:
+    """What adapters add to a fused product: tokens of three adapters in turn and of none, in strided tensors."""
+
+    dtype: str = "float32"
+    tokens: int = 7
+    inputs: int = 96
+    outputs: tuple[int, ...] = (48, 80, 17)
+    ranks: tuple[int, ...] = (16, 3, 8)  # of slots for 16
+    first: int = -1  # the first token's slot; -1: none
+
+
+@dataclass(frozen=True, slots=True)
 class Int4:
     """Products with 4-bit weights: groups 1 is one scale for each output."""
 
@@ -240,6 +252,7 @@ Case = (
     | Route
     | Group
     | Moe
+    | Lora
     | Int4
     | Nvfp4
     | Fp8Rows
@@ -366,6 +379,11 @@ def _others() -> list[Case]:
         Nvfp4("bfloat16", tokens=17, inputs=80, parts=(7,)),
         *(Moe("float16", inner=64, stored=stored) for stored in ("fp8", "fp8 as bytes")),
         Moe("bfloat16", tokens=40, experts=2, hidden=64, inner=64, biases=True),
+        *(Lora(dtype) for dtype in ("float32", "float16", "bfloat16")),
+        Lora(tokens=1),
+        Lora("bfloat16", tokens=1, inputs=72, outputs=(64,), first=1),
+        Lora(tokens=33, inputs=40, outputs=(3,), ranks=(1, 16, 2)),
+        Lora("bfloat16", tokens=530, inputs=128, outputs=(64, 3)),  # in tiles of 64
         *(Int4(dtype) for dtype in ("float32", "float16", "bfloat16")),
         *(Int4("bfloat16", inputs=512, groups=groups) for groups in (1, 2, 16, 64)),  # of 512, 256, 32 and 8 inputs
         *(Int4(inputs=inputs, groups=groups) for inputs, groups in ((8, 1), (96, 3), (208, 1), (272, 2), (384, 8))),

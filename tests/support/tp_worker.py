@@ -10,6 +10,7 @@ import torch
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.draft_rules import SpeculativeConfig
+from engine.request import RequestOutput
 from kvplan.cli.main import end
 from kvplan.core.errors import KvplanError
 
@@ -22,19 +23,33 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         engine = Engine(Path(job["folder"]), EngineConfig(**job["config"], speculative_config=speculative))
     except KvplanError as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    for name, path in job.get("adapters", {}).items():
+        engine.load_adapter(name, path)
     rank = int(os.environ["RANK"])
     prompts = [prompt[rank:] for prompt in job["prompts"]] if job.get("own_prompts") else job["prompts"]
-    outputs = engine.generate(prompts, SamplingParams(**job["params"]))
+    params = SamplingParams(**job["params"])
+    outputs = with_adapters(engine, job, params) if "adapters" in job else engine.generate(prompts, params)
     memory = engine.memory_report()
     return {
         "tokens": [output.token_ids for output in outputs],
         "num_preemptions": engine.stats().num_preemptions,
         "weights": memory.weights,
+        "lora": memory.lora,
         "activations": memory.activations,
         "kv_cache": memory.kv_cache,
         "num_blocks": memory.num_blocks,
         "guesses": None if (guesses := engine.draft_stats()) is None else guesses.counts,
     }
+
+
+def with_adapters(engine: Engine, job: dict[str, Any], params: SamplingParams) -> list[RequestOutput]:
+    """One batch, a request of each adapter in turn and one of none."""
+    names = [*job["adapters"], None]
+    ids = [engine.add_request(prompt, params, adapter=names[i % len(names)]) for i, prompt in enumerate(job["prompts"])]
+    outputs: dict[str, RequestOutput] = {}
+    while engine.has_unfinished:
+        outputs |= {output.request_id: output for output in engine.step()}
+    return [outputs[request_id] for request_id in ids]
 
 
 def main() -> None:
