@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +45,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "async_scheduling": "async_scheduling",
     "enforce_eager": "enforce_eager",
     "tensor_parallel_size": "tensor_parallel_size",
+    "max_lora_rank": "max_lora_rank",
+    "fully_sharded_loras": "fully_sharded_loras",
 }
 HOST, PORT = "127.0.0.1", "8000"
 
@@ -103,6 +105,7 @@ def simulated(options: ServeOptions) -> "Start":
     spec = the_plan.request.spec
     directory = None if options.tokenizer is None else Path(options.tokenizer)
     count = None if options.output_tokens is None else parse_tokens(options.output_tokens, "--output-tokens")
+    modules = modules_of(options, the_plan.request.args.max_loras)
     backend = Twin(
         the_plan,
         step_time(the_plan, shares_of(options.efficiency), options.calibration),
@@ -110,10 +113,11 @@ def simulated(options: ServeOptions) -> "Start":
         eos_token_ids=frozenset() if directory is None else read_eos_token_ids(directory),
         speed=speed_of(options.speed),
         output_tokens=count or 128,
+        adapters=modules,
     )
     major, minor = the_plan.request.release.number[:2]
     log = twin_log(the_plan, f"{major}.{minor}.0")
-    return Start(backend, cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay))
+    return Start(backend, cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay), modules)
 
 
 def of_engine(options: ServeOptions) -> "Start | None":
@@ -143,7 +147,10 @@ def of_engine(options: ServeOptions) -> "Start | None":
     if spec is not None and not options.quiet and not rank:
         output.tell("note", f"serve: {printable(spec.name, 200)} has random weights; name a directory for its own")
     source: Any = spec if directory is None else directory
+    modules = modules_of(options, config.max_loras)
     engine = Engine(source, config)
+    for name, path in modules.items():
+        engine.load_adapter(name, path)
     if options.tokenizer is not None:
         engine.tokenizer = tokenizer_of(Path(options.tokenizer), engine.spec.vocab_size)
     elif engine.tokenizer is None:
@@ -151,7 +158,45 @@ def of_engine(options: ServeOptions) -> "Start | None":
     if rank:
         follow(engine)
         return None
-    return start_of(engine)
+    return replace(start_of(engine), adapters=modules)
+
+
+def slots_of(options: ServeOptions) -> int:
+    """Slots for adapters of the bundled engine: --enable-lora alone is one, as vLLM's."""
+    count = 0 if options.max_loras is None else read_argument("max_loras", options.max_loras, "--max-loras")
+    if options.enable_lora is False and count:
+        raise UsageError("--no-enable-lora", "contradicts --max-loras", "leave one out")
+    return count or int(options.enable_lora is True)
+
+
+def modules_of(options: ServeOptions, max_loras: int) -> dict[str, str]:
+    """--lora-modules: directories by the names that clients use."""
+    modules: dict[str, str] = {}
+    for text in options.lora_modules or []:
+        where = f"--lora-modules {printable(text, 60)}"
+        if not max_loras:
+            raise UsageError(where, "there is no slot for adapters", "add --enable-lora, or --max-loras N")
+        name, path = module_of(text, where)
+        if name in modules or name in (options.served_model_name or [options.model]):
+            raise UsageError(where, f"{printable(name, 60)!r} is named twice", "choose another name")
+        modules[name] = path
+    return modules
+
+
+def module_of(text: str, where: str) -> tuple[str, str]:
+    """(name, path) of NAME=DIR, or of an object of JSON, as vLLM takes them."""
+    name, _, path = text.partition("=")
+    if text.startswith("{"):
+        try:
+            values = json.loads(text)
+            name, path = values.pop("name"), values.pop("path")
+        except (ValueError, KeyError) as error:
+            raise UsageError(where, "is no object with name and path", "write NAME=DIR") from error
+        if set(values) - {"base_model_name"}:
+            raise UsageError(where, f"has {sorted(values)[0]!r}, which is not known", "write NAME=DIR")
+    if not (isinstance(name, str) and isinstance(path, str) and name and path):
+        raise UsageError(where, "must be NAME=DIR", "write my-adapter=/path/to/it")
+    return name, path
 
 
 def rank_of(options: ServeOptions) -> int:
@@ -176,7 +221,7 @@ def has_weights(path: Path) -> bool:
 def refuse_others(options: ServeOptions) -> None:
     """Refuse what a plan takes and the bundled engine does not have."""
     plain = PlanOptions()
-    taken = {"model", "gpu", "max_model_len", "revision", "offline", *SETTINGS}
+    taken = {"model", "gpu", "max_model_len", "revision", "offline", "enable_lora", "max_loras", *SETTINGS}
     names = [field.name for field in fields(PlanOptions)]
     for name in dict.fromkeys([*names, *ARGUMENTS]):
         if name not in taken and getattr(options, name) != getattr(plain, name):
@@ -198,6 +243,7 @@ def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> 
         max_model_len=context,
         load_format="dummy" if is_dummy else "auto",
         speculative_config=speculative_of(options, is_dummy=is_dummy),
+        max_loras=slots_of(options),
         seed=0 if options.seed in (None, "0") else parse_count(str(options.seed), "--seed", 2**62),
         **settings,
     )
@@ -256,12 +302,13 @@ def answer(options: ServeOptions, start: "Start") -> int:
     served = served_of(options, start)
     drain_s = math.ceil(parse_duration(options.drain_timeout or "30s", "--drain-timeout"))
     listener = listen(options.host or HOST, port_of(options.port or PORT))
-    drafts = start.backend.scheduler.config.drafts
+    rules = start.backend.scheduler.config
     metrics = ServerMetrics(
         served.names[0],
         start.backend.max_model_len,
         start.cache_config,
-        0 if drafts is None else drafts.num_drafts,
+        0 if rules.drafts is None else rules.drafts.num_drafts,
+        rules.max_loras,
     )
     url = url_of(listener.getsockname())
     with listener:
@@ -323,5 +370,6 @@ def served_of(options: ServeOptions, start: "Start") -> "Served":
         limits=limits,
         template=template_of(text_directory(options)),
         api_keys=keys,
+        adapters=start.adapters,
         request_timeout_s=None if timeout is None else parse_duration(timeout, "--request-timeout"),
     )

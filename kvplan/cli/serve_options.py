@@ -46,6 +46,14 @@ class ServeOptions(PlanOptions):
     served_model_name: Annotated[
         Texts, option("--served-model-name", help="Name of the model for clients; repeatable.", metavar="NAME")
     ] = None
+    lora_modules: Annotated[
+        Texts,
+        option(
+            "--lora-modules",
+            help="Adapter of peft's that clients name in place of the model; repeatable. Needs --enable-lora.",
+            metavar="NAME=DIR",
+        ),
+    ] = None
     max_num_queued_reqs: Annotated[
         Text,
         option(

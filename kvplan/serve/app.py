@@ -5,7 +5,7 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -34,6 +34,7 @@ class Served:
     names     of the model; the first is the one that answers and metrics give
     num_tokens  of the model's vocabulary
     version   of kvplan
+    adapters  paths of adapters by name: clients name one in place of the model
     api_keys  one of which every request under /v1 must bring; none: any may come
     """
 
@@ -45,6 +46,7 @@ class Served:
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     request_timeout_s: float | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 class Api:
@@ -134,7 +136,7 @@ class Api:
 
     def _check_model(self, name: str | None) -> str:
         names = self.served.names
-        if name is not None and name not in names:
+        if name is not None and name not in names and name not in self.served.adapters:
             raise ApiError(f"The model `{name[:200]}` does not exist.", status=404, kind="NotFoundError", param="model")
         return name or names[0]
 
@@ -176,7 +178,8 @@ class Api:
             raise ApiError("stop: the model has no tokenizer; use stop_token_ids", param="stop")
         answers = checked_lengths(prompts, max_tokens, self.worker.backend.max_model_len)
         with_usage, each_usage = _stream_options(values)
-        generation = started(self.worker, self.served.limits, prompts, values, answers, logprobs, shape.prefix)
+        adapter = model if model in self.served.adapters else None
+        generation = started(self.worker, self.served.limits, prompts, values, answers, logprobs, shape.prefix, adapter)
         name = generation.jobs[0].request_id.rpartition("-")[0]
         head = {"id": name, **shape.head(model, stream=bool(values["stream"]))}
         if values["stream"]:
@@ -256,20 +259,22 @@ class Api:
         return JSONResponse({"prompt": tokenizer.decode(values["tokens"], skip_special_tokens=False)})
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.served.names]})
+        names = (*self.served.names, *self.served.adapters)
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
         return JSONResponse(self._model(self._check_model(request.path_params["name"])))
 
     def _model(self, name: str) -> dict[str, Any]:
+        path = self.served.adapters.get(name)  # an adapter's card is as vLLM's
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "kvplan",
-            "root": self.served.names[0],
-            "parent": None,
-            "max_model_len": self.worker.backend.max_model_len,
+            "root": path or self.served.names[0],
+            "parent": self.served.names[0] if path else None,
+            "max_model_len": None if path else self.worker.backend.max_model_len,
         }
 
     async def health(self, request: Request) -> Response:

@@ -36,6 +36,7 @@ class Backend(Protocol):
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> Request:
         """Queue a request; on_token is called for each of its tokens. Raises what refuses it."""

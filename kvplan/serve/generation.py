@@ -147,7 +147,7 @@ class Generation:
 
 def started(
     worker: Worker, limits: Limits, prompts: list[list[int]], values: dict[str, Any], answers: list[int],
-    logprobs: int | None, prefix: str,
+    logprobs: int | None, prefix: str, adapter: str | None = None,
 ) -> Generation:  # fmt: skip
     """Hand the jobs of a request to the worker; ApiError (503) where its queue is full."""
     n = values["n"]
@@ -162,7 +162,17 @@ def started(
             params = params_of(values, max_tokens, logprobs, child)
             index = number * n + child
             jobs.append(
-                Job(f"{name}-{index}", prompt, params, pieces, index, group, values["priority"], values["cache_salt"])
+                Job(
+                    f"{name}-{index}",
+                    prompt,
+                    params,
+                    pieces,
+                    index,
+                    group,
+                    values["priority"],
+                    values["cache_salt"],
+                    adapter,
+                )
             )
     for job in jobs:
         worker.submit(job)

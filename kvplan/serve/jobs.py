@@ -74,6 +74,7 @@ class Job:
     group: Group = field(default_factory=Group)
     priority: int = 0
     cache_salt: str | None = None
+    adapter: str | None = None
     times: Timed = field(default_factory=Timed)
     request: Request | None = None  # the backend's, in its thread only
     delay: float = 0.0  # seconds by which its client sees tokens later than the backend gives them

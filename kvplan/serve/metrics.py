@@ -1,6 +1,6 @@
 """The server's /metrics page, by vLLM's names, types, labels and buckets (0.33, v1/metrics/loggers.py).
 
-Every figure is one that vLLM's page has; what this server has nothing to say of (adapters, other nodes, images) is left
+Every figure is one that vLLM's page has; what this server has nothing to say of (other nodes, images) is left
 out of it rather than served as 0.
 """
 
@@ -55,9 +55,16 @@ class ServerMetrics:
     """All figures of one server; they are counted in the backend's thread, and read from any."""
 
     def __init__(
-        self, model_name: str, max_model_len: int, cache_config: Mapping[str, str], num_drafts: int = 0
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_config: Mapping[str, str],
+        num_drafts: int = 0,
+        max_loras: int = 0,
     ) -> None:
-        """num_drafts  tokens that are guessed at a time; 0: without speculation, of which the page then says nothing"""
+        """num_drafts  tokens that are guessed at a time; 0: without speculation, of which the page then says nothing
+        max_loras   slots for adapters; 0: the page says nothing of them
+        """
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
         PlatformCollector(self.registry)
@@ -79,6 +86,9 @@ class ServerMetrics:
             registry=self.registry,
         )
         info.labels(**cache_config, engine="0").set(1)
+        self._max_loras = str(max_loras)
+        self._adapters: list[str] = []  # that have requests, in the order in which they came by them
+        self._lora_info = self._lora_gauge() if max_loras else None
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"vllm:{name}", text, tuple(self._labels), registry=self.registry).labels(**self._labels)
@@ -106,6 +116,23 @@ class ServerMetrics:
         self._for_capacity = by_reason.labels(**self._labels, reason="capacity")
         by_reason.labels(**self._labels, reason="deferred").set(0)  # nothing but room is waited for
         self._usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
+
+    def _lora_gauge(self) -> Gauge:
+        names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        return Gauge("vllm:lora_requests_info", "Running stats on lora requests.", names, registry=self.registry)
+
+    def _adapters_now(self, gauge: Gauge, scheduler: Scheduler) -> None:
+        """Both labels name every adapter with a request, as vLLM 0.33's do; the value is the time.
+
+        A set of labels that no longer holds goes: vLLM leaves it, with the time when it last held.
+        """
+        unfinished = sorted((*scheduler.running, *scheduler.waiting), key=lambda seq: seq.arrival)
+        present = dict.fromkeys(seq.adapter for seq in unfinished if seq.adapter is not None)
+        kept = [name for name in self._adapters if name in present]
+        self._adapters = [*kept, *(name for name in present if name not in kept)]
+        names = ",".join(self._adapters)
+        gauge.clear()
+        gauge.labels(self._max_loras, names, names).set_to_current_time()
 
     def _counters(self, model_name: str) -> None:
         queried = "Prefix cache queries, in terms of number of queried tokens."
@@ -237,6 +264,8 @@ class ServerMetrics:
         self._waiting.set(len(scheduler.waiting))
         self._for_capacity.set(len(scheduler.waiting))
         self._usage.set(scheduler.blocks.usage)
+        if self._lora_info is not None:
+            self._adapters_now(self._lora_info, scheduler)
 
     def ended(self, job: "Job", reason: str) -> None:
         """The end of a request, by whatever reason."""

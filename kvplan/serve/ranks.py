@@ -41,12 +41,14 @@ class Leader:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> Request:
         self._tell("submit")
         return self._engine.submit(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, on_token=on_token
-        )
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter,
+            on_token=on_token,
+        )  # fmt: skip
 
     def abort(self, request_id: str) -> object:
         self._tell("abort", request_id)

@@ -78,7 +78,7 @@ def measured_log(engine: Engine) -> list[str]:
         f"Starting to load model {engine.spec.name}...",
         f"Using max model len {engine.max_model_len}",
         f"Chunked prefill is enabled with max_num_batched_tokens={engine.config.max_num_batched_tokens}.",
-        f"Model loading took {(memory.weights + memory.buffers) / GIB:.6f} GiB memory and 0.00 seconds",
+        f"Model loading took {(memory.weights + memory.buffers + memory.lora) / GIB:.6f} GiB memory and 0.00 seconds",
         f"Available KV cache memory: {memory.kv_cache / GIB:.6f} GiB",
         f"GPU KV cache size: {num_tokens(engine):,} tokens",
     ]
@@ -90,6 +90,6 @@ def rows(engine: Engine) -> list[str]:
     drafts = Speculation(engine.config.rows_per_seq - 1, draft_of(engine))
     predicted = predict(engine.spec, inputs_of(engine), non_torch=memory.non_torch, speculation=drafts)
     lines = [f"{'bytes':<12} {'planned':>16} {'measured':>16}"]
-    for name in ROWS:
+    for name in (*ROWS, *["lora"] * (engine.config.max_loras > 0)):
         lines.append(f"{name:<12} {getattr(predicted, name):>16,} {getattr(memory, name):>16,}")
     return lines

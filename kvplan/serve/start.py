@@ -4,7 +4,7 @@ The lines are worded as vLLM's are, so that `kvplan reconcile --log` reads them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvplan.core.units import GIB
@@ -21,6 +21,7 @@ class Start:
     cache_config  labels of cache_config_info
     log           lines of its start
     model         the name it serves under unless told another; num_tokens: of its vocabulary
+    adapters      paths by name
     """
 
     backend: Backend
@@ -29,6 +30,7 @@ class Start:
     model: str
     num_tokens: int
     hooks: Hooks = NO_HOOKS
+    adapters: dict[str, str] = field(default_factory=dict)
 
 
 def cache_config(plan: Plan) -> dict[str, str]:

@@ -7,9 +7,10 @@ the same tokens; it ends after as many as the server was told to give, or where 
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from engine.config import SamplingParams
@@ -70,6 +71,7 @@ class Twin:
 
     speed          how much faster than the plan its clock runs
     output_tokens  of an answer that nothing else ends
+    adapters       paths by name: they decide who runs beside whom, and what is found in the prefix cache
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Twin:
         speed: float = 1.0,
         output_tokens: int = 128,
         clock: Clock | None = None,
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         config = scheduler_config(plan, "paged")
         self.tokenizer = tokenizer
@@ -95,6 +98,7 @@ class Twin:
         self._eos = eos_token_ids or (frozenset() if own_end is None else frozenset([own_end]))
         self._output_tokens = output_tokens
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
+        self._adapters = adapters
         self._requests: dict[str, Request] = {}
         self._starts: dict[str, int] = {}  # where in the text a request's answer begins
         self._in_flight: deque[Flight] = deque()
@@ -112,6 +116,7 @@ class Twin:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> Request:
         params = params or SamplingParams()
@@ -121,12 +126,16 @@ class Twin:
                 "this server simulates and has no logits: its answer is a fixed text",
                 "leave it out, or serve a model",
             )
+        if adapter is not None and adapter not in self._adapters:
+            raise InvalidInputError("adapter", f"{adapter!r:.60} is not known", "name another, or leave it out")
+        keys = () if adapter is None else (("lora", adapter, self._adapters[adapter]),)
         seq = Sequence(
             request_id or f"request-{next(self._ids)}",
             prompt_token_ids(prompt, None, self._vocab_size),
             params.max_tokens,
             priority,
-            extra_keys=() if cache_salt is None else (cache_salt,),
+            extra_keys=keys if cache_salt is None else (*keys, cache_salt),
+            adapter=adapter,
             stop_token_ids=stop_token_ids(params, self._eos, self.tokenizer),
         )
         if not self._eos and not params.ignore_eos:  # no token could end it

@@ -143,6 +143,7 @@ class Worker:
                 request_id=job.request_id,
                 priority=job.priority,
                 cache_salt=job.cache_salt,
+                adapter=job.adapter,
                 on_token=self._on_token,
             )
         except Exception as error:  # whatever is wrong with one request must not end the others

@@ -138,6 +138,7 @@ def scheduler_config(plan: Plan, allocator: Literal["paged", "contiguous"]) -> S
         enable_prefix_caching=settings.prefix_caching,
         batch_queue_depth=settings.batches,
         allocator=allocator,
+        max_loras=plan.request.args.max_loras,
     )
 
 

@@ -92,12 +92,19 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("serve", MODEL, "--speed", "2"), "--speed"),
     (("serve", MODEL, "--quantization", "fp8"), "--quantization"),
     (("serve", MODEL, "--tp", "2"), "torchrun --nproc-per-node 2 -m kvplan serve"),
-    (("serve", MODEL, "--enable-lora"), "--enable-lora"),
     (("serve", MODEL, "--speculative-config", "{"), "--speculative-config: is not a JSON object"),
     (("serve", MODEL, "--speculative-config", '{"method": "eagle", "num_speculative_tokens": 2}'), "method must be"),
     (("serve", MODEL, "--speculative-config", '{"method": "ngram"}'), "num_speculative_tokens must be"),
     (("serve", MODEL, "--speculative-config", '{"rejection_sample_method": "x"}'), "rejection_sample_method"),
     ((*WORDS, "--speculative-config", "{}"), "--speculative-config"),
+    (("serve", MODEL, "--lora-target-modules", "q_proj"), "--lora-target-modules"),
+    (("serve", MODEL, "--lora-modules", "x=/no"), "--lora-modules x=/no: there is no slot for adapters"),
+    (("serve", MODEL, "--no-enable-lora", "--max-loras", "2"), "--no-enable-lora"),
+    ((*WORDS, "--lora-modules", "x=/no"), "add --enable-lora, or --max-loras N"),
+    ((*WORDS, "--enable-lora", "--lora-modules", "x"), "must be NAME=DIR"),
+    ((*WORDS, "--enable-lora", "--lora-modules", '{"name": "x"}'), "is no object with name and path"),
+    ((*WORDS, "--enable-lora", "--lora-modules", f"{MODEL}=/no"), "is named twice"),
+    ((*WORDS, "--enable-lora", "--lora-modules", "x=/a", "--lora-modules", "x=/b"), "is named twice"),
 ]
 
 

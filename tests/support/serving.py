@@ -5,7 +5,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -44,8 +44,9 @@ def tokenizer() -> Any:
 
 
 def twin(
-    the_plan: Plan | None = None, *, speed: float = 1e4, output_tokens: int = 24, clock: Clock | None = None
-) -> Twin:
+    the_plan: Plan | None = None, *, speed: float = 1e4, output_tokens: int = 24, clock: Clock | None = None,
+    adapters: Mapping[str, str] | None = None,
+) -> Twin:  # fmt: skip
     the_plan = the_plan or planned()
     return Twin(
         the_plan,
@@ -54,6 +55,7 @@ def twin(
         speed=speed,
         output_tokens=output_tokens,
         clock=clock,
+        adapters=adapters or {},
     )
 
 
@@ -139,12 +141,13 @@ def serving(
     """A server over a backend, gone with its threads at the end."""
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
     served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), ChatTemplate(), **changes)
-    drafts = backend.scheduler.config.drafts
+    rules = backend.scheduler.config
     metrics = ServerMetrics(
         MODEL,
         backend.max_model_len,
         cache_config(planned()) if config is None else config,
-        0 if drafts is None else drafts.num_drafts,
+        0 if rules.drafts is None else rules.drafts.num_drafts,
+        rules.max_loras,
     )
     hooks = Hooks(backend.delay) if isinstance(backend, Twin) else Hooks()
     api = Api(Worker(backend, metrics, hooks), served)

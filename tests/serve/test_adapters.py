@@ -1,0 +1,137 @@
+"""Adapters of a server: listed, chosen by `model`, refused as OpenAI refuses models, and on /metrics as vLLM has them."""
+
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.sequence import Sequence
+from kvplan.serve.metrics import ServerMetrics
+from kvplan.serve.real import cache_config, measured_log, rows
+from tests.engine.test_lora import with_adapters
+from tests.serve.test_engine_backend import stand_in
+from tests.serve.test_server import until
+from tests.support.serving import MODEL, Gate, Serving, planned, serving, twin
+from tests.support.small_adapters import saved_adapter
+from tests.support.small_engines import greedy, random_tokens
+
+TEXT = "/v1/completions"
+(PROMPT,) = random_tokens(17)
+
+
+def paths() -> dict[str, Any]:
+    return {"x": saved_adapter("llama", seed=1), "y": saved_adapter("llama", rank=8, seed=2)}
+
+
+def engine_with_adapters() -> Any:
+    engine = with_adapters("llama", paths())
+    engine.tokenizer = stand_in(256)
+    return engine
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    engine = engine_with_adapters()
+    adapters = {name: str(path) for name, path in paths().items()}
+    with serving(engine, cache_config(engine), adapters=adapters) as running:
+        yield running
+
+
+def test_adapters_are_listed_as_vllm_lists_them(server: Serving) -> None:
+    """vLLM 0.33 entrypoints/openai/models/serving.py: root is the path, parent the model, no length of its own."""
+    base, *adapters = server.get("/v1/models")["data"]
+    assert (base["id"], base["root"], base["parent"], base["max_model_len"]) == (MODEL, MODEL, None, 96)
+    assert [(card["id"], card["root"], card["parent"], card["max_model_len"]) for card in adapters] == [
+        (name, str(path), MODEL, None) for name, path in paths().items()
+    ]
+    assert server.get("/v1/models/y") == adapters[1]
+
+
+def test_an_adapter_is_chosen_by_its_name(server: Serving) -> None:
+    engine = engine_with_adapters()
+    texts = []
+    for model, adapter in ((MODEL, None), ("x", "x"), ("y", "y")):
+        answer = server.post(TEXT, model=model, prompt=PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
+        (output,) = engine.generate([PROMPT], greedy(12), adapter=adapter)
+        assert (answer["model"], answer["choices"][0]["text"]) == (model, output.text)
+        texts.append(output.text)
+    assert len(set(texts)) == 3
+
+
+@pytest.mark.parametrize("path", [TEXT, "/v1/chat/completions"])
+def test_a_model_that_is_not_there_is_openais_404(server: Serving, path: str) -> None:
+    body = {"model": "z", "prompt": PROMPT} if path == TEXT else {"model": "z", "messages": []}
+    status, error = server.refusal(path, body)
+    assert (status, error["type"], error["param"]) == (404, "NotFoundError", "model")
+    assert error["message"] == "The model `z` does not exist."
+
+
+def test_openais_client_sees_adapters(server: Serving) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        assert [card.id for card in client.models.list()] == [MODEL, "x", "y"]
+        assert client.completions.create(model="x", prompt=PROMPT, max_tokens=2).model == "x"
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="z", prompt=PROMPT)
+
+
+def test_the_start_says_what_slots_take() -> None:
+    engine = engine_with_adapters()
+    planned_bytes, measured = {line.split()[0]: line.split()[1:] for line in rows(engine)}["lora"]
+    memory = engine.memory_report()
+    assert int(planned_bytes.replace(",", "")) == int(measured.replace(",", "")) == memory.lora > 0
+    loaded = next(line for line in measured_log(engine) if line.startswith("Model loading took"))
+    total = (memory.weights + memory.buffers + memory.lora) / 2**30
+    assert f" {total:.6f} GiB" in loaded  # vLLM, too, counts slots to the model
+
+
+# --- a twin -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_twin_holds_requests_back_whose_adapter_has_no_slot() -> None:
+    """One slot: while an answer with x runs, y waits, and the model's own request passes it."""
+    gate = Gate()
+    backend = twin(planned(max_loras=1), clock=gate, adapters={"x": "/x", "y": "/y"})
+    with serving(backend, adapters={"x": "/x", "y": "/y"}) as server:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(3) as pool:
+            answers = []
+            for model in ("x", "y", MODEL):
+                answers.append(pool.submit(server.post, TEXT, model=model, prompt=[1, 2, 3], max_tokens=4))
+                until(lambda: len(server.api.worker.jobs) == len(answers))
+            gate.open()
+            assert [answer.result()["model"] for answer in answers] == ["x", "y", MODEL]
+        labels = re.findall(r"^vllm:lora_requests_info\{(.*)\} ", server.metrics(), re.MULTILINE)
+        assert labels == ['max_lora="1",running_lora_adapters="",waiting_lora_adapters=""']
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+# What vLLM 0.33's own LoRARequestStates (v1/metrics/stats.py) says after each event: of both labels the same.
+EVENTS = [
+    ("waiting", "1", "b", "b"), ("waiting", "2", "a", "b,a"), ("running", "1", "b", "b,a"),
+    ("waiting", "3", "b", "b,a"), ("finished", "1", "b", "b,a"), ("running", "2", "a", "b,a"), ("finished", "3", "b", "a"),
+    ("waiting", "4", "c", "a,c"), ("waiting", "5", "b", "a,c,b"), ("finished", "2", "a", "c,b"),
+    ("finished", "5", "b", "c"), ("finished", "4", "c", ""),
+]  # fmt: skip
+
+
+def test_the_figure_of_adapters_is_vllms() -> None:
+    metrics = ServerMetrics(MODEL, 8192, {"block_size": "16"}, max_loras=2)
+    seqs: dict[str, Sequence] = {}
+    for arrival, (event, request_id, adapter, expected) in enumerate(EVENTS):
+        seq = seqs.setdefault(request_id, Sequence(request_id, [1], 1, adapter=adapter, arrival=arrival))
+        seq.status = event  # type: ignore[assignment]
+        queues = {name: [seq for seq in seqs.values() if seq.status == name] for name in ("running", "waiting")}
+        scheduler: Any = SimpleNamespace(**queues, blocks=SimpleNamespace(usage=0.0))
+        metrics.levels(scheduler)
+        (labels,) = re.findall(r"^vllm:lora_requests_info\{(.*)\} ", metrics.page().decode(), re.MULTILINE)
+        # names as in vLLM 0.33's v1/metrics/loggers.py
+        assert labels == f'max_lora="2",running_lora_adapters="{expected}",waiting_lora_adapters="{expected}"'
+
+
+def test_without_slots_the_figure_is_not_there() -> None:
+    assert "lora_requests_info" not in ServerMetrics(MODEL, 8192, {"block_size": "16"}).page().decode()
