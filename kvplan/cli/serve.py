@@ -123,6 +123,7 @@ def simulated(options: ServeOptions) -> "Start":
 def of_engine(options: ServeOptions) -> "Start | None":
     """The bundled engine with a directory's weights, or with random ones; None where this rank only followed rank 0."""
     refuse_others(options)
+    modules = modules_of(options, slots_of(options))
     rank = rank_of(options)
     try:
         import torch  # noqa: F401 -- whether it is there
@@ -147,7 +148,6 @@ def of_engine(options: ServeOptions) -> "Start | None":
     if spec is not None and not options.quiet and not rank:
         output.tell("note", f"serve: {printable(spec.name, 200)} has random weights; name a directory for its own")
     source: Any = spec if directory is None else directory
-    modules = modules_of(options, config.max_loras)
     engine = Engine(source, config)
     for name, path in modules.items():
         engine.load_adapter(name, path)
@@ -177,7 +177,7 @@ def modules_of(options: ServeOptions, max_loras: int) -> dict[str, str]:
         if not max_loras:
             raise UsageError(where, "there is no slot for adapters", "add --enable-lora, or --max-loras N")
         name, path = module_of(text, where)
-        if name in modules or name in (options.served_model_name or [options.model]):
+        if name in modules or name in (options.served_model_name or [options.model or ""]):
             raise UsageError(where, f"{printable(name, 60)!r} is named twice", "choose another name")
         modules[name] = path
     return modules

@@ -1,7 +1,8 @@
-"""Adapters of a server: listed, chosen by `model`, refused as OpenAI refuses models, and on /metrics as vLLM has them."""
+"""Adapters of a server: listed, chosen by `model`, refused where they are not there, on /metrics as vLLM has them."""
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from engine.sequence import Sequence
 from kvplan.serve.metrics import ServerMetrics
 from kvplan.serve.real import cache_config, measured_log, rows
+from kvplan.serve.text import stand_in
 from tests.engine.test_lora import with_adapters
-from tests.serve.test_engine_backend import stand_in
 from tests.serve.test_server import until
 from tests.support.serving import MODEL, Gate, Serving, planned, serving, twin
 from tests.support.small_adapters import saved_adapter
@@ -95,8 +96,6 @@ def test_a_twin_holds_requests_back_whose_adapter_has_no_slot() -> None:
     gate = Gate()
     backend = twin(planned(max_loras=1), clock=gate, adapters={"x": "/x", "y": "/y"})
     with serving(backend, adapters={"x": "/x", "y": "/y"}) as server:
-        from concurrent.futures import ThreadPoolExecutor
-
         with ThreadPoolExecutor(3) as pool:
             answers = []
             for model in ("x", "y", MODEL):
@@ -113,8 +112,9 @@ def test_a_twin_holds_requests_back_whose_adapter_has_no_slot() -> None:
 # What vLLM 0.33's own LoRARequestStates (v1/metrics/stats.py) says after each event: of both labels the same.
 EVENTS = [
     ("waiting", "1", "b", "b"), ("waiting", "2", "a", "b,a"), ("running", "1", "b", "b,a"),
-    ("waiting", "3", "b", "b,a"), ("finished", "1", "b", "b,a"), ("running", "2", "a", "b,a"), ("finished", "3", "b", "a"),
-    ("waiting", "4", "c", "a,c"), ("waiting", "5", "b", "a,c,b"), ("finished", "2", "a", "c,b"),
+    ("waiting", "3", "b", "b,a"), ("finished", "1", "b", "b,a"), ("running", "2", "a", "b,a"),
+    ("finished", "3", "b", "a"), ("waiting", "4", "c", "a,c"), ("waiting", "5", "b", "a,c,b"),
+    ("finished", "2", "a", "c,b"),
     ("finished", "5", "b", "c"), ("finished", "4", "c", ""),
 ]  # fmt: skip
 
