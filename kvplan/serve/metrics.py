@@ -128,8 +128,8 @@ class ServerMetrics:
         """
         unfinished = sorted((*scheduler.running, *scheduler.waiting), key=lambda seq: seq.arrival)
         present = dict.fromkeys(seq.adapter for seq in unfinished if seq.adapter is not None)
-        kept = [name for name in self._adapters if name in present]
-        self._adapters = [*kept, *(name for name in present if name not in kept)]
+        known = [name for name in self._adapters if name in present]
+        self._adapters = [*known, *(name for name in present if name not in known)]
         names = ",".join(self._adapters)
         gauge.clear()
         gauge.labels(self._max_loras, names, names).set_to_current_time()
