@@ -40,8 +40,8 @@ class LoraRows:
 
     @classmethod
     def empty(cls, max_num_tokens: int, num_slots: int, device: torch.device) -> "LoraRows":
-        """For steps of up to max_num_tokens tokens."""
-        sizes = {min(max_num_tokens, FEW_TOKENS), max_num_tokens}
+        """For steps of up to max_num_tokens tokens, and for any CUDA graph, whose rows may be more."""
+        sizes = {FEW_TOKENS, max_num_tokens}
         num_places = max(most_tiles(size, num_slots) * tile_rows(size) for size in sizes)
         num_tiles = max(most_tiles(size, num_slots) for size in sizes)
         rows = torch.full((num_places,), NOBODY, dtype=torch.int32, device=device)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.cuda_graphs import SIZES
 from engine.kernels import torch_backend
-from engine.kernels.lora_rows import NOBODY, LoraRows, most_tiles, tile_rows, tiles_of
+from engine.kernels.lora_rows import FEW_TOKENS, NOBODY, LoraRows, most_tiles, tile_rows, tiles_of
 from tests.engine.test_lora import wrong_tokens
 from tests.support.small_adapters import merged_model, saved_adapter
 from tests.support.small_engines import saved_model
@@ -71,6 +72,15 @@ def test_torch_adds_what_float64_says(dtype: torch.dtype) -> None:
     # float32: sums of 48 and 8 products; bfloat16: half a unit in the last place of the result
     factor = 0.5 if dtype == torch.bfloat16 else 8
     assert (y.double() - exact).abs().max() <= factor * torch.finfo(dtype).eps * exact.abs().max()
+
+
+def test_the_largest_graph_has_its_tiles_however_small_a_step_is() -> None:
+    """A graph of 8 rows runs steps of up to 8 tokens; its kernels walk the tiles of 8."""
+    room = LoraRows.empty(5, 8, torch.device("cpu"))
+    assert max(SIZES) <= FEW_TOKENS
+    for size in SIZES:
+        assert room.num_tiles(size) <= len(room.tile_slots)
+        assert room.num_tiles(size) * tile_rows(size) <= len(room.rows)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 17, 512, 513, 700])

@@ -476,7 +476,7 @@ def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
 def tile_bytes(inputs: EngineInputs) -> int:
     """Tiles of tokens, each of one adapter: places for their numbers, and the adapter of each."""
     largest = inputs.max_num_batched_tokens
-    tiles = {few: places(few) for few in {min(largest, FEW_TOKENS), largest}}
+    tiles = {few: places(few) for few in {FEW_TOKENS, largest}}
     counts = {few: few // tile + min(inputs.max_loras, few) for few, tile in tiles.items()}
     return INT_BYTES * (max(counts.values()) + max(counts[few] * tiles[few] for few in counts))
 
