@@ -183,7 +183,7 @@ def test_slots_are_as_large_as_vllms(row: dict[str, Any]) -> None:
     assert sum(layer.a.nbytes + layer.b.nbytes for layer in slots.layers) == expected
 
 
-PLANNED = [
+PLANNED: list[Any] = [
     ("deepseek-v2-lite", 2, True, 2048), ("llama-3.1-8b", 1, False, 64), ("llama-3.1-8b", 4, True, 8192),
     ("gemma-3-27b", 2, False, 512), ("qwen3-30b-a3b", 2, True, 513), ("mixtral-8x7b", 4, False, 2048),
 ]  # fmt: skip
@@ -301,6 +301,8 @@ def test_names_that_are_not_known_are_refused() -> None:
         engine.load_adapter("x", saved_adapter("llama"))
     with pytest.raises(UsageError, match="no slots for adapters; set max_loras to 1 or more"):
         engine_for("llama").load_adapter("x", saved_adapter("llama"))
+    with pytest.raises(UsageError, match="max_loras: adapters are not run beside speculation"):
+        engine_for("llama", max_loras=1, speculative_config=SpeculativeConfig("ngram", 2))
     with pytest.raises(InvalidInputError, match="the engine has none"):
         engine_for("llama").add_request([3, 4], adapter="x")
 
