@@ -95,19 +95,27 @@ def test_a_leaf_longest_unused_is_evicted_first_and_a_locked_one_never() -> None
 
 
 ASKED = ("simulate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "-q", "--format", "json")
-LOAD = ("--prompt-tokens", "uniform:500-1500", "--output-tokens", "50", "--num-requests", "120")
+LOAD = ("--prompt-tokens", "uniform:500-1500", "--output-tokens", "50", "--num-requests", "40")
 
 
 def test_simulate_answers_with_sglangs_order(run: Run) -> None:
     [ours] = run(*ASKED, *LOAD, "--rate", "20", "--engine", "sglang").json["variants"]
     [other] = run(*ASKED, *LOAD, "--rate", "20").json["variants"]
-    assert ours["requests"]["finished"] == 120
+    assert ours["requests"]["finished"] == 40
     assert ours["running"]["peak"] > 0
     assert ours["times"] != other["times"]
     shared = run(*ASKED, *LOAD, "--rate", "20", "--engine", "sglang", "--shared-prefix", "400").json["variants"][0]
     assert shared["times"] != ours["times"]
     fleet = run(*ASKED, *LOAD, "--rate", "20", "--engine", "sglang", "--replicas", "2", "--router", "random")
     assert fleet.code == 0
+
+
+def test_recommend_with_targets_simulates_sglangs_order(run: Run) -> None:
+    asked = ("recommend", "llama-3.1-8b", "--gpu", "h100-80g", "--tensor-parallel-size", "1", "--ctx", "8k", "-q")
+    load = ("--prompt-tokens", "1000", "--output-tokens", "50", "--num-requests", "60", "--slo", "ttft.p90=2s")
+    answer = run(*asked, *load, "--rate", "6", "--engine", "sglang", "--format", "json")
+    assert answer.code == 0
+    assert "sglang.launch_server" in answer.out
 
 
 @pytest.mark.parametrize(
