@@ -189,7 +189,7 @@ BESIDE: dict[str, tuple[list[str], list[str]]] = {
 
 def is_switch(flag: str) -> bool:
     switches = ("enable", "disable", "no", "enforce", "language", "fully", "async", "skip", "experts")
-    return flag.startswith(tuple(f"--{switch}-" for switch in switches))
+    return flag == "--mm-enable-dp-encoder" or flag.startswith(tuple(f"--{switch}-" for switch in switches))
 
 
 def test_the_table_has_the_flags_of_both_servers() -> None:
