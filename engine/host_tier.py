@@ -4,6 +4,8 @@ On a GPU the memory is pinned and the copies have a stream of their own; on a CP
 this yet.
 """
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
@@ -14,6 +16,7 @@ from engine.connector import FileCopy, Transfer, Transfers
 from engine.disk_tier import DiskTier
 from kvplan.core.errors import EnvironmentProblem
 
+MOST_COPIES = 4_096  # that are remembered for who asks how long they took
 PAGE = 4096  # a chunk is rounded up to pages of memory, as in vLLM
 
 
@@ -48,6 +51,7 @@ class HostTier:
         self._files = ThreadPoolExecutor(1, "kv-files")
         self._unsubmitted: dict[int, Transfer] = {}
         self._jobs: dict[int, Future[set[BlockKey]]] = {}
+        self.copies: deque[tuple[str, int, float]] = deque(maxlen=MOST_COPIES)  # store or load, bytes, seconds
         self.num_bytes = {"store": 0, "load": 0, "save": 0, "fetch": 0}  # copied since the start
 
     def begin(self, transfers: Transfers) -> None:
@@ -88,21 +92,23 @@ class HostTier:
             return
         ready = torch.cuda.current_stream(self.device).record_event() if self._stream is not None else None
         for number, transfer in transfers.items():
-            self._jobs[number] = self._copies.submit(self._run, copy, transfer, ready)
+            self._jobs[number] = self._copies.submit(self._run, copy, transfer, ready, kind)
             self.num_bytes[kind] += transfer.num_blocks * self.block_bytes
 
     @torch.inference_mode()
     def _run(
-        self, copy: Callable[[Transfer], None], transfer: Transfer, ready: torch.cuda.Event | None
+        self, copy: Callable[[Transfer], None], transfer: Transfer, ready: torch.cuda.Event | None, kind: str
     ) -> set[BlockKey]:
         """Copy to the end; on a GPU on the copies' stream, once the steps given before are past."""
+        start = time.perf_counter()
         if self._stream is None or ready is None:
             copy(transfer)
-            return set()
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(ready)
-            copy(transfer)
-            self._stream.record_event().synchronize()
+        else:
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(ready)
+                copy(transfer)
+                self._stream.record_event().synchronize()
+        self.copies.append((kind, transfer.num_blocks * self.block_bytes, time.perf_counter() - start))
         return set()
 
     def _store(self, transfer: Transfer) -> None:

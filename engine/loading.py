@@ -34,16 +34,22 @@ class LoadingScheduler(Scheduler):
         self._detached: deque[tuple[int, list[int]]] = deque()
         self._num_scheduled = 0  # batches with tokens
         self._num_applied = 0
+        self._num_later = 0  # that wait, since the last step, for chunks that others are storing or loading
 
     @property
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.loading)
+
+    @property
+    def num_deferred(self) -> int:
+        return len(self.loading) + self._num_later
 
     def add(self, seq: Sequence) -> None:
         super().add(seq)
         self.connector.add(seq)
 
     def schedule(self) -> Batch:
+        self._num_later = 0
         batch = super().schedule()
         self._num_scheduled += bool(batch.num_tokens)
         batch.transfers = self.connector.plan(batch.num_tokens, (*batch.new, *batch.resumed), batch.preempted)
@@ -115,6 +121,7 @@ class LoadingScheduler(Scheduler):
     def _try_to_admit(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> Outcome:
         num_tokens = self.connector.match(seq, hit.num_tokens)
         if num_tokens is None:
+            self._num_later += 1
             return "later"
         if num_tokens and self._fits_to_load(seq, hit, hit.num_tokens + num_tokens):
             self._load(seq, hit, num_tokens)
@@ -143,6 +150,8 @@ class LoadingScheduler(Scheduler):
         self.paged.admit(seq, self.paged.beyond(hit, end), end, are_computed=False)
         self.connector.load(seq, hit.num_tokens, num_tokens)
         seq.num_computed_tokens = end
+        if not seq.num_preemptions:
+            seq.num_loaded_tokens = min(end, seq.num_tokens - 1) - hit.num_tokens  # the last token is computed
         seq.status = "loading"
         self.waiting.remove(seq)
         self.loading.append(seq)

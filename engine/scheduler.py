@@ -167,6 +167,11 @@ class Scheduler:
         return len(self.waiting)
 
     @property
+    def num_deferred(self) -> int:
+        """Of those, the ones that wait for something else than room."""
+        return 0
+
+    @property
     def num_used_blocks(self) -> int:
         """Blocks that a sequence holds, each counted once, however many hold it."""
         return self.blocks.num_usable_blocks - self.blocks.num_free_blocks

@@ -26,6 +26,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     error: str | None = None  # one line for the user, where finish_reason is "out_of_blocks" or "error"
     num_preemptions: int = 0
+    num_loaded_tokens: int = 0  # of its prompt, brought from beyond the device when it was first admitted
 
     num_computed_tokens: int = 0  # KV stored, or being stored by a batch in flight
     num_in_flight_tokens: int = 0  # of those, the ones in batches that are not applied yet

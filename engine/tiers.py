@@ -36,7 +36,7 @@ class Tiers:
         assert config.kv_offloading_size is not None
         self.groups = groups = tuple(group.rule for group in runner.groups)
         size = chunk_bytes(runner.memory.block_bytes)
-        capacity = int(config.kv_offloading_size * GIB)
+        capacity = round(config.kv_offloading_size * GIB)
         num_chunks = capacity // size
         if not num_chunks:
             raise UsageError(f"kv_offloading_size: {capacity:,} bytes hold no chunk of {size:,}; raise it")
@@ -48,7 +48,7 @@ class Tiers:
             )
         self.disk = None
         if config.kv_offloading_dir is not None:
-            disk_size = int((config.kv_offloading_disk_size or 0) * GIB)
+            disk_size = round((config.kv_offloading_disk_size or 0) * GIB)
             folder = Path(config.kv_offloading_dir) / fingerprint(model, runner, config)
             self.disk = DiskTier(folder, disk_size, size)
         self.host = HostTier(runner.kv.tensors, num_chunks, disk=self.disk)

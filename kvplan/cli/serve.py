@@ -15,8 +15,8 @@ from kvplan.cli.options import PlanOptions, flag_of
 from kvplan.cli.serve_options import ServeOptions
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import parse_count, parse_duration, parse_tokens
-from kvplan.servers.arguments import ARGUMENTS, read_argument
+from kvplan.core.units import GIB, parse_count, parse_duration, parse_tokens
+from kvplan.servers.arguments import ARGUMENTS, gib, read_argument
 from kvplan.servers.base import terms_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ LEAST_QUEUED: Final = 1024
 MOST_SPEED: Final = 1e6
 OF_TWIN: Final = ("speed", "output_tokens", "efficiency")
 TIERS: Final = ("kv_offloading_size", "kv_transfer_config")
-OF_ENGINE: Final = ("device", "seed", "speculative_config")
+OF_ENGINE: Final = ("device", "seed", "speculative_config", "kv_offloading_dir", "kv_offloading_disk_size")
 SPECULATIVE: Final = ("method", "num_speculative_tokens", "model", "prompt_lookup_min", "prompt_lookup_max")
 # Engine argument -> field of the engine's own configuration.
 SETTINGS: Final[Mapping[str, str]] = {
@@ -47,6 +47,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "tensor_parallel_size": "tensor_parallel_size",
     "max_lora_rank": "max_lora_rank",
     "fully_sharded_loras": "fully_sharded_loras",
+    "kv_offloading_size": "kv_offloading_size",
 }
 HOST, PORT = "127.0.0.1", "8000"
 
@@ -238,6 +239,7 @@ def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> 
         for name, field in SETTINGS.items()
         if (value := getattr(options, name)) is not None
     }
+    settings |= offloading(settings.get("kv_offloading_size", 0), options)
     return EngineConfig(
         device=options.device or "auto",
         max_model_len=context,
@@ -281,6 +283,17 @@ def speculative_of(options: ServeOptions, *, is_dummy: bool) -> "SpeculativeConf
     return SpeculativeConfig(**settings)
 
 
+def offloading(size: int, options: ServeOptions) -> dict[str, Any]:
+    """Host memory of `size` bytes, 0 for none, and files for KV, in the engine's GiB."""
+    directory, disk_size = options.kv_offloading_dir, options.kv_offloading_disk_size
+    disk = None if disk_size is None else gib(disk_size, "--kv-offloading-disk-size")
+    return {
+        "kv_offloading_size": size / GIB if size else None,
+        "kv_offloading_dir": directory,
+        "kv_offloading_disk_size": None if disk is None else disk / GIB,
+    }
+
+
 def speed_of(text: str | None) -> float:
     if text is None:
         return 1.0
@@ -309,6 +322,7 @@ def answer(options: ServeOptions, start: "Start") -> int:
         start.cache_config,
         0 if rules.drafts is None else rules.drafts.num_drafts,
         rules.max_loras,
+        start.tiers,
     )
     url = url_of(listener.getsockname())
     with listener:

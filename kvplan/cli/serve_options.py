@@ -122,4 +122,15 @@ class ServeOptions(PlanOptions):
         ),
     ] = None
     seed: Annotated[Text, option("--seed", help="Seed of random weights and of sampling.", metavar="N")] = None
+    kv_offloading_dir: Annotated[
+        Text,
+        option(
+            "--kv-offloading-dir",
+            help="Keep KV in files of this directory too; a restart finds them. With --kv-offloading-size.",
+            metavar="PATH",
+        ),
+    ] = None
+    kv_offloading_disk_size: Annotated[
+        Text, option("--kv-offloading-disk-size", help="GiB of files in --kv-offloading-dir.", metavar="GIB")
+    ] = None
     quiet: QuietOption = False

@@ -23,6 +23,7 @@ from prometheus_client import (
 from engine.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    from engine.tiers import Tiers
     from kvplan.serve.jobs import Job, Piece
 
 REASONS: Final = ("stop", "length", "abort", "error", "repetition")
@@ -42,6 +43,7 @@ TOKEN_S: Final = (
 STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ANSWERS: Final = (1, 2, 5, 10, 20)
 PREEMPTIONS: Final = (1, 2, 3, 4, 5, 10, 20)
+TRANSFER_BYTES: Final = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 
 
 def steps_125(limit: int) -> tuple[int, ...]:
@@ -61,9 +63,13 @@ class ServerMetrics:
         cache_config: Mapping[str, str],
         num_drafts: int = 0,
         max_loras: int = 0,
+        tiers: "Tiers | None" = None,
     ) -> None:
-        """num_drafts  tokens that are guessed at a time; 0: without speculation, of which the page then says nothing
+        """What the page says.
+
+        num_drafts  tokens that are guessed at a time; 0: without speculation, of which the page then says nothing
         max_loras   slots for adapters; 0: the page says nothing of them
+        tiers       KV beyond the device; None: none, of which the page then says nothing
         """
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
@@ -78,6 +84,7 @@ class ServerMetrics:
         self.last_error = ""
         self._levels()
         self._counters(model_name)
+        self._offload = None if tiers is None else OffloadMetrics(self, tiers)
         self._histograms()
         info = Gauge(
             "vllm:cache_config_info",
@@ -114,7 +121,7 @@ class ServerMetrics:
             registry=self.registry,
         )
         self._for_capacity = by_reason.labels(**self._labels, reason="capacity")
-        by_reason.labels(**self._labels, reason="deferred").set(0)  # nothing but room is waited for
+        self._deferred = by_reason.labels(**self._labels, reason="deferred")
         self._usage = self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.")
 
     def _lora_gauge(self) -> Gauge:
@@ -232,15 +239,17 @@ class ServerMetrics:
         else:
             job.times.first_token = now
             self._first_token.observe(now - job.times.arrived)
-            self._prompt_done(len(job.prompt), pieces[0].num_cached_tokens)
+            loaded = 0 if job.request is None else job.request.seq.num_loaded_tokens
+            self._prompt_done(len(job.prompt), pieces[0].num_cached_tokens, loaded)
         job.times.last_token = now
 
-    def _prompt_done(self, num_tokens: int, num_cached: int) -> None:
+    def _prompt_done(self, num_tokens: int, num_cached: int, num_loaded: int) -> None:
         self._step_tokens += num_tokens
         self._prompt.inc(num_tokens)
         self._cached.inc(num_cached)
         self._by_source["local_compute"].inc(num_tokens - num_cached)
-        self._by_source["local_cache_hit"].inc(num_cached)
+        self._by_source["local_cache_hit"].inc(num_cached - num_loaded)
+        self._by_source["external_kv_transfer"].inc(num_loaded)
 
     def step(self, scheduler: Scheduler) -> None:
         """The end of a step."""
@@ -257,12 +266,16 @@ class ServerMetrics:
         if self._step_tokens:  # vLLM, too, leaves out steps that gave nobody a token
             self._step_len.observe(self._step_tokens)
         self._step_tokens = 0
+        if self._offload is not None:
+            self._offload.step()
         self.levels(scheduler)
 
     def levels(self, scheduler: Scheduler) -> None:
         self._running.set(len(scheduler.running))
-        self._waiting.set(len(scheduler.waiting))
-        self._for_capacity.set(len(scheduler.waiting))
+        deferred = scheduler.num_deferred
+        self._waiting.set(scheduler.num_waiting)
+        self._deferred.set(deferred)
+        self._for_capacity.set(scheduler.num_waiting - deferred)
         self._usage.set(scheduler.blocks.usage)
         if self._lora_info is not None:
             self._adapters_now(self._lora_info, scheduler)
@@ -294,3 +307,55 @@ class ServerMetrics:
     def page(self) -> bytes:
         """The page in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class OffloadMetrics:
+    """KV beyond the device, by the names of vLLM's offloading connector (v1/offloading/metrics.py)."""
+
+    def __init__(self, page: ServerMetrics, tiers: "Tiers") -> None:
+        self._tiers = tiers
+        queried = "External prefix cache queries from KV connector cross-instance cache sharing, in terms of number of "
+        self._queries = page._counter("external_prefix_cache_queries", f"{queried}queried tokens.")[""]
+        hits = "External prefix cache hits from KV connector cross-instance cache sharing, in terms of number of "
+        self._hits = page._counter("external_prefix_cache_hits", f"{hits}cached tokens.")[""]
+        ways = {"load": "from offload storage to GPU", "store": "from GPU to offload storage"}
+        verbs = {"load": "loaded", "store": "stored"}
+        self._bytes = {
+            kind: page._counter(f"kv_offload_{kind}_bytes", f"Total bytes {verbs[kind]} {way}.")[""]
+            for kind, way in ways.items()
+        }
+        self._times = {
+            kind: page._counter(f"kv_offload_{kind}_time", f"Total {kind} time {way}, in seconds.")[""]
+            for kind, way in ways.items()
+        }
+        self._sizes = {
+            kind: page._histogram(
+                f"kv_offload_{kind}_size", f"Histogram of KV offload {kind} operation size, in bytes.", TRANSFER_BYTES
+            )
+            for kind in ways
+        }
+        refused = "Number of KV offload store allocation attempts that failed."
+        self._refused = page._counter("kv_offload_allocation_failure", refused)[""]
+        self._usage, self._write, self._read = (
+            page._gauge(f"kv_offload_cpu_cache_{name}usage_perc", f"CPU cache {name.replace('_', ' ')}usage, 0 to 1.")
+            for name in ("", "write_", "read_")
+        )
+        self._seen = (0, 0, 0)  # of the counts below, as far as they are counted
+
+    def step(self) -> None:
+        """The end of a step."""
+        tiers, pool = self._tiers, self._tiers.connector.pool
+        stats = tiers.scheduler_stats
+        counts = (stats.queries, stats.hits, tiers.connector.num_refused)
+        for counter, now, before in zip((self._queries, self._hits, self._refused), counts, self._seen, strict=True):
+            counter.inc(now - before)
+        self._seen = counts
+        while tiers.host.copies:
+            kind, num_bytes, seconds = tiers.host.copies.popleft()
+            self._bytes[kind].inc(num_bytes)
+            self._times[kind].inc(seconds)
+            self._sizes[kind].observe(num_bytes)
+        write = pool.num_writing / pool.num_chunks
+        self._usage.set(tiers.usage)
+        self._write.set(write)
+        self._read.set(max(0.0, tiers.usage - write))

@@ -9,6 +9,8 @@ from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
 from kvplan.serve.worker import Hooks
 from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
+from kvplan.servers.vllm.tiers import PAGE
+from kvplan.sizing.layout import cdiv
 
 ROWS: Final = ("weights", "buffers", "activations", "kv_cache")
 
@@ -17,7 +19,7 @@ def start_of(engine: Engine) -> Start:
     """What is known of a running engine, and the backend that it is."""
     facts = (cache_config(engine), [*measured_log(engine), *rows(engine)], engine.spec.name, engine.spec.vocab_size)
     if engine.config.tensor_parallel_size == 1:
-        return Start(engine, *facts)
+        return Start(engine, *facts, Hooks(close=engine.close), engine.tiers)
     leader = Leader(engine)
     return Start(leader, *facts, Hooks(idle=leader.idle, close=leader.close))
 
@@ -64,6 +66,7 @@ def cache_config(engine: Engine) -> dict[str, str]:
             "cache_dtype": config.kv_cache_dtype,
             "enable_prefix_caching": config.enable_prefix_caching,
             "gpu_memory_utilization": config.gpu_memory_utilization,
+            "kv_offloading_size": config.kv_offloading_size,
             "num_gpu_blocks": engine.memory_report().num_blocks,
             "num_gpu_blocks_override": config.num_blocks,
             "kv_cache_size_tokens": num_tokens(engine),
@@ -92,4 +95,8 @@ def rows(engine: Engine) -> list[str]:
     lines = [f"{'bytes':<12} {'planned':>16} {'measured':>16}"]
     for name in (*ROWS, *["lora"] * (engine.config.max_loras > 0)):
         lines.append(f"{name:<12} {getattr(predicted, name):>16,} {getattr(memory, name):>16,}")
+    if engine.tiers is not None:
+        chunk = cdiv(predicted.kv_cache // memory.num_blocks, PAGE) * PAGE  # a block of all layers, in whole pages
+        planned = round((engine.config.kv_offloading_size or 0) * GIB) // chunk * chunk
+        lines.append(f"{'kv_offload':<12} {planned:>16,} {engine.tiers.host.memory.nbytes:>16,}")
     return lines

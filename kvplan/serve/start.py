@@ -5,13 +5,16 @@ The lines are worded as vLLM's are, so that `kvplan reconcile --log` reads them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvplan.core.units import GIB
 from kvplan.planning.plan import Plan
 from kvplan.serve.backend import Backend
 from kvplan.serve.worker import NO_HOOKS, Hooks
 from kvplan.servers.vllm.log_rows import loaded_weights
+
+if TYPE_CHECKING:
+    from engine.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Start:
     num_tokens: int
     hooks: Hooks = NO_HOOKS
     adapters: dict[str, str] = field(default_factory=dict)
+    tiers: "Tiers | None" = None  # KV beyond the device
 
 
 def cache_config(plan: Plan) -> dict[str, str]:
