@@ -13,10 +13,11 @@ from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import path_text, printable
-from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
+from kvplan.core.units import GIB, parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
 from kvplan.measure.rundir import RunWriter, load_run
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import gib
 from kvplan.workloads.lengths import parse_lengths
 from kvplan.workloads.planned import PlannedRequest, from_lengths
 from kvplan.workloads.trace import read as read_trace
@@ -377,6 +378,9 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
         "enforce_eager": options.enforce_eager,
         "enable_prefix_caching": options.enable_prefix_caching,
         "allocator": options.allocator,
+        "kv_offloading_size": _gib(options.kv_offloading_size, "--kv-offloading-size"),
+        "kv_offloading_dir": options.kv_offloading_dir,
+        "kv_offloading_disk_size": _gib(options.kv_offloading_disk_size, "--kv-offloading-disk-size"),
         "seed": seed_of(options),
     }
     return EngineConfig(
@@ -394,6 +398,12 @@ def seed_of(options: ProfileOptions) -> int:
 
 def _count(text: str | None, option: str) -> int | None:
     return None if text is None else parse_count(text, option, 2**31)
+
+
+def _gib(text: str | None, option: str) -> float | None:
+    """GiB, as the engine takes them; None for none."""
+    size = 0 if text is None else gib(text, option)
+    return size / GIB if size else None
 
 
 def refuse_shared(gpu: "Device | None", *, allow: bool) -> None:

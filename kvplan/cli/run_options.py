@@ -115,6 +115,15 @@ class ProfileOptions:
             show_default=False,
         ),
     ] = None
+    kv_offloading_size: Annotated[
+        Text, option("--kv-offloading-size", help="Host memory for prompts' KV, beside the pool.", metavar="GIB")
+    ] = None
+    kv_offloading_dir: Annotated[
+        Text, option("--kv-offloading-dir", help="Keep it in files of this directory too.", metavar="PATH")
+    ] = None
+    kv_offloading_disk_size: Annotated[
+        Text, option("--kv-offloading-disk-size", help="GiB of files in --kv-offloading-dir.", metavar="GIB")
+    ] = None
     baseline: Annotated[
         Literal["contiguous", "static"] | None,
         typer.Option(

@@ -42,6 +42,7 @@ PACKAGES = ("torch", "triton", "nvidia-ml-py", "safetensors", "numpy")
 HANGS_AFTER_S = 30.0  # past --timeout without a step's end
 FOREIGN = 0.01  # of the device's memory, that others may take during a run before its samples are left out
 EARLY_END = 4  # exit code of a run that ended early, with its partial result saved
+TIERS = ("kv_offloading_size", "kv_offloading_dir", "kv_offloading_disk_size")
 SERVING = ("prefill", "decode", "drained", "baseline")  # stages in which there is something to keep
 PEAKS = ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used")  # kept by stage
 
@@ -344,7 +345,8 @@ def profile(
         writer.update(results=results)  # should the second run fail, the first is kept
         if baseline is not None:
             blocks = writer.manifest["memory"]["num_blocks"]
-            other = replace(config, allocator=baseline, num_blocks=blocks)
+            alone: dict[str, Any] = dict.fromkeys(TIERS)  # reserved memory has nothing beside it
+            other = replace(config, allocator=baseline, num_blocks=blocks, **alone)
             _set_deadline(recorder, timeout_s)
             results["baseline"] = _baseline(spec, other, workload, recorder, weights, timeout_s)
             writer.update(results=results)

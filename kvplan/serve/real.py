@@ -66,7 +66,7 @@ def cache_config(engine: Engine) -> dict[str, str]:
             "cache_dtype": config.kv_cache_dtype,
             "enable_prefix_caching": config.enable_prefix_caching,
             "gpu_memory_utilization": config.gpu_memory_utilization,
-            "kv_offloading_size": config.kv_offloading_size,
+            "kv_offloading_size": config.kv_offloading_size and round(config.kv_offloading_size, 6),
             "num_gpu_blocks": engine.memory_report().num_blocks,
             "num_gpu_blocks_override": config.num_blocks,
             "kv_cache_size_tokens": num_tokens(engine),
