@@ -325,15 +325,11 @@ class BlockManager:
         return (NULL_BLOCK,) * first + tuple(NULL_BLOCK if block is None else block for block in found)
 
     def _is_kept(self, seq: Sequence, group: Group, i: int) -> bool:
-        """Whether block i is worth finding: windows and states only before the prompt ends, or an earlier one."""
+        """Whether block i is worth finding: windows and states only before a prompt's last token, or an earlier end."""
         tail = num_tail_blocks(group)
         if tail is None:
             return True
-        ends = (
-            self._aligned(seq.num_prompt_tokens - 1),
-            self._aligned(seq.num_prompt_tokens),
-            seq.full_attention_hit_len,
-        )
+        ends = (self._aligned(seq.num_prompt_tokens - 1), seq.full_attention_hit_len)
         return any(end // group.block_size - tail <= i < end // group.block_size for end in ends)
 
     # --- tables -------------------------------------------------------------------------------------------------
