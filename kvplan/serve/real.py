@@ -19,7 +19,7 @@ def start_of(engine: Engine) -> Start:
     """What is known of a running engine, and the backend that it is."""
     facts = (cache_config(engine), [*measured_log(engine), *rows(engine)], engine.spec.name, engine.spec.vocab_size)
     if engine.config.tensor_parallel_size == 1:
-        return Start(engine, *facts, Hooks(close=engine.close), engine.tiers)
+        return Start(engine, *facts, Hooks(close=engine.close), tiers=engine.tiers)
     leader = Leader(engine)
     return Start(leader, *facts, Hooks(idle=leader.idle, close=leader.close))
 
