@@ -1,14 +1,15 @@
 """Errors by group: how far predictions are from what was measured, and what they say of goals."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
+
+import numpy as np
+import pandas as pd
 
 from benchmarks.timing.facts import Fact
 from benchmarks.timing.predict import OWN, Predicted
 from kvplan.models import catalog
-from kvplan.simulate.records import percentile
 
 METRICS = ("tpot", "ttft", "out_tps")
 UNITS = {"tpot": "time per output token", "ttft": "time to first token", "out_tps": "output tokens/s at load"}
@@ -67,11 +68,24 @@ def is_at_load(fact: Fact) -> bool:
     return fact.measured.get("req_s", fact.rate) < AT_LOAD * fact.rate
 
 
-def line(points: Sequence[Point]) -> Line:
-    errors = [point.error for point in points]
-    absolute = [abs(error) for error in errors]
-    within = sum(point.low <= point.measured <= point.high for point in points) / len(points)
-    return Line(len(points), median(absolute), percentile(absolute, 0.9) or 0.0, median(errors), within)
+def frame(points: Iterable[Point], group: Callable[[Fact], str] = lambda fact: "all") -> pd.DataFrame:
+    """A row for each point: its group, metric, error, and whether what was measured lies in the stated range."""
+    rows = (
+        (group(point.fact), point.metric, point.error, point.low <= point.measured <= point.high) for point in points
+    )
+    return pd.DataFrame(rows, columns=["group", "metric", "error", "within"])
+
+
+def line_of(rows: pd.DataFrame) -> Line:
+    absolute = rows["error"].abs()
+    p90 = np.quantile(absolute, 0.9, method="inverted_cdf")  # the smallest error with 9 in 10 at or below it
+    return Line(
+        len(rows), float(absolute.median()), float(p90), float(rows["error"].median()), float(rows["within"].mean())
+    )
+
+
+def line(points: Iterable[Point]) -> Line:
+    return line_of(frame(points))
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -119,12 +133,9 @@ GROUPS: Mapping[str, Callable[[Fact], str]] = {
 
 def table(points: Iterable[Point], group: Callable[[Fact], str]) -> dict[str, dict[str, Line]]:
     """Lines by group and metric."""
-    by_group: dict[str, dict[str, list[Point]]] = {}
-    for point in points:
-        by_group.setdefault(group(point.fact), {}).setdefault(point.metric, []).append(point)
     return {
-        name: {metric: line(group[metric]) for metric in METRICS if metric in group}
-        for name, group in sorted(by_group.items())
+        str(name): {metric: line_of(own) for metric in METRICS if len(own := rows[rows["metric"] == metric])}
+        for name, rows in frame(points, group).groupby("group")
     }
 
 
