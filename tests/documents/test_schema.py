@@ -110,6 +110,7 @@ WRITTEN: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 IN_PAGES = {"explorer"}  # tests/report/test_explorer.py reads it back out of the page
+OF_SERVERS = {"server-run"}  # tests/serve/test_profile_server.py has a server to measure
 CARRIED = {"run": ROOT / "reports" / "cpu-2core" / "run.json"}  # by a run that took minutes
 
 
@@ -132,7 +133,7 @@ def test_what_a_command_prints_is_what_the_schema_says(
 
 
 def test_every_document_is_compared() -> None:
-    assert {*COMMANDS, *WRITTEN, *CARRIED, *IN_PAGES} == set(DOCUMENTS)
+    assert {*COMMANDS, *WRITTEN, *CARRIED, *IN_PAGES, *OF_SERVERS} == set(DOCUMENTS)
 
 
 def faults(name: str, document: Any) -> list[str]:

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 import httpx2
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from kvplan.cli.profile_server import base_of, paced
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import UsageError
+from kvplan.documents.schema import document_schema
 from kvplan.measure import drive
 from kvplan.workloads.planned import PlannedRequest
 from tests.support.cli import Run, refused, run
@@ -37,6 +39,7 @@ def test_the_answer_is_what_the_server_counted(run: Run, server: Serving, tmp_pa
     ran = run("profile", "--server", server.url, *words)
     assert ran.code == 0, ran.err
     doc = ran.json
+    Draft202012Validator(document_schema("server-run")).validate(doc)
     assert (doc["model"], doc["num_requests"], doc["num_failed"]) == (MODEL, 12, 0)
     assert doc["prompt_tokens"] == 12 * 40 == server.metric("vllm:prompt_tokens_total")
     assert doc["output_tokens"] == 12 * 6 == server.metric("vllm:generation_tokens_total")
