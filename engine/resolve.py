@@ -77,8 +77,6 @@ def adapters(config: EngineConfig) -> Adapters:
     """Room for adapters, where a config asks for it."""
     if not config.max_loras:
         return NoAdapters()
-    if config.speculative_config is not None:
-        raise UsageError("max_loras: adapters are not run beside speculation; leave speculative_config out")
     from engine.lora import LoraSlots
 
     return LoraSlots(config.max_loras, config.max_lora_rank, config.fully_sharded_loras, config.max_num_batched_tokens)

@@ -301,8 +301,6 @@ def test_names_that_are_not_known_are_refused() -> None:
         engine.load_adapter("x", saved_adapter("llama"))
     with pytest.raises(UsageError, match="no slots for adapters; set max_loras to 1 or more"):
         engine_for("llama").load_adapter("x", saved_adapter("llama"))
-    with pytest.raises(UsageError, match="max_loras: adapters are not run beside speculation"):
-        engine_for("llama", max_loras=1, speculative_config=SpeculativeConfig("ngram", 2))
     with pytest.raises(InvalidInputError, match="the engine has none"):
         engine_for("llama").add_request([3, 4], adapter="x")
 
