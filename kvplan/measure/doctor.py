@@ -43,6 +43,7 @@ PACKAGES: Mapping[str, str | None] = {
     "jinja2": "report",
     "markdown-it-py": "report",
     "prometheus_client": "metrics",
+    "httpx2": "client",
     "starlette": "serve",
     "uvicorn": "serve",
     "gguf": "gguf",
@@ -55,6 +56,7 @@ NEEDED_FOR: Mapping[str, str] = {
     "engine": "kvplan profile, kvplan watch --pid",
     "report": "kvplan report",
     "metrics": "kvplan watch --metrics",
+    "client": "kvplan profile --server",
     "serve": "kvplan serve",
     "gguf": "GGUF files",
     "parquet": "kvplan simulate --requests FILE.parquet",
@@ -67,6 +69,7 @@ _REQUIRED_FOR = "kvplan itself"
 SETTINGS: Mapping[str, tuple[str, str]] = {
     "KVPLAN_DEBUG": ("0", "1: show a traceback with every error"),
     "KVPLAN_API_KEY": ("", "key that clients of `kvplan serve` must send, unless --api-key states others"),
+    "OPENAI_API_KEY": ("", "key that `kvplan profile --server` sends"),
     "NO_COLOR": ("", "if set: no colors"),
     "FORCE_COLOR": ("", "if set: colors in pipes, too"),
     "TTY_COMPATIBLE": ("", "1: treat the output pipe as a terminal"),
