@@ -28,7 +28,7 @@ from kvplan.simulate.tiers import TierSpec
 MOST: Final = 4096  # servers
 WORTH_PROCESSES: Final = 20_000  # requests: seconds in one process, and others start in less
 OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs", "ray")
-OF_ONE: Final = ("baseline", "tier", "timeline", "figure", "film")
+OF_ONE: Final = ("baseline", "tier", "timeline", "figure", "film", "trace_events")
 RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
 
 
@@ -42,7 +42,8 @@ def is_fleet(options: SimulateOptions) -> bool:
         return False
     for name in OF_ONE:
         if getattr(options, name):
-            raise UsageError(f"--{name}", "is for one server", "leave it out, or --replicas, --pool and --disaggregate")
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(flag, "is for one server", "leave it out, or --replicas, --pool and --disaggregate")
     if options.disaggregate is not None and (options.replicas is not None or options.pool is not None):
         raise UsageError("--disaggregate", "states the number of servers itself", "leave out --replicas and --pool")
     if options.disaggregate is not None and options.autoscale is not None:

@@ -159,7 +159,8 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engin
     "Quantization": ("weights_bytes",),
     "Adapters and drafts": ("enable_lora", "draft_model"),
     "Output": (
-        "format", "color", "report", "quiet", "explain", "exit_code", "force", "output", "figure", "film", "help",
+        "format", "color", "report", "quiet", "explain", "exit_code", "force", "output", "figure", "film",
+        "trace_events", "help",
     ),
 }  # fmt: skip
 

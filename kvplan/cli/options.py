@@ -70,6 +70,14 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes
 Text = str | None
 Texts = list[str] | None
 Switch = bool | None
+TraceEventsOption = Annotated[
+    Text,
+    option(
+        "--trace-events",
+        help="Write every request and counter over time for ui.perfetto.dev.",
+        metavar="FILE.pftrace|json",
+    ),
+]
 ReportOption = Annotated[
     Texts,
     option("--report", help=f"Also write the answer to a file ({', '.join(SUFFIXES)}); repeatable.", metavar="PATH"),

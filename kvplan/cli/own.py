@@ -13,6 +13,7 @@ _JSON = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"schema"\s*:\s*"kvplan/(?!run@)')
 _SARIF = re.compile(rb'\s*\{\s*"\$schema"\s*:\s*"[^"]*sarif.*"driver"\s*:\s*\{\s*"name"\s*:\s*"kvplan"', re.DOTALL)
 _JUNIT = re.compile(rb'<\?xml [^>]*>\s*<testsuites name="kvplan check"')
 _HTML = re.compile(rb'<meta name="generator" content="kvplan"')
+_TRACE = re.compile(rb'\n[^\n]{1,99}written by kvplan|\{"otherData": \{"generator": "written by kvplan"', re.DOTALL)
 _PICTURE = re.compile(rb"\x89PNG.*Software\0kvplan|<svg .*<dc:title>kvplan</dc:title>", re.DOTALL)
 # How the headings of each answer's rows begin; columns may be added behind.
 _HEADINGS = (
@@ -53,7 +54,7 @@ def is_own(path: Path) -> bool:
         head = file.read(HEAD)
         file.seek(max(0, os.fstat(file.fileno()).st_size - HEAD))
         tail = file.read(HEAD)
-    marks = (_JSON, _SARIF, _JUNIT)
+    marks = (_JSON, _SARIF, _JUNIT, _TRACE)
     if (
         not head
         or head.startswith(COMMENT)

@@ -1,7 +1,7 @@
 """`kvplan profile`: flags -> engine and workload -> a run directory, a live view, and the comparison at the end."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +17,7 @@ from kvplan.core.units import GIB, parse_count, parse_duration, parse_fraction, 
 from kvplan.measure.rundir import RunWriter, load_run
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
+from kvplan.report import trace_events
 from kvplan.servers.arguments import gib
 from kvplan.workloads.lengths import parse_lengths
 from kvplan.workloads.planned import PlannedRequest, from_lengths
@@ -59,8 +60,12 @@ def profile(options: ProfileOptions) -> int:
     from kvplan.measure.recording import Recording
 
     with ExitStack() as stack:
-        films = stack.enter_context(page_file(options, target)) if rank == 0 else []
-        recording = Recording() if films else None
+        film, trace = (options.film, options.trace_events) if rank == 0 else (None, None)
+        films = stack.enter_context(beside(options, target, film, "--film", {".html": "html"}))
+        traces = stack.enter_context(beside(options, target, trace, trace_events.FLAG, trace_events.FORMATS))
+        if traces and traces[0].format == "pftrace":
+            trace_events.require_perfetto()
+        recording = Recording(bool(films), bool(traces))
         nvml, gpu = stack.enter_context(runs.watched_gpu(device))
         refuse_shared(gpu, allow=options.allow_shared)
         start = manifest(spec, config, device, workload, gpu, runs.environment(nvml, gpu))
@@ -85,8 +90,8 @@ def profile(options: ProfileOptions) -> int:
             )
         if rank == 0:
             conclude(options, target, writer, outcome)
-        if recording is not None:
-            save(films, outcome, lambda: film_page(recording, spec, config))
+            save(films, outcome, lambda file: film_page(recording, spec, config))
+            save(traces, outcome, lambda file: tracks(recording, target, file.format))
     return outcome.exit_code
 
 
@@ -108,21 +113,21 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
         from kvplan.measure.reconcile import reconcile_run
 
         output.answer(answer(reconcile_run(load_run(target))), options.format, options.color)
-    if options.perfetto:
-        save_counters(target, outcome)
 
 
-def page_file(options: ProfileOptions, target: Path) -> AbstractContextManager[list[output.ReportFile]]:
-    """The file of --film, if there is to be one."""
-    if options.film is None:
+def beside(
+    options: ProfileOptions, target: Path, path: str | None, flag: str, suffixes: Mapping[str, str]
+) -> AbstractContextManager[list[output.ReportFile]]:
+    """The file that a flag names, if it names one; it cannot lie in the run's own directory."""
+    if path is None:
         return output.report_files(())
-    if Path(options.film).absolute().parent == target.absolute():
+    if Path(path).absolute().parent == target.absolute():
         raise UsageError(
-            f"--film {path_text(Path(options.film))}",
+            f"{flag} {path_text(Path(path))}",
             "lies in the run's directory, which only the run makes",
             "name a file beside it",
         )
-    return output.report_files((options.film,), "--film", {".html": "html"}, force=options.force)
+    return output.report_files((path,), flag, suffixes, force=options.force)
 
 
 def film_page(recording: "Recording", spec: ModelSpec, config: "EngineConfig") -> str:
@@ -133,28 +138,23 @@ def film_page(recording: "Recording", spec: ModelSpec, config: "EngineConfig") -
     return film_html(recording.films, title, "measured")
 
 
-def save(files: list[output.ReportFile], outcome: "Outcome", content: Callable[[], str]) -> None:
+def tracks(recording: "Recording", target: Path, form: str) -> Iterator[bytes]:
+    """Every serving's requests and counters, and the run's samples."""
+    servers = [trace_events.server(followed.finish()) for followed in recording.tracks.values()]
+    return trace_events.written([*servers, trace_events.samples(load_run(target))], form)
+
+
+def save(
+    files: list[output.ReportFile], outcome: "Outcome", content: Callable[[output.ReportFile], str | Iterator[bytes]]
+) -> None:
     """Write what was recorded; of a run that ended early, a failure to write is a warning."""
     for file in files:
         try:
-            file.save(content())
+            file.save(content(file))
         except KvplanError as error:
             if outcome.exit_code == 0:
                 raise
             output.tell("warning", str(error))
-
-
-def save_counters(target: Path, outcome: "Outcome") -> None:
-    """Write counters.json beside the samples, last: a disk that is full costs the run nothing else."""
-    from kvplan.report.perfetto import counters
-
-    try:
-        with output.report_files((str(target / "counters.json"),), "--perfetto") as (file,):
-            file.save(counters(load_run(target)))
-    except KvplanError as error:
-        if outcome.exit_code == 0:
-            raise
-        output.tell("warning", str(error))  # the run's own end is what the exit code says
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

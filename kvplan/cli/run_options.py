@@ -18,6 +18,7 @@ from kvplan.cli.options import (
     Switch,
     Text,
     Texts,
+    TraceEventsOption,
     complete_gpu,
     complete_model,
     option,
@@ -165,7 +166,7 @@ class ProfileOptions:
     interval: Annotated[Text, option("--interval", help="Time between samples: 50ms.", metavar="TIME")] = None
     timeout: Annotated[Text, option("--timeout", help="Give up after this time: 10m.", metavar="TIME")] = None
     snapshot: Annotated[bool, option("--snapshot", help="Save torch's memory history for its viewer (GPU).")] = False
-    perfetto: Annotated[bool, option("--perfetto", help="Write counters for ui.perfetto.dev.")] = False
+    trace_events: TraceEventsOption = None
     film: Annotated[
         Text,
         option("--film", help="Write the KV pool as a film, block by block: pool.html; 2,000 steps.", metavar="PATH"),

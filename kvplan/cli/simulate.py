@@ -19,7 +19,7 @@ from kvplan.core.files import printable
 from kvplan.core.table import as_csv
 from kvplan.core.units import parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
-from kvplan.report import request_rows
+from kvplan.report import request_rows, trace_events
 from kvplan.report.drawing import Figure, Svg
 from kvplan.servers.base import terms_of
 from kvplan.servers.vllm.size import prefix_notes
@@ -32,12 +32,14 @@ from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.steptime import Shares, step_time
 from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
+from kvplan.simulate.tracks import Tracks, follow
 
 STEADY = 20  # requests above a percentile, from which on another seed changes little
 CSV = {".csv": "csv"}
 HTML = {".html": "html"}
 ROWS = request_rows.FORMATS
 Options = TypeVar("Options", bound=LoadOptions)
+Started = TypeVar("Started", bound=Run)
 
 
 def simulate(options: SimulateOptions) -> int:
@@ -49,10 +51,13 @@ def simulate(options: SimulateOptions) -> int:
         requests = files.enter_context(only(options, options.requests, "--requests", ROWS))
         figures = files.enter_context(only(options, options.figure, "--figure", FIGURES))
         films = files.enter_context(only(options, options.film, "--film", HTML))
+        traces = files.enter_context(only(options, options.trace_events, trace_events.FLAG, trace_events.FORMATS))
         if options.figure is not None:
             require_libraries("--figure", "matplotlib")
         if requests and requests[0].format == "parquet":
             request_rows.require_parquet()
+        if traces and traces[0].format == "pftrace":
+            trace_events.require_perfetto()
         if fleet.is_fleet(options):
             return of_fleet(options, reports, requests)
         the_plan = planned(options)
@@ -65,8 +70,10 @@ def simulate(options: SimulateOptions) -> int:
 
             cure = "use a smaller --gpu-memory-utilization or a larger --block-size"
             check_drawable(the_plan.capacity.num_blocks, cure)
+        setups = setups_of(the_plan, options)
         with interruptible(quiet=options.quiet) as interruption:
-            answer = answered(the_plan, load, options, interruption)
+            answer = answered(the_plan, setups, load, options, interruption)
+            tracks = tracks_of(setups, load, interruption) if traces else []
         from kvplan.report import simulate_text as text
 
         given = text.shapes(answer, lambda: over_time(answer))
@@ -80,7 +87,9 @@ def simulate(options: SimulateOptions) -> int:
 
             file.save(drawn(answer, file.format))
         for file in films:
-            file.save(film_page(answer, load, options))
+            file.save(film_page(answer, setups, load))
+        for file in traces:
+            file.save(trace_events.written(map(trace_events.server, tracks), file.format))
         output.answer(given, options.format, options.color, reports)
     if interruption.is_asked:
         return interrupted(answer.variants[0].result.finished, load)
@@ -170,15 +179,37 @@ def planned(options: SimulateOptions) -> Plan:
     check(the_plan)
     if options.from_command is not None:
         refuse_flags(options.from_command, the_plan)
-    if options.film is not None and terms_of(the_plan.request.release.engine).prompts_first is not None:
-        raise UsageError("--film", "draws vLLM's blocks only", "use --engine vllm")
+    if terms_of(the_plan.request.release.engine).prompts_first is not None:
+        for flag, path in (("--film", options.film), (trace_events.FLAG, options.trace_events)):
+            if path is not None:
+                raise UsageError(flag, "draws vLLM's blocks only", "use --engine vllm")
     return the_plan
 
 
 # --- the runs ---------------------------------------------------------------------------------------------------------
 
 
-def answered(the_plan: Plan, load: Load, options: SimulateOptions, interruption: Interruption) -> Answer:
+def answered(
+    the_plan: Plan, setups: Mapping[str, Setup], load: Load, options: SimulateOptions, interruption: Interruption
+) -> Answer:
+    promises = () if options.slo is None else slo.parse_slo(options.slo)
+    if not options.quiet:
+        say_how_steady(promises, load.source.num_requests - load.skipped)
+    uncertainty = ranges.modeled(the_plan) if options.calibration is None else ranges.measured()
+    variants: list[Variant] = []
+    for name, setup in setups.items():
+        if not interruption.is_asked:
+            variants.append(variant(name, setup, load, promises, uncertainty, interruption))
+    if uncertainty.unseen and not options.quiet:
+        output.tell(
+            "note", f"no published result has {' or '.join(uncertainty.unseen)}: times are extrapolated, ranges wider"
+        )
+    times = next(iter(setups.values())).step_time
+    return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty)
+
+
+def setups_of(the_plan: Plan, options: SimulateOptions) -> dict[str, Setup]:
+    """The server that is asked about, and those it is compared with."""
     tiers = tuple(parse_tier(text) for text in options.tier or ())
     if options.tier_chunk is not None and not tiers:
         raise UsageError("--tier-chunk", "is for --tier", "leave it out")
@@ -189,28 +220,11 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions, interruption:
         name = the_plan.request.spec.name
         raise UsageError("--tier", f"{name} has recurrent states, which token chunks cannot store", "leave it out")
     chunk = CHUNK_TOKENS if options.tier_chunk is None else parse_tokens(options.tier_chunk, "--tier-chunk")
-    shares = shares_of(options.efficiency)
-    promises = () if options.slo is None else slo.parse_slo(options.slo)
-    if not options.quiet:
-        say_how_steady(promises, load.source.num_requests - load.skipped)
-    times = step_time(the_plan, shares, options.calibration, tuple(tier.bandwidth for tier in tiers))
-    setups = setups_of(Setup(the_plan, times, tiers, chunk), options)
-    uncertainty = ranges.modeled(the_plan) if options.calibration is None else ranges.measured()
-    variants: list[Variant] = []
-    for name, setup in setups.items():
-        if not interruption.is_asked:
-            variants.append(variant(name, setup, load, promises, uncertainty, interruption))
-    if uncertainty.unseen and not options.quiet:
-        output.tell(
-            "note", f"no published result has {' or '.join(uncertainty.unseen)}: times are extrapolated, ranges wider"
-        )
-    return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty)
-
-
-def setups_of(base: Setup, options: SimulateOptions) -> dict[str, Setup]:
-    """The server that is asked about, and those it is compared with."""
-    setups = {"with tiers" if base.tiers else "paged": base}
-    if base.tiers:
+    bandwidths = tuple(tier.bandwidth for tier in tiers)
+    times = step_time(the_plan, shares_of(options.efficiency), options.calibration, bandwidths)
+    base = Setup(the_plan, times, tiers, chunk)
+    setups = {"with tiers" if tiers else "paged": base}
+    if tiers:
         setups["without tiers"] = replace(base, tiers=())
     if options.baseline is not None:
         setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
@@ -226,15 +240,25 @@ def over_time(answer: Answer) -> list[Figure]:
     return [Svg("Over time", sheets(answer))]
 
 
-def film_page(answer: Answer, load: Load, options: SimulateOptions) -> str:
+def film_page(answer: Answer, setups: Mapping[str, Setup], load: Load) -> str:
     """The pool step by step, beside that of --baseline."""
     from kvplan.report.film_html import film_html
     from kvplan.report.simulate_text import title
     from kvplan.simulate.film import filmed
 
-    base = Setup(answer.plan, step_time(answer.plan, shares_of(options.efficiency), options.calibration))
-    films = filmed(setups_of(base, options).items(), load.source, load.arrivals)
-    return film_html(films, title(answer), "planned", [base.plan.request.release.label])
+    films = filmed(setups.items(), load.source, load.arrivals)
+    return film_html(films, title(answer), "planned", [answer.plan.request.release.label])
+
+
+def tracks_of(setups: Mapping[str, Setup], load: Load, interruption: Interruption) -> list[Tracks]:
+    """Every request and step of each server, in runs of their own: the answer's take several steps at once."""
+    tracks = []
+    for name, setup in setups.items():
+        if not interruption.is_asked:
+            simulation, followed = follow(name, setup, load.arrivals(), load.source.run_len)
+            run(simulation, load, interruption)
+            tracks.append(followed.complete(simulation))
+    return tracks
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
@@ -257,7 +281,7 @@ def variant(
     uncertainty: ranges.Ranges,
     interruption: Interruption,
 ) -> Variant:
-    simulation = run(setup, load, interruption)
+    simulation = run(setup.run(load.arrivals(), load.source.run_len), load, interruption)
     if interruption.is_asked and not len(simulation.records):
         raise KeyboardInterrupt
     figures = result(simulation, load.skipped, by_clock=not load.is_closed and load.users is None)
@@ -277,8 +301,9 @@ def variant(
     return Variant(name, simulation, figures, outcomes, largest(setup, load, promises, interruption), good)
 
 
-def run(setup: Setup, load: Load, interruption: Interruption, stop: Callable[[Run], bool] | None = None) -> Run:
-    simulation = setup.run(load.arrivals(), load.source.run_len)
+def run(
+    simulation: Started, load: Load, interruption: Interruption, stop: Callable[[Run], bool] | None = None
+) -> Started:
     progress = Progress(load.source.num_requests, load.how, quiet=interruption.quiet)
 
     def stop_early(simulation: Run) -> bool:
@@ -303,7 +328,7 @@ def largest(
     def keeps(amount: float) -> bool:
         scaled = load.scaled(amount)
         broken = slo.Broken(promises, scaled.source.num_requests, scaled.skipped)
-        simulation = run(setup, scaled, interruption, broken)
+        simulation = run(setup.run(scaled.arrivals(), scaled.source.run_len), scaled, interruption, broken)
         return not broken(simulation) and all(
             outcome.is_kept for outcome in slo.outcomes(promises, simulation, scaled.skipped)
         )

@@ -14,6 +14,7 @@ from kvplan.cli.options import (
     RayOption,
     ReportOption,
     Text,
+    TraceEventsOption,
     complete_gpu,
     option,
 )
@@ -126,6 +127,7 @@ class SimulateOptions(LoadOptions):
         Text,
         option("--film", help="Write the KV pool as a film, block by block: pool.html; 2,000 steps.", metavar="PATH"),
     ] = None
+    trace_events: TraceEventsOption = None
     format: FormatOption = "table"
     report: ReportOption = None
     force: ForceOption = False

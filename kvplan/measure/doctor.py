@@ -48,6 +48,7 @@ PACKAGES: Mapping[str, str | None] = {
     "uvicorn": "serve",
     "gguf": "gguf",
     "pyarrow": "parquet",
+    "perfetto": "trace",
     "huggingface_hub": "hub",
     "ray": "ray",
     "transformers": "dev",
@@ -60,6 +61,7 @@ NEEDED_FOR: Mapping[str, str] = {
     "serve": "kvplan serve",
     "gguf": "GGUF files",
     "parquet": "kvplan simulate --requests FILE.parquet",
+    "trace": "kvplan simulate and profile --trace-events FILE.pftrace",
     "hub": "models from the Hugging Face Hub",
     "ray": "kvplan sweep, tune and simulate --ray",
 }

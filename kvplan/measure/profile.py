@@ -25,13 +25,12 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.block_manager import Group, WindowGroup, cdiv, max_blocks_held, num_skipped_tokens
 from engine.contiguous import num_reserved_blocks
 from engine.memory import host_memory
-from engine.request import RequestOutput
-from engine.scheduler import Batch
+from engine.request import Request, RequestOutput
 from engine.stats import Stats
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.git import checkout
 from kvplan.hardware.nvml import Device, Nvml, open_nvml
-from kvplan.measure.recording import Recording
+from kvplan.measure.recording import Recording, ServingRecord
 from kvplan.measure.run_types import Manifest, Progress
 from kvplan.measure.rundir import RunWriter, Status
 from kvplan.models.spec import ModelSpec
@@ -151,7 +150,7 @@ class Recorder(threading.Thread):
         self.deadline_s: float | None = None  # when the run is taken for hanging
         self.stage = "before"
         self.serving: Serving | None = None  # by the engine there is now
-        self.recording: Recording | None = None  # of its steps
+        self.recording = Recording()  # of its steps
         self.torch_tensors: int | None = None  # bytes of weights, tables and pool, once they are there
         self.failure: KvplanError | None = None
         self.peaks: dict[str, dict[str, int]] = {}  # by stage, the largest of each memory figure
@@ -335,7 +334,7 @@ def profile(
     """
     device = torch.device("cuda" if config.device == "auto" and torch.cuda.is_available() else config.device)
     recorder = Recorder(Probe(device, gpu, nvml), writer, interval_s, watch)
-    recorder.recording = recording
+    recorder.recording = recording or Recording()
     try:
         recorder.take()
         recorder.start()
@@ -623,8 +622,9 @@ def _serve(
         # A stage is named before its batch runs, and prefill lasts until the last prompt token in flight is taken in.
         engine.on_launch = lambda num_prompt_tokens: recorder.mark("prefill" if num_prompt_tokens else "decode")
     serving = recorder.serving = Serving(workload, engine.config.allocator, is_first, engine.stats())
-    if recorder.recording is not None:
-        engine.on_schedule = _recorded(recorder.recording, engine, serving)
+    record = recorder.recording.begin(serving.allocator, engine.scheduler, serving.begin_s - recorder.start_s)
+    if record != ServingRecord():
+        engine.on_schedule = lambda batch: record.schedule(engine.scheduler, batch, serving.elapsed_s)
     while True:
         elapsed = _agreed(engine, serving.elapsed_s)
         if timeout_s is not None and elapsed > timeout_s:
@@ -632,13 +632,14 @@ def _serve(
                 "profile", f"not done after {timeout_s:g} s (--timeout)", "raise it or ask for less"
             )
         for request in feed.due(elapsed, serving.stats.num_requests_running, serving.stats.num_requests_waiting):
-            _send(engine, request, prefix, source)
+            record.arrive(_send(engine, request, prefix, source).seq, serving.elapsed_s)
         if not engine.has_unfinished:
             if feed.is_over(elapsed):
                 break
             time.sleep(0.001)
             continue
         serving.count(engine.step(), engine.stats())
+        record.update(engine.scheduler, serving.elapsed_s)
     serving.end_s = time.monotonic()
     recorder.deadline_s, engine.on_launch, engine.on_schedule = None, None, None
     if serving.num_failed:
@@ -646,19 +647,12 @@ def _serve(
     return serving.results()
 
 
-def _recorded(recording: Recording, engine: Engine, serving: Serving) -> Callable[[Batch], None]:
-    """What the engine calls with each batch that it schedules, so that the recording has it."""
-    scheduler, allocator = engine.scheduler, serving.allocator
-    recording.begin(allocator, scheduler)
-    return lambda batch: recording.scheduled(allocator, scheduler, batch, serving.elapsed_s)
-
-
-def _send(engine: Engine, request: PlannedRequest, prefix: list[int], source: random.Random) -> None:
+def _send(engine: Engine, request: PlannedRequest, prefix: list[int], source: random.Random) -> Request:
     """Queue one request: the shared prefix, and random tokens after it."""
     fresh = max(1, request.prompt_tokens - len(prefix))
     prompt = prefix[: request.prompt_tokens - 1] + [source.randrange(engine.spec.vocab_size) for _ in range(fresh)]
     params = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
-    engine.add_request(prompt[: request.prompt_tokens], params)
+    return engine.submit(prompt[: request.prompt_tokens], params)
 
 
 def _agreed(engine: Engine, elapsed: float) -> float:

@@ -1,28 +1,58 @@
-"""What is kept of every step of a profile run, beside its samples: the pool as a film."""
+"""What is kept of every step of a profile run, beside its samples: the pool as a film, requests as tracks."""
 
 from dataclasses import dataclass, field
 
 from engine.scheduler import Batch, Scheduler
+from engine.sequence import Sequence
 from kvplan.simulate.film import Film, check_drawable
+from kvplan.simulate.tracks import Tracks
 
 CURE = "lower --num-blocks"
 
 
+@dataclass(frozen=True, slots=True)
+class ServingRecord:
+    """What takes in the requests and steps of one serving, in seconds since it began; empty: nothing is kept."""
+
+    film: Film | None = None
+    tracks: Tracks | None = None
+
+    def arrive(self, seq: Sequence, seconds: float) -> None:
+        if self.tracks is not None:
+            self.tracks.arrive(seq, seconds)
+
+    def schedule(self, scheduler: Scheduler, batch: Batch, seconds: float) -> None:
+        """Take in a batch, right after it was scheduled; one in which nothing happens is none."""
+        if not (batch.num_tokens or batch.preempted or batch.failed):
+            return
+        if self.film is not None:
+            self.film.take(scheduler, batch, seconds)
+        if self.tracks is not None:
+            self.tracks.schedule(scheduler, batch, seconds)
+
+    def update(self, scheduler: Scheduler, seconds: float) -> None:
+        if self.tracks is not None:
+            self.tracks.update(scheduler, seconds)
+
+
 @dataclass(slots=True)
 class Recording:
-    """By allocator, in the order served.
+    """Of each serving, by its allocator; what nobody asked for stays empty.
 
-    films  frames of the first steps, seconds since the requests began to come
+    films   frames of the first steps, seconds since the requests began to come
+    tracks  requests and counters, on the clock of the run's samples
     """
 
+    has_film: bool = False
+    has_tracks: bool = False
     films: dict[str, Film] = field(default_factory=dict)
+    tracks: dict[str, Tracks] = field(default_factory=dict)
 
-    def begin(self, allocator: str, scheduler: Scheduler) -> None:
-        """Record a scheduler from now on; UsageError where its pool cannot be drawn."""
-        check_drawable(scheduler.blocks.num_usable_blocks + 1, CURE)
-        self.films[allocator] = Film.of(scheduler)
-
-    def scheduled(self, allocator: str, scheduler: Scheduler, batch: Batch, seconds: float) -> None:
-        """Take in a batch, right after it was scheduled."""
-        if batch.num_tokens or batch.preempted or batch.failed:
-            self.films[allocator].take(scheduler, batch, seconds)
+    def begin(self, allocator: str, scheduler: Scheduler, begin_s: float) -> ServingRecord:
+        """Record a scheduler, its serving having begun at `begin_s`; UsageError where its pool cannot be drawn."""
+        if self.has_film:
+            check_drawable(scheduler.blocks.num_usable_blocks + 1, CURE)
+            self.films[allocator] = Film.of(scheduler)
+        if self.has_tracks:
+            self.tracks[allocator] = Tracks(allocator, begin_s)
+        return ServingRecord(self.films.get(allocator), self.tracks.get(allocator))

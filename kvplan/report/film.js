@@ -17,7 +17,10 @@ function element(name, attributes, ...children) {
 // --- the pool --------------------------------------------------------------------------------------------------------
 
 function apply(cells, changes) {
-  for (let i = 0; i < changes.length; i += 2) cells[changes[i] - 1] = changes[i + 1];
+  for (let i = 0, block = 0; i < changes.length; i += 2) {
+    block += changes[i];
+    cells[block - 1] = changes[i + 1];
+  }
 }
 
 // The pool at a step, from the nearest copy before it.

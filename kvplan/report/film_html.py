@@ -1,6 +1,7 @@
 """The KV pool of a run as a film: one HTML file with cells by owner, a scrubber and the queue beside it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from kvplan.core.errors import UsageError
@@ -34,7 +35,7 @@ def film_html(
 
 
 def film_data(name: str, film: Film) -> dict[str, Any]:
-    """Frames as columns; changes as flat lists of block and owner."""
+    """Frames as columns; changes as flat lists of block, less the one before it, and owner."""
     frames = film.frames
     return {
         "name": name,
@@ -45,7 +46,10 @@ def film_data(name: str, film: Film) -> dict[str, Any]:
         "waiting": [frame.waiting for frame in frames],
         "tokens": [frame.tokens for frame in frames],
         "preemptions": [frame.preemptions for frame in frames],
-        "changes": [[number for change in step for number in change] for step in film.changes],
+        "changes": [
+            [number for (last, _), (block, owner) in pairwise([(0, 0), *step]) for number in (block - last, owner)]
+            for step in film.changes
+        ],
     }
 
 

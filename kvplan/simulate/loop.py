@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from engine.block_manager import BlockManager, Group, MambaGroup
 from engine.scheduler import Batch, PrefixCacheStats, Scheduler, SchedulerConfig
@@ -43,6 +43,16 @@ class _AnyToken(Mapping[str, int]):
 
 
 ANY_TOKEN = _AnyToken()
+
+
+class Watcher(Protocol):
+    """Sees what becomes of requests, and each batch that is scheduled by itself; seconds are the clock's."""
+
+    def arrive(self, seq: Sequence, seconds: float) -> None: ...
+
+    def schedule(self, scheduler: Scheduler, batch: Batch, seconds: float) -> None: ...
+
+    def update(self, scheduler: Scheduler, seconds: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -79,6 +89,7 @@ class Simulation:
     tiers: Tiers | None = None
     jump: bool = True
     on_step: Callable[["Simulation", Batch], None] | None = None
+    watcher: Watcher | None = None
     stop: Callable[[Any], bool] | None = None
     request_s: float = 0.0
     crowd_s: float = 0.0
@@ -166,6 +177,8 @@ class Simulation:
             self.counts.rejected += 1
             self.arrivals.ended(self.clock)
             return
+        if self.watcher is not None:
+            self.watcher.arrive(seq, arrival)
         if len(self.scheduler.waiting) == 1:  # nobody waited: this one may go at once
             self._is_stuck = False
         self._live[seq] = Live(content, arrival)
@@ -225,6 +238,8 @@ class Simulation:
             self._end(seq)
         if self.on_step is not None:
             self.on_step(self, batch)
+        if self.watcher is not None:
+            self.watcher.schedule(self.scheduler, batch, self.clock)
         quiet = not (batch.new or batch.resumed or batch.preempted or batch.failed)
         if quiet and not batch.num_tokens and not any(ahead.num_tokens for ahead, _ in self._in_flight):
             raise InvalidInputError(
@@ -252,6 +267,8 @@ class Simulation:
             self._note(seconds, len(batch.samples))
         self.clock += seconds
         done = self.scheduler.update(batch, ANY_TOKEN)
+        if self.watcher is not None:
+            self.watcher.update(self.scheduler, self.clock)
         if self._unanswered:
             for seq in [seq for seq in batch.samples if seq in self._unanswered]:
                 live = self._live[seq]

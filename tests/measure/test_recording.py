@@ -1,4 +1,4 @@
-"""The film of a profile run: its blocks are those that the engine's own block manager counts, step by step."""
+"""A profile run's film and trace: what they show is what the engine's own block manager counts, step by step."""
 
 import json
 import random
@@ -11,16 +11,20 @@ import pytest
 
 from engine.scheduler import Batch, Scheduler
 from kvplan.cli.main import main
+from kvplan.measure.rundir import load_run
 from kvplan.simulate.film import MOST_STEPS
 from tests.measure.test_profile import model_directory
 from tests.simulate.test_film import READ, TURN, counted, embedded, pools
+from tests.simulate.test_trace_events import COUNTERS, FAULTS, FIGURES, SLICES
 from tests.support.browser import SCHEMES, SIZES, complaints, measured, needs_browser
 from tests.support.browser import Open as OpenPage
 from tests.support.browser import open_page as open_page
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run
 from tests.support.parts import paired
+from tests.support.trace_processor import answers, needs_trace_processor
 
+PEAKS = ("num_used_blocks", "num_requests_running", "num_requests_waiting", "num_batched_tokens")
 Count = tuple[int, int, int, int, int]  # blocks used, running, waiting, preemptions, tokens of the step
 LOAD = (
     "--device", "cpu", "--dtype", "float32", "--num-seqs", "14", "--lengths", "uniform:20-90", "--output-tokens", "20",
@@ -34,6 +38,7 @@ class Filmed:
     after each batch is scheduled."""
 
     page: Path
+    trace: Path
     directory: Path
     counts: dict[str, list[Count]]
 
@@ -55,8 +60,9 @@ def filmed(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Filmed:
         counts.setdefault(self.config.allocator, []).append(row)
         return batch
 
-    ran = Filmed(folder / "pool.html", folder / "run", counts)
-    options = ("--baseline", "contiguous", "--film", str(ran.page), "-q", "-o", str(ran.directory))
+    ran = Filmed(folder / "pool.html", folder / "run.pftrace", folder / "run", counts)
+    files = ("--film", str(ran.page), "--trace-events", str(ran.trace), "-o", str(ran.directory))
+    options = ("--baseline", "contiguous", "-q", *files)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scheduler, "schedule", counting)
         assert main(["profile", tiny, *LOAD, *options]) == 0
@@ -87,6 +93,34 @@ def test_blocks_at_every_step_are_those_that_the_engine_counts(filmed: Filmed) -
     assert films["paged"]["preemptions"][-1] == results["stats"]["num_preemptions"] > 0
     assert max(films["paged"]["running"]) >= results["most_running"] > max(films["contiguous"]["running"])
     assert "seconds are measured" in page.read_text("utf-8")
+
+
+@needs_trace_processor
+def test_perfetto_reads_the_requests_the_preemptions_and_the_peak(filmed: Filmed) -> None:
+    """Counted by the block manager, by the engine's own figures and by the samples, none of which knows of a trace."""
+    slices, counters, figures, faults = answers(filmed.trace.read_bytes(), SLICES, COUNTERS, FIGURES, FAULTS)
+    assert faults == []
+    run = load_run(filmed.directory)
+    for server, results in (("paged", run.results), ("contiguous", run.results["baseline"])):
+        own = [row for row in slices if row["server"] == server]
+        stats = results["stats"]
+        assert Counter(row["name"] for row in own)["preempted"] == stats["num_preemptions"]
+        whole = [row for row in own if row["depth"] == 0]
+        assert sorted(row["name"] for row in whole) == sorted(f"request {n}" for n in range(1, 15))
+        tokens = {row["arg_set_id"]: row["value"] for row in figures if row["key"].endswith("output_tokens")}
+        assert sum(tokens[row["arg_set_id"]] for row in whole) == stats["generation_tokens"]
+        peak = dict.fromkeys(PEAKS, 0)
+        for row in counters:
+            if row["server"] == server and row["name"] in PEAKS:
+                peak[row["name"]] = max(peak[row["name"]], row["value"])
+        used, running, waiting, _, tokens_of_step = zip(*filmed.counts[server], strict=True)
+        assert list(peak.values()) == [max(used), max(running), max(waiting), max(tokens_of_step)]
+        served = max(row["ts"] + row["dur"] for row in own) - min(row["ts"] for row in own)
+        assert served <= results["seconds"] * 1e9
+    stages = [row for row in slices if row["track"] == "stages"]
+    assert [row["name"] for row in stages] == [event["stage"] for event in run.events if event["event"] == "stage"]
+    rss = [row["value"] for row in counters if row["name"] == "rss"]
+    assert rss == [sample["rss"] for sample in run.samples]
 
 
 @needs_browser

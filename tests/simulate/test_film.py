@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from engine.scheduler import Batch
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
+from kvplan.report.film_html import film_html
 from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Open
-from kvplan.simulate.film import CACHED, EMPTY, FIRST, FREE, MOST_STEPS, SHARED, Film, filmed
+from kvplan.simulate.film import CACHED, EMPTY, FIRST, FREE, MOST_STEPS, SHARED, Film, Frame, filmed
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source
@@ -148,8 +150,26 @@ def test_a_film_of_two_thousand_steps_is_small(run: Run, tmp_path: Path) -> None
 
 def pools(film: dict[str, Any]) -> list[list[int]]:
     """The whole pool at each step of a page's film."""
-    changes = [list(zip(step[::2], step[1::2], strict=True)) for step in film["changes"]]
+    changes = [list(zip(accumulate(step[::2]), step[1::2], strict=True)) for step in film["changes"]]
     return replayed(Film(film["blocks"], film["block_size"], changes=changes))
+
+
+@pytest.mark.full
+def test_a_film_of_a_large_pool_that_changes_hands_fast_is_small() -> None:
+    """A fifth of one, of a fifth of 5 MB: steps of 8,000 tokens take 500 of 65,000 blocks, and as many come back."""
+    draw = random.Random(1)
+    changes, free, taken = [], list(range(1, 65_000)), []
+    draw.shuffle(free)
+    for request in range(MOST_STEPS // 5):
+        blocks, free = free[:500], free[500:]
+        taken.append(blocks)
+        back = taken.pop(0) if len(taken) > 100 else []
+        free += back
+        changes.append(sorted([(block, FIRST + request) for block in blocks] + [(block, FREE) for block in back]))
+    frames = [Frame(float(step), 1, 1, 8192, 0) for step in range(MOST_STEPS // 5)]
+    page = film_html({"paged": Film(65_000, 16, frames, changes)}, "a film", "planned")
+    assert sum(map(len, changes)) > 340_000
+    assert len(page.encode()) < 5_000_000 // 5
 
 
 TURN = "(n) => { const s = document.getElementById('step'); s.value = n; s.dispatchEvent(new Event('input')); }"
