@@ -108,6 +108,13 @@ def served_by(engine: str, words: list[str]) -> list[str]:
     return [*starts.launcher, f"--{starts.model_flag.replace('_', '-')}", *words]
 
 
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a null byte
+        return False
+
+
 def _parse_line(text: str) -> ServeCommand:
     """The server's command in a shell's line; what else stands in it is of no account."""
     if text.lstrip().startswith("--"):
@@ -127,7 +134,7 @@ def _parse_line(text: str) -> ServeCommand:
             command.notes += [f"--from-command: {note}" for note in started.notes]
             command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
             return command
-    if len(commands) == 1 and len(commands[0]) == 1 and Path(commands[0][0]).is_file():
+    if len(commands) == 1 and len(commands[0]) == 1 and _is_file(commands[0][0]):
         name = shlex.quote(commands[0][0])
         remedy = f'paste what is in it (`--from-command "$(cat {name})"`), or `kvplan check {name}`'
         raise NoServerError("--from-command", f"names a file ({printable(name, 60)})", remedy)
