@@ -101,7 +101,15 @@ def fingerprint(model: str, runner: ModelRunner, config: EngineConfig) -> str:
     shapes = [tuple(tensor.shape[1:]) for tensor in runner.kv.tensors]
     rules = [group.rule for group in runner.groups]
     text = repr(
-        (model, replace(runner.spec, name="", source=""), shapes, rules, str(runner.dtype), str(runner.kv_dtype), config.kv_scale)
+        (
+            model,
+            replace(runner.spec, name="", source=""),
+            shapes,
+            rules,
+            str(runner.dtype),
+            str(runner.kv_dtype),
+            config.kv_scale,
+        )
     )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
