@@ -8,7 +8,6 @@ What a run leaves is in formats that kvplan's other commands read:
     server.log           what a server printed that was started here: `reconcile --log`, `why`
 """
 
-import csv
 import shlex
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import path_text, printable
+from kvplan.core.table import csv_text
 from kvplan.hardware.nvml import Device, DeviceError, open_nvml
 from kvplan.measure.server_metrics import MetricsError, MetricsPage, ServerStats, server_stats
 
@@ -169,12 +169,11 @@ class Sampler:
         begin = time.monotonic()
         try:
             with self.path.open("w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                writer.writeheader()
+                file.write(csv_text([COLUMNS]))
                 while True:
                     row = self.row(time.monotonic() - begin)
                     self.peaks.take(row)
-                    writer.writerow(row)
+                    file.write(csv_text([["" if row[name] is None else row[name] for name in COLUMNS]]))
                     file.flush()
                     if self._stopping.wait(self.interval_s):
                         break

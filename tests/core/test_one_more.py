@@ -54,7 +54,7 @@ if find_spec("prometheus_client") is None:
     del ANSWERING["rightsize"]
 # Long (tune), runs the engine (profile), needs another package (rightsize).
 ELSEWHERE = {"tune", "profile", "rightsize"}
-WITHOUT_REPORTS = ("models", "gpus", "stats", "profiles")
+WITHOUT_REPORTS = ("stats", "profiles")
 REPORTING = {name: "--report" for name in ANSWERING if name not in WITHOUT_REPORTS}
 SHORT = ("estimate", "sweep", "diff", "models")
 ANSWER = """
