@@ -34,6 +34,8 @@ _HEADINGS = (
     ("run", "table", "row", "column"),
     ("from", "name", "unit", "predicted"),
     ("kind", "name", "predicted"),
+    ("name", "parameters", "bf16_gb"),
+    ("name", "device_name", "total_memory"),
 )
 
 
