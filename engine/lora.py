@@ -156,7 +156,7 @@ class LoraSlots:
         quantization: Quantization | None,
     ) -> Builder:  # fmt: skip
         self.rows = LoraRows.empty(self.max_num_tokens, self.max_loras, device)
-        self.walks_on_host = not kernels.IS_PLANNED
+        self.walks_on_host = kernels.LORA_WALKS_ON_HOST
         return LoraBuilder(source, tp, kernels, dtype, device, quantization, adapters=self)
 
     def slot_layer(self, pieces: list[Piece], builder: Builder, *, is_summed: bool) -> SlotLayer:

@@ -23,6 +23,7 @@ from engine.kernels.matrices import Fp8BlockMatrix, Matrix, Mxfp4Matrix, Nvfp4Ma
 
 FP8_MAX = 448.0  # largest float8_e4m3fn
 IS_PLANNED = False  # nothing is planned on the host
+LORA_WALKS_ON_HOST = True  # slot after slot, which the host must know
 PART_ELEMENTS = 1 << 22  # logits that are scaled, sorted or summed at once
 GATHER_BYTES = 4 << 20  # stays in a core's caches until it is read, and keeps short contexts from being padded to long
 

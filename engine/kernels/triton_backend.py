@@ -26,6 +26,7 @@ from engine.kernels.store_kv import store_kv, store_latent
 __all__ = [
     "INTERPRETED",
     "IS_PLANNED",
+    "LORA_WALKS_ON_HOST",
     "best_tokens",
     "decode_planner",
     "draw",
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 IS_PLANNED = True  # decode and prefill take what is planned on the host
+LORA_WALKS_ON_HOST = False  # each token's slot is read on the device
 
 
 def for_sampling(logits: torch.Tensor) -> torch.Tensor:

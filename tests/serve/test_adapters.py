@@ -126,7 +126,9 @@ def test_the_figure_of_adapters_is_vllms() -> None:
         seq = seqs.setdefault(request_id, Sequence(request_id, [1], 1, adapter=adapter, arrival=arrival))
         seq.status = event  # type: ignore[assignment]
         queues = {name: [seq for seq in seqs.values() if seq.status == name] for name in ("running", "waiting")}
-        scheduler: Any = SimpleNamespace(**queues, blocks=SimpleNamespace(usage=0.0))
+        scheduler: Any = SimpleNamespace(
+            **queues, num_deferred=0, num_waiting=len(queues["waiting"]), blocks=SimpleNamespace(usage=0.0)
+        )
         metrics.levels(scheduler)
         (labels,) = re.findall(r"^vllm:lora_requests_info\{(.*)\} ", metrics.page().decode(), re.MULTILINE)
         # names as in vLLM 0.33's v1/metrics/loggers.py

@@ -13,7 +13,7 @@ from kvplan.documents.policy_file import ENGINE
 from kvplan.measure.serverlog.log import phrases
 from kvplan.policy.file import ENGINE_KEYS
 from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, flag_words, lacking, spellings
-from kvplan.servers.base import SERVERS, parse_engine
+from kvplan.servers.base import SERVERS, parse_engine, terms_of
 from kvplan.servers.pasted import parse
 from kvplan.servers.standing import standings
 
@@ -46,7 +46,7 @@ def text_of(name: str) -> str:
 def test_an_argument_is_known_in_every_place(name: str) -> None:
     common = frozenset(option.name for option in fields(PlanOptions))
     assert name in common
-    assert panel_of(name, common) in get_args(Panel)
+    assert panel_of(name, common) in (*get_args(Panel), *(terms_of(server).title for server in SERVERS))
     assert name in ENGINE_KEYS
     assert name in ENGINE
     assert name in args_schema({})["properties"]

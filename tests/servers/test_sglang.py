@@ -386,9 +386,9 @@ class TestTheCommandLine:
         for word in ("vLLM may", "Maximum concurrency", "null block", "--max-num-seqs"):
             assert word not in done.out
 
-    @pytest.mark.parametrize("command", ["recommend", "simulate"])
+    @pytest.mark.parametrize("command", ["recommend", "tune"])
     def test_commands_that_know_vllm_alone_say_so(self, run: Run, command: str) -> None:
-        load = ["--rate", "1", "--prompt-tokens", "900", "--output-tokens", "100"]
+        load = ["--rate", "1", "--prompt-tokens", "900", "--output-tokens", "100", "--slo", "tpot=50ms"]
         more = ["--users", "4"] if command == "recommend" else load
         done = run(command, "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "sglang", *more)
         assert done.code == 2
