@@ -18,7 +18,8 @@ MODELS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model", [SMALL, *(pytest.param(model, marks=pytest.mark.full) for model in MODELS)])
+@pytest.mark.full
+@pytest.mark.parametrize("model", [SMALL, *MODELS])
 def test_the_peak_is_the_planners(model: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.launchless", model], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -108,9 +108,7 @@ def two_ranks() -> dict[str, list[dict[str, Any]]]:
         "overlap, small pool": job("llama", 2, num_blocks=18, async_scheduling=True),
         "its own pool": job("llama", 2, num_blocks=None, memory_limit=4_000_000),
         "own prompts": job("llama", 2) | {"own_prompts": True},
-        "guessed": job("llama", 2) | {"draft": str(saved_model("llama"))},
         "three": job("llama", 3),
-        "adapters fully shared": adapted_job(fully_sharded=True),
         **{dtype: job("llama", 2, dtype=dtype, max_num_batched_tokens=256) for dtype in WIDE_STEP},
     }
     answers = run_ranks(list(jobs.values()), 2)
@@ -119,7 +117,11 @@ def two_ranks() -> dict[str, list[dict[str, Any]]]:
 
 @cache
 def two_ranks_of_others() -> dict[str, list[dict[str, Any]]]:
-    jobs = {family: job(family, 2) for family in OTHERS} | {"adapters shared": adapted_job(fully_sharded=False)}
+    jobs = {family: job(family, 2) for family in OTHERS} | {
+        "guessed": job("llama", 2) | {"draft": str(saved_model("llama"))},
+        "adapters shared": adapted_job(fully_sharded=False),
+        "adapters fully shared": adapted_job(fully_sharded=True),
+    }
     return dict(zip(jobs, zip(*run_ranks(list(jobs.values()), 2), strict=True), strict=True))
 
 
@@ -158,9 +160,10 @@ def test_two_ranks_overlap_alike(how: str) -> None:
             assert wrong_greedy_tokens("llama", prompt, token_ids) == []
 
 
+@pytest.mark.full
 def test_two_ranks_guess_alike() -> None:
     """With the model itself as its draft, shared by the ranks as it is: every guess holds."""
-    first, second = two_ranks()["guessed"]
+    first, second = two_ranks_of_others()["guessed"]
     assert first["tokens"] == second["tokens"] == two_ranks()["llama"][0]["tokens"]
     assert first["guesses"] == second["guesses"]
     _, num_tokens, num_accepted, *_ = first["guesses"]
@@ -238,9 +241,10 @@ def test_the_peak_of_a_rank_is_the_planners(dtype: str) -> None:
         assert planned <= rank["activations"] <= 1.01 * planned + summed  # small tensors
 
 
-@pytest.mark.parametrize("how", some(["shared", "fully shared"], ["fully shared"]))
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["shared", "fully shared"])
 def test_two_ranks_add_what_adapters_would_on_one(how: str) -> None:
-    first, second = (two_ranks() if how == "fully shared" else two_ranks_of_others())[f"adapters {how}"]
+    first, second = two_ranks_of_others()[f"adapters {how}"]
     assert first["tokens"] == second["tokens"]
     folders = [*(merged_model("llama", path) for path in adapters().values()), saved_model("llama")]
     for folder, prompt, token_ids in zip(folders, PROMPTS, first["tokens"], strict=True):

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OTHERS = ("llama", "qwen2_window", "gemma3_text", "gpt_oss", "deepseek_v3")
 
 
-@pytest.mark.parametrize("families", [("mixtral",), pytest.param(OTHERS, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("families", [("mixtral",), OTHERS])
 def test_no_variant_is_first_launched_while_serving(families: tuple[str, ...]) -> None:
     """Prompts of 1 to 508 tokens, 1 to 40 at a time, and every way to sample beside every other."""
     done = subprocess.run(

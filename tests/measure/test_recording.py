@@ -21,7 +21,7 @@ from tests.support.browser import Open as OpenPage
 from tests.support.browser import open_page as open_page
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run
-from tests.support.parts import paired
+from tests.support.parts import first_pair
 from tests.support.trace_processor import answers, needs_trace_processor
 
 PEAKS = ("num_used_blocks", "num_requests_running", "num_requests_waiting", "num_batched_tokens")
@@ -124,7 +124,7 @@ def test_perfetto_reads_the_requests_the_preemptions_and_the_peak(filmed: Filmed
 
 
 @needs_browser
-@pytest.mark.parametrize(("size", "scheme"), paired(SIZES, SCHEMES))
+@pytest.mark.parametrize(("size", "scheme"), first_pair(SIZES, SCHEMES))
 def test_the_page_of_a_run_shows_what_was_counted(size: str, scheme: str, filmed: Filmed, open_page: OpenPage) -> None:
     opened, counts = open_page(filmed.page, size, scheme), filmed.counts
     opened.wait_for_selector("html[data-ready]")

@@ -184,6 +184,7 @@ def test_a_page_is_kvplans_own_and_may_be_written_again(run: Run, tmp_path: Path
 
 
 @needs_browser
+@pytest.mark.full
 @pytest.mark.parametrize(("size", "scheme"), paired(SIZES, SCHEMES))
 def test_pages_fit_a_phone_and_a_desktop(size: str, scheme: str, pages: Any, open_page: Open) -> None:
     for name in ("estimate", "several", "simulate", "check", "why"):

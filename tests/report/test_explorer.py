@@ -20,7 +20,7 @@ from tests.support.browser import SCHEMES, SIZES, Open, colors, complaints, cont
 from tests.support.browser import open_page as open_page
 from tests.support.cli import Ran, Run, refused
 from tests.support.cli import run as run
-from tests.support.parts import paired
+from tests.support.parts import first_pair
 
 SMALL = ("--tp", "1,2", "--gpu-memory-utilization", "0.85,0.92", "--ctx", "4k,16k,128k", "--mean-tokens", "1000,8k")
 SHARED = ("--shared-prefix", "600")
@@ -246,7 +246,7 @@ def test_a_plan_that_does_not_fit_keeps_to_the_page(page: Path, open_page: Open)
 
 
 @needs_browser
-@pytest.mark.parametrize(("size", "scheme"), paired(SIZES, SCHEMES))
+@pytest.mark.parametrize(("size", "scheme"), first_pair(SIZES, SCHEMES))
 def test_the_page_fits_a_phone_and_a_desktop(size: str, scheme: str, page: Path, open_page: Open) -> None:
     opened = open_page(page, size, scheme)
     opened.wait_for_selector(READY)
@@ -283,6 +283,7 @@ def test_a_page_whose_plans_are_torn_says_so(page: Path, tmp_path: Path, open_pa
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_page_of_six_gpus_is_small(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.html"
     gpus = "rtx-4090,l40s,a100-80g,h100-80g,h200,b200"

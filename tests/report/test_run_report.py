@@ -203,6 +203,7 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.full
 def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     paths = [cpu_run(tmp_path / "a" / "one"), gpu_run(tmp_path / "two"), cpu_run(tmp_path / "b" / "one")]
     data = report_data([load_run(path) for path in paths], "Three runs")
@@ -424,6 +425,7 @@ def test_a_run_without_samples_file_says_so(tmp_path: Path) -> None:
     assert [row[0] for row in data.tables["stages"].rows][:2] == ["context", "weights"]
 
 
+@pytest.mark.full
 def test_samples_with_odd_values_are_drawn_as_far_as_they_go(tmp_path: Path) -> None:
     path = cpu_run(tmp_path / "cpu")
     odd = [{"t": None, "rss": 1}, {"t": True}, {"rss": 5}, {"t": 1.05, "rss": "much"}, {"t": 1.06, "rss": None}]
@@ -450,6 +452,7 @@ def evil_run(folder: Path) -> Path:
     return rewritten(path, environment=start["environment"], status="partial", cause=EVIL)
 
 
+@pytest.mark.full
 def test_markup_in_names_stays_text_in_html(tmp_path: Path) -> None:
     run_dir = load_run(evil_run(tmp_path))
     html = report_html(report_data([run_dir, run_dir], EVIL))

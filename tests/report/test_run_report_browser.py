@@ -19,7 +19,7 @@ from tests.support.browser import (
     needs_browser,
 )
 from tests.support.browser import open_page as open_page
-from tests.support.parts import paired
+from tests.support.parts import first_pair
 from tests.support.recorded_runs import cpu_run, failed_run, gpu_run, killed_run
 
 MEASURE = """() => {
@@ -49,7 +49,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("size", "scheme"), paired(SIZES, SCHEMES))
+@pytest.mark.full
+@pytest.mark.parametrize(("size", "scheme"), first_pair(SIZES, SCHEMES))
 def test_the_page_fits_its_window_and_can_be_read(size: str, scheme: str, page: Path, open_page: Open) -> None:
     width, _ = SIZES[size]
     opened = open_page(page, size, scheme)

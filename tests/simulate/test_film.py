@@ -31,7 +31,7 @@ from tests.support.browser import Open as OpenPage
 from tests.support.browser import open_page as open_page
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run
-from tests.support.parts import paired
+from tests.support.parts import first_pair
 
 WORDS = (
     "simulate", "llama-3.1-8b", "--gpu", "rtx-4090", "--ctx", "8k", "--prompt-tokens", "1500", "--output-tokens", "90",
@@ -140,6 +140,7 @@ def embedded(page: Path) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.full
 def test_a_film_of_two_thousand_steps_is_small(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "pool.html"
     ran = run(*WORDS, "--film", path, "--output-tokens", "2500")
@@ -199,7 +200,7 @@ def test_counts_on_the_page_are_those_of_the_run(steps: int, page: Path, open_pa
 
 
 @needs_browser
-@pytest.mark.parametrize(("size", "scheme"), paired(SIZES, SCHEMES))
+@pytest.mark.parametrize(("size", "scheme"), first_pair(SIZES, SCHEMES))
 def test_the_film_fits_a_phone_and_a_desktop_and_plays(size: str, scheme: str, page: Path, open_page: OpenPage) -> None:
     opened = open_page(page, size, scheme)
     opened.wait_for_selector("html[data-ready]")

@@ -23,3 +23,9 @@ def paired(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
         pytest.param(rows[i], columns[j], marks=[] if (i, j) in chosen else pytest.mark.full)
         for i, j in product(range(len(rows)), range(len(columns)))
     ]
+
+
+def first_pair(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
+    """All pairs, for parametrize; all but the first are marked full."""
+    pairs = list(product(first, second))
+    return [pairs[0], *(pytest.param(*pair, marks=pytest.mark.full) for pair in pairs[1:])]
