@@ -78,7 +78,7 @@ class Builder:
     def widened(self, name: str, outputs: int, part: slice, inputs: int) -> "Linear":
         """The rows `part` of a layer that is taken apart: in the model's dtype, whatever the checkpoint stores.
 
-        What is made of a quantised matrix is a buffer, and the matrix is gone.
+        What is made of a quantized matrix is a buffer, and the matrix is gone.
         """
         pieces = [Piece(name, outputs, inputs, part)]
         scheme = self._scheme(pieces)
@@ -323,7 +323,7 @@ class LatentAttentionLayer:
     def _up(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(keys [heads, nope_dim, rank], values [heads, v_head_dim, rank]) of the latent: views of kv_b_proj."""
         weight = self.kv_b_proj.weight
-        assert isinstance(weight, torch.Tensor)  # also of a quantised checkpoint
+        assert isinstance(weight, torch.Tensor)  # also of a quantized checkpoint
         up = weight.view(self.num_heads, -1, self.kv_lora_rank)
         return up[:, : self.nope_dim], up[:, self.nope_dim :]
 

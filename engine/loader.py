@@ -42,7 +42,7 @@ CONSTANTS |= {
 # What a checkpoint may hold beside the decoder: tables that are computed here, other modalities.
 IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$|"
-    # Of quantised checkpoints: scales of an fp8 KV cache, which here has its own; a bound that activations are cut at.
+    # Of quantized checkpoints: scales of an fp8 KV cache, which here has its own; a bound that activations are cut at.
     r"\.self_attn\.([qkv]_proj\.|attn\.)?([qkv]|output)_scale$|\.input_scale_ub$"
 )
 # What a multi-token prediction layer has and a plain one has not: only so is a layer after the last no mistake.
@@ -147,7 +147,7 @@ class RandomWeights:
 
     @staticmethod
     def _constant(name: str, dtype: torch.dtype) -> float | None:
-        """What all of a tensor is that is not drawn: norms, and what scales quantised values to usual sizes."""
+        """What all of a tensor is that is not drawn: norms, and what scales quantized values to usual sizes."""
         *_, last = name.split(".")
         match last:
             case "weight" if name.endswith("norm.weight"):
@@ -225,7 +225,7 @@ class Checkpoint:
                 )
         elif name not in FLOATS:
             raise UnsupportedModelError(
-                f"{where} is stored as {name}, as quantised weights are, and the config's quantization_config does "
+                f"{where} is stored as {name}, as quantized weights are, and the config's quantization_config does "
                 "not say so; the engine reads no others"
             )
 

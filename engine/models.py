@@ -65,7 +65,7 @@ class Model:
         check_runs(spec)
         self.spec, self.decoder, self.kernels = spec, spec.decoder, kernels
         self.max_model_len, self.device = max_model_len, device
-        self.buffers: dict[Rotary | int, torch.Tensor] = {}  # rotary tables, and what was made of quantised weights
+        self.buffers: dict[Rotary | int, torch.Tensor] = {}  # rotary tables, and what was made of quantized weights
         self.adapters = adapters or NoAdapters()
         builder = self.adapters.builder(source, tp, kernels, dtype, device, spec.quantization)
         self.embedding = Vocabulary(builder, "model.embed_tokens", spec.vocab_size, spec.hidden_size)

@@ -1,4 +1,4 @@
-"""Quantised weights: a checkpoint's tensors as the ones that are held, byte for byte as many, and products with them.
+"""Quantized weights: a checkpoint's tensors as the ones that are held, byte for byte as many, and products with them.
 
 Layouts, each w [outputs, inputs]:
 
@@ -50,7 +50,7 @@ SCALE_DTYPES = (torch.float16, torch.bfloat16)
 # Variants of a method's packing that are read; the others are refused by name.
 VARIANTS = {"awq": ("",), "gptq": ("", "gptq_v2")}
 RUNS = (
-    "the engine runs unquantised ones, dense layers in fp8, NVFP4 or AWQ's or GPTQ's 4 bits, and experts in blocks of "
+    "the engine runs unquantized ones, dense layers in fp8, NVFP4 or AWQ's or GPTQ's 4 bits, and experts in blocks of "
     "fp8, NVFP4, or MXFP4 as gpt-oss has them"
 )
 FP8_METHODS = ("fp8", "compressed-tensors", "modelopt")  # their tensors have the same names and meanings
@@ -99,7 +99,7 @@ def product(kernels: ModuleType, x: torch.Tensor, matrix: Matrix, bias: torch.Te
 
 
 def widen(matrix: Matrix, out: torch.Tensor) -> torch.Tensor:
-    """A quantised matrix's weights into out [outputs, inputs], rounded to its dtype once; returns out."""
+    """A quantized matrix's weights into out [outputs, inputs], rounded to its dtype once; returns out."""
     identity = torch.eye(out.shape[1], dtype=out.dtype, device=out.device)
     return out.copy_(product(torch_backend, identity, matrix, None).T)
 
@@ -108,7 +108,7 @@ def widen(matrix: Matrix, out: torch.Tensor) -> torch.Tensor:
 
 
 def check_runs(spec: ModelSpec) -> None:
-    """Refuse, by name and before anything is allocated, quantised weights that the engine does not run."""
+    """Refuse, by name and before anything is allocated, quantized weights that the engine does not run."""
     found = spec.quantization
     if found is None:
         return
@@ -150,7 +150,7 @@ def is_run_in_experts(method: str, scheme: Scheme) -> bool:
 
 
 def _refusal(spec: ModelSpec, how: str) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{spec.name}: its weights are quantised ({how}); {RUNS}")
+    return UnsupportedModelError(f"{spec.name}: its weights are quantized ({how}); {RUNS}")
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def _fill_scales(
         wrong = "are 0, negative or no finite numbers" if positive else "are no finite numbers"
         raise InvalidInputError(
             f"{source.place(name)} holds scales that {wrong} ({int((~good).sum())} of {good.numel()}, "
-            f"{out[~good][0].item():g} first); download it again, or quantise the model anew"
+            f"{out[~good][0].item():g} first); download it again, or quantize the model anew"
         )
 
 
@@ -315,7 +315,7 @@ def check_powers(scales: torch.Tensor, name: str, source: WeightSource) -> None:
     if source.dtype_of(name) is not None and bool((scales == NAN_POWER).any()):
         raise InvalidInputError(
             f"{source.place(name)} holds scales that are no numbers ({int((scales == NAN_POWER).sum())} of "
-            f"{scales.numel()} are {NAN_POWER}); download it again, or quantise the model anew"
+            f"{scales.numel()} are {NAN_POWER}); download it again, or quantize the model anew"
         )
 
 
@@ -375,7 +375,7 @@ def need_whole(piece: Piece, what: str, held: range, end: int, size: int, units:
     if held.start % size or (held.stop % size and held.stop != end):
         raise UsageError(
             f"tensor_parallel_size: {what} {held.start} to {held.stop} of {piece.name} cut through the {units} of "
-            f"{size} that its quantised weights are stored in; use fewer ranks"
+            f"{size} that its quantized weights are stored in; use fewer ranks"
         )
 
 
@@ -396,7 +396,7 @@ def _fill_zeros(
     source.fill(stored, f"{piece.name}.qzeros", whole, part)
     zeros = unpacked(stored, AWQ_ORDER if scheme.kind == "awq" else IN_ORDER)
     if scheme.kind == "gptq" and scheme.variant != "gptq_v2":
-        # Stored less one. What is left of a zero point of 0 differs by packer, and some damaged its neighbours with it.
+        # Stored less one. What is left of a zero point of 0 differs by packer, and some damaged its neighbors with it.
         if bool((zeros == 15).any()):
             raise InvalidInputError(
                 f"{piece.name}.qzeros: holds a zero point of 0 less one, of which the format 'gptq' leaves no certain "
@@ -418,7 +418,7 @@ def _check_group_order(piece: Piece, group: int, source: WeightSource, device: t
     if not torch.equal(found, torch.arange(piece.inputs, dtype=torch.int32, device=device) // group):
         raise UnsupportedModelError(
             f"{name}: groups inputs in the order of their activations (desc_act); the engine runs groups of {group} "
-            "neighbours only"
+            "neighbors only"
         )
 
 

@@ -37,7 +37,7 @@ class TensorParallel:
         return slice(self.rank * local, (self.rank + 1) * local)
 
     def share_kv_heads(self, num_kv_heads: int) -> slice:
-        """This rank's KV heads; with more ranks than heads, neighbouring ranks hold the same one."""
+        """This rank's KV heads; with more ranks than heads, neighboring ranks hold the same one."""
         if self.size <= num_kv_heads:
             return self.share(num_kv_heads, "KV heads")
         if self.size % num_kv_heads:

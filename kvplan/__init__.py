@@ -22,6 +22,8 @@ from kvplan.core.errors import (
 )
 
 if TYPE_CHECKING:
+    import pandas
+
     from kvplan.cli.options import EstimateOptions
     from kvplan.cli.sweep_options import SweepOptions
     from kvplan.documents.plan import PlanDocument
@@ -36,6 +38,7 @@ __all__ = (
     "UsageError",
     "estimate",
     "sweep",
+    "sweep_frame",
 )
 
 # Flags that have a short name on the command line.
@@ -184,6 +187,19 @@ def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> 
     return [dict(zip(Row._fields, row, strict=True)) for row in rows]
 
 
+def sweep_frame(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> "pandas.DataFrame":
+    """The rows of `sweep` as a pandas DataFrame: counts are whole numbers, what a row lacks is <NA>.
+
+    Raises EnvironmentProblem where pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise EnvironmentProblem("sweep_frame", "pandas is not installed", "pip install 'kvplan[report]'") from None
+
+    return pandas.DataFrame(sweep(models, **options)).convert_dtypes()
+
+
 def _options(kind: type[Options], options: dict[str, Any], **named: Any) -> Options:
     """Keywords as the command line's options; UsageError for a name that is none of them."""
     from dataclasses import fields
@@ -205,3 +221,7 @@ def _text_of(value: Any, kind: str) -> Any:
         return value
     texts = [str(value)] if isinstance(value, str | int | float) else [str(item) for item in value]
     return texts if "list[str]" in kind.partition(",")[0] else ",".join(texts)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

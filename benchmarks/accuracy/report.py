@@ -278,7 +278,7 @@ def write_report(board: Board, folder: Path, readme: Path) -> None:
 
 
 ERAS = (("0.4 to 0.7", 8), ("0.8 to 0.10", 11), ("0.11 to 0.16", 17), ("0.17 to 0.33", 99))
-COLOURS = ("#1f6f8b", "#d1781f", "#4d8b3f", "#7a4fa3")
+COLORS = ("#1f6f8b", "#d1781f", "#4d8b3f", "#7a4fa3")
 CLIP = 20  # per cent; what lies beyond is drawn in the outermost bars
 
 
@@ -297,10 +297,10 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     groups = [[row for row in rows if era(row.version) == name] for name, _ in ERAS]
-    for (name, _), colour, group in zip(ERAS, COLOURS, groups, strict=True):
+    for (name, _), color, group in zip(ERAS, COLORS, groups, strict=True):
         for part, mark in (("weights", "o"), ("available_kv", "^")):
             points = [each for each in group if each.part == part and each.logged > 0 and each.predicted > 0]
-            left.plot([each.logged for each in points], [each.predicted for each in points], mark, color=colour,
+            left.plot([each.logged for each in points], [each.predicted for each in points], mark, color=color,
                       markersize=5, alpha=0.75, label=name if part == "weights" else None)  # fmt: skip
     left.plot([0.1, 150], [0.1, 150], color="0.6", linewidth=0.8, zorder=0)
     left.set(xscale="log", yscale="log", xlabel="logged, GiB per GPU", ylabel="predicted, GiB per GPU",
@@ -309,7 +309,7 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
     errors = [
         [min(CLIP, max(-CLIP, 100 * each.error)) for each in group if each.part == "available_kv"] for group in groups
     ]
-    right.hist(errors, bins=[bound - 0.5 for bound in range(-CLIP, CLIP + 2)], stacked=True, color=list(COLOURS))
+    right.hist(errors, bins=[bound - 0.5 for bound in range(-CLIP, CLIP + 2)], stacked=True, color=list(COLORS))
     right.set(xlabel=f"error of the KV memory, % (beyond {CLIP} in the outermost bars)", ylabel="cases",
               title="From the inputs alone, by release")  # fmt: skip
     for axes in (left, right):

@@ -1,7 +1,7 @@
-"""Products with quantised weights in plain torch: a few rows at a time in full, multiplied, and forgotten.
+"""Products with quantized weights in plain torch: a few rows at a time in full, multiplied, and forgotten.
 
-What is held stays quantised. Weights are widened in float32 and rounded once, to the dtype of the activations; these
-are not quantised.
+What is held stays quantized. Weights are widened in float32 and rounded once, to the dtype of the activations; these
+are not quantized.
 """
 
 import torch
@@ -50,7 +50,7 @@ def int4_linear(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zero
 
     x        [num_tokens, inputs] float32, float16 or bfloat16
     words    [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold the value of input j * inputs / 8 + r
-    scales   [groups, outputs] float16 or bfloat16; a group is inputs / groups neighbours
+    scales   [groups, outputs] float16 or bfloat16; a group is inputs / groups neighbors
     zeros    [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c are output 8c + j's
     returns  [num_tokens, outputs], dtype of x
     """
@@ -71,7 +71,7 @@ def mxfp4_linear(x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor) ->
 
     x        [num_tokens, inputs] float32, float16 or bfloat16
     values   [outputs, inputs / 2] uint8, e2m1: the lower four bits of byte i are input 2i, the upper ones input 2i + 1
-    scales   [outputs, groups] uint8, e8m0; a group is inputs / groups neighbours
+    scales   [outputs, groups] uint8, e8m0; a group is inputs / groups neighbors
     returns  [num_tokens, outputs], dtype of x
     """
     y = x.new_empty(x.shape[0], values.shape[0])

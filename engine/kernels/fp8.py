@@ -51,7 +51,7 @@ def fp8_rows_kernel(values_ptr, scales_ptr, x_ptr, given_ptr, width, stride_x, B
     for start in range(0, width, BLOCK):
         mask = start + columns < width
         x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        scaled = tl.div_rn(x, scale)  # `/` is an approximation on a GPU, and rounds some to the neighbouring fp8 value
+        scaled = tl.div_rn(x, scale)  # `/` is an approximation on a GPU, and rounds some to the neighboring fp8 value
         tl.store(values_ptr + row * width + start + columns, cast(scaled, values_ptr.dtype.element_ty), mask=mask)
 
 

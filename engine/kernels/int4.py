@@ -93,7 +93,7 @@ def int4_linear(
 
     x           [num_tokens, inputs] float32, float16 or bfloat16; strided, last dimension contiguous
     words       [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold the value of input j * inputs / 8 + r
-    scales      [groups, outputs] float16 or bfloat16; a group is inputs / groups neighbours
+    scales      [groups, outputs] float16 or bfloat16; a group is inputs / groups neighbors
     zeros       [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c are output 8c + j's
     num_splits  parts of the inputs that are summed apart; None: as many as fill the GPU
     returns     [num_tokens, outputs], dtype of x

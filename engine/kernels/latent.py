@@ -53,7 +53,7 @@ def latent_decode_kernel(
 ):
     """Grid (cdiv(num_heads, BLOCK_M), num_items): BLOCK_M heads over one item of the work list.
 
-    Programs that read the same rows are neighbours in the grid, so that all but the first find them in L2.
+    Programs that read the same rows are neighbors in the grid, so that all but the first find them in L2.
     """
     seq, first_token, end_token, slot = load_item(items_ptr, tl.program_id(1))
     if seq < 0:

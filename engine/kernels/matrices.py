@@ -49,7 +49,7 @@ class Int4Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Matrix:
-    """MXFP4 of the OCP's microscaling formats: e2m1 values, each 32 neighbours of a row with one power of two.
+    """MXFP4 of the OCP's microscaling formats: e2m1 values, each 32 neighbors of a row with one power of two.
 
     values  [outputs, inputs / 2] uint8: the lower four bits of byte i are input 2i, the upper ones input 2i + 1
     scales  [outputs, inputs / 32] uint8, e8m0: 2 to the power of the byte less 127
@@ -61,7 +61,7 @@ class Mxfp4Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Nvfp4Matrix:
-    """NVFP4: e2m1 values, each 16 neighbours of a row with a scale in fp8, and a scale for each fused part of the rows.
+    """NVFP4: e2m1 values, each 16 neighbors of a row with a scale in fp8, and a scale for each fused part of the rows.
 
     values        [outputs, inputs / 2] uint8, as Mxfp4Matrix's
     scales        [outputs, inputs / 16] float8_e4m3fn

@@ -40,7 +40,7 @@ def grouped_matmul_kernel(
 ):
     """y[row] = (x[row // ROWS_PER_X] @ weight[expert].T + bias[expert]) * row_weights[row].
 
-    Grid (num_tiles, cdiv(num_outputs, BLOCK_N)). Tiles of one expert are neighbours in it, so that all but the first
+    Grid (num_tiles, cdiv(num_outputs, BLOCK_N)). Tiles of one expert are neighbors in it, so that all but the first
     find the weights in L2.
     """
     tile = tl.program_id(0)

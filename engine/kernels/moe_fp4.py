@@ -1,4 +1,4 @@
-"""Products with 4-bit e2m1 weights whose neighbours share a scale, MXFP4 and NVFP4, widened in registers."""
+"""Products with 4-bit e2m1 weights whose neighbors share a scale, MXFP4 and NVFP4, widened in registers."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # A Triton kernel's parameters have no Python types.
 
@@ -67,7 +67,7 @@ def grouped_fp4_kernel(
 ):
     """y[row] = (x[row // ROWS_PER_X] @ weight[expert].T + bias[expert]) * row_weights[row].
 
-    Grid (num_tiles, cdiv(num_outputs, BLOCK_N)), as grouped_matmul_kernel's. A byte holds the values of two neighbours
+    Grid (num_tiles, cdiv(num_outputs, BLOCK_N)), as grouped_matmul_kernel's. A byte holds the values of two neighbors
     of a row; GROUP of them share a scale: a power of two, or, where the rows' parts have one too, an e4m3.
 
     rows_ptr                None: there is one matrix for all rows, in their order

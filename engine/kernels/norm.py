@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation, with the residual addition before it where there is one."""
+"""Root-mean-square normalization, with the residual addition before it where there is one."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # A Triton kernel's parameters have no Python types.
 
@@ -23,7 +23,7 @@ from engine.kernels.numerics import cast
 
 @triton.jit
 def times_weight(normed, weight, UNIT_OFFSET: tl.constexpr, DTYPE: tl.constexpr):
-    """A normalised row times its weight, float32; Llama rounds it to DTYPE before, Gemma only afterwards."""
+    """A normalized row times its weight, float32; Llama rounds it to DTYPE before, Gemma only afterwards."""
     return normed * (1 + weight) if UNIT_OFFSET else cast(normed, DTYPE).to(tl.float32) * weight
 
 
@@ -61,7 +61,7 @@ def rms_norm_kernel(
         x += tl.load(residual_rows + columns, mask=mask, other=0.0).to(tl.float32)
         rounded = cast(x, sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + out, rounded, mask=mask)
-        x = rounded.to(tl.float32)  # what is normalised is the sum that the next layer adds to
+        x = rounded.to(tl.float32)  # what is normalized is the sum that the next layer adds to
     weight = tl.load(weight_ptr + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
     normed = times_weight(normed, weight, UNIT_OFFSET, y_ptr.dtype.element_ty)
@@ -81,7 +81,7 @@ def rms_norm(
     x            [num_tokens, hidden] or [num_tokens, heads, head_dim]; strided, last dimension contiguous
     weight       [hidden] or [head_dim]
     residual     as x
-    unit_offset  False: the normalised value is rounded to x's dtype, then multiplied with weight (Llama);
+    unit_offset  False: the normalized value is rounded to x's dtype, then multiplied with weight (Llama);
                  True: it is multiplied with 1 + weight, then rounded (Gemma)
     returns      y, or (y, s) with a residual; shape and dtype of x
     """

@@ -120,7 +120,7 @@ def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[st
 
 
 def weights_text(row: ModelRow, spec: ModelSpec) -> str:
-    """What the checkpoint weighs, as what, and what the same parameters weigh unquantised."""
+    """What the checkpoint weighs, as what, and what the same parameters weigh unquantized."""
     stored, kind = row["stored_bytes"], row["scheme"] or stored_dtype(spec)
     if stored is None:
         return f"{row['bf16_gb']:,.2f} GB in bf16; stored as {row['quantization']}, which kvplan cannot size"

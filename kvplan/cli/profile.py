@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
 from kvplan.cli.live import live_view
+from kvplan.cli.profile_load import default_dir, requests_of, seed_of
 from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
@@ -19,10 +20,6 @@ from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
 from kvplan.report import trace_events
 from kvplan.servers.arguments import gib
-from kvplan.workloads.lengths import parse_lengths
-from kvplan.workloads.planned import PlannedRequest, from_lengths
-from kvplan.workloads.trace import read as read_trace
-from kvplan.workloads.trace import read_full_lengths
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 
 # What runs where no model is named and there is no GPU: small enough for any laptop, a real architecture all the same.
 DEMO_MODEL, DEMO_DTYPE = "smollm2-135m", "float32"
-DEFAULT_SEQS, DEFAULT_PROMPT, DEFAULT_OUTPUT = 16, 128, 64
 SHARED = 0.01  # of the device's memory in others' hands, above which a measurement would be theirs too
 
 
@@ -310,39 +306,6 @@ def workload_of(options: ProfileOptions) -> "Workload":
     return Workload(requests, shared, duration, seed_of(options))
 
 
-def requests_of(options: ProfileOptions) -> tuple[tuple[PlannedRequest, ...], int]:
-    """The requests, and the tokens all prompts begin with: of one length, drawn from a distribution, or of a trace."""
-    num_seqs = parse_count(options.num_seqs or str(DEFAULT_SEQS), "--num-seqs", 10**6)
-    output_tokens = parse_tokens(options.output_tokens or str(DEFAULT_OUTPUT), "--output-tokens")
-    if options.trace is not None:
-        requests = trace_requests(Path(options.trace))
-    elif options.lengths is not None:
-        lengths = parse_lengths(options.lengths, 2**24, read_full_lengths)
-        requests = from_lengths(lengths, num_seqs, output_tokens, seed_of(options))
-    else:
-        prompt = parse_tokens(options.prompt_tokens or str(DEFAULT_PROMPT), "--prompt-tokens")
-        requests = (PlannedRequest(prompt, output_tokens),) * num_seqs
-    shared = 0 if options.shared_prefix is None else parse_tokens(options.shared_prefix, "--shared-prefix")
-    shortest = min(request.prompt_tokens for request in requests)
-    if shared > shortest:
-        raise UsageError(
-            f"--shared-prefix {shared}", f"is longer than the shortest prompt ({shortest} tokens)", "shorten it"
-        )
-    return requests, shared
-
-
-def trace_requests(path: Path) -> tuple[PlannedRequest, ...]:
-    """A trace's requests; what the reader changed, and what a run leaves out, is said."""
-    trace = read_trace(path)
-    for note in trace.notes:
-        output.tell("warning", f"--trace {path_text(path)}: {note}")
-    if trace.prefix_block is not None:
-        output.tell(
-            "note", f"--trace {path_text(path)}: its prefix ids are not replayed; --shared-prefix shares a beginning"
-        )
-    return tuple(PlannedRequest(each.prompt_tokens, each.output_tokens, each.arrival_s) for each in trace.requests)
-
-
 def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", workload: "Workload") -> "EngineConfig":
     """The engine's configuration, with everything that depends on the workload resolved."""
     from engine import EngineConfig
@@ -390,10 +353,6 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
         load_format="auto" if options.weights else "dummy",
         **{name: value for name, value in given.items() if value is not None},
     )
-
-
-def seed_of(options: ProfileOptions) -> int:
-    return 0 if options.seed in (None, "0") else parse_count(str(options.seed), "--seed", 2**62)
 
 
 def _count(text: str | None, option: str) -> int | None:
@@ -475,9 +434,3 @@ def manifest(
         "groups": groups,
         "environment": environment,
     }
-
-
-def default_dir(name: str) -> Path:
-    """runs/MODEL-1, -2, ...: the first that does not exist."""
-    stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name.rsplit("/", 1)[-1])[:60] or "model"
-    return next(path for n in range(1, 10**6) if not (path := Path("runs") / f"{stem}-{n}").exists())

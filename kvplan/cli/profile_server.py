@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from kvplan.cli import output
 from kvplan.cli.options import flag_of
-from kvplan.cli.profile import default_dir, requests_of, seed_of
+from kvplan.cli.profile_load import default_dir, requests_of, seed_of
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import path_text, printable

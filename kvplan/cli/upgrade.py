@@ -59,6 +59,8 @@ def subjects_of(options: UpgradeOptions) -> Iterator[Subject]:
 
 
 def request_of(options: UpgradeOptions, engine: str | None) -> Request:
+    if options.gpu is None and options.gpu_memory is None:
+        raise UsageError("--gpu", "missing", "name one (`kvplan gpus` lists them)")
     inputs = read(replace(options, engine=engine), lambda context, spec: load_of(options, context, spec))
     if len(inputs.requests) > 1:
         raise UsageError(

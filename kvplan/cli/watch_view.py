@@ -114,7 +114,7 @@ def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
 
 
 def load_texts(sample: DeviceSample) -> list[str]:
-    """Utilisation, power, clocks and temperature, where the device tells them."""
+    """Utilization, power, clocks and temperature, where the device tells them."""
     figures: tuple[tuple[float | None, str], ...] = (
         (percent(sample.gpu_utilization), "{:.0f} % busy"),
         (percent(sample.memory_utilization), "memory busy {:.0f} %"),
@@ -284,13 +284,13 @@ def device_lines(sample: DeviceSample, pid: int | None, blocks: bool) -> list[Li
     memory = sample.memory
     rows = memory_rows(sample, pid)
     lines = [
-        labelled("memory", bar([(size, style) for _, size, style in rows], memory.total, blocks), memory_text(memory)),
+        labeled("memory", bar([(size, style) for _, size, style in rows], memory.total, blocks), memory_text(memory)),
         *(((f"  {name:<12}", ""), (f"{size / GIB:>9,.2f} GiB", style)) for name, size, style in rows),
     ]
     if pid is not None and sample.process_used is None:
         lines.append(line(f"  pid {pid} is not in the driver's list (another PID namespace, or nothing held)", "dim"))
     if sample.gpu_utilization is not None:
-        lines.append(labelled("busy", bar([(sample.gpu_utilization, "green")], 1, blocks), ""))
+        lines.append(labeled("busy", bar([(sample.gpu_utilization, "green")], 1, blocks), ""))
     return [*lines, line(f"  {', '.join(load_texts(sample))}")]
 
 
@@ -302,7 +302,7 @@ def memory_history(readings: Sequence[Reading], blocks: bool) -> Line:
     total = max((memory.total for memory in memories if memory is not None), default=0)
     drawn = sparkline(used, BAR, top=total, blocks=blocks)
     text = f"{min(known) / GIB:,.2f} to {max(known) / GIB:,.2f} GiB"
-    return labelled("history", ((drawn, "green"),), text)
+    return labeled("history", ((drawn, "green"),), text)
 
 
 def memory_rows(sample: DeviceSample, pid: int | None) -> list[tuple[str, int, str]]:
@@ -328,7 +328,7 @@ def host_lines(reading: Reading, blocks: bool) -> list[Line]:
     used = host.total - host.available
     mine = reading.resident or 0
     parts: list[tuple[float, str]] = [(mine, "green"), (max(0, used - mine), "cyan"), (host.available, "dim")]
-    lines = [labelled("machine", bar(parts, host.total, blocks), f"{used / GIB:,.2f} of {format_gib(host.total)} used")]
+    lines = [labeled("machine", bar(parts, host.total, blocks), f"{used / GIB:,.2f} of {format_gib(host.total)} used")]
     if reading.resident is not None:
         lines.append(((f"  {'resident':<12}", ""), (f"{format_size(mine):>13}", "green")))
     return lines
@@ -447,7 +447,7 @@ def server_row(name: str, history: Sequence[ServerReading], blocks: bool) -> Lin
     )
 
 
-def labelled(name: str, spans: Line, text: str) -> Line:
+def labeled(name: str, spans: Line, text: str) -> Line:
     return ((f"{name:<9}", "bold"), *spans, (f"  {text}", ""))
 
 

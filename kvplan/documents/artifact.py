@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the types of the documents cost a command nothing
     from kvplan.documents import plan as typed
 
 # Overheads that are modeled even where their range is a point.
-MODELLED = ("activations", "cuda_graphs", "non_torch", "context")
+MODELED = ("activations", "cuda_graphs", "non_torch", "context")
 
 
 def plan_document(plan: Plan) -> typed.PlanDocument:
@@ -420,7 +420,7 @@ def _assumptions(plan: Plan) -> list[typed.Assumption]:
             }
         )
     for name, estimate in plan.estimates.items():
-        if estimate.low < estimate.high or (name in MODELLED and estimate.likely):
+        if estimate.low < estimate.high or (name in MODELED and estimate.likely):
             assumptions.append(
                 {
                     "name": name,

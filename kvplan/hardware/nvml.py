@@ -1,6 +1,6 @@
 """The one door to NVML, the driver's library that says what a GPU holds: plain values out, every failure with its cure.
 
-Sizes are bytes, power is watts, clocks are MHz, temperatures are degrees Celsius, utilisations are shares from 0 to 1.
+Sizes are bytes, power is watts, clocks are MHz, temperatures are degrees Celsius, utilizations are shares from 0 to 1.
 What a device does not report is None; what the user should know about it is a line of `warnings`, said once.
 
 NVIDIA's Python package (nvidia-ml-py, imported as `pynvml`) is loaded by `open_nvml` and nowhere else.
@@ -141,7 +141,7 @@ def host_memory() -> HostMemory | None:
 
 
 def open_nvml() -> "Nvml":
-    """NVML, initialised; use it in a `with`. DeviceError where it cannot be had, each cause with its cure."""
+    """NVML, initialized; use it in a `with`. DeviceError where it cannot be had, each cause with its cure."""
     library = _library()
     try:
         library.nvmlInit()

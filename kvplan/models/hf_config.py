@@ -173,7 +173,7 @@ WORDS_IGNORED = ("smollm3",)  # a server keeps all its layers in full, whatever 
 
 
 def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
-    """Refuse a config whose `layer_types` the family's reader did not honour: it would be sized as something else."""
+    """Refuse a config whose `layer_types` the family's reader did not honor: it would be sized as something else."""
     types = inner.per_layer_names("layer_types", len(draft.layers))
     if types is None or model_type in WORDS_IGNORED:
         return

@@ -15,7 +15,7 @@ from kvplan.core.files import MAX_CONFIG_BYTES, printable
 from kvplan.models.checkpoint import INDEX_NAME, MAX_INDEX_BYTES
 from kvplan.models.tensors import Checkpoint, TensorInfo
 
-# The Hub's rule for an id (huggingface_hub, validate_repo_id), with the organisation always given.
+# The Hub's rule for an id (huggingface_hub, validate_repo_id), with the organization always given.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")

@@ -288,7 +288,7 @@ class Quantization:
     """How a checkpoint stores its linear layers, as its `quantization_config` says.
 
     method    the name the config gives the method
-    default   scheme of a quantisable layer that nothing below names; None: it stays in the model's dtype
+    default   scheme of a quantizable layer that nothing below names; None: it stays in the model's dtype
     names     exact module names and their scheme, None for "not quantized"
     patterns  globs and `re:` expressions over module names, likewise; the first that matches wins
     kv_dtype  KV cache dtype that the checkpoint asks for; None: it says nothing
@@ -366,7 +366,7 @@ class HeadAttention:
     """Softmax attention over K and V heads; head counts, width and window are the layer's cache's and the model's.
 
     scale    what q.k is multiplied by
-    qk_norm  q and k are normalised head by head before they rotate
+    qk_norm  q and k are normalized head by head before they rotate
     softcap  scores are squashed to softcap * tanh(score / softcap)
     sinks    one learned logit per head takes part in the softmax and no value
     """

@@ -38,7 +38,7 @@ class Question:
 
     users      in all, each by the load's measure
     stated     fields of EngineArgs that are given: they are kept, the others sought
-    fp8_kv     whether an fp8 KV cache may be proposed; fp8_weights: quantising while loading
+    fp8_kv     whether an fp8 KV cache may be proposed; fp8_weights: quantizing while loading
     end        of the range that must hold them
     prices     dollars per hour of a GPU, by name; empty: unknown
     pools      what the search has counted so far

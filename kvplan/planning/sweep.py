@@ -307,7 +307,7 @@ def _unusable(grid: Grid, axis: int, value: int) -> KvplanError | None:
 
 
 def _scattered(count: int) -> Iterable[int]:
-    """0 to count - 1, each once, neighbours far apart."""
+    """0 to count - 1, each once, neighbors far apart."""
     step = max(1, int(count * 0.618))
     while gcd(step, count) > 1:
         step += 1

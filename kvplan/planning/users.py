@@ -128,7 +128,7 @@ class Sums:
 
     @classmethod
     def of(cls, blocks: list[tuple[int, int]], cell: int, room: int, *, exact: bool) -> "Sums":
-        """One user's, cut at the pool's end; unless exact, counts between grid points go to both neighbours."""
+        """One user's, cut at the pool's end; unless exact, counts between grid points go to both neighbors."""
         fitting = [(count, mass) for count, mass in blocks if count <= room]
         overflow = ONE - sum(mass for _, mass in fitting)
         start, span = blocks[0][0], (fitting or blocks)[-1][0] - blocks[0][0]

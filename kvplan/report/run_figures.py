@@ -146,7 +146,7 @@ def in_lines(name: str, pixels: float) -> str:
 
 
 def merged(stages: Iterable[Stage]) -> list[Stage]:
-    """Prefill and decode that alternate are one band, as are neighbours of the same name."""
+    """Prefill and decode that alternate are one band, as are neighbors of the same name."""
     bands: list[Stage] = []
     serving = ("prefill", "decode")
     stages = list(stages)

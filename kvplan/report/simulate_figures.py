@@ -18,7 +18,7 @@ from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.timeline import LEVELS
 
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
-COLOURS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, told apart by people who see few
+COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, told apart by people who see few
 ROLES = ("accent", "c-cuda_graphs", "c-rest")  # the same on a page, where its style sheet says the colors
 INK, MUTED, GRID = "#1a1a1a", "#666666", "#dddddd"
 
@@ -157,7 +157,7 @@ def logarithmic(ax: Axes, panel: Panel, digits: Sequence[int]) -> None:
 
 
 def draw(ax: Axes, panel: Panel) -> None:
-    for series, color, dashes in styled(panel, COLOURS):
+    for series, color, dashes in styled(panel, COLORS):
         draw_series(ax, panel, series, color, dashes)
     ax.set_title(panel.title, loc="left", fontsize=12, color=INK)
     ax.set_xlabel(panel.x, color=MUTED)

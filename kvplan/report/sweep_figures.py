@@ -17,7 +17,7 @@ from kvplan.planning.sweep import Curves, front_of
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
 MOST_CURVES = 12  # more can neither be told apart nor listed
 # Okabe and Ito's colors, told apart by people who see few: six, then again with dashes.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, MUTED, GRID = "#1a1a1a", "#666666", "#dddddd"
 INCHES = (9.0, 4.8)  # of one panel
 
@@ -76,7 +76,7 @@ def draw(panels: Sequence[Panel]) -> Figure:
 
 def style_of(place: int) -> tuple[str, str]:
     """(color, dashes) of the curve at a place of the legend: the same in every panel."""
-    return COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
+    return COLORS[place % len(COLORS)], ("-", "--", ":")[place // len(COLORS) % 3]
 
 
 def draw_panel(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
@@ -85,8 +85,8 @@ def draw_panel(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
         ax.plot(contexts, values, color=GRID, linewidth=7, solid_capstyle="round", label="Pareto-optimal", zorder=1)
     for label, points in panel.curves:
         contexts, values = zip(*points, strict=True)
-        colour, style = style_of(labels.index(label))
-        ax.plot(contexts, values, style, color=colour, marker="o", markersize=4, linewidth=1.6, label=label, zorder=2)
+        color, style = style_of(labels.index(label))
+        ax.plot(contexts, values, style, color=color, marker="o", markersize=4, linewidth=1.6, label=label, zorder=2)
     more = f" ({panel.left_out} more not shown)" if panel.left_out else ""
     ax.set_title(f"{panel.title}, the best flags of each{more}", loc="left", color=INK, fontsize=12)
     ax.set_ylabel(panel.unit, color=MUTED)

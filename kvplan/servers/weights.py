@@ -67,7 +67,7 @@ ONLINE_METHODS = ("fp8", "experts_int8")
 
 
 def online_scheme(request: Request) -> str | None:
-    """The scheme a server quantises to while loading; None when the checkpoint is taken as it is.
+    """The scheme a server quantizes to while loading; None when the checkpoint is taken as it is.
 
     Raises UsageError for a --quantization that contradicts the checkpoint or cannot be done while loading.
     """
@@ -93,7 +93,7 @@ def online_scheme(request: Request) -> str | None:
 
 
 def takes_headers(request: Request) -> bool:
-    """Whether the files' own sizes are what a server keeps: not when it quantises while loading, nor for MXFP4, which
+    """Whether the files' own sizes are what a server keeps: not when it quantizes while loading, nor for MXFP4, which
     it pads for its kernels."""
     assert request.checkpoint is not None
     padded = "mxfp4" in vllm.scheme_kinds(request.spec)

@@ -124,7 +124,7 @@ def _exists(path: Path) -> bool:
 
 
 def clipped(weights: Counter[int] | dict[int, float], limit: int, source: str, *notes: str) -> Lengths:
-    """Normalised, what lies above `limit` counted at it."""
+    """Normalized, what lies above `limit` counted at it."""
     total = math.fsum(weights.values())
     above = math.fsum(weight for tokens, weight in weights.items() if tokens > limit) / total
     by_tokens: dict[int, float] = {}

@@ -57,9 +57,13 @@ def test_rows_of_a_sweep_are_the_command_s(run: Run) -> None:  # noqa: F811
 
 
 def test_pandas_takes_the_rows() -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(kvplan.sweep("qwen3-8b", gpu="l40s", max_model_len=[8192, 16384, 32768]))
+    pytest.importorskip("pandas")
+    frame = kvplan.sweep_frame("qwen3-8b", gpu="l40s", max_model_len=[8192, 16384, 32768])
     assert list(frame["max_model_len"]) == [8192, 16384, 32768]
+    assert frame["users"].dtype == "Int64"
+    assert list(frame["users"]) == [
+        row["users"] for row in kvplan.sweep("qwen3-8b", gpu="l40s", max_model_len=["8k", "16k", "32k"])
+    ]
     assert frame["tokens"].nunique() == 1  # the pool does not depend on the context here
 
 

@@ -522,7 +522,7 @@ def test_an_ascii_locale_takes_every_answer() -> None:
         assert (out + err).isascii()
 
 
-def test_a_pipe_gets_whole_rows_without_colours() -> None:
+def test_a_pipe_gets_whole_rows_without_colors() -> None:
     code, out, _ = finish(process("models", "--family", "llama", COLUMNS="40", TERM="xterm-256color"))
     assert code == 0
     assert b"\x1b" not in out
@@ -530,15 +530,15 @@ def test_a_pipe_gets_whole_rows_without_colours() -> None:
     assert b"codellama-13b" in out
 
 
-def test_colours_are_a_choice(run: Run) -> None:
+def test_colors_are_a_choice(run: Run) -> None:
     assert "\x1b[" in run(*FIT, "--color", "always").out
     assert "\x1b[" not in run(*FIT, "--color", "never").out
     assert "\x1b[" not in run(*FIT).out
 
 
-@pytest.mark.parametrize(("environment", "colours"), [("", True), ("1", False)])
+@pytest.mark.parametrize(("environment", "colors"), [("", True), ("1", False)])
 def test_no_color_means_no_escapes_at_all_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, environment: str, colours: bool
+    monkeypatch: pytest.MonkeyPatch, environment: str, colors: bool
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -549,7 +549,7 @@ def test_no_color_means_no_escapes_at_all_on_a_terminal(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     write([line("bold", "bold"), line("dim", "dim")], output.console("auto"))
-    assert ("\x1b" in terminal.getvalue()) == colours
+    assert ("\x1b" in terminal.getvalue()) == colors
 
 
 def test_a_path_of_any_bytes_is_printed_escaped(run: Run, tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ def test_its_greedy_tokens_are_the_float_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_quantising_changes_the_model(name: str) -> None:
+def test_quantizing_changes_the_model(name: str) -> None:
     """So that the comparisons above see what is stored: rounding to 8 or 4 bits is far above float32's."""
     packed, _ = checkpoint(name, "llama")
     (text,) = random_tokens(40)
@@ -553,7 +553,7 @@ def refusal(folder: Path, kind: type[KvplanError]) -> str:
 
 
 RUNS = (
-    "the engine runs unquantised ones, dense layers in fp8, NVFP4 or AWQ's or GPTQ's 4 bits, and experts in blocks of "
+    "the engine runs unquantized ones, dense layers in fp8, NVFP4 or AWQ's or GPTQ's 4 bits, and experts in blocks of "
     "fp8, NVFP4, or MXFP4 as gpt-oss has them"
 )
 

@@ -568,7 +568,7 @@ def test_standard_input_may_be_gzip_and_comes_as_it_likes(monkeypatch: pytest.Mo
 
 # --- what collectors put around a line --------------------------------------------------------------------------------
 
-# The banner, a list of arguments with quotes, colours and figures: what a collector's format escapes.
+# The banner, a list of arguments with quotes, colors and figures: what a collector's format escapes.
 COLLECTED = """\
 \x1b[0;36m(APIServer pid=1)\x1b[0;0m INFO 09-03 00:36:10 [utils.py:1] \u2588  version 0.19.0
 INFO 09-03 [utils.py:1] non-default args: {'model': "org/it's", 'max_model_len': 4096, 'dtype': 'bfloat16'}

@@ -293,8 +293,8 @@ def test_the_figure_draws_what_the_panels_hold() -> None:
         }
         assert drawn.pop("Pareto-optimal") == list(one.front)
         assert drawn == {label: list(points) for label, points in one.curves}
-    colours = [{str(made.get_label()): made.get_color() for made in ax.lines} for ax in figure.axes]
-    assert colours[0]["h200"] == colours[1]["h200"]  # whatever its place in the panel
+    colors = [{str(made.get_label()): made.get_color() for made in ax.lines} for ax in figure.axes]
+    assert colors[0]["h200"] == colors[1]["h200"]  # whatever its place in the panel
 
 
 def test_without_prices_there_is_one_panel_and_of_several_models_no_front() -> None:

@@ -203,7 +203,7 @@ def test_a_policy_without_targets_is_2(run: Run, tmp_path: Path, content: str) -
     assert refused(run("check", path)).startswith(f"{path}:")
 
 
-def test_a_name_that_would_colour_the_terminal_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_name_that_would_color_the_terminal_is_refused(run: Run, tmp_path: Path) -> None:
     path = policy(tmp_path, '  model: "\\e[31mred[bold]"\n  gpu: l4\n')
     assert refused(run("check", path)).startswith(f"{path}:4:10: an escape sequence ")
     marked = policy(tmp_path, "  model: '[bold]x[/bold]'\n  gpu: l4\n")

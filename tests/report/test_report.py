@@ -319,14 +319,14 @@ def test_names_are_never_markup_nor_control_characters() -> None:
         assert "[bold]x[/bold] [/foo]\\x1b[31m on a100-80g" in console.file.getvalue()
 
 
-def test_a_terminal_gets_the_same_text_in_colours_and_never_cut() -> None:
+def test_a_terminal_gets_the_same_text_in_colors_and_never_cut() -> None:
     one = planned()
     console = Console(file=Utf8(), force_terminal=True, width=40, color_system="standard", legacy_windows=False)
     print_plan(one, console)
     assert isinstance(console.file, io.StringIO)
-    coloured = console.file.getvalue()
-    assert "\x1b[" in coloured
-    bare = [row.rstrip() for row in re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines()]
+    colored = console.file.getvalue()
+    assert "\x1b[" in colored
+    bare = [row.rstrip() for row in re.sub(r"\x1b\[[\d;]*m", "", colored).splitlines()]
     assert bare == shown(one).splitlines()
 
 

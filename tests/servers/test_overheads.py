@@ -254,7 +254,7 @@ def test_rotary_tables_explain_what_llama_3_1_weighs_more_than_llama_3() -> None
 def test_deepseek_keeps_dequantised_up_projections() -> None:
     # 128 heads / 8 x (128 + 128) x 512 x 2 B = 4 MiB a layer, 61 layers
     spec = catalog.load("deepseek-v3")
-    assert 2 * overheads.dequantised_latents(spec, 8, 1, None) == 61 * 4 * MIB
+    assert 2 * overheads.dequantized_latents(spec, 8, 1, None) == 61 * 4 * MIB
 
 
 def test_mla_allocates_a_stand_in_for_its_prefill_workspace() -> None:

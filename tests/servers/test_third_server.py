@@ -45,7 +45,7 @@ def test_its_plan_adds_up(run: Run) -> None:
     assert answer["flags"]["argv"] == ["acme", "meta-llama/Llama-3.1-8B", "--ctx-size", "4096", "--slots", "100"]
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
 @pytest.mark.parametrize(
     "more",
     [
@@ -79,7 +79,7 @@ def test_an_unknown_engine_is_told_of_it(run: Run) -> None:
     assert "use vllm, vllm@VERSION, sglang or acme" in run("estimate", "llama-3.1-8b", "--engine", "tgi").err
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
 def test_a_sweep_says_none_of_anothers_words(run: Run, form: str) -> None:
     ran = run("sweep", *ASKED, "--gpu", "h100-80g", "--ctx", "4k,16k", "--tp", "1,2", "--format", form)
     assert ran.code == 0, ran.err
@@ -153,7 +153,7 @@ def test_its_log_is_compared_with_its_plan(run: Run, tmp_path: Path) -> None:
     assert rows["tokens"]["predicted"] == room // PAGE_BYTES * 32
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
 @pytest.mark.parametrize("gpu", [(), ("--gpu-memory", "80GiB")])
 def test_its_log_is_shown_in_none_of_anothers_words(run: Run, tmp_path: Path, form: str, gpu: tuple[str, ...]) -> None:
     ran = run("reconcile", "--log", logged(tmp_path), "--model", "llama-3.1-8b", *gpu, "--format", form)
@@ -168,7 +168,7 @@ def test_its_log_is_refused_where_it_says_nothing(run: Run, tmp_path: Path) -> N
     assert (ran.code, "holds no line of a vLLM, SGLang or Acme server's start-up" in ran.err) == (2, True)
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
 def test_its_metrics_page_is_compared_with_its_plan(run: Run, tmp_path: Path, form: str) -> None:
     pytest.importorskip("prometheus_client")
     page = tmp_path / "page.txt"
@@ -199,7 +199,7 @@ def test_its_load_generator_is_read(tmp_path: Path) -> None:
     assert (result.tool, result.users, result.times["ttft_p50"]) == ("acme bench", 2, 4.0)
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
 @pytest.mark.parametrize(
     "command",
     [

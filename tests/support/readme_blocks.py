@@ -154,7 +154,7 @@ def _printed(run: Runner, command: Command) -> str:
 
 
 def run_kvplan(folder: Path) -> Runner:
-    """A runner for this checkout's kvplan in `folder`: 100 columns, no colour, standard error after standard output.
+    """A runner for this checkout's kvplan in `folder`: 100 columns, no color, standard error after standard output.
 
     The exit code is not compared, as a block that shows an error shows its text; a crash is never an expected output.
     """

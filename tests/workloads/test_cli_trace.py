@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from kvplan.cli.app import application
+from kvplan.cli.profile_load import trace_requests
 from kvplan.workloads.profiles import profile_names
 from tests.core.test_light import HEAVY
 from tests.support.cli import Run, refused, run
@@ -323,9 +324,6 @@ def test_other_commands_read_what_the_reader_reads(run: Run, tmp_path: Path) -> 
 
 
 def test_profile_replays_what_the_reader_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    from kvplan.cli.profile import trace_requests
-
     requests = trace_requests(prefixed(tmp_path))
     assert [(each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests] == [
         (0.0, 1000, 5), (60.0, 1000, 5), (120.0, 1000, 5),

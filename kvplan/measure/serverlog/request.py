@@ -113,7 +113,7 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
 
 
 def same_names(last: str) -> list[str]:
-    """Every catalog name, id or alias whose part behind the organisation is this, whatever the case."""
+    """Every catalog name, id or alias whose part behind the organization is this, whatever the case."""
     last_lower = last.lower()
     same = []
     for name, text in entries.sections(catalog.path()).items():

@@ -102,7 +102,7 @@ def read_gptj(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_stablelm(config: Config, model_type: str) -> SpecDraft:
-    """StableLM: Llama's gated MLP with LayerNorms; the 12B normalises each head of query and key apart."""
+    """StableLM: Llama's gated MLP with LayerNorms; the 12B normalizes each head of query and key apart."""
     hidden, heads = heads_of(config, config.maybe_count("num_key_value_heads"))
     inner, vocab = config.count("intermediate_size"), config.count("vocab_size")
     tied = tied_by(config, False)

@@ -183,7 +183,7 @@ def _head_attention(config: Config, model_type: str, kind: Kind) -> HeadAttentio
 
 def _latent_heads(config: Config, model_type: str) -> LatentHeads:
     nope, rotated = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
-    # transformers has DeepSeek-V2 rotate complex numbers: always neighbours.
+    # transformers has DeepSeek-V2 rotate complex numbers: always neighbors.
     interleaved = model_type == "deepseek_v2" or config.flag("rope_interleave")
     return LatentHeads(
         scale=(nope + rotated) ** -0.5 * score_factor(config, model_type),

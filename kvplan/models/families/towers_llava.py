@@ -83,7 +83,7 @@ def llava_onevision(outer: Config) -> list[Weight]:
 
 
 def internvl(outer: Config) -> list[Weight]:
-    """InternViT: layers with two scales, and neighbouring patches side by side through a projector."""
+    """InternViT: layers with two scales, and neighboring patches side by side through a projector."""
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
     heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=24)
@@ -200,7 +200,7 @@ def glm4v(outer: Config) -> list[Weight]:
 
 
 def gated_merger(config: Config, hidden: int, out: int, middle: int) -> tuple[Weight, ...]:
-    """A norm, a convolution over neighbouring patches, and a gated projection."""
+    """A norm, a convolution over neighboring patches, and a gated projection."""
     return (
         vector("visual.post_layernorm", hidden),
         linear("visual.downsample", hidden * merge_area(config), out, bias=True),

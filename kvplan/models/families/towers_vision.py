@@ -240,7 +240,7 @@ def merge_area(config: Config) -> int:
 
 
 def merger(name: str, hidden: int, out: int, area: int) -> tuple[Weight, ...]:
-    """Neighbouring patches side by side, through two layers."""
+    """Neighboring patches side by side, through two layers."""
     wide = hidden * area
     return column(f"{name}.linear_fc1", wide, wide), row(f"{name}.linear_fc2", wide, out)
 

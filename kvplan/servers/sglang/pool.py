@@ -161,7 +161,7 @@ def state_dtype(spec: ModelSpec, args: EngineArgs) -> str | None:
     return args.mamba_ssm_cache_dtype or next(iter(fixed), STATE_DTYPE)
 
 
-NOT_MODELLED = (KeyIndex, WindowLatent, CompressedLatent)
+NOT_MODELED = (KeyIndex, WindowLatent, CompressedLatent)
 
 
 def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
@@ -291,7 +291,7 @@ def with_draft(
 def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
     sglang_models.check_class(spec)
     for kind in spec.cache_kinds:
-        if issubclass(kind, NOT_MODELLED):
+        if issubclass(kind, NOT_MODELED):
             raise UnsupportedModelError(spec.name, f"SGLang's pool for its {kind.__name__} is not modeled", "use vllm")
     if spec.has_states and not release.has("state_pools"):
         raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for states are not modeled", "use sglang@0.5")

@@ -67,7 +67,7 @@ SPARSE_KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
 
 
 def version(number: tuple[int, ...]) -> Version:
-    """The behaviour of a release: (0, 5), or (0, 4, 3), whose third field matters to the default fraction."""
+    """The behavior of a release: (0, 5), or (0, 4, 3), whose third field matters to the default fraction."""
     if not OLDEST <= number[:2] <= NEWEST:
         raise UsageError(
             f"--engine sglang@{'.'.join(map(str, number))}",

@@ -78,7 +78,7 @@ def rope_elements(spec: ModelSpec, context: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None, partition: tuple[int, ...] = ()) -> int:
+def dequantized_latents(spec: ModelSpec, tp: int, pp: int, online: str | None, partition: tuple[int, ...] = ()) -> int:
     """Elements of the copies that MLA keeps of a quantized kv_b_proj, on the stage with most layers.
 
     Source: vLLM 0.33 mla_attention (process_weights_after_loading): W_UK_T and W_UV; views when not quantized.
@@ -165,7 +165,7 @@ def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout
     latents = 0
     if spec.is_mla and (spec.quantization is not None or args.quantization is not None):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
-        latents = 2 * dequantised_latents(spec, tp, pp, args.quantization, args.partition)
+        latents = 2 * dequantized_latents(spec, tp, pp, args.quantization, args.partition)
     if spec.is_mla and since("latent_cache") <= settings.version.number < since("plain_projections"):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
         latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
@@ -301,7 +301,7 @@ def with_draft(own: Estimate, draft: ModelSpec, settings: Settings, args: Engine
         fused = sum(sum(local_shape(w, tp)[1][1:]) * w.inputs for w in draft.weights if w.name.endswith("qkv_proj"))
         parts[f"fused K and V projections {fused * element:,} B"] = fused * element
     if draft.is_mla and (draft.quantization is not None or args.quantization is not None):
-        copied = 2 * dequantised_latents(draft, tp, 1, args.quantization)
+        copied = 2 * dequantized_latents(draft, tp, 1, args.quantization)
         parts[f"MLA copies of the draft {copied:,} B"] = copied
     more = sum(parts.values())
     if not more:

@@ -1,6 +1,6 @@
 """vLLM's settings: what it decides when a flag is not given, by version and GPU.
 
-Source: vLLM 0.33 engine/arg_utils.py, config/vllm.py, platforms/interface.py; older behaviour from its release notes
+Source: vLLM 0.33 engine/arg_utils.py, config/vllm.py, platforms/interface.py; older behavior from its release notes
 and from start-up logs that users posted.
 """
 
@@ -32,7 +32,7 @@ OLDEST = (0, 6)
 
 
 def version(number: tuple[int, int]) -> Version:
-    """The behaviour of a release. Newer ones than kvplan knows are refused: their rules may differ."""
+    """The behavior of a release. Newer ones than kvplan knows are refused: their rules may differ."""
     if not OLDEST <= number <= NEWEST:
         raise UsageError(
             f"--engine vllm@{number[0]}.{number[1]}",
