@@ -220,7 +220,8 @@ def split_over(args: EngineArgs, count: int | None, options: PlanOptions, comman
     """The arguments for so many GPUs: the layers split over all that --pp and --dp leave."""
     if count is None:
         return args
-    tp, others = args.tensor_parallel_size, args.pipeline_parallel_size * args.data_parallel_size
+    tp = args.tensor_parallel_size
+    others = args.num_gpus // tp  # ranks of DP attention lie within the tensor ranks
     if "tensor_parallel_size" in stated_arguments(options, command):
         if tp * others != count:
             raise UsageError("--gpu", f"says {count} GPUs, and --tp x --pp x --dp make {tp * others}", "change one")

@@ -2,10 +2,11 @@
 
 import json
 import math
+import random
 import shlex
 import statistics
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ from kvplan.core.table import Table
 from kvplan.core.units import format_gib, parse_count, parse_duration, plural
 from kvplan.documents.server_run import Pool, ServerRunDocument, Times
 from kvplan.measure import server_run
-from kvplan.measure.server_metrics import ServerStats
+from kvplan.measure.server_metrics import MetricsError, ServerStats
 from kvplan.report.formats import Answer
 from kvplan.report.lines import line
 from kvplan.report.page import heading
@@ -63,42 +64,74 @@ def profile_server(options: ProfileOptions) -> int:
     limit = (
         None if options.max_concurrency is None else parse_count(options.max_concurrency, "--max-concurrency", 10**5)
     )
-    interval = parse_duration(options.interval or "1s", "--interval")
+    interval = parse_duration(options.interval or "200ms", "--interval")
     timeout = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
     base = base_of(options)
+    if options.command is not None:
+        server_run.refuse_taken(base)
     target = server_run.created(Path(options.run_dir) if options.run_dir else default_dir("server"))
-    with ExitStack() as stack:
-        started = None
-        if options.command is not None:
-            started = stack.enter_context(server_run.running(options.command, target / server_run.LOG))
-            tell(options, f"profile: waiting for {base}; it prints to {path_text(target / server_run.LOG)}")
-        server_run.wait_until_ready(base, started, timeout or READY_S if started else min(timeout or 10.0, READY_S))
-        model = options.model or drive.model_of(base)
-        page, before = server_run.page_of(base)
-        if page is None:
-            output.tell("warning", f"{base}/metrics: {before}; the answer has no figures of the KV cache")
-        gpus, why = stack.enter_context(server_run.local_gpus())
-        if why is not None:
-            tell(options, f"profile: {why}; memory is not sampled")
-        tell(options, f"profile: {plural(len(requests), 'request')} to {printable(model, 100)} at {base}")
-        sampler = server_run.Sampler(page, gpus, target / server_run.SAMPLES, interval)
-        with sampler.sampling():
-            driven = drive.drive(
-                base, model, requests, shared_prefix=shared, max_concurrency=limit, seed=seed_of(options),
-                timeout_s=timeout,
-            )  # fmt: skip
-        after = "" if page is None else page.text()
-    if page is not None:
-        (target / server_run.BEFORE).write_text(before, encoding="utf-8")
-        (target / server_run.AFTER).write_text(after, encoding="utf-8")
+    seed = seed_of(options) if options.seed is not None else random.SystemRandom().getrandbits(32)
+    driven = drive.Driven(options.model or "", len(requests))
+    peaks = server_run.Peaks()
+    try:
+        with ExitStack() as stack:
+            started = None
+            if options.command is not None:
+                started = stack.enter_context(server_run.running(options.command, target / server_run.LOG))
+                tell(options, f"profile: waiting for {base}; it prints to {path_text(target / server_run.LOG)}")
+            ready = timeout or READY_S if started else min(timeout or 10.0, READY_S)
+            server_run.wait_until_ready(base, started, ready)
+            driven.model = driven.model or drive.model_of(base)
+            page, before = server_run.page_of(base)
+            if page is None:
+                output.tell("warning", f"{base}/metrics: {before}; the answer has no figures of the KV cache")
+            else:
+                (target / server_run.BEFORE).write_text(before, encoding="utf-8")
+            gpus, why = stack.enter_context(server_run.local_gpus())
+            if why is not None:
+                tell(options, f"profile: {why}; memory is not sampled")
+            tell(options, f"profile: {plural(len(requests), 'request')} to {printable(driven.model, 100)} at {base}")
+            sampler = server_run.Sampler(page, gpus, target / server_run.SAMPLES, interval, peaks)
+            with sampler.sampling():
+                drive.drive(
+                    driven, base, requests, shared_prefix=shared, max_concurrency=limit, seed=seed, timeout_s=timeout
+                )
+            if page is not None:
+                with suppress(MetricsError):
+                    (target / server_run.AFTER).write_text(page.text(), encoding="utf-8")
+            if sampler.failure or (sampler.missed and not driven.early):
+                missed = sampler.failure or f"{sampler.missed} samples missed ({sampler.reason})"
+                output.tell("warning", f"profile: {missed}")
+    except BaseException:
+        if driven.requests:
+            driven.early = driven.early or "interrupted"
+            concluded(options, base, target, driven, peaks, rate, limit)
+        raise
+    return concluded(options, base, target, driven, peaks, rate, limit)
+
+
+def concluded(
+    options: ProfileOptions,
+    base: str,
+    target: Path,
+    driven: "Driven",
+    peaks: server_run.Peaks,
+    rate: float | None,
+    limit: int | None,
+) -> int:
+    """Write what was measured, answer, and return the exit code."""
+    from kvplan.measure import drive
+
     if driven.answered:
         result = drive.bench_result(driven, rate=rate, max_concurrency=limit)
         (target / server_run.BENCH).write_text(json.dumps(result) + "\n", encoding="utf-8")
-    document = document_of(base, target, driven, sampler.peaks, target if page is not None else None)
-    if sampler.missed or sampler.failure:
-        output.tell("warning", f"profile: {sampler.failure or f'{sampler.missed} samples missed ({sampler.reason})'}")
-    output.answer(answer(document, log=options.command is not None), options.format, options.color)
-    return 0 if driven.answered else EARLY_END
+    if driven.early:
+        ended = f"{len(driven.answered):,} of {plural(driven.num_requests, 'request')} answered"
+        output.tell("error", f"profile: {driven.early}, {ended}; what was measured is in {path_text(target)}")
+    if driven.requests:
+        document = document_of(base, target, driven, peaks)
+        output.answer(answer(document, log=options.command is not None), options.format, options.color)
+    return 0 if driven.answered and not driven.early else EARLY_END
 
 
 def tell(options: ProfileOptions, text: str) -> None:
@@ -125,7 +158,7 @@ def base_of(options: ProfileOptions) -> str:
             raise UsageError(f"--server {text!r}", "is not an address", "write http://localhost:8000")
         return f"{url.scheme}://{url.netloc}{url.path.rstrip('/').removesuffix('/v1')}"
     assert options.command is not None
-    words = shlex.split(options.command)
+    words = server_run.words_of(options.command)
     port = next((value for value in map(port_in, zip(words, [*words[1:], ""], strict=True)) if value), None)
     return f"http://localhost:{port or default_port(options.command)}"
 
@@ -197,9 +230,7 @@ def hit_rate(first: ServerStats, last: ServerStats) -> float | None:
     return hits / queries if hits is not None and queries and hits <= queries else None
 
 
-def document_of(
-    base: str, target: Path, driven: "Driven", peaks: server_run.Peaks, pages: Path | None
-) -> ServerRunDocument:
+def document_of(base: str, target: Path, driven: "Driven", peaks: server_run.Peaks) -> ServerRunDocument:
     answered, times = driven.answered, driven.times()
     outputs = sum(request.output_tokens for request in answered)
     return {
@@ -218,7 +249,7 @@ def document_of(
         "ttft": times_of(times["ttft"]),
         "tpot": times_of(times["tpot"]),
         "e2el": times_of(times["e2el"]),
-        "pool": None if pages is None else pool_of(pages, peaks),
+        "pool": pool_of(target, peaks),
         "gpu_used": peaks.gpu_used,
     }
 
@@ -234,7 +265,7 @@ def headline(doc: ServerRunDocument) -> str:
     text += f"{doc['output_tokens_per_s']:,.0f} output tokens/s"
     pool = doc["pool"]
     if pool is not None and pool["peak_usage"] is not None:
-        text += f"; KV cache at most {pool['peak_usage']:.0%} full"
+        text += f"; KV cache up to {pool['peak_usage']:.0%} full"
     return text
 
 
@@ -248,15 +279,15 @@ def rows_of(doc: ServerRunDocument) -> list[tuple[str, str]]:
     if pool is not None:
         tokens = "" if pool["tokens"] is None else f" of {pool['tokens']:,} tokens"
         named: list[tuple[str, str | None]] = [
-            ("KV cache, at most", None if pool["peak_usage"] is None else f"{pool['peak_usage']:.1%}{tokens}"),
-            ("running, at most", None if pool["peak_running"] is None else f"{pool['peak_running']:,}"),
-            ("waiting, at most", None if pool["peak_waiting"] is None else f"{pool['peak_waiting']:,}"),
+            ("KV cache, highest sample", None if pool["peak_usage"] is None else f"{pool['peak_usage']:.1%}{tokens}"),
+            ("running, highest sample", None if pool["peak_running"] is None else f"{pool['peak_running']:,}"),
+            ("waiting, highest sample", None if pool["peak_waiting"] is None else f"{pool['peak_waiting']:,}"),
             ("preemptions", None if pool["preemptions"] is None else f"{pool['preemptions']:,}"),
             ("prefix cache hits", None if pool["hit_rate"] is None else f"{pool['hit_rate']:.0%} of tokens"),
         ]
         rows += [(name, text) for name, text in named if text is not None]
     if doc["gpu_used"] is not None:
-        rows.append(("GPU memory, at most", format_gib(doc["gpu_used"])))
+        rows.append(("GPU memory, highest sample", format_gib(doc["gpu_used"])))
     if doc["num_failed"]:
         rows.append(("failed", f"{doc['num_failed']:,}: {printable('; '.join(doc['failures']), 200)}"))
     return rows

@@ -11,9 +11,13 @@ from kvplan.cli.load import load_of
 from kvplan.cli.load_options import LoadOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
+from kvplan.planning.plan import plan
 from kvplan.report import timed_text
 from kvplan.simulate import slo
 from kvplan.simulate.placing import Demand, placed
+from kvplan.simulate.prompts_first_run import refuse_flags
+from kvplan.simulate.ranges import unseen_note
+from kvplan.simulate.setup import refuse_unmodeled
 
 if TYPE_CHECKING:
     from kvplan.cli.sweep_options import RecommendOptions
@@ -52,8 +56,12 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
         strict=not options.optimistic, calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
     )  # fmt: skip
     say(inputs, quiet=options.quiet)
+    first = plan(inputs.requests[0])
+    refuse_unmodeled(first)  # whatever the placement: no answer would be of what was asked
+    if options.from_command is not None:
+        refuse_flags(options.from_command, first)
     placements = placed(question, inputs.requests, demand)
     unseen = sorted({what for each in placements.timed for what in each.ranges.unseen})
     if unseen and not options.quiet:
-        output.tell("note", f"no published result has {' or '.join(unseen)}: times are extrapolated, ranges wider")
+        output.tell("note", unseen_note(unseen))
     return timed_text.document(inputs.requests[0], f"{load.source.name}, {load.how}", demand, placements)

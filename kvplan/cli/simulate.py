@@ -27,6 +27,7 @@ from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.prompts_first_run import refuse_flags
+from kvplan.simulate.ranges import unseen_note
 from kvplan.simulate.result import result
 from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup, check
@@ -201,9 +202,7 @@ def answered(
         if not interruption.is_asked:
             variants.append(variant(name, setup, load, promises, uncertainty, interruption))
     if uncertainty.unseen and not options.quiet:
-        output.tell(
-            "note", f"no published result has {' or '.join(uncertainty.unseen)}: times are extrapolated, ranges wider"
-        )
+        output.tell("note", unseen_note(uncertainty.unseen))
     times = next(iter(setups.values())).step_time
     return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty)
 

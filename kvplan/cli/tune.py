@@ -23,6 +23,7 @@ from kvplan.report.formats import rendered
 from kvplan.servers.base import terms_of, titles
 from kvplan.servers.pasted import read_command
 from kvplan.simulate import slo
+from kvplan.simulate.ranges import unseen_note
 from kvplan.simulate.settings import space
 from kvplan.simulate.steady import Demand, How
 from kvplan.simulate.tiers import TierSpec
@@ -95,7 +96,7 @@ def answered(options: TuneOptions) -> TuneDocument:
         say_how_long(tuned.best.tried, len(demand.rows))
     unseen = () if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base))).unseen
     if unseen and not options.quiet:
-        output.tell("note", f"no published result has {' or '.join(unseen)}: times are extrapolated, ranges wider")
+        output.tell("note", unseen_note(unseen))
     return doc
 
 

@@ -9,7 +9,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -56,13 +56,18 @@ class Timed:
         return sum(self.gaps_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Driven:
-    """A run of requests: `seconds` until the last had ended."""
+    """A run of requests: those that have ended, and `seconds` until the last had.
+
+    early  why not all were sent or waited for; empty: all were
+    """
 
     model: str
-    requests: tuple[Timed, ...]
-    seconds: float
+    num_requests: int
+    requests: list[Timed] = field(default_factory=list)
+    seconds: float = 0.0
+    early: str = ""
 
     @property
     def answered(self) -> list[Timed]:
@@ -94,9 +99,13 @@ def model_of(base: str) -> str:
         answer = httpx2.get(f"{base}/v1/models", headers=headers(), timeout=10)
         answer.raise_for_status()
         name = answer.json()["data"][0]["id"]
+    except httpx2.HTTPStatusError as error:
+        code = error.response.status_code
+        remedy = "set OPENAI_API_KEY" if code in (401, 403) else "correct --server"
+        raise EnvironmentProblem(f"{base}/v1/models", f"answers with HTTP {code}", remedy) from None
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError) as error:
         why = printable(str(error) or type(error).__name__, 200)
-        remedy = "start the server, or correct --server; a key is taken from OPENAI_API_KEY"
+        remedy = "start the server, or correct --server"
         raise EnvironmentProblem(f"{base}/v1/models", f"names no model ({why})", remedy) from None
     return str(name)
 
@@ -107,65 +116,83 @@ def headers() -> dict[str, str]:
 
 
 def drive(
+    driven: Driven,
     base: str,
-    model: str,
     requests: Sequence[PlannedRequest],
     *,
     shared_prefix: int = 0,
     max_concurrency: int | None = None,
     seed: int = 0,
     timeout_s: float | None = None,
-    ended: Callable[[int], None] = lambda count: None,
-) -> Driven:
+) -> None:
     """Send the requests when they are due, at most `max_concurrency` at once, and wait for all.
 
     Prompts are random token ids, the first `shared_prefix` of them common to all; every answer has the length asked
-    for (`ignore_eos`). A request that fails is kept with its error. `ended` is called with how many have ended.
+    for (`ignore_eos`). What has ended stands in `driven`, whatever interrupts the run; a request that fails is kept
+    with its error. A server that no longer takes connections, or the end of `timeout_s`, ends the run early.
     """
-    return asyncio.run(_drive(base, model, requests, shared_prefix, max_concurrency, seed, timeout_s, ended))
+    begin = time.monotonic()
+    try:
+        asyncio.run(_drive(driven, base, requests, shared_prefix, max_concurrency, seed, timeout_s))
+    finally:
+        driven.seconds = time.monotonic() - begin
 
 
 async def _drive(
+    driven: Driven,
     base: str,
-    model: str,
     requests: Sequence[PlannedRequest],
     shared_prefix: int,
     max_concurrency: int | None,
     seed: int,
     timeout_s: float | None,
-    ended: Callable[[int], None],
-) -> Driven:
+) -> None:
     source = random.Random(seed)
     prefix = [source.randrange(*TOKEN_IDS) for _ in range(shared_prefix)]
     slots = asyncio.Semaphore(max_concurrency or len(requests) or 1)
-    num_ended = 0
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx2.AsyncClient(headers=headers(), timeout=timeout_s, limits=limits) as client:
+    is_gone = asyncio.Event()
+    async with httpx2.AsyncClient(headers=headers(), timeout=None, limits=limits) as client:
         begin = time.monotonic()
 
-        async def ask(request: PlannedRequest, prompt: list[int]) -> Timed:
-            nonlocal num_ended
+        async def ask(request: PlannedRequest, prompt: list[int]) -> None:
             await asyncio.sleep(max(0.0, begin + request.arrival_s - time.monotonic()))
             async with slots:
                 timed = Timed(request.prompt_tokens, time.monotonic() - begin)
                 body = {
-                    "model": model, "prompt": prompt, "max_tokens": request.output_tokens, "temperature": 0,
+                    "model": driven.model, "prompt": prompt, "max_tokens": request.output_tokens, "temperature": 0,
                     "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
                 }  # fmt: skip
                 try:
                     await _time(client, f"{base}/v1/completions", body, timed)
                 except (httpx2.HTTPError, ValueError) as error:
                     timed.error = printable(str(error) or type(error).__name__, 300)
-            num_ended += 1
-            ended(num_ended)
-            return timed
+                    if isinstance(error, httpx2.ConnectError):
+                        is_gone.set()
+                driven.requests.append(timed)
 
-        tasks = []
-        for request in requests:
-            fresh = [source.randrange(*TOKEN_IDS) for _ in range(max(1, request.prompt_tokens - shared_prefix))]
-            tasks.append(asyncio.create_task(ask(request, (prefix + fresh)[-request.prompt_tokens :])))
-        timed = await asyncio.gather(*tasks)
-        return Driven(model, tuple(timed), time.monotonic() - begin)
+        async def until_gone() -> None:
+            await is_gone.wait()
+            driven.early = "the server stopped answering"
+            raise _Ended
+
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+                watch = group.create_task(until_gone())
+                tasks = []
+                for request in requests:
+                    fresh = [source.randrange(*TOKEN_IDS) for _ in range(max(1, request.prompt_tokens - shared_prefix))]
+                    tasks.append(group.create_task(ask(request, (prefix + fresh)[-request.prompt_tokens :])))
+                await asyncio.gather(*tasks)
+                watch.cancel()
+        except* _Ended:
+            pass
+        except* TimeoutError:
+            driven.early = f"not done after {timeout_s:g} s (--timeout)"
+
+
+class _Ended(Exception):
+    """Ends the requests that are still to come."""
 
 
 async def _time(client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], timed: Timed) -> None:

@@ -10,6 +10,7 @@ What a run leaves is in formats that kvplan's other commands read:
 
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -18,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import path_text, printable
@@ -55,13 +57,42 @@ class Started:
         code = self.process.poll()
         if code is not None:
             problem = f"ended with exit code {code} before the run was over"
-            raise EnvironmentProblem("--command", problem, f"`kvplan why {shlex.quote(str(self.log))}` says why")
+            last = self.last_line()
+            ending = f"; it printed last: {last}" if last else ""
+            raise EnvironmentProblem(
+                "--command", problem + ending, f"see {path_text(self.log)}, or ask `kvplan why` of it"
+            )
+
+    def last_line(self) -> str:
+        """The last line that the server printed."""
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return printable(next((line.strip() for line in reversed(lines) if line.strip()), ""), 200)
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a shell's command; UsageError for an open quote."""
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageError("--command", f"cannot be read ({str(error).lower()})", "close the quote") from None
+
+
+def refuse_taken(base: str) -> None:
+    """EnvironmentProblem where something listens already at the address of a server that is to be started."""
+    url = urlsplit(base)
+    with suppress(OSError), socket.create_connection((url.hostname or "", url.port or 80), timeout=2):
+        raise EnvironmentProblem(
+            "--command", f"something listens at {base} already", "stop it, or choose another --port"
+        )
 
 
 @contextmanager
 def running(command: str, log: Path) -> Iterator[Started]:
     """The command as a process of its own group, its output in a file; ended with SIGTERM, then killed."""
-    words = shlex.split(command)
+    words = words_of(command)
     assignments = []
     while words and "=" in words[0] and not words[0].startswith("-"):
         assignments.append(words.pop(0))

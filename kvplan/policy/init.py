@@ -17,7 +17,7 @@ from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.base import SERVERS
+from kvplan.servers.base import SERVERS, terms_of
 from kvplan.servers.environment import variables
 
 KEPT: Final = 90  # percent of today's figure that a floor asks for
@@ -132,7 +132,8 @@ def rules(plan: Plan) -> Iterator[tuple[str, str]]:
     """(rule, comment with today's figure) of everything that can be said about any plan."""
     memory = plan.memory
     yield "fits: true", f"{format_gib(memory.unused)} of GPU memory left"
-    if memory.unused * 1000 * KEPT // 100 // memory.total > 0:
+    keeps_share = terms_of(plan.request.release.engine).keeps_share  # then what is left is not modeled
+    if not keeps_share and memory.unused * 1000 * KEPT // 100 // memory.total > 0:
         share = 1000 * memory.unused * KEPT // 100 // memory.total  # in thousandths, rounded down
         yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f} %"
     load, context = plan.request.load, plan.capacity.max_model_len

@@ -288,7 +288,9 @@ def facts(answer: Answer) -> list[tuple[str, str]]:
     )
     unseen = answer.ranges.unseen
     like = (
-        f"wider, because no published result has {' or '.join(unseen)}" if unseen else "covers 5 in 6 published results"
+        f"wider, because the times were fitted to no published result with {' or '.join(unseen)}"
+        if unseen
+        else "covers 5 in 6 published results"
     )
     return [("Pool", pool), ("Step", answer.step_time), ("Range", f"{like} (docs/accuracy.md)")]
 

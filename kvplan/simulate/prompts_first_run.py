@@ -23,6 +23,7 @@ ORDER_FLAGS = frozenset(
         "--speculative-algorithm", "--enable-hierarchical-cache", "--enable-two-batch-overlap",
     }
 )  # fmt: skip
+ORDER_DEFAULTS = {"--schedule-policy": "fcfs"}  # srt/server_args.py
 RUN_BITS = 24  # of a token's place in its run; the others say whose it is
 
 
@@ -79,9 +80,13 @@ def config_of(limits: Limits) -> SchedulerConfig:
 
 def refuse_flags(command: str, plan: Plan) -> None:
     """What of a pasted server command changes who runs next, and is not simulated."""
-    for word in command.split():
-        flag = word.partition("=")[0].replace("_", "-")
-        if terms_of(plan.request.release.engine).prompts_first is not None and flag in ORDER_FLAGS:
+    if terms_of(plan.request.release.engine).prompts_first is None:
+        return
+    words = command.split()
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-")
+        if flag in ORDER_FLAGS and (value if equals else following) != ORDER_DEFAULTS.get(flag):
             raise UsageError(f"simulate {flag}", "changes who runs next in a way that is not simulated", "leave it out")
 
 
@@ -103,6 +108,13 @@ def check(plan: Plan) -> None:
             f"{terms.title}'s pools of windows and states cannot be simulated",
             "use --engine vllm",
         )
-    page = plan.capacity.tokens // (plan.capacity.num_blocks - 1)
+    args = plan.request.args
+    for flag, is_set in (
+        ("--disaggregation-mode", args.disaggregation_mode is not None),
+        ("--enable-hierarchical-cache", bool(args.enable_hierarchical_cache)),
+    ):
+        if is_set:
+            raise UsageError(f"simulate {flag}", "changes who runs next in a way that is not simulated", "leave it out")
+    page = plan.capacity.tokens // (plan.capacity.num_blocks - 1) if plan.fits else 1
     if page != 1:
         raise UsageError("simulate", f"pages of {page} tokens cannot be simulated", "use --block-size 1")

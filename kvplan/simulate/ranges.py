@@ -5,7 +5,7 @@ tests/facts/time_cases.csv that they were chosen on 88 % of the times per output
 token and 92 % of the output tokens per second lie within; of another fifth 83, 80 and 93 % (reports/LOG.md).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 from kvplan.core.records import dataclass
@@ -87,7 +87,7 @@ def unlike(plan: Plan) -> Iterator[str]:
     """What of a plan no published result that the constants were fitted to has."""
     spec, gpu, terms = plan.request.spec, plan.request.gpu, terms_of(plan.request.release.engine)
     if terms.prompts_first is not None:
-        yield f"{terms.title}'s step times"
+        yield terms.title
     if gpu.vendor not in VENDORS:
         yield "GPUs of AMD" if gpu.vendor == "amd" else "this GPU"
     elif gpu.unified:
@@ -106,3 +106,8 @@ def formats_of(spec: ModelSpec) -> set[str]:
     if spec.quantization is None or spec.quantization.default is None:
         return set()
     return {spec.quantization.default.kind}
+
+
+def unseen_note(unseen: Sequence[str]) -> str:
+    """The note on a plan that is like nothing that the times were fitted to."""
+    return f"the times were fitted to no published result with {' or '.join(unseen)}: extrapolated, with wider ranges"

@@ -1,7 +1,7 @@
 """From a plan to a simulation: the scheduler's limits, the pool and its groups as the server would have them."""
 
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Final, Literal, assert_never
 
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
 from engine.scheduler import SchedulerConfig
@@ -87,8 +87,21 @@ class Setup:
         )
 
 
+DRAFTED: Final = "leave it out: how many drafted tokens are accepted is not modeled"
+OFFLOADED: Final = "leave it out: the time in which weights come from the host is not modeled"
+
+
 def check(plan: Plan) -> None:
-    """Refuse what the simulation does not model, with what to do instead."""
+    """Refuse what the simulation does not model, with what to do instead, and a server that does not start."""
+    name = plan.request.spec.name
+    refuse_unmodeled(plan)
+    if not plan.fits:
+        raise UsageError(
+            "simulate", f"{name} does not fit on {plan.request.gpu.name}", "see what would fit with `kvplan estimate`"
+        )
+
+
+def refuse_unmodeled(plan: Plan) -> None:
     args, name = plan.request.args, plan.request.spec.name
     if not terms_of(plan.request.release.engine).simulated:
         names, engines = titles(lambda terms: terms.simulated)
@@ -97,19 +110,21 @@ def check(plan: Plan) -> None:
         raise UsageError(
             "simulate", f"{name} is an encoder, whose steps are not simulated", "`kvplan estimate` sizes it"
         )
-    if not plan.fits:
-        raise UsageError(
-            "simulate", f"{name} does not fit on {plan.request.gpu.name}", "see what would fit with `kvplan estimate`"
-        )
     refused = {
         "--pipeline-parallel-size": args.pipeline_parallel_size > 1,
         "--data-parallel-size": args.data_parallel_size > 1,
         "--decode-context-parallel-size": args.decode_context_parallel_size > 1,
-        "--draft-model": plan.request.draft is not None or args.num_speculative_tokens > 0,
+        "--draft-model": plan.request.draft is not None,
+        "--num-speculative-tokens": args.num_speculative_tokens > 0,
+        "--cpu-offload-gb": bool(args.cpu_offload_gb),
+        "--offload-group-size": (args.offload_group_size or 0) > 0,
     }
     cures = {
         "--data-parallel-size": "simulate one replica at its share of the rate",
-        "--draft-model": "leave it out: how many drafted tokens are accepted is not modeled",
+        "--cpu-offload-gb": OFFLOADED,
+        "--offload-group-size": OFFLOADED,
+        "--draft-model": DRAFTED,
+        "--num-speculative-tokens": DRAFTED,
     }
     for flag, is_set in refused.items():
         if is_set:

@@ -4,10 +4,15 @@ import asyncio
 import json
 import math
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -108,7 +113,10 @@ def test_a_server_that_dies_points_to_why(run: Run, tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-c", "import sys; sys.exit('no memory')", "--port", "48124"])
     message = refused(run("profile", "--command", command, "-o", tmp_path / "run", "-q"), 3)
     log = tmp_path / "run" / "server.log"
-    assert message == f"--command: ended with exit code 1 before the run was over; `kvplan why {log}` says why"
+    assert message == (
+        "--command: ended with exit code 1 before the run was over; it printed last: no memory; "
+        f"see {log}, or ask `kvplan why` of it"
+    )
     assert log.read_text() == "no memory\n"
 
 
@@ -153,3 +161,63 @@ def test_requests_come_at_the_rate_or_the_traces_times() -> None:
     assert many[-1].arrival_s / 3999 == pytest.approx(1 / 8, rel=0.05)  # a Poisson process: 1.6 % is one deviation
     with pytest.raises(UsageError, match="not an address"):
         base_of(ProfileOptions(server="http://"))
+
+
+class Dying(BaseHTTPRequestHandler):
+    """A server that answers one request for tokens and is gone."""
+
+    def do_GET(self) -> None:
+        self.answer(b'{"data": [{"id": "m"}]}' if self.path == "/v1/models" else b"")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n')
+        self.request.close()
+        self.server.server_close()
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def test_a_server_that_goes_away_ends_the_run_and_keeps_what_it_answered(run: Run, tmp_path: Path) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Dying)
+
+    def serve() -> None:
+        with suppress(OSError, ValueError):
+            server.serve_forever(0.01)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    words = ("--num-seqs", "50", "--rate", "20", "-o", tmp_path / "run", "-q")
+    ran = run("profile", "--server", f"http://127.0.0.1:{server.server_port}", *words)
+    assert ran.code == 4
+    assert "the server stopped answering, 1 of 50 requests answered; what was measured is in" in ran.err
+    assert json.loads((tmp_path / "run" / "bench.json").read_text())["completed"] == 1
+
+
+def test_an_interrupt_keeps_what_was_answered(run: Run, server: Serving, tmp_path: Path, monkeypatch: Any) -> None:
+    real, count = drive._time, 0
+
+    async def interrupted(*words: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            signal.raise_signal(signal.SIGINT)
+        await real(*words)
+
+    monkeypatch.setattr(drive, "_time", interrupted)
+    words = ("--num-seqs", "9", "--max-concurrency", "1", "-o", tmp_path / "run", "-q")
+    assert run("profile", "--server", server.url, *words).code == 130
+    assert json.loads((tmp_path / "run" / "bench.json").read_text())["completed"] == 2
+
+
+def test_a_stranger_at_the_address_is_not_measured(run: Run, server: Serving, tmp_path: Path) -> None:
+    command = f"vllm serve x --port {server.port}"
+    assert "something listens at" in refused(run("profile", "--command", command, "-o", tmp_path / "run"), 3)
+    assert "close the quote" in refused(run("profile", "--command", "vllm serve 'x", "-o", tmp_path / "run"))
