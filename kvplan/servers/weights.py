@@ -31,10 +31,7 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         redundant=args.num_redundant_experts,
         whole_shared=vllm.keeps_shared_whole(request.spec, args, request.release),
         partition=args.partition,
-        dense_tp=1
-        if (args.moe_dense_tp_size and request.spec.experts_per_token)
-        or vllm.keeps_dense_whole(request.spec, args, request.release)
-        else 0,
+        dense_tp=1 if _keeps_dense_whole(request) else 0,
         attention_tp=args.attention_ranks if args.enable_dp_attention else 0,
         head_tp=args.attention_ranks if args.enable_dp_lm_head else 0,
         marlin=args.max_loras > 0 and request.release.engine == "vllm",
