@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
 from kvplan.cli import output
 from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_model
@@ -239,7 +239,9 @@ def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> 
         for name, field in SETTINGS.items()
         if (value := getattr(options, name)) is not None
     }
-    settings |= offloading(settings.get("kv_offloading_size", 0), options)
+    size = options.kv_offloading_size
+    stated = 0 if size is None else read_argument("kv_offloading_size", size, flag_of("kv_offloading_size"))
+    settings |= offloading(stated, options)
     return EngineConfig(
         device=options.device or "auto",
         max_model_len=context,
@@ -249,6 +251,16 @@ def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> 
         seed=0 if options.seed in (None, "0") else parse_count(str(options.seed), "--seed", 2**62),
         **settings,
     )
+
+
+class Speculation(TypedDict, total=False):
+    """Keys of --speculative-config that the bundled engine has, by vLLM's names."""
+
+    method: Any
+    model: Any  # a directory or a name; then what is known of it
+    num_speculative_tokens: Any
+    prompt_lookup_min: Any
+    prompt_lookup_max: Any
 
 
 def speculative_of(options: ServeOptions, *, is_dummy: bool) -> "SpeculativeConfig | None":
@@ -271,16 +283,17 @@ def speculative_of(options: ServeOptions, *, is_dummy: bool) -> "SpeculativeConf
             f"is not a key that the bundled engine has ({', '.join(SPECULATIVE)})",
             "leave it out",
         )
-    settings.setdefault("method", "draft_model" if "model" in settings else "ngram")
-    settings.setdefault("num_speculative_tokens", 0)
-    model = settings.get("model")
+    stated: Speculation = cast("Speculation", settings)
+    stated.setdefault("method", "draft_model" if "model" in stated else "ngram")
+    stated.setdefault("num_speculative_tokens", 0)
+    model = stated.get("model")
     if isinstance(model, str) and not has_weights(Path(model)):
         from kvplan.cli.resolve import Source, resolve
 
         if not is_dummy:
             raise UsageError(f"{flag}: model {printable(model, 80)}", "has no weights", "name a directory with weights")
-        settings["model"] = resolve(model, Source(options.revision, options.offline)).spec
-    return SpeculativeConfig(**settings)
+        stated["model"] = resolve(model, Source(options.revision, options.offline)).spec
+    return SpeculativeConfig(**stated)
 
 
 def offloading(size: int, options: ServeOptions) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from tests.support.parts import some
 
 # Bytes that one program may use: CUDA programming guide, "Technical Specifications per Compute Capability".
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-MAX_KERNELS = 130  # per architecture: what a full run on one core can compile in a minute
+MAX_KERNELS = 140  # per architecture: keeps compiling for four of them a matter of minutes
 
 JOBS = tuple(jobs())
 FP8_ON_SM_80 = [(job, 80) for job in JOBS if "fp8" in job]

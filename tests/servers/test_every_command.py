@@ -181,6 +181,8 @@ def command(server: str, model: str, said: Said) -> str:
             parts["speculative_config"][name] = int(value)
         elif server == "vllm" and name in ("num_redundant_experts", "eplb_window_size"):
             parts["eplb_config"][name.removeprefix("eplb_")] = int(value)
+        elif server == "sglang" and name == "mm_encoder_tp_mode":
+            words.append("--mm-enable-dp-encoder")
         elif server == "sglang" and name == "speculative_method":
             words += ["--speculative-algorithm", "NEXTN"]
         elif server == "sglang" and name == "enable_expert_parallel":
