@@ -247,10 +247,12 @@ class LoraSlots:
             self.rows.by_slot = [(slot, torch.from_numpy(mine).to(device, torch.int64)) for slot, mine in by_slot]
 
     def _slots_of_tokens(self, arrays: BatchArrays) -> Ints:
-        """[num_tokens] int32. A step of nobody, as a start measures and compiles with, has an adapter on all tokens."""
+        """[num_tokens] int32. A step of nobody, as a start measures and compiles with, has an adapter on all tokens
+        where the host walks them. Kernels get tiles of nobody: what is compiled next may have fewer tokens.
+        """
         num_tokens = len(arrays.token_ids)
         if not arrays.seqs:
-            return np.zeros(num_tokens, np.int32)
+            return np.full(num_tokens, 0 if self.walks_on_host else NOBODY, np.int32)
         names = [seq.adapter for seq in arrays.seqs]
         self._activate({name for name in names if name is not None})
         slots = np.array([NOBODY if name is None else self.slot_of[name] for name in names], np.int32)
