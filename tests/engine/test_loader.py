@@ -177,7 +177,7 @@ QUANTISED = {  # all of them: tests/engine/test_quantized.py
 
 
 @pytest.mark.parametrize("method", QUANTISED)
-def test_plain_weights_under_a_quantised_models_config_are_refused(method: str, folder: Path) -> None:
+def test_plain_weights_under_a_quantized_models_config_are_refused(method: str, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     changes, first = QUANTISED[method]
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": changes}))
@@ -202,12 +202,12 @@ def test_a_config_that_cannot_be_read_is_named(content: str | None, folder: Path
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.int32, "I32"), (torch.float8_e4m3fn, "F8_E4M3")])
-def test_quantised_weights_of_which_the_config_says_nothing_are_refused(
+def test_quantized_weights_of_which_the_config_says_nothing_are_refused(
     dtype: torch.dtype, name: str, folder: Path
 ) -> None:
     change(folder, lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].to(dtype)}))
     assert refusal(folder, UnsupportedModelError) == (
-        f"{WHOLE}: tensor '{Q_PROJ}' is stored as {name}, as quantised weights are, and the config's "
+        f"{WHOLE}: tensor '{Q_PROJ}' is stored as {name}, as quantized weights are, and the config's "
         "quantization_config does not say so; the engine reads no others"
     )
 

@@ -1,7 +1,7 @@
-"""Quantised checkpoints run as the float model of the weights they stand for, and take the bytes that were planned.
+"""Quantized checkpoints run as the float model of the weights they stand for, and take the bytes that were planned.
 
 Each checkpoint is packed here, value by value, from the description of its format; the float model is what transformers
-makes of the dequantised weights.
+makes of the dequantized weights.
 """
 
 import json
@@ -191,7 +191,7 @@ FORMATS = {
 
 @cache
 def checkpoint(name: str, family: str) -> tuple[Path, Path]:
-    """(directory of the quantised model, directory of the float model it stands for); not to be written to."""
+    """(directory of the quantized model, directory of the float model it stands for); not to be written to."""
     plain = wide_model() if family == "wide" else saved_model(family)
     packed, meant = plain.parent / f"{family} {name}", plain.parent / f"{family} {name} meant"
     write(FORMATS[name], plain, packed, meant)
@@ -245,7 +245,7 @@ def meant_by_transformers(name: str, family: str) -> Any:
 
 
 @pytest.mark.parametrize(("family", "name"), paired(["llama", "llama_bias", "qwen3"], FORMATS))
-def test_a_quantised_model_is_the_float_model_of_its_weights(name: str, family: str) -> None:
+def test_a_quantized_model_is_the_float_model_of_its_weights(name: str, family: str) -> None:
     engine = engine_for(checkpoint(name, family)[0])
     (text,) = random_tokens(40)
     with torch.inference_mode():
@@ -440,7 +440,7 @@ def test_fused_layers_divide_activations_by_their_largest_scale(tmp_path: Path) 
     assert layer.attention.qkv_proj.weight.input_scale == torch.tensor(0.07)
 
 
-def test_a_quantised_8b_weighs_what_is_worked_out_by_hand() -> None:
+def test_a_quantized_8b_weighs_what_is_worked_out_by_hand() -> None:
     # AWQ of Llama 3.1 8B: 32 layers of 218,103,808 parameters in linear layers (4096 x 6144 + 4096 x 4096 + 4096 x
     # 28672 + 14336 x 4096), half a byte each, and for each 128 of them 2 bytes of scale and half a byte of zero point;
     # embedding and head 2 x 128,256 x 4096 and 65 norms of 4096, in 16 bits.
@@ -574,7 +574,7 @@ def test_what_is_not_run_is_refused_by_name(config: dict[str, Any], how: str, tm
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "quantization_config": config}))
     text = refusal(folder, UnsupportedModelError)
-    assert text == f"{tmp_path.name}: its weights are quantised ({how} of self_attn.qkv_proj); {RUNS}"
+    assert text == f"{tmp_path.name}: its weights are quantized ({how} of self_attn.qkv_proj); {RUNS}"
 
 
 @pytest.mark.parametrize(
@@ -587,12 +587,12 @@ def test_what_is_not_run_is_refused_by_name(config: dict[str, Any], how: str, tm
 def test_models_of_the_catalog_that_are_not_run_are_refused(model: str, how: str) -> None:
     with pytest.raises(UnsupportedModelError) as error:
         quantized.check_runs(catalog.load(model))
-    assert str(error.value) == f"{model}: its weights are quantised ({how}); {RUNS}"
+    assert str(error.value) == f"{model}: its weights are quantized ({how}); {RUNS}"
 
 
 def test_a_method_that_is_not_known_is_refused(tmp_path: Path) -> None:
     folder = changed("gptq", tmp_path, lambda tensors: None, quant_method="qubit")
-    assert "its weights are quantised (qubit (no reader))" in refusal(folder, UnsupportedModelError)
+    assert "its weights are quantized (qubit (no reader))" in refusal(folder, UnsupportedModelError)
 
 
 def test_groups_in_another_order_are_refused_though_the_config_says_nothing(tmp_path: Path) -> None:
@@ -601,7 +601,7 @@ def test_groups_in_another_order_are_refused_though_the_config_says_nothing(tmp_
 
     assert refusal(changed("gptq", tmp_path, shuffle), UnsupportedModelError) == (
         f"{Q_PROJ}.g_idx: groups inputs in the order of their activations (desc_act); the engine runs groups of 32 "
-        "neighbours only"
+        "neighbors only"
     )
 
 
@@ -689,7 +689,7 @@ def test_damaged_scales_are_named(name: str, suffix: str, value: float, tmp_path
     wrong = "are no finite numbers" if suffix == "scales" else "are 0, negative or no finite numbers"
     assert refusal(folder, InvalidInputError) == (
         f"{WHOLE}: tensor '{Q_PROJ}.{suffix}' holds scales that {wrong} (1 of {count}, {value:g} first); "
-        "download it again, or quantise the model anew"
+        "download it again, or quantize the model anew"
     )
 
 
@@ -749,7 +749,7 @@ def test_a_bias_that_the_model_does_not_have_is_left_over(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_random_quantised_weights_are_as_large_as_random_plain_ones(name: str) -> None:
+def test_random_quantized_weights_are_as_large_as_random_plain_ones(name: str) -> None:
     """Normal around 0 with 0.02, and the same on every rank."""
     spec = read_spec(checkpoint(name, "wide")[0])
 

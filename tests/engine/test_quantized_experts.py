@@ -1,7 +1,7 @@
-"""Quantised experts run as the float model of the weights they stand for, and take the bytes that were planned.
+"""Quantized experts run as the float model of the weights they stand for, and take the bytes that were planned.
 
 Each checkpoint is packed here, value by value, from the description of its format and in the layout in which such
-models are published; the float model is what transformers makes of the dequantised weights.
+models are published; the float model is what transformers makes of the dequantized weights.
 """
 
 import json
@@ -121,7 +121,7 @@ def fp8_blocks(family: str) -> tuple[Path, Path]:
 
 
 def nvfp4(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """One scale for all brings the largest scale of 16 neighbours to fp8's 448, and e2m1's largest value is 6."""
+    """One scale for all brings the largest scale of 16 neighbors to fp8's 448, and e2m1's largest value is 6."""
     whole = weight.abs().max() / (6 * 448)
     grouped = weight.unflatten(-1, (-1, 16))
     scales = (grouped.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
@@ -222,7 +222,7 @@ def logits_by_transformers(model: Any, text: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_model_of_quantised_experts_is_the_float_model_of_its_weights(name: str) -> None:
+def test_a_model_of_quantized_experts_is_the_float_model_of_its_weights(name: str) -> None:
     packed, meant = CHECKPOINTS[name]()
     (text,) = random_tokens(40)
     ours = logits(packed, text)
@@ -305,7 +305,7 @@ def test_powers_of_two_reach_from_2_to_the_minus_127_to_2_to_the_127() -> None:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_quantised_experts_take_the_bytes_that_were_planned(name: str) -> None:
+def test_quantized_experts_take_the_bytes_that_were_planned(name: str) -> None:
     packed, _ = CHECKPOINTS[name]()
     engine = engine_for(packed, dtype="bfloat16")
     planned = predict(read_spec(packed), replace(INPUTS, max_model_len=engine.max_model_len))
@@ -314,7 +314,7 @@ def test_quantised_experts_take_the_bytes_that_were_planned(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_quantised_experts_take_the_bytes_of_their_file(name: str) -> None:
+def test_quantized_experts_take_the_bytes_of_their_file(name: str) -> None:
     packed, _ = CHECKPOINTS[name]()
     stored = {name: tensor.nbytes for name, tensor in load_file(packed / WHOLE).items() if "kv_b_proj" not in name}
     assert engine_for(packed).memory_report().weights == sum(stored.values())
@@ -326,7 +326,7 @@ REAL = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b-fp8", "deepseek-v3")
 
 
 @pytest.mark.parametrize("case", some([*product(REAL, (1, 2)), ("deepseek-v3", 4)], EVERY_RUN))
-def test_real_models_of_quantised_experts_take_the_bytes_that_were_planned(case: tuple[str, int]) -> None:
+def test_real_models_of_quantized_experts_take_the_bytes_that_were_planned(case: tuple[str, int]) -> None:
     name, num_ranks = case
     spec, tp = catalog.load(name), TensorParallel(num_ranks - 1, num_ranks)
     model = Model(spec, NoWeights(), torch_backend, tp, torch.bfloat16, META, 4096)
@@ -449,7 +449,7 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path) -> None:
 
     assert refusal(changed(tmp_path, damage), InvalidInputError) == (
         f"{WHOLE}: tensor '{SCALES}' holds scales that are no numbers (1 of 1024 are 255); "
-        "download it again, or quantise the model anew"
+        "download it again, or quantize the model anew"
     )
 
 
@@ -490,7 +490,7 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
     assert text == f"DIR: tensor '{SCALES}' is missing; the checkpoint is not complete"
 
 
-def test_plain_experts_under_a_quantised_models_config_are_refused(tmp_path: Path) -> None:
+def test_plain_experts_under_a_quantized_models_config_are_refused(tmp_path: Path) -> None:
     folder = changed(tmp_path, lambda tensors: None)
     save_file(load_file(saved_model("gpt_oss") / WHOLE), folder / WHOLE)
     text = refusal(folder, InvalidInputError)
@@ -519,7 +519,7 @@ def test_random_experts_are_about_as_large_as_random_plain_ones() -> None:
 
 
 @pytest.mark.parametrize("name", some(CHECKPOINTS, ["fp8 deepseek_v3", "nvfp4 compressed qwen3_moe"]))
-def test_a_dummy_model_of_quantised_experts_runs(name: str) -> None:
+def test_a_dummy_model_of_quantized_experts_runs(name: str) -> None:
     engine = engine_for(CHECKPOINTS[name]()[0], load_format="dummy")
     (output,) = engine.generate(random_tokens(9), greedy(4))
     assert len(output.token_ids) == 4
