@@ -172,7 +172,13 @@ async def _drive(
                 driven.requests.append(timed)
 
         async def until_gone() -> None:
-            await is_gone.wait()
+            while True:
+                await is_gone.wait()
+                is_gone.clear()
+                try:
+                    await client.get(f"{base}/health", timeout=5)  # a burst may be refused by a server that is there
+                except httpx2.TransportError:
+                    break
             driven.early = "the server stopped answering"
             raise _Ended
 
