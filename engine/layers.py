@@ -436,10 +436,10 @@ class Moe:
             self.router(x), self.correction, top_k=facts.top_k, scoring=facts.scoring, groups=facts.groups,
             top_groups=facts.top_groups, renormalize=facts.renormalize, scale=facts.scale,
         )  # fmt: skip
-        held = self.experts
-        b2 = held.b2 if self.tp.rank == 0 else None  # added once over the ranks
+        experts = self.experts
+        b2 = experts.b2 if self.tp.rank == 0 else None  # added once over the ranks
         y = self.kernels.moe_mlp(
-            x, held.w13, held.w2, expert_ids, expert_weights, facts.activation, b13=held.b13, b2=b2,
+            x, experts.w13, experts.w2, expert_ids, expert_weights, facts.activation, b13=experts.b13, b2=b2,
             limit=facts.swiglu_limit, alpha=facts.swiglu_alpha,
         )  # fmt: skip
         y = self.tp.all_reduce(y)

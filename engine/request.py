@@ -103,8 +103,8 @@ class Request:
 
     def update(self, token_id: int) -> TokenUpdate:
         """The token just received, with the text since the last update but for what may yet become a stop string."""
-        held = 0 if self.has_ended else self._num_possible_stop_chars()
-        start, self._num_shown = self._num_shown, max(self._num_shown, len(self.text) - held)
+        num_hidden = 0 if self.has_ended else self._num_possible_stop_chars()
+        start, self._num_shown = self._num_shown, max(self._num_shown, len(self.text) - num_hidden)
         return TokenUpdate(self.seq.request_id, token_id, self.text[start : self._num_shown])
 
     def _decode(self, token_id: int) -> str:

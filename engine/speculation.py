@@ -64,10 +64,10 @@ class Speculation:
 
 def sampling_of(config: EngineConfig, runner: ModelRunner, scheduler: Scheduler) -> NoSpeculation | Speculation:
     """How a config's engine comes to its tokens."""
-    wanted = config.speculative_config
-    if wanted is None or not isinstance(scheduler, DraftingScheduler):
+    settings = config.speculative_config
+    if settings is None or not isinstance(scheduler, DraftingScheduler):
         return NoSpeculation(runner)
-    proposer: Proposer = NgramProposer(*wanted.lookup, scheduler.config.max_model_len)
+    proposer: Proposer = NgramProposer(*settings.lookup, scheduler.config.max_model_len)
     for companion in runner.companions:
         if isinstance(companion, DraftModel):
             proposer = companion
@@ -76,10 +76,10 @@ def sampling_of(config: EngineConfig, runner: ModelRunner, scheduler: Scheduler)
 
 def companions_of(config: EngineConfig) -> tuple[DraftModel, ...]:
     """The model that guesses, where it is one."""
-    wanted = config.speculative_config
-    if wanted is None or wanted.model is None:
+    settings = config.speculative_config
+    if settings is None or settings.model is None:
         return ()
-    return (DraftModel(wanted.model, config.load_format, config.seed),)
+    return (DraftModel(settings.model, config.load_format, config.seed),)
 
 
 @dataclass(frozen=True, slots=True)

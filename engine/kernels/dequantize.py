@@ -96,9 +96,9 @@ def nvfp4_linear(
     starts = [sum(parts[:i]) for i in range(len(parts))]
     for start, size, part_scale in zip(starts, parts, part_scales.split(1), strict=True):
         for rows in _slices((size, 2 * values.shape[1]), x):
-            held = slice(start + rows.start, start + rows.stop)
-            each = scales[held].float().mul_(part_scale)
-            torch.mm(x, scaled_e2m1(values[held], each, x.dtype).T, out=y[:, held])
+            outputs = slice(start + rows.start, start + rows.stop)
+            part = scales[outputs].float().mul_(part_scale)
+            torch.mm(x, scaled_e2m1(values[outputs], part, x.dtype).T, out=y[:, outputs])
     return y
 
 
