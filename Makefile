@@ -17,7 +17,7 @@ gallery: .venv/dev.stamp # the pictures of docs/gallery.md, in the Chromium that
 demo-engine: .venv/dev.stamp
 	rm -rf runs/demo
 	.venv/bin/kvplan profile -o runs/demo --num-seqs 24 --lengths uniform:40-160 --output-tokens 40 --num-blocks 96 \
-		--max-num-batched-tokens 512 --baseline contiguous # more requests than fit: what paging is for
+		--max-num-batched-tokens 512 --baseline contiguous --baseline static # more requests than fit: what paging is for
 	.venv/bin/kvplan report runs/demo -o runs/demo/report.html
 	@echo open runs/demo/report.html
 

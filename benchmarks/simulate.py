@@ -1,12 +1,13 @@
 """What a simulation costs: the Azure conversation trace's shape, an hour of it, for Llama-3.1-8B on one A100.
 
     python -m benchmarks.simulate [--runs 3] [--requests 19366] [--csv FILE]
-    python -m benchmarks.simulate --day [--csv FILE]
+    python -m benchmarks.simulate --day [--router NAME] [--csv FILE]
 
 Requests of the profile azure-2023-conv at its own 5.53 per second, on one core: run by what changes, over the engine's
 scheduler with jumps, and with every step taken singly; all give the same figures (tests/simulate/test_unshared.py,
 test_simulate_exact.py). Then 16 servers behind a router at that rate, as a part of a day. With --day, the whole of it
-on 16 servers routed at random, by a process for each core; its rows are added to those of the CSV.
+on 16 servers, by a process for each core where the router looks at nothing (random, round-robin), else by one; its rows
+are added to those of the CSV.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 if sys.path[0] == str(Path(__file__).resolve().parent):  # run by path: engine.py beside this would hide the engine
     sys.path.pop(0)
@@ -80,13 +82,14 @@ def seconds(make: Callable[[int], Run | Fleet], count: int) -> float:
     return time.process_time() - start
 
 
-def day() -> list[Row]:
+def day(way: RouterName) -> list[Row]:
     """Seconds of a whole day: by the clock, and of CPU in this process and in its workers."""
-    jobs, made, begun = cores(), fleet("random")(A_DAY), time.monotonic()
+    made, begun = fleet(way)(A_DAY), time.monotonic()
+    jobs = cores() if made.is_apart else 1
     before = cpu_seconds()
     made.run(jobs)
     here, workers = (after - earlier for after, earlier in zip(cpu_seconds(), before, strict=True))
-    name = f"a day ({A_DAY:,} requests), {SERVERS} servers, random, {jobs} processes: "
+    name = f"a day ({A_DAY:,} requests), {SERVERS} servers, {way}, {jobs} process{'es' if jobs > 1 else ''}: "
     return [
         row(f"{name}CPU of this one", "s", [here]),
         row(f"{name}CPU of all workers", "s", [workers]),
@@ -112,8 +115,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=NUM_REQUESTS)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--day", action="store_true")
+    parser.add_argument("--router", choices=get_args(RouterName), default="random")
     options = parser.parse_args()
-    rows = day() if options.day else parts(options.requests, options.runs)
+    rows = day(options.router) if options.day else parts(options.requests, options.runs)
     for metric, unit, value, p20, p80, n in rows:
         print(f"{metric:<48} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
     if options.csv:

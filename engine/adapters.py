@@ -1,4 +1,4 @@
-"""Adapters: what requests add to a model's linear layers, each request its own, in one batch.
+"""The seam to LoRA adapters: each request of a batch may add its own to the model's linear layers.
 
 The seam between a model and engine/lora.py: with max_loras 0 the layers are the plain Builder's, and nothing else runs.
 """
@@ -24,26 +24,26 @@ class Adapters(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of the device, whatever the adapters hold."""
+        """Bytes of the slots on the device, full or empty."""
 
     def builder(
         self, source: WeightSource, tp: TensorParallel, kernels: ModuleType, dtype: torch.dtype, device: torch.device,
         quantization: Quantization | None,
     ) -> Builder:  # fmt: skip
-        """What builds the model's layers."""
+        """The builder of the model's layers."""
 
     def add(self, name: str, path: Path) -> None:
-        """Read an adapter, which requests may then name. Raises what is wrong with it."""
+        """Read an adapter that requests may then name; raises if it is invalid or unsupported."""
 
     def cache_keys(self, name: str) -> tuple[Hashable, ...]:
-        """What keeps the KV of an adapter's requests apart from others'; InvalidInputError for one not known."""
+        """Extra prefix-cache keys of an adapter's requests; raises InvalidInputError for an unknown adapter."""
 
     def begin(self, arrays: BatchArrays, uploads: UploadRing | None = None) -> None:
-        """Have the adapters of a step's sequences on the device, and say which tokens are whose."""
+        """Load the adapters of a step's sequences into slots, and map tokens to adapters."""
 
 
 class NoAdapters:
-    """A model's own weights alone."""
+    """No adapters: the model's own weights."""
 
     num_bytes = 0
 
@@ -57,7 +57,7 @@ class NoAdapters:
         raise UsageError(f"adapter {name!r}: the engine has no slots for adapters; set max_loras to 1 or more")
 
     def cache_keys(self, name: str) -> tuple[Hashable, ...]:
-        raise InvalidInputError(f"adapter: the engine has none ({name!r:.60}); leave it out")
+        raise InvalidInputError(f"adapter: the engine has none ({name!r:.60}); remove it")
 
     def begin(self, arrays: BatchArrays, uploads: UploadRing | None = None) -> None:
         return

@@ -1,4 +1,4 @@
-"""Which kernels attend over pages, and how a step is planned for them: the seam between engine and kernels.
+"""The seam between engine and attention kernels: which ones run, and how a step is planned for them.
 
 The kernels of another library become a third implementation of AttentionBackend, and a line in `load`.
 """
@@ -19,7 +19,7 @@ from kvplan.models.spec import FullAttention, ModelSpec, SlidingWindow
 
 
 class AttentionPlan(NamedTuple):
-    """How the steps of one KV cache are planned on the host, once for all layers; empty: kernels want no plan.
+    """Planners of one KV cache's steps, run on the host once for all layers; empty if the kernels need no plan.
 
     planners         one per KV group, for decode: `plan` cuts a step's contexts, `capacity` is what a CUDA graph needs
                      room for
@@ -31,7 +31,7 @@ class AttentionPlan(NamedTuple):
 
 
 class AttentionBackend(Protocol):
-    """Kernels for attention over pages.
+    """Paged attention kernels.
 
     run              the module whose paged_decode, paged_prefill and latent_decode run what was planned; a layer's
                      other functions are there too
@@ -49,22 +49,22 @@ class AttentionBackend(Protocol):
     def can_be_captured(self) -> bool: ...
 
     def supports_cache(self, kv_dtype: torch.dtype, dtype: torch.dtype) -> bool:
-        """Whether a cache of kv_dtype can be read by a model that computes in dtype."""
+        """True if a model that computes in dtype can read a cache of kv_dtype."""
 
     def unsupported(
         self, spec: ModelSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
     ) -> str | None:
-        """Why a rank of this model cannot run, in a phrase; None where it can."""
+        """The reason, as a phrase, why a rank of this model cannot run; None if it can."""
 
     def plan(
         self, spec: ModelSpec, tp: TensorParallel, groups: tuple[LayerGroup, ...], kv: KVCache, dtype: torch.dtype
     ) -> AttentionPlan:
-        """How to plan the steps of a model on caches like these, and what capacity a CUDA graph of them needs."""
+        """The planners for a model's steps on such caches, and the capacity that a CUDA graph needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchAttention:
-    """Plain torch: runs everything, plans nothing."""
+    """Plain torch: supports everything and needs no plan."""
 
     run: ModuleType
     compiles: bool = False
@@ -101,6 +101,8 @@ class TritonAttention:
     def unsupported(
         self, spec: ModelSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
     ) -> str | None:
+        if spec.has_states:
+            return "recurrent states have no kernel here; use backend torch"
         match spec.layers[0][0]:
             case FullAttention() | SlidingWindow() as cache:
                 kv_heads = tp.share_kv_heads(cache.num_kv_heads)
@@ -117,7 +119,7 @@ class TritonAttention:
         num_heads, planners = _num_heads(spec, tp), list[SplitPlanner]()
         for group in groups:
             window = group.rule.window if isinstance(group.rule, WindowGroup) else None
-            match kv.layers[group.layers[0]]:
+            match next(iter(kv.layers.values())):  # all layers' entries are alike, and a stage may lack a group's
                 case HeadKV(k=k, v=v):
                     planners.append(self.run.decode_planner(num_heads, k, v, dtype, window))
                 case LatentKV(cache=cache):
@@ -125,13 +127,13 @@ class TritonAttention:
         return AttentionPlan(tuple(planners), self._queries_of_tile(num_heads, kv, dtype))
 
     def _queries_of_tile(self, num_heads: int, kv: KVCache, dtype: torch.dtype) -> Callable[[int], int] | None:
-        """None for latents, whose prefill is torch's."""
-        match kv.layers[0]:
+        """Queries per prefill tile; None for MLA latents, whose prefill runs in torch."""
+        match next(iter(kv.layers.values())):
             case HeadKV(k=k, v=v):
                 of = self.run.queries_of_tile
                 shapes = (k.to("meta"), v.to("meta"))  # the caches may go before the plan
                 return lambda max_query_len: int(of(num_heads, *shapes, dtype, max_query_len))
-            case LatentKV():
+            case _:
                 return None
 
 
@@ -142,6 +144,6 @@ def _num_heads(spec: ModelSpec, tp: TensorParallel) -> int:
 
 
 def load(backend: str, device_type: str) -> AttentionBackend:
-    """The backend that a config names: "auto" is triton on a GPU and torch elsewhere."""
+    """Load the configured backend; "auto" is triton on a GPU and torch elsewhere."""
     module = kernels.load(backend, device_type)
     return TritonAttention(module) if module.IS_PLANNED else TorchAttention(module)

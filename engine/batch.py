@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.block_manager import NULL_BLOCK, Group
+from engine.block_manager import NULL_BLOCK, Group, MambaGroup
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 
@@ -28,6 +28,8 @@ class BatchArrays:
     slot_mapping: tuple[Longs, ...]
 
     block_sizes: tuple[int, ...] = ()  # per KV group
+    # Where recurrent states are read and written: [groups of such layers, 2, num_seqs], by slot or by block.
+    state_slots: Longs | None = None
     logit_tokens: Longs | None = None  # whose logits are wanted; None: each sequence's last_tokens
 
     @property
@@ -35,7 +37,7 @@ class BatchArrays:
         return np.diff(self.query_start)
 
     def written_blocks(self, seq: Sequence) -> set[int]:
-        """The blocks in which a sequence stores its tokens of this step; none where it has no part in it."""
+        """Blocks that a sequence writes its tokens of this step to; none if it is not in the batch."""
         if seq not in self.seqs:
             return set()
         row = self.seqs.index(seq)
@@ -46,9 +48,14 @@ class BatchArrays:
 
 
 class BatchBuilder:
-    """Keeps each running sequence's block tables in rows of one array per group, so that a step copies only news."""
+    """Keeps the running sequences' block tables in one array per group, so that a step copies only changes."""
 
-    def __init__(self, groups: tuple[Group, ...], max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, groups: tuple[Group, ...], max_num_seqs: int, max_model_len: int, *, has_states: bool = False
+    ) -> None:
+        """has_states: a sequence's row here is its slot of recurrent states too, unless groups hold them in blocks."""
+        self._has_states = has_states
+        self._state_groups = [g for g, group in enumerate(groups) if isinstance(group, MambaGroup)]
         self.block_sizes = [group.block_size for group in groups]
         self._tables = [
             np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32) for block_size in self.block_sizes
@@ -89,10 +96,19 @@ class BatchBuilder:
             block_tables=tuple(self._table(g, rows, context_lens) for g in range(len(self._tables))),
             slot_mapping=tuple(self._slots(g, row_of_token, positions) for g in range(len(self._tables))),
             block_sizes=tuple(self.block_sizes),
+            state_slots=self._state_slots(rows, context_lens, query_lens) if self._has_states else None,
         )
 
+    def _state_slots(self, rows: Longs, context_lens: Longs, query_lens: Longs) -> Longs:
+        """A block holds the state after its tokens: that before the step's tokens is read, that after them written."""
+        slots = [[rows, rows]] if not self._state_groups else []
+        for g in self._state_groups:
+            last = (context_lens - query_lens - 1, context_lens - 1)
+            slots.append([self._tables[g][rows, np.maximum(i, 0) // self.block_sizes[g]] for i in last])
+        return np.array(slots, np.int64)
+
     def _token_ids(self, seqs: list[Sequence], query_lens: list[int], drafts: dict[Sequence, tuple[int, ...]]) -> Longs:
-        """Each sequence's tokens of this step, one after the other; called before the last step's places change."""
+        """All sequences' tokens of this step, concatenated; called before the rows of the last step change."""
         ids: list[int] = []
         for seq, n in zip(seqs, query_lens, strict=True):
             end = seq.num_computed_tokens
@@ -115,7 +131,7 @@ class BatchBuilder:
         return blocks * block_size + positions % block_size
 
     def _rows(self, seqs: list[Sequence], context_lens: Longs) -> Longs:
-        """The sequences' rows, with the blocks they got since the last step written into them."""
+        """The sequences' rows, updated with the blocks allocated since the last step."""
         if seqs != self._last_seqs:
             self._last_seqs, self._last_place = seqs, {seq: place for place, seq in enumerate(seqs)}
             self._last_rows = np.array([self._row(seq) for seq in seqs], np.int64)
@@ -132,7 +148,7 @@ class BatchBuilder:
         return row
 
     def _write(self, seq: Sequence, row: int) -> None:
-        """Bring a row up to its sequence's tables."""
+        """Update a row from its sequence's block tables."""
         self._until_change[row] = seq.num_tokens_until_change
         for g, table in enumerate(seq.block_table):
             start, end = self._written[g, row], len(table)

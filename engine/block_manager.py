@@ -41,9 +41,16 @@ class ChunkedGroup:
 
 @dataclass(frozen=True, slots=True)
 class MambaGroup:
-    """Layers with a recurrent state, a block being the state after its last token; for simulations alone, as above."""
+    """Layers with a recurrent state, a block being the state after its last token.
+
+    num_speculative_blocks  states behind the running one, after each draft that is checked
+    checkpoint_alignment    a chunk of a prompt can store the state after a multiple of so many of its tokens on its
+                            way; None: only the one it ends in
+    """
 
     block_size: int
+    num_speculative_blocks: int = 0
+    checkpoint_alignment: int | None = None
 
 
 Group = FullGroup | WindowGroup | ChunkedGroup | MambaGroup
@@ -97,6 +104,11 @@ def num_tail_blocks(group: Group) -> int | None:
             assert_never(group)
 
 
+def num_empty_slots(group: Group, num_slots: int, num_tokens: int) -> int:
+    """Slots of a sequence's table that no token is in yet; a state fills its block."""
+    return 0 if isinstance(group, MambaGroup) else num_slots - num_tokens
+
+
 def max_blocks_held(group: Group, max_model_len: int, max_in_flight_tokens: int) -> int:
     """Most blocks that one sequence is charged in a group, tokens in flight included."""
     match group:
@@ -107,8 +119,8 @@ def max_blocks_held(group: Group, max_model_len: int, max_in_flight_tokens: int)
             return cdiv(min(window - 1 + max_in_flight_tokens, max_model_len), block_size) + 1
         case ChunkedGroup(block_size=block_size, chunk=chunk):
             return cdiv(min(chunk + max_in_flight_tokens, max_model_len), block_size)
-        case MambaGroup():
-            return 2  # the state before a chunk and the one after it
+        case MambaGroup(num_speculative_blocks=num_ahead):
+            return 1 + num_ahead
         case _:
             assert_never(group)
 
@@ -180,6 +192,11 @@ class BlockPool:
             if not self.cached[key]:
                 del self.cached[key]
 
+    @property
+    def is_consistent(self) -> bool:
+        """Whether every block is found by the keys that it is offered under, and by no other."""
+        return {b: key for key, blocks in self.cached.items() for b in blocks} == self.key_of
+
     def _evict(self, block: int) -> None:
         self.num_evictions += block in self.key_of
         self.forget(block)
@@ -195,6 +212,8 @@ class PrefixHit:
 
 class BlockManager:
     """Gives each sequence its blocks, one table per group, out of one pool."""
+
+    cuts_chunks = False  # whether cut() may leave fewer tokens than it is given
 
     def __init__(
         self,
@@ -242,11 +261,24 @@ class BlockManager:
         """Share of the usable blocks that sequences hold, from 0 to 1."""
         return 1 - self.num_free_blocks / self.num_usable_blocks
 
+    # --- a step: what blocks of recurrent states see otherwise (states.py) --------------------------------------
+
+    def begin_step(self) -> None:
+        """A step is about to be scheduled."""
+
+    def end_step(self) -> list[tuple[int, int]]:
+        """Blocks to copy before the step runs, (from, to) each: none."""
+        return []
+
+    def cut(self, seq: Sequence, start: int, n: int, max_tokens: int) -> int:
+        """Of a sequence's n tokens from `start` on those that a step may compute: all of them."""
+        return n
+
     # --- the prefix cache ---------------------------------------------------------------------------------------
 
     def lookup(self, seq: Sequence) -> PrefixHit:
         """The longest cached prefix that every group accepts; the last known token is always recomputed."""
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or seq.skips_cache:
             return PrefixHit(0, tuple(() for _ in self.groups))
         limit = self._aligned(seq.num_tokens - 1)
         full = [g for g, group in enumerate(self.groups) if isinstance(group, FullGroup)]
@@ -259,11 +291,14 @@ class BlockManager:
         """Make the full blocks of the first num_tokens tokens findable; they may still be in flight."""
         if not self.enable_prefix_caching or num_tokens <= seq.num_tokens_until_change:
             return
-        for g, group in enumerate(self.groups):
-            end = min(num_tokens, seq.num_tokens - self.hash_lookahead) // group.block_size
-            if end > seq.num_cached_blocks[g]:
-                self._cache_blocks(seq, g, range(seq.num_cached_blocks[g], end))
-                seq.num_cached_blocks[g] = end
+        for g in range(len(self.groups)):
+            self._cache_group(seq, g, num_tokens)
+
+    def _cache_group(self, seq: Sequence, g: int, num_tokens: int) -> None:
+        end = min(num_tokens, seq.num_tokens - self.hash_lookahead) // self.groups[g].block_size
+        if end > seq.num_cached_blocks[g]:
+            self._cache_blocks(seq, g, range(seq.num_cached_blocks[g], end))
+            seq.num_cached_blocks[g] = end
 
     def _cache_blocks(self, seq: Sequence, g: int, numbers: range) -> None:
         hashes = self._hashes(seq, self.groups[g])
@@ -334,12 +369,17 @@ class BlockManager:
 
     # --- tables -------------------------------------------------------------------------------------------------
 
-    def num_needed(self, hit: PrefixHit, num_tokens: int) -> int:
-        """Free blocks that a waiting sequence takes to hold num_tokens tokens, the free ones it hits included."""
-        held = zip(self.groups, hit.blocks, strict=True)
-        return self._num_revived(hit) + sum(self._num_new(group, len(blocks), num_tokens) for group, blocks in held)
+    def num_needed(self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None) -> int:
+        """Free blocks that a waiting sequence takes to hold num_tokens tokens, the free ones it hits included.
 
-    def num_reserved(self, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
+        num_slots  what to make room for; None: these tokens
+        """
+        needed = self._num_revived(hit)
+        for group, blocks in zip(self.groups, hit.blocks, strict=True):
+            needed += self._num_new(group, len(blocks), num_slots or num_tokens)
+        return needed
+
+    def num_reserved(self, seq: Sequence, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
         """The same when it may be computed in several steps, so that windows give blocks back on the way.
 
         alone  nobody else has blocks: it can wait for one step to end before the next, so one is in flight
@@ -439,30 +479,24 @@ class BlockManager:
 
     def _num_new(self, group: Group, num_held: int, num_tokens: int) -> int:
         """Blocks to take so that a table of num_held entries covers num_tokens tokens."""
-        if isinstance(group, MambaGroup):
-            return int(self._table_len(group, num_tokens) > num_held)  # only the state at the end is stored
         return max(0, self._table_len(group, num_tokens) - num_held)
 
     def _table_len(self, group: Group, num_tokens: int) -> int:
-        if isinstance(group, MambaGroup) and not self.enable_prefix_caching:
-            return 1  # one state, overwritten in place
+        if isinstance(group, MambaGroup):
+            return 1 + group.num_speculative_blocks  # one state, overwritten in place
         return cdiv(num_tokens, group.block_size)
 
     def _extend(self, seq: Sequence, num_tokens: int) -> None:
         for group, table in zip(self.groups, seq.block_table, strict=True):
-            blocks = self.pool.take(self._num_new(group, len(table), num_tokens))
-            gap = max(0, self._table_len(group, num_tokens) - len(table) - len(blocks))
-            table += [NULL_BLOCK] * gap + blocks
+            table += self.pool.take(self._num_new(group, len(table), num_tokens))
 
     def _gives_back(self, group: Group) -> bool:
         """Whether a sequence's early blocks become useless while it runs."""
         match group:
-            case FullGroup():
+            case FullGroup() | MambaGroup():  # engine/states.py, where several states are kept
                 return False
             case WindowGroup() | ChunkedGroup():
                 return True
-            case MambaGroup():
-                return self.enable_prefix_caching  # else there is one state, overwritten in place
             case _:
                 assert_never(group)
 
@@ -480,16 +514,18 @@ class BlockManager:
     def drop_unread(self, seq: Sequence) -> None:
         """Give back the blocks that lie wholly before what the next query reads."""
         for g in self.dropping:
-            group, table = self.groups[g], seq.block_table[g]
-            end = min(num_skipped_tokens(group, seq.num_settled_tokens) // group.block_size, len(table))
-            blocks = []
-            for i in reversed(range(end)):
-                if table[i] == NULL_BLOCK and not isinstance(group, MambaGroup):
-                    break
-                if table[i] != NULL_BLOCK:
-                    blocks.append(table[i])
-                    table[i] = NULL_BLOCK
-            self.pool.give_back(blocks)
+            self._drop(seq, g)
+
+    def _drop(self, seq: Sequence, g: int) -> None:
+        group, table = self.groups[g], seq.block_table[g]
+        end = min(num_skipped_tokens(group, seq.num_settled_tokens) // group.block_size, len(table))
+        blocks = []
+        for i in reversed(range(end)):
+            if table[i] == NULL_BLOCK:
+                break
+            blocks.append(table[i])
+            table[i] = NULL_BLOCK
+        self.pool.give_back(blocks)
 
     # --- what must hold after every step ------------------------------------------------------------------------
 
@@ -507,7 +543,7 @@ class BlockManager:
         assert refs == pool.ref_counts, f"reference counts {pool.ref_counts} for {refs} tables"
         assert set(pool.free) == {b for b in range(1, pool.num_blocks) if refs[b] == 0}, "free list and counts differ"
         assert all(refs[b] <= 1 or b in pool.key_of for b in range(pool.num_blocks)), "shared, yet not findable"
-        assert {b: key for key, blocks in pool.cached.items() for b in blocks} == pool.key_of, "cache and keys differ"
+        assert pool.is_consistent, "cache and keys differ"
         cached = sum(block in pool.key_of for block in pool.free)
         used = sum(count > 0 for count in refs)
         assert (len(pool.free) - cached) + cached + used == self.num_usable_blocks, "free + cached + used != total"

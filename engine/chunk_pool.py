@@ -1,4 +1,4 @@
-"""Which chunk of a tier holds what: one pool, pins of copies under way, and an order of eviction.
+"""The chunks of a KV tier: contents, pins for copies in flight, and the eviction order.
 
 Rules as in vLLM 0.33.0 (`v1/kv_offload/cpu/manager.py` and its policies), checked step by step against its scheduler.
 """
@@ -16,7 +16,7 @@ Lookup = Literal["hit", "pending", "miss"]
 
 @dataclass(slots=True)
 class Chunk:
-    """A place in the tier; num_readers is -1 while it is being written."""
+    """A chunk of the tier; num_readers is -1 while it is being written."""
 
     place: int
     num_readers: int = -1
@@ -29,7 +29,7 @@ class Chunk:
 
 @dataclass(eq=False, slots=True)
 class Access:
-    """What one request has read and written: an access of the whole prefix is counted once, when it ends.
+    """Chunks that one request has read and written; counted as one access when the request ends.
 
     positions  tokens of the request up to the end of a chunk
     """
@@ -43,12 +43,12 @@ class Access:
     is_finished: bool = False
 
     def in_order(self) -> list[BlockKey]:
-        """What was seen, from the first token on; of one position the first group's first."""
+        """The chunks in order of position, then of group."""
         return sorted(self.seen, key=lambda key: (self.positions[key], key[1]))
 
 
 class Policy(Protocol):
-    """The chunks, and which of them goes first."""
+    """The chunks and their eviction order."""
 
     chunks: dict[BlockKey, Chunk]
 
@@ -63,7 +63,7 @@ class Policy(Protocol):
 
 
 class LRU:
-    """Least recently used first; of one request the end before the beginning.
+    """Least recently used first; within a request, the end of the prefix before its beginning.
 
     A request in progress has one rank for all its chunks; when it ends each gets one of its own, the first the latest.
     """
@@ -84,7 +84,7 @@ class LRU:
         self._evictable.discard(key)
 
     def missed(self, keys: Iterable[BlockKey]) -> None:
-        """Nothing is learned from what is not there."""
+        """LRU ignores misses."""
 
     def accessed(self, keys: Iterable[BlockKey], access: Access) -> None:
         request = self._rank_of(access)
@@ -107,7 +107,7 @@ class LRU:
         self._push(key)
 
     def evict(self, n: int, protected: Collection[BlockKey]) -> list[tuple[BlockKey, Chunk]] | None:
-        """The n chunks that go first, none of them protected; None, and nothing changed, when there are fewer."""
+        """Evict the n first unprotected chunks; None, with nothing changed, if there are fewer."""
         chosen: dict[BlockKey, None] = {}
         popped = []
         while self._heap and len(chosen) < n:
@@ -147,7 +147,7 @@ class LRU:
 
 
 class ARC:
-    """Chunks used once and chunks used again, and how many of the first are kept follows what is missed afterwards."""
+    """Adaptive replacement: one list of chunks used once, one of chunks used again; misses shift the balance."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -180,7 +180,7 @@ class ARC:
                 self._again_gone.move_to_end(key)
 
     def accessed(self, keys: Iterable[BlockKey], access: Access) -> None:
-        """An access counts when its request ends."""
+        """Does nothing: an access is counted when its request ends."""
 
     def finished(self, access: Access) -> None:
         for key in reversed(access.in_order()):
@@ -193,13 +193,13 @@ class ARC:
                 self._again.move_to_end(key)
 
     def pinned(self, key: BlockKey) -> None:
-        """Pins are read off the chunks."""
+        """Does nothing: the chunks themselves count pins."""
 
     def unpinned(self, key: BlockKey) -> None:
-        """Pins are read off the chunks."""
+        """Does nothing: the chunks themselves count pins."""
 
     def evict(self, n: int, protected: Collection[BlockKey]) -> list[tuple[BlockKey, Chunk]] | None:
-        """As LRU's."""
+        """As in LRU."""
         once = (key for key in self._once if self.chunks[key].num_readers == 0 and key not in protected)
         again = (key for key in self._again if self.chunks[key].num_readers == 0 and key not in protected)
         num_once, chosen = len(self._once), list[BlockKey]()
@@ -225,7 +225,7 @@ class ARC:
 
 @dataclass(slots=True)
 class ChunkPool:
-    """A tier's chunks: found by key, pinned while they are copied, evicted when others need the room.
+    """A tier's chunks: looked up by key, pinned while being copied, evicted to make room.
 
     store_threshold  a chunk is kept from its so-manieth request on
     """
@@ -241,7 +241,7 @@ class ChunkPool:
 
     @property
     def num_resident(self) -> int:
-        """Chunks that hold something, or are being written."""
+        """Chunks with contents, including those being written."""
         return self._num_given - len(self._free)
 
     def lookup(self, key: BlockKey) -> Lookup:
@@ -251,7 +251,7 @@ class ChunkPool:
         return "hit" if chunk.is_ready else "pending"
 
     def pin(self, keys: Collection[BlockKey], access: Access | None = None) -> list[int]:
-        """The places of chunks that are to be read, for a request or to be written on; they stay until unpin()."""
+        """Pin chunks for reading and return their slots; they stay until unpin()."""
         chunks = [self.policy.chunks[key] for key in keys]
         for key, chunk in zip(keys, chunks, strict=True):
             if chunk.num_readers == 0:
@@ -264,7 +264,7 @@ class ChunkPool:
         return [chunk.place for chunk in chunks]
 
     def unpin(self, keys: Iterable[BlockKey]) -> None:
-        """Chunks have been read."""
+        """Unpin chunks after reading."""
         for key in keys:
             chunk = self.policy.chunks[key]
             chunk.num_readers -= 1
@@ -274,7 +274,7 @@ class ChunkPool:
     def reserve(
         self, keys: list[BlockKey], access: Access, protected: Iterable[BlockKey] = ()
     ) -> dict[BlockKey, int] | None:
-        """Places for those of these chunks that are not here and are to be; None when no room can be made for them.
+        """Reserve slots for those of the chunks that are not stored yet; None if no room can be made.
 
         protected  what does not make room, beside these chunks themselves
         """
@@ -301,7 +301,7 @@ class ChunkPool:
         return {key: chunks[key].place for key in missing}
 
     def stored(self, keys: Iterable[BlockKey]) -> None:
-        """Chunks have been written."""
+        """Mark chunks as written."""
         for key in keys:
             chunk = self.policy.chunks[key]
             chunk.num_readers = 0
@@ -309,7 +309,7 @@ class ChunkPool:
             self._settle(key, chunk)
 
     def drop(self, keys: Iterable[BlockKey]) -> None:
-        """Forget chunks whose contents are wrong, now or when their copies have ended."""
+        """Drop chunks with bad contents, now or when their copies end."""
         for key in keys:
             chunk = self.policy.chunks.get(key)
             if chunk is not None and chunk.num_readers == 0:
@@ -319,13 +319,13 @@ class ChunkPool:
                 chunk.is_doomed = True
 
     def finish(self, access: Access) -> None:
-        """A request has ended: what it read and wrote counts as used now."""
+        """Count a finished request's chunks as used now."""
         if not access.is_finished:
             access.is_finished = True
             self.policy.finished(access)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError unless places and counts add up."""
+        """Raise AssertionError unless slots and counts add up."""
         chunks = list(self.policy.chunks.values())
         places = [chunk.place for chunk in chunks]
         assert len(set(places)) == len(places) == self.num_resident, "two chunks in one place, or a place lost"
@@ -334,7 +334,7 @@ class ChunkPool:
         assert not set(places) & set(self._free), "a free place is in use"
 
     def _settle(self, key: BlockKey, chunk: Chunk) -> None:
-        """Nobody copies the chunk any more."""
+        """Handle the end of a chunk's last copy."""
         if chunk.is_doomed:
             self._remove(key, chunk)
         else:
@@ -346,7 +346,7 @@ class ChunkPool:
         self._free.append(chunk.place)
 
     def _make_room(self, n: int, protected: set[BlockKey]) -> bool:
-        """Evict until n places are free; protected chunks stay."""
+        """Evict unprotected chunks until n slots are free."""
         missing = n - (len(self._free) + self.num_chunks - self._num_given)
         if missing <= 0:
             return True
@@ -370,7 +370,7 @@ class ChunkPool:
             self.policy.accessed(fresh, access)
 
     def _count(self, keys: list[BlockKey]) -> None:
-        """One more request has these chunks; the counts of those that none had for long are forgotten."""
+        """Count one more request for each chunk, and drop the counts of chunks not requested for long."""
         for key in keys:
             self._counts[key] = self._counts.get(key, 0) + 1
             self._counts.move_to_end(key)

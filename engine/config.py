@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Literal, TypeGuard
 
 from engine.draft_rules import SpeculativeConfig
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import SettingError, UsageError
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -18,7 +18,8 @@ DEFAULT_NUM_SEQS = 256
 
 def _check(owner: str, name: str, ok: bool, value: object, need: str) -> None:
     if not ok:
-        raise UsageError(f"{owner}: {name} must be {need} ({value!r})")
+        shown = repr(value).replace("{", "{{").replace("}", "}}")
+        raise SettingError(owner, (name,), f"must be {need} ({shown})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class EngineConfig:
     kv_offloading_size      GiB of host memory that prompts' blocks are kept in; None: none
     kv_offloading_dir       where files keep them too; kv_offloading_disk_size: GiB of those
     async_scheduling        schedule and launch a step while the one before runs; None: on a GPU, without speculation
+                            and stages
+    pipeline_parallel_size  stages of layers, each on tensor_parallel_size ranks; as many batches are in flight
+    pp_layer_partition      layers of each stage, "20,22"; None: as even as vLLM has them
     speculative_config      guess tokens and check several at a time; None: not
     """
 
@@ -59,6 +63,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    pp_layer_partition: str | None = None
     allocator: Literal["paged", "contiguous", "static"] = "paged"
     backend: Literal["auto", "triton", "torch"] = "auto"
     load_format: Literal["auto", "dummy"] = "auto"
@@ -80,14 +86,16 @@ class EngineConfig:
         def need(name: str, ok: bool, what: str) -> None:
             _check("EngineConfig", name, ok, getattr(self, name), what)
 
-        for name in ("block_size", "max_num_batched_tokens", "tensor_parallel_size"):
+        for name in ("block_size", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size"):
             need(name, _is_count(getattr(self, name)), "a whole number of at least 1")
         for name in ("max_num_seqs", "num_blocks", "max_model_len", "memory_limit"):
             need(name, getattr(self, name) is None or _is_count(getattr(self, name)), "a whole number of at least 1")
         if self.max_num_batched_tokens < self.num_seqs:  # a running sequence could wait for ever
-            raise UsageError(
-                f"EngineConfig: max_num_batched_tokens ({self.max_num_batched_tokens}) must be greater than or equal "
-                f"to max_num_seqs ({self.max_num_seqs}); raise it, or lower max_num_seqs"
+            raise SettingError(
+                "EngineConfig",
+                ("max_num_batched_tokens", "max_num_seqs"),
+                f"({self.max_num_batched_tokens}) must be greater than or equal to {{1}} ({self.max_num_seqs})",
+                "raise it, or lower {1}",
             )
         need("num_blocks", self.num_blocks is None or self.num_blocks >= 2, "at least 2: block 0 holds nothing")
         for name in ("gpu_memory_utilization", "kv_scale", "watermark"):
@@ -105,20 +113,28 @@ class EngineConfig:
         need("async_scheduling", self.async_scheduling is None or isinstance(self.async_scheduling, bool),
              "True, False or None")  # fmt: skip
         self._check_offloading(need)
+        self._check_stages(need)
         need("speculative_config", self.speculative_config is None or isinstance(self.speculative_config,
              SpeculativeConfig), "a SpeculativeConfig or None")  # fmt: skip
         if self.speculative_config is not None and self.async_scheduling:
-            raise UsageError(
-                "EngineConfig: async_scheduling and speculative_config exclude each other here: a step's drafts are "
-                "guessed from the tokens of the one before; leave one out"
+            raise SettingError(
+                "EngineConfig",
+                ("async_scheduling", "speculative_config"),
+                "cannot be combined: a step's drafts are made from the tokens of the one before",
+                "use only one",
+                both=True,
             )
         if self.speculative_config is not None and self.kv_offloading_size is not None:
-            raise UsageError(
-                "EngineConfig: kv_offloading_size and speculative_config exclude each other here: a draft's KV is not "
-                "kept beside the model's; leave one out"
+            raise SettingError(
+                "EngineConfig",
+                ("kv_offloading_size", "speculative_config"),
+                "cannot be combined: a draft's KV is not kept with the model's",
+                "use only one",
+                both=True,
             )
         if self.speculative_config is not None and self.allocator != "paged":
-            raise UsageError("EngineConfig: speculative_config needs the paged allocator; leave one of them out")
+            names = ("speculative_config", "allocator")
+            raise SettingError("EngineConfig", names, "needs the paged {1}", "use only one")
         for name, known in (
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
@@ -129,24 +145,48 @@ class EngineConfig:
         ):
             need(name, getattr(self, name) in known, f"one of {', '.join(known)}")
 
+    def _check_stages(self, need: Callable[[str, bool, str], None]) -> None:
+        """Refuse what stages are not combined with."""
+        partition = self.pp_layer_partition
+        is_list = isinstance(partition, str) and all(text.strip().isdecimal() for text in partition.split(","))
+        need("pp_layer_partition", partition is None or is_list, 'numbers of layers, such as "20,22", or None')
+        if self.pipeline_parallel_size == 1:
+            if partition is not None:
+                names = ("pp_layer_partition", "pipeline_parallel_size")
+                raise SettingError("EngineConfig", names, "needs several stages", "set {1} too")
+            return
+        for name, is_set, remedy in (
+            ("async_scheduling", self.async_scheduling is True, "set it to False"),
+            ("speculative_config", self.speculative_config is not None, "remove it"),
+            ("kv_offloading_size", self.kv_offloading_size is not None, "remove it"),
+            ("max_loras", self.max_loras > 0, "run without adapters"),
+        ):
+            if is_set:
+                problem = "cannot be combined with {1} above 1, which the engine does not run with it"
+                raise SettingError("EngineConfig", (name, "pipeline_parallel_size"), problem, remedy)
+
     def _check_offloading(self, need: Callable[[str, bool, str], None]) -> None:
         """Refuse sizes that are none, and files without memory before them or without a size."""
+        owner = "EngineConfig"
         for name in ("kv_offloading_size", "kv_offloading_disk_size"):
             value = getattr(self, name)
             need(name, value is None or (_is_number(value) and value > 0), "a number of GiB above 0, or None")
         need("kv_offloading_dir", self.kv_offloading_dir is None or isinstance(self.kv_offloading_dir, str), "a path")
         if (self.kv_offloading_dir is None) != (self.kv_offloading_disk_size is None):
-            raise UsageError("EngineConfig: kv_offloading_dir and kv_offloading_disk_size go together; give both")
+            names = ("kv_offloading_dir", "kv_offloading_disk_size")
+            raise SettingError(owner, names, "go together", "set both", both=True)
         if self.kv_offloading_dir is not None and self.kv_offloading_size is None:
-            raise UsageError("EngineConfig: kv_offloading_dir needs memory that its files are read into; give "
-                             "kv_offloading_size too")  # fmt: skip
+            names = ("kv_offloading_dir", "kv_offloading_size")
+            raise SettingError(owner, names, "needs memory that its files are read into", "give {1} too")
         if self.kv_offloading_dir is not None and self.max_loras:
-            raise UsageError("EngineConfig: kv_offloading_dir keeps the base model's KV only: an adapter's could be "
-                             "another's of its name; leave out max_loras or the directory")  # fmt: skip
+            problem = "keeps the base model's KV only: an adapter's could be another's of its name"
+            raise SettingError(owner, ("kv_offloading_dir", "max_loras"), problem, "remove {1} or the directory")
         if self.kv_offloading_size is not None and self.tensor_parallel_size > 1:
-            raise UsageError("EngineConfig: kv_offloading_size works on one rank only; set tensor_parallel_size 1")
+            names = ("kv_offloading_size", "tensor_parallel_size")
+            raise SettingError(owner, names, "works on one rank only", "set {1} 1")
         if self.kv_offloading_size is not None and self.allocator != "paged":
-            raise UsageError(f"EngineConfig: kv_offloading_size needs allocator 'paged' ({self.allocator!r})")
+            names = ("kv_offloading_size", "allocator")
+            raise SettingError(owner, names, f"needs {{1}} 'paged' ({self.allocator!r})")
 
     @property
     def num_seqs(self) -> int:
@@ -154,7 +194,12 @@ class EngineConfig:
         return self.max_num_seqs or min(DEFAULT_NUM_SEQS, self.max_num_batched_tokens)
 
     def batches_in_flight(self, device_type: str) -> int:
-        """Steps scheduled and not yet taken in, at most; a CPU, host and device in one, gains nothing by a second."""
+        """Steps scheduled and not yet taken in, at most: one per stage, so that all work.
+
+        Beside them another one is for a GPU: a CPU, host and device in one, gains nothing by it.
+        """
+        if self.pipeline_parallel_size > 1:
+            return self.pipeline_parallel_size
         by_default = device_type == "cuda" and self.speculative_config is None
         is_async = by_default if self.async_scheduling is None else self.async_scheduling
         return 2 if is_async else 1
@@ -177,6 +222,7 @@ class SamplingParams:
                         names, is kept
     ignore_eos          the model's own end token does not end it
     logprobs            log-probabilities of this many most likely tokens (and of the chosen one) at every step
+    prompt_logprobs     the same of each prompt token after the first; the prefix cache is not read for them
     repetition_penalty  1: none; presence_penalty, frequency_penalty: 0: none
     logit_bias          what is added to the logits of these tokens, from -100 to 100, before penalties
     """
@@ -191,6 +237,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -212,14 +259,15 @@ class SamplingParams:
             need(name, all(map(is_one, getattr(self, name))), what)
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             need(name, _is_number(getattr(self, name)), "a finite number")
-        for name in ("seed", "logprobs"):
+        for name in ("seed", "logprobs", "prompt_logprobs"):
             need(name, getattr(self, name) is None or _is_whole(getattr(self, name)), "a whole number")
         need("temperature", self.temperature >= 0, "at least 0")
         need("top_k", _is_whole(self.top_k) and self.top_k >= -1, "a whole number of at least -1")
         need("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         need("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
         need("max_tokens", _is_count(self.max_tokens), "a whole number of at least 1")
-        need("logprobs", self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS, f"from 0 to {MOST_LOGPROBS}")
+        for name, num in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            need(name, num is None or 0 <= num <= MOST_LOGPROBS, f"from 0 to {MOST_LOGPROBS}")
         need("repetition_penalty", self.repetition_penalty > 0, "above 0")
         for name in ("presence_penalty", "frequency_penalty"):
             need(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")

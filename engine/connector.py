@@ -1,4 +1,4 @@
-"""The seam to KV memory beyond the device: what a scheduler asks of it, and what it gives a worker to copy."""
+"""The seam to KV memory beyond the device: the scheduler's questions, and the copies it orders."""
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ FileCopy = tuple[tuple[BlockKey, int], ...]  # chunks, and their places in memor
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Chunks of a tier and the device's blocks that they are copied from or to.
+    """Chunks of a tier, and the device blocks that they are copied from or to.
 
     chunks  places in the tier, and of each the blocks in order, NULL_BLOCK where nothing is copied
     """
@@ -22,13 +22,13 @@ class Transfer:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the device that are copied."""
+        """Device blocks to copy."""
         return sum(block != 0 for _, blocks in self.chunks for block in blocks)
 
 
 @dataclass(eq=False, slots=True)
 class Transfers:
-    """What a step begins to copy, by job number.
+    """Copies that a step starts, by job number.
 
     stores   from the device, once the step has run
     loads    to the device, at once
@@ -47,17 +47,17 @@ NO_TRANSFERS = Transfers()
 
 
 class Connector(Protocol):
-    """The scheduler's side of a tier: which tokens it can bring back, and what each step copies."""
+    """The scheduler's side of a tier: which tokens it can load, and what each step copies."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a copy is under way, or a request has ended that plan() was not asked about."""
+        """True if a copy is in flight, or a request has ended since the last plan()."""
 
     def add(self, seq: Sequence) -> None:
-        """A sequence is queued."""
+        """Register a queued sequence."""
 
     def match(self, seq: Sequence, num_tokens: int) -> int | None:
-        """Tokens after the first num_tokens that can be loaded; None: not known yet, ask at the next step."""
+        """Number of tokens after the first num_tokens that can be loaded; None if not known before the next step."""
 
     def load(self, seq: Sequence, num_tokens: int, num_loaded: int) -> None:
         """Load num_loaded tokens after the first num_tokens into the sequence's tables, which have room for them."""
@@ -65,16 +65,16 @@ class Connector(Protocol):
     def plan(
         self, num_tokens: Mapping[Sequence, int], new: Iterable[Sequence], preempted: Iterable[Sequence]
     ) -> Transfers:
-        """What to copy in a step that was just scheduled; `new` have a table of their own since this step."""
+        """Copies for a step that was just scheduled; `new` are the sequences admitted in it."""
 
     def finish(self, seq: Sequence) -> None:
-        """A sequence has ended; its blocks are about to be given back."""
+        """Handle the end of a sequence, whose blocks are about to be freed."""
 
     def distrust(self, seqs: Iterable[Sequence]) -> None:
-        """What these sequences have stored is wrong."""
+        """Invalidate what these sequences have stored."""
 
     def complete(self, jobs: Iterable[int], unread: Container[BlockKey] = ()) -> list[Sequence]:
-        """These jobs are done; returns the sequences whose load is, also of those that have ended meanwhile.
+        """Complete jobs; returns the sequences whose loads are done, including sequences that have ended.
 
         unread  chunks that a fetch has not brought: their file was gone or damaged
         """

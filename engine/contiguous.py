@@ -1,4 +1,4 @@
-"""Memory as before paged attention: each request is given room for max_model_len tokens, in one piece, at admission."""
+"""Memory as before paged attention: each request reserves max_model_len contiguous tokens at admission."""
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
@@ -10,7 +10,7 @@ from engine.sequence import Sequence
 
 
 def num_reserved_blocks(group: Group, max_model_len: int) -> int:
-    """Blocks that one sequence keeps in a group from admission to its end; windows give none back."""
+    """Blocks that one sequence reserves in a group from admission to its end; windows free none."""
     match group:
         case FullGroup(block_size=size) | WindowGroup(block_size=size) | ChunkedGroup(block_size=size):
             return cdiv(max_model_len, size)
@@ -28,6 +28,7 @@ class ContiguousManager:
     """
 
     enable_prefix_caching = False
+    cuts_chunks = False
 
     def __init__(self, num_blocks: int, groups: tuple[Group, ...], *, max_model_len: int) -> None:
         self.groups = groups
@@ -49,8 +50,19 @@ class ContiguousManager:
 
     @property
     def usage(self) -> float:
-        """Reserved part of the pool, whether or not anything is stored there yet."""
+        """Reserved fraction of the pool, whether or not it is filled."""
         return 1 - self.num_free_blocks / self.num_usable_blocks
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Does nothing: no block is copied."""
+
+    def end_step(self) -> list[tuple[int, int]]:
+        return []
+
+    def cut(self, seq: Sequence, start: int, n: int, max_tokens: int) -> int:
+        return n
 
     # --- the prefix cache, which there is none of ---------------------------------------------------------------
 
@@ -58,21 +70,21 @@ class ContiguousManager:
         return PrefixHit(0, tuple(() for _ in self.groups))
 
     def cache_full_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Nothing to remember."""
+        """Does nothing: there is no prefix cache."""
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Nothing is offered to others."""
+        """Does nothing: blocks are never shared."""
 
     def forget(self, seq: Sequence, num_computed_tokens: int) -> None:
-        """Nothing was promised."""
+        """Does nothing: blocks are never shared."""
 
     # --- tables -------------------------------------------------------------------------------------------------
 
-    def num_needed(self, hit: PrefixHit, num_tokens: int) -> int:
+    def num_needed(self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None) -> int:
         """Free blocks that a waiting sequence takes: a whole region, however short it is."""
         return self.region_len
 
-    def num_reserved(self, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
+    def num_reserved(self, seq: Sequence, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
         return self.region_len
 
     def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None) -> None:
@@ -82,7 +94,7 @@ class ContiguousManager:
         seq.num_cached_blocks = [0] * len(self.groups)
 
     def grow(self, seq: Sequence, num_tokens: int, num_slots: int | None = None) -> bool:
-        """Always: there is room for max_model_len tokens since admission."""
+        """True: admission reserved max_model_len tokens."""
         return True
 
     def release(self, seq: Sequence) -> None:

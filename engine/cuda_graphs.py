@@ -20,7 +20,7 @@ SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 
 
 def sizes_for(max_num_seqs: int) -> tuple[int, ...]:
-    """The sizes that batches of up to max_num_seqs need; larger batches than the largest run without a graph."""
+    """Capture sizes for batches of up to max_num_seqs; larger batches run without a graph."""
     largest = next((size for size in SIZES if size >= max_num_seqs), SIZES[-1])
     return tuple(size for size in SIZES if size <= largest)
 
@@ -78,7 +78,7 @@ class DecodeGraphs:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the tensors that all graphs read and write."""
+        """Bytes of the tensors that all graphs read and write."""
         return nbytes([self.inputs, self.query_start, self.last_tokens, self.hidden, *self.block_tables])
 
     def __call__(self, arrays: BatchArrays) -> torch.Tensor | None:
@@ -98,7 +98,7 @@ class DecodeGraphs:
         return Layout.of(((size,), "int64"), ((size,), "int64"), ((size,), "int32"), *slots, *works)
 
     def _write(self, arrays: BatchArrays, size: int) -> None:
-        """Bring a step's numbers to the device, all but the block tables in one copy.
+        """Copy a step's inputs to the device, all but the block tables in one copy.
 
         Rows behind them are not there: no tokens, and a slot that nothing is written to.
         """
@@ -146,13 +146,13 @@ class DecodeGraphs:
 
 
 def _fill(place: np.ndarray[Any, Any], values: np.ndarray[Any, Any], filler: int) -> None:
-    """The values, and the filler behind them."""
+    """The values, padded with filler."""
     place[: len(values)] = values
     place[len(values) :] = filler
 
 
 def _nobody(num_groups: int) -> BatchArrays:
-    """A step of no sequences."""
+    """An empty step."""
     longs, ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
     return BatchArrays(
         seqs=[], num_decodes=0, token_ids=longs, positions=longs, context_lens=ints, query_start=ints,
@@ -161,7 +161,7 @@ def _nobody(num_groups: int) -> BatchArrays:
 
 
 def capture(run: Callable[[], None], pool: object) -> Callable[[], None]:
-    """Record what run() launches on the GPU, which has run before; returns what launches it again."""
+    """Record the kernels that run() launches (it has run before); returns a function that replays them."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type] # what graph_pool_handle() gives
@@ -171,7 +171,7 @@ def capture(run: Callable[[], None], pool: object) -> Callable[[], None]:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect now and not inside `with`: what is freed may call the driver, which spoils a recording."""
+    """Collect garbage now, not inside `with`: freeing may call the driver and break the capture."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

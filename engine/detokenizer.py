@@ -22,7 +22,7 @@ class Detokenizer:
         self._stream = self._new_stream()
 
     def step(self, token_id: int) -> str:
-        """The text that a token completes; "" while a letter is only begun."""
+        """The text that a token completes; "" while a character is incomplete."""
         try:
             text = self._stream.step(self._tokenizer, token_id) or ""
         except Exception:  # the library's own: with byte fallback, a stray byte changes how letters before it read
@@ -35,7 +35,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What is left of a letter that was cut off, as replacement characters; "" when nothing is."""
+        """An incomplete last character, as replacement characters; "" if there is none."""
         rest = self._token_ids[self._num_read :]
         if not rest:
             return ""

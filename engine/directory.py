@@ -1,4 +1,4 @@
-"""What a Hugging Face directory says beside its weights: the model, its tokenizer, and which tokens end a text."""
+"""The files of a Hugging Face directory other than weights: config, tokenizer, end-of-text tokens."""
 
 import json
 from pathlib import Path
@@ -38,9 +38,12 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
         if not path.exists():
             continue
         try:
-            stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
-            raise InvalidInputError(f"{path}: is not a JSON object ({error})") from error
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise InvalidInputError(f"{path}: is not JSON ({error})") from error
+        if not isinstance(config, dict):
+            raise InvalidInputError(f"{path}: is not a JSON object ({config!r:.60})")
+        stated = config.get("eos_token_id")
         if stated is not None:
             ids = stated if isinstance(stated, list) else [stated]
             if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):

@@ -38,7 +38,7 @@ class Row:
 
 
 class DraftModel:
-    """Proposes as engine/proposer.py has it, and stands beside a model as engine/model_runner.py has it."""
+    """A Proposer (engine/proposer.py) that is also a Companion model (engine/model_runner.py)."""
 
     def __init__(self, model: ModelSpec | str | Path, load_format: str, seed: int) -> None:
         """model  a directory with weights, or a ModelSpec where they are random"""
@@ -63,7 +63,7 @@ class DraftModel:
             )
 
     def _check(self, runner: ModelRunner) -> None:
-        """Refuse what cannot draft for this model."""
+        """Refuse a model that cannot draft for this one."""
         spec, name = self.spec, f"speculative_config: {self.spec.name}"
         if spec.vocab_size != runner.spec.vocab_size:
             raise UsageError(
@@ -76,7 +76,7 @@ class DraftModel:
                 "lower max_model_len"
             )
         kinds = {type(group.rule) for group in (*group_layers(spec, 1), *runner.groups)}
-        if kinds != {FullGroup} or len(runner.groups) != 1:
+        if kinds != {FullGroup} or len(runner.groups) != 1 or spec.has_states:
             raise UnsupportedModelError(
                 f"{name} and {runner.spec.name}: a draft model works where every layer of both keeps all tokens; "
                 "use the method ngram"
@@ -99,12 +99,12 @@ class DraftModel:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Of its KV."""
+        """Tensors of its KV cache."""
         return self.kv.tensors
 
     @torch.inference_mode()
     def profile(self, largest: BatchArrays) -> int:
-        """Most bytes that a step holds beside the weights; every kernel is compiled that serving may launch."""
+        """Peak bytes of a step without weights; compiles every kernel that serving may launch."""
         runner = self._runner
         self.allocate(1)
         step = replace(largest, logit_tokens=None)
@@ -172,7 +172,7 @@ class DraftModel:
         return step_tensors(arrays, self._runner.device, None, *self._plan)
 
     def _guess(self, step: StepTensors) -> torch.Tensor:
-        """[num_rows] the most likely token behind each of the step's last tokens."""
+        """[num_rows] the most likely next token of each row."""
         hidden = self.model.forward(step, self.kv)[step.last_tokens]
         token_ids = self.model.logits(hidden).argmax(dim=-1)
         self._runner.tp.broadcast(token_ids)  # ranks must agree

@@ -1,10 +1,10 @@
-"""How a user asks for speculation, and what a method asks of the scheduler, as vLLM 0.33.0 derives it."""
+"""The speculative config, and what a method needs of the scheduler, as vLLM 0.33.0 derives it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
@@ -16,7 +16,7 @@ READS_HIDDEN_STATES = ("eagle", "eagle3", "mtp")  # run on what the model comput
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """How the engine guesses, by vLLM's names.
+    """The speculation settings, with vLLM's names.
 
     method                  "ngram": what followed the last tokens before; "draft_model": what a small model says
     num_speculative_tokens  guessed at a time, at most
@@ -34,7 +34,8 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
             if not ok:
-                raise UsageError(f"speculative_config: {name} must be {what} ({getattr(self, name)!r:.80})")
+                shown = f"{getattr(self, name)!r:.80}".replace("{", "{{").replace("}", "}}")
+                raise SettingError("speculative_config", (name,), f"must be {what} ({shown})")
 
         need("method", self.method in DRAFT_METHODS, " or ".join(DRAFT_METHODS))
         need("num_speculative_tokens", _is_count(self.num_speculative_tokens), "a whole number of at least 1")
@@ -47,7 +48,7 @@ class SpeculativeConfig:
 
     @property
     def lookup(self) -> tuple[int, int]:
-        """The shortest and the longest ending that is looked for."""
+        """The shortest and longest n-gram to look up."""
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         return low or high or DEFAULT_LOOKUP, high or low or DEFAULT_LOOKUP
 
@@ -61,7 +62,7 @@ def _is_count(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DraftRules:
-    """How drafts bear on scheduling.
+    """The effects of drafts on scheduling.
 
     num_drafts         tokens guessed at a time, at most
     lookahead          slots of KV past the scheduled tokens, in which a drafter with KV writes its guesses
@@ -83,7 +84,7 @@ class DraftRules:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Drafts checked since the start, as vLLM counts them."""
+    """Drafts verified since the start, as vLLM counts them."""
 
     num_drafts: int = 0  # times that a sequence had drafts in a batch
     num_draft_tokens: int = 0
@@ -92,7 +93,7 @@ class SpeculationStats:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """All of them, in this order."""
+        """All counters, in this order."""
         return self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, *self.accepted_per_position
 
     def count(self, num_drafts: int, num_accepted: int) -> None:

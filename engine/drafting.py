@@ -1,4 +1,4 @@
-"""Scheduling with drafts: a proposer guesses, the model checks all guesses in one step, and what fails is undone.
+"""Scheduling with drafts: the model verifies all of a sequence's drafts in one step; rejected ones are undone.
 
 Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `config/speculative.py`), checked step by step against it.
 """
@@ -23,15 +23,16 @@ def scheduler_of(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, 
 
 
 class DraftingScheduler(Scheduler):
-    """Schedules proposed tokens behind the known ones, and takes back what the model did not agree with.
+    """Schedules draft tokens after the known ones, and takes back those that the model rejects.
 
     Between batches a sequence's `draft_ids` are what `propose` gave it (with async scheduling: as many unknown ones as
     the device is about to guess). A batch that has drafts of a sequence yields 1 to 1 + drafts tokens for it.
     """
 
     def __init__(self, config: SchedulerConfig, rules: DraftRules, num_blocks: int, groups: tuple[Group, ...]) -> None:
-        """Raises UsageError for layers with a recurrent state, which a rejected draft would have changed."""
-        if any(isinstance(group, MambaGroup) for group in groups):
+        """Raises UsageError for layers whose recurrent state a rejected draft would have changed."""
+        states = [group for group in groups if isinstance(group, MambaGroup)]
+        if any(group.num_speculative_blocks < rules.num_drafts for group in states):
             raise UsageError("speculation: layers with a recurrent state cannot take a draft back; serve without it")
         super().__init__(config, num_blocks, groups)
         self.rules = rules
@@ -80,7 +81,7 @@ class DraftingScheduler(Scheduler):
         return self.update_several(batch, {request_id: (token,) for request_id, token in sampled.items()})
 
     def update_several(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
-        """Apply a batch's tokens, by request id: the drafts that held, then one more; returns who finished."""
+        """Apply a batch's tokens by request id: accepted drafts, then one more; returns the finished sequences."""
         stale = self._settle(batch)
         done: list[Sequence] = []
         for seq in batch.samples:
@@ -103,7 +104,7 @@ class DraftingScheduler(Scheduler):
         return done
 
     def propose(self, drafts: Mapping[Sequence, Several[int]]) -> None:
-        """What to check next, by sequence: after a batch was applied and before the next is scheduled."""
+        """Set the drafts to verify next, by sequence, after a batch was applied and before the next is scheduled."""
         for seq, token_ids in drafts.items():
             if seq.status == "running":
                 seq.draft_ids = () if seq.is_prefill_chunk else tuple(token_ids)
@@ -122,7 +123,7 @@ class DraftingScheduler(Scheduler):
         return stale
 
     def _append_several(self, seq: Sequence, tokens: Iterable[int]) -> int:
-        """Append tokens until one ends the sequence; how many were taken."""
+        """Append tokens until one ends the sequence; returns how many."""
         num_taken = 0
         for token in tokens:
             seq.append(token, self.config.max_model_len)
@@ -144,7 +145,10 @@ class DraftingScheduler(Scheduler):
         size = 1 + self.rules.num_drafts
         if self._holds_prefills or size > batch.budget:
             return None
-        return self._capped(size)
+        n = self._capped(size)
+        if self.blocks.cuts_chunks and self._chunk(seq, hit.num_tokens, n, batch) < size:
+            n = 1  # a block's end cuts fillers off
+        return self._with_inputs(seq, hit.num_tokens, n, batch)
 
     def _is_padded(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> bool:
         """A sequence that lacks one token gets fillers for drafts beside others' decodes: a batch of one shape."""

@@ -28,15 +28,17 @@ from engine.request import (
     prompt_token_ids,
     stop_token_ids,
 )
-from engine.resolve import device, max_model_len, scheduler_config, weight_source
+from engine.resolve import check_states, device, max_model_len, scheduler_config, weight_source
 from engine.sampler import TokenLogprobs
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 from engine.speculation import companions_of, sampling_of
+from engine.stages import StageRunner
+from engine.state_slots import with_room_for_states
 from engine.stats import Counters, Stats
-from engine.tiers import Tiers
+from engine.tier_setup import disk_of, tiers_of
 from engine.tp import join
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import SettingError, UsageError
 from kvplan.models.spec import ModelSpec
 
 
@@ -61,24 +63,28 @@ class Engine:
         Raises UnsupportedModelError for what it cannot run, InvalidInputError for damaged files, EnvironmentProblem
         for a device that is missing or too small.
         """
-        self.config = config = config or EngineConfig()
-        self.device = device(config.device, config.tensor_parallel_size)
+        config = config or EngineConfig()
+        self.device = device(config.device, config.tensor_parallel_size * config.pipeline_parallel_size)
         directory = None if isinstance(spec_or_dir, ModelSpec) else Path(spec_or_dir)
         self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else read_spec(Path(spec_or_dir))
+        check_states(self.spec, config)
+        self.config = config = with_room_for_states(self.spec, config)
         self.max_model_len = max_model_len(self.spec, config.max_model_len)
-        self.tp = tp = join(config.tensor_parallel_size, self.device)
+        self.tp = tp = join(config.tensor_parallel_size, self.device, config.pipeline_parallel_size)
         source = weight_source(directory, config, self.device)
-        others = companions_of(config)
-        self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage, others)
+        others, disk = companions_of(config), disk_of(self.spec, config, tp, directory)
+        runner = ModelRunner if tp.num_stages == 1 else StageRunner
+        self.runner = runner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage, others)
         rules = tuple(group.rule for group in self.runner.groups)
         limits = scheduler_config(config, self.max_model_len, config.batches_in_flight(self.device.type))
-        self.tiers = Tiers.of(config, self.runner, directory)
+        self.tiers = tiers_of(config, self.runner, disk)
         num_blocks = self.runner.memory.num_blocks
         self.scheduler = (
             scheduler_of(limits, num_blocks, rules) if self.tiers is None else self.tiers.scheduler(limits, num_blocks)
         )
         self._sampling = sampling_of(config, self.runner, self.scheduler)
-        self._batches = BatchBuilder(rules, config.num_seqs, self.max_model_len)
+        has_states = self.spec.has_states
+        self._batches = BatchBuilder(rules, config.num_seqs, self.max_model_len, has_states=has_states)
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
         self.on_step: Callable[[Stats], None] | None = None  # called after every step
@@ -199,6 +205,9 @@ class Engine:
     ) -> Request:  # fmt: skip
         params = params or SamplingParams()
         check_biases(params, self.spec.vocab_size)
+        if params.prompt_logprobs is not None and self.config.speculative_config is not None:
+            problem = "cannot be combined with {1}"
+            raise SettingError("", ("prompt_logprobs", "speculative_config"), problem, "use only one")
         keys = () if adapter is None else self.runner.model.adapters.cache_keys(adapter)
         seq = Sequence(
             request_id or self._new_id(),
@@ -208,6 +217,7 @@ class Engine:
             extra_keys=keys if cache_salt is None else (*keys, cache_salt),
             adapter=adapter,
             stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
+            skips_cache=params.prompt_logprobs is not None,
         )
         self.scheduler.add(seq)
         request = self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
@@ -299,6 +309,7 @@ class Engine:
             bad = list(compress(seqs, sampled.is_bad))
             if bad:
                 self._contain(flight, [seq for seq in bad if seq not in flight.discarded])
+            self._receive_prompts(flight, sampled.prompts)
             rows = dict(zip(seqs, sampled.by_seq, strict=True))
             self.scheduler.update_several(batch, {seq.request_id: rows[seq][0] for seq in batch.samples})
             for seq in batch.samples:
@@ -311,6 +322,13 @@ class Engine:
         """Its request while that runs or waits; another one may have its id by now."""
         request = self._requests.get(seq.request_id)
         return request if request is not None and request.seq is seq else None
+
+    def _receive_prompts(self, flight: Flight, prompts: abc.Iterable[tuple[Sequence, int, TokenLogprobs]]) -> None:
+        """Give requests what a step says of their prompts' tokens."""
+        for seq, place, logprobs in prompts:
+            request = self._request_of(seq)
+            if request is not None and seq not in flight.discarded:
+                request.receive_prompt(place, logprobs)
 
     def _receive(self, seq: Sequence, logprobs: Several[TokenLogprobs | None]) -> None:
         """Give the sequence's new tokens to the request, if that runs or waits; most steps have one."""

@@ -1,7 +1,8 @@
 """The routed experts of a layer as a checkpoint stores them: this rank's share of the matrices, and their biases.
 
 Most checkpoints have each expert's matrices by themselves: each is loaded as a linear layer of its kind is
-(engine/quantized.py), into its place among all. gpt-oss has those of all experts in one tensor.
+(engine/quantized.py), into its place among all. gpt-oss has those of all experts in one tensor, Qwen3.5 as published
+too, laid out as they are used.
 """
 
 from collections.abc import Callable
@@ -71,6 +72,10 @@ def load(
 ) -> Experts:
     """name: of the experts in the checkpoint; scheme: how they are stored there, None for the model's dtype."""
     names = EXPERT_NAMES[facts.names]
+    if not names.fused and memory.source.dtype_of(f"{name}.{STACKED}") is not None:
+        if scheme is not None:
+            raise UnsupportedModelError(f"{name}: {scheme.kind} of experts in one tensor; the engine runs none there")
+        return Experts(*_stacked(memory, name, facts, hidden, mine), None, None)
     if not names.fused:
         return Experts(*_expert_by_expert(memory, name, facts, hidden, mine, scheme, method), None, None)
     match scheme:
@@ -142,6 +147,22 @@ def _expert_by_expert(
         stacked(lambda one: [Piece(f"{one}.{part}", inner, hidden, rows=mine) for part in (names.gate, names.up)]),
         stacked(lambda one: [Piece(f"{one}.{names.down}", hidden, inner, columns=mine)]),
     )
+
+
+# --- all experts in one tensor: Qwen3.5 -------------------------------------------------------------------------------
+
+STACKED = "gate_up_proj"
+
+
+def _stacked(memory: Memory, name: str, facts: MoeMlp, hidden: int, mine: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stored [outputs, inputs], gate rows before up rows."""
+    count, inner, local = facts.num_experts, facts.inner, mine.stop - mine.start
+    w13, w2 = memory.empty(count, 2 * local, hidden), memory.empty(count, hidden, local)
+    for i, half in enumerate((slice(0, local), slice(local, 2 * local))):
+        rows = slice(i * inner + mine.start, i * inner + mine.stop)
+        memory.source.fill(w13[:, half], f"{name}.{STACKED}", (count, 2 * inner, hidden), (ALL, rows, ALL))
+    memory.source.fill(w2, f"{name}.down_proj", (count, hidden, inner), (ALL, ALL, mine))
+    return w13, w2
 
 
 # --- all experts in one tensor: gpt-oss -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Batches that the device has been given and whose tokens are still to come; and what a bad one of them spoils."""
+"""Batches in flight on the device, and which sequences a batch with NaN logits has damaged."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from engine.speculation import CheckedAhead
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A batch that the device has been given and whose tokens are still to be taken in."""
+    """A batch that was launched and whose tokens have not been read yet."""
 
     batch: Batch
     arrays: BatchArrays
@@ -28,7 +28,7 @@ class Flight:
         return not all(seq.is_finished for seq in self.arrays.seqs)
 
     def forget_samples(self, seqs: Iterable[Sequence]) -> None:
-        """Take no token from the batch for these sequences."""
+        """Ignore the batch's tokens for these sequences."""
         for seq in seqs:
             if seq in self.batch.samples:
                 self.batch.samples.remove(seq)
@@ -40,7 +40,7 @@ class Flight:
 
 
 def num_prompt_tokens(batch: Batch) -> int:
-    """Tokens of prompts that a batch computes, which was scheduled just now."""
+    """Prompt tokens of a batch that was just scheduled."""
     total = 0
     for seq, n in batch.num_tokens.items():
         left = seq.num_prompt_tokens - seq.num_computed_tokens + n  # before the batch
@@ -56,7 +56,7 @@ def own_blocks(seqs: list[Sequence], running: list[Sequence]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What the nan of some sequences has reached.
+    """The sequences and blocks that NaN values have reached.
 
     failed   sequences whose own logits are no numbers: they end
     victims  sequences whose nan may be another's: they run on, and this step's token is forgotten
@@ -71,7 +71,7 @@ class Damage:
 
     @classmethod
     def of(cls, bad: list[Sequence], flight: Flight, ahead: tuple[Flight, ...], running: list[Sequence]) -> "Damage":
-        """Of bad sequences of a flight, in it and in those launched since.
+        """Damage from a flight's bad sequences, in it and in the batches launched since.
 
         Attention gives a masked key the weight 0, and 0 x nan is nan, so that even the blocks before the bad token are
         damaged from the second layer on.
@@ -88,7 +88,7 @@ class Damage:
 
 
 def _victims(flight: Flight, bad: list[Sequence]) -> list[Sequence]:
-    """Those among `bad` whose nan may be another's: they hold a block that another wrote in the same step.
+    """Sequences of `bad` whose NaN may come from another: they hold a block that another wrote in this step.
 
     Blocks are shared forwards only, so that somebody remains to be blamed; a victim that is bad itself fails when it
     runs again.

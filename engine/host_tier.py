@@ -1,4 +1,4 @@
-"""Copies KV blocks between the device and chunks in host memory, and chunks between there and files, beside the steps.
+"""Copies KV blocks between device and host memory, and host memory and files, while steps run.
 
 On a GPU the memory is pinned and the copies have a stream of their own; on a CPU they run in a thread. No GPU has run
 this yet.
@@ -21,12 +21,12 @@ PAGE = 4096  # a chunk is rounded up to pages of memory, as in vLLM
 
 
 def chunk_bytes(block_bytes: int, blocks_per_chunk: int = 1) -> int:
-    """Bytes of a chunk: of some blocks of all layers, in whole pages."""
+    """Bytes of a chunk: some blocks of all layers, rounded up to whole pages."""
     return -(-block_bytes * blocks_per_chunk // PAGE) * PAGE
 
 
 class HostTier:
-    """Host memory of num_chunks chunks, and the copies to and from it that are under way."""
+    """Host memory of num_chunks chunks, and the copies to and from it in flight."""
 
     def __init__(
         self, tensors: list[torch.Tensor], num_chunks: int, blocks_per_chunk: int = 1, disk: DiskTier | None = None
@@ -55,7 +55,7 @@ class HostTier:
         self.num_bytes = {"store": 0, "load": 0, "save": 0, "fetch": 0}  # copied since the start
 
     def begin(self, transfers: Transfers) -> None:
-        """Submit what the step before has stored and what this one loads; wait for what this one writes over."""
+        """Start copying what the last step stored and this one loads; wait for blocks that this step overwrites."""
         flushed = {number: transfers.stores[number] for number in transfers.stores if number in transfers.flush}
         self._submit({**self._unsubmitted, **flushed}, self._store, "store")
         self._submit(transfers.loads, self._load, "load")
@@ -69,18 +69,18 @@ class HostTier:
         wait([self._jobs[number] for number in transfers.flush if number in self._jobs])
 
     def finished(self) -> tuple[list[int], set[BlockKey]]:
-        """The jobs that are done since the last call, and the chunks that a file did not give."""
+        """Jobs finished since the last call, and chunks that could not be read from files."""
         done = [number for number, job in self._jobs.items() if job.done()]
         unread = set[BlockKey]().union(*(self._jobs.pop(number).result() for number in done))
         return done, unread
 
     def rest(self, seconds: float) -> None:
-        """Wait until a job is done, but no longer than so many seconds."""
+        """Wait until a job is done, at most this many seconds."""
         if self._jobs:
             wait(list(self._jobs.values()), timeout=seconds, return_when=FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Wait for all copies, and let others have the files."""
+        """Wait for all copies and unlock the files."""
         self.begin(Transfers())
         self._copies.shutdown()
         self._files.shutdown()
@@ -99,7 +99,7 @@ class HostTier:
     def _run(
         self, copy: Callable[[Transfer], None], transfer: Transfer, ready: torch.cuda.Event | None, kind: str
     ) -> set[BlockKey]:
-        """Copy to the end; on a GPU on the copies' stream, once the steps given before are past."""
+        """Run a copy; on a GPU on its own stream, after the steps launched before."""
         start = time.perf_counter()
         if self._stream is None or ready is None:
             copy(transfer)
@@ -162,7 +162,7 @@ class HostTier:
         return set()
 
     def _fetch(self, copies: FileCopy) -> set[BlockKey]:
-        """Returns the chunks that no file has given."""
+        """Read chunks from files; returns those that could not be read."""
         assert self.disk is not None
         unread = set()
         for key, place in copies:

@@ -8,30 +8,46 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.block_manager import FullGroup, Group, WindowGroup, cdiv
+from engine.block_manager import FullGroup, Group, MambaGroup, WindowGroup, cdiv
+from engine.state_slots import KINDS, StateBlocks, States, StateShape, StateSlots
 from engine.tp import TensorParallel
 from kvplan.core.errors import UnsupportedModelError
-from kvplan.models.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
+from kvplan.models.spec import (
+    FullAttention,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that share block tables, and the rule by which they keep blocks."""
+    """Layers that share block tables, and their rule for freeing blocks."""
 
     rule: Group
     layers: tuple[int, ...]
 
 
-def group_layers(spec: ModelSpec, block_size: int) -> tuple[LayerGroup, ...]:
+def group_layers(spec: ModelSpec, block_size: int, *, with_states: bool = False) -> tuple[LayerGroup, ...]:
     """Layers by kind, kinds cut into groups of about equal size, so that every group's block has the same bytes.
 
     The size is that of the smallest kind, or of the largest where that is less than half as large again: then the
     smaller groups' blocks stay partly empty. (The rule of vLLM 0.33, `v1/core/kv_cache_utils.py`.)
+
+    with_states  recurrent states lie in blocks too, not in slots of their own
     """
     kinds: dict[Group, list[int]] = {}
-    for i, caches in enumerate(spec.layers):
-        kinds.setdefault(_rule(spec, i, caches, block_size), []).append(i)
-    if len({_page(caches) for caches in spec.layers}) > 1:
+    paged = [i for i, caches in enumerate(spec.layers) if caches and not is_state(caches)]
+    if not paged:
+        raise UnsupportedModelError(f"{spec.name}: has no attention layers, which the engine cannot run")
+    for i in paged:
+        kinds.setdefault(_rule(spec, i, spec.layers[i], block_size), []).append(i)
+    states = [i for i, caches in enumerate(spec.layers) if with_states and is_state(caches)]
+    if states:
+        kinds[MambaGroup(block_size)] = states
+    if len({_page(spec.layers[i]) for i in paged}) > 1:
         raise UnsupportedModelError(
             f"{spec.name}: its layers differ in KV heads or head_dim, which the engine cannot run"
         )
@@ -44,6 +60,20 @@ def group_layers(spec: ModelSpec, block_size: int) -> tuple[LayerGroup, ...]:
     return tuple(groups)
 
 
+def is_state(caches: tuple[LayerCache, ...]) -> bool:
+    """Whether a layer keeps a state per sequence that the engine moves on, in place of keys and values."""
+    match caches:
+        case (RecurrentState(kind=kind),):
+            return kind in KINDS
+        case _:
+            return False
+
+
+def first_paged(spec: ModelSpec) -> LayerCache:
+    """The cache of the first layer that keeps something of every token: all others' entries are laid out alike."""
+    return next(caches[0] for caches in spec.layers if caches and not is_state(caches))
+
+
 def _rule(spec: ModelSpec, layer: int, caches: tuple[LayerCache, ...], block_size: int) -> Group:
     match caches:
         case (FullAttention(),) | (LatentAttention(sparse=False),):
@@ -51,12 +81,16 @@ def _rule(spec: ModelSpec, layer: int, caches: tuple[LayerCache, ...], block_siz
         case (SlidingWindow(window=window),):
             return WindowGroup(block_size, window)
         case _:
-            kinds = " and ".join(type(cache).__name__ for cache in caches) or "no cache of its own"
+            kinds = " and ".join(map(_kind, caches)) or "no cache of its own"
             raise UnsupportedModelError(f"{spec.name}: layer {layer} keeps {kinds}, which the engine cannot run")
 
 
+def _kind(cache: LayerCache) -> str:
+    return f"a {cache.kind} state" if isinstance(cache, RecurrentState) else type(cache).__name__
+
+
 def _page(caches: tuple[LayerCache, ...]) -> tuple[int, ...]:
-    """What a token's entry is made of; called for the kinds that _rule accepts."""
+    """The layout of a token's entry, for the kinds that _rule accepts."""
     match caches[0]:
         case FullAttention() | SlidingWindow() as cache:
             return (cache.num_kv_heads, cache.head_dim, cache.head_dim_v)
@@ -64,6 +98,13 @@ def _page(caches: tuple[LayerCache, ...]) -> tuple[int, ...]:
             return (1, cache.kv_lora_rank + cache.qk_rope_head_dim)
         case other:
             raise AssertionError(f"{other} passed _rule")
+
+
+def _shape(caches: tuple[LayerCache, ...], dtype: torch.dtype) -> StateShape:
+    """The state of a layer that is_state is true of."""
+    (state,) = caches
+    assert isinstance(state, RecurrentState)
+    return StateShape.of(state, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +125,7 @@ class LatentKV:
     group: int
 
 
-LayerKV = HeadKV | LatentKV
+LayerKV = HeadKV | LatentKV | States
 
 
 class KVCache:
@@ -114,7 +155,7 @@ class KVCache:
         # Blocks of different groups never have the same id, so their n-th layers can share a tensor.
         for n in range(max(len(group.layers) for group in groups)):
             sharers = [(g, group.layers[n]) for g, group in enumerate(groups) if n < len(group.layers)]
-            match spec.layers[0][0]:
+            match first_paged(spec):
                 case LatentAttention() as cache:
                     if dtype == torch.float8_e4m3fn:
                         raise UnsupportedModelError(
@@ -130,7 +171,25 @@ class KVCache:
                 case other:
                     raise AssertionError(f"{other} passed group_layers")
 
+    def add_states(
+        self, spec: ModelSpec, groups: tuple[LayerGroup, ...], num_slots: int, dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> int:  # fmt: skip
+        """Give layers with recurrent states their blocks, or slots of their own; bytes of those."""
+        blocks = [group for group in groups if isinstance(group.rule, MambaGroup)]
+        of_layer = len(self.tensors) // max(len(group.layers) for group in groups)
+        for g, group in enumerate(blocks):
+            for n, layer in enumerate(group.layers):
+                own = self.tensors[n * of_layer : (n + 1) * of_layer]
+                self.layers[layer] = StateBlocks(own, _shape(spec.layers[layer], dtype), g)
+        if blocks:
+            return 0
+        states = {i: _shape(caches, dtype) for i, caches in enumerate(spec.layers) if is_state(caches)}
+        slots = {layer: StateSlots.of(shape, num_slots, device) for layer, shape in states.items()}
+        self.layers.update(slots)
+        return sum(each.num_bytes for each in slots.values())
+
     @property
     def num_bytes(self) -> int:
-        """Bytes of all caches on this rank."""
+        """Bytes of all blocks on this rank."""
         return sum(tensor.nbytes for tensor in self.tensors)

@@ -58,7 +58,7 @@ class Builder:
     def outputs(
         self, rows: list[tuple[str, int, slice]], inputs: int, *, bias: bool = False, quantizable: bool = True
     ) -> "Linear":
-        """A linear layer fused from several; of each (name, outputs, part) the rows `part` are held."""
+        """A linear layer fused from several; of each (name, outputs, part) this rank has the rows `part`."""
         pieces = [Piece(name, outputs, inputs, part) for name, outputs, part in rows]
         weight = self._matrix(pieces, quantizable=quantizable)
         counts = [len(piece.local_rows) for piece in pieces]
@@ -69,14 +69,14 @@ class Builder:
         return Linear(weight, offset, self.kernels)
 
     def inputs(self, name: str, outputs: int, inputs: int, part: slice, *, bias: bool = False) -> "SummedLinear":
-        """A linear layer of which the columns `part` are held; its results are summed over the ranks."""
+        """A linear layer of which this rank has the columns `part`; results are summed over the ranks."""
         pieces = [Piece(name, outputs, inputs, columns=part)]
         weight = self._matrix(pieces)
         offset = self.vector(f"{name}.bias", outputs) if bias else None
         return SummedLinear(weight, offset, self.kernels, self.tp)
 
     def widened(self, name: str, outputs: int, part: slice, inputs: int) -> "Linear":
-        """The rows `part` of a layer that is taken apart: in the model's dtype, whatever the checkpoint stores.
+        """The rows `part` of a layer, dequantized to the model's dtype.
 
         What is made of a quantized matrix is a buffer, and the matrix is gone.
         """
@@ -92,13 +92,13 @@ class Builder:
         return torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
 
     def experts(self, name: str, facts: MoeMlp, hidden: int, mine: slice) -> Experts:
-        """Of all experts the inner channels `mine`; planner and checkpoint alike call them mlp.experts."""
+        """All experts, of each the inner channels `mine`; the checkpoint's name is mlp.experts."""
         layer = name.removeprefix("model.layers.").partition(".")[0]
         pieces = [Piece(f"model.layers.{layer}.mlp.experts.0.{part}_proj", 0, 0) for part in ("gate", "up", "down")]
         return experts.load(self, name, facts, hidden, mine, self._scheme(pieces), self.method)
 
     def _matrix(self, pieces: list[Piece], *, quantizable: bool = True) -> Matrix:
-        """The pieces, one below the other."""
+        """The pieces, stacked by rows."""
         scheme = self._scheme(pieces) if quantizable else None
         return quantized.load(scheme, self.method, pieces, self.source, self.empty, self.buffer)
 
@@ -107,7 +107,7 @@ class Builder:
         return "" if self.quantization is None else self.quantization.method
 
     def _scheme(self, pieces: list[Piece]) -> Scheme | None:
-        """How the checkpoint stores these layers; None: in the model's dtype."""
+        """How the checkpoint quantizes these layers; None if it does not."""
         if self.quantization is None:
             return None
         names = [piece.name.removeprefix("model.layers.").partition(".") for piece in pieces]
@@ -196,9 +196,10 @@ class GroupedAttention:
         self.norm_eps, self.unit_offset = norm_eps, unit_offset
         mine, kv = builder.tp.share(num_heads, "heads"), builder.tp.share_kv_heads(num_kv_heads)
         self.num_heads, self.num_kv_heads = mine.stop - mine.start, kv.stop - kv.start
+        per_query = 2 * self.head_dim if facts.gated else self.head_dim  # a head's gate lies beside its query
         self.qkv_proj = builder.outputs(
             [
-                (f"{name}.q_proj", num_heads * self.head_dim, _times(mine, self.head_dim)),
+                (f"{name}.q_proj", num_heads * per_query, _times(mine, per_query)),
                 (f"{name}.k_proj", num_kv_heads * self.head_dim, _times(kv, self.head_dim)),
                 (f"{name}.v_proj", num_kv_heads * self.head_dim_v, _times(kv, self.head_dim_v)),
             ],
@@ -217,13 +218,20 @@ class GroupedAttention:
         """[num_tokens, hidden] -> [num_tokens, hidden]; writes the tokens' K and V into their slots."""
         assert isinstance(kv, HeadKV)
         q_width, k_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        q, k, v = self.qkv_proj(x).split([q_width, k_width, self.num_kv_heads * self.head_dim_v], -1)
-        q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
+        gate = None
+        if self.facts.gated:
+            q, k, v = self.qkv_proj(x).split([2 * q_width, k_width, self.num_kv_heads * self.head_dim_v], -1)
+            q, gate = q.unflatten(-1, (-1, 2 * self.head_dim)).chunk(2, -1)
+        else:
+            q, k, v = self.qkv_proj(x).split([q_width, k_width, self.num_kv_heads * self.head_dim_v], -1)
+            q = q.unflatten(-1, (-1, self.head_dim))
+        k = k.unflatten(-1, (-1, self.head_dim))
         q = self._store(q, k, v.unflatten(-1, (-1, self.head_dim_v)), step, kv)
-        return self.o_proj(self._attend(q, step, kv).flatten(1))
+        out = self._attend(q, step, kv)
+        return self.o_proj((out if gate is None else out * gate.sigmoid()).flatten(1))
 
     def _store(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepTensors, kv: HeadKV) -> torch.Tensor:
-        """Norm and turn q and k where this layer does, and write k and v into their slots; returns q."""
+        """Apply norms and rotary embedding to q and k, write k and v to their slots, and return q."""
         slots, scales = step.groups[kv.group].slot_mapping, {"k_scale": kv.scale, "v_scale": kv.scale}
         norm = {"unit_offset": self.unit_offset}
         if self.rotary is not None and self.facts.rotary is not None:
@@ -239,7 +247,7 @@ class GroupedAttention:
         return q
 
     def _attend(self, q: torch.Tensor, step: StepTensors, kv: HeadKV) -> torch.Tensor:
-        """The step's sequences: first those that decode, one token each, then those in prefill, into one tensor."""
+        """Attend for the step's decodes (one token each), then its prefills, into one tensor."""
         tables, n = step.groups[kv.group].block_tables, step.num_decodes
         options = {
             "window": self.window,
@@ -341,7 +349,7 @@ class LatentAttentionLayer:
         torch.bmm(latents.transpose(0, 1), up_v.transpose(1, 2), out=out.transpose(0, 1))
 
     def _prefill(self, q: torch.Tensor, step: StepTensors, kv: LatentKV, out: torch.Tensor) -> None:
-        """Sequence by sequence, on keys and values of all heads; q [num_prefill_tokens, heads, nope + rope]."""
+        """Prefill sequence by sequence, on expanded keys and values; q [num_prefill_tokens, heads, nope + rope]."""
         block_size = kv.cache.shape[1]
         for i, context_len in enumerate(step.prefill_context_lens):
             rows = slice(step.prefill_starts[i], step.prefill_starts[i + 1])
@@ -376,7 +384,7 @@ CAUSAL_FROM_BOTTOM_RIGHT = 2  # of a mask's kinds: the last query sees all keys
 
 
 def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """torch's memory-efficient attention, told where the diagonal ends.
+    """torch's memory-efficient attention with a causal mask aligned to the bottom right.
 
     As torch.nn.attention.bias.causal_lower_right has it called; that object makes a mask in the host's memory.
     """
@@ -389,7 +397,7 @@ def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale
 
 
 def _times(heads: slice, width: int) -> slice:
-    """The rows of these heads, `width` each."""
+    """The row range of these heads, `width` rows each."""
     return slice(heads.start * width, heads.stop * width)
 
 
@@ -411,7 +419,7 @@ class Mlp:
 
 
 class Moe:
-    """Routed experts, each split by its inner channels over the ranks, and shared ones beside them."""
+    """Routed experts, each split over the ranks by inner channels, and shared experts."""
 
     def __init__(self, builder: Builder, name: str, facts: MoeMlp, hidden: int) -> None:
         self.facts, self.kernels, self.tp = facts, builder.kernels, builder.tp
@@ -428,7 +436,11 @@ class Moe:
         mine = builder.tp.share(facts.inner, "expert channels")
         self.experts = builder.experts(f"{name}.experts", facts, hidden, mine)
         shared = GatedMlp(facts.shared_inner, facts.activation)
-        self.shared = Mlp(builder, f"{name}.shared_experts", shared, hidden) if facts.shared_inner else None
+        shared_name = f"{name}.shared_expert" if facts.shared_gate else f"{name}.shared_experts"
+        self.shared = Mlp(builder, shared_name, shared, hidden) if facts.shared_inner else None
+        self.shared_gate = (
+            builder.outputs([(f"{shared_name}_gate", 1, ALL)], hidden, quantizable=False) if facts.shared_gate else None
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         facts = self.facts
@@ -443,4 +455,7 @@ class Moe:
             limit=facts.swiglu_limit, alpha=facts.swiglu_alpha,
         )  # fmt: skip
         y = self.tp.all_reduce(y)
-        return y if self.shared is None else y + self.shared(x)
+        if self.shared is None:
+            return y
+        shared = self.shared(x)
+        return y + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())

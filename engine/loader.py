@@ -8,6 +8,7 @@ import json
 import math
 import re
 from bisect import bisect_left
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,9 +40,10 @@ CONSTANTS = {"weight_scale": SPREAD / FP8_SPREAD, "weight_scale_inv": SPREAD / F
 CONSTANTS |= {
     "weight_scale_2": SPREAD / E2M1_SPREAD, "weight_global_scale": E2M1_SPREAD / SPREAD, "input_global_scale": 20.0
 }  # fmt: skip
-# What a checkpoint may hold beside the decoder: tables that are computed here, other modalities.
+# What a checkpoint may hold beside the decoder: tables that are computed here, other modalities, Qwen3-Next's layers
+# that predict further tokens (mtp., which transformers and vLLM skip too).
 IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$|"
+    r"^mtp\.|rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$|"
     # Of quantized checkpoints: scales of an fp8 KV cache, which here has its own; a bound that activations are cut at.
     r"\.self_attn\.([qkv]_proj\.|attn\.)?([qkv]|output)_scale$|\.input_scale_ub$"
 )
@@ -54,6 +56,9 @@ def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
     while shape and shape[-1] == 1:
         shape = shape[:-1]
     return shape
+
+
+Others = Callable[[int | None], bool]
 
 
 class WeightSource(Protocol):
@@ -72,8 +77,11 @@ class WeightSource(Protocol):
     def place(self, name: str) -> str:
         """The tensor's file and its name there, for messages."""
 
-    def finish(self, num_layers: int) -> None:
-        """Raise when something that belongs to the model was left over."""
+    def finish(self, num_layers: int, others: Others | None = None) -> None:
+        """Raise when something that belongs to the model was left over.
+
+        others  whether a tensor, by its layer or None outside the layers, is another rank's
+        """
 
 
 class NoWeights:
@@ -88,7 +96,7 @@ class NoWeights:
     def place(self, name: str) -> str:
         return f"tensor {name!r}"
 
-    def finish(self, num_layers: int) -> None:
+    def finish(self, num_layers: int, others: Others | None = None) -> None:
         return
 
 
@@ -132,7 +140,7 @@ class RandomWeights:
     def place(self, name: str) -> str:
         return f"tensor {name!r}"
 
-    def finish(self, num_layers: int) -> None:
+    def finish(self, num_layers: int, others: Others | None = None) -> None:
         return
 
     def _draw(self, block: torch.Tensor, name: str, start: int) -> torch.Tensor:
@@ -229,9 +237,12 @@ class Checkpoint:
                 "not say so; the engine reads no others"
             )
 
-    def finish(self, num_layers: int) -> None:
+    def finish(self, num_layers: int, others: Others | None = None) -> None:
         drafts = self._draft_layers(num_layers)
         left = sorted(name for name in self._unused if not self._is_beside_the_model(name, drafts))
+        if others is not None:
+            layers = {name: self._layer_and_part(name) for name in left}
+            left = [name for name, layer in layers.items() if not others(None if layer is None else layer[0])]
         if left:
             raise InvalidInputError(
                 f"{self.directory}: {len(left)} tensors have no place in the model the config describes "
@@ -289,13 +300,13 @@ class Checkpoint:
         return self._files[file]
 
     def _find_prefix(self) -> str:
-        """What stands before "embed_tokens.weight": "model." in text models, longer inside multimodal ones."""
-        ends = [name for name in self._file_of if name.endswith("embed_tokens.weight")]
-        if not ends:
-            raise InvalidInputError(
-                f"{self.directory}: has no tensor ...embed_tokens.weight; this is no decoder's weights"
-            )
-        return min(ends, key=len).removesuffix("embed_tokens.weight")
+        """What stands before "embed_tokens.weight": "model." in text models, longer inside multimodal ones; or before
+        Nemotron-H's "embeddings.weight"."""
+        for end in ("embed_tokens.weight", "embeddings.weight"):
+            ends = [name for name in self._file_of if f".{name}".endswith(f".{end}") and not IGNORED.search(name)]
+            if ends:
+                return min(ends, key=len).removesuffix(end)
+        raise InvalidInputError(f"{self.directory}: has no tensor ...embed_tokens.weight; this is no decoder's weights")
 
     def _own_name(self, name: str) -> str:
         if name.startswith("model."):

@@ -10,7 +10,7 @@ from engine.block_manager import BlockKey, BlockManager, Group, PrefixHit
 from engine.connector import Connector
 from engine.scheduler import Batch, Outcome, PrefixCacheStats, Scheduler, SchedulerConfig
 from engine.sequence import FinishReason, Sequence
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import SettingError, UsageError
 
 
 class LoadingScheduler(Scheduler):
@@ -21,9 +21,9 @@ class LoadingScheduler(Scheduler):
     ) -> None:
         super().__init__(config, num_blocks, groups)
         if not isinstance(self.blocks, BlockManager):
-            raise UsageError(
-                f"offloading: allocator must be 'paged' ({config.allocator!r}); leave kv_offloading_size out"
-            )
+            raise UsageError(f"offloading: allocator must be 'paged' ({config.allocator!r}); remove kv_offloading_size")
+        if config.encoder is not None:
+            raise SettingError("", ("kv_offloading_size",), "cannot be combined with images in prompts", "remove it")
         self.paged = self.blocks
         self.connector = connector
         self.loading: list[Sequence] = []  # the next to run first
@@ -119,7 +119,7 @@ class LoadingScheduler(Scheduler):
         return True
 
     def _try_to_admit(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> Outcome:
-        num_tokens = self.connector.match(seq, hit.num_tokens)
+        num_tokens = 0 if seq.skips_cache else self.connector.match(seq, hit.num_tokens)
         if num_tokens is None:
             self._num_later += 1
             return "later"
@@ -130,17 +130,17 @@ class LoadingScheduler(Scheduler):
             return "full"
         queries = seq.num_tokens - hit.num_tokens
         outcome = super()._try_to_admit(seq, hit, batch)
-        if outcome == "gone" and seq.status == "running":
+        if outcome == "gone" and seq.status == "running" and not seq.skips_cache:
             self.external_cache_stats.count(seq, queries, 0)
         return outcome
 
     def _fits_to_load(self, seq: Sequence, hit: PrefixHit, num_tokens: int) -> bool:
         """Whether blocks are free for what is loaded beside those that sequences admitted before it still need."""
         hit = self.paged.beyond(hit, num_tokens)
-        if self.config.reserve_full_prompt and self.paged.num_reserved(hit, seq.num_tokens) > self._num_free:
+        if self.config.reserve_full_prompt and self.paged.num_reserved(seq, hit, seq.num_tokens) > self._num_free:
             return False
         promised = sum(self.paged.num_to_finish(other) for other in (*self.running, *self.loading))
-        return self.paged.num_needed(hit, num_tokens) <= self._num_free - promised
+        return self.paged.num_needed(seq, hit, num_tokens) <= self._num_free - promised
 
     def _load(self, seq: Sequence, hit: PrefixHit, num_tokens: int) -> None:
         end = hit.num_tokens + num_tokens

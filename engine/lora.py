@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from engine import quantized
+from engine.adapter_config import Shape, check_fit
 from engine.batch import BatchArrays
 from engine.kernels.lora_rows import NOBODY, Ints, LoraRows, tiles_of
 from engine.layers import ALL, Builder, Linear, SummedLinear
@@ -25,7 +26,7 @@ from engine.peft import Adapter, LowRank, read_adapter
 from engine.quantized import Piece
 from engine.staging import UploadRing
 from engine.tp import TensorParallel
-from kvplan.core.errors import InvalidInputError, UnsupportedModelError, UsageError
+from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.models.spec import Quantization
 
 ABSORBED = ("kv_b_proj",)  # latent attention decodes with this matrix itself, never with its product
@@ -208,28 +209,14 @@ class LoraSlots:
 
     def _check(self, adapter: Adapter) -> None:
         """Refuse what has no place in the slots."""
-        if adapter.rank > self.max_lora_rank:
-            raise InvalidInputError(
-                f"{adapter.path}: has rank {adapter.rank}, slots are for {self.max_lora_rank}; raise max_lora_rank"
-            )
-        pieces = {piece.name: piece for layer in self.layers for piece in layer.pieces}
-        for name, low in adapter.layers.items():
-            piece = pieces.get(name)
-            if piece is None:
-                raise UnsupportedModelError(
-                    f"{adapter.path}: changes {name}, which is no linear layer that adapters may change here; "
-                    "train the adapter without that module"
-                )
-            if low.a.shape[1] != piece.inputs or len(low.b) != piece.outputs:
-                raise InvalidInputError(
-                    f"{adapter.path}: {name} maps {low.a.shape[1]} inputs to {len(low.b)} outputs, the model's "
-                    f"{piece.inputs} to {piece.outputs}; the adapter is of another model"
-                )
+        layers = {name: Shape(low.rank, low.a.shape[1], len(low.b)) for name, low in adapter.layers.items()}
+        model = {piece.name: (piece.inputs, piece.outputs) for layer in self.layers for piece in layer.pieces}
+        check_fit(adapter.path, layers, self.max_lora_rank, model)
 
     def cache_keys(self, name: str) -> tuple[Hashable, ...]:
         adapter = self.known.get(name)
         if adapter is None:
-            raise InvalidInputError(f"adapter: {name!r:.60} is not known; add it first, or leave it out")
+            raise InvalidInputError(f"adapter: {name!r:.60} is not known; add it first, or remove it")
         return (("lora", name, str(adapter.path)),)  # as vLLM's hashes have it
 
     # --- steps --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What the engine's parts take, from its own tensors and the allocator: never from a formula."""
+"""Memory of the engine's parts, measured on its tensors and the allocator, never computed from a formula."""
 
 import weakref
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ class MemoryReport:
 
     weights        parameters; buffers: made at load (rotary tables, a scale for each row of fp8 per tensor)
     activations    most that the profile run's step held beside those
-    kv_cache       the pool: num_blocks of block_bytes each
+    kv_cache       the pool: num_blocks of block_bytes each, and slots of recurrent states beside it
     cuda_graphs    what capturing took, and the tensors that all graphs share; 0 without graphs
     non_torch      used on the device by none of these (CUDA context, libraries, workspaces); 0 on a CPU
     workspaces     of non_torch, what libraries hold in torch's own pool (cuBLAS); 0 on a CPU
@@ -46,12 +46,20 @@ class MemoryReport:
 
 
 def nbytes(tensors: list[torch.Tensor]) -> int:
-    """Bytes of the tensors together."""
+    """Total bytes of the tensors."""
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def size_text(num_bytes: int) -> str:
+    """Bytes for a message, in the largest binary unit that gives at least 1: "488.28 KiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.2f} {unit}"
+    return f"{num_bytes / 2**10:,.2f} KiB"
+
+
 def device_memory(device: torch.device) -> tuple[int, int]:
-    """(free, total) bytes of the device; of a CPU, what the machine can still give, and all it has."""
+    """(free, total) bytes of the device; for a CPU, available and total host memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return free, total
@@ -59,7 +67,7 @@ def device_memory(device: torch.device) -> tuple[int, int]:
 
 
 def host_memory() -> tuple[int, int]:
-    """(available, total) bytes of the host, as Linux says them; elsewhere psutil is asked.
+    """(available, total) bytes of the host, from /proc on Linux and psutil elsewhere.
 
     Raises EnvironmentProblem where neither is there.
     """
@@ -78,12 +86,12 @@ def host_memory() -> tuple[int, int]:
 
 
 def reserved(device: torch.device) -> int:
-    """Bytes that torch's allocator has taken of a GPU; 0 on a CPU."""
+    """Bytes that torch's allocator has reserved on a GPU; 0 on a CPU."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def requested(device: torch.device, when: Literal["current", "peak"] = "current") -> int:
-    """Bytes that were asked of torch's allocator on a GPU, of tensors and of workspaces.
+    """Bytes requested from torch's allocator on a GPU for tensors and workspaces.
 
     The blocks it gives are rounded up, by as much as 1 MiB each: a CPU has nothing like it, and no formula tells.
     """
@@ -91,7 +99,7 @@ def requested(device: torch.device, when: Literal["current", "peak"] = "current"
 
 
 class PeakMeter:
-    """Most bytes of tensors that lived at once inside `with`, beyond those that lived before.
+    """Peak tensor bytes inside `with`, minus those allocated before.
 
     On a GPU torch's allocator knows; on a CPU every operator's new storages are counted until they are freed.
     """

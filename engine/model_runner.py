@@ -14,15 +14,17 @@ from engine.batch import BatchArrays
 from engine.block_manager import cdiv
 from engine.config import MOST_LOGPROBS, EngineConfig, SamplingParams
 from engine.cuda_graphs import DecodeGraphs, sizes_for
-from engine.kv_cache import KVCache, group_layers
+from engine.kv_cache import KVCache, first_paged, group_layers
 from engine.loader import NoWeights, WeightSource
-from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes, requested
+from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes, requested, size_text
 from engine.models import Model
+from engine.prompt_logprobs import PromptRows
 from engine.sampler import Sampled, SampledAhead, Sampler, SamplingBatch, sample
 from engine.sequence import Sequence
 from engine.staging import DownloadRing, UploadRing
+from engine.state_slots import are_in_blocks
 from engine.step import StepTensors, step_tensors
-from engine.tp import TensorParallel
+from engine.tp import TensorParallel, local_size
 from engine.warm_up import blank_step, lengths, samplings
 from kvplan.core.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from kvplan.models.spec import LatentAttention, ModelSpec
@@ -42,33 +44,33 @@ LARGEST_SAMPLING = SamplingParams(
 
 
 class Companion(Protocol):
-    """Another model that stands beside, with a part of its own of every block."""
+    """Another model loaded with the main one, with its own part of every block."""
 
     spec: ModelSpec
 
     def load(self, runner: "ModelRunner") -> None:
-        """Its weights; raises for what does not go with the runner's model."""
+        """Load its weights; raises if it does not match the runner's model."""
 
     @property
     def weights(self) -> int:
-        """Bytes; buffers alike."""
+        """Bytes of its weights (`buffers`: of its buffers)."""
 
     @property
     def buffers(self) -> int: ...
 
     @property
     def block_bytes(self) -> int:
-        """Its part of a block."""
+        """Bytes of its part of a block."""
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Its part of the pool."""
+        """Tensors of its part of the pool."""
 
     def profile(self, largest: BatchArrays) -> int:
-        """Most bytes that its largest step holds."""
+        """Peak bytes of its largest step."""
 
     def allocate(self, num_blocks: int) -> None:
-        """Its part of the pool."""
+        """Tensors of its part of the pool."""
 
 
 class ModelRunner:
@@ -94,7 +96,7 @@ class ModelRunner:
         self.dtype = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
         self.kv_dtype = self.dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
         self._check_kv_dtype()
-        self.groups = group_layers(spec, config.block_size)
+        self.groups = group_layers(spec, config.block_size, with_states=are_in_blocks(spec, config))
         self._check_kernels()
         self.total = min(config.memory_limit or 2**63, device_memory(device)[1])
         self._others = 0  # bytes of other tensors of this process
@@ -138,10 +140,24 @@ class ModelRunner:
     def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
         """Launch a step: a token for each of the arrays' sequences, in their order; the host waits for none of them."""
         with self._on_device():
-            logits = self.logits(arrays)
+            prompts, scores = PromptRows.of(arrays, params), None
+            if prompts is None:
+                logits = self.logits(arrays)
+            else:
+                hidden, last = self._all_hidden(arrays)
+                scores = prompts.score(hidden, self.model.logits, self.spec.vocab_size, self._num_logit_rows)
+                logits = self.model.logits(hidden[last])
+                del hidden
             sampled = self._sample(logits, self.sampler.prepare(arrays.seqs, params, self.last_sampled))
             self.last_sampled[: len(arrays.seqs)] = sampled.token_ids
-            return sampled.download(self._downloads)
+            return sampled.download(self._downloads, scores)
+
+    def _all_hidden(self, arrays: BatchArrays) -> tuple[torch.Tensor, torch.Tensor]:
+        """[num_tokens, hidden_size] without a CUDA graph, and each sequence's last token."""
+        self._uploads.next_step()
+        self.model.adapters.begin(arrays, self._uploads)
+        step = step_tensors(arrays, self.device, self._uploads, *self.plan)
+        return self._hidden(step), step.last_tokens
 
     @torch.inference_mode()
     def run_rows(
@@ -181,13 +197,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def scrub(self, blocks: list[int]) -> None:
-        """Make these blocks' KV 0 again: a NaN in them would spread to whoever gets them next."""
+        """Zero these blocks: a NaN would spread to the next sequence that gets them."""
         for tensor in (*self.kv.tensors, *(tensor for companion in self.companions for tensor in companion.tensors)):
             raw = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
             raw[blocks] = 0
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Kernels are launched on the current GPU, which another engine or thread may have changed."""
+        """Make the engine's GPU the current one; another engine or thread may have changed it."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     # --- start-up -----------------------------------------------------------------------------------------------
@@ -198,7 +214,7 @@ class ModelRunner:
         return Model(self.spec, source, self.kernels, self.tp, self.dtype, device, self.max_model_len, adapters)
 
     def _check_kv_dtype(self) -> None:
-        """Refuse a KV dtype that the kernels do not read, and a scale that nothing is stored by."""
+        """Refuse a KV dtype that the kernels cannot read, and a scale that would not be used."""
         is_fp8, name = self.kv_dtype == torch.float8_e4m3fn, self.config.kv_cache_dtype
         if self.config.kv_scale != 1 and not is_fp8:
             raise UsageError(f"kv_scale: only an fp8 cache has one ({self.config.kv_scale:g}); leave it at 1")
@@ -208,25 +224,25 @@ class ModelRunner:
             )
 
     def _check_kernels(self) -> None:
-        """Refuse shapes that the kernels have no tile for, before anything is loaded."""
+        """Refuse unsupported shapes before anything is loaded."""
         reason = self.backend.unsupported(self.spec, self.tp, self.config.block_size, self.dtype, self.kv_dtype)
         if reason is not None:
             raise UnsupportedModelError(f"{self.spec.name}: {reason}")
 
     def _check_room_for_weights(self) -> None:
-        """Refuse before anything is read what will not fit: the same model is built without memory and asked."""
+        """Refuse weights that will not fit before reading any, by building the model on the meta device."""
         shape_only = self._load(NoWeights(), torch.device("meta"))
         needed = nbytes(shape_only.weights) + nbytes(list(shape_only.buffers.values())) + shape_only.adapters.num_bytes
         free = min(self.total, device_memory(self.device)[0])
         if needed > free:
             raise EnvironmentProblem(
-                f"{self.spec.name}: its weights need {needed:,} bytes on {self.device}, {free:,} are free; "
+                f"{self.spec.name}: its weights need {size_text(needed)} on {self.device}, {size_text(free)} are free; "
                 "use a larger device, more ranks (tensor_parallel_size) or a smaller dtype"
             )
 
     @torch.inference_mode()
     def _make_workspaces(self) -> int:
-        """Bytes in torch's pool beside weights and buffers: cuBLAS makes its workspaces at the first products."""
+        """Bytes of workspaces that cuBLAS allocates at the first matrix product."""
         if self.device.type != "cuda":
             return 0
         square = torch.zeros(16, 16, dtype=self.dtype, device=self.device)
@@ -244,7 +260,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _profile_run(self) -> int:
-        """Most bytes that the largest step holds beside the weights."""
+        """Peak bytes of the largest step, without weights."""
         largest = self._largest_step()
         self.model.adapters.begin(largest)
         with PeakMeter(self.device) as meter:
@@ -256,7 +272,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _launch_every_variant(self) -> None:
-        """Have every kernel compiled that serving may launch, and loaded before what is left becomes the pool."""
+        """Compile and load every kernel that serving may launch, before the pool is sized."""
         if not self.backend.compiles:
             return
         config = self.config
@@ -269,7 +285,7 @@ class ModelRunner:
             sample(rows, sampler.prepare(seqs, params), self.kernels)
 
     def _largest_step(self) -> BatchArrays:
-        """max_num_batched_tokens tokens in max_num_seqs sequences: as few prefills as hold them, the rest decodes."""
+        """The largest step: max_num_batched_tokens tokens in max_num_seqs sequences, with the fewest prefills."""
         tokens = self.config.max_num_batched_tokens
         num_seqs = min(self.config.num_seqs, tokens)
         # Decodes first; each prefill takes up to max_model_len - 1 tokens more than the decode in its place would.
@@ -278,11 +294,19 @@ class ModelRunner:
         for i in reversed(range(num_seqs)):
             query_lens[i] += min(extra, self.max_model_len - 1)
             extra -= query_lens[i] - 1
-        has_latents = isinstance(self.spec.layers[0][0], LatentAttention)
+        has_latents = isinstance(first_paged(self.spec), LatentAttention)
         context_lens = np.where(query_lens > 1, self.max_model_len, 1) if has_latents else query_lens
         step = blank_step(query_lens, context_lens, len(self.groups), self.max_blocks)
-        num_rows = min(num_seqs * self.config.rows_per_seq, tokens)  # with drafts, a sequence has several
-        return replace(step, logit_tokens=np.resize(step.last_tokens, num_rows))
+        # The profile's pool has one block, which everyone's states are in.
+        of_seq = np.zeros(num_seqs, np.int64) if are_in_blocks(self.spec, self.config) else np.arange(num_seqs)
+        slots = np.tile(of_seq, (len(self.groups), 2, 1)) if self.spec.has_states else None
+        return replace(step, logit_tokens=np.resize(step.last_tokens, self._num_logit_rows), state_slots=slots)
+
+    @property
+    def _num_logit_rows(self) -> int:
+        """Rows of logits that memory is kept for: with drafts, a sequence has several."""
+        tokens = self.config.max_num_batched_tokens
+        return min(min(self.config.num_seqs, tokens) * self.config.rows_per_seq, tokens)
 
     @property
     def max_blocks(self) -> int:
@@ -290,13 +314,15 @@ class ModelRunner:
         return cdiv(self.max_model_len, self.config.block_size)
 
     def _cache(self, num_blocks: int, device: torch.device | str) -> KVCache:
-        return KVCache(
+        cache = KVCache(
             self.spec, self.groups, num_blocks, self.config.block_size, self.kv_dtype, device, self.tp,
             self.config.kv_scale,
         )  # fmt: skip
+        self.state_bytes = cache.add_states(self.spec, self.groups, self.config.num_seqs, self.dtype, device)
+        return cache
 
     def _size_pool(self, activations: int, workspaces: int) -> MemoryReport:
-        """What gpu_memory_utilization leaves beside the rest becomes blocks, unless num_blocks is given."""
+        """Size the pool from what gpu_memory_utilization leaves, unless num_blocks is given."""
         weights, buffers = self._loaded()
         budget = int(self.total * self.config.gpu_memory_utilization)
         non_torch = workspaces + self._others
@@ -306,9 +332,10 @@ class ModelRunner:
             non_torch += total - free - torch.cuda.memory_reserved(self.device)
         block_bytes = self._cache(1, "meta").num_bytes + sum(companion.block_bytes for companion in self.companions)
         lora = self.model.adapters.num_bytes
-        left = budget - weights - buffers - lora - activations - non_torch
-        if self.device.type == "cpu":  # shared with everything else that runs, and with the other ranks
-            left = min(left, device_memory(self.device)[0]) // self.tp.size
+        states = self.state_bytes
+        left = budget - weights - buffers - lora - activations - non_torch - states
+        if self.device.type == "cpu":  # shared with everything else that runs, and the machine's other ranks
+            left = min(left, device_memory(self.device)[0]) // local_size(self.tp.num_ranks)
         num_blocks = self.config.num_blocks or self.tp.smallest(left // block_bytes)
         if self.config.num_blocks is None and self.device.type == "cpu":  # more could never be used
             num_blocks = min(num_blocks, 1 + self.config.num_seqs * self.max_blocks * len(self.groups))
@@ -321,14 +348,14 @@ class ModelRunner:
                 "use a larger device"
             )
         return MemoryReport(
-            weights=weights, buffers=buffers, activations=activations, kv_cache=num_blocks * block_bytes,
+            weights=weights, buffers=buffers, activations=activations, kv_cache=num_blocks * block_bytes + states,
             cuda_graphs=0, non_torch=non_torch, workspaces=workspaces, graph_tensors=0, total=self.total, budget=budget,
             num_blocks=num_blocks, block_bytes=block_bytes, lora=lora,
         )  # fmt: skip
 
     @torch.inference_mode()
     def _capture_graphs(self) -> DecodeGraphs:
-        """What the graphs take goes into the report: it comes on top of the pool."""
+        """Capture CUDA graphs and report their bytes, which come on top of the pool."""
         sizes = sizes_for(self.config.num_seqs)
         hidden = torch.zeros(max(sizes), self.spec.hidden_size, dtype=self.dtype, device=self.device)
         graphs = DecodeGraphs(
@@ -344,7 +371,7 @@ class ModelRunner:
 
 @contextmanager
 def _named_when_out_of_memory(device: torch.device, what: str) -> Iterator[None]:
-    """Turn the allocator's failure into the error that says what did not fit and what was free."""
+    """Turn an allocation failure into an error that says what did not fit and what was free."""
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError on a GPU; on a CPU a RuntimeError of the allocator

@@ -1,54 +1,77 @@
-"""One decoder for all families: what kvplan.models.spec.ModelSpec says it is, on this rank."""
+"""One decoder for all families, configured by kvplan.models.spec.ModelSpec, on this rank."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from engine.adapters import Adapters, NoAdapters
+from engine.delta_net import DeltaNetLayer
 from engine.kv_cache import KVCache
 from engine.layers import Builder, GroupedAttention, LatentAttentionLayer, Mlp, Moe, Vocabulary
 from engine.loader import WeightSource
+from engine.mamba2 import Mamba2Layer
+from engine.plain_mlp import PlainMlpLayer
 from engine.quantized import check_runs
 from engine.rotary import rotary_table
 from engine.step import StepTensors
 from engine.tp import TensorParallel
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import (
+    DeltaNet,
     FullAttention,
     GatedMlp,
     HeadAttention,
     LatentAttention,
     LatentHeads,
     LayerCache,
+    Mamba2,
     ModelSpec,
     MoeMlp,
+    PlainMlp,
+    RecurrentState,
     Rotary,
     SlidingWindow,
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a layer: a norm, what is computed of its result, and (sandwich) a norm of that."""
+
+    before: torch.Tensor
+    compute: Callable[[torch.Tensor, StepTensors, Any], torch.Tensor]
+    after: torch.Tensor | None
+
+
 class Layer:
-    """The weights of one layer: attention, MLP, and two norms or (sandwich) four."""
+    """The weights of one layer: attention, MLP, and two norms or (sandwich) four; some have one of the two only."""
 
     def __init__(self, model: "Model", builder: Builder, spec: ModelSpec, index: int) -> None:
-        decoder, facts = model.decoder, model.decoder.layers[index]
+        decoder, facts, names = model.decoder, model.decoder.layers[index], model.decoder.names
         name, hidden = f"model.layers.{index}", spec.hidden_size
-        self.attention = _attention(model, builder, spec, index)
-        match facts.mlp:
-            case GatedMlp():
-                self.mlp: Mlp | Moe = Mlp(builder, f"{name}.mlp", facts.mlp, hidden)
-            case MoeMlp():
-                self.mlp = Moe(builder, f"{name}.mlp", facts.mlp, hidden)
-        before_mlp = "pre_feedforward_layernorm" if decoder.sandwich else "post_attention_layernorm"
-        self.before_attention = builder.norm(f"{name}.input_layernorm", hidden)
-        self.before_mlp = builder.norm(f"{name}.{before_mlp}", hidden)
-        if decoder.sandwich:
-            self.after_attention = builder.norm(f"{name}.post_attention_layernorm", hidden)
-            self.after_mlp = builder.norm(f"{name}.post_feedforward_layernorm", hidden)
+        self.blocks: list[Block] = []
+
+        def add(compute: Callable[[torch.Tensor, StepTensors, Any], torch.Tensor], before: str, after: str) -> None:
+            last = builder.norm(f"{name}.{after}", hidden) if decoder.sandwich else None
+            self.blocks.append(Block(builder.norm(f"{name}.{before}", hidden), compute, last))
+
+        if facts.attention is not None:
+            self.attention = _attention(model, builder, spec, index)
+            add(self.attention, names.before_attention, "post_attention_layernorm")
+        if facts.mlp is not None:
+            self.mlp = _mlp(builder, f"{name}.{names.mlp}", facts.mlp, hidden)
+            before_mlp = "pre_feedforward_layernorm" if decoder.sandwich else names.before_mlp
+            add(lambda x, step, kv: self.mlp(x), before_mlp, "post_feedforward_layernorm")
 
 
 class Model:
     """Embedding, layers, final norm and head."""
+
+    first_layer = 0  # of a pipeline's stage (stages.py), which may be one without a head
+    has_head = True
 
     def __init__(
         self,
@@ -61,24 +84,29 @@ class Model:
         max_model_len: int,
         adapters: Adapters | None = None,
     ) -> None:
-        """Raises UnsupportedModelError for what cannot be run, InvalidInputError for weights that do not fit."""
+        """Raises UnsupportedModelError for an unsupported model, InvalidInputError for mismatched weights."""
         check_runs(spec)
         self.spec, self.decoder, self.kernels = spec, spec.decoder, kernels
         self.max_model_len, self.device = max_model_len, device
         self.buffers: dict[Rotary | int, torch.Tensor] = {}  # rotary tables, and what was made of quantized weights
         self.adapters = adapters or NoAdapters()
         builder = self.adapters.builder(source, tp, kernels, dtype, device, spec.quantization)
-        self.embedding = Vocabulary(builder, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
         self.embedding_scale = torch.tensor(self.decoder.embedding_scale, dtype=dtype, device=device)
-        self.layers = [Layer(self, builder, spec, i) for i in range(spec.num_layers)]
-        self.final_norm = builder.norm("model.norm", spec.hidden_size)
-        self.head = self.embedding if spec.tied else Vocabulary(builder, "lm_head", spec.vocab_size, spec.hidden_size)
-        source.finish(spec.num_layers)
+        self.build(builder)
         self.weights = builder.weights
         self.buffers.update(enumerate(builder.buffers))
 
+    def build(self, builder: Builder) -> None:
+        """Load every part of the model that this rank has."""
+        spec = self.spec
+        self.embedding = Vocabulary(builder, f"model.{self.decoder.names.embedding}", spec.vocab_size, spec.hidden_size)
+        self.layers = [Layer(self, builder, spec, i) for i in range(spec.num_layers)]
+        self.final_norm = builder.norm(f"model.{self.decoder.names.final_norm}", spec.hidden_size)
+        self.head = self.embedding if spec.tied else Vocabulary(builder, "lm_head", spec.vocab_size, spec.hidden_size)
+        builder.source.finish(spec.num_layers)
+
     def rotary(self, rotary: Rotary | None) -> torch.Tensor | None:
-        """The table of these rotary facts, shared by all layers that have them."""
+        """The rotary table for these settings, shared by all layers that use them."""
         if rotary is None:
             return None
         if rotary not in self.buffers:
@@ -104,20 +132,24 @@ class Model:
         x + residual is the stream; they are added where the next norm reads it. All layers run in this one frame, so
         that no tensor outlives its use.
         """
-        sandwich = self.decoder.sandwich
+        x, residual = self.enter(step)
+        for i, layer in enumerate(self.layers, self.first_layer):
+            for block in layer.blocks:
+                x, residual = self.add_norm(x, residual, block.before)
+                x = block.compute(x, step, kv.layers.get(i))
+                if block.after is not None:
+                    x = self.norm(x, block.after)
+        return self.leave(x, residual)
+
+    def enter(self, step: StepTensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the first layer adds, [num_tokens, hidden] each: the tokens' embeddings, and nothing yet."""
         x = self.embedding.embed(step.token_ids)
         if self.decoder.embedding_scale != 1:
             x = x * self.embedding_scale
-        residual = torch.zeros_like(x)
-        for i, layer in enumerate(self.layers):
-            x, residual = self.add_norm(x, residual, layer.before_attention)
-            x = layer.attention(x, step, kv.layers[i])
-            if sandwich:
-                x = self.norm(x, layer.after_attention)
-            x, residual = self.add_norm(x, residual, layer.before_mlp)
-            x = layer.mlp(x)
-            if sandwich:
-                x = self.norm(x, layer.after_mlp)
+        return x, torch.zeros_like(x)
+
+    def leave(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The final hidden states, of what the last layer leaves to be added."""
         return self.add_norm(x, residual, self.final_norm)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -130,9 +162,22 @@ class Model:
         return sampled_from
 
 
-def _attention(model: Model, builder: Builder, spec: ModelSpec, index: int) -> GroupedAttention | LatentAttentionLayer:
-    """The attention of one layer: what it computes beside what it remembers."""
-    name, eps = f"model.layers.{index}.self_attn", model.decoder.norm_eps
+def _mlp(builder: Builder, name: str, facts: GatedMlp | MoeMlp | PlainMlp, hidden: int) -> Mlp | Moe | PlainMlpLayer:
+    match facts:
+        case GatedMlp():
+            return Mlp(builder, name, facts, hidden)
+        case MoeMlp():
+            return Moe(builder, name, facts, hidden)
+        case PlainMlp():
+            return PlainMlpLayer(builder, name, facts, hidden)
+
+
+def _attention(
+    model: Model, builder: Builder, spec: ModelSpec, index: int
+) -> GroupedAttention | LatentAttentionLayer | DeltaNetLayer | Mamba2Layer:
+    """Build the attention of one layer with its KV cache."""
+    names, eps = model.decoder.names, model.decoder.norm_eps
+    name, state = (f"model.layers.{index}.{part}" for part in (names.attention, names.state))
     cache: LayerCache = spec.layers[index][0]
     match model.decoder.layers[index].attention, cache:
         case HeadAttention() as facts, FullAttention() | SlidingWindow():
@@ -148,6 +193,10 @@ def _attention(model: Model, builder: Builder, spec: ModelSpec, index: int) -> G
             return LatentAttentionLayer(
                 builder, name, facts, spec.hidden_size, spec.num_heads, cache.kv_lora_rank, rotary
             )
+        case DeltaNet() as facts, RecurrentState():
+            return DeltaNetLayer(builder, state, facts, spec.hidden_size, eps)
+        case Mamba2() as facts, RecurrentState():
+            return Mamba2Layer(builder, state, facts, spec.hidden_size, eps)
         case facts, _:
             raise UnsupportedModelError(
                 f"{spec.name}: layer {index} computes {type(facts).__name__} on {type(cache).__name__}, "

@@ -66,7 +66,7 @@ class OffloadConnector:
             if not isinstance(group, FullGroup | WindowGroup):
                 raise UnsupportedModelError(
                     f"offloading: {type(group).__name__[:-5].lower()} layers cannot be offloaded; "
-                    "leave kv_offloading_size out"
+                    "remove kv_offloading_size"
                 )
         self.groups, self.pool, self.files = groups, pool, files
         self.blocks_per_chunk, self.prompt_only = blocks_per_chunk, prompt_only

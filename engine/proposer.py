@@ -1,4 +1,4 @@
-"""Who guesses: a Proposer gives each sequence tokens that may follow; this file's own reads them off the text."""
+"""The seam to drafting: a Proposer drafts tokens for each sequence; the n-gram proposer takes them from the text."""
 
 from typing import Protocol
 
@@ -11,10 +11,10 @@ from engine.sequence import Sequence
 
 
 class Proposer(Protocol):
-    """Guesses what follows. A draft is a certain token, never a distribution: it is right or wrong."""
+    """Drafts the next tokens. A draft is one token, not a distribution."""
 
     def propose(self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence]) -> dict[Sequence, list[int]]:
-        """At most batch.num_next_drafts tokens for each of the sequences that want some.
+        """Up to batch.num_next_drafts draft tokens for each sequence that takes some.
 
         batch    was run, its tokens are the sequences'; arrays: what it was given to the device as
         wanting  those of it that go on and whose drafts will be looked at
@@ -22,7 +22,7 @@ class Proposer(Protocol):
 
 
 class NgramProposer:
-    """What followed the last tokens when they were there first (as vLLM 0.33, `spec_decode/ngram_proposer.py`)."""
+    """Drafts what followed the first match of the last n tokens (vLLM 0.33, `spec_decode/ngram_proposer.py`)."""
 
     def __init__(self, min_n: int, max_n: int, max_model_len: int) -> None:
         self.min_n, self.max_n, self.max_model_len = min_n, max_n, max_model_len
@@ -31,7 +31,7 @@ class NgramProposer:
         return {seq: self.follow(seq.token_ids, batch.num_next_drafts) for seq in wanting}
 
     def follow(self, token_ids: list[int], num_drafts: int) -> list[int]:
-        """Up to num_drafts tokens behind the first other place of the longest ending of min_n to max_n tokens."""
+        """Up to num_drafts tokens after the first earlier occurrence of the longest suffix of min_n to max_n tokens."""
         num_drafts = min(num_drafts, self.max_model_len - len(token_ids))
         if num_drafts <= 0 or len(token_ids) <= self.min_n:
             return []
@@ -40,7 +40,7 @@ class NgramProposer:
 
 
 def longest_match(text: NDArray[np.int64], max_n: int, min_n: int) -> int:
-    """Where the first earlier occurrence of the text's longest repeated ending ends; 0 without one.
+    """End position of the first earlier occurrence of the longest repeated suffix; 0 if there is none.
 
     Only endings of min_n to max_n tokens count; an occurrence may overlap the ending.
     """

@@ -1,4 +1,4 @@
-"""A request from its prompt to its output: parameters, text as it grows, stop strings, what the user gets back."""
+"""A request from prompt to output: parameters, generated text, stop strings, and the result."""
 
 from collections import abc
 from collections.abc import Callable, Iterable
@@ -25,13 +25,13 @@ Prompt = str | abc.Sequence[SupportsIndex] | IntArray
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What became of a request.
+    """The result of a request.
 
     token_ids          generated tokens; the stop token is kept, the text of a stop string is cut from `text`
     text               "" where the model has no tokenizer
     finish_reason      "length", "stop", "abort", "out_of_blocks" (`error` says how many were missing) or "error"
     num_cached_tokens  prompt tokens found in the prefix cache when the request was first admitted
-    logprobs           one entry per token where they were asked for
+    logprobs           one entry per token where they were asked for; prompt_logprobs alike
     """
 
     request_id: str
@@ -41,12 +41,13 @@ class RequestOutput:
     finish_reason: FinishReason
     num_cached_tokens: int
     logprobs: "list[TokenLogprobs] | None" = None
+    prompt_logprobs: "list[TokenLogprobs | None] | None" = None  # of the first token None: nothing comes before it
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUpdate:
-    """One new token of a request, as a streaming callback sees it; `text` is what can be shown since the last one."""
+    """One new token of a request, for a streaming callback; `text` is the new printable text."""
 
     request_id: str
     token_id: int
@@ -55,7 +56,7 @@ class TokenUpdate:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A sequence and what its user wants of it."""
+    """A sequence with its sampling parameters and output text."""
 
     seq: Sequence
     params: SamplingParams
@@ -63,13 +64,15 @@ class Request:
     tokenizer: Any = None  # tokenizers.Tokenizer
     num_cached_tokens: int = 0
     logprobs: "list[TokenLogprobs]" = field(default_factory=list)
+    prompt_logprobs: "list[TokenLogprobs | None]" = field(default_factory=lambda: [None])
     text: str = ""
+    stop_string: str | None = None  # the one that ended it
     num_received: int = 0  # of the sequence's output tokens
     _num_shown: int = 0
     _detokenizer: Detokenizer | None = None
 
     def receive(self, token_id: int, logprobs: "TokenLogprobs | None") -> bool:
-        """Take in a sampled token; True when a stop string has come up in the text."""
+        """Receive a sampled token; True if a stop string now occurs in the text."""
         self.num_received += 1
         if logprobs is not None:
             self.logprobs.append(logprobs)
@@ -82,27 +85,34 @@ class Request:
         if not self.params.stop:
             return False
         since = max(0, before - max(map(len, self.params.stop)))
-        found = [at for at in (self.text.find(stop, since) for stop in self.params.stop) if at >= 0]
+        starts = [(self.text.find(stop, since), stop) for stop in self.params.stop]
+        found = [pair for pair in starts if pair[0] >= 0]
         if found:
-            self.text = self.text[: min(found)]
+            start, self.stop_string = min(found, key=lambda pair: pair[0])
+            self.text = self.text[:start]
         return bool(found)
+
+    def receive_prompt(self, place: int, logprobs: "TokenLogprobs") -> None:
+        """Receive what is known of a prompt token; a prompt that is computed again says nothing new."""
+        if place == len(self.prompt_logprobs):
+            self.prompt_logprobs.append(logprobs)
 
     @property
     def num_unreceived(self) -> int:
-        """Tokens that the sequence has and the request is still to receive."""
+        """Tokens of the sequence that the request has not received yet."""
         return self.seq.num_output_tokens - self.num_received
 
     @property
     def has_ended(self) -> bool:
-        """Whether the token received last is the last of all."""
+        """True if the last received token ends the request."""
         return self.seq.is_finished and self.num_unreceived <= 0
 
     def forget_unreceived(self) -> None:
-        """Cut off what came in the same step behind a stop string."""
+        """Drop tokens that came after a stop string in the same step."""
         del self.seq.token_ids[self.seq.num_prompt_tokens + self.num_received :]
 
     def update(self, token_id: int) -> TokenUpdate:
-        """The token just received, with the text since the last update but for what may yet become a stop string."""
+        """The token just received with the new text, except for a possible beginning of a stop string."""
         num_hidden = 0 if self.has_ended else self._num_possible_stop_chars()
         start, self._num_shown = self._num_shown, max(self._num_shown, len(self.text) - num_hidden)
         return TokenUpdate(self.seq.request_id, token_id, self.text[start : self._num_shown])
@@ -113,7 +123,7 @@ class Request:
         return self._detokenizer.step(token_id)
 
     def _flush(self) -> None:
-        """Add the text of tokens that were held back as the beginning of a letter."""
+        """Add the text of tokens held back as an incomplete character."""
         if self._detokenizer is not None:
             self.text += self._detokenizer.flush()
 
@@ -123,7 +133,7 @@ class Request:
         return max((len(start) for start in starts if self.text.endswith(start)), default=0)
 
     def output(self) -> RequestOutput:
-        """Everything that a request which has ended gave."""
+        """The output of a finished request."""
         seq = self.seq
         assert seq.finish_reason is not None, "asked for the output of a request that runs"
         return RequestOutput(
@@ -134,6 +144,7 @@ class Request:
             finish_reason=seq.finish_reason,
             num_cached_tokens=self.num_cached_tokens,
             logprobs=self.logprobs if self.params.logprobs is not None else None,
+            prompt_logprobs=self.prompt_logprobs if self.params.prompt_logprobs is not None else None,
             error=seq.error,
         )
 
@@ -162,7 +173,7 @@ def prompt_token_ids(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[in
     elif tokenizer is not None:
         given, cure = tokenizer.encode(prompt).ids, "its tokenizer.json belongs to another model: replace it"
     else:
-        raise UsageError("prompt: a text prompt needs a tokenizer.json beside the model; give token ids")
+        raise UsageError("prompt: a text prompt needs a tokenizer.json next to the model; give token ids")
     if not isinstance(given, abc.Sequence):
         raise InvalidInputError(f"prompt: {given!r:.60} is neither a text nor a list of tokens; give one of them")
     ids = [_plain(token) for token in given]
@@ -185,7 +196,7 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int], tokeni
     if not params.stop:
         return ids
     if tokenizer is None:
-        raise UsageError("SamplingParams: stop strings need a tokenizer.json beside the model; use stop_token_ids")
+        raise UsageError("SamplingParams: stop strings need a tokenizer.json next to the model; use stop_token_ids")
     added = tokenizer.get_added_tokens_decoder().items()
     return ids | {token_id for token_id, token in added if token.special and token.content in params.stop}
 
@@ -195,20 +206,20 @@ def check_biases(params: SamplingParams, vocab_size: int) -> None:
     for token in params.logit_bias:
         if not 0 <= token < vocab_size:
             raise InvalidInputError(
-                f"logit_bias: {token} is not a token of the model (0 to {vocab_size - 1}); leave it out"
+                f"logit_bias: {token} is not a token of the model (0 to {vocab_size - 1}); remove it"
             )
 
 
 def check_options(request_id: str | None, priority: int, cache_salt: str | None, adapter: str | None) -> None:
-    """Refuse what could not be ranked or hashed later, in a step that serves others too."""
+    """Refuse values that would fail later, in a step shared with other requests."""
     for name, ok, value, need in (
         ("request_id", request_id is None or isinstance(request_id, str), request_id,
-         "a text ({}); leave it out for one made up"),
+         "a text ({}); remove it for one made up"),
         ("priority", isinstance(priority, int) and not isinstance(priority, bool), priority,
          "a whole number ({}); smaller runs first"),
         ("cache_salt", cache_salt is None or isinstance(cache_salt, str), cache_salt,
-         "a text ({}); leave it out to share prefixes with all"),
-        ("adapter", adapter is None or isinstance(adapter, str), adapter, "a name ({}); leave it out for none"),
+         "a text ({}); remove it to share prefixes with all"),
+        ("adapter", adapter is None or isinstance(adapter, str), adapter, "a name ({}); remove it for none"),
     ):  # fmt: skip
         if not ok:
             raise UsageError(f"add_request: {name} must be " + need.format(f"{value!r:.60}"))

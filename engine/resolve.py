@@ -1,4 +1,4 @@
-"""What a config leaves open, decided for a model and this machine: device, length, weights, scheduling, adapters."""
+"""Fills in what a config leaves open, for a model and this machine: device, length, weights, scheduling, adapters."""
 
 from pathlib import Path
 
@@ -7,15 +7,16 @@ import torch
 from engine.adapters import Adapters, NoAdapters
 from engine.config import EngineConfig
 from engine.draft_rules import DraftRules, SpeculativeConfig, draft_rules
+from engine.kv_cache import is_state
 from engine.loader import Checkpoint, RandomWeights, WeightSource
 from engine.scheduler import SchedulerConfig
 from engine.tp import local_rank
-from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.errors import EnvironmentProblem, SettingError, UsageError
 from kvplan.models.spec import ModelSpec
 
 
 def device(name: str, num_ranks: int = 1) -> torch.device:
-    """The device that a config names; of several ranks, each has the GPU of its own number."""
+    """The configured device; with several ranks, each uses the GPU of its own local rank."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -42,7 +43,8 @@ def _gpu(index: int | None) -> torch.device:
 def max_model_len(spec: ModelSpec, wanted: int | None) -> int:
     """The longest request: what a config names, or what the model has positions for."""
     if wanted is not None and wanted > spec.context_limit:
-        raise UsageError(f"max_model_len: {spec.name} has {spec.context_limit} positions ({wanted}); use at most that")
+        problem = f"is more than the positions of {spec.name} ({wanted} of {spec.context_limit})"
+        raise SettingError("", ("max_model_len",), problem, "lower it")
     return wanted or spec.max_model_len
 
 
@@ -67,14 +69,34 @@ def scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth
         reserve_full_prompt=config.reserve_full_prompt,
         watermark=config.watermark,
         batch_queue_depth=batch_queue_depth,
+        pipeline_stages=config.pipeline_parallel_size,
         allocator=config.allocator,
         max_loras=config.max_loras,
         drafts=None if config.speculative_config is None else rules_of(config.speculative_config),
     )
 
 
+def check_states(spec: ModelSpec, config: EngineConfig) -> None:
+    """Refuse what recurrent states are not combined with; nothing for a model without them.
+
+    Raises UnsupportedModelError for a model that the engine cannot run at all.
+    """
+    if not any(map(is_state, spec.layers)) or not spec.decoder.layers:  # others are refused where layers are grouped
+        return
+    for name, is_set, cure in (
+        ("speculative_config", config.speculative_config is not None, "remove it"),
+        ("kv_offloading_size", bool(config.kv_offloading_size), "remove it"),
+        ("max_loras", bool(config.max_loras), "run it without adapters"),
+        ("tensor_parallel_size", config.tensor_parallel_size > 1, "use 1"),
+        ("pipeline_parallel_size", config.pipeline_parallel_size > 1, "use 1"),
+    ):
+        if is_set:
+            problem = f"is not combined with the recurrent states of {spec.name}"
+            raise SettingError("", (name,), problem, cure)
+
+
 def adapters(config: EngineConfig) -> Adapters:
-    """Room for adapters, where a config asks for it."""
+    """Adapter slots, if the config asks for them."""
     if not config.max_loras:
         return NoAdapters()
     from engine.lora import LoraSlots
@@ -83,5 +105,5 @@ def adapters(config: EngineConfig) -> Adapters:
 
 
 def rules_of(speculative: SpeculativeConfig) -> DraftRules:
-    """What the scheduler has to know of how the engine guesses."""
+    """The scheduler's rules for the configured speculation."""
     return draft_rules(speculative.method, speculative.num_speculative_tokens)

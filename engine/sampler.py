@@ -1,4 +1,4 @@
-"""The next token of every sequence, chosen on the device: one batch, each row by its own parameters.
+"""Samples the next token of every sequence on the device, each row with its own parameters.
 
 Order as in vLLM and transformers' generate: biases, penalties, temperature, top_k, top_p (of what top_k left), min_p. A
 token whose logit equals the last one kept is kept too, so that the result does not depend on how a sort breaks ties.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, compress
 from math import log
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ TINY = torch.finfo(torch.float32).tiny  # smallest temperature: dividing by it s
 
 @dataclass(frozen=True, slots=True)
 class Nucleus:
-    """What top_k and top_p each row has; a row without has vocab_size and 2: no rounding of sums cuts its tail."""
+    """top_k and top_p of each row; without them vocab_size and 2, so that rounding cannot cut the tail."""
 
     top_k: Tensor  # [num_seqs, 1] int64, 1..vocab_size
     top_p: Tensor  # [num_seqs, 1] float64
@@ -45,7 +45,7 @@ class Nucleus:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How each row is drawn; what no row has is None."""
+    """Sampling parameters of each row; None for those that no row uses."""
 
     temperature: Tensor  # [num_seqs, 1] float32; 0: the row takes its best token
     log_min_p: Tensor | None  # [num_seqs, 1] float32; -inf of a row without
@@ -54,7 +54,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The p rows with penalties, and what they have seen: 5 bytes per row and token of the vocabulary."""
+    """The p rows with penalties and their token counts: 5 bytes per row and vocabulary entry."""
 
     seqs: tuple[Sequence, ...]
     rows: Tensor  # [p] int64
@@ -68,7 +68,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """What is added to single logits: no (row, token) twice. 20 bytes each."""
+    """logit_bias entries, each (row, token) at most once: 20 bytes each."""
 
     rows: Tensor  # [num_biases] int64
     tokens: Tensor  # [num_biases] int64
@@ -86,7 +86,7 @@ class LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """What each of the num_seqs rows of the logits asks for, on their device; all None: the best token of each."""
+    """Sampling inputs of num_seqs rows of logits, on their device; all None means greedy."""
 
     num_seqs: int
     draws: Draws | None = None
@@ -104,6 +104,12 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token, log-probability), the most likely first
 
 
+class PromptScores(Protocol):
+    """What a step says of prompts, on the device: see prompt_logprobs."""
+
+    def wait(self) -> "abc.Iterable[tuple[Sequence, int, TokenLogprobs]]": ...
+
+
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     """One step's tokens on the host, in the order of the rows."""
@@ -111,20 +117,21 @@ class SampledTokens:
     token_ids: list[int]
     is_bad: list[bool]  # no token: see Sampled
     logprobs: list[TokenLogprobs | None]
+    prompts: "abc.Iterable[tuple[Sequence, int, TokenLogprobs]]" = ()  # log-probabilities of prompts, by place
 
     def wait(self) -> "SampledTokens":
-        """They are here."""
+        """Does nothing: the tokens are on the host."""
         return self
 
     @property
     def by_seq(self) -> "list[tuple[abc.Sequence[int], abc.Sequence[TokenLogprobs | None]]]":
-        """The tokens of each row and their log-probabilities: one of each."""
+        """The token of each row and its log-probabilities."""
         return [((token,), (row,)) for token, row in zip(self.token_ids, self.logprobs, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One step's tokens on the device; nothing here has waited for it.
+    """One step's tokens on the device, not waited for.
 
     token_ids  [num_seqs] int64
     is_bad     [num_seqs] bool: a logit is nan or +inf, or all are -inf, so the token means nothing
@@ -141,13 +148,13 @@ class Sampled:
 
     def to_host(self) -> SampledTokens:
         """Wait for the device and copy everything."""
-        return self.read(self._words().cpu())
+        return self.read(self.words().cpu())
 
-    def download(self, downloads: DownloadRing) -> "SampledAhead":
-        """Begin to copy everything; nobody waits."""
-        return SampledAhead(self, downloads.download(self._words()))
+    def download(self, downloads: DownloadRing, prompts: PromptScores | None = None) -> "SampledAhead":
+        """Start copying everything to the host, without waiting; what the step says of prompts is copied later."""
+        return SampledAhead(self, downloads.download(self.words()), prompts)
 
-    def _words(self) -> Tensor:
+    def words(self) -> Tensor:
         """Everything as one tensor of int32 words."""
         words = [self.token_ids.int(), self.is_bad.int()]
         if self.chosen is not None and self.top_ids is not None and self.top is not None:
@@ -155,7 +162,7 @@ class Sampled:
         return torch.cat(words)
 
     def read(self, words: Tensor) -> SampledTokens:
-        """What the words say, once they are on the host."""
+        """Decode the words once they are on the host."""
         n = self.token_ids.numel()
         token_ids, is_bad, logprobs = words.split([n, n, len(words) - 2 * n])
         return SampledTokens(token_ids.tolist(), is_bad.bool().tolist(), self._host_logprobs(logprobs))
@@ -183,9 +190,11 @@ class SampledAhead:
 
     sampled: Sampled
     copy: AsyncCopy
+    prompts: PromptScores | None = None
 
     def wait(self) -> SampledTokens:
-        return self.sampled.read(self.copy.wait())
+        tokens = self.sampled.read(self.copy.wait())
+        return tokens if self.prompts is None else replace(tokens, prompts=self.prompts.wait())
 
 
 # --- on the device -----------------------------------------------------------------------------------------------
@@ -221,7 +230,7 @@ def adjust(logits: Tensor, batch: SamplingBatch) -> Tensor:
 
 
 def _penalize(adjusted: Tensor, penalties: Penalties) -> None:
-    """Lower the penalized rows of the float32 logits [num_seqs, vocab_size], some rows at a time.
+    """Apply penalties to the float32 logits [num_seqs, vocab_size] in place, some rows at a time.
 
     repetition (Keskar et al. 2019): seen tokens' positive logits are divided by it, negative ones multiplied;
     presence is subtracted once from tokens in the output, frequency as often as they are there (OpenAI's API).
@@ -232,7 +241,7 @@ def _penalize(adjusted: Tensor, penalties: Penalties) -> None:
 
 
 def _penalized(old: Tensor, penalties: Penalties, part: slice) -> Tensor:
-    """These rows' logits [n, vocab_size] float32, lowered."""
+    """The penalized logits [n, vocab_size] float32 of these rows."""
     counts, repetition = penalties.counts[part], penalties.repetition[part]
     new = torch.where(old > 0, old / repetition, old * repetition)
     new = torch.where(penalties.seen[part], new, old)
@@ -258,14 +267,14 @@ def lowest_kept(logits: Tensor, best: Tensor, draws: Draws, kernels: ModuleType 
 def _with_logprobs(sampled: Sampled, logits: Tensor, wanted: LogprobRows) -> Sampled:
     num_top = min(max(wanted.nums), logits.shape[1])
     parts = [
-        _logprobs_part(logits[wanted.rows[part]].float(), sampled.token_ids[wanted.rows[part], None], num_top)
+        logprobs_part(logits[wanted.rows[part]].float(), sampled.token_ids[wanted.rows[part], None], num_top)
         for part in torch_backend.parts_of(len(wanted.order), logits.shape[1])
     ]
     chosen, top_ids, top = (torch.cat(column) for column in zip(*parts, strict=True))
     return replace(sampled, wanted=wanted, chosen=chosen, top_ids=top_ids, top=top)
 
 
-def _logprobs_part(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+def logprobs_part(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of the chosen tokens [q], and the most likely tokens [q, num_top] with theirs."""
     log_total = logits.logsumexp(dim=-1, keepdim=True)
     top, top_ids = logits.topk(num_top, dim=-1)
@@ -290,7 +299,7 @@ def uniform(keys: Words, positions: Words) -> NDArray[np.float64]:
 
 
 class Sampler:
-    """Keeps the parameters of the running set on the device from step to step, and what penalised rows have seen."""
+    """Keeps the running requests' parameters and penalty counts on the device from step to step."""
 
     def __init__(
         self, vocab_size: int, *, device: torch.device | str = "cpu", seed: int = 0, uploads: UploadRing | None = None
@@ -351,12 +360,12 @@ class Sampler:
             len(seqs),
             draws=self._draws(params) if any(is_drawn) else None,
             penalties=self._penalties(seqs, params),
-            logprobs=self._logprob_rows(params),
+            logprobs=self.logprob_rows(params),
             biases=self._biases(params),
         )
 
     def _seed(self, seq: Sequence, params: SamplingParams) -> int:
-        """The low 64 bits of the request's own, or of one of the engine's for each arrival."""
+        """The seed of a request, its own (low 64 bits) or one derived from the engine's and its arrival."""
         return (self._own_key + seq.arrival if params.seed is None else params.seed) % 2**64
 
     def _draws(self, params: list[SamplingParams]) -> Draws:
@@ -396,7 +405,7 @@ class Sampler:
         return penalties
 
     def _carry_over(self, old: Penalties, new: Penalties) -> None:
-        """Keep what is counted of sequences that stay."""
+        """Carry over the counts of sequences that stay."""
         at = {seq: row for row, seq in enumerate(old.seqs)}
         stay = [(at[seq], row) for row, seq in enumerate(new.seqs) if seq in at]
         if not stay:
@@ -418,7 +427,7 @@ class Sampler:
             self._tensor(list(values), np.float32),
         )
 
-    def _logprob_rows(self, params: list[SamplingParams]) -> LogprobRows | None:
+    def logprob_rows(self, params: list[SamplingParams]) -> LogprobRows | None:
         wanted = [(i, p.logprobs) for i, p in enumerate(params) if p.logprobs is not None]
         if not wanted:
             return None
@@ -434,7 +443,7 @@ class Sampler:
         return on_device(np.array(values, dtype), self.device)
 
     def _for_now(self, array: NDArray[Any]) -> Tensor:
-        """For this step alone."""
+        """A tensor for this step only."""
         return on_device(array, self.device, self.uploads)
 
     def _count(self, penalties: Penalties) -> None:
@@ -454,7 +463,7 @@ class Sampler:
         penalties.num_counted[:] = [seq.num_tokens for seq in penalties.seqs]
 
     def _count_in_flight(self, penalties: Penalties, before: list[Sequence], last: Tensor) -> None:
-        """Count what the step before this one sampled, by the rows it had, where the host has not seen it."""
+        """Count the last step's tokens that the host has not seen yet, by their rows."""
         ahead = [
             row
             for row, seq in enumerate(penalties.seqs)

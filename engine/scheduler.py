@@ -9,12 +9,14 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
-from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit
+from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit, num_empty_slots
 from engine.connector import NO_TRANSFERS, Transfers
 from engine.contiguous import ContiguousManager
 from engine.draft_rules import DraftRules, SpeculationStats
+from engine.encoder_rules import EncoderRules
 from engine.sequence import FinishReason, Sequence
-from kvplan.core.errors import InvalidInputError
+from engine.states import StateBlockManager
+from kvplan.core.errors import InvalidInputError, UsageError
 
 Allocator = BlockManager | ContiguousManager
 # Of a waiting sequence: it waits no more; it cannot run yet, others may; nobody else is admitted in this step.
@@ -38,9 +40,11 @@ class SchedulerConfig:
     allocator: Literal["paged", "contiguous", "static"] = "paged"
     max_loras: int = 0  # adapters that sequences may run with at once
     drafts: DraftRules | None = None  # speculation: engine/drafting.py
+    encoder: EncoderRules | None = None  # of images: engine/encoding.py
     enable_chunked_prefill: bool = True  # False: a prompt waits until a step has room for all of it
     adaptive_long_prefill_threshold: bool = False  # the threshold is at least an equal share of a step
     prefill_schedule_interval: int = 1  # prefills run in every n-th step only, while others decode
+    prefix_match_unit: int | None = None  # with recurrent states: prefixes may end within blocks, at a multiple of it
     pipeline_stages: int = 1  # of the batches in flight; one more than there are stages: async scheduling
 
     @property
@@ -62,7 +66,11 @@ class Batch:
     failed: list[Sequence] = field(default_factory=list)  # larger than the whole pool
     hits: dict[Sequence, int] = field(default_factory=dict)  # prefix hits of the new and resumed, in tokens
     has_prefill: bool = False  # a chunk of a prompt, beside who was admitted to it
+    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy before it runs, (from, to) each
     transfers: Transfers = NO_TRANSFERS  # what is copied to and from memory beyond the device
+
+    encoder_inputs: dict[Sequence, list[int]] = field(default_factory=dict)  # images to encode, engine/encoding.py
+    encoder_evicted: list[str] = field(default_factory=list)  # images whose outputs make room for those
 
     # With speculation (engine/drafting.py):
     overhead: int = 0  # tokens of the budget that each sequence takes beside its own
@@ -109,7 +117,20 @@ class PrefixCacheStats:
 
 def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Allocator:
     """The block manager that a config names, for a pool of num_blocks blocks, the null block included."""
+    has_states = config.enable_prefix_caching and any(isinstance(group, MambaGroup) for group in groups)
     match config.allocator:
+        case "paged" if has_states:
+            if config.drafts is not None and config.drafts.drops_last_block:
+                raise UsageError("speculation: with recurrent states block hashes have to look ahead; let them")
+            return StateBlockManager(
+                num_blocks,
+                groups,
+                max_model_len=config.max_model_len,
+                max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
+                max_step_tokens=config.max_num_batched_tokens,
+                hash_lookahead=0 if config.drafts is None else config.drafts.hash_lookahead,
+                prefix_match_unit=config.prefix_match_unit,
+            )
         case "paged":
             return BlockManager(
                 num_blocks,
@@ -142,7 +163,6 @@ class Scheduler:
         self._num_arrivals = 0
         self._is_forming = True  # of a static batch: whether who waits may still join it
         self._num_watermark_blocks = int(config.watermark * num_blocks)
-        self._state_block_size = next((group.block_size for group in groups if isinstance(group, MambaGroup)), None)
         self._num_ahead = 0 if config.drafts is None else config.drafts.lookahead  # slots past a step's tokens
         self._is_async = config.is_async
         self._num_schedules = 0
@@ -181,13 +201,13 @@ class Scheduler:
         """Token slots of the used blocks whose token is computed (or being computed), over all groups of layers.
 
         All slots of the used blocks but those behind each sequence's last computed token: only full blocks are shared,
-        so no slot is left out twice. For groups of one block size that keep tokens, as the engine's all are.
+        so no slot is left out twice; a block with a recurrent state is full. For groups of one block size.
         """
         size = self.blocks.groups[0].block_size
         num_slots = self.num_used_blocks * size
         for seq in self.running:
-            for table in seq.block_table:
-                num_slots -= len(table) * size - seq.num_computed_tokens
+            for group, table in zip(self.blocks.groups, seq.block_table, strict=True):
+                num_slots -= num_empty_slots(group, len(table) * size, seq.num_computed_tokens)
         return num_slots
 
     def add(self, seq: Sequence) -> None:
@@ -235,6 +255,7 @@ class Scheduler:
         """Choose the next batch: first those that run, in order, then, if nobody had to give way, those that wait."""
         batch = self._new_batch()
         self._num_schedules += 1
+        self.blocks.begin_step()
         self._holds_prefills = self.config.prefill_schedule_interval > 1 and self._is_between_prefills()
         self._schedule_running(batch)
         if not batch.preempted and not batch.failed and self._may_admit():
@@ -246,6 +267,7 @@ class Scheduler:
             self._num_steps += 1
             if batch.has_prefill:
                 self._last_prefill_step = self._num_steps
+        batch.copies = self.blocks.end_step()
         self._launch(batch)
         return batch
 
@@ -298,7 +320,7 @@ class Scheduler:
                 seq.num_computed_tokens + n + self._num_ahead <= seq.num_tokens_until_change
                 or self._make_room(seq, seq.num_computed_tokens + n, batch)
             ):
-                batch.put(seq, n)
+                self._put(seq, n, batch)
                 batch.has_prefill |= seq.is_prefill_chunk
             elif n and seq.status == "running":  # it waits for blocks that a batch in flight may still write
                 return
@@ -315,9 +337,11 @@ class Scheduler:
         n = min(known, self.config.max_model_len - 1) - seq.num_computed_tokens
         if self._holds_prefills and seq.is_prefill_chunk:
             return 0
-        if n == 1 and self._state_block_size is None:
+        if n == 1 and not seq.encoder_inputs:
             return 1  # most: no limit cuts a single token
-        return self._chunk(seq, seq.num_computed_tokens, n, batch)
+        return self._with_inputs(
+            seq, seq.num_computed_tokens, self._chunk(seq, seq.num_computed_tokens, n, batch), batch
+        )
 
     def _is_between_prefills(self) -> bool:
         """Whether prefills wait for the next step of theirs: not when nobody decodes, or more wait than fit."""
@@ -407,7 +431,8 @@ class Scheduler:
             return None
         if not self.config.enable_chunked_prefill and self._capped(n) > batch.budget:
             return None
-        return self._chunk(seq, hit.num_tokens, n, batch) or None
+        n = self._chunk(seq, hit.num_tokens, n, batch)
+        return self._with_inputs(seq, hit.num_tokens, n, batch) if n else None
 
     def _may_admit(self) -> bool:
         """Always, but for a static batch: it forms when nobody runs, and then runs until its last sequence ends."""
@@ -420,18 +445,19 @@ class Scheduler:
 
     def _num_wanted(self, seq: Sequence, hit: PrefixHit, n: int) -> int:
         """Free blocks that admission takes: for this chunk, and with reserve_full_prompt for all known tokens."""
-        chunk = self.blocks.num_needed(hit, self._num_slots(hit.num_tokens + n))
+        num_tokens = hit.num_tokens + n
+        chunk = self.blocks.num_needed(seq, hit, num_tokens, self._num_slots(num_tokens))
         if not self.config.reserve_full_prompt:
             return chunk
-        return max(chunk, self.blocks.num_reserved(hit, seq.num_tokens, alone=not self.running))
+        return max(chunk, self.blocks.num_reserved(seq, hit, seq.num_tokens, alone=not self.running))
 
     def _admit(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> None:
-        if self.blocks.enable_prefix_caching:
+        if self.blocks.enable_prefix_caching and not seq.skips_cache:
             self.prefix_cache_stats.count(seq, seq.num_tokens, hit.num_tokens)
         self.blocks.admit(seq, hit, hit.num_tokens + n, self._num_slots(hit.num_tokens + n))
         (batch.resumed if seq.status == "preempted" else batch.new).append(seq)
         batch.hits[seq] = seq.num_computed_tokens = hit.num_tokens
-        batch.put(seq, n)
+        self._put(seq, n, batch)
         batch.has_prefill |= hit.num_tokens < seq.num_tokens - 1
         seq.status = "running"
         self.waiting.remove(seq)
@@ -440,11 +466,10 @@ class Scheduler:
     # --- both ---------------------------------------------------------------------------------------------------
 
     def _chunk(self, seq: Sequence, num_computed: int, n: int, batch: Batch) -> int:
-        """n tokens cut to the long-prefill threshold, the budget left and, with recurrent states, block ends."""
+        """n tokens cut to the long-prefill threshold, the budget left and where the blocks want a chunk to end."""
         n = max(0, min(self._capped(n), batch.budget))
-        if self._state_block_size is None or not self.blocks.enable_prefix_caching:
-            return n
-        return self._cut_at_block(seq, num_computed, n, self._state_block_size)
+        limit = self.config.max_num_batched_tokens
+        return self.blocks.cut(seq, num_computed, n, min(limit, self.config.long_prefill_token_threshold or limit))
 
     def _capped(self, n: int) -> int:
         """n tokens cut to the long-prefill threshold, which holds where there are others."""
@@ -455,15 +480,6 @@ class Scheduler:
         if self.config.adaptive_long_prefill_threshold:
             threshold = max(threshold, self.config.max_num_batched_tokens // num_seqs)
         return min(n, threshold)
-
-    @staticmethod
-    def _cut_at_block(seq: Sequence, num_computed: int, n: int, block_size: int) -> int:
-        """End a prefill chunk where a block ends: only there can its state be shared."""
-        last = seq.num_tokens // block_size * block_size
-        end = num_computed + n
-        if num_computed >= last:
-            return n
-        return max(0, min(end // block_size * block_size, last) - num_computed)
 
     def _append(self, seq: Sequence, token_id: int) -> None:
         seq.append(token_id, self.config.max_model_len)
@@ -486,6 +502,16 @@ class Scheduler:
         )
         self.finish(seq.request_id, "out_of_blocks", error)
         batch.failed.append(seq)
+
+    # What a scheduler of prompts with images sees otherwise (encoding.py):
+
+    def _with_inputs(self, seq: Sequence, start: int, n: int, batch: Batch) -> int:
+        """Of n tokens from `start` on those for which nothing else has to be computed first."""
+        return n
+
+    def _put(self, seq: Sequence, n: int, batch: Batch) -> None:
+        """Take a sequence into the batch."""
+        batch.put(seq, n)
 
     # What a scheduler with memory beyond the device's sees otherwise (loading.py):
 

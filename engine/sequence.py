@@ -4,6 +4,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.encoder_rules import EncoderInput
+
 Status = Literal["waiting", "loading", "running", "preempted", "finished"]
 FinishReason = Literal["length", "stop", "abort", "out_of_blocks", "error"]
 
@@ -19,6 +21,8 @@ class Sequence:
     extra_keys: tuple[Hashable, ...] = ()  # adapter name, salt: what else the KV depends on
     adapter: str | None = None  # whose low-rank matrices are added to the model's; None: the model's own alone
     stop_token_ids: frozenset[int] = frozenset()
+    skips_cache: bool = False  # every token of its prompt is computed: each one's logits are wanted
+    encoder_inputs: tuple[EncoderInput, ...] = ()  # images in its prompt, in order: for a scheduler alone (encoding.py)
 
     num_prompt_tokens: int = field(init=False)
     arrival: int = 0  # order of add(), set by the scheduler

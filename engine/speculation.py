@@ -1,4 +1,4 @@
-"""Tokens that are guessed first and checked then: what runs between the scheduler's batch and the device.
+"""Runs batches with draft tokens: verifies them on the device, then drafts the next ones.
 
 The model computes the logits behind a sequence's last known token and behind each of its drafts, and a token is sampled
 from each as if no draft had been there: by the same parameters and, seeded by its place in the output, by the same
@@ -23,7 +23,7 @@ from engine.scheduler import Batch, Scheduler
 
 
 class NoSpeculation:
-    """A token for each sequence of a batch."""
+    """One token per sequence of a batch."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -32,11 +32,11 @@ class NoSpeculation:
         return self._runner.run(arrays, params)
 
     def propose(self, batch: Batch, arrays: BatchArrays, params: list[SamplingParams]) -> None:
-        """Nothing is guessed."""
+        """Proposes no drafts."""
 
 
 class Speculation:
-    """Runs batches with drafts, and has the next ones guessed."""
+    """Runs batches with drafts and proposes the next ones."""
 
     def __init__(self, runner: ModelRunner, scheduler: DraftingScheduler, proposer: Proposer) -> None:
         self._runner, self._scheduler, self._proposer = runner, scheduler, proposer
@@ -49,7 +49,7 @@ class Speculation:
         return CheckedAhead(sampled, rows)
 
     def propose(self, batch: Batch, arrays: BatchArrays, params: list[SamplingParams]) -> None:
-        """Give the scheduler what to check next.
+        """Give the scheduler the next drafts to verify.
 
         Not of sequences with penalties, whose logits would have to know which drafts held.
         """
@@ -63,7 +63,7 @@ class Speculation:
 
 
 def sampling_of(config: EngineConfig, runner: ModelRunner, scheduler: Scheduler) -> NoSpeculation | Speculation:
-    """How a config's engine comes to its tokens."""
+    """The sampling step for a config: with speculation or without."""
     settings = config.speculative_config
     if settings is None or not isinstance(scheduler, DraftingScheduler):
         return NoSpeculation(runner)
@@ -75,7 +75,7 @@ def sampling_of(config: EngineConfig, runner: ModelRunner, scheduler: Scheduler)
 
 
 def companions_of(config: EngineConfig) -> tuple[DraftModel, ...]:
-    """The model that guesses, where it is one."""
+    """The draft model, if the method has one."""
     settings = config.speculative_config
     if settings is None or settings.model is None:
         return ()
@@ -114,11 +114,12 @@ class CheckedTokens:
 
     is_bad: list[bool]
     by_seq: list[tuple[Several[int], Several[TokenLogprobs | None]]]
+    prompts: tuple[()] = ()  # nothing is known of them
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedAhead:
-    """A step's sampled rows on their way to the host."""
+    """A step's sampled rows while they are copied to the host."""
 
     sampled: SampledAhead
     rows: Rows
@@ -128,7 +129,7 @@ class CheckedAhead:
 
 
 def checked(sampled: SampledTokens, rows: Rows) -> CheckedTokens:
-    """The drafts that held and the token after them, for each sequence."""
+    """The accepted drafts and the token after them, for each sequence."""
     is_bad: list[bool] = []
     by_seq: list[tuple[Several[int], Several[TokenLogprobs | None]]] = []
     first = 0
@@ -143,5 +144,5 @@ def checked(sampled: SampledTokens, rows: Rows) -> CheckedTokens:
 
 
 def num_held(drafts: Several[int], tokens: Several[int]) -> int:
-    """Drafts before the first that is not the token sampled in its place."""
+    """Number of accepted drafts: those before the first that differs from the sampled token."""
     return next((i for i, draft in enumerate(drafts) if draft != tokens[i]), len(drafts))

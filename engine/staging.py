@@ -1,4 +1,4 @@
-"""Host memory between a step and its device: pinned for a GPU, so that copies travel while both sides go on.
+"""Host buffers for copies to and from the device, pinned for a GPU so that copies are asynchronous.
 
 A step's arrays lie one behind the other, so that one copy takes them all. There are two buffers each way, used in
 turn: what one step's copy still reads or writes, the next step leaves alone. On a CPU the same happens in plain memory,
@@ -31,14 +31,14 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Arrays one behind the other in num_bytes of memory, each at a multiple of ALIGNMENT."""
+    """Arrays packed into num_bytes of memory, each at a multiple of ALIGNMENT."""
 
     fields: tuple[Field, ...]
     num_bytes: int
 
     @classmethod
     def of(cls, *arrays: tuple[tuple[int, ...], str]) -> "Layout":
-        """For arrays of these shapes and dtypes, in this order."""
+        """The layout of arrays with these shapes and dtypes, in this order."""
         fields, start = list[Field](), 0
         for shape, dtype in arrays:
             end = start + DTYPES[dtype].itemsize * prod(shape)
@@ -66,20 +66,20 @@ def _aligned(size: int) -> int:
 
 
 class UploadRing:
-    """The host memory that a step's arrays wait in until the device has copied them."""
+    """Host buffers that hold a step's arrays until the device has copied them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._buffers = [_Buffer(device) for _ in range(NUM_BUFFERS)]
 
     def next_step(self) -> None:
-        """Begin a step: its arrays go where the step before the last one's lay, which are with the device by now."""
+        """Begin a step, reusing the buffer of two steps ago, which the device has copied by now."""
         self._buffers[0].copied = _event_now(self.device)
         self._buffers.append(self._buffers.pop(0))
         self._buffers[0].clear()
 
     def stage(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """The array in this step's buffer, to be copied from until the step after the next one."""
+        """Put an array into this step's buffer, valid until the step after the next one."""
         return self._buffers[0].stage(array)
 
     def reserve(self, layout: Layout) -> tuple[torch.Tensor, list[np.ndarray[Any, Any]]]:
@@ -117,7 +117,7 @@ class _Buffer:
         return memory.view(DTYPES[array.dtype.name]).view(array.shape)
 
     def reserve(self, size: int) -> tuple[torch.Tensor, Bytes]:
-        """So many bytes, as a tensor and as an array."""
+        """Reserve bytes, as a tensor and as an array."""
         start, self._used = self._used, self._used + _aligned(size)
         if self._used > len(self._memory):  # tensors of this step keep the old memory alive
             self._memory = torch.empty(2 * self._used, dtype=torch.uint8, pin_memory=self._is_pinned)
@@ -127,27 +127,27 @@ class _Buffer:
 
 @dataclass(frozen=True, slots=True)
 class AsyncCopy:
-    """A tensor on its way to the host."""
+    """A tensor being copied to the host."""
 
     on_host: torch.Tensor
     copied: torch.cuda.Event | None
 
     def wait(self) -> torch.Tensor:
-        """The tensor, once all of it is there."""
+        """Wait for the copy and return the tensor."""
         if self.copied is not None:
             self.copied.synchronize()
         return self.on_host
 
 
 class DownloadRing:
-    """The host memory that a step's results arrive in; read a copy before the one after the next is begun."""
+    """Host buffers for a step's results; read a copy before the one after the next is begun."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._buffers = [torch.empty(0, dtype=torch.int32) for _ in range(NUM_BUFFERS)]
 
     def download(self, words: torch.Tensor) -> AsyncCopy:
-        """Copy words [n] int32 to the host, which goes on meanwhile."""
+        """Start copying words [n] int32 to the host."""
         self._buffers.append(self._buffers.pop(0))
         if len(self._buffers[0]) < len(words):
             is_pinned = self.device.type == "cuda"
@@ -158,7 +158,7 @@ class DownloadRing:
 
 
 def _event_now(device: torch.device) -> torch.cuda.Event | None:
-    """What the device reaches when all it was given until now is done; None: it has done it already."""
+    """An event after all work launched so far; None if it is already done (on a CPU)."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()

@@ -1,8 +1,10 @@
-"""The engine's figures: what it has done since it started, and what it holds now."""
+"""Engine statistics: totals since the start, and current use."""
 
 from dataclasses import dataclass
 
-from engine.scheduler import Scheduler
+from engine.draft_rules import SpeculationStats
+from engine.loading import LoadingScheduler
+from engine.scheduler import PrefixCacheStats, Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +18,9 @@ class Stats:
                           window has passed; num_used_blocks: blocks they hold, shared ones counted once
     num_filled_slots      slots of those blocks, over all groups of layers, that hold a computed token; of
                           num_used_blocks x block_size
+    prefix_cache_hits     of prefix_cache_queries, tokens not computed because a block of the pool holds them
+    external_prefix_cache_hits  likewise of host memory and files: tokens looked up there, and loaded
+    num_accepted_tokens   of num_draft_tokens that speculation guessed; num_drafts: times that a sequence had guesses
     generation_tokens, prompt_tokens  computed since the start; busy_s: seconds spent in steps
     """
 
@@ -30,20 +35,20 @@ class Stats:
     num_cached_tokens: int
     prefix_cache_queries: int
     prefix_cache_hits: int
+    external_prefix_cache_queries: int
+    external_prefix_cache_hits: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     num_steps: int
     prompt_tokens: int
     generation_tokens: int
     busy_s: float
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens per second of stepping."""
-        return self.generation_tokens / self.busy_s if self.busy_s else 0.0
-
 
 @dataclass(slots=True)
 class Counters:
-    """What steps add up to."""
+    """Totals over the steps."""
 
     num_steps: int = 0
     prompt_tokens: int = 0
@@ -52,8 +57,10 @@ class Counters:
     busy_s: float = 0.0
 
     def stats(self, scheduler: Scheduler) -> Stats:
-        """With what the scheduler holds now."""
+        """The statistics, with the scheduler's current state."""
         cache = scheduler.prefix_cache_stats
+        external = scheduler.external_cache_stats if isinstance(scheduler, LoadingScheduler) else PrefixCacheStats()
+        drafts = scheduler.draft_stats or SpeculationStats()
         return Stats(
             kv_cache_usage_perc=scheduler.blocks.usage,
             num_used_blocks=scheduler.num_used_blocks,
@@ -66,6 +73,11 @@ class Counters:
             num_cached_tokens=self.num_cached_tokens,
             prefix_cache_queries=cache.queries + cache.preempted_queries,
             prefix_cache_hits=cache.hits + cache.preempted_hits,
+            external_prefix_cache_queries=external.queries + external.preempted_queries,
+            external_prefix_cache_hits=external.hits + external.preempted_hits,
+            num_drafts=drafts.num_drafts,
+            num_draft_tokens=drafts.num_draft_tokens,
+            num_accepted_tokens=drafts.num_accepted_tokens,
             num_steps=self.num_steps,
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,

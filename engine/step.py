@@ -1,4 +1,4 @@
-"""What one step hands to the layers, as tensors on the device."""
+"""One step's inputs to the layers, as tensors on the device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +38,9 @@ class StepTensors:
     prefill_starts: tuple[int, ...]  # query_start on the host
     prefill_context_lens: tuple[int, ...]
     tiles: QueryTiles | None = None  # of the sequences in prefill; None: the kernels need none, or nobody is
+    # [groups, 2, num_seqs] int64: where recurrent states are read and written
+    state_slots: torch.Tensor | None = None
+    starts_fresh: torch.Tensor | None = None  # [num_seqs] bool, beside it: sequences whose first tokens these are
 
     @property
     def num_prefills(self) -> int:
@@ -45,7 +48,7 @@ class StepTensors:
 
 
 def on_device(array: np.ndarray[Any, Any], device: torch.device, uploads: UploadRing | None = None) -> torch.Tensor:
-    """An array as a tensor; to a GPU it travels while the host goes on."""
+    """Copy an array to the device, asynchronously on a GPU."""
     host = torch.from_numpy(np.ascontiguousarray(array)) if uploads is None else uploads.stage(array)
     return host.to(device, non_blocking=True)
 
@@ -53,7 +56,7 @@ def on_device(array: np.ndarray[Any, Any], device: torch.device, uploads: Upload
 def all_on_device(
     arrays: list[np.ndarray[Any, Any]], device: torch.device, uploads: UploadRing | None = None
 ) -> list[torch.Tensor]:
-    """Arrays as tensors; with an uploads they travel together."""
+    """Copy arrays to the device; with `uploads`, in one copy."""
     return [on_device(array, device) for array in arrays] if uploads is None else uploads.upload(arrays)
 
 
@@ -86,6 +89,7 @@ def step_tensors(
     token_ids, positions, last_tokens = islice(sent, 3)
     slots = list(islice(sent, num_groups))
     context_lens, query_start = islice(sent, 2)
+    state_slots, starts_fresh = _states(arrays, device)
     tables = list(islice(sent, num_groups))
     # Groups that see the same tokens have equal planners, and share a list.
     works = {planner: WorkList(next(sent), plan.sizes, len(lens), planner.window) for planner, plan in plans.items()}
@@ -106,7 +110,17 @@ def step_tensors(
         prefill_starts=tuple(arrays.query_start.tolist()),
         prefill_context_lens=tuple(arrays.context_lens[arrays.num_decodes :].tolist()),
         tiles=QueryTiles(next(sent), queries) if rows else None,
+        state_slots=state_slots,
+        starts_fresh=starts_fresh,
     )
+
+
+def _states(arrays: BatchArrays, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(slots that states are read from and written to, whether each sequence begins anew)."""
+    if arrays.state_slots is None:
+        return None, None
+    query_lens = np.concatenate((np.ones(arrays.num_decodes, np.int64), arrays.prefill_lens))
+    return on_device(arrays.state_slots, device), on_device(query_lens == arrays.context_lens, device)
 
 
 def _tiles(arrays: BatchArrays, queries_of_tile: Callable[[int], int] | None) -> tuple[list[Ints], int]:

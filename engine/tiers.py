@@ -1,90 +1,90 @@
-"""KV beyond the device, put together: the connector that decides, and the memory and files that it is copied to."""
+"""KV beyond the device, put together: the connector that decides, and whatever copies what it orders."""
 
-import hashlib
-from dataclasses import replace
-from pathlib import Path
+from collections import deque
+from typing import Generic, Protocol, TypeVar
 
+from engine.block_manager import BlockKey, Group
 from engine.chunk_pool import chunk_pool
-from engine.config import EngineConfig
 from engine.connector import Transfers
-from engine.disk_tier import DiskTier
-from engine.host_tier import HostTier, chunk_bytes
 from engine.loading import LoadingScheduler
-from engine.memory import host_memory
-from engine.model_runner import ModelRunner
-from engine.offload import OffloadConnector
+from engine.offload import Files, OffloadConnector
 from engine.scheduler import PrefixCacheStats, SchedulerConfig
-from kvplan.core.errors import EnvironmentProblem, UsageError
 
-GIB = 2**30
 REST_S = 0.005  # how long a step with nothing to run waits for a copy
 
 
-class Tiers:
-    """Host memory, and perhaps files, that prompts' blocks are kept in."""
+class Copies(Protocol):
+    """Copies to and from tiers: a HostTier makes them, a simulation lets their time go by.
 
-    @classmethod
-    def of(cls, config: EngineConfig, runner: ModelRunner, directory: Path | None) -> "Tiers | None":
-        """What a config asks for; None: no KV beyond the device."""
-        return None if config.kv_offloading_size is None else cls(config, runner, identity(directory, config))
+    copies  (store or load, bytes, seconds) of those that are done, until somebody takes them away
+    """
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner, model: str) -> None:
-        """model  what the KV belongs to: files of another model are not read
+    copies: deque[tuple[str, int, float]]
 
-        Raises UsageError for sizes that hold nothing, EnvironmentProblem where the host or the disk does not do.
-        """
-        assert config.kv_offloading_size is not None
-        self.groups = groups = tuple(group.rule for group in runner.groups)
-        size = chunk_bytes(runner.memory.block_bytes)
-        capacity = round(config.kv_offloading_size * GIB)
-        num_chunks = capacity // size
-        if not num_chunks:
-            raise UsageError(f"kv_offloading_size: {capacity:,} bytes hold no chunk of {size:,}; raise it")
-        available = host_memory()[0]
-        if num_chunks * size > available:
-            raise EnvironmentProblem(
-                f"kv_offloading_size: {num_chunks * size:,} bytes are more than the host's {available:,} free ones; "
-                "lower it"
-            )
-        self.disk = None
-        if config.kv_offloading_dir is not None:
-            disk_size = round((config.kv_offloading_disk_size or 0) * GIB)
-            folder = Path(config.kv_offloading_dir) / fingerprint(model, runner, config)
-            self.disk = DiskTier(folder, disk_size, size)
-        self.host = HostTier(runner.kv.tensors, num_chunks, disk=self.disk)
+    def begin(self, transfers: Transfers) -> None:
+        """Start what the step before has stored and what this one loads; what it writes over has been read."""
+
+    def finished(self) -> tuple[list[int], set[BlockKey]]:
+        """The jobs that are done since the last call, and the chunks that a file did not give."""
+
+    def rest(self, seconds: float) -> None:
+        """Wait until a job is done, but no longer than so many seconds."""
+
+    def close(self) -> None:
+        """Wait for all copies."""
+
+
+HostCopies = TypeVar("HostCopies", bound=Copies)
+
+
+class Tiers(Generic[HostCopies]):
+    """Memory, and perhaps files, that prompts' blocks are kept in.
+
+    size  bytes of the memory
+    """
+
+    def __init__(
+        self, groups: tuple[Group, ...], host: HostCopies, num_chunks: int, chunk_bytes: int, *,
+        blocks_per_chunk: int = 1, enable_prefix_caching: bool = True, files: Files | None = None,
+    ) -> None:  # fmt: skip
+        """files  which chunks are in files below the memory; None: there are none"""
+        self.groups, self.host, self.files, self.size = groups, host, files, num_chunks * chunk_bytes
         self.connector = OffloadConnector(
-            groups, chunk_pool(num_chunks), enable_prefix_caching=config.enable_prefix_caching, files=self.disk
+            groups,
+            chunk_pool(num_chunks),
+            blocks_per_chunk=blocks_per_chunk,
+            enable_prefix_caching=enable_prefix_caching,
+            files=files,
         )
-        self.size = num_chunks * size
 
     def scheduler(self, config: SchedulerConfig, num_blocks: int) -> LoadingScheduler:
-        """The scheduler that asks the connector; it is told of copies by take_in()."""
+        """The scheduler that uses the connector; take_in() tells it about finished copies."""
         self._scheduler = LoadingScheduler(config, num_blocks, self.groups, self.connector)
         return self._scheduler
 
     @property
     def is_busy(self) -> bool:
-        """Whether a copy is under way, or ordered."""
+        """True if a copy is in flight or ordered."""
         return self.connector.is_busy
 
     def begin(self, transfers: Transfers) -> None:
-        """Copy what a step orders, beside it."""
+        """Start the copies that a step orders."""
         self.host.begin(transfers)
 
     def take_in(self, *, is_idle: bool) -> None:
-        """Tell the scheduler which copies are done; with nothing to run, wait a little for one."""
+        """Tell the scheduler about finished copies; if there is nothing to run, wait briefly for one."""
         if is_idle:
             self.host.rest(REST_S)
         self._scheduler.complete(*self.host.finished())
 
     @property
     def scheduler_stats(self) -> PrefixCacheStats:
-        """Tokens looked up beyond the device, and those that were there."""
+        """Tokens looked up in the tiers, and tokens found."""
         return self._scheduler.external_cache_stats
 
     @property
     def usage(self) -> float:
-        """Share of the host's chunks that are being copied, 0 to 1, as vLLM counts it."""
+        """Share of the memory's chunks that are being copied, 0 to 1, as vLLM counts it."""
         pool = self.connector.pool
         return (pool.num_resident - pool.num_evictable) / pool.num_chunks
 
@@ -94,39 +94,3 @@ class Tiers:
             self.host.begin(self.connector.take_orders())
             self.take_in(is_idle=True)
         self.host.close()
-
-
-def fingerprint(model: str, runner: ModelRunner, config: EngineConfig) -> str:
-    """What KV can be shared by: the model, and how its blocks are laid out."""
-    shapes = [tuple(tensor.shape[1:]) for tensor in runner.kv.tensors]
-    rules = [group.rule for group in runner.groups]
-    text = repr(
-        (
-            model,
-            replace(runner.spec, name="", source=""),
-            shapes,
-            rules,
-            str(runner.dtype),
-            str(runner.kv_dtype),
-            config.kv_scale,
-        )
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def identity(directory: Path | None, config: EngineConfig) -> str:
-    """Names, sizes and both ends of the weight files, which a model fine-tuned from it has of its own; or the seed."""
-    if directory is None or config.load_format == "dummy":
-        return f"seed {config.seed}"
-    digest = hashlib.sha256()
-    for path in sorted(directory.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(ENDS))
-            file.seek(max(0, size - ENDS))
-            digest.update(file.read(ENDS))
-    return digest.hexdigest()
-
-
-ENDS = 65_536  # bytes of each end of a weight file

@@ -1,4 +1,4 @@
-"""Tensor parallelism: which part of a layer this rank holds, and the few sums and gathers between ranks.
+"""Tensor parallelism: this rank's part of a layer, and the collectives between ranks.
 
 Every rank runs the whole engine with rank 0's requests; the scheduler is deterministic, so all ranks step alike.
 """
@@ -7,6 +7,7 @@ import atexit
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -22,10 +23,22 @@ GROUP_TIMEOUT = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """This rank among `size`; size 1 needs no process group and every method is then the identity."""
+    """This rank of `size` that share their layers; alone, without a process group, every method is the identity.
+
+    stage, num_stages  the part of the model that these ranks hold, of so many (stages.py)
+    group              the ranks of this stage; None: all ranks
+    """
 
     rank: int = 0
     size: int = 1
+    stage: int = 0
+    num_stages: int = 1
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all stages."""
+        return self.size * self.num_stages
 
     def share(self, units: int, what: str) -> slice:
         """This rank's equal share of `units` heads, channels or rows."""
@@ -51,34 +64,34 @@ class TensorParallel:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self.group)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """The ranks' x side by side along the last dimension."""
+        """The ranks' x, concatenated along the last dimension."""
         if self.size == 1:
             return x
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous())
+        dist.all_gather(parts, x.contiguous(), group=self.group)
         return torch.cat(parts, -1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's x, in place: ranks may differ in the last bit, and must not in what they sampled."""
+        """Overwrite x with that of the first rank, in place: logits may differ in a bit, sampled tokens must not."""
         if self.size > 1:
-            dist.broadcast(x, 0)
+            dist.broadcast(x, self.stage * self.size, group=self.group)
         return x
 
     def from_first(self, value: T) -> T:
-        """Rank 0's value, whatever this rank has: anything that can be pickled."""
-        if self.size == 1:
+        """Rank 0's value, which must be picklable, on the ranks of all stages."""
+        if self.num_ranks == 1:
             return value
         values = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def smallest(self, value: int) -> int:
-        """The least of the ranks' values."""
-        if self.size == 1:
+        """The minimum over the ranks of all stages."""
+        if self.num_ranks == 1:
             return value
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         least = torch.tensor(value, dtype=torch.int64, device=device)
@@ -87,28 +100,34 @@ class TensorParallel:
 
 
 def _leave() -> None:
-    """End the group before the interpreter ends: its threads would abort the process."""
+    """Destroy the process group before the interpreter exits; its threads would abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def local_rank() -> int:
-    """This process's number on its machine, as torchrun says it."""
+    """This process's local rank, set by torchrun."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def join(size: int, device: torch.device) -> TensorParallel:
-    """This process's place among `size` ranks; under torchrun the process group is made here, unless it exists.
+def local_size(size: int) -> int:
+    """How many of `size` ranks run on this machine, set by torchrun; all where nothing says so."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", size)) if size > 1 else 1
+
+
+def join(size: int, device: torch.device, num_stages: int = 1) -> TensorParallel:
+    """Join `size` ranks per stage; under torchrun this creates the process group unless it exists.
 
     device  this rank's own: it becomes the current one first, so that no rank makes a context on another's GPU
     """
-    if size == 1:
+    count = size * num_stages
+    if count == 1:
         return TensorParallel()
+    name = "tensor_parallel_size" if num_stages == 1 else "tensor_parallel_size x pipeline_parallel_size"
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             raise UsageError(
-                f"tensor_parallel_size: {size} ranks need {size} processes; "
-                f"start with: torchrun --nproc-per-node {size} ..."
+                f"{name}: {count} ranks need {count} processes; start with: torchrun --nproc-per-node {count} ..."
             )
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -116,8 +135,17 @@ def join(size: int, device: torch.device) -> TensorParallel:
         else:
             dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
         atexit.register(_leave)
-    if dist.get_world_size() != size:
-        raise UsageError(
-            f"tensor_parallel_size: {size} asked for, {dist.get_world_size()} processes run; make them equal"
-        )
-    return TensorParallel(dist.get_rank(), size)
+    if dist.get_world_size() != count:
+        raise UsageError(f"{name}: {count} requested, {dist.get_world_size()} processes run; make them equal")
+    stage, rank = divmod(dist.get_rank(), size)
+    return TensorParallel(rank, size, stage, num_stages, stage_group(size, num_stages, stage))
+
+
+@cache
+def stage_group(size: int, num_stages: int, stage: int) -> dist.ProcessGroup | None:
+    """The ranks of a stage, neighbors as in vLLM; None where they are all ranks. Every rank creates all groups."""
+    if num_stages == 1:
+        return None
+    groups = [dist.new_group(list(range(i * size, (i + 1) * size)), timeout=GROUP_TIMEOUT) for i in range(num_stages)]
+    group: dist.ProcessGroup = groups[stage]
+    return group

@@ -1,4 +1,4 @@
-"""Every kernel variant that serving can need, launched before it begins: a compile would stop all requests for seconds.
+"""Launches every kernel variant before serving begins: a compile later would stall all requests for seconds.
 
 A variant is a kernel with its tile, dtypes and which of its tensors are there. Which tile follows from the tokens of a
 step and of its longest chunk; whether decode work is cut, from its contexts; which tensors sampling has, from the
@@ -25,7 +25,7 @@ WAYS = (DRAWN, SamplingParams(min_p=0.1), SamplingParams(top_p=0.9))
 
 
 def blank_step(query_lens: Lens, context_lens: Lens, num_groups: int, max_blocks: int) -> BatchArrays:
-    """A step of such lengths [num_seqs], decodes first; everything is read from block 0, and nothing is stored."""
+    """A step with these lengths [num_seqs], decodes first; reads only block 0 and stores nothing."""
     starts = np.concatenate(([0], np.cumsum(query_lens)))
     num_decodes = int((query_lens == 1).sum())
     return BatchArrays(
@@ -42,7 +42,7 @@ def blank_step(query_lens: Lens, context_lens: Lens, num_groups: int, max_blocks
 
 
 def lengths(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Iterator[tuple[Lens, Lens]]:
-    """(query_lens, context_lens) of the steps that have each tile: decodes of one long context and of several short
+    """(query_lens, context_lens) of steps that use each tile: decodes of one long context and of several short
     ones, then prefills of more and more tokens, one sequence while it holds them."""
     most = min(max_num_seqs, max_num_batched_tokens)
     for num_seqs in sorted({1, min(2, most), most}):
@@ -56,7 +56,7 @@ def lengths(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) 
 
 
 def samplings() -> Iterator[list[SamplingParams]]:
-    """Parameters of a row or two: every way to draw, alone and beside a greedy row, with penalties and without."""
+    """Sampling parameters for one or two rows: every method, with and without a greedy row and penalties."""
     for way, others in product((GREEDY, *WAYS), ([], [GREEDY], [DRAWN])):
         yield [way, *others]
         yield [replace(way, presence_penalty=0.1), *others]

@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     finally:
         server.send_signal(signal.SIGTERM)
         server.communicate()
-    print("stopped, exit code", server.returncode)
+    print(f"stopped by SIGTERM: exit code {server.returncode}")
     return 0
 
 

@@ -203,14 +203,14 @@ def sweep_frame(models: str | Iterable[str], **options: "Value | Iterable[Value]
 def _options(kind: type[Options], options: dict[str, Any], **named: Any) -> Options:
     """Keywords as the command line's options; UsageError for a name that is none of them."""
     from dataclasses import fields
-    from difflib import get_close_matches
+
+    from kvplan.core.near import meant, near_names
 
     known = {option.name: str(option.type) for option in fields(kind)}
     for name in options:
         if name not in known or name in _SHOWING:
-            near = [_SHORT[name]] if name in _SHORT else get_close_matches(name, known.keys() - _SHOWING, 3)
-            hint = f"did you mean {', '.join(near)}?" if near else "`kvplan estimate --help` lists them"
-            raise UsageError(f"{name}", "no such keyword", f"{hint}")
+            near = [_SHORT[name]] if name in _SHORT else near_names(name, known.keys() - _SHOWING)
+            raise UsageError(name, "no such keyword", meant(near, "`kvplan estimate --help` lists them"))
     values = {name: value for name, value in (options | named).items() if value is not None}
     return kind(**{name: _text_of(value, known[name]) for name, value in values.items()})
 

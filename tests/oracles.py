@@ -13,16 +13,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
 from itertools import count
+from math import lcm
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
 from engine.draft_rules import DraftRules, by_batch_size, draft_rules
-from engine.drafting import DraftingScheduler, scheduler_of
+from engine.drafting import DraftingScheduler
+from engine.encoder_rules import EncoderInput, EncoderRules
+from engine.encoding import EncodingScheduler, encoding_scheduler_of
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
+from engine.states import StateBlockManager
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
@@ -44,6 +49,7 @@ from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
+from kvplan.servers.pool import Capacity
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.sglang import drafts as sglang_drafts
 from kvplan.servers.sglang import models as sglang_models
@@ -53,11 +59,11 @@ from kvplan.servers.sglang import server as sglang_server
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.speculation import drafter
 from kvplan.servers.vllm import pool as vllm_pool
-from kvplan.servers.vllm.pool import Capacity
 from kvplan.servers.vllm.pooling import pooled
-from kvplan.servers.weights import draft_layout, weight_layout
+from kvplan.servers.weights import draft_layout, embedded, weight_layout
 from kvplan.sizing.weights import total_weights
 from tests.support import offload_trace
+from tests.support.oracle_data import spec_named
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"
 NOT_ASKED = "not within the oracle's reach"
@@ -220,7 +226,7 @@ def case_request(case: dict[str, Any], directory: Path) -> Request:
     inputs = case["inputs"]
     command = read_command(shlex.join(serve_words(inputs)))
     if command.unknown:
-        raise UsageError(f"engine argument {command.unknown[0]!r}: is unknown to kvplan")
+        raise UsageError(f"engine argument {command.unknown[0]!r}: is not supported by kvplan")
     name = inputs.get("gpu", "H100")
     return Request(
         spec_in(directory / inputs["model"]),
@@ -280,6 +286,7 @@ def result_differences(request: Request, expected: dict[str, Any]) -> Iterator[s
 def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str, Any]]) -> Iterator[str]:
     """What differs in the bytes of each stage's rank, as they are while loading."""
     request, _ = pooled(request)
+    request = embedded(drafter(request, "vLLM")[0])
     for stage, expected in enumerate(weights if isinstance(weights, list) else [weights]):
         got = total_weights(request.spec, weight_layout(request, stage, online=False))
         if got != expected["param_bytes_per_rank"]:
@@ -360,7 +367,7 @@ def sglang_request(inputs: dict[str, Any], spec: ModelSpec) -> Request:
     if odd := [*command.unknown, *command.refused]:
         raise UsageError(f"{odd[0]}: is not a flag of SGLang that kvplan models")
     if command.notes:  # spellings of older releases
-        raise UsageError(command.notes[0])
+        raise UsageError(command.notes[0].text)
     args = EngineArgs(**command.args)
     name = inputs.get("gpu", "H100")
     draft = draft_in(command.draft_model) if command.draft_model else None
@@ -472,11 +479,13 @@ SAMPLED_TOKEN = 7  # every sampled token is the same one; prompts have others
 STATS = -1  # in place of a step's number
 KNOWN_ARGS = {"async_scheduling", "scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl",
               "watermark", "enable_lora", "max_loras", "enable_chunked_prefill", "prefill_schedule_interval",
-              "long_prefill_token_threshold_adaptive"}  # fmt: skip
-OF_THE_WORKER = {"max_lora_rank", "max_cpu_loras"}  # engine arguments that say nothing to a scheduler
+              "long_prefill_token_threshold_adaptive", "prefix_match_unit", "disable_chunked_mm_input"}  # fmt: skip
+# Engine arguments that say nothing to a scheduler, as these traces have them: vLLM 0.33 stops within a block where a
+# shared prefix ends only if a drafter has groups of its own and drops blocks.
+OF_THE_WORKER = {"max_lora_rank", "max_cpu_loras", "language_model_only", "enable_mamba_shared_prefix_checkpoint"}
 
 
-def trace_group(group: dict[str, Any]) -> Group:
+def trace_group(group: dict[str, Any], checkpoint_alignment: int | None = None) -> Group:
     block_size = group["block_size"]
     match group["type"]:
         case "FullAttentionSpec" | "MLAAttentionSpec":
@@ -489,15 +498,13 @@ def trace_group(group: dict[str, Any]) -> Group:
                 raise UsageError("group type 'ChunkedLocalAttentionSpec': has no attention_chunk_size; add it")
             return ChunkedGroup(block_size, chunk)
         case "MambaSpec":
-            return MambaGroup(block_size)
+            return MambaGroup(block_size, group.get("num_speculative_blocks") or 0, checkpoint_alignment)
     raise UsageError(f"group type {group['type']!r}: is not one the engine knows")
 
 
 def trace_config(trace: dict[str, Any]) -> SchedulerConfig:
     inputs = trace["inputs"]
     args = inputs.get("engine_args") or {}
-    if "encoder" in inputs:
-        raise UsageError("encoder: budgets of images are not the engine's, which runs text; replay traces without them")
     unknown = set(args) - KNOWN_ARGS - OF_THE_WORKER
     if unknown:
         raise UsageError(f"engine argument {sorted(unknown)[0]!r}: is not one the engine's scheduler knows")
@@ -517,15 +524,37 @@ def trace_config(trace: dict[str, Any]) -> SchedulerConfig:
         adaptive_long_prefill_threshold=args.get("long_prefill_token_threshold_adaptive", False),
         prefill_schedule_interval=args.get("prefill_schedule_interval", 1),
         pipeline_stages=inputs.get("pp", 1),
+        prefix_match_unit=args.get("prefix_match_unit"),
+        encoder=trace_encoder(inputs.get("encoder"), chunks_inputs=not args.get("disable_chunked_mm_input", False)),
     )
 
 
+# vLLM 0.33's kernels of these states store one on the way through a prompt, at multiples of so many tokens: Mamba 2 at
+# any (mamba_mixer2.py), FlashInfer's gated delta net where blocks end (qwen_gdn_linear_attn.py), Mamba 1 nowhere.
+def checkpoint_alignment(trace: dict[str, Any]) -> int | None:
+    """Of a trace's model, on the H100 that all of them are played on."""
+    states = [group["block_size"] for group in trace["groups"] if group["type"] == "MambaSpec"]
+    if not states:
+        return None
+    spec = spec_named(trace["inputs"]["model"])
+    kinds = {cache.kind for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)}
+    if kinds == {"mamba2"}:
+        return 1
+    unit = (trace["inputs"].get("engine_args") or {}).get("prefix_match_unit")
+    return (lcm(unit, 64) if unit else min(states)) if kinds == {"gated_delta_net"} else None
+
+
 def trace_groups(trace: dict[str, Any]) -> tuple[Group, ...]:
-    return tuple(trace_group(group) for group in trace["groups"])
+    alignment = checkpoint_alignment(trace)
+    return tuple(trace_group(group, alignment) for group in trace["groups"])
 
 
 def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
-    return scheduler_of(trace_config(trace), trace["num_blocks"], trace_groups(trace))
+    return encoding_scheduler_of(trace_config(trace), trace["num_blocks"], trace_groups(trace))
+
+
+def trace_encoder(sizes: dict[str, int] | None, *, chunks_inputs: bool) -> EncoderRules | None:
+    return None if sizes is None else EncoderRules(sizes["compute_budget"], sizes["cache_size"], chunks_inputs)
 
 
 KNOWN_DRAFT_OPTIONS = {"num_speculative_tokens_per_batch_size", "disable_lookahead_block_hashes"}
@@ -596,9 +625,18 @@ def trace_sequence(request: dict[str, Any], number: int) -> Sequence:
     shared, own = request.get("prefix_id", 0), number
     tokens = [(1 + shared) * 10**8 + i for i in range(request.get("shared", 0))]
     tokens += [-(1 + own) * 10**8 - i for i in range(len(tokens), request["prompt_len"])]
+    images = []
+    for image in request.get("mm", ()):  # equal images are equal tokens
+        ranges = tuple((first, last) for first, last in image.get("embeds") or ())
+        images.append(EncoderInput(image["offset"], image["length"], image["hash"], ranges))
+        span = slice(image["offset"], image["offset"] + image["length"])
+        tokens[span] = [10**12 + crc32(f"{image['hash']} {i}".encode()) for i in range(image["length"])]
     adapter = None if request.get("lora") is None else str(request["lora"])
     keys = () if adapter is None else (adapter,)
-    return Sequence(request["id"], tokens, request["max_tokens"], request.get("priority") or 0, keys, adapter=adapter)
+    priority = request.get("priority") or 0
+    return Sequence(
+        request["id"], tokens, request["max_tokens"], priority, keys, adapter=adapter, encoder_inputs=tuple(images)
+    )
 
 
 def step_state(scheduler: Scheduler) -> dict[str, Any]:
@@ -623,13 +661,31 @@ def step_row(scheduler: Scheduler, batch: Batch, accepted: dict[str, int] | None
         "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
         "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
         "new_computed_tokens": {seq.request_id: n for seq, n in batch.hits.items()},
-        "preempted": [seq.request_id for seq in batch.preempted],
+        "preempted": sorted(seq.request_id for seq in batch.preempted),
         "blocks_held": {seq.request_id: scheduler.blocks.num_held(seq) for seq in batch.num_tokens},
         "start": {seq.request_id: seq.num_computed_tokens - n for seq, n in batch.num_tokens.items()},
         "distinct_held": scheduler.num_used_blocks,
     } | step_state(scheduler)
     if scheduler.config.max_loras:
         row |= adapters_state(scheduler)
+    if isinstance(scheduler.blocks, StateBlockManager):
+        admitted = (*batch.new, *batch.resumed)
+        row |= {
+            "junction": {seq.request_id: seq.full_attention_hit_len for seq in admitted if seq.full_attention_hit_len},
+            "block_copies": len(batch.copies),
+        }
+    if isinstance(scheduler, EncodingScheduler):
+        cache = scheduler.encoder_cache
+        row |= {
+            "encoder_inputs": {seq.request_id: numbers for seq, numbers in batch.encoder_inputs.items()},
+            "encoder_freed": batch.encoder_evicted,
+            "encoder_cache": {
+                "free": cache.num_free,
+                "freeable": cache.num_freeable,
+                "entries": sorted(cache.users),
+                "unreferenced": list(cache.unused),
+            },
+        }
     if isinstance(scheduler, DraftingScheduler):
         row |= {
             "draft_tokens": {seq.request_id: len(drafts) for seq, drafts in batch.drafts.items()},
@@ -645,14 +701,22 @@ def state_after(trace: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
     """The scheduler between batches; what the trace counts of tokens in flight is ours where it schedules ahead."""
     begun = [seq for seq in scheduler.unfinished if seq.num_computed_tokens > 0]
     is_async = scheduler.config.is_async
-    return step_state(scheduler) | {
-        "distinct_held": scheduler.num_used_blocks,
-        "proposed": {seq.request_id: len(seq.draft_ids) for seq in scheduler.unfinished if seq.draft_ids},
-        "computed": {seq.request_id: seq.num_computed_tokens for seq in begun},
-        "tokens": {seq.request_id: seq.num_tokens for seq in begun},
-        "in_flight": {seq.request_id: seq.num_in_flight_tokens for seq in begun if seq.num_in_flight_tokens},
-        "placeholders": {seq.request_id: seq.num_placeholders for seq in begun if is_async and seq.num_placeholders},
-    }
+    cache = scheduler.encoder_cache if isinstance(scheduler, EncodingScheduler) else None
+    sizes = {} if cache is None else {"encoder_cache": {"free": cache.num_free, "freeable": cache.num_freeable}}
+    return (
+        step_state(scheduler)
+        | sizes
+        | {
+            "distinct_held": scheduler.num_used_blocks,
+            "proposed": {seq.request_id: len(seq.draft_ids) for seq in scheduler.unfinished if seq.draft_ids},
+            "computed": {seq.request_id: seq.num_computed_tokens for seq in begun},
+            "tokens": {seq.request_id: seq.num_tokens for seq in begun},
+            "in_flight": {seq.request_id: seq.num_in_flight_tokens for seq in begun if seq.num_in_flight_tokens},
+            "placeholders": {
+                seq.request_id: seq.num_placeholders for seq in begun if is_async and seq.num_placeholders
+            },
+        }
+    )
 
 
 def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -662,6 +726,8 @@ def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     arrived: list[Sequence] = []
     in_flight: deque[tuple[int, dict[str, Any], Batch]] = deque()
     for step in count():
+        if step == trace.get("unfinished_engine_steps"):  # the recording was cut with work left
+            break
         for arrival in [entry for entry in pending if entry[0] == step]:
             pending.remove(arrival)
             arrived.append(arrival[1])
@@ -679,6 +745,8 @@ def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
             yield done, row | {"after_update": state_after(trace, scheduler)}
         if not pending and not scheduler.has_unfinished and not any(entry[2].num_tokens for entry in in_flight):
             break
+    for done, row, _ in in_flight if trace.get("unfinished_engine_steps") is not None else ():
+        yield done, row
     stats = scheduler.prefix_cache_stats
     row = {field.name: getattr(stats, field.name) for field in fields(stats)}
     if (counts := scheduler.draft_stats) is not None:
@@ -696,7 +764,7 @@ STATUSES = {"length": "FINISHED_LENGTH_CAPPED", "abort": "FINISHED_ABORTED", "st
 
 def outcome(seq: Sequence) -> dict[str, Any]:
     """What became of a request, in the words of the trace."""
-    status = STATUSES.get(seq.finish_reason or "", str(seq.finish_reason))
+    status = STATUSES.get(seq.finish_reason or "", str(seq.finish_reason)) if seq.is_finished else seq.status.upper()
     return {"output": seq.num_output_tokens, "preemptions": seq.num_preemptions, "status": status}
 
 
@@ -712,13 +780,20 @@ def apply(scheduler: Scheduler, player: Player, batch: Batch, row: dict[str, Any
         scheduler.propose(player.proposals(batch, scheduler.running))
 
 
-def trace_difference(trace: dict[str, Any]) -> str | None:
-    """The first difference between a real scheduler's steps and ours, as `step N: how`."""
+def trace_difference(trace: dict[str, Any], *, timed: bool = False) -> str | None:
+    """The first difference between a real scheduler's steps and ours, as `step N: how`.
+
+    timed  with the tiers of a simulation in place of the engine's
+    """
     if trace["inputs"].get("offload"):
-        scheduler = offload_trace.scheduler_of(trace, trace_config(trace), trace_groups(trace))
+        scheduler_of = offload_trace.timed_scheduler_of if timed else offload_trace.scheduler_of
+        scheduler = scheduler_of(trace, trace_config(trace), trace_groups(trace))
         sequences = [trace_sequence(request, i) for i, request in enumerate(trace["inputs"]["requests"])]
         return offload_trace.difference(trace, scheduler, sequences)
-    expected = {step["step"]: step | {"admitted": sorted(step["new"] + step["resumed"])} for step in trace["steps"]}
+    expected = {
+        step["step"]: step | {"admitted": sorted(step["new"] + step["resumed"]), "preempted": sorted(step["preempted"])}
+        for step in trace["steps"]
+    }
     stats = (trace.get("prefix_cache_stats") or {}) | {
         key: trace[key] for key in ("spec_stats", "finished") if trace.get(key) is not None
     }

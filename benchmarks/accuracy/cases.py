@@ -21,8 +21,10 @@ from kvplan.core.files import printable, read_text
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.models import catalog, hf_config
+from kvplan.models.families import mtp
 from kvplan.models.spec import ModelSpec
-from kvplan.servers import environment
+from kvplan.planning.plan import Request
+from kvplan.servers import environment, speculation
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
@@ -362,6 +364,8 @@ def switched(name: str, words: str) -> bool:
 
 
 DRAFT_TOKENS = re.compile(r"MTP (\d+) token|(\d+) draft tokens")
+OWN_HEAD = re.compile(r"(?<!no )\bMTP\b(?!=0| off| head available)|num[-_]speculative[-_]tokens")
+SPARK_HEAD = re.compile(r"DSpark")
 FIXED_POOL = re.compile(r"kv cache fixed (\d+(?:\.\d+)?) GiB|kv[-_]cache[-_]memory[-_]bytes[=: ]+(\d+)")
 KV_NAMES = {"fp8 (doc)": "fp8"}
 OFFLOAD = re.compile(r"cpu[-_]offload[-_]gb[=: ]+(\d+)")
@@ -400,11 +404,29 @@ def check_build(case: Case) -> None:
         raise NotAsked("its build is a fork's or somebody's own image, no release")
 
 
-def check_budget(case: Case) -> None:
+def method_of(case: Case, spec: ModelSpec) -> str | None:
+    """The method of drafts that the words state. Raises NotStated where they name no draft and the model has no head.
+
+    Gemma 4's assistants read its caches, so that a pool is sized without them.
+    """
+    words = f"{case.flags} {case.model}"
+    if SPARK_HEAD.search(words):
+        return "dspark"
+    if not OWN_HEAD.search(words) or spec.model_type == "gemma4_text":
+        return None
+    if not mtp.num_layers(spec):
+        raise NotStated("its draft model is not named")
+    return "mtp"
+
+
+def check_budget(case: Case, gpu: GpuSpec) -> None:
     """Raise NotStated where what the budget goes to is decided by something that is neither stated nor a release's.
 
-    Unsloth sets max_num_seqs and the utilisation itself, by rules of its own.
+    Unsloth sets max_num_seqs and the utilization itself, by rules of its own. Two starts of one container on one Jetson
+    had 5.0 and 12.3 GiB besides weights and pool: other processes and files take what host and GPU share.
     """
+    if gpu.unified and not RELEASE.match(case.version or ""):
+        raise NotStated("what the host takes of the memory that it shares with the GPU is not stated")
     if "unsloth" in f"{case.notes} {case.flags} {case.version}".lower() and "max_num_seqs" not in case.stated:
         raise NotStated("Unsloth launched it with a max_num_seqs of its own, which is not stated")
 
@@ -461,6 +483,7 @@ def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
         disable_hybrid_kv_cache_manager=re.search(r"(?<!no-)disable-hybrid-kv-cache-manager", words) is not None,
         enforce_eager=bool(stated.get("enforce_eager")) or "cudagraph_mode NONE" in words or "enforce-eager" in words,
         num_speculative_tokens=int(drafts or 0),
+        speculative_method=method_of(case, spec),
         **adapters(words),
         usage="offline" if "LLM()" in words or "LLM(" in words else "server",
     )
@@ -530,6 +553,16 @@ class Inputs:
     number: tuple[int, int]
     gpu: GpuSpec | None
     why_no_gpu: str = ""
+    draft: ModelSpec | None = None
+
+
+def drafting(inputs: Inputs) -> Inputs:
+    """With the draft that its server loads, on whichever GPU."""
+    if inputs.args.speculative_method is None:
+        return inputs
+    request = Request(inputs.spec, inputs.gpu or custom_gpu(80 * GIB), inputs.args, inputs.release)
+    drafted, _ = speculation.drafter(request, "vLLM")
+    return replace(inputs, args=drafted.args, draft=drafted.draft)
 
 
 def inputs_of(case: Case, models: Models) -> Inputs:
@@ -552,7 +585,7 @@ def inputs_of(case: Case, models: Models) -> Inputs:
         device = gpu_of(case)
     except NotStated as reason:
         why = str(reason)
-    return Inputs(spec, args, release, number, device, why)
+    return drafting(Inputs(spec, args, release, number, device, why))
 
 
 ASSIGNED = re.compile(rf"({'|'.join(environment.variables())})=(\w+)")

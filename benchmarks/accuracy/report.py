@@ -69,7 +69,7 @@ def part_rows(lines: Iterable[Line]) -> list[list[str]]:
     return rows
 
 
-PARTS_HEADER = ("predicted", "n", "median error", "9 in 10 within", "worst", "9 in 10, of the GPU", "exact")
+PARTS_HEADER = ("predicted", "n", "median error", "p90", "worst", "p90, % of the GPU", "exact")
 
 
 def bad_row(bad: Bad) -> list[str]:
@@ -134,16 +134,14 @@ def readme_section(board: Board) -> str:
     cover = board.coverage
     exact, explained, total = given_share(board)
     opening = (
-        f"kvplan keeps {cover.cases} server start-ups that people posted: the settings, the log and the source. "
-        f"{cover.scorable} of them name a release and a model in the catalog; kvplan predicts "
-        f"{cover.predicted} of these ({cover.share:.0%}). Constants that no formula gives are fitted without the "
-        "thread that a case comes from."
+        f"We collected {cover.cases} server start-up logs that people posted. {cover.scorable} of them state a release "
+        f"and a model in the catalog, and kvplan predicts {cover.predicted} of these ({cover.share:.0%}). For each "
+        "case, fitted constants are fitted without the issue or post that it comes from."
     )
     rest = total - exact - explained
     following = (
-        f"Given the KV memory, blocks or tokens of the same log, {exact} of {total} further numbers follow exactly, "
-        f"within the log's rounding; {explained} more follow given one fact that the log does not state, "
-        f"and {rest} do not."
+        f"Starting from the KV cache size in the log, kvplan reproduces {exact} of {total} other logged numbers to the "
+        f"log's rounding. {explained} more need one fact that the log does not state; {rest} do not match."
     )
     pointer = (
         "[reports/accuracy](reports/accuracy/README.md) has every part by version, family, GPU and quantization, and "
@@ -156,8 +154,8 @@ def readme_section(board: Board) -> str:
             markdown(("logs", *PARTS_HEADER[:6]), standing_rows(board)),
             prose(following),
             "",
-            "The same start-ups predicted by other planners, vLLM 0.11 on H100 "
-            "(llm-d planner took its constants from them):",
+            "Compared with other planners on the same start-ups, vLLM 0.11 on H100 "
+            "(llm-d planner's constants were fitted on them):",
             "",
             markdown(PEER_HEADER, peer_rows(board)),
             "The largest errors:",

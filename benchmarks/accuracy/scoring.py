@@ -20,13 +20,16 @@ from kvplan.models.spec import (
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.releases import Version, since
+from kvplan.servers.pages import Paging
+from kvplan.servers.pool import Pool
+from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool, pages_in
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.log_rows import activation_peak, loaded_weights
 from kvplan.servers.vllm.rules import OLDEST
 from kvplan.servers.weights import rank_weights, weight_layout
@@ -139,12 +142,12 @@ def weights(case: Case, inputs: Inputs) -> Iterator[Score]:
     logged = logged_parts(case).get("weights")
     if logged is None:
         return
-    if "mxfp4" in vllm.scheme_kinds(inputs.spec) and inputs.gpu is None:
+    if "mxfp4" in inputs.spec.scheme_kinds and inputs.gpu is None:
         raise NotStated("MXFP4 weights are padded by GPU, and " + inputs.why_no_gpu)
     gpu = inputs.gpu or UNNAMED
     if inputs.spec.is_mla and inputs.number < vllm.LATENT_KEPT:
         inputs = replace(inputs, release=vllm.version(AFTER_ABSORBED))  # its cache is not modelled, its weights are
-    request = Request(inputs.spec, gpu, inputs.args, inputs.release)
+    request = Request(inputs.spec, gpu, inputs.args, inputs.release, draft=inputs.draft)
     yield Score("weights", loaded_weights(request, settings_of(inputs, gpu), 0) / GIB, logged)
 
 
@@ -158,8 +161,8 @@ def budget(case: Case, inputs: Inputs) -> Iterator[Score]:
         raise NotStated(inputs.why_no_gpu)
     if inputs.number < OLDEST:
         raise NotStated(f"vLLM 0.{inputs.number[1]} is older than the releases kvplan models")
-    check_budget(case)
-    the_plan = plan(Request(inputs.spec, inputs.gpu, inputs.args, inputs.release))
+    check_budget(case, inputs.gpu)
+    the_plan = plan(Request(inputs.spec, inputs.gpu, inputs.args, inputs.release, draft=inputs.draft))
     total = the_plan.request.gpu.total_memory
     predicted = {
         "activation": activation_peak(the_plan) / GIB,
@@ -191,7 +194,7 @@ def given(case: Case, inputs: Inputs) -> Iterator[Score]:
         )
     settings = settings_of(inputs, gpu)
     how = vllm_pages.paging(inputs.spec, settings, inputs.args, gpu.sm)
-    scores = list(given_pool(case, inputs, settings, vllm_pool.pool(inputs.spec, how)))
+    scores = list(given_pool(case, inputs, settings, vllm_pool.pool(inputs.spec, how, inputs.draft)))
     if all(score.exact for score in scores):
         yield from scores
         return
@@ -206,14 +209,14 @@ STATES_CACHED = "prefix caching of states was turned on"
 DRAFT_HEAD = "a draft head (MTP) has one more attention layer"
 
 
-def other_pools(inputs: Inputs, how: vllm_pages.Paging) -> Iterator[tuple[str, vllm_pool.Pool]]:
+def other_pools(inputs: Inputs, how: Paging) -> Iterator[tuple[str, Pool]]:
     """Pools under what a log does not state, each with the rule that makes it: states cached, a draft head, both."""
     spec = inputs.spec
     cached = replace(how, prefix_caching=True, context=0)
-    head = draft_head(spec) if how.spec_tokens else None
+    head = draft_head(spec) if how.spec_tokens and inputs.draft is None else None
     changes_states = spec.has_states and not how.prefix_caching
     if changes_states:
-        yield STATES_CACHED, vllm_pool.pool(spec, cached)
+        yield STATES_CACHED, vllm_pool.pool(spec, cached, inputs.draft)
     if head is not None:
         yield DRAFT_HEAD, vllm_pool.pool(spec, how, head)
     if changes_states and head is not None:
@@ -226,7 +229,7 @@ def draft_head(spec: ModelSpec) -> ModelSpec | None:
     return replace(spec, layers=(caches[-1],), layer_weights=spec.layer_weights[-1:]) if caches else None
 
 
-def given_pool(case: Case, inputs: Inputs, settings: Settings, pool: vllm_pool.Pool) -> Iterator[Score]:
+def given_pool(case: Case, inputs: Inputs, settings: Settings, pool: Pool) -> Iterator[Score]:
     """What a pool of the logged size holds."""
     logged = logged_parts(case)
     kv = logged.get("available_kv")
@@ -266,7 +269,7 @@ def smallest_kv(case: Case) -> float | None:
     return min([*ranks, quoted]) if quoted is not None else None
 
 
-def blocks_of(logged: dict[str, float], pool: vllm_pool.Pool, settings: Settings) -> range | None:
+def blocks_of(logged: dict[str, float], pool: Pool, settings: Settings) -> range | None:
     """The numbers of blocks that the logged blocks, else the logged tokens of one group, can stand for."""
     if "blocks" in logged:
         return range(int(logged["blocks"]), int(logged["blocks"]) + 1)

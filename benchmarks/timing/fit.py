@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,15 +23,19 @@ from benchmarks.timing.predict import OWN, planned
 from kvplan.core.errors import KvplanError
 from kvplan.planning.plan import Plan
 from kvplan.simulate import constants as shipped
+from kvplan.simulate import steptime
 from kvplan.simulate.constants import Constants
 from kvplan.simulate.steptime import Roofline, Shares, attention_kinds, roofline
+from kvplan.simulate.whole_prompts import runs_whole_prompts
 from kvplan.simulate.work import StepWork
 
 START = Constants(  # guesses before any fact: what kernels are said to reach, and launches of some microseconds
     weights=0.85, experts=0.7, widened=0.6, kv=0.85, flops=0.6, attention=0.5, layer=60e-6,
-    prefill_layer=150e-6, step=1e-3, sequence=10e-6, switch=0.3, switch_s=3e-6, switch_large=0.4, pcie=0.15,
-    pcie_s=30e-6, request=10e-3, crowd=100e-6, prompt_token=2e-6, first_step=3e-3, first_sequence=50e-6,
+    prefill_layer=150e-6, step=1e-3, sequence=10e-6, switch=0.3, switch_s=3e-6, switch_large=0.4, pcie=0.34,
+    pcie_s=30e-6, host=0.08, host_s=30e-6, request=10e-3, crowd=100e-6, prompt_token=2e-6, first_step=3e-3,
+    first_sequence=50e-6,
 )  # fmt: skip
+T = TypeVar("T")
 FREE = tuple(field.name for field in fields(Constants))
 WEIGHTS = {"tpot": 1.0, "ttft": 0.4, "out_tps": 0.7}
 SOFT = 0.15
@@ -117,14 +121,17 @@ def case_of(fact: Fact) -> Case | None:
     mixed = min(output - 1, mixed * share)
     in_step = others * computed * share / mixed if mixed else 0.0
     in_step = min(in_step, budget)
-    decode = [(work(made, max(1.0, batch), context, 0.0), output - 1 - mixed)]
-    if mixed > 0.01:
+    is_whole = runs_whole_prompts(made)
+    decode = [(work(made, max(1.0, batch), context, 0.0), output - 1 - (0.0 if is_whole else mixed))]
+    if is_whole and mixed > 0.01:  # prompts are computed in steps of their own
+        decode.append((work(made, 0.0, context, in_step, max(0.0, (computed - in_step) / 2)), mixed))
+    elif mixed > 0.01:
         decode.append((work(made, max(1.0, batch), context, in_step, max(0.0, (computed - in_step) / 2)), mixed))
     first = []
     left, start = computed, prompt - computed
     while left > 0:
         chunk = min(left, max(16.0, budget - others))
-        first.append((work(made, others, context, chunk, start), 1.0))
+        first.append((work(made, 0.0 if is_whole else others, context, chunk, start), 1.0))
         left, start = left - chunk, start + chunk
     if others >= 0.5:
         first.append((work(made, batch, context, 0.0), 0.5))  # the step in flight when it came
@@ -134,8 +141,20 @@ def case_of(fact: Fact) -> Case | None:
     return Case(fact, made, tuple(decode), tuple(first), batch, tpot, ttft, out_tps)
 
 
+def remembered(ask: Callable[[Plan], T]) -> Callable[[Plan], T]:
+    """What a plan's layers ask of a step, whatever the constants: asked once."""
+    known: dict[int, tuple[Plan, T]] = {}
+
+    def answer(plan: Plan) -> T:
+        if id(plan) not in known:
+            known[id(plan)] = plan, ask(plan)
+        return known[id(plan)][1]
+
+    return answer
+
+
 def rooflines(case: Case, values: Constants) -> Roofline:
-    return roofline(case.plan, Shares(), (), shipped.adapted(values, case.plan))
+    return roofline(case.plan, Shares(), shipped.adapted(values, case.plan))
 
 
 def predicted(case: Case, values: Constants) -> tuple[float, float, float]:
@@ -264,6 +283,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the constants here")
     parser.add_argument("--folds", type=Path, help="with --cross: write those without each source here (folds.json)")
     options = parser.parse_args()
+    for name in ("matmuls", "attention_kinds", "widens_experts"):
+        setattr(steptime, name, remembered(getattr(steptime, name)))
     cases = cases_of(options.facts)
     values = fitted(cases, START)
     content: dict[str, Any] = {name: getattr(values, name) for name in FREE}

@@ -25,6 +25,7 @@ from kvplan.workloads.trace import TraceRequest
 
 OWN = ("vllm", "sglang")  # servers kvplan knows; others are predicted as if they were vLLM, and scored apart
 SIGMA = {"prompt": 1.0, "output": 0.8}  # of chat: log-normal with the published means
+CUT_SIGMA = 0.66  # of AccelMark's prompts, of 64 to 592 tokens (its datasets/sharegpt_standard_v1 at 5797fc4)
 
 
 FOLDS = Path(__file__).with_name("folds.json")
@@ -72,10 +73,10 @@ def drawn(fact: Fact, part: str, mean: float, rng: random.Random) -> int:
         case "random":
             return max(1, round(rng.uniform(fact.least * mean, mean)))
         case "chat":
-            sigma = SIGMA[part]
+            sigma = CUT_SIGMA if fact.least else SIGMA[part]
             return max(4, min(4 * round(mean), round(rng.lognormvariate(math.log(mean) - sigma**2 / 2, sigma))))
-        case _ if part == "output" and (fact.users or 1) > 1:  # whoever begins together drifts apart over many waves
-            return max(1, round(mean * rng.uniform(1 - DRIFT, 1 + DRIFT)))
+        case _ if part == "output" and (fact.users or 1) > 1 and not keeps_step(fact):
+            return max(1, round(mean * rng.uniform(1 - DRIFT, 1 + DRIFT)))  # users drift apart over many waves
         case _:
             return max(1, round(mean))
 
@@ -111,11 +112,18 @@ def planned(fact: Fact) -> Plan:
 
 
 def engine_of(fact: Fact) -> str:
-    """The release, where kvplan knows the server; other servers and development builds are read as vLLM's newest."""
+    """vLLM's release by its number; of SGLang the one whose scheduler is simulated; other servers and builds of no
+    release are read as vLLM's newest.
+    """
     number = fact.version.split(".")
     if fact.engine == "vllm" and len(number) >= 2 and number[0] == "0" and number[1].isdigit():
         return f"vllm@0.{number[1]}"
-    return "vllm"
+    return "sglang" if fact.engine == "sglang" else "vllm"
+
+
+def keeps_step(fact: Fact) -> bool:
+    """Whether users of one length who begin together stay together: prompts that go first wait for each other's."""
+    return fact.engine == "sglang"
 
 
 def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
@@ -134,4 +142,4 @@ def predicted_by_kvplan(fact: Fact, *, as_shipped: bool) -> Predicted:
     """With the constants fitted without the fact's source; as shipped where none were fitted on it, or where asked."""
     made = planned(fact)
     values = constants.V1 if as_shipped else folds().get(fact.src, constants.V1)
-    return predict(fact, made, roofline(made, Shares(), (), constants.adapted(values, made)))
+    return predict(fact, made, roofline(made, Shares(), constants.adapted(values, made)))

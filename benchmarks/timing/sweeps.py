@@ -89,13 +89,13 @@ def closed_form(fact: Fact, made: Plan, values: constants.Constants) -> tuple[fl
     rows = tuple(requests(fact, 200))
     demand = Demand(rows, "users", (), fact.users or 1)
     setting = Setting(fact.tp, 1)
-    rating = steady(setting, made, roofline(made, Shares(), (), values), demand, means_of(rows, None))
+    rating = steady(setting, made, roofline(made, Shares(), values), demand, means_of(rows, None))
     output = sum(row.output_tokens for row in rows) / len(rows)
     return rating.tpot, rating.rate * output / fact.tp
 
 
 def simulated(fact: Fact, made: Plan, values: constants.Constants) -> tuple[float, float]:
-    run = figures(made, roofline(made, Shares(), (), values), load_of(fact))
+    run = figures(made, roofline(made, Shares(), values), load_of(fact))
     return run.times["tpot_p50"] / 1000, run.output_tokens_per_s / fact.tp
 
 

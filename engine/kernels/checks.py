@@ -60,7 +60,7 @@ def forget() -> None:
 def need(argument: str, ok: bool, what: str, value: object, *told: object) -> None:
     """Raise `argument: must be WHAT (VALUE)` unless ok; `told` fills the braces in `what`."""
     if not ok:
-        raise ValueError(f"{argument}: must be {what.format(*told)} ({value})")
+        raise ValueError(f"{argument} must be {what.format(*told)} ({value})")
 
 
 def need_rows(argument: str, tensor: torch.Tensor, dims: int, dtypes: tuple[torch.dtype, ...]) -> None:

@@ -191,7 +191,7 @@ def cut(context_lens: Ints, window: int | None, chunk: int, block_n: int) -> Pla
     which writes zeros. Raises ValueError for a context that 32 bits do not count.
     """
     if len(context_lens) and int(context_lens.max()) > MAX_CONTEXT_LEN:
-        raise ValueError(f"context_lens: must be at most {MAX_CONTEXT_LEN} ({context_lens.max()})")
+        raise ValueError(f"context_lens must be at most {MAX_CONTEXT_LEN} ({context_lens.max()})")
     lens, seen = context_lens.astype(np.int64), visible_tokens(context_lens, window)
     # Up to block_n - 1 hidden tokens share a window's first tile; they count for nothing and make no item.
     counts = np.maximum(-(-seen // chunk), 1)

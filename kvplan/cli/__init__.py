@@ -1,1 +1,1 @@
-"""The command line: read, call one function, hand to a report, set the exit code."""
+"""The command line: parse options, call one function, pass the result to a report, set the exit code."""

@@ -1,9 +1,9 @@
-"""The commands, and what every failure becomes: one line on standard error and an exit code."""
+"""The commands, and the handling of every failure: one line on standard error and an exit code."""
 
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import cache
@@ -15,16 +15,16 @@ import typer
 from kvplan.cli import output
 from kvplan.cli.help import ExampleGroup, PanelCommand, overview
 from kvplan.core import files
-from kvplan.core.errors import BUG, INTERRUPTED, KvplanError, UsageError
+from kvplan.core.errors import BUG, INTERRUPTED, KvplanError, SettingError, UsageError, together
 from kvplan.core.records import dataclass
 
-# What typer raises for a bad command line. The class lies in click or in typer's copy of it, by typer's version.
+# Typer's exception for a bad command line. Depending on its version, the class is in click or in typer's copy of it.
 ParserError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command: its line in the list, the class of its options and the function that takes them, as module.name."""
+    """A command: its summary, its options class and the function that runs it, both as module.name."""
 
     help: str
     options: str
@@ -49,7 +49,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "upgrade.upgrade",
     ),
     "pack": Entry(
-        "Fit several servers on one GPU: start order and memory share of each.",
+        "Fit several servers on one GPU: start order and --gpu-memory-utilization of each.",
         "pack_options.PackOptions",
         "pack.pack_command",
     ),
@@ -71,7 +71,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "recommend.recommend_command",
     ),
     "tune": Entry(
-        "Find the server's flags that serve the most within targets of time.",
+        "Find the server flags with the highest throughput that meet the latency targets (--slo).",
         "tune_options.TuneOptions",
         "tune.tune_command",
     ),
@@ -81,7 +81,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "simulate.simulate",
     ),
     "serve": Entry(
-        "Serve a model over HTTP as OpenAI's API, or with --simulate its twin that needs no GPU.",
+        "Run an OpenAI-compatible server: the bundled engine, or with --simulate a simulated one that needs no GPU.",
         "serve_options.ServeOptions",
         "serve.serve",
     ),
@@ -104,7 +104,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "report.report_command",
     ),
     "why": Entry(
-        "Explain from its log why a server failed to start or ran out of memory, and how to fix it.",
+        "Explain from a log why a server failed to start or ran out of memory, and how to fix it.",
         "why_options.WhyOptions",
         "why.why",
     ),
@@ -141,17 +141,23 @@ TRACE_HELP = "Inspect and convert request traces and named workloads."
 
 
 def loaded(name: str) -> Any:
-    """What a name of the tables stands for."""
+    """Import the object that a table entry names."""
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(f"kvplan.cli.{module}"), attribute)
 
 
 def command(name: str, entry: Entry) -> Callable[..., int]:
-    """A function whose options are the fields of a dataclass, as typer wants to see it."""
+    """Build a function whose parameters are the fields of a dataclass, for typer."""
     options = loaded(entry.options)
 
     def run_command(**given: Any) -> int:
-        code: int = loaded(entry.do)(options(**given))
+        stated = options(**given)
+        try:
+            code: int = loaded(entry.do)(stated)
+        except SettingError as error:
+            raise error.in_words(loaded("typed.option_words")(options, output.command_line())) from error
+        except KvplanError as error:
+            raise loaded("wrong.whole_error")(error, stated, output.command_line()) from error
         return code
 
     run_command.__name__ = name
@@ -190,11 +196,11 @@ def top(
     """Plan GPU memory for LLM serving: how many users fit, and why."""
 
 
-@cache  # a process that answers several lines builds it once
+@cache  # built once by a process that handles several command lines
 def application(command: str | None = None) -> Any:
-    """The command tree; help as plain text, so that rich is loaded only where a table is printed.
+    """Build the command tree; help is plain text, so that rich is imported only to print tables.
 
-    command  the one command whose options are needed, as reading those of all takes longer than most answers; None: all
+    command  the only command whose options are needed, because parsing all takes longer than most answers; None: all
     """
     app = typer.Typer(
         name="kvplan", rich_markup_mode=None, pretty_exceptions_enable=False, help=top.__doc__, no_args_is_help=False
@@ -208,19 +214,19 @@ def application(command: str | None = None) -> Any:
 
 
 def wanted_command(argv: Sequence[str]) -> str | None:
-    """The command that a line names, if any; None while a shell asks how to go on."""
+    """Name of the command on a line, "" if there is none, or None during shell completion."""
     if is_completing():
         return None
     return next((word for word in argv if not word.startswith("-")), "")
 
 
 def is_completing() -> bool:
-    """Whether a shell asks how a line may go on: it says so in the environment, not on the line."""
+    """True during shell completion, which is signaled in the environment, not on the command line."""
     return any(name.startswith("_KVPLAN_COMPLETE") for name in os.environ)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line and return its exit code; never raises but for a SystemExit of the shell's completion."""
+    """Run a command line and return its exit code; raises only SystemExit, during shell completion."""
     output.prepare_streams()
     line = sys.argv[1:] if argv is None else argv
     output.start_command(line)
@@ -242,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
         return refuse(usage_error(error), UsageError.exit_code, line)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except Exception as error:  # whatever it is, it must not read as "does not fit"
+    except Exception as error:  # any crash must not look like "does not fit"
         return crash(error, line)
 
 
@@ -262,14 +268,15 @@ def print_traceback() -> None:
 def refuse(error: KvplanError, code: int, line: Sequence[str]) -> int:
     if debug():
         print_traceback()
-    output.tell("error", str(error))
+    for wrong in (error, *error.others):
+        output.tell("error", str(wrong))
     if wants_json(line):
         output.answer_error(error, code)
     return code
 
 
 def wants_json(line: Sequence[str]) -> bool:
-    """Whether the last --format of a line says json; the line itself may be what is wrong."""
+    """True if the last --format of a line says json; the line itself may be invalid."""
     words = [word.partition("=") for word in line]
     formats = [
         value if equals else next(iter(line[number + 1 :]), "")
@@ -279,16 +286,22 @@ def wants_json(line: Sequence[str]) -> bool:
     return formats[-1:] == ["json"]
 
 
-def usage_error(error: Any) -> UsageError:
-    """The parser's complaint in kvplan's form: `<flag>: <what is wrong>; <next step>`."""
+def usage_error(error: Any) -> KvplanError:
+    """Convert a parser error to kvplan's form: `<flag>: <what is wrong>; <next step>`."""
+    from kvplan.core.near import meant, near_names
+
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "kvplan"
     help_line = f"see `{path} --help`"
     match type(error).__name__:
         case "NoSuchOption":
-            near = near_options(error.option_name, context)
-            hint = f"did you mean {', '.join(near)}?" if near else help_line
-            return UsageError(f"{error.option_name}", "no such option", hint)
+            known = option_names(context)
+
+            def unknown(name: str) -> KvplanError:
+                return UsageError(name, "no such option", meant(near_names(name, known), help_line))
+
+            names = dict.fromkeys([error.option_name, *unknown_options(context, output.command_line())])
+            return together([unknown(name) for name in names])
         case "MissingParameter":
             return UsageError(f"{name_of(error)}", "missing", help_line)
         case "BadParameter":
@@ -304,7 +317,7 @@ def usage_error(error: Any) -> UsageError:
 
 
 def name_of(error: Any) -> str:
-    """The option or argument that an error is about, as one types it."""
+    """The option or argument that an error concerns, as typed on the command line."""
     param = error.param
     if param is None:
         return str(error.param_hint or "argument").strip("'")
@@ -313,35 +326,46 @@ def name_of(error: Any) -> str:
     return str(max(param.opts, key=len))
 
 
-def near_options(wrong: str, context: Any) -> list[str]:
-    import difflib
-
+def option_names(context: Any) -> list[str]:
+    """The long names of a command's options."""
     params = context.command.params if context else []
-    known = [
-        name for param in params if param.param_type_name == "option" for name in (*param.opts, *param.secondary_opts)
+    names = [
+        name for param in params if param.param_type_name == "option" for name in param.opts + param.secondary_opts
     ]
-    return difflib.get_close_matches(wrong.replace("_", "-"), known, n=3, cutoff=0.6)
+    return [name for name in names if name.startswith("--")]
+
+
+def unknown_options(context: Any, line: Sequence[str]) -> Iterator[str]:
+    """Long options on the line that the command does not have."""
+    names = set(option_names(context))
+    flags = {name for param in context.command.params if getattr(param, "is_flag", False) for name in param.opts}
+    words = iter(line)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name in names and name not in flags and not equals:
+            next(words, None)  # its value
+        elif name.startswith("--") and len(name) > 2 and name not in names and not any(map(str.isspace, name)):
+            yield name
 
 
 def wrong_command(message: str, context: Any) -> UsageError:
-    import difflib
+    from kvplan.core.near import meant, near_names
 
     wrong = message.partition("'")[2].partition("'")[0]
     known = sorted(context.command.commands)
-    near = difflib.get_close_matches(wrong, known, n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"
+    hint = meant(near_names(wrong, known, 2), f"use one of {', '.join(known)}", " or ")
     return UsageError(wrong, "no such command", hint)
 
 
 def crash(error: Exception, line: Sequence[str]) -> int:
-    """A bug: one line that names the log; the traceback goes there, and with KVPLAN_DEBUG=1 also to standard error."""
+    """Report a bug in one line that names the log, which gets the traceback; KVPLAN_DEBUG=1 also prints it."""
     kind = f"{type(error).__name__}: {error}"[:200]
     bug = KvplanError("internal error", kind, f"a bug in kvplan, please report it with {crash_log()}")
     return refuse(bug, BUG, line)
 
 
 def crash_log() -> str:
-    """Write what a report needs to a file of its own and return its path."""
+    """Write the details for a bug report to a new file and return its path."""
     import platform
     import tempfile
     import traceback

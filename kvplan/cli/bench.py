@@ -1,4 +1,4 @@
-"""Results of load generators beside the plans of the servers that they were sent to."""
+"""Results of load generators, matched with the plans of the servers under load."""
 
 import glob
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from kvplan.core.files import path_text, printable
 from kvplan.core.units import parse_tokens
 from kvplan.measure.bench_results import BenchResult, read_results
 from kvplan.planning.plan import Plan, plan
+from kvplan.servers.base import terms_of
 from kvplan.simulate.bench_load import BenchLoad, listed, steady
 from kvplan.simulate.setup import check
 
@@ -20,7 +21,7 @@ MOST_FILES = 1000
 
 
 def results_of(patterns: Sequence[str]) -> list[BenchResult]:
-    """Every result of the files; a pattern that the shell left alone is expanded here."""
+    """Every result of the files; a pattern that the shell did not expand is expanded here."""
     paths: list[str] = []
     for pattern in patterns:
         file_names = sorted(glob.glob(pattern)) if any(sign in pattern for sign in "*?[") else [pattern]  # noqa: PTH207 -- as a shell
@@ -33,7 +34,7 @@ def results_of(patterns: Sequence[str]) -> list[BenchResult]:
 
 
 def plan_of(options: PlanOptions, result: BenchResult, verb: str) -> Plan:
-    """The server of a result: as the options say, of as many ranks as the result says where they do not."""
+    """Plan of a result's server: by the options, with the result's number of ranks if they do not give one."""
     ranks: dict[str, Any] = {"tensor_parallel_size": str(result.ranks)}
     if getattr(options, "tensor_parallel_size", None) is None and result.ranks is not None:
         options = replace(options, **ranks)
@@ -47,19 +48,21 @@ def plan_of(options: PlanOptions, result: BenchResult, verb: str) -> Plan:
     return the_plan
 
 
-def load_of(result: BenchResult, prompt_tokens: str | None, output_tokens: str | None) -> BenchLoad:
-    """What was sent; mean lengths from the options where the result has none."""
-    if result.lengths:
+def load_of(result: BenchResult, the_plan: Plan, prompt_tokens: str | None, output_tokens: str | None) -> BenchLoad:
+    """The load that was sent; mean lengths come from the options if the result has none."""
+    keeps_step = terms_of(the_plan.request.release.engine).prompts_first is not None
+    if len(set(result.lengths)) > 1:
         return BenchLoad(
             result.users, result.rate, result.num_prompts,
             listed(result.lengths, result.rate, is_constant=result.is_constant),
         )  # fmt: skip
-    prompt = mean(prompt_tokens, "--prompt-tokens") or result.prompt
-    output = mean(output_tokens, "--output-tokens") or result.output
+    (one_prompt, one_output), *_ = result.lengths or ((None, None),)
+    prompt = mean(prompt_tokens, "--prompt-tokens") or one_prompt or result.prompt
+    output = mean(output_tokens, "--output-tokens") or one_output or result.output
     if not prompt or not output:
         what = "--prompt-tokens" if not prompt else "--output-tokens"
         raise UsageError(what, f"is missing, and {path_text(Path(result.source))} does not say it", "give the mean")
-    requests = steady(prompt, output, result.rate, is_constant=result.is_constant)
+    requests = steady(prompt, output, result.rate, is_constant=result.is_constant, keeps_step=keeps_step)
     return BenchLoad(result.users, result.rate, result.num_prompts, requests)
 
 

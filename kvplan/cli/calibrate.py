@@ -1,4 +1,4 @@
-"""`kvplan calibrate`: a user's own benchmark runs -> factors on a step's time, for --calibration."""
+"""`kvplan calibrate`: a user's own benchmark runs -> factors on step times, for --calibration."""
 
 import json
 
@@ -11,11 +11,11 @@ from kvplan.planning.plan import Plan
 from kvplan.servers.calibration import CalibrationDocument
 from kvplan.simulate.bench_fit import FACTORS, Fit, Measurement, fitted, without_each
 
-FEW = 3  # runs below which a fit is mostly the shipped constants
+FEW = 3  # with fewer runs, a fit is mostly the shipped constants
 
 
 def calibrate(options: CalibrateOptions) -> int:
-    """Read the results, fit, write the file and say what came out."""
+    """Read the results, fit, write the file and report the fit."""
     if not options.bench:
         raise UsageError("--bench", "missing", "name result files: --bench 'results/*.json'")
     if options.output is None:
@@ -24,7 +24,7 @@ def calibrate(options: CalibrateOptions) -> int:
     measurements = [measurement(options, result) for result in results]
     with output.report_files([options.output], "--output", {".json": "json"}, force=options.force) as (file,):
         if len(results) < FEW and not options.quiet:
-            output.tell("note", f"{len(results)} run{'' if len(results) == 1 else 's'}: three to five tell more")
+            output.tell("note", f"{len(results)} run{'' if len(results) == 1 else 's'}: use 3 to 5 for a better fit")
         fit = fitted(measurements)
         left_out = without_each(measurements)
         file.save(json.dumps(document(measurements[0].plan, results, fit, left_out), indent=2) + "\n")
@@ -39,11 +39,11 @@ def measurement(options: CalibrateOptions, result: BenchResult) -> Measurement:
     if result.output_tokens_per_s and (result.users is not None or result.rate == float("inf")):
         values.append(("output_tokens_per_s", "mean", result.output_tokens_per_s))
     the_plan = plan_of(options, result, "calibrate")
-    return Measurement(the_plan, load_of(result, options.prompt_tokens, options.output_tokens), tuple(values))
+    return Measurement(the_plan, load_of(result, the_plan, options.prompt_tokens, options.output_tokens), tuple(values))
 
 
 def document(plan: Plan, results: list[BenchResult], fit: Fit, left_out: float | None) -> CalibrationDocument:
-    """kvplan/calibration@1 with factors alone."""
+    """Build kvplan/calibration@1 with factors only."""
     gpu = plan.request.gpu
     return {
         "schema": "kvplan/calibration@1",
@@ -63,10 +63,10 @@ def document(plan: Plan, results: list[BenchResult], fit: Fit, left_out: float |
 
 
 MEANS = {
-    "device": "what the GPU computes and reads",
-    "server": "what the server adds to layers, steps and sequences",
-    "link": "what ranks say to each other",
-    "request": "a request outside of the steps",
+    "device": "GPU time (compute and memory reads)",
+    "server": "server overhead (per layer, step and sequence)",
+    "link": "communication between GPUs",
+    "request": "per-request overhead outside the steps",
 }
 
 
@@ -75,5 +75,5 @@ def lines(plan: Plan, results: list[BenchResult], fit: Fit, left_out: float | No
     count = f"{len(results)} run{'' if len(results) == 1 else 's'}"
     text = [f"{name} on {gpu}: {count} fitted, off by {fit.error_after:.1%} (before {fit.error_before:.1%})"]
     if left_out is not None:
-        text.append(f"Each run by the fit of the others: off by {left_out:.1%} (median)")
+        text.append(f"Leave-one-out error: {left_out:.1%} (median)")
     return [*text, "", *(f"{factor:<8} x {fit.factors[factor]:.2f}  {MEANS[factor]}" for factor in FACTORS)]

@@ -8,7 +8,7 @@ from kvplan.cli.options import ForceOption, PlanOptions, QuietOption, Text, comp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions(PlanOptions):
-    """`kvplan calibrate`; None: not said."""
+    """Options of `kvplan calibrate`; None: not given."""
 
     gpu: Annotated[
         list[str] | None,

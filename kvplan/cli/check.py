@@ -1,4 +1,4 @@
-"""`kvplan check`: a policy file -> plans of its targets -> every rule judged -> the answer, and its exit code."""
+"""`kvplan check`: plan the targets of a policy file, judge every rule, and set the exit code."""
 
 import datetime
 import os
@@ -13,17 +13,21 @@ from kvplan.cli import manifests, output
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.targets import Loads, baseline_figures, planned
+from kvplan.cli.typed import in_typed_words
 from kvplan.core.errors import (
     BUG,
     EnvironmentProblem,
+    Faults,
     KvplanError,
     UsageError,
 )
 from kvplan.core.files import path_text, printable
+from kvplan.core.units import plural
 from kvplan.documents.check import check_document, failure_document
 from kvplan.planning.plan import Plan
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge
+from kvplan.policy.changes import CHANGES_ID
 from kvplan.policy.file import Policy, Workload, exists
 from kvplan.policy.gauges import Case
 from kvplan.policy.judge import Against, Evidence
@@ -36,13 +40,13 @@ from kvplan.policy.result import (
 )
 from kvplan.report.lines import Line, line, write
 
-SIMULATED_REQUESTS = 2000  # of a profile, which has no end; p99 and a 1 % rule rest on 20 of them
-MANIFEST_OPTIONS = ("gpu",)  # options of a plan that a manifest leaves open
-ENVIRONMENT = ("offline",)  # options of a plan that say nothing about the target
+SIMULATED_REQUESTS = 2000  # of a profile, which is endless; p99 and a 1 % rule rest on 20 of them
+MANIFEST_OPTIONS = ("gpu",)  # plan options that a manifest does not set
+ENVIRONMENT = ("offline",)  # plan options unrelated to the target
 
 
 def check(options: CheckOptions) -> int:
-    """Answer, and return the exit code: 0, or 1 where a rule failed."""
+    """Run the check and return the exit code: 0, or 1 if a rule failed."""
     if options.more:
         return several(options, options.more)
     if options.init:
@@ -52,7 +56,7 @@ def check(options: CheckOptions) -> int:
     path = Path(options.model or DEFAULT_NAME)
     with failure_told(path, lambda failure: show_failure(failure, options.format)):
         is_manifest = not options.init and manifests.is_manifest(path)
-        if options.model is None or path.suffix not in FILES or exists(path):  # else its reader says that it lacks
+        if options.model is None or path.suffix not in FILES or exists(path):  # else its reader reports it
             refuse_plan_options(options, MANIFEST_OPTIONS if is_manifest else ())
         refuse_no_policy(options, path)
         if is_manifest and options.base is not None:
@@ -79,38 +83,36 @@ def check(options: CheckOptions) -> int:
     return result.exit_code(options.strict)
 
 
-WHOLE: Final = ("json", "junit", "sarif")  # formats whose answer is one document
+WHOLE: Final = ("json", "junit", "sarif")  # formats that consist of one document
 
 
 def several(options: CheckOptions, more: Sequence[str]) -> int:
-    """Answer for each file, one after the other; the exit code is the worst of theirs."""
+    """Check each file in turn; return the worst exit code."""
     if options.init:
         raise UsageError("--init", "writes a policy for one model", "name one")
     stated = {f"--format {options.format}": options.format in WHOLE, "--report": bool(options.report)}
     for flag, is_given in stated.items():
         if is_given:
-            raise UsageError(
-                flag, f"is an answer about one file, and {1 + len(more)} are named", "check each by itself"
-            )
+            raise UsageError(flag, f"supports one file, but {1 + len(more)} are named", "check each by itself")
     paths = [options.model or DEFAULT_NAME, *more]
     return max([check(replace(options, model=path, more=None)) for path in paths])
 
 
-FILES: Final = (".yaml", ".yml", ".json")  # of a policy or a manifest; another word may be a model, whose --init lacks
+FILES: Final = (".yaml", ".yml", ".json")  # of a policy or a manifest; any other word may be a model without --init
 
 
 def gpu_of(options: CheckOptions) -> str | None:
-    """The GPU of a manifest's containers."""
+    """GPU for a manifest's containers, or None."""
     return None if options.gpu is None else ",".join(options.gpu)
 
 
 def refuse_plan_options(options: CheckOptions, taken: Container[str] = ()) -> None:
-    """What a plan is made from stands in the policy; given beside it, it would be ignored."""
+    """Refuse plan options: plans come from the policy, so these options would be ignored."""
     own = {field.name for field in fields(WorkloadOptions)} - {*ENVIRONMENT, "model"} | {"output", "from_pid"}
     for field in fields(CheckOptions):
         if field.name in own and field.name not in taken and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(flag, "only works with --init", "set it in the policy's target instead")
+            raise UsageError(flag, "works only with --init", "set it in the policy's target instead")
 
 
 def refuse_no_policy(options: CheckOptions, path: Path) -> None:
@@ -143,14 +145,19 @@ def checked(
     base: str | None = None,
     policy: Policy | None = None,
 ) -> CheckResult:
-    """The policy in a file, or the one given, judged. Raises InvalidInputError for a fault in it, with its line.
+    """Judge the policy in a file, or the given one. Raise InvalidInputError with the line of an error in it.
 
-    update  the policy's baseline file is written anew, and the rules are judged against that
-    base    a revision: what is weaker than there is judged, too
+    update  rewrite the policy's baseline file and judge the rules with it
+    base    a revision: also judge what is weaker than there
     """
     policy = policy or policy_file.read(path)
     loads: Loads = {}
-    cases = [planned(target, policy, offline=offline, quiet=quiet, loads=loads) for target in policy.targets]
+    cases: list[Case] = []
+    faults = Faults()
+    for target in policy.targets:
+        with faults.part():
+            cases.append(planned(target, policy, offline=offline, quiet=quiet, loads=loads))
+    faults.refuse()
     evidence = None
     if policy.measured is not None:
         evidence = evidence_of(policy, cases)
@@ -179,7 +186,7 @@ def evidence_of(policy: Policy, cases: list[Case]) -> Evidence:
 
 
 def preemption_rate(plan: Plan, workload: Workload) -> float | str:
-    """The share of a workload's requests that are preempted or not served; a text says why it cannot be told.
+    """Fraction of a workload's requests that are preempted or not served, or a text that says why it is unknown.
 
     Equal servers with equal workloads are simulated once.
     """
@@ -243,7 +250,7 @@ def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
 
 
 def rendered(format: str, result: CheckResult) -> str:
-    """The answer as text in a machine format."""
+    """Render the result in a machine format."""
     match format:
         case "json":
             return as_json(check_document(result))
@@ -272,11 +279,13 @@ def rendered(format: str, result: CheckResult) -> str:
 
 @contextmanager
 def failure_told(path: Path, tell: Callable[[Failure], None]) -> Iterator[None]:
-    """Hand on why a check cannot be made, whatever it is; then the error goes its way, to its line and exit code."""
+    """Report why a check cannot run, then re-raise the error for its message and exit code."""
     try:
         yield
-    except KvplanError as error:
-        tell(Failure(path_text(path), error.message, error.exit_code, error.mark))
+    except KvplanError as raised:
+        error = in_typed_words(raised, output.command_line(), {})
+        first, *others = (Failure(path_text(path), wrong.message, wrong.exit_code, wrong.mark) for wrong in error.all)
+        tell(replace(first, others=tuple(others)))
         raise
     except Exception as error:
         kind = f"{type(error).__name__}: {error}"[:200]
@@ -285,7 +294,7 @@ def failure_told(path: Path, tell: Callable[[Failure], None]) -> Iterator[None]:
 
 
 def show_failure(failure: Failure, format: str) -> None:
-    """On standard output for whoever reads a machine format there; a person reads standard error."""
+    """Write the failure to standard output in a machine format; for people, standard error is enough."""
     if format == "table":
         return
     output.write(rendered_failure(format, failure))
@@ -319,9 +328,9 @@ def rendered_failure(format: str, failure: Failure) -> str:
 
             return as_json(failure_sarif(failure))
         case "github":
-            from kvplan.report.github import failure_line
+            from kvplan.report.github import failure_lines
 
-            return f"{failure_line(failure)}\n"
+            return "".join(f"{text}\n" for text in failure_lines(failure))
     raise AssertionError(format)
 
 
@@ -344,7 +353,7 @@ def show(result: CheckResult, options: CheckOptions) -> None:
 
 
 def append_summary(text: str) -> None:
-    """To the summary of the step, where GitHub runs this; a failure to write it is no failed check."""
+    """Append to the step's summary on GitHub; failing to write it does not fail the check."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if path:
         from kvplan.report import github
@@ -365,18 +374,45 @@ def table_lines(result: CheckResult) -> list[Line]:
     width = max((len(finding.rule) for finding in alone), default=0)
     lines = [styled for target in result.targets for styled in target_lines(target, width, together)]
     lines += [skipped for message, findings in together.items() for skipped in skipped_lines(message, findings)]
-    return [*lines, *([line()] if together else []), counts_line(result)]
+    return [verdict_line(result), line(), *lines, *([line()] if together else []), counts_line(result)]
+
+
+def verdict_line(result: CheckResult) -> Line:
+    """The verdict: "2 of 3 targets pass; agents fails min_concurrency"."""
+    targets = [target for target in result.targets if target.target != CHANGES_ID]
+    failed = [target for target in result.targets if any(finding.outcome == "fail" for finding in target.findings)]
+    total = plural(len(targets), "target")
+    if failed:
+        reasons = "; ".join(failure_text(target) for target in failed[:MOST_TARGETS_NAMED])
+        more = f"; and {len(failed) - MOST_TARGETS_NAMED:,} more" if len(failed) > MOST_TARGETS_NAMED else ""
+        passed = len(targets) - sum(target.target != CHANGES_ID for target in failed)
+        verb = "passes" if len(targets) == 1 else "pass"
+        return line(f"{passed:,} of {total} {verb}; {reasons}{more}", STYLES["fail"])
+    if not any(finding.outcome in ("pass", "warn") for finding in result.findings):
+        return line(f"No rule was checked for {total}", STYLES["skip"])
+    warned = result.count("warn")
+    warnings = f", with {plural(warned, 'warning')}" if warned else ""
+    text = f"All {total} pass{warnings}" if len(targets) > 1 else f"{total} passes{warnings}"
+    return line(text, STYLES["warn" if warned else "pass"])
+
+
+def failure_text(target: TargetResult) -> str:
+    """ "agents fails min_concurrency and max_weights"."""
+    rules = list(dict.fromkeys(finding.name for finding in target.findings if finding.outcome == "fail"))
+    named = rules if len(rules) < 4 else [*rules[:2], f"{len(rules) - 2:,} more rules"]
+    name = "the policy itself" if target.target == CHANGES_ID else printable(target.target, 80)
+    return f"{name} fails {' and '.join(filter(None, (', '.join(named[:-1]), named[-1])))}"
 
 
 def target_lines(target: TargetResult, width: int, together: Container[str]) -> list[Line]:
-    """A target's findings, but for those that are skipped together with others."""
+    """A target's findings, except those skipped together with others."""
     heading: Line = ((target.target, "bold"), (f"  {target.title}", ""))
     own = [finding for finding in target.findings if not (finding.outcome == "skip" and finding.message in together)]
-    return [heading, *(finding_line(finding, width) for finding in own), line()]
+    return [heading, *(styled for finding in own for styled in finding_lines(finding, width)), line()]
 
 
 def skipped_together(result: CheckResult) -> dict[str, list[Finding]]:
-    """What several rules or targets lack alike, and those that do: one line says it for all of them."""
+    """Findings skipped by several rules or targets for the same reason, by that reason: one line covers all."""
     by_message: dict[str, list[Finding]] = {}
     for finding in result.findings:
         if finding.outcome == "skip":
@@ -385,8 +421,9 @@ def skipped_together(result: CheckResult) -> dict[str, list[Finding]]:
 
 
 def skipped_lines(message: str, findings: Sequence[Finding]) -> Iterator[Line]:
-    """ "skip  KVP101 baseline.weights, KVP103 baseline.lora of 12 targets: there is no baseline", for each set of rules
-    that the same targets skip."""
+    """ "skip  KVP101 baseline.weights, KVP103 baseline.lora of 12 targets: there is no baseline", one line per set of
+    rules that the same targets skip.
+    """
     rules: dict[str, dict[str, None]] = {}
     for finding in findings:
         rules.setdefault(finding.target, {})[f"{finding.code} {finding.rule}"] = None
@@ -398,14 +435,17 @@ def skipped_lines(message: str, findings: Sequence[Finding]) -> Iterator[Line]:
         yield ("skip", STYLES["skip"]), (f"  {', '.join(those)} of {of}: {message}", "")
 
 
-def finding_line(finding: Finding, width: int) -> Line:
-    waiver = None if finding.waiver is None else f"waived: {printable(finding.waiver, 400)}"
-    sentence = "; ".join(part for part in (finding.message, waiver, finding.fix) if part is not None)
-    return (
+def finding_lines(finding: Finding, width: int) -> Iterator[Line]:
+    """The value and the limit, followed by the waiver and the fix."""
+    yield (
         (f"  {finding.outcome}", STYLES[finding.outcome]),
         (f"  {finding.code} {finding.rule:<{width}}  ", ""),
-        (sentence, ""),
+        (finding.message, ""),
     )
+    if finding.waiver is not None:
+        yield line(f"        waived: {printable(finding.waiver, 400)}")
+    if finding.fix is not None:
+        yield line(f"        fix: {finding.fix}")
 
 
 def counts_line(result: CheckResult) -> Line:

@@ -1,4 +1,4 @@
-"""`kvplan check --base REV`: the policy and its baseline as they are at a revision, and what is weaker since."""
+"""`kvplan check --base REV`: the policy and its baseline at a revision, and what has been weakened since."""
 
 import filecmp
 import os
@@ -26,15 +26,15 @@ from kvplan.policy.result import Figures, Finding, TargetResult
 CURE: Final = (
     "fetch it: `git fetch --unshallow` in a shallow clone, in GitHub Actions `fetch-depth: 0` under actions/checkout"
 )
-MOST_CHANGES: Final = 6  # of one server, in one line
+MOST_CHANGES: Final = 6  # of one server, on one line
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Files of the base revision below `top`, which stands for the top of the repository.
+    """Files of the base revision below `top`, a copy of the top of the repository.
 
     place   of the policy, from the top
-    folder  what stands for the folder that the user is in; `path` names the policy from there
+    folder  copy of the user's working directory; `path` names the policy from there
     """
 
     revision: git.Revision
@@ -58,9 +58,9 @@ def since_base(
     *,
     offline: bool,
 ) -> TargetResult:
-    """What is weaker in the policy than at the revision, as findings. Raises UsageError for a revision there is not.
+    """What is weaker in the policy than at the revision, as findings. Raise UsageError if the revision does not exist.
 
-    figures  those of the baseline file as it is now
+    figures  of the current baseline file
     """
     folder = repository_of(path)
     try:
@@ -94,9 +94,9 @@ def noted(policy: Policy, name: str, what: str) -> TargetResult:
 
 
 def repository_of(path: Path) -> Path:
-    """A folder of the repository that a policy belongs to: this one, or else its own.
+    """A folder of the repository that a policy belongs to: the working directory, or else the policy's own.
 
-    A folder that became a submodule, or a link to another repository, brings no base revision of its own along.
+    A folder that became a submodule, or a link to another repository, does not supply its own base revision.
     """
     with suppress(UsageError):
         if Path(os.path.abspath(path)).is_relative_to(git.top_of(Path())):  # noqa: PTH100 -- no link followed
@@ -106,7 +106,7 @@ def repository_of(path: Path) -> Path:
 
 @contextmanager
 def opened(revision: git.Revision, path: Path) -> Iterator[Base]:
-    """A revision with a folder for its files, which goes with it."""
+    """Yield a revision with a temporary folder for its files."""
     here, top = Path.cwd().resolve(), revision.top.resolve()
     place = git.place(revision, path)
     with tempfile.TemporaryDirectory(prefix="kvplan-base-") as name:
@@ -114,20 +114,20 @@ def opened(revision: git.Revision, path: Path) -> Iterator[Base]:
         if path.is_absolute() or not here.is_relative_to(top):
             yield Base(revision, copy, place, here, copy / place)
             return
-        folder = copy / here.relative_to(top)  # from there every path reads as it does here
+        folder = copy / here.relative_to(top)  # every path resolves from there as it does here
         folder.mkdir(parents=True, exist_ok=True)
         yield Base(revision, copy, place, folder, path)
 
 
 def policy_of(base: Base) -> Policy:
-    """The policy at the revision."""
+    """Parse the policy at the revision."""
     place = f"{printable(base.revision.text, 80)}:{printable(base.place, 200)}"
     text = read_text(base.top / base.place, strict_yaml.MAX_BYTES)
     return policy_file.policy_of(strict_yaml.parse(text, place), base.path, Path("/"))
 
 
 def has_evidence(base: Base, policy: Policy) -> bool:
-    """Whether the run that the policy names as measured is there at the revision."""
+    """True if the run that the policy names under `measured` exists at the revision."""
     if policy.measured is None:
         return False
     name = os.path.normpath(Path(base.place).parent / policy.measured.text)
@@ -135,7 +135,7 @@ def has_evidence(base: Base, policy: Policy) -> bool:
 
 
 def figures_of(base: Base, policy: Policy) -> tuple[Mapping[str, Figures] | None, list[Finding]]:
-    """The figures of the baseline that the policy names at the revision; what keeps them from being read, is a skip."""
+    """Figures of the policy's baseline at the revision; if they cannot be read, a skip says why."""
     if policy.baseline is None:
         return None, []
     try:
@@ -147,13 +147,13 @@ def figures_of(base: Base, policy: Policy) -> tuple[Mapping[str, Figures] | None
         return None, [finding("baseline", "skip", f"the baseline in {base.name} cannot be read: {error.unquoted}")]
 
 
-# --- what an id stands for --------------------------------------------------------------------------------------------
+# --- servers behind an id ---------------------------------------------------------------------------------------------
 
 
 def server_notes(
     base: Base, before: Policy, case: Case, now: Policy, names: set[str], offline: bool
 ) -> Iterator[Finding]:
-    """A note where a target's id stands for another server than at the revision, or for other requests."""
+    """Yield a note if a target's id now stands for another server or other requests than at the revision."""
     target = case.target
     old = next((earlier for earlier in before.targets if earlier.id == target.id), None)
     if old is None:
@@ -182,13 +182,13 @@ def server_notes(
 
 
 def known(base: Base, policy: Policy) -> set[str]:
-    """The files and folders of the revision that the words of its policy's targets name, from the top."""
+    """Files and folders of the revision that the policy's targets name, from the top."""
     names = {name for target in policy.targets for name in names_of(base, target)}
     return {entry.path for entry in git.entries(base.revision, sorted(names))}
 
 
 def names_of(base: Base, target: Target) -> Iterator[str]:
-    """Words of a target that may be files of the repository, as paths from the top."""
+    """Yield words of a target that may be files of the repository, as paths from the top."""
     nodes = [node for key, node in {**target.defaults, **target.own}.items() if key in PATH_KEYS]
     texts = [*words([*nodes, *(node for node in (target.command, target.manifest) if node)])]
     if target.workload is not None and target.workload.trace is not None:
@@ -197,7 +197,7 @@ def names_of(base: Base, target: Target) -> Iterator[str]:
 
 
 def is_same(base: Base, files: set[str]) -> bool:
-    """Whether these files and folders of the revision hold what they hold now."""
+    """True if these files and folders have the same content at the revision and now."""
     for name in files:
         place = base.top / name
         for file in (place, *place.rglob("*")):
@@ -208,7 +208,7 @@ def is_same(base: Base, files: set[str]) -> bool:
 
 
 def server_changes(before: Case, now: Case) -> list[str]:
-    """What differs of a target's server and its requests' lengths: "num_hidden_layers 32 -> 64"."""
+    """Differences in a target's server and request lengths: "num_hidden_layers 32 -> 64"."""
     steps = [change for move in moves(before.plan.request, now.plan.request) for change in move.changes]
     changes = [text for text in map(change_text, steps) if text is not None]
     points = [None if case.lengths is None else case.lengths.points for case in (before, now)]
@@ -216,7 +216,7 @@ def server_changes(before: Case, now: Case) -> list[str]:
 
 
 def text_changes(old: Target, now: Target) -> list[str]:
-    """Keys that say another thing, where the plans' inputs do not tell: a model read as text only."""
+    """Keys with a different value that does not show in the plans' inputs, such as text_only."""
     before, after = policy_changes.stated_values(old), policy_changes.stated_values(now)
     return [
         f"{key} {printable(before.get(key, 'not given'), 80)} -> {printable(after.get(key, 'not given'), 80)}"
@@ -226,7 +226,7 @@ def text_changes(old: Target, now: Target) -> list[str]:
 
 
 def workload_changes(base: Base, before: Target, now: Target, policy: Policy) -> list[str]:
-    """What differs of the requests that a target serves."""
+    """Differences in a target's workload."""
     old, new = ({} if side.workload is None else side.workload.facts() for side in (before, now))
     traces = [None if side.workload is None else side.workload.trace for side in (before, now)]
     folders = (base.path.parent, policy.folder)

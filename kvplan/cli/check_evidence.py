@@ -1,4 +1,4 @@
-"""A measured run, as the rules about it want it: its error, its age, and which targets it is evidence for."""
+"""A measured run in the form its rules need: its error, its age, and the targets that it applies to."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from kvplan.policy.judge import Evidence
 
 
 def read_evidence(measured: Measured, cases: Sequence[Case]) -> Evidence:
-    """What a run directory, its run.json or a reconciliation says; InvalidInputError for a file that is none."""
+    """Read evidence from a run directory, its run.json or a reconciliation. Raise InvalidInputError for other files."""
     try:
         return _read(measured, cases)
     except KvplanError as error:
@@ -47,7 +47,7 @@ def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:
 def is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError):  # its reader says why
+    except (OSError, ValueError):  # its reader reports the error
         return False
 
 
@@ -67,23 +67,23 @@ def _cause(run: Run) -> str:
 
 
 def of_reconciliation(document: Mapping[str, object], path: Path, cases: Sequence[Case]) -> Evidence:
-    """The error that the document states; when and where it was measured, the run.json beside it knows."""
+    """Evidence with the error that the document states; time and device come from the run.json next to it."""
     worst, error = stated_error(document, path)
     beside = path.parent
     if not (beside / MANIFEST).exists():
         return Evidence(
             subject=f"{printable(str(document.get('model')), 80)} on {printable(str(document.get('device')), 80)}",
-            problem=f"{MANIFEST} is missing beside {printable(path.name, 80)}, so its date and GPU are not known",
+            problem=f"{MANIFEST} is missing next to {printable(path.name, 80)}, so its date and GPU are not known",
         )
     return replace(facts(load_run(beside), cases), error=error, worst=worst)
 
 
 def stated_error(document: Mapping[str, object], path: Path) -> tuple[str, float]:
-    """The largest relative error of a predicted row, and of the total."""
+    """The largest relative error among the predicted rows and the total."""
     rows, total = document.get("rows"), document.get("total")
     if not isinstance(rows, list) or not isinstance(total, dict) or not all(isinstance(row, dict) for row in rows):
         raise InvalidInputError(path_text(path), "has no rows", "the file is damaged")
-    errors = {}
+    errors: dict[str, float] = {}
     for row in (*rows, total):
         match row:
             case {"component": "unattributed", "relative": None | float() | int()}:
@@ -104,11 +104,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# --- when, and of what ------------------------------------------------------------------------------------------------
+# --- date and device --------------------------------------------------------------------------------------------------
 
 
 def facts(run: Run, cases: Sequence[Case]) -> Evidence:
-    """When it ran and which targets it is evidence for."""
+    """Evidence on when the run was made and which targets it applies to."""
     spec, device = spec_of(run), device_of(run)
     matches = [case.target.id for case in cases if is_of(case.plan, spec, device)]
     return Evidence(
@@ -125,12 +125,12 @@ def device_of(run: Run) -> str:
 
 
 def is_of(plan: Plan, spec: ModelSpec, device: str) -> bool:
-    """Whether a run of this model on this device speaks for a plan."""
+    """True if a run of this model on this device applies to a plan."""
     return device.lower() == plan.request.gpu.device_name.lower() and is_same_model(plan.request.spec, spec)
 
 
 def is_same_model(spec: ModelSpec, other: ModelSpec) -> bool:
-    """By name in the catalog, else by every fact."""
+    """True if the models are the same by catalog name, else by every fact."""
     known = catalog.find(spec.name)
     if known is not None and known == catalog.find(other.name):
         return True

@@ -1,4 +1,4 @@
-"""`kvplan check --init`: a policy written for a model and flags, a pasted command, or a running server."""
+"""`kvplan check --init`: write a policy for a model and flags, a pasted command, or a running server."""
 
 import shlex
 from dataclasses import replace
@@ -17,15 +17,15 @@ from kvplan.policy.init import Stated, from_folder, quoted
 from kvplan.servers.pasted import read_command
 from kvplan.servers.words import ServeCommand
 
-# Options that mean nothing while a policy is written.
+# Options that have no meaning with --init.
 JUDGING = ("strict", "today", "base", "update_baseline", "report")
 
 
 def init(options: CheckOptions) -> int:
-    """Write the policy and return 0; a file that exists is kept, unless --force."""
+    """Write the policy and return 0; an existing file is kept unless --force is given."""
     for name in JUDGING:
         if getattr(options, name):
-            raise UsageError(f"--{name.replace('_', '-')}", "checks a policy, but --init writes one", "leave one out")
+            raise UsageError(f"--{name.replace('_', '-')}", "checks a policy, but --init writes one", "use only one")
     refuse_missing(
         ("MODEL", says_model(options) or options.from_pid is not None, MODEL_CURE),
         ("--gpu", says_gpu(options), "name the GPU that the policy is for (`kvplan gpus`)"),
@@ -37,7 +37,7 @@ def init(options: CheckOptions) -> int:
         )
     options = with_command(options)
     command = None if options.from_command is None else read_command(options.from_command)
-    refuse_files_outside(options, command, root_of(Path(target)))  # the check would refuse them, too
+    refuse_files_outside(options, command, root_of(Path(target)))  # the check would refuse them as well
     with output.report_files([target], "--output", {".yaml": "yaml", ".yml": "yaml"}, force=True) as (file,):
         inputs = read(options, lambda context, spec: load_of(options, context, spec))
         say(inputs, quiet=options.quiet)
@@ -48,11 +48,11 @@ def init(options: CheckOptions) -> int:
 
 
 def with_command(options: CheckOptions) -> CheckOptions:
-    """--from-pid as --from-command."""
+    """Convert --from-pid to --from-command."""
     if options.from_pid is None:
         return options
     if options.from_command is not None:
-        raise UsageError("--from-pid and --from-command", "are alternatives", "leave one out")
+        raise UsageError("--from-pid and --from-command", "are alternatives", "use only one")
     words = policy_init.command_of(options.from_pid)
     try:
         read_command(shlex.join(words))
@@ -73,9 +73,9 @@ def text_of(inputs: Inputs, options: CheckOptions, folder: Path) -> str:
 
 
 def stated(request: Request, options: CheckOptions, command: ServeCommand | None, folder: Path) -> Stated:
-    """What a target names as text: model, GPU, and what was typed beside the engine's arguments.
+    """A target's text values: model, GPU, and options other than engine arguments.
 
-    A pasted command is resolved, not copied: it may hold keys and tokens.
+    A pasted command is resolved, not copied: it may contain keys and tokens.
     """
     model = options.model or (command.model if command else None)
     revision = options.revision or (command.revision if command and options.model is None else None)

@@ -9,12 +9,12 @@ from kvplan.cli.options import ColorOption, Text, WorkloadOptions, complete, opt
 
 CheckFormat = Literal["table", "json", "markdown", "github", "junit", "sarif"]
 DEFAULT_NAME = "kvplan.policy.yaml"
-# File name endings of --report, and the format each means.
+# File name suffixes of --report, and the format of each.
 SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".xml": "junit", ".sarif": "sarif"}
 
 
 def complete_policy(incomplete: str) -> list[str]:
-    """Policy files beside the user; with --init, models."""
+    """Complete policy files in the working directory; with --init, also models."""
     from pathlib import Path
 
     names = [path.name for path in Path().glob("*.y*ml") if path.name.startswith(incomplete)]
@@ -23,7 +23,7 @@ def complete_policy(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions(WorkloadOptions):
-    """`kvplan check`; what a plan is made from only works with --init."""
+    """Options of `kvplan check`; plan options only work with --init."""
 
     model: Annotated[
         Text,
@@ -38,16 +38,18 @@ class CheckOptions(WorkloadOptions):
         list[str] | None,
         typer.Argument(
             metavar="[POLICY]...",
-            help="Further files; each is answered for itself.",
+            help="More files; each gets its own answer.",
             autocompletion=complete_policy,
             show_default=False,
         ),
     ] = None
     # judging
-    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings and skipped rules, too.")] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Also fail on warnings and skipped rules.")] = False
     today: Annotated[
         Text,
-        option("--today", help="Date to check waivers and ages against: 2027-01-31. Default: today.", metavar="DATE"),
+        option(
+            "--today", help="Date to check waivers and ages against, e.g. 2027-01-31. Default: today.", metavar="DATE"
+        ),
     ] = None
     base: Annotated[
         Text,
@@ -72,7 +74,7 @@ class CheckOptions(WorkloadOptions):
     ] = None
     color: ColorOption = "auto"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress warnings and notes.")] = False
-    # writing one
+    # writing a policy
     init: Annotated[
         bool,
         typer.Option(

@@ -1,4 +1,4 @@
-"""`kvplan diff`: two documents, policies or models -> their sides -> what changed, and the exit code it means."""
+"""`kvplan diff`: read the sides of two documents, policies or models, compare them, and set the exit code."""
 
 import os
 import tempfile
@@ -32,14 +32,14 @@ WHAT = {
     "model": "a model",
     "other": "another document",
 }
-BY_TARGET = ("check", "policy")  # these must be used together: both say figures by target
+BY_TARGET = ("check", "policy")  # may be compared with each other: both have figures by target
 DOCUMENTS: dict[object, Kind] = {"kvplan/plan@1": "plan", "kvplan/plans@1": "plan", "kvplan/check@1": "check"}
 POLICY_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """OLD or NEW: a file or model as it is now, or as it was at a revision; `name` is what it is shown as."""
+    """OLD or NEW: a current file or model, or one at a revision; `name` is its label."""
 
     name: str
     text: str
@@ -48,7 +48,7 @@ class Operand:
 
 
 def diff(options: DiffOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where NEW is worse."""
+    """Compare and return the exit code: 0, or with --exit-code 1 if NEW is worse."""
     old, new = operands(options)
     with output.report_files(options.report or [], force=options.force) as reports:
         result = compared(old, new, options)
@@ -57,11 +57,11 @@ def diff(options: DiffOptions) -> int:
     return int(options.exit_code and result.is_worse)
 
 
-# --- what is compared -------------------------------------------------------------------------------------------------
+# --- operands ---------------------------------------------------------------------------------------------------------
 
 
 def operands(options: DiffOptions) -> tuple[Operand, Operand]:
-    """OLD and NEW as typed; NEW may be left out where OLD names a file at a revision."""
+    """OLD and NEW as typed; NEW may be omitted if OLD names a file at a revision."""
     old, new, policy = options.model, options.new, options.policy
     if old is None:
         raise UsageError("OLD", "missing", "name two JSON answers, policies or models, or `REV --policy PATH`")
@@ -77,8 +77,9 @@ def operands(options: DiffOptions) -> tuple[Operand, Operand]:
 
 
 def operand(text: str) -> Operand:
-    """A file or model, or with `REV:PATH` a file at a revision; a PATH is from the top, or with ./ from here, as git
-    has it."""
+    """Parse a file or model, or with `REV:PATH` a file at a revision; as in git, PATH is from the top, or with ./ from
+    the working directory.
+    """
     if not text:
         raise UsageError("OLD, NEW", "one of them is empty ('')", "name a file, a model or REV:PATH")
     parts = git.split(text)
@@ -112,7 +113,7 @@ def compared(old: Operand, new: Operand, options: DiffOptions) -> Difference:
 
 
 def from_anywhere(options: DiffOptions) -> DiffOptions:
-    """The same with the files that flags name named in full, as a model at a revision is read in another folder."""
+    """Make the file names in options absolute, because a model at a revision is read in another folder."""
     named_files = {name: getattr(options, name) for name in ("lengths", "calibration", "draft_model")}
     full = {name: os.path.realpath(text) for name, text in named_files.items() if text and exists(text)}
     return replace(options, **full)
@@ -127,9 +128,9 @@ def exists(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operand is read: `text` as seen from `folder`, which is this one, or that of a copy.
+    """Location of an operand: `text` relative to `folder`, the working directory or that of a copy.
 
-    top  of a copy: what stands for the repository's top
+    top  of a copy: the copied top of the repository
     """
 
     operand: Operand
@@ -138,7 +139,7 @@ class Place:
     top: Path | None = None
 
     def kind(self) -> Kind:
-        """What it is by its ending, or by what stands in it; anything that is no file of kvplan's is a model."""
+        """Kind of operand by its suffix or content; anything that is not a kvplan file is a model."""
         if self.operand.is_policy:
             return "policy"
         with chdir(self.folder), named(self.operand):
@@ -149,13 +150,13 @@ class Place:
 
 
 def is_document(text: str) -> bool:
-    """Whether it is a file to be read as JSON: kvplan's own or a config.json; a model's name or folder is not."""
+    """True if it is a file to parse as JSON: kvplan's own or a config.json, not a model's name or folder."""
     return exists(text) and Path(text).is_file() and not text.endswith(WEIGHT_SUFFIXES)
 
 
 @contextmanager
 def located(operand: Operand) -> Iterator[Place]:
-    """Where an operand can be read: here, or in a copy of the files that it needs of its revision."""
+    """Yield the location of an operand: here, or in a copy of the files that it needs of its revision."""
     if operand.revision is None:
         yield Place(operand, Path.cwd(), operand.text)
         return
@@ -171,21 +172,21 @@ def located(operand: Operand) -> Iterator[Place]:
                 "there is no such file at that revision",
                 f"`git ls-tree -r {printable(operand.revision, 80)}` lists them",
             )
-        # From the folder that stands for this one, every path reads and is shown as it would be in a checkout.
+        # Relative to this folder, every path resolves and is shown as in a checkout.
         here = top / os.path.relpath(Path.cwd().resolve(), revision.top.resolve())
         here.mkdir(parents=True, exist_ok=True)
-        text = f"./{os.path.relpath(top / path, here)}"  # ./: never a name of the catalog
+        text = f"./{os.path.relpath(top / path, here)}"  # ./: never a catalog name
         if operand.is_policy:
             with chdir(here), named(operand):
                 git.lay_out(revision, named_in(Path(text), str(Path(path).parent)), top)
         yield Place(operand, here, text, top)
 
 
-PATH_KEYS = ("model", "draft_model", "command", "lengths", "calibration")  # of a target: what may name a file
+PATH_KEYS = ("model", "draft_model", "command", "lengths", "calibration")  # of a target: keys that may name a file
 
 
 def named_in(policy: Path, folder: str) -> list[str]:
-    """Every word of a policy's targets that may be a file of the repository, as a path from the top."""
+    """Words of a policy's targets that may be files of the repository, as paths from the top."""
     from kvplan.core import strict_yaml
     from kvplan.core.strict_yaml import Items, Table
 
@@ -202,7 +203,7 @@ def named_in(policy: Path, folder: str) -> list[str]:
 
 
 def words(nodes: "Iterable[Node]") -> Iterator[str]:
-    """Texts, and of a command each word."""
+    """Texts of the nodes; a command is split into words."""
     import shlex
 
     from kvplan.core.strict_yaml import Scalar
@@ -210,12 +211,12 @@ def words(nodes: "Iterable[Node]") -> Iterator[str]:
     for node in nodes:
         if isinstance(node, Scalar):
             yield node.text
-            with suppress(ValueError):  # quotes that do not close: the command's own reader says so
+            with suppress(ValueError):  # unclosed quotes are reported by the command's own parser
                 yield from shlex.split(node.text)
 
 
 def sides(place: Place, kind: Kind, options: DiffOptions) -> tuple[Inputs, list[Side]]:
-    """An operand's sides, with the notes of reading it; errors name it."""
+    """An operand's sides, with the notes from reading it; errors name the operand."""
     if kind != "model":
         refuse_plan_options(options)
     with chdir(place.folder), named(place.operand):
@@ -231,7 +232,7 @@ def sides(place: Place, kind: Kind, options: DiffOptions) -> tuple[Inputs, list[
 
 @contextmanager
 def named(operand: Operand) -> Iterator[None]:
-    """Errors about a file at a revision say which."""
+    """Add the revision to errors about a file."""
     try:
         yield
     except KvplanError as error:
@@ -244,11 +245,11 @@ def named(operand: Operand) -> Iterator[None]:
 
 
 def refuse_plan_options(options: DiffOptions) -> None:
-    """What a plan is made from is said in the document or policy; given beside it, it would be ignored."""
+    """Refuse plan options: they are part of the document or policy, so these would be ignored."""
     for field in fields(WorkloadOptions):
         if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(flag, "only works with two models", "documents and policies state it")
+            raise UsageError(flag, "works only with two models", "documents and policies contain it")
 
 
 def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Side]:
@@ -262,7 +263,7 @@ def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Sid
 
 
 def model_sides(text: str, options: DiffOptions) -> tuple[Inputs, list[Side]]:
-    """A model's plans with the flags given, each under its GPU and context, so that OLD and NEW pair up."""
+    """A model's plans with the given flags, keyed by GPU and context so that OLD and NEW match."""
     try:
         inputs = read(replace(options, model=text), lambda context, spec: load_of(options, context, spec))
     except UnknownNameError as error:
@@ -274,7 +275,8 @@ def model_sides(text: str, options: DiffOptions) -> tuple[Inputs, list[Side]]:
 
 def key_of(made: Plan) -> str:
     context = made.request.args.max_model_len
-    return f"{made.request.gpu.name}, {'its own maximum of' if context is None else context} tokens"
+    length = f"{context:,}" if isinstance(context, int) else context or "its own maximum of"
+    return f"{made.request.gpu.name}, {length} tokens"
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from kvplan.cli.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffOptions(WorkloadOptions):
-    """`kvplan diff`; what a plan is made from goes with models only. `model` is OLD."""
+    """Options of `kvplan diff`; plan options apply to models only. `model` is OLD."""
 
     model: Annotated[
         Text,

@@ -1,4 +1,4 @@
-"""`kvplan doctor`: the machine as kvplan sees it."""
+"""`kvplan doctor`: report on the machine as kvplan sees it."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ WIDTH = 22
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Print the checkup; a missing GPU or package is an answer, so the code is 0."""
+    """Print the checkup; a missing GPU or package is not an error, so return 0."""
     report = checkup()
     if options.format == "json":
         output.write(json.dumps(document(report), indent=2, allow_nan=False))
@@ -147,7 +147,7 @@ def advice_text(advice: Advice) -> str:
 
 
 def nothing_missing(report: Checkup) -> str:
-    """That all is there, and for what: a machine without a GPU is whole, but not for a GPU's work."""
+    """Say that nothing is missing, and for which tasks: a machine without a GPU is complete except for GPU work."""
     idle = [package.name for package in report.packages if package.version is None]
     but = f" but {', '.join(idle)}, for kvplan's own tests" if idle else ""
     if report.nvml.gpus:

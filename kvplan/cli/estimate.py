@@ -1,4 +1,4 @@
-"""`kvplan estimate`: flags -> requests -> plans -> the answer, and the exit code it means."""
+"""`kvplan estimate`: turn flags into requests and plans, print the answer, and set the exit code."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from kvplan.report.page import Block
 
 Outcome = tuple[GpuSpec, Plan | KvplanError]
-Table = list[Outcome]  # one context's, GPU by GPU
+Table = list[Outcome]  # of one context, by GPU
 
 
 def estimate(options: EstimateOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where any estimate shown does not fit."""
+    """Estimate and return the exit code: 0, or with --exit-code 1 if any estimate shown does not fit."""
     with output.report_files(options.report or [], force=options.force) as reports:
         inputs = read(options, lambda context, spec: load_of(options, context, spec))
         say(inputs, quiet=options.quiet)
@@ -35,7 +35,7 @@ def estimate(options: EstimateOptions) -> int:
 
 
 def say_of_start(tables: list[Table]) -> None:
-    """What the rules have to say of the one plan that was asked for, beside what was read into its config."""
+    """Print the notes on a single plan, after those on reading its config."""
     plans = plans_of(tables)
     if len(plans) == 1:
         for text in plans[0].notes:
@@ -47,8 +47,7 @@ def say_of_start(tables: list[Table]) -> None:
 
 
 def answer(inputs: Inputs) -> list[Table]:
-    """A table for each context: a plan for each GPU, or why there is none. Where none can be made at all, the first
-    reason is the answer."""
+    """A table per context: a plan per GPU, or why there is none. If none can be made at all, raise the first reason."""
     outcomes = [outcome(request, alone=inputs.num_gpus == 1) for request in inputs.requests]
     errors = [reply for _, reply in outcomes if isinstance(reply, KvplanError)]
     if len(errors) == len(outcomes):
@@ -70,7 +69,7 @@ def plans_of(tables: list[Table]) -> list[Plan]:
 
 
 def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
-    """The answer for each format; of those for machines, a note says which GPUs are left out."""
+    """The answer for each format; for machine formats, a note says which GPUs are left out."""
     plans = plans_of(tables)
 
     def document() -> Any:
@@ -97,14 +96,14 @@ def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
     if (options.format != "table" or options.report) and not options.quiet:
         errors = ((gpu.name, str(reply)) for table in tables for gpu, reply in table if isinstance(reply, KvplanError))
         for name, error in dict.fromkeys(errors):
-            output.tell("warning", f"{name}: left out: {error}")
+            output.tell("warning", f"{name}: skipped: {error}")
     servers = [plan.request.release.label for plan in plans]
     whole = lambda blocks: screen(tables, blocks=blocks, explain=options.explain)  # noqa: E731
     return Answer(whole, document, rows, page, figures, servers)
 
 
 def screen(tables: list[Table], *, blocks: bool, explain: bool) -> "list[Part]":
-    """One GPU: the whole answer, or a row per context. Several: a row per GPU, in a table for each context."""
+    """For one GPU: the whole answer, or a row per context. For several: a row per GPU, in a table per context."""
     from kvplan.report import console
     from kvplan.report.lines import line
 

@@ -1,4 +1,4 @@
-"""`kvplan explore`: a grid of plans as one page, in which sliders look answers up."""
+"""`kvplan explore`: a grid of plans as one page whose sliders select answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 HTML = {".html": "html"}
 MOST_PLANS = 150_000  # about a minute
-# What the page offers where nothing is stated.
+# Choices on the page by default.
 SPLITS = "1,2,4,8"
 KV_DTYPES = "auto,fp8"
 SHARES = tuple(round(0.80 + 0.02 * step, 2) for step in range(10))
@@ -39,7 +39,7 @@ SHARE_NAMES = {terms_of(name).share_argument for name in SERVERS}
 
 
 def explore(options: ExploreOptions) -> int:
-    """Write the page; its path and what it holds on standard output."""
+    """Write the page; print its path and a summary."""
     with output.report_files([options.output], "--output", HTML, force=options.force) as files:
         document = explorer_document(options)
         from kvplan.report.explorer_html import explorer_html
@@ -57,22 +57,22 @@ STATED = {
 
 
 def refuse_single(options: ExploreOptions) -> None:
-    """Refuse what states one plan, where the page offers choices."""
+    """Refuse options that fix a value for which the page offers choices."""
     for name, flag in STATED.items():
         if getattr(options, name, None) is not None:
             raise UsageError(
                 flag,
-                "states one plan, and the page offers choices",
+                "describes one plan, but the page offers choices",
                 "name choices by flags: --tp 1,2 --mean-tokens 1k,4k",
             )
     if options.max_model_len is not None and {"auto", "-1"} & set(",".join(options.max_model_len).split(",")):
         raise UsageError(
-            "--ctx auto", "is no choice of a page: each is a number of tokens", "leave it out, or write 8k,32k"
+            "--ctx auto", "cannot be a choice of the page: each is a number of tokens", "remove it, or write 8k,32k"
         )
 
 
 def explorer_document(options: ExploreOptions) -> ExplorerDocument:
-    """A chart for each model and server that can be planned; raises the first error where there is none."""
+    """A chart for each model and server that can be planned. Raise the first error if there is none."""
     if not options.model:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     refuse_single(options)
@@ -94,7 +94,7 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
     names = {request.gpu.name for grid, _, _ in grids for request in grid.requests}
     if not charts:
         raise errors[0]
-    reading.warnings += [f"left out: {error}" for error in errors]
+    reading.warnings += [f"skipped: {error}" for error in errors]
     prices = prices_of(options.prices, names, reading)
     say(reading, quiet=options.quiet)
     return {"schema": EXPLORER, "plans": plans, "charts": charts, "prices": prices.per_hour if prices else None}
@@ -104,8 +104,8 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
 
 
 def grid_of(options: ExploreOptions, model: str, release: "Version", reading: Inputs) -> tuple[Grid, list[Axis]]:
-    """The combinations of one model on one server, and their axes as the page names them."""
-    gpus_of(options)  # which refuses a number of GPUs: --tp says it
+    """Combinations of one model on one server, and their axes as labeled on the page."""
+    gpus_of(options)  # refuses a number of GPUs: use --tp
     stated = arguments_of(options)
     plain = workload_options(
         options, model=model, engine=release.label, mean_tokens=None, max_model_len=None, **dict.fromkeys(stated)
@@ -129,7 +129,7 @@ def grid_of(options: ExploreOptions, model: str, release: "Version", reading: In
 
 
 def with_contexts(plain: WorkloadOptions, options: ExploreOptions) -> WorkloadOptions:
-    """The options with the contexts stated, or with powers of two up to the model's own."""
+    """The options with the given contexts, or with powers of two up to the model's own."""
     if options.max_model_len is not None:
         return workload_options(plain, max_model_len=options.max_model_len)
     longest = default_context(read(plain).requests[0])
@@ -137,7 +137,7 @@ def with_contexts(plain: WorkloadOptions, options: ExploreOptions) -> WorkloadOp
 
 
 def doubled(first: int, last: int) -> list[int]:
-    """first, twice that, and so on below last, and last."""
+    """List first, twice that, and so on below last, then last."""
     values = []
     while first < last:
         values.append(first)
@@ -146,7 +146,7 @@ def doubled(first: int, last: int) -> list[int]:
 
 
 def choices(options: ExploreOptions, stated: dict[str, tuple[Any, ...]], share: str) -> dict[str, tuple[Any, ...]]:
-    """Engine arguments and their values: those stated, and the usual ones of three that nobody stated."""
+    """Engine arguments and their values: the given ones, and default choices for three others."""
     shares = stated.pop("gpu_memory_utilization", None) or SHARES
     usual = {
         "tensor_parallel_size": tuple(map(int, SPLITS.split(","))),
@@ -157,7 +157,7 @@ def choices(options: ExploreOptions, stated: dict[str, tuple[Any, ...]], share: 
 
 
 def means_of(options: ExploreOptions, longest: int) -> tuple[int | None, ...]:
-    """Mean lengths: those stated, or powers of two; and requests as long as the context."""
+    """Mean lengths: the given ones, or powers of two; and requests as long as the context."""
     stated = parts(options.mean_tokens, "--mean-tokens")
     if stated:
         return (*dict.fromkeys(parse_tokens(text, "--mean-tokens") for text in stated), None)
@@ -168,7 +168,7 @@ def means_of(options: ExploreOptions, longest: int) -> tuple[int | None, ...]:
 
 
 def axes_of(grid: Grid, release: "Version") -> list[Axis]:
-    """An axis for each of grid.sizes, in that order; the page opens at the server's own share of the memory."""
+    """An axis for each of grid.sizes, in that order; the page opens at the server's default utilization."""
     contexts = grid.shape[2]
     gpus = [request.gpu.name for request in grid.requests[::contexts]]
     lengths = [tokens_text(request.args.max_model_len) for request in grid.requests[:contexts]]
@@ -193,7 +193,7 @@ def axis(name: str, values: list[str], start: int = 0) -> Axis:
 
 
 def nearest(values: Sequence[float], value: float) -> int:
-    """Index of the value that is nearest."""
+    """Index of the nearest value."""
     return min(range(len(values)), key=lambda index: abs(values[index] - value))
 
 

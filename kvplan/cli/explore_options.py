@@ -11,7 +11,7 @@ from kvplan.cli.sweep_options import PricesOption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExploreOptions(WorkloadOptions):
-    """`kvplan explore`: what is stated becomes the choices of the page; what is not gets the usual ones."""
+    """Options of `kvplan explore`: given values become the choices on the page; the rest have default choices."""
 
     model: Annotated[
         Texts,

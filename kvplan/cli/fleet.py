@@ -21,37 +21,36 @@ from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Role
 from kvplan.simulate.fleet_result import fleet_result
 from kvplan.simulate.outcome import Answer, FleetAnswer, Variant
 from kvplan.simulate.routers import router
-from kvplan.simulate.setup import Setup, empty_tiers
+from kvplan.simulate.setup import Setup, token_bytes
 from kvplan.simulate.steptime import Shares, step_time
-from kvplan.simulate.tiers import TierSpec
 
 MOST: Final = 4096  # servers
-WORTH_PROCESSES: Final = 20_000  # requests: seconds in one process, and others start in less
+WORTH_PROCESSES: Final = 20_000  # requests: takes seconds in one process; other processes start in less
 OF_FLEETS: Final = ("pool", "router", "disaggregate", "link", "fail", "autoscale", "jobs", "ray")
 OF_ONE: Final = ("baseline", "tier", "timeline", "figure", "film", "trace_events")
 RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m where they differ"
 
 
 def is_fleet(options: SimulateOptions) -> bool:
-    """Whether many servers are asked for; what says something of them alone needs some."""
+    """True if several servers are requested. Raise UsageError for fleet options without them."""
     given = [name for name in OF_FLEETS if getattr(options, name)]
     many = options.replicas is not None or options.pool is not None or options.disaggregate is not None
     if given and not many:
-        raise UsageError(f"--{given[0]}", "is for many servers", "say how many with --replicas")
+        raise UsageError(f"--{given[0]}", "needs several servers", "add --replicas N")
     if not many:
         return False
     for name in OF_ONE:
         if getattr(options, name):
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(flag, "is for one server", "leave it out, or --replicas, --pool and --disaggregate")
+            raise UsageError(flag, "supports only one server", "remove it, or --replicas, --pool and --disaggregate")
     if options.disaggregate is not None and (options.replicas is not None or options.pool is not None):
-        raise UsageError("--disaggregate", "states the number of servers itself", "leave out --replicas and --pool")
+        raise UsageError("--disaggregate", "states the number of servers itself", "remove --replicas and --pool")
     if options.disaggregate is not None and options.autoscale is not None:
-        raise UsageError("--autoscale", "does not apply to --disaggregate", "leave one out")
+        raise UsageError("--autoscale", "does not apply to --disaggregate", "use only one")
     if options.autoscale is not None and options.pool is not None:
-        raise UsageError("--autoscale", "scales servers of one kind, and --pool names more", "leave one out")
+        raise UsageError("--autoscale", "scales servers of one kind, and --pool names more", "use only one")
     if (options.disaggregate is None) != (options.link is None):
-        raise UsageError("--disaggregate and --link", "must be used together", "give both: 1P2D and 50GB/s")
+        raise UsageError("--disaggregate and --link", "must be used together", "set both: 1P2D and 50GB/s")
     return True
 
 
@@ -59,13 +58,15 @@ def fleet_answer(
     options: SimulateOptions, plan_of: Callable[[SimulateOptions], Plan], shares: Shares, load: Load,
     stop: Callable[[Fleet], bool],
 ) -> FleetAnswer:  # fmt: skip
-    """What the fleet answers; one that `stop` ended before any of its servers was done is an interrupt."""
+    """Simulate the fleet. Raise KeyboardInterrupt if `stop` ended it before any server finished."""
     promises = () if options.slo is None else slo.parse_slo(options.slo)
     kinds, plans = kinds_of(options, plan_of, shares)
     autoscale = None if options.autoscale is None else parse_autoscale(options.autoscale)
     if autoscale is not None and not autoscale.fewest <= len(kinds) <= autoscale.highest:
         raise UsageError(
-            f"--replicas {len(kinds)}", f"is not from min={autoscale.fewest} to max={autoscale.highest}", "change one"
+            f"--replicas {len(kinds)}",
+            f"is not from min={autoscale.fewest} to max={autoscale.highest}",
+            "change one of them",
         )
     failures = tuple(parse_failure(text, len(kinds)) for text in options.fail or ())
     name = options.router or "least-loaded"
@@ -83,7 +84,7 @@ def fleet_answer(
     fleet.run(jobs_of(options.jobs, options.ray, fleet, load.source.num_requests))
     if not fleet.replicas:
         raise KeyboardInterrupt
-    kinds = kinds[: len(fleet.replicas)]  # fewer where an interrupt came before the others were done
+    kinds = kinds[: len(fleet.replicas)]  # fewer if interrupted before the others finished
     figures = fleet_result(fleet, load.skipped, by_clock=not load.is_closed and load.users is None)
     if not figures.total.judged:
         raise UsageError("simulate", "no request is served by the fleet", "give more --num-requests, or fewer failures")
@@ -104,16 +105,16 @@ def fleet_answer(
 
 
 def jobs_of(text: str | None, ray: str | None, fleet: Fleet, num_requests: int) -> Jobs:
-    """Processes: as stated, or all cores where servers are apart and there is enough for them to do."""
+    """Number of processes: as given, or all cores if the servers are independent and have enough work."""
     if ray is None and text is None:
         return cores() if fleet.is_apart and num_requests >= WORTH_PROCESSES else 1
     jobs = workers_of(text, ray)
     if is_shared(jobs) and not fleet.is_apart:
         raise UsageError(
             f"--jobs {text}" if ray is None else f"--ray {ray}",
-            "these servers depend on each other (a router that looks at loads, --fail, --autoscale, --disaggregate, "
+            "these servers depend on each other (load-aware routing, --fail, --autoscale, --disaggregate or "
             "users who wait), so one process simulates them all",
-            "leave it out, or use --router round-robin or random and leave out the others",
+            "remove it, or use --router round-robin or random and remove the others",
         )
     return jobs
 
@@ -132,7 +133,7 @@ def servers_text(kinds: tuple[Kind, ...]) -> str:
 def kinds_of(
     options: SimulateOptions, plan_of: Callable[[SimulateOptions], Plan], shares: Shares
 ) -> tuple[tuple[Kind, ...], tuple[Plan, ...]]:
-    """The servers in their order, and the plan of each kind."""
+    """The servers in order, and the plan of each kind."""
     plans: dict[str, Plan] = {}
 
     def kind(some: SimulateOptions, role: Role = "server") -> Kind:
@@ -142,7 +143,7 @@ def kinds_of(
         plan = plans[label]
         [request] = portable_requests([plan.request])
         setup = Setup(replace(plan, request=request), step_time(plan, shares, options.calibration))
-        token = empty_tiers(plan, (TierSpec("", 0, 1),), 1).token_bytes if role != "server" else 0
+        token = token_bytes(plan) if role != "server" else 0
         return Kind(plan.request.gpu.name, setup.run, role, token, num_gpus(plan))
 
     kinds: list[Kind] = []
@@ -162,12 +163,12 @@ def kinds_of(
 
 
 def parse_split(text: str) -> tuple[int, int]:
-    """`1P2D`."""
+    """Parse `1P2D`."""
     match = re.fullmatch(r"([1-9][0-9]{0,3})[pP]([1-9][0-9]{0,3})[dD]", text)
     if match is None or int(match[1]) + int(match[2]) > MOST:
         raise UsageError(
             f"--disaggregate {printable(repr(text), 40)}", "is not understood",
-            "write how many servers compute prompts and answers: 1P2D",
+            "write the number of prefill and decode servers, e.g. 1P2D",
         )  # fmt: skip
     return int(match[1]), int(match[2])
 
@@ -179,12 +180,12 @@ def parse_link(text: str) -> float:
 
 
 def parse_failure(text: str, count: int) -> Failure:
-    """`3@10m`, `3@10m:5m`."""
+    """Parse `3@10m`, `3@10m:5m`."""
     match = re.fullmatch(r"([0-9]{1,4})@([^:]+)(?::(.+))?", text)
     if match is None:
         raise UsageError(
             f"--fail {printable(repr(text), 60)}", "is not understood",
-            "write the server's number, from 0 on, and the time: 3@10m, or 3@10m:5m for one that comes back",
+            "write the server's number (0-based) and the time: 3@10m, or 3@10m:5m if it comes back",
         )  # fmt: skip
     if int(match[1]) >= count:
         raise UsageError(f"--fail {text}", f"there are servers 0 to {count - 1}", "name one of them")
@@ -193,7 +194,7 @@ def parse_failure(text: str, count: int) -> Failure:
 
 
 def parse_autoscale(text: str) -> Autoscale:
-    """`min=1,max=8,target=20,every=15s,provision=3m,settle=5m`."""
+    """Parse `min=1,max=8,target=20,every=15s,provision=3m,settle=5m`."""
     given: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")

@@ -1,4 +1,4 @@
-"""Help as plain text: a command's options in panels, and the commands in groups with an example each."""
+"""Plain-text help: a command's options in panels, and the commands in groups with an example each."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -21,16 +21,16 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "pack": "kvplan pack --gpu l40s --server 'qwen3-8b --max-model-len 16384' --server 'qwen3-0.6b --users 4'",
         "upgrade": "kvplan upgrade qwen3-8b --gpu l40s --ctx 8k --from vllm@0.24",
     },
-    "Prove": {
+    "Validate": {
         "calibrate": "kvplan calibrate qwen3-8b --gpu l40s --ctx 8k --bench 'results/*.json' -o calibration.json",
         "profile": "kvplan profile",
         "reconcile": "kvplan reconcile --log server.log --gpu a100-80g",
         "report": "kvplan report runs/smollm2-135m-1",
     },
-    "Fix": {
+    "Troubleshoot": {
         "why": "kvplan why server.log",
     },
-    "Look": {
+    "Inspect": {
         "models": "kvplan models qwen3-8b",
         "gpus": "kvplan gpus h100-80g",
         "trace": "kvplan trace profiles",
@@ -39,7 +39,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "watch": "kvplan watch --pid 1234",
         "doctor": "kvplan doctor",
     },
-    "In CI": {
+    "CI": {
         "check": "kvplan check --init qwen3-8b --gpu l40s --ctx 8k",
         "schema": "kvplan schema plan",
     },
@@ -154,8 +154,8 @@ NEEDS: Final = (
     "tune",
     "watch",
     "why",
-)  # a run, a log, a GPU or a while
-PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engine arguments
+)  # commands that need a run, a log, a GPU or time
+PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # for options that are not engine arguments
     "Quantization": ("weights_bytes",),
     "Adapters and drafts": ("enable_lora", "draft_model"),
     "Output": (
@@ -166,7 +166,7 @@ PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engin
 
 
 def panel_of(name: str, common: frozenset[str]) -> str:
-    """The panel of an option: what one server alone has stands in its own. `common` are the options of every plan."""
+    """Panel of an option: server-specific options have their own. `common` are the options of every plan."""
     for panel, names in PANELS.items():
         if name in names:
             return panel
@@ -179,7 +179,10 @@ def panel_of(name: str, common: frozenset[str]) -> str:
 
 
 class PanelCommand(typer.core.TyperCommand):
-    """A command whose help lists its own options first, then those of every plan, by what they are about."""
+    """A command whose help lists its own options first, then those of every plan, by topic."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         from kvplan.cli.options import PlanOptions
@@ -203,6 +206,24 @@ class PanelCommand(typer.core.TyperCommand):
         write_examples(ctx, formatter)
 
 
+PAIRS: Final = frozenset(("--lora-modules",))  # NAME=VALUE options, of which vLLM accepts several after one flag
+
+
+def spread(words: list[str]) -> list[str]:
+    """Rewrite `--lora-modules a=1 b=2` as `--lora-modules a=1 --lora-modules b=2`."""
+    spread: list[str] = []
+    flag, is_first = "", False
+    for word in words:
+        is_pair = not word.startswith("-") and ("=" in word or word.startswith("{"))
+        if flag and is_pair and not is_first:
+            spread.append(flag)
+        elif not is_first:
+            flag = word.partition("=")[0] if word.partition("=")[0] in PAIRS else ""
+        is_first = word in PAIRS
+        spread.append(word)
+    return spread
+
+
 class ExampleGroup(typer.core.TyperGroup):
     """A group of commands whose help ends with examples."""
 
@@ -211,7 +232,7 @@ class ExampleGroup(typer.core.TyperGroup):
 
 
 def examples_of(name: str) -> tuple[str, ...]:
-    """The examples of a command (`estimate`, `trace stats`): the overview's first."""
+    """Examples of a command (`estimate`, `trace stats`), starting with the overview's."""
     first = (group[name] for group in GROUPS.values() if name in group)
     return (*first, *MORE.get(name, ()))
 
@@ -223,7 +244,7 @@ def write_examples(ctx: Any, formatter: Any) -> None:
 
 
 def overview(helps: Mapping[str, str]) -> Iterator[str]:
-    """The commands by group: what each is for, and an example."""
+    """Yield the commands by group: their purpose, and an example."""
     yield "Plan GPU memory for LLM serving: how many users fit, and why."
     for title, examples in GROUPS.items():
         yield ""

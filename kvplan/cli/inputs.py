@@ -1,10 +1,10 @@
-"""Options as typed -> requests for plans, with the notes and warnings that reading them gave."""
+"""Parse options into requests for plans, with notes and warnings."""
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
@@ -26,13 +26,14 @@ from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memo
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
 from kvplan.servers.arguments import EngineArgs, is_vllm_size, stated_bytes, vllm_size_note
-from kvplan.servers.base import DEFAULT, parse_engine, server_of
+from kvplan.servers.base import parse_engine, server_of
+from kvplan.servers.releases import DEFAULT
 
 if TYPE_CHECKING:
     from kvplan.servers.estimates import Estimate
     from kvplan.servers.words import ServeCommand
 
-# One of each size that people rent or own, smallest first: the table where no GPU is named.
+# One of each common size, smallest first: the table if no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 SMALLEST_GPU = 256 * MIB
 Context = int | Literal["auto"] | None
@@ -40,9 +41,9 @@ Context = int | Literal["auto"] | None
 
 @dataclass(slots=True)
 class Inputs:
-    """A command line, read: one request for each context and GPU, the GPUs of one context side by side.
+    """A parsed command line: one request for each context and GPU, with the GPUs of one context adjacent.
 
-    readings  the notes of numbers that the pasted command writes and kvplan's own flags would read differently
+    of_command  notes on the command; readings: notes on numbers that kvplan's own flags would parse differently
     """
 
     requests: list[Request]
@@ -51,20 +52,28 @@ class Inputs:
     hints: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     readings: list[str] = field(default_factory=list)
+    of_command: list[str] = field(default_factory=list)
 
 
-LoadOf = Callable[[Context, ModelSpec], Load]  # how long requests are, once the context and the model are known
+PASTED: Final = "--from-command"
+LoadOf = Callable[[Context, ModelSpec], Load]  # request lengths, once the context and the model are known
 
 
 def read(
-    options: PlanOptions, load: LoadOf = lambda context, spec: Load(), command: "ServeCommand | None" = None
+    options: PlanOptions,
+    load: LoadOf = lambda context, spec: Load(),
+    command: "ServeCommand | None" = None,
+    source: str = PASTED,
+    *,
+    of_log: bool = False,
 ) -> Inputs:
-    """One request for each context and GPU; raises UsageError and its like for what cannot be read.
+    """One request for each context and GPU. Raises UsageError and similar errors for invalid input.
 
-    command  what options.from_command says, where the caller has read it
+    command  parsed options.from_command, if the caller has it; source: its origin, for notes
+    of_log   the options were read from a log, whose draft is read later
     """
     if command is None and options.from_command is not None:
-        from kvplan.servers.pasted import read_command  # of no account unless a command is pasted
+        from kvplan.servers.pasted import read_command  # only needed for a pasted command
 
         command = read_command(options.from_command)
     args = engine_args(options, command)
@@ -80,6 +89,8 @@ def read(
         draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
     except KvplanError as error:
         raise error.changed(keys=("draft_model",)) from error
+    if draft is None and not of_log and server_of(release.engine).terms.needs_drafter:
+        refuse_undrafted(args)
     stated_in_use = options.memory_in_use
     in_use = None if stated_in_use is None else parse_size(stated_in_use, "--memory-in-use", least=0)
     for _, machine in gpus:
@@ -87,7 +98,7 @@ def read(
             raise UsageError(
                 "--memory-in-use",
                 f"is more than {machine.name} has ({format_gib(in_use)} of {format_gib(machine.total_memory)})",
-                "state what other processes hold on one GPU",
+                "use the memory that other processes hold on one GPU",
             )
     variables_note = None
     if command and command.environment:
@@ -114,23 +125,35 @@ def read(
     ]
     inputs = Inputs(requests, num_gpus=len(splits))
     inputs.notes += [] if variables_note is None else [variables_note]
-    inputs.readings += command.readings if command else ()
+    inputs.readings += [note.of(source) for note in command.readings] if command else ()
+    inputs.of_command += [note.of(source) for note in command.notes] if command else ()
     inputs.notes += [
         *inputs.readings,
-        *(command.notes if command else ()),
+        *inputs.of_command,
         *model.notes,
         *(draft.notes if draft else ()),
     ]
     inputs.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
     inputs.warnings += [*model.warnings, *(draft.warnings if draft else ())]
     if command:
-        about_flags(inputs, command)
+        about_flags(inputs, command, source)
     about_defaults(inputs, options, contexts, model)
     return inputs
 
 
+def refuse_undrafted(args: EngineArgs) -> None:
+    """Refuse draft tokens that nothing drafts, as vLLM does.
+
+    vLLM 0.27 config/speculative.py: "num_speculative_tokens was provided but without speculative model."
+    """
+    if args.num_speculative_tokens and args.speculative_method is None:
+        flag = f"--num-speculative-tokens {args.num_speculative_tokens:,}"
+        problem = "needs a draft model or a method that drafts the tokens"
+        raise UsageError(flag, problem, "add --draft-model or --speculative-method", keys=("num_speculative_tokens",))
+
+
 def measured_on(options: PlanOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
-    """The constants of --calibration, where it was measured on such a GPU."""
+    """Constants of --calibration, if it was measured on this kind of GPU."""
     if options.calibration is None:
         return {}
     from kvplan.servers import calibration
@@ -138,17 +161,17 @@ def measured_on(options: PlanOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
     return calibration.for_gpu(calibration.read(Path(options.calibration)), gpu)
 
 
-def about_flags(inputs: Inputs, command: "ServeCommand") -> None:
+def about_flags(inputs: Inputs, command: "ServeCommand", source: str) -> None:
     if command.unknown:
         flags = ", ".join(dict.fromkeys(command.unknown))
-        inputs.warnings.append(f"--from-command: unknown to kvplan and ignored: {flags}")
+        inputs.warnings.append(f"{source}: unknown to kvplan and ignored: {flags}")
     if command.ignored:
         flags = ", ".join(dict.fromkeys(command.ignored))
-        inputs.hints.append(f"--from-command: no effect on GPU memory that kvplan knows of: {flags}")
+        inputs.hints.append(f"{source}: no known effect on GPU memory: {flags}")
 
 
 def default_context(request: Request) -> int:
-    """The context that the server takes when none is asked for."""
+    """Context that the server uses by default."""
     return server_of(request.release.engine).context(request.spec)
 
 
@@ -165,7 +188,7 @@ def about_defaults(inputs: Inputs, options: PlanOptions, contexts: Sequence[Cont
 
 
 def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]:
-    """--ctx, else what a pasted command or --engine-arg said, else the model's own (None)."""
+    """Contexts of --ctx, else of a pasted command or --engine-arg, else the model's own (None)."""
     if options.max_model_len is None:
         return (elsewhere,)
     text = ",".join(options.max_model_len)
@@ -174,7 +197,7 @@ def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]
             raise UsageError(
                 "--ctx",
                 f"is too large ({part[:20]}...), at most {MAX_TOKENS:,}",
-                "write 32768, 32k, or auto (also -1) to fit the memory",
+                "write 32768, 32k, or auto (or -1) for the longest that fits",
             )
     parsed = parse_contexts(text, "--ctx")
     contexts: tuple[Context, ...] = tuple("auto" if context is AUTO else context for context in dict.fromkeys(parsed))
@@ -186,7 +209,7 @@ def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]
 
 
 def gpus_of(options: PlanOptions) -> list[GpuSpec]:
-    """The GPUs named, where something else says how many there are."""
+    """The GPUs named, for commands that set the number of GPUs elsewhere."""
     gpus = counted_gpus_of(options)
     for count, spec in gpus:
         if count is not None:
@@ -197,7 +220,7 @@ def gpus_of(options: PlanOptions) -> list[GpuSpec]:
 
 
 def counted_gpus_of(options: PlanOptions) -> list[tuple[int | None, GpuSpec]]:
-    """(how many, which) for every GPU named, each once; None where the number is not said: "a100-80g,8xh100"."""
+    """(count, GPU) for every GPU named, each once; the count is None if not given: "a100-80g,8xh100"."""
     memory = None if options.gpu_memory is None else gpu_memory(options.gpu_memory)
     if options.gpu is None:
         return [(None, gpu(name)) for name in COMMON_GPUS] if memory is None else [(None, custom_gpu(memory))]
@@ -212,27 +235,31 @@ def counted_gpus_of(options: PlanOptions) -> list[tuple[int | None, GpuSpec]]:
     for count, name in map(split_count, names):
         spec = gpu(name) if memory is None else with_memory(gpu(name), memory)
         if counts.setdefault(spec, count) != count:
-            raise UsageError("--gpu", f"names {spec.name} twice with different numbers", "leave one out")
+            raise UsageError("--gpu", f"names {spec.name} twice with different numbers", "use only one")
     return [(count, spec) for spec, count in counts.items()]
 
 
 def split_over(args: EngineArgs, count: int | None, options: PlanOptions, command: "ServeCommand | None") -> EngineArgs:
-    """The arguments for so many GPUs: the layers split over all that --pp and --dp leave."""
+    """The arguments for this many GPUs: tensor parallelism over all that --pp and --dp leave."""
     if count is None:
         return args
     tp = args.tensor_parallel_size
-    others = args.num_gpus // tp  # ranks of DP attention lie within the tensor ranks
+    others = args.num_gpus // tp  # ranks of DP attention are among the tensor-parallel ranks
     if "tensor_parallel_size" in stated_arguments(options, command):
         if tp * others != count:
-            raise UsageError("--gpu", f"says {count} GPUs, and --tp x --pp x --dp make {tp * others}", "change one")
+            raise UsageError(
+                "--gpu", f"says {count} GPUs, and --tp x --pp x --dp make {tp * others}", "change one of them"
+            )
         return args
     if count % others:
-        raise UsageError("--gpu", f"says {count} GPUs, no multiple of the {others} of --pp x --dp", "change one")
+        raise UsageError(
+            "--gpu", f"says {count} GPUs, no multiple of the {others} of --pp x --dp", "change one of them"
+        )
     return replace(args, tensor_parallel_size=count // others)
 
 
 def stated_arguments(options: PlanOptions, command: "ServeCommand | None") -> set[str]:
-    """Engine arguments that the user gave, wherever."""
+    """Engine arguments that the user gave in any form."""
     return {*given(options), *engine_pairs(options), *(command.args if command else ())}
 
 
@@ -241,7 +268,7 @@ def weights_of(text: str) -> int:
 
 
 def gpu_memory(text: str) -> int:
-    """Bytes of a GPU; a bare "80" is more likely 80 GB than 80 bytes, and is asked back."""
+    """Bytes of a GPU; a bare "80" is rejected, because it more likely means 80 GB."""
     size = parse_size(text, "--gpu-memory")
     if size < SMALLEST_GPU:
         raise UsageError(
@@ -255,7 +282,7 @@ def source_of(options: PlanOptions, revision: str | None) -> Source:
 
 
 def refuse_missing(*options: tuple[str, bool, str]) -> None:
-    """Refuse what does not say all that it must, everything in one error: (what, whether it is said, what to write)."""
+    """Refuse missing options, all in one error: (what, whether it is given, what to write)."""
     missing = [(name, cure) for name, is_said, cure in options if not is_said]
     if missing:
         names, cures = zip(*missing, strict=True)
@@ -266,7 +293,7 @@ MODEL_CURE = "name a model (`kvplan models`), a config.json or a Hub id, or past
 
 
 def says_model(options: PlanOptions) -> bool:
-    """Whether a model is named, or may be in a pasted command."""
+    """True if a model is named, or may be in a pasted command."""
     return options.model is not None or options.from_command is not None
 
 
@@ -282,18 +309,18 @@ def model_of(options: PlanOptions, command: "ServeCommand | None", args: EngineA
     source = source_of(options, revision)
     try:
         return resolve(ref, source)
-    except UnsupportedModelError:  # of a tower, perhaps, that this server does not load
+    except UnsupportedModelError:  # perhaps of a vision tower that this server does not load
         if not args.language_model_only or source.text_only:
             raise
         return resolve(ref, replace(source, text_only=True))
 
 
 def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load:
-    """How long requests are: a mean, or a prompt and an answer, or a distribution, which ends at the context."""
+    """Length of requests: a mean, a prompt and an output, or a distribution, truncated at the context."""
     mean = None if options.mean_tokens is None else parse_tokens(options.mean_tokens, "--mean-tokens")
     if options.prompt_tokens is not None or options.output_tokens is not None:
         if mean is not None:
-            raise UsageError("--mean-tokens", "conflicts with --prompt-tokens and --output-tokens", "leave one out")
+            raise UsageError("--mean-tokens", "conflicts with --prompt-tokens and --output-tokens", "use only one")
         mean = prompt_and_output(options)
     lengths = None
     if options.lengths is not None:
@@ -312,14 +339,14 @@ def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load
 
 
 def prompt_and_output(options: WorkloadOptions) -> int:
-    """Tokens held on average: the prompt, and half the answer, as it grows from nothing to all while it is written."""
+    """Mean tokens held: the prompt plus half the output, which grows linearly while it is generated."""
     from kvplan.workloads.lengths import in_flight
 
     if options.prompt_tokens is None or options.output_tokens is None:
         raise UsageError(
             "--prompt-tokens and --output-tokens",
             "must be used together",
-            "give both, or --mean-tokens",
+            "set both, or --mean-tokens",
             keys=("prompt_tokens", "output_tokens"),
         )
     prompt = parse_tokens(options.prompt_tokens, "--prompt-tokens")
@@ -330,7 +357,7 @@ def overflow_of(options: WorkloadOptions) -> float:
     if options.overflow is None:
         return Load().overflow
     if options.lengths is None:
-        raise UsageError("--overflow", "applies only to --lengths", "give both")
+        raise UsageError("--overflow", "applies only to --lengths", "set both")
     return parse_fraction(options.overflow, "--overflow")
 
 

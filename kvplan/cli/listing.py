@@ -1,9 +1,9 @@
-"""`kvplan models` and `kvplan gpus`: lists as a quick reference, and everything known of one entry."""
+"""`kvplan models` and `kvplan gpus`: lists for quick reference, and all data of one entry."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from kvplan.cli import output
@@ -34,12 +34,12 @@ from kvplan.report import console as tables
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Line, Part
-from kvplan.report.page import bold
+from kvplan.report.page import Block, bold
 from kvplan.sizing.disk import stored_dtype
 from kvplan.sizing.weights import num_params
 
 if TYPE_CHECKING:
-    from kvplan.documents.listing import GpuRow, ModelDocument, ModelFacts, ModelRow
+    from kvplan.documents.listing import GpuDocument, GpuRow, ModelDocument, ModelFacts, ModelRow
 
 Row = Mapping[str, object]
 _PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
@@ -59,12 +59,25 @@ def models(options: ModelsOptions) -> int:
         rows = [row for row in rows if row["parameters"] <= most]
     if not rows:
         raise UsageError("models", "no model matches", "relax --family or --max-params")
-    answer(listed(rows, "models", lambda: tables.model_parts(rows)), options)
+    answer(
+        listed(
+            rows,
+            "models",
+            lambda: tables.model_parts(rows),
+            lambda: [tables.model_list(rows), *tables.model_notes(rows)],
+            lambda: stored_bars(rows),
+        ),
+        options,
+    )
     return 0
 
 
+def stored_bars(rows: Sequence[ModelRow]) -> list[Figure]:
+    return size_bars("Weights as stored", ((row["name"], row["stored_bytes"]) for row in rows))
+
+
 def is_of(name: str, family: str) -> bool:
-    """Whether a model's name, Hub id or model_type holds the text, whatever its case."""
+    """True if a model's name, Hub id or model_type contains the text, ignoring case."""
     return any(family.lower() in label.lower() for label in catalog.labels(name))
 
 
@@ -80,13 +93,21 @@ def one_model(name: str, options: ModelsOptions) -> int:
     spec, facts = catalog.load(name), catalog.facts(name)
     row = tables.model_row(spec.name, spec)
     document: ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
-    parts = fact_lines(model_details(spec, facts, row))
-    answer(listed([row], "models", lambda: parts, document), options)
+    details = model_details(spec, facts, row)
+    given = listed(
+        [row],
+        "models",
+        lambda: fact_lines(details),
+        lambda: [facts_table(details)],
+        lambda: stored_bars([row]),
+        document,
+    )
+    answer(given, options)
     return 0
 
 
 def refuse_family(name: str) -> None:
-    """Refuse a text that is no model's name but the beginning of several: a family, which --family lists."""
+    """Refuse a text that is not a model's name but the prefix of several: suggest --family."""
     many = [own for own in catalog.model_names() if own.startswith(name.lower())]
     if name and catalog.find(name) is None and len(many) > 1:
         raise UsageError(
@@ -120,7 +141,7 @@ def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[st
 
 
 def weights_text(row: ModelRow, spec: ModelSpec) -> str:
-    """What the checkpoint weighs, as what, and what the same parameters weigh unquantized."""
+    """Size and format of the checkpoint, and the size of the same parameters unquantized."""
     stored, kind = row["stored_bytes"], row["scheme"] or stored_dtype(spec)
     if stored is None:
         return f"{row['bf16_gb']:,.2f} GB in bf16; stored as {row['quantization']}, which kvplan cannot size"
@@ -129,7 +150,7 @@ def weights_text(row: ModelRow, spec: ModelSpec) -> str:
 
 
 def layer_groups(spec: ModelSpec) -> list[str]:
-    """Layers of one kind as a line: "32 x 8 KV heads of 128"."""
+    """A line per kind of layer: "32 x 8 KV heads of 128"."""
     counts: dict[tuple[LayerCache, ...], int] = {}
     for caches in spec.layers:
         counts[caches] = counts.get(caches, 0) + 1
@@ -188,11 +209,16 @@ def json_details(spec: ModelSpec, facts: Facts) -> ModelFacts:
 def gpus(options: GpusOptions) -> int:
     names = gpu_names() if options.name is None else [options.name]
     rows = [tables.gpu_row(gpu(name)) for name in names]
+
+    def sizes() -> list[Figure]:
+        return size_bars("Memory", ((row["name"], row["total_memory"]) for row in rows))
+
     if options.name is None:
-        given = listed(rows, "gpus", lambda: [tables.gpu_list(rows)])
+        given = listed(rows, "gpus", lambda: [tables.gpu_list(rows)], lambda: [tables.gpu_list(rows)], sizes)
     else:
-        parts = fact_lines(gpu_details(rows[0], options.name))
-        given = listed(rows, "gpus", lambda: parts, {"schema": "kvplan/gpu@1", **rows[0]})
+        document: GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
+        details = gpu_details(rows[0], options.name)
+        given = listed(rows, "gpus", lambda: fact_lines(details), lambda: [facts_table(details)], sizes, document)
     answer(given, options)
     return 0
 
@@ -200,7 +226,7 @@ def gpus(options: GpusOptions) -> int:
 def gpu_details(row: GpuRow, name: str) -> list[tuple[str, str]]:
     spec = gpu(name)
     spread = "" if spec.total_memory_low == spec.total_memory_high else (
-        f", {format_gib(spec.total_memory_low)} to {format_gib(spec.total_memory_high)} seen or possible"
+        f", range {format_gib(spec.total_memory_low)} to {format_gib(spec.total_memory_high)}"
     )  # fmt: skip
     rates = {"bf16": spec.bf16_flops, "fp16": spec.fp16_flops, "fp8": spec.fp8_flops}
     return [
@@ -232,29 +258,38 @@ def fact_lines(facts: Sequence[tuple[str, str]]) -> list[Line]:
     return [((f"{name:<{width}}  ", "bold"), (printable(text, 2000), "")) for name, text in facts]
 
 
-def listed(rows: Sequence[Row], what: str, screen: Callable[[], Sequence[Part]], document: Row | None = None) -> Answer:
-    """The answer of a list; document: that of a single entry."""
+def listed(
+    rows: Sequence[Row],
+    what: str,
+    screen: Callable[[], Sequence[Part]],
+    page: Callable[[], Sequence[Block]],
+    sizes: Callable[[], Sequence[Figure]] = tuple,
+    document: Row | None = None,
+) -> Answer:
+    """Answer of a list, whose CSV has the fields by name; document: for a single entry."""
     table = Table.of(list(rows[0]), ([*row.values()] for row in rows), left=len(rows[0]))
-    texts = (["" if value is None else str(value) for value in row] for row in table.rows)
-    page = Table.of(table.names, texts, left=len(table.names))
     return Answer(
         lambda _: screen(),
         lambda: {"schema": f"kvplan/{what}@1", what: list(rows)} if document is None else document,
         lambda: table,
-        lambda: [bold(f"{len(rows):,} {what}" if document is None else str(next(iter(rows[0].values())))), page],
-        lambda: size_bars(rows),
+        lambda: [bold(f"{len(rows):,} {what}" if document is None else str(next(iter(rows[0].values())))), *page()],
+        sizes,
     )
 
 
-def size_bars(rows: Sequence[Row]) -> list[Figure]:
-    """The memory of GPUs, or the weights of models as they are stored."""
-    title, key = ("Memory", "total_memory") if "total_memory" in rows[0] else ("Weights as stored", "stored_bytes")
-    sizes = [(str(row["name"]), size) for row in rows if isinstance(size := row[key], int)]
-    return bars(title, ((name, size, format_size(size)) for name, size in sizes), len(sizes))
+def facts_table(facts: Sequence[tuple[str, str]]) -> Table:
+    """Facts of a single entry, for a page."""
+    return Table.of(("fact", "value"), facts, left=2)
+
+
+def size_bars(title: str, sizes: Iterable[tuple[str, int | None]]) -> list[Figure]:
+    """Bytes by name, without unknown ones."""
+    known = [(name, size, format_size(size)) for name, size in sizes if size is not None]
+    return bars(title, known, len(known))
 
 
 def schema(options: SchemaOptions) -> int:
-    """The JSON Schema of a kind of document."""
+    """Print the JSON Schema of a kind of document."""
     from kvplan.documents.artifact import dumps
     from kvplan.documents.schema import document_schema
 

@@ -1,4 +1,4 @@
-"""What a profile shows while it runs: bars on a terminal, one line every ten seconds elsewhere."""
+"""Progress view of a running profile: bars on a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Watch = Callable[["Progress"], None]
 
 @contextmanager
 def live_view(*, quiet: bool) -> Iterator[Watch]:
-    """Yields what takes each sample; everything goes to standard error, which carries no result."""
+    """Yield a function that receives each sample; all output goes to standard error, which carries no results."""
     if quiet:
         yield lambda values: None
     elif sys.stderr.isatty():
@@ -46,7 +46,7 @@ def _lines() -> Watch:
 
 
 def described(values: Progress) -> list[str]:
-    """A sample in words: stage, memory, what the engine does."""
+    """A sample in words: stage, memory, engine activity."""
     words = [f"{values['t']:.0f} s", str(values["stage"]).replace("_", " ")]
     used = values.get("device_used")
     words.append(f"{format_gib(used)} of the GPU used" if used is not None else f"{format_gib(values['rss'])} resident")
@@ -59,7 +59,7 @@ def described(values: Progress) -> list[str]:
 
 
 def progress_words(values: Progress) -> list[str]:
-    """How many requests have ended, and the time that is left where it can be told; nothing before there are any."""
+    """Number of finished requests and, if known, the remaining time; empty before serving starts."""
     if "num_finished" not in values:
         return []
     total, left = values["num_requests"], values["eta_s"]

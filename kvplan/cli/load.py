@@ -1,6 +1,7 @@
-"""The load that options state: which requests, and how they come."""
+"""The load that options describe: which requests, and how they arrive."""
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isinf
 from pathlib import Path
@@ -11,15 +12,18 @@ from kvplan.cli.load_options import LoadOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_tokens
+from kvplan.models.spec import ModelSpec
 from kvplan.report.simulate_text import rate_text
 from kvplan.simulate.arrivals import Arrivals, Closed, Open, Process, Stages
+from kvplan.simulate.slo import Promise, may_miss
 from kvplan.simulate.source import Source, from_lengths, from_profile, from_trace, with_shared_prefix
 from kvplan.workloads.lengths import Lengths, parse_lengths
 from kvplan.workloads.profiles import parse_rate, profile
+from kvplan.workloads.trace import TraceRequest
 from kvplan.workloads.trace import read as read_trace
 
 NUM_REQUESTS: Final = 2000
-PER_USER, MOST_BY_DEFAULT = 10, 20_000  # requests of users, where no number is stated
+PER_USER, MOST_BY_DEFAULT = 10, 20_000  # requests of users, if no number is given
 RAMP_S: Final = 60.0
 MAX_SHAPE: Final = 1e6
 STAGES_FORM: Final = "write 4, inf, or rates with how long each lasts: 2:60s,8:120s"
@@ -28,12 +32,12 @@ ARRIVALS_FORM: Final = "write constant, poisson or gamma:0.5 (less than 1: in bu
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests and how they come: by the clock, or from users.
+    """Requests and how they arrive: at given rates, or from users.
 
-    stages   requests per second, and how long each rate lasts; none where users send them
-    users    who each wait for an answer; with stages: no more requests than these at once
-    process  None: as the source has them
-    is_judged_whole  whether each user's first request counts as well
+    stages   requests per second, and how long each rate lasts; empty if users send them
+    users    users who each wait for a response; with stages: the most concurrent requests
+    process  None: as in the source
+    is_judged_whole  True if each user's first request counts as well
     """
 
     source: Source
@@ -47,12 +51,12 @@ class Load:
 
     @property
     def skipped(self) -> int:
-        """Requests that are not judged: each user's first."""
+        """Number of requests that are not judged: each user's first."""
         return 0 if self.is_judged_whole or self.users is None else self.users
 
     @property
     def is_closed(self) -> bool:
-        """Whether requests come as fast as users are answered."""
+        """True if requests come as fast as users receive responses."""
         return not self.stages
 
     @property
@@ -62,7 +66,7 @@ class Load:
 
     @property
     def amount(self) -> float | None:
-        """What a search makes larger or smaller: users, or the highest rate; None where all come at once."""
+        """Quantity that a search varies: users, or the highest rate, or None if all requests come at once."""
         if self.is_closed:
             return float(self.users or 0)
         return None if isinf(self.peak) else self.peak
@@ -112,21 +116,48 @@ def load_of(options: LoadOptions) -> Load:
         return from_users(options, source, seed)
     for flag, text in {"--think": options.think, "--ramp": options.ramp}.items():
         if text is not None:
-            raise UsageError(flag, "is for --users", "leave it out, or say how many users there are")
+            raise UsageError(flag, "works only with --users", "remove it, or add --users N")
     limit = None
     if options.max_concurrency is not None:
         limit = parse_count(options.max_concurrency, "--max-concurrency", most=1_000_000)
     process = None if options.arrivals is None else parse_process(options.arrivals)
     if options.rate is None and source.rate is None and limit is None:
-        raise UsageError("--rate", f"is missing, and {printable(source.name, 100)} has none", "give it, or --users")
+        raise UsageError(
+            "--rate", f"is required: {printable(source.name, 100)} has no arrival rate", "add --rate N or --users N"
+        )
     stages = parse_stages(options.rate) if options.rate is not None else ((source.rate or inf, inf),)
     if isinf(stages[0][0]):
         if process is not None:
-            raise UsageError("--arrivals", "does not apply to requests that all come at once", "leave it out")
-        if limit is not None:  # each sends as soon as another is answered: users without a ramp
+            raise UsageError("--arrivals", "does not apply to requests that all come at once", "remove it")
+        if limit is not None:  # each sends its next request after a response: users without a ramp
             users = min(limit, source.num_requests)
             return Load(source, (), users, ramp_s=0.0, seed=seed, is_judged_whole=True)
     return Load(source, stages, limit, process=process, seed=seed, is_judged_whole=True)
+
+
+def check_lengths(
+    rows: Iterable[TraceRequest], context: int, model: ModelSpec, promises: Sequence[Promise], *, quiet: bool
+) -> None:
+    """Refuse a load that mostly exceeds the context, so that times would be meaningless; note the rejected requests."""
+    count = longer = needed = 0
+    for row in rows:
+        count += 1
+        longer += row.prompt_tokens >= context
+        needed = max(needed, row.prompt_tokens + row.output_tokens)
+    if not longer:
+        return
+    longest = model.context_limit or model.max_model_len
+    cure = f"raise it: {needed:,} is enough for every request"
+    if needed > longest:
+        cure = f"remove requests longer than the {longest:,} of {model.name}, or use a model with a longer context"
+    if longer == count:
+        raise UsageError("--ctx", f"no prompt fits in the context of {context:,} tokens", cure)
+    text = f"{longer:,} of {count:,} prompts exceed the context of {context:,} tokens"
+    for promise in promises:
+        if longer > may_miss(promise, count):
+            raise UsageError("--ctx", f"{text}, so no server can meet {promise.name}", cure)
+    if not quiet:
+        output.tell("note", f"{text} and miss every target; {needed:,} is enough for every request")
 
 
 def from_users(options: LoadOptions, source: Source, seed: int) -> Load:
@@ -134,7 +165,7 @@ def from_users(options: LoadOptions, source: Source, seed: int) -> Load:
         "--rate": options.rate, "--arrivals": options.arrivals, "--max-concurrency": options.max_concurrency,
     }.items():  # fmt: skip
         if text is not None:
-            raise UsageError("--users", f"send after each answer, so {flag} does not apply", "leave one out")
+            raise UsageError("--users", f"wait for each response, so {flag} does not apply", "use only one")
     users = parse_count(options.users or "", "--users", most=1_000_000)
     think = 0.0 if options.think is None else parse_duration(options.think, "--think", least=0.0)
     ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp", least=0.0)
@@ -142,7 +173,7 @@ def from_users(options: LoadOptions, source: Source, seed: int) -> Load:
 
 
 def parse_stages(text: str) -> Stages:
-    """`4`, `inf`, `2:60s,8:120s`."""
+    """Parse `4`, `inf`, `2:60s,8:120s`."""
     if text in ("inf", "infinity"):
         return ((inf, inf),)
     if ":" not in text:
@@ -165,7 +196,7 @@ def parse_process(text: str) -> Process:
 
 
 def source_of(options: LoadOptions) -> Source:
-    """The one source that is named."""
+    """Return the one source that is named."""
     stated = options.prompt_tokens is not None or options.output_tokens is not None
     named = [
         name
@@ -177,8 +208,9 @@ def source_of(options: LoadOptions) -> Source:
         if given
     ]
     if len(named) != 1:
-        what = f"{' and '.join(named)} conflict" if named else "no workload is given"
-        raise UsageError("simulate", what, "give one of --trace, --profile, --prompt-tokens")
+        if named:
+            raise UsageError(" and ".join(named), "conflict", "give one of them")
+        raise UsageError("workload", "missing", "give one of --trace, --profile, --prompt-tokens")
     shared = None if options.shared_prefix is None else shared_prefix(options.shared_prefix)
     count = None if options.num_requests is None else parse_count(options.num_requests, "--num-requests", 10_000_000)
     seed = 0 if options.seed is None else int(parse_seed(options.seed))
@@ -193,7 +225,7 @@ def source_of(options: LoadOptions) -> Source:
     if options.profile is not None:
         return from_profile(profile(options.profile), most, seed, shared)
     if options.prompt_tokens is None or options.output_tokens is None:
-        raise UsageError("--prompt-tokens and --output-tokens", "must be used together", "give both")
+        raise UsageError("--prompt-tokens and --output-tokens", "must be used together", "set both")
     prompt = lengths(options.prompt_tokens, "--prompt-tokens")
     if shared and prompt.longest <= shared:
         raise UsageError(
@@ -217,7 +249,7 @@ def parse_seed(text: str) -> str:
 
 
 def lengths(text: str, option: str) -> Lengths:
-    """A count, or a distribution."""
+    """Parse a count, or a distribution."""
     if ":" in text:
         try:
             return parse_lengths(text, MAX_TOKENS)

@@ -1,4 +1,4 @@
-"""The options that say which requests come, and how."""
+"""Options for which requests arrive, and how."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,9 +12,9 @@ def complete_profile(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions(PlanOptions):
-    """A load, beside a plan; None: not said."""
+    """Options of a load, in addition to a plan; None: not given."""
 
-    # what comes
+    # requests
     trace: Annotated[
         Text, option("--trace", help="Trace file to replay (`kvplan trace stats FILE`).", metavar="FILE")
     ] = None
@@ -28,10 +28,10 @@ class LoadOptions(PlanOptions):
         ),
     ] = None
     prompt_tokens: Annotated[
-        Text, option("--prompt-tokens", help="Prompt lengths: 3000, or lognormal:mean=2k,p95=6k.", metavar="N|DIST")
+        Text, option("--prompt-tokens", help="Prompt lengths, e.g. 3000 or lognormal:mean=2k,p95=6k.", metavar="N|DIST")
     ] = None
     output_tokens: Annotated[
-        Text, option("--output-tokens", help="Output lengths, in the same forms.", metavar="N|DIST")
+        Text, option("--output-tokens", help="Output lengths, in the same form.", metavar="N|DIST")
     ] = None
     shared_prefix: Annotated[
         Text, option("--shared-prefix", help="Length of the prefix that all prompts share.", metavar="TOKENS")
@@ -45,7 +45,7 @@ class LoadOptions(PlanOptions):
         ),
     ] = None
     seed: Annotated[Text, option("--seed", help="Random seed. Default: 0.", metavar="N")] = None
-    # how it comes
+    # arrivals
     rate: Annotated[
         Text,
         option(
@@ -66,7 +66,7 @@ class LoadOptions(PlanOptions):
         Text,
         option(
             "--max-concurrency",
-            help="Maximum number of requests sent at once, as load generators limit it; the first wave counts.",
+            help="Maximum requests in flight, as in `vllm bench serve`; the initial burst is included in the results.",
             metavar="N",
         ),
     ] = None
@@ -82,7 +82,7 @@ class LoadOptions(PlanOptions):
         Text,
         option(
             "--users",
-            help="Number of users who each wait for an answer before sending again; instead of --rate.",
+            help="Number of users who each wait for a response before sending again; instead of --rate.",
             metavar="N",
         ),
     ] = None

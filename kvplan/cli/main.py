@@ -1,4 +1,4 @@
-"""The entry point. It imports next to nothing itself, so that an interrupt finds a handler from the first moment on."""
+"""The entry point. It imports almost nothing itself, so that interrupts are handled from the start."""
 
 import sys
 
@@ -6,7 +6,7 @@ from kvplan.core.errors import INTERRUPTED, TERMINATED
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line and return its exit code; an interrupt counts while the commands are still being loaded."""
+    """Run a command line and return its exit code; handles interrupts even during imports."""
     try:
         from kvplan.cli import app
 
@@ -16,29 +16,30 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run() -> None:
-    """`kvplan` as a program."""
+    """Run `kvplan` as a program."""
     code = INTERRUPTED
     try:
         import signal
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that temporary files are removed
         code = main()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is out: nothing is left to interrupt
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is printed: nothing is left to interrupt
     except KeyboardInterrupt:
         pass
     end(code)
 
 
 def end(code: int) -> None:
-    """Leave. A rank of several goes without tearing torch down: its threads aborted one in ten processes that ended as
-    Python ends (SIGABRT after the answer, torch 2.13 with gloo on a busy machine)."""
+    """Exit. One of several ranks exits without tearing torch down: its threads aborted one in ten processes at Python's
+    exit (SIGABRT after the answer, torch 2.13 with gloo on a busy machine).
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         sys.exit(code)
     import os
     from contextlib import suppress
 
-    with suppress(Exception):  # the others may be gone
+    with suppress(Exception):  # the other ranks may have exited
         distributed.destroy_process_group()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

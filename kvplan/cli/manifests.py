@@ -1,4 +1,4 @@
-"""Containers of manifests as targets of a check: the file -> what is served -> a policy, or the command of a target."""
+"""Containers of manifests as targets of a check: make a policy from a file, or find the command of a target."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -18,7 +18,7 @@ MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether a file that is checked is a manifest; of one that cannot be read, the policy's reader says why."""
+    """True if a checked file is a manifest; if it cannot be read, the policy's reader reports why."""
     if path.suffix.lower() not in MANIFEST_SUFFIXES:
         return False
     try:
@@ -35,7 +35,7 @@ def is_json_manifest(text: str) -> bool:
 
 
 def policy_of(path: Path, gpu: str | None) -> Policy:
-    """A policy whose targets are a manifest's containers, each of which must start; `gpu` wins over nodes' labels."""
+    """Policy whose targets are a manifest's containers, each of which must start; `gpu` overrides nodes' labels."""
     targets = []
     for each in containers(path):
         mark = Mark(path_text(path), each.line, 1)
@@ -64,7 +64,7 @@ def policy_of(path: Path, gpu: str | None) -> Policy:
 
 
 def containers(path: Path) -> list[Served]:
-    """Everything that a manifest serves."""
+    """Every server in a manifest."""
     return _served(read_text(path, manifest.MAX_CHARS), path_text(path))
 
 
@@ -74,7 +74,7 @@ def _served(text: str, where: str) -> list[Served]:
 
 
 def container_of(target: Target, folder: Path) -> Served | None:
-    """The container that starts a target; None for a target that names no manifest."""
+    """The container that starts a target, or None if the target names no manifest."""
     if target.manifest is None:
         return None
     every = containers(folder / target.manifest.text)
@@ -93,16 +93,18 @@ def container_of(target: Target, folder: Path) -> Served | None:
 
 
 def command_of(served: Served) -> ServeCommand:
-    """The command of a container; a model that lies inside of it cannot be sized."""
+    """Command of a container. Refuse a model inside the container, which cannot be sized."""
     command = parse_container(served)
     refuse(command)
     return command
 
 
 def check_model(served: Served, command: ServeCommand) -> None:
-    """Refuse a model that lies in the container, as nothing says which it is."""
+    """Refuse a model inside the container, because nothing identifies it."""
     if command.model is None or command.model.startswith(("/", "s3://", "gs://", "pvc://", "oci://")):
-        where = "is not named" if command.model is None else f"lies in the container ({printable(command.model, 80)})"
+        where = (
+            "is not named" if command.model is None else f"is a path in the container ({printable(command.model, 80)})"
+        )
         raise UsageError(
             "model",
             f"{where}",
@@ -111,11 +113,10 @@ def check_model(served: Served, command: ServeCommand) -> None:
 
 
 def check_gpus(served: Served, inputs: Inputs) -> None:
-    """Refuse a server that needs more GPUs than its pods ask for, and note those that it leaves."""
+    """Refuse a server that needs more GPUs than its pods request, and note unused ones."""
     if served.num_gpus is None:
         return
-    args = inputs.requests[0].args
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    ranks = inputs.requests[0].args.num_gpus
     total = served.num_gpus * served.num_pods
     pods = f" in {served.num_pods} pods" if served.num_pods > 1 else ""
     if ranks > total:
@@ -125,7 +126,7 @@ def check_gpus(served: Served, inputs: Inputs) -> None:
             "ask for as many, or change --tensor-parallel-size",
         )
     if ranks < total:
-        add_note(inputs, f"{total - ranks} of {total} GPUs{pods} stay unused: its command takes {ranks}")
+        add_note(inputs, f"{total - ranks} of {total} GPUs{pods} stay unused: its command uses {ranks}")
 
 
 def note_gpu(served: Served, inputs: Inputs, *, stated: bool) -> None:
@@ -143,7 +144,7 @@ def add_note(inputs: Inputs, text: str) -> None:
 
 
 def with_gpu(served: Served, target: Target) -> Target:
-    """The target on the GPU that the container's node says, unless it states its own."""
+    """The target on the GPU of the container's node, unless it states its own."""
     nodes = {**target.defaults, **target.own}
     if served.gpu is None or "gpu" in nodes or "gpu_memory" in nodes:
         return target

@@ -1,11 +1,11 @@
 """The options of each command: a dataclass per command, from which typer reads names, types, defaults and help.
 
-Values stay text until `engine_args` and its like read them, so that a flag, a pasted command and --engine-arg are read
-and refused by the same code (kvplan/servers/arguments.py).
+Values stay text until `engine_args` and similar functions parse them, so that a flag, a pasted command and --engine-arg
+are parsed and rejected by the same code (kvplan/servers/arguments.py).
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -16,7 +16,8 @@ from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
 from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
-from kvplan.servers.base import DEFAULT, SERVERS, server_of
+from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.releases import DEFAULT
 
 if TYPE_CHECKING:
     from kvplan.servers.words import ServeCommand
@@ -25,7 +26,7 @@ Color = Literal["auto", "always", "never"]
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Catalog names for the shell."""
+    """Catalog names for shell completion."""
     return complete("models.yaml", incomplete)
 
 
@@ -48,7 +49,7 @@ def complete_engine(incomplete: str) -> list[str]:
 def complete(file_name: str, incomplete: str) -> list[str]:
     try:
         names = list(entries.sections(entries.locate(file_name)))
-    except OSError:  # a shell's completion must not print an error
+    except OSError:  # shell completion must not print an error
         return []
     return [name for name in names if name.startswith(incomplete.lower())]
 
@@ -59,7 +60,7 @@ def option(
     return typer.Option(*names, help=help, metavar=metavar, show_default=False, autocompletion=complete)
 
 
-# --- shared ---------------------------------------------------------------------------------------------------------
+# --- shared -----------------------------------------------------------------------------------------------------------
 
 FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
 ColorOption = Annotated[
@@ -84,9 +85,11 @@ ReportOption = Annotated[
 ]
 RayOption = Annotated[
     Text,
-    option("--ray", help="Share the work with a Ray cluster: host:port, ray://host:port or auto.", metavar="ADDRESS"),
+    option(
+        "--ray", help="Distribute the work over a Ray cluster: host:port, ray://host:port or auto.", metavar="ADDRESS"
+    ),
 ]
-# Of a server that ran, beside its log.
+# Options about a server that ran, in addition to its log.
 ServedModelOption = Annotated[
     Text,
     typer.Option(
@@ -117,22 +120,34 @@ def flag_of(name: str) -> str:
 
 
 def option_of(name: str, row: Argument) -> Any:
-    """The option of an engine argument, as typer reads it."""
-    flag = flag_of(name)
+    """Typer option of an engine argument."""
+    flag, others = flag_of(name), (*row.options, *own_names(name, row))
     if row.kind == "flag":
-        return Annotated[Switch, option(f"{flag}/--no-{flag[2:]}", *row.options, help=row.help)]
+        return Annotated[Switch, option(f"{flag}/--no-{flag[2:]}", *others, help=row.help)]
     if row.kind == "choice" and row.metavar is None:
-        return Annotated[Literal[row.choices] | None, option(flag, *row.options, help=row.help)]
+        return Annotated[Literal[row.choices] | None, option(flag, *others, help=row.help)]
     kind = Texts if row.many else Text
     complete = complete_kv_dtype if name == "kv_cache_dtype" else None
-    return Annotated[kind, option(flag, *row.options, help=row.help, metavar=row.metavar, complete=complete)]
+    return Annotated[kind, option(flag, *others, help=row.help, metavar=row.metavar, complete=complete)]
+
+
+def own_names(name: str, row: Argument) -> Iterator[str]:
+    """Names of an argument in servers other than vLLM, if they are options with the same values."""
+    for server in SERVERS:
+        flag = row.flag(server)
+        if server == DEFAULT or flag is None or not flag.printed or not flag.names or flag.names[0] in ARGUMENTS:
+            continue
+        if row.kind != "flag" and flag.on is None:
+            yield flag_of(flag.names[0])
+        elif row.kind == "flag" and flag.on is not None:
+            yield flag_of(flag.names[0]) if flag.on else f" /{flag_of(flag.names[0])}"
 
 
 Options = TypeVar("Options")
 
 
 def with_arguments(cls: type[Options]) -> type[Options]:
-    """The class with an option for every engine argument, behind those of the machine."""
+    """Add an option for every engine argument to the class, after those of the machine."""
     own = dict(cls.__annotations__)
     machine = list(own).index("memory_in_use") + 1
     added = {name: option_of(name, row) for name, row in ARGUMENTS.items()}
@@ -145,7 +160,7 @@ def with_arguments(cls: type[Options]) -> type[Options]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @with_arguments
 class PlanOptions:
-    """Which model on which GPU with which engine arguments: what every plan is made from; None: not said."""
+    """Model, GPU and engine arguments: the inputs of every plan; None: not given."""
 
     model: Annotated[
         Text,
@@ -173,7 +188,7 @@ class PlanOptions:
         Text,
         option(
             "--memory-in-use",
-            help="Memory already used on each GPU by other processes (or a host that shares it).",
+            help="Memory already used on each GPU by other processes (or by the host, if shared).",
             metavar="SIZE",
         ),
     ] = None
@@ -182,7 +197,7 @@ class PlanOptions:
         def __getattr__(self, name: str) -> Any: ...
 
     weights_bytes: Annotated[
-        Text, option("--weights-bytes", help="Bytes of all weights, instead of computing them.", metavar="SIZE")
+        Text, option("--weights-bytes", help="Size of all weights, instead of computing it.", metavar="SIZE")
     ] = None
     calibration: Annotated[
         Text,
@@ -207,7 +222,7 @@ class PlanOptions:
         Text,
         option(
             "--engine",
-            help=f"Server ({', '.join(SERVERS)}), and its release where you know it: vllm@0.33.",
+            help=f"Server ({', '.join(SERVERS)}) and its release if known, e.g. vllm@0.33.",
             metavar="NAME",
             complete=complete_engine,
         ),
@@ -237,7 +252,7 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions(PlanOptions):
-    """How long requests are, beside what every plan is made from."""
+    """Request lengths, in addition to the inputs of every plan."""
 
     mean_tokens: Annotated[
         Text,
@@ -255,7 +270,7 @@ class WorkloadOptions(PlanOptions):
         Text,
         option(
             "--output-tokens",
-            help="Mean output length; half of it counts, because outputs grow step by step.",
+            help="Mean output length (half is added to the mean KV cache use, as outputs grow step by step).",
             metavar="TOKENS",
         ),
     ] = None
@@ -268,7 +283,12 @@ class WorkloadOptions(PlanOptions):
         ),
     ] = None
     overflow: Annotated[
-        Text, option("--overflow", help="Accepted chance that --lengths overflow the KV cache: 1%.", metavar="SHARE")
+        Text,
+        option(
+            "--overflow",
+            help="Acceptable probability of exceeding the KV cache with --lengths, e.g. 1%.",
+            metavar="SHARE",
+        ),
     ] = None
     shared_prefix: Annotated[
         Text, option("--shared-prefix", help="Length of the prefix that all requests share.", metavar="TOKENS")
@@ -277,7 +297,7 @@ class WorkloadOptions(PlanOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateOptions(WorkloadOptions):
-    """`kvplan estimate`; also what a target of a policy may say."""
+    """Options of `kvplan estimate`; also the keys of a policy's target."""
 
     explain: Annotated[bool, typer.Option("--explain", help="Show every formula, its numbers and its source.")] = False
     format: FormatOption = "table"
@@ -290,7 +310,7 @@ class EstimateOptions(WorkloadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsOptions:
-    """`kvplan models`."""
+    """Options of `kvplan models`."""
 
     name: Annotated[
         Text,
@@ -302,7 +322,7 @@ class ModelsOptions:
         Text, option("--family", help="List only models whose name, id or type contains TEXT.", metavar="TEXT")
     ] = None
     max_params: Annotated[
-        Text, option("--max-params", help="List only models with at most N parameters: 8B.", metavar="N")
+        Text, option("--max-params", help="List only models with at most N parameters, e.g. 8B.", metavar="N")
     ] = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
@@ -312,7 +332,7 @@ class ModelsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpusOptions:
-    """`kvplan gpus`."""
+    """Options of `kvplan gpus`."""
 
     name: Annotated[
         Text,
@@ -328,7 +348,7 @@ class GpusOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaOptions:
-    """`kvplan schema`."""
+    """Options of `kvplan schema`."""
 
     name: Annotated[
         str,
@@ -340,13 +360,13 @@ class SchemaOptions:
     ]
 
 
-# --- from text to engine arguments ----------------------------------------------------------------------------------
+# --- from text to engine arguments ------------------------------------------------------------------------------------
 
 FLAGS = {"max_model_len": "--ctx"}
 
 
 def given(options: PlanOptions) -> dict[str, Any]:
-    """Engine arguments said by flags of their own; several contexts are left to `contexts`."""
+    """Engine arguments given by their own flags; several contexts are left to `contexts`."""
     values: dict[str, Any] = {}
     for name in ARGUMENTS:
         value = getattr(options, name)
@@ -357,23 +377,23 @@ def given(options: PlanOptions) -> dict[str, Any]:
 
 
 def usual_slots(options: PlanOptions) -> int:
-    """Adapter slots where their number is not given, by the server; one that is not known is refused elsewhere."""
+    """The server's default number of adapter slots; an unknown server is rejected elsewhere."""
     name = re.split("[@+]", options.engine or DEFAULT)[0]
     return server_of(name).terms.adapter_slots if name in SERVERS else 1
 
 
 def with_lora_slots(args: EngineArgs, options: PlanOptions) -> EngineArgs:
-    """--enable-lora alone is as many slots as the server's default; --no-enable-lora is none."""
+    """Apply --enable-lora without --max-loras as the server's default number of slots; --no-enable-lora is 0."""
     if options.enable_lora is None:
         return args
     if not options.enable_lora and options.max_loras is not None:
-        raise UsageError("--no-enable-lora", "contradicts --max-loras", "leave one out")
+        raise UsageError("--no-enable-lora", "contradicts --max-loras", "use only one")
     return replace(args, max_loras=(args.max_loras or usual_slots(options)) if options.enable_lora else 0)
 
 
 def engine_pair(text: str) -> tuple[str, Any]:
-    """`--engine-arg k=v`, k being an argument's name or the one that a server has for it."""
-    from kvplan.servers.words import pair_name, read_pair  # of no account unless one is given
+    """Parse `--engine-arg k=v`, where k is an argument's name in kvplan or in a server."""
+    from kvplan.servers.words import pair_name, read_pair  # only needed for --engine-arg
 
     if pair_name(text) not in ARGUMENTS:
         pairs = (server_of(server).read_pair(text) for server in SERVERS)
@@ -383,7 +403,7 @@ def engine_pair(text: str) -> tuple[str, Any]:
 
 
 def engine_pairs(options: PlanOptions) -> dict[str, Any]:
-    """What --engine-arg says; a repeated key must say the same."""
+    """Arguments of --engine-arg; repeated keys must agree."""
     pairs: dict[str, Any] = {}
     for text in options.engine_arg or []:
         key, _, value_text = text.partition("=")
@@ -394,15 +414,16 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
         else:
             name, value = engine_pair(text)
             if pairs.get(name, value) != value:
-                raise UsageError(f"--engine-arg {name}", f"is given twice, {pairs[name]} and {value}", "leave one out")
+                raise UsageError(f"--engine-arg {name}", f"is given twice, {pairs[name]} and {value}", "use only one")
         pairs[name] = value
     return pairs
 
 
 def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineArgs:
-    """The engine's arguments but for several contexts: a pasted command's, over which --engine-arg and options win.
+    """The engine's arguments, except several contexts: those of a pasted command, overridden by --engine-arg and
+    options.
 
-    Raises UsageError where --engine-arg and an option contradict each other.
+    Raises UsageError if --engine-arg and an option contradict each other.
     """
     pairs, flags = engine_pairs(options), given(options)
     for name in pairs.keys() & flags.keys():
@@ -421,5 +442,5 @@ def refuse_two(name: str, pair: Any, flag: Any) -> None:
         raise UsageError(
             f"{FLAGS.get(name, flag_of(name))} {flag} and --engine-arg {name}={pair}",
             "contradict each other",
-            "leave one out",
+            "use only one",
         )

@@ -1,15 +1,16 @@
-"""Where answers go: standard output, standard error, report files; none is ever left torn."""
+"""Destinations of answers: standard output, standard error, report files; none is left half-written."""
 
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kvplan.core import files
-from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, KvplanWarning, UsageError
 from kvplan.core.files import printable
 from kvplan.report.formats import FORMS, SUFFIXES, Answer, Format, rendered
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
     from kvplan.report.lines import Part
 
-_answered = False  # whether anything was written to standard output in a machine format
-_line: Sequence[str] = ()  # the command line, which a page names at its foot
+_answered = False  # True if standard output has received machine-format text
+_line: Sequence[str] = ()  # the command line, shown at the foot of a page
 
 
 def start_command(line: Sequence[str] = ()) -> None:
@@ -27,8 +28,13 @@ def start_command(line: Sequence[str] = ()) -> None:
     _answered, _line = False, line
 
 
+def command_line() -> Sequence[str]:
+    """The words of the command that runs."""
+    return _line
+
+
 def with_command(page: str) -> str:
-    """A page with the command line that wrote it."""
+    """Insert the command line that wrote a page into it."""
     from kvplan.report.page import COMMAND
 
     if COMMAND not in page:
@@ -40,15 +46,33 @@ def with_command(page: str) -> str:
 
 
 def tell(kind: str, text: str) -> None:
-    """One line on standard error: `kvplan: KIND: text`. Control characters of untrusted names are spelled out."""
+    """Print one line on standard error: `kvplan: KIND: text`. Control characters of untrusted names are escaped."""
     line = f"kvplan: {kind}: {printable(text, 4000)}"
-    with suppress(OSError, ValueError):  # nobody listens
+    with suppress(OSError, ValueError):  # the stream is closed
         print(line, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def showing_warnings() -> Iterator[None]:
+    """Print every warning of the engine as kvplan's warnings, every time; leave others to Python."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, KvplanWarning):
+                tell("warning", str(message))
+            else:
+                usual(message, category, *where, **more)
+
+        warnings.simplefilter("always", KvplanWarning)
+        warnings.showwarning = show
+        yield
+
+
 def prepare_streams() -> None:
-    """Make printing safe: what the locale lacks becomes `?`, and a closed stream swallows what it is given; a terminal
-    of no columns, in which rich would print nothing at all, is one whose width is unknown."""
+    """Make printing safe: unencodable characters become `?`, a closed stream discards output, and a terminal that
+    reports 0 columns, on which rich would print nothing, has unknown width.
+    """
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]
     for name in ("stdout", "stderr"):
@@ -61,7 +85,7 @@ def prepare_streams() -> None:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Everything written inside reaches standard output, or the reader has closed it, or the disk behind it is full."""
+    """Flush everything written inside to standard output; handle a closed pipe and a full disk."""
     try:
         yield
         sys.stdout.flush()
@@ -75,7 +99,7 @@ def standard_output() -> Iterator[None]:
 
 
 def mute_stdout() -> None:
-    """Send what is still buffered nowhere, so that the interpreter's last flush does not fail."""
+    """Discard still buffered output, so that the interpreter's last flush does not fail."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -83,30 +107,33 @@ def mute_stdout() -> None:
 
 
 def write(text: str) -> None:
-    """A whole answer in a machine format, as `put` writes it."""
+    """Write a whole answer in a machine format, like `put`."""
     with standard_output():
         put(text if text.endswith("\n") else text + "\n")
 
 
 def answer_error(error: KvplanError, code: int) -> None:
-    """An error as a document (kvplan/error@1), where nothing was answered yet."""
+    """Write an error as a document (kvplan/error@1), if nothing was written yet."""
     import json
 
     if _answered:
         return
-    names = ("subject", "problem", "remedy")
-    fields = {name: printable(getattr(error, name), 4000) for name in names}
     mark = None
     if error.mark is not None:
         mark = {"file": printable(error.mark.where, 400), "line": error.mark.line, "column": error.mark.column}
-    document = {"schema": ERROR, **fields, "mark": mark, "exit_code": code}
-    with suppress(KvplanError):  # standard output may be what failed
+    others = [error_fields(other) for other in error.others]
+    document = {"schema": ERROR, **error_fields(error), "mark": mark, "others": others, "exit_code": code}
+    with suppress(KvplanError):  # standard output may be the cause
         write(json.dumps(document, indent=2))
 
 
+def error_fields(error: KvplanError) -> dict[str, str]:
+    return {name: printable(getattr(error, name), 4000) for name in ("subject", "problem", "remedy")}
+
+
 def put(text: str) -> None:
-    """Text in a machine format: UTF-8 for a file or a pipe, whatever the locale, as its own header and report files
-    have it; what the terminal shows for a terminal. Goes inside `standard_output`.
+    """Write text in a machine format: UTF-8 to a file or a pipe regardless of the locale, matching its own header and
+    report files; in a terminal's encoding to a terminal. Call it inside `standard_output`.
     """
     global _answered
     _answered = True
@@ -115,15 +142,15 @@ def put(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    sys.stdout.flush()  # what was printed before comes first
+    sys.stdout.flush()  # earlier output comes first
     buffer.write(text.encode("utf-8", errors="replace"))
     buffer.flush()
 
 
 def console(color: str) -> "Console | TextIO":
-    """What tables are printed on: plain text for a pipe or without colors; rich is loaded for terminals only.
+    """Choose where tables are printed: as plain text to a pipe or without colors; rich is imported for terminals only.
 
-    NO_COLOR means no escapes at all (rich alone would keep bold and dim); --color always, said by hand, wins over it.
+    NO_COLOR disables all escapes (rich itself would keep bold and dim); an explicit --color always overrides it.
     """
     if color == "never" or (color == "auto" and os.environ.get("NO_COLOR")):
         return sys.stdout
@@ -137,7 +164,7 @@ def console(color: str) -> "Console | TextIO":
 
 
 def show(parts: "Iterable[Part]", color: str) -> None:
-    """Lines and tables on standard output."""
+    """Print lines and tables on standard output."""
     from kvplan.report.lines import write as write_parts
 
     with standard_output():
@@ -145,7 +172,7 @@ def show(parts: "Iterable[Part]", color: str) -> None:
 
 
 def answer(given: Answer, format: Format, color: str, reports: "Sequence[ReportFile]" = ()) -> None:
-    """A command's answer in its report files, and on standard output in the format asked for."""
+    """Write a command's answer to its report files, and to standard output in the requested format."""
     for report in reports:
         report.save(rendered(given, report.format))
     if format != "table":
@@ -170,20 +197,19 @@ def check_libraries(format: str, subject: str) -> None:
 
 
 class ReportFile:
-    """A file that is written whole or not at all. Made before the work starts, so that a bad path costs no time."""
+    """A file that is written completely or not at all. Created before the work starts: a bad path fails early."""
 
     def __init__(
         self, path: str, flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES, *, force: bool = False
     ) -> None:
-        """flag: what the user said it with; suffixes: which there may be, and the format each means; force: whatever
-        is there is replaced."""
+        """flag: option that names the file; suffixes: allowed ones, and the format of each; force: replace any file."""
         self.flag, self.suffixes, self.force = flag, suffixes, force
         self.label = printable(path, 400)
         self.format = self._format(path)
         try:
             self.target = Path(path).resolve()
             self._check()
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Python 3.11 and a loop of links
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a link cycle in Python 3.11
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(
                 f"{self.flag} {self.label}", f"cannot be written ({reason})", "name another path"
@@ -191,7 +217,7 @@ class ReportFile:
         self._temporary = self.target.parent / f".{self.target.name[:80]}.{os.urandom(6).hex()}.tmp"
 
     def create(self) -> None:
-        """Make the temporary file. Its name is known before, so that discard() finds it whenever an interrupt comes."""
+        """Create the temporary file. Its name is set before, so that discard() finds it after any interrupt."""
         try:
             os.close(os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except (OSError, ValueError) as error:
@@ -223,7 +249,7 @@ class ReportFile:
             self._refuse_foreign()
 
     def _refuse_foreign(self) -> None:
-        """Refuse to write over a file that the command reads, that belongs to a run, or that kvplan did not write."""
+        """Refuse to overwrite an input of the command, a file of a run, or a file that kvplan did not write."""
         from kvplan.cli.own import is_own
         from kvplan.measure.rundir import refuse_run_files
 
@@ -231,7 +257,7 @@ class ReportFile:
         if not is_own(self.target):
             raise UsageError(
                 f"{self.flag} {self.label}",
-                "exists, and kvplan did not write it",
+                "already exists and was not written by kvplan",
                 "name another file, or replace it with --force",
             )
         self._refuse_input()
@@ -241,7 +267,7 @@ class ReportFile:
         files.announce_output(self.target, refusal)
 
     def save(self, content: str | bytes | Iterable[bytes]) -> None:
-        """Put `content` in place of what is there; on failure the old file stays as it was."""
+        """Replace the file with `content`; on failure the old file is unchanged."""
         if self.target.exists() and not self.force:
             self._refuse_input()
         if self.format == "html":
@@ -268,7 +294,7 @@ class ReportFile:
             ) from error
 
     def _mode(self) -> int:
-        """The permissions of the file that is replaced, else what the umask leaves."""
+        """Permissions of the replaced file, else those that the umask allows."""
         if self.target.exists():
             return self.target.stat().st_mode & 0o777
         mask = os.umask(0)
@@ -285,14 +311,14 @@ class ReportFile:
 def report_files(
     paths: Iterable[str], flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES, *, force: bool = False
 ) -> Iterator[list[ReportFile]]:
-    """All report files, each checked before the work starts; whatever happens, no temporary file is left."""
+    """Yield all report files, each checked before the work starts; temporary files are always removed."""
     reports: list[ReportFile] = []
     try:
         for path in paths:
             report = ReportFile(path, flag, suffixes, force=force)
             check_libraries(report.format, f"{flag} {report.label}")
             reports.append(report)
-            report.create()  # one by one: those made before a bad one must be removed
+            report.create()  # one by one, so that earlier ones are removed after a bad one
         yield reports
     finally:
         for report in reports:

@@ -1,4 +1,4 @@
-"""Which files kvplan may write over: those that it wrote, by their schema or their format's own mark."""
+"""Files that kvplan may overwrite: those that it wrote, recognized by their schema or their format's mark."""
 
 import os
 import re
@@ -7,15 +7,15 @@ from pathlib import Path
 
 from kvplan.report.formats import FORMS
 
-HEAD = 65_536  # bytes that are looked at on either side
-COMMENT = b"<!-- kvplan-"  # the first of a comment on a pull request, by which the next one finds it
+HEAD = 65_536  # bytes to inspect at either end
+COMMENT = b"<!-- kvplan-"  # first bytes of a pull request comment, by which the next run finds it
 _JSON = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"schema"\s*:\s*"kvplan/(?!run@)')  # a run's manifest is measured data
 _SARIF = re.compile(rb'\s*\{\s*"\$schema"\s*:\s*"[^"]*sarif.*"driver"\s*:\s*\{\s*"name"\s*:\s*"kvplan"', re.DOTALL)
 _JUNIT = re.compile(rb'<\?xml [^>]*>\s*<testsuites name="kvplan check"')
 _HTML = re.compile(rb'<meta name="generator" content="kvplan"')
 _TRACE = re.compile(rb'\n[^\n]{1,99}written by kvplan|\{"otherData": \{"generator": "written by kvplan"', re.DOTALL)
 _PICTURE = re.compile(rb"\x89PNG.*Software\0kvplan|<svg .*<dc:title>kvplan</dc:title>", re.DOTALL)
-# How the headings of each answer's rows begin; columns may be added behind.
+# Beginnings of the header rows of each answer; columns may be appended.
 _HEADINGS = (
     ("inputs.model.name",),
     ("model", "gpu", "engine", "num_gpus"),
@@ -40,7 +40,7 @@ _HEADINGS = (
 
 
 def _headings() -> Iterator[bytes]:
-    """How the files of each format of rows begin."""
+    """Yield the beginnings of files of each row-based format."""
     for form in FORMS.values():
         if form.lines is not None:
             yield from (form.lines([names]).rstrip("\n").encode() for names in _HEADINGS)
@@ -51,7 +51,7 @@ def _begins(head: bytes, heading: bytes) -> bool:
 
 
 def is_own(path: Path) -> bool:
-    """Whether kvplan wrote a file, or nothing is in it."""
+    """True if kvplan wrote a file, or if it is empty."""
     with path.open("rb") as file:
         head = file.read(HEAD)
         file.seek(max(0, os.fstat(file.fileno()).st_size - HEAD))

@@ -1,4 +1,4 @@
-"""`kvplan pack`: several servers -> their order and shares on one GPU, and the exit code it means."""
+"""`kvplan pack`: find the start order and memory fractions of several servers on one GPU, and set the exit code."""
 
 import re
 import shlex
@@ -14,14 +14,14 @@ from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size
 from kvplan.planning.pack import Packing, Tenant, pack
 from kvplan.report.formats import Answer
-from kvplan.servers.base import DEFAULT
 from kvplan.servers.pasted import is_command, served_by
+from kvplan.servers.releases import DEFAULT
 
 NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]{0,60})=(.+)", re.DOTALL)
 
 
 def pack_command(options: PackOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where they do not all start."""
+    """Pack the servers and return the exit code: 0, or with --exit-code 1 if they do not all start."""
     tenants = list(tenants_of(options))
     in_use = 0 if options.memory_in_use is None else parse_size(options.memory_in_use, "--memory-in-use", least=0)
     with output.report_files(options.report or [], force=options.force) as reports:
@@ -44,12 +44,12 @@ def tenants_of(options: PackOptions) -> Iterator[Tenant]:
         return
     for name in ("gpu", "engine"):
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name}", "only works with --server", "the policy states it")
+            raise UsageError(f"--{name}", "works only with --server", "the policy states it")
     yield from of_policy(Path(options.policy or ""), options)
 
 
 def stated(text: str, options: PackOptions) -> Tenant:
-    """A server as --server writes it."""
+    """Parse a server in --server syntax."""
     flag = f"--server {printable(text, 60)!r}"
     match = NAMED.fullmatch(text)
     name, line = (match[1], match[2]) if match else (None, text)
@@ -82,7 +82,7 @@ def stated(text: str, options: PackOptions) -> Tenant:
 
 
 def without_users(words: list[str], flag: str) -> tuple[list[str], int]:
-    """The words but for `--users N`, and N."""
+    """(words without `--users N`, N)."""
     others, users = [], 1
     rest = iter(words)
     for word in rest:
@@ -95,7 +95,7 @@ def without_users(words: list[str], flag: str) -> tuple[list[str], int]:
 
 
 def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
-    """A policy's targets, each with the most users that one of its rules asks for."""
+    """Yield a policy's targets, each with the most users that one of its rules requires."""
     from kvplan.cli.targets import asked_of, located
     from kvplan.policy import file as policy_file
 

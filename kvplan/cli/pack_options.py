@@ -20,7 +20,7 @@ from kvplan.cli.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
-    """`kvplan pack`."""
+    """Options of `kvplan pack`."""
 
     policy: Annotated[
         Text,
@@ -41,17 +41,17 @@ class PackOptions:
     ] = None
     gpu: Annotated[
         Text,
-        option("--gpu", help="GPU that all servers share (`kvplan gpus`).", metavar="NAME", complete=complete_gpu),
+        option("--gpu", help="GPU shared by all servers (`kvplan gpus`).", metavar="NAME", complete=complete_gpu),
     ] = None
     memory_in_use: Annotated[
         Text,
-        option("--memory-in-use", help="GPU memory already used by a desktop and other programs.", metavar="SIZE"),
+        option("--memory-in-use", help="GPU memory already used by a desktop and other processes.", metavar="SIZE"),
     ] = None
     engine: Annotated[
         Text,
         option(
             "--engine",
-            help="Server and release for each --server that is not a full command: vllm@0.33.",
+            help="Server and release for each --server that is not a full command, e.g. vllm@0.33.",
             metavar="ENGINE",
         ),
     ] = None

@@ -1,20 +1,22 @@
-"""`kvplan profile`: flags -> engine and workload -> a run directory, a live view, and the comparison at the end."""
+"""`kvplan profile`: run an engine on a workload into a run directory, with a live view, and compare at the end."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
+from kvplan.cli.engine_options import modules_of, slots_of, speculative_of
 from kvplan.cli.live import live_view
 from kvplan.cli.profile_load import default_dir, requests_of, seed_of
 from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.run_options import ProfileOptions
-from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import path_text, printable
 from kvplan.core.units import GIB, parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
+from kvplan.measure.run_capacity import baselines as baselines_of
 from kvplan.measure.rundir import RunWriter, load_run
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
@@ -29,13 +31,15 @@ if TYPE_CHECKING:
     from kvplan.measure.profile import Outcome, Workload
     from kvplan.measure.recording import Recording
 
-# What runs where no model is named and there is no GPU: small enough for any laptop, a real architecture all the same.
+# Used without a model and GPU: small enough for any laptop, but a real architecture.
 DEMO_MODEL, DEMO_DTYPE = "smollm2-135m", "float32"
-SHARED = 0.01  # of the device's memory in others' hands, above which a measurement would be theirs too
+LORA = ("max_loras", "max_lora_rank", "fully_sharded_loras")
+RESERVING = ("contiguous", "static")  # allocators that --baseline takes
+SHARED = 0.01  # of the device's memory; if other processes use more, they distort the measurement
 
 
 def profile(options: ProfileOptions) -> int:
-    """Run, compare, and return the exit code: 0, 4 for a run that ended early, 130 when interrupted."""
+    """Run, compare, and return the exit code: 0, 4 if the run ended early, 130 if interrupted."""
     check_flags(options)
     if options.server is not None or options.command is not None:
         from kvplan.cli.profile_server import profile_server
@@ -48,14 +52,21 @@ def profile(options: ProfileOptions) -> int:
     config = config_of(options, spec, device, workload)
     interval = parse_duration(options.interval or "50ms", "--interval")
     timeout = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
-    check_input(options, device)
+    check_input(options, device, workload.adapters, config.max_lora_rank)
     check_pool(options, spec, config, workload)
     target = Path(options.run_dir) if options.run_dir else default_dir(spec.name)
     is_quiet = options.quiet or rank > 0
+    from engine.resolve import check_states
+    from engine.state_slots import are_in_blocks
     from kvplan.measure import profile as runs
     from kvplan.measure.recording import Recording
 
+    check_states(spec, config)
+    if are_in_blocks(spec, config):
+        problem = f"is not combined with the recurrent states of {spec.name}: a run's figures are of states in slots"
+        raise SettingError("", ("enable_prefix_caching",), problem, "", off=True)
     with ExitStack() as stack:
+        stack.enter_context(output.showing_warnings())
         film, trace = (options.film, options.trace_events) if rank == 0 else (None, None)
         films = stack.enter_context(beside(options, target, film, "--film", {".html": "html"}))
         traces = stack.enter_context(beside(options, target, trace, trace_events.FLAG, trace_events.FORMATS))
@@ -67,7 +78,7 @@ def profile(options: ProfileOptions) -> int:
         start = manifest(spec, config, device, workload, gpu, runs.environment(nvml, gpu))
         writer = RunWriter(target, start) if rank == 0 else runs.SilentWriter(target, start)
         if not is_quiet:
-            output.tell("note", f"profile: {spec.name} on {device}; the run is kept in {path_text(target)}")
+            output.tell("note", f"profile: {spec.name} on {device}; the run is saved in {path_text(target)}")
         with live_view(quiet=is_quiet) as watch:
             outcome = runs.profile(
                 spec,
@@ -79,7 +90,7 @@ def profile(options: ProfileOptions) -> int:
                 timeout_s=timeout,
                 gpu=gpu,
                 nvml=nvml,
-                baseline=options.baseline,
+                baselines=options.baseline or (),  # type: ignore[arg-type] # check_flags has seen them
                 snapshot=options.snapshot and rank == 0,
                 watch=watch,
                 recording=recording,
@@ -92,17 +103,17 @@ def profile(options: ProfileOptions) -> int:
 
 
 def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: "Outcome") -> None:
-    """What is said and written once a run has ended."""
+    """Print and write the results of a finished run."""
     if outcome.message is not None:
         why = f"ended early ({outcome.message})" if outcome.is_early else outcome.message
         output.tell("error", f"profile: {why}; what was measured is in {path_text(target)}")
     results = writer.manifest.get("results") or {}
-    for served in (results, results.get("baseline") or {}):
+    for served in (results, *baselines_of(results)):
         if 0 < served.get("num_failed", 0) < served.get("num_finished", 0):
             output.tell(
                 "warning",
                 f"profile: {served['num_failed']} of {served['num_finished']} requests failed "
-                f"({served['failures'][0]}); the figures are of the others",
+                f"({served['failures'][0]}); the figures cover the others",
             )
     if outcome.exit_code == 0:
         from kvplan.cli.reconcile import answer
@@ -114,20 +125,20 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
 def beside(
     options: ProfileOptions, target: Path, path: str | None, flag: str, suffixes: Mapping[str, str]
 ) -> AbstractContextManager[list[output.ReportFile]]:
-    """The file that a flag names, if it names one; it cannot lie in the run's own directory."""
+    """Report file of a flag, if given; it must not be in the run's own directory."""
     if path is None:
         return output.report_files(())
     if Path(path).absolute().parent == target.absolute():
         raise UsageError(
             f"{flag} {path_text(Path(path))}",
-            "lies in the run's directory, which only the run makes",
-            "name a file beside it",
+            "is inside the run directory, which must not exist yet",
+            "use a path outside it",
         )
     return output.report_files((path,), flag, suffixes, force=options.force)
 
 
 def film_page(recording: "Recording", spec: ModelSpec, config: "EngineConfig") -> str:
-    """The pool step by step, beside that of --baseline."""
+    """The pool step by step, and that of --baseline."""
     from kvplan.report.film_html import film_html
 
     title = f"{printable(spec.name, 200)} on {config.device}, {config.max_model_len:,} tokens: a run of the engine"
@@ -135,7 +146,7 @@ def film_page(recording: "Recording", spec: ModelSpec, config: "EngineConfig") -
 
 
 def tracks(recording: "Recording", target: Path, form: str) -> Iterator[bytes]:
-    """Every serving's requests and counters, and the run's samples."""
+    """Requests and counters of every serving, and the run's samples."""
     servers = [trace_events.server(followed.finish()) for followed in recording.tracks.values()]
     return trace_events.written([*servers, trace_events.samples(load_run(target))], form)
 
@@ -143,7 +154,7 @@ def tracks(recording: "Recording", target: Path, form: str) -> Iterator[bytes]:
 def save(
     files: list[output.ReportFile], outcome: "Outcome", content: Callable[[output.ReportFile], str | Iterator[bytes]]
 ) -> None:
-    """Write what was recorded; of a run that ended early, a failure to write is a warning."""
+    """Write the recordings; if the run ended early, a write error is only a warning."""
     for file in files:
         try:
             file.save(content(file))
@@ -153,44 +164,61 @@ def save(
             output.tell("warning", str(error))
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def check_flags(options: ProfileOptions) -> None:
-    """Refuse flags that do not must be used together."""
+    """Refuse flags that cannot be combined."""
     if options.trace is not None and (
         options.lengths or options.num_seqs or options.prompt_tokens or options.output_tokens
     ):
         raise UsageError(
-            "--trace", "already sets the number of requests and their lengths", "leave out the other flags for that"
+            "--trace", "already sets the number of requests and their lengths", "remove the other flags for that"
         )
     if options.lengths is not None and options.prompt_tokens is not None:
-        raise UsageError("--lengths and --prompt-tokens", "both set request lengths", "leave one out")
-    if options.baseline is not None and options.baseline == options.allocator:
-        raise UsageError(
-            f"--baseline {options.baseline}", "is already the allocator of the first run", "leave out --allocator"
-        )
+        raise UsageError("--lengths and --prompt-tokens", "both set request lengths", "use only one")
+    for index, baseline in enumerate(options.baseline or ()):
+        if baseline not in RESERVING:
+            given = printable(baseline, 40)
+            raise UsageError(f"--baseline {given!r}", "must be contiguous or static", "write one of them")
+        if baseline == options.allocator:
+            problem = "is already the allocator of the first run"
+            raise UsageError(f"--baseline {baseline}", problem, "remove --allocator")
+        if baseline in (options.baseline or ())[:index]:
+            raise UsageError(f"--baseline {baseline}", "is given twice", "remove one")
     for flag, value in (("--rate", options.rate), ("--max-concurrency", options.max_concurrency)):
         if value is not None and options.server is None and options.command is None:
-            raise UsageError(flag, "is for a server's load", "add --server URL, or --command 'vllm serve ...'")
+            raise UsageError(flag, "works only with a server", "add --server URL, or --command 'vllm serve ...'")
+    if options.baseline and options.speculative_config is not None:
+        problem = "needs the paged allocator, so that more than the allocator would differ"
+        raise UsageError("--speculative-config", problem, "remove it, or --baseline")
     if options.run_dir == "":
-        raise UsageError("--output ''", "names no directory", "name a new one, or leave it out for runs/MODEL-N")
+        raise UsageError("--output ''", "names no directory", "name a new one, or remove it for runs/MODEL-N")
     if options.weights is not None:
         weights_directory(options.weights)
 
 
-def check_input(options: ProfileOptions, device: "torch.device") -> None:
-    """Refuse, before anything is written, what only the engine would otherwise find."""
+def check_input(
+    options: ProfileOptions, device: "torch.device", adapters: Mapping[str, Path], max_lora_rank: int
+) -> None:
+    """Refuse, before anything is written, errors that otherwise only the engine would detect."""
     if options.snapshot and device.type != "cuda":
-        raise UsageError("--snapshot", "torch records memory history only on a GPU", "leave it out")
+        raise UsageError("--snapshot", "torch records memory history only on a GPU", "remove it")
     if options.weights is not None:
         from engine.loader import Checkpoint
 
-        Checkpoint(Path(options.weights))  # opens the files, and says which one is missing or damaged
+        Checkpoint(Path(options.weights))  # opens the files, and names a missing or damaged one
+    if adapters:
+        from engine.peft import read_adapter
+
+        for path in adapters.values():
+            if (rank := read_adapter(path).rank) > max_lora_rank:
+                problem = f"has rank {rank}, and the slots are for {max_lora_rank}"
+                raise UsageError(f"--lora-modules: {path_text(path)}", problem, "raise --max-lora-rank")
 
 
 def check_pool(options: ProfileOptions, spec: ModelSpec, config: "EngineConfig", workload: "Workload") -> None:
-    """Refuse a pool of stated size that the longest request does not fit into; what is left of memory is seen later."""
+    """Refuse a pool of given size that is too small for the longest request; free memory is checked later."""
     from engine.kv_cache import group_layers
     from kvplan.measure.profile import refuse_small_pool
     from kvplan.measure.recording import CURE
@@ -198,13 +226,17 @@ def check_pool(options: ProfileOptions, spec: ModelSpec, config: "EngineConfig",
 
     if config.num_blocks is not None:
         groups = tuple(group.rule for group in group_layers(spec, config.block_size))
-        refuse_small_pool(groups, config, workload, config.num_blocks, options.baseline)
+        refuse_small_pool(groups, config, workload, config.num_blocks, options.baseline or ())
         if options.film is not None:
             check_drawable(config.num_blocks, CURE)
 
 
 def rank_of(options: ProfileOptions) -> int:
-    """This process's number among those torchrun started; 0 without tensor parallelism."""
+    """This process's rank under torchrun; 0 without tensor parallelism."""
+    stages = _count(options.pipeline_parallel_size, "--pp") or 1
+    if stages > 1:
+        problem = "a run records the memory of one rank, and those of other stages hold other layers"
+        raise UsageError(f"--pp {stages}", problem, "use kvplan serve, whose log states each rank's bytes")
     size = _count(options.tensor_parallel_size, "--tp") or 1
     if size == 1:
         return 0
@@ -219,7 +251,7 @@ def rank_of(options: ProfileOptions) -> int:
 
 
 def device_of(options: ProfileOptions) -> "torch.device":
-    """Where to run: as asked; else a GPU if there is one, else, if neither model nor weights were named, the CPU."""
+    """Device as requested; else a GPU if there is one; else the CPU if neither model nor weights are named."""
     try:
         import torch
     except ImportError as error:
@@ -244,7 +276,7 @@ def device_of(options: ProfileOptions) -> "torch.device":
 
 
 def _own_gpu(options: ProfileOptions) -> "torch.device":
-    """The first GPU, or with tensor parallelism this rank's."""
+    """The first GPU, or with tensor parallelism the rank's own."""
     import torch
 
     local = os.environ.get("LOCAL_RANK", "0") if options.tensor_parallel_size not in (None, "1") else "0"
@@ -252,7 +284,7 @@ def _own_gpu(options: ProfileOptions) -> "torch.device":
 
 
 def _why_no_gpu() -> str:
-    """What NVML says about a GPU that torch does not see."""
+    """NVML's explanation for a GPU that torch does not find."""
     from kvplan.hardware.nvml import DeviceError, open_nvml
 
     try:
@@ -264,7 +296,7 @@ def _why_no_gpu() -> str:
 
 
 def model_of(options: ProfileOptions, device: "torch.device") -> ModelSpec:
-    """The model's facts: of the weights' directory where there is one, which MODEL must then agree with."""
+    """The model's facts: from the weights' directory if given, with which MODEL must agree."""
     if options.weights is not None:
         return _weights_spec(Path(options.weights), options.model)
     name = options.model
@@ -276,7 +308,7 @@ def model_of(options: ProfileOptions, device: "torch.device") -> ModelSpec:
 
 
 def weights_directory(path: str) -> Path:
-    """The checkpoint's directory; UsageError where there is none."""
+    """The checkpoint's directory. Raise UsageError if it does not exist."""
     directory = Path(path)
     if not path or not directory.is_dir():
         where = path_text(directory) if path else "''"
@@ -293,7 +325,7 @@ def _weights_spec(directory: Path, model: str | None) -> ModelSpec:
                 raise UsageError(
                     f"--weights {path_text(directory)}",
                     f"is not {printable(model, 200)} ({fact} {getattr(spec, fact)}, not {getattr(named, fact)})",
-                    "leave out MODEL or name its own weights",
+                    "remove MODEL or name its own weights",
                 )
     return spec
 
@@ -303,7 +335,9 @@ def workload_of(options: ProfileOptions) -> "Workload":
 
     requests, shared = requests_of(options)
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
-    return Workload(requests, shared, duration, seed_of(options))
+    slots = slots_of(options.enable_lora, options.max_loras)
+    adapters = {name: Path(path) for name, path in modules_of(options.lora_modules, slots, ()).items()}
+    return Workload(requests, shared, duration, seed_of(options), adapters)
 
 
 def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", workload: "Workload") -> "EngineConfig":
@@ -316,9 +350,7 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
     limit = spec.context_limit
     max_model_len = parse_tokens(options.max_model_len, "--ctx") if options.max_model_len else min(limit, longest + 1)
     if max_model_len > limit:
-        raise UsageError(
-            f"--ctx {max_model_len}", f"{printable(spec.name, 200)} has {limit} positions", "use at most that"
-        )
+        raise UsageError(f"--ctx {max_model_len}", f"{printable(spec.name, 200)} has {limit} positions", "lower it")
     if longest > max_model_len:
         raise UsageError(
             "profile",
@@ -344,6 +376,10 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
         "kv_offloading_size": _gib(options.kv_offloading_size, "--kv-offloading-size"),
         "kv_offloading_dir": options.kv_offloading_dir,
         "kv_offloading_disk_size": _gib(options.kv_offloading_disk_size, "--kv-offloading-disk-size"),
+        "max_loras": slots_of(options.enable_lora, options.max_loras),
+        "max_lora_rank": _count(options.max_lora_rank, "--max-lora-rank"),
+        "fully_sharded_loras": options.fully_sharded_loras,
+        "speculative_config": speculative_of(options.speculative_config, Source(), is_dummy=options.weights is None),
         "seed": seed_of(options),
     }
     return EngineConfig(
@@ -360,13 +396,13 @@ def _count(text: str | None, option: str) -> int | None:
 
 
 def _gib(text: str | None, option: str) -> float | None:
-    """GiB, as the engine takes them; None for none."""
+    """Size in GiB for the engine, or None if it is not given or 0."""
     size = 0 if text is None else gib(text, option)
     return size / GIB if size else None
 
 
 def refuse_shared(gpu: "Device | None", *, allow: bool) -> None:
-    """Others' memory on the GPU is reported, and refused above 1 %: the measurement would be theirs too."""
+    """Report other processes' GPU memory, and refuse to measure above 1 %, because it would be included."""
     if gpu is None:
         return
     memory, others = gpu.memory(), [process for process in gpu.processes() if process.used]
@@ -375,15 +411,15 @@ def refuse_shared(gpu: "Device | None", *, allow: bool) -> None:
         f"pid {', '.join(str(process.pid) for process in others)}",
     )
     if not others and memory.reserved is not None and not memory.is_host:
-        # Processes of other containers are not listed; what they hold is. (Without a figure for the driver's own
-        # memory, or where the memory is the host's, `used` says nothing of others.)
+        # Processes of other containers are not listed, but their memory is. (Without a figure for the driver's own
+        # memory, or on a GPU that shares host memory, `used` does not show other processes.)
         in_use, who = memory.used, "of processes that the driver does not list"
     if in_use > SHARED * memory.total and not allow:
         raise EnvironmentProblem(
             gpu.label, f"other processes hold {in_use:,} bytes ({who})", "stop them, or measure with --allow-shared"
         )
     if others or in_use > SHARED * memory.total:
-        output.tell("warning", f"{gpu.label}: other processes hold {in_use:,} bytes; they are left out of the rows")
+        output.tell("warning", f"{gpu.label}: other processes hold {in_use:,} bytes; they are not counted in the rows")
 
 
 def manifest(
@@ -394,14 +430,14 @@ def manifest(
     gpu: "Device | None",
     environment: dict[str, Any],
 ) -> dict[str, Any]:
-    """What run.json says before anything ran; `inputs` are those of kvplan.servers.bundled.rules.EngineInputs."""
+    """Contents of run.json before the run; `inputs` are those of kvplan.servers.bundled.rules.EngineInputs."""
     from engine.kv_cache import group_layers
     from engine.memory import device_memory
 
     dtype = spec.dtype if config.dtype == "auto" else config.dtype
     groups = len(group_layers(spec, config.block_size))
     blocks_per_seq = -(-(config.max_model_len or 0) // config.block_size)
-    # Asking torch for a GPU's memory would start CUDA, whose context is still to be measured.
+    # Querying torch for a GPU's memory would create the CUDA context, which is still to be measured.
     whole = device_memory(device)[1] if gpu is None else gpu.memory().total
     total = min(config.memory_limit or 2**63, whole)
     return {
@@ -421,8 +457,10 @@ def manifest(
             "max_blocks": 1 + config.num_seqs * blocks_per_seq * groups if device.type == "cpu" else None,
             "backend": "torch" if device.type == "cpu" or config.backend == "torch" else "triton",
             "batches_in_flight": config.batches_in_flight(device.type),
+            **({name: getattr(config, name) for name in LORA} if config.max_loras else {}),
         },
-        "engine": asdict(config),
+        "engine": settings_of(config),
+        **draft_entry(config),
         "workload": {
             "num_requests": len(workload.requests),
             "prompt_tokens": sum(request.prompt_tokens for request in workload.requests),
@@ -430,7 +468,33 @@ def manifest(
             "longest": workload.longest,
             "shared_prefix": workload.shared_prefix,
             "duration_s": workload.duration_s,
+            **({"adapters": list(workload.adapters)} if config.max_loras else {}),
         },
         "groups": groups,
         "environment": environment,
     }
+
+
+def settings_of(config: "EngineConfig") -> dict[str, Any]:
+    """The engine's settings as JSON; a draft model by its name."""
+    drafts = config.speculative_config
+    settings = asdict(replace(config, speculative_config=None))
+    if drafts is None:
+        return settings
+    spec = draft_spec(config)
+    own = {setting.name: getattr(drafts, setting.name) for setting in fields(drafts)}
+    return settings | {"speculative_config": own | {"model": spec and spec.name}}
+
+
+def draft_entry(config: "EngineConfig") -> dict[str, Any]:
+    """The draft model for the manifest, as the model itself is in it."""
+    spec = draft_spec(config)
+    if spec is None:
+        return {}
+    return {"draft": {"name": spec.name, "source": spec.source, "config": dict(spec.config)}}
+
+
+def draft_spec(config: "EngineConfig") -> ModelSpec | None:
+    """The draft model's facts, or None without one."""
+    model = None if config.speculative_config is None else config.speculative_config.model
+    return model if model is None or isinstance(model, ModelSpec) else load_spec(Path(model))

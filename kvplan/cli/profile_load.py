@@ -1,4 +1,4 @@
-"""The requests that `kvplan profile` sends, to its own engine or to a server, and where a run is kept."""
+"""Requests that `kvplan profile` sends to its own engine or to a server, and the directory of a run."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ DEFAULT_SEQS, DEFAULT_PROMPT, DEFAULT_OUTPUT = 16, 128, 64
 
 
 def requests_of(options: ProfileOptions) -> tuple[tuple[PlannedRequest, ...], int]:
-    """The requests, and the tokens all prompts begin with: of one length, drawn from a distribution, or of a trace."""
+    """(requests, length of their shared prefix): of one length, drawn from a distribution, or from a trace."""
     num_seqs = parse_count(options.num_seqs or str(DEFAULT_SEQS), "--num-seqs", 10**6)
     output_tokens = parse_tokens(options.output_tokens or str(DEFAULT_OUTPUT), "--output-tokens")
     if options.trace is not None:
@@ -37,13 +37,14 @@ def requests_of(options: ProfileOptions) -> tuple[tuple[PlannedRequest, ...], in
 
 
 def trace_requests(path: Path) -> tuple[PlannedRequest, ...]:
-    """A trace's requests; what the reader changed, and what a run leaves out, is said."""
+    """A trace's requests; warns of changes by the reader and of omitted requests."""
     trace = read_trace(path)
     for note in trace.notes:
         output.tell("warning", f"--trace {path_text(path)}: {note}")
     if trace.prefix_block is not None:
         output.tell(
-            "note", f"--trace {path_text(path)}: its prefix ids are not replayed; --shared-prefix shares a beginning"
+            "note",
+            f"--trace {path_text(path)}: its prefix ids are not replayed; use --shared-prefix for a common prefix",
         )
     return tuple(PlannedRequest(each.prompt_tokens, each.output_tokens, each.arrival_s) for each in trace.requests)
 
@@ -53,6 +54,6 @@ def seed_of(options: ProfileOptions) -> int:
 
 
 def default_dir(name: str) -> Path:
-    """runs/MODEL-1, -2, ...: the first that does not exist."""
+    """The first of runs/MODEL-1, -2, ... that does not exist."""
     stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name.rsplit("/", 1)[-1])[:60] or "model"
     return next(path for n in range(1, 10**6) if not (path := Path("runs") / f"{stem}-{n}").exists())

@@ -1,4 +1,4 @@
-"""`kvplan profile --server URL` and `--command '...'`: a real server under our requests, measured from outside."""
+"""`kvplan profile --server URL` and `--command '...'`: a load test of a real server, measured from outside."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, get_args
 from urllib.parse import urlsplit
 
 from kvplan.cli import output
@@ -18,7 +18,7 @@ from kvplan.cli.profile_load import default_dir, requests_of, seed_of
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import path_text, printable
-from kvplan.core.table import Table
+from kvplan.core.table import Table, Value, flattened
 from kvplan.core.units import format_gib, parse_count, parse_duration, plural
 from kvplan.documents.server_run import Pool, ServerRunDocument, Times
 from kvplan.measure import server_run
@@ -37,20 +37,29 @@ if TYPE_CHECKING:
     from kvplan.report.lines import Part
     from kvplan.report.page import Block
 
-# What says which requests come and how they are measured; everything else of `profile` is about its own engine.
+# Options for requests and measurement; all other options of `profile` concern its own engine.
 TAKEN: Final = frozenset(
     (
         "model", "run_dir", "server", "command", "num_seqs", "prompt_tokens", "output_tokens", "lengths", "trace",
         "shared_prefix", "rate", "max_concurrency", "seed", "interval", "timeout", "quiet", "format", "color",
     )
 )  # fmt: skip
-READY_S: Final = 600.0  # that a server may take to start
-METRICS: Final = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "whole request"}
+READY_S: Final = 600.0  # for a server to start
+Metric = Literal["ttft", "tpot", "e2el"]
+METRICS: Final[dict[Metric, str]] = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "e2el": "whole request",
+}
+Statistic = Literal["mean", "p50", "p90", "p99"]
+STATISTICS: Final[tuple[Statistic, ...]] = get_args(Statistic)
+Plain = Literal["num_requests", "num_failed", "seconds", "requests_per_s", "output_tokens_per_s", "gpu_used"]
+PLAIN: Final[tuple[Plain, ...]] = get_args(Plain)  # figures shown as in the document
 EARLY_END: Final = 4
 
 
 def profile_server(options: ProfileOptions) -> int:
-    """Send the requests, measure, answer: 0, or 4 where no request was answered."""
+    """Send the requests, measure, print, and return 0, or 4 if no request succeeded."""
     refuse_engine_options(options)
     try:
         from kvplan.measure import drive
@@ -94,8 +103,9 @@ def profile_server(options: ProfileOptions) -> int:
             sampler = server_run.Sampler(page, gpus, target / server_run.SAMPLES, interval, peaks)
             with sampler.sampling():
                 drive.drive(
-                    driven, base, requests, shared_prefix=shared, max_concurrency=limit, seed=seed, timeout_s=timeout
-                )
+                    driven, base, requests, shared_prefix=shared, max_concurrency=limit, seed=seed, timeout_s=timeout,
+                    token_ids=drive.token_ids_of(base, driven.model),
+                )  # fmt: skip
             if page is not None:
                 with suppress(MetricsError):
                     (target / server_run.AFTER).write_text(page.text(), encoding="utf-8")
@@ -119,7 +129,7 @@ def concluded(
     rate: float | None,
     limit: int | None,
 ) -> int:
-    """Write what was measured, answer, and return the exit code."""
+    """Write the measurements, print the answer, and return the exit code."""
     from kvplan.measure import drive
 
     if driven.answered:
@@ -140,17 +150,19 @@ def tell(options: ProfileOptions, text: str) -> None:
 
 
 def refuse_engine_options(options: ProfileOptions) -> None:
-    """UsageError for an option of the bundled engine: the server has its own."""
+    """Raise UsageError for an option of the bundled engine: the server has its own."""
     default = ProfileOptions()
     for field in fields(options):
         if field.name not in TAKEN and getattr(options, field.name) != getattr(default, field.name):
             raise UsageError(
-                flag_of(field.name), "is for the bundled engine", "leave it out, or give it to the server's command"
+                flag_of(field.name),
+                "works only with the bundled engine",
+                "remove it, or give it to the server's command",
             )
 
 
 def base_of(options: ProfileOptions) -> str:
-    """The server's address, without a slash: as given, else where the command's server listens."""
+    """The server's base address, without a trailing slash: as given, else where the command's server listens."""
     if options.server is not None:
         url = urlsplit(options.server if "://" in options.server else f"http://{options.server}")
         if url.scheme not in ("http", "https") or not url.hostname:
@@ -164,14 +176,14 @@ def base_of(options: ProfileOptions) -> str:
 
 
 def port_in(pair: tuple[str, str]) -> str | None:
-    """The port that two words in a row say: `--port 8001`, `--port=8001`."""
+    """Port in two consecutive words: `--port 8001`, `--port=8001`."""
     flag, equals, value = pair[0].partition("=")
     text = value if equals else pair[1]
     return text if flag == "--port" and text.isdecimal() else None
 
 
 def default_port(command: str) -> int:
-    """Where the server that a command starts listens unless told. UsageError for a command of no known server."""
+    """Default port of the server that a command starts. Raise UsageError if the server is unknown."""
     for words in shell.split(command):
         for name in SERVERS:
             if server_of(name).start(words) is not None:
@@ -182,7 +194,7 @@ def default_port(command: str) -> int:
 def paced(
     requests: tuple[PlannedRequest, ...], rate: float | None, seed: int, *, has_times: bool
 ) -> tuple[PlannedRequest, ...]:
-    """The requests at a rate, in a Poisson process; without one at the trace's times, or all at once."""
+    """The requests at a rate, as a Poisson process; without a rate, at the trace's times or all at once."""
     if rate is None or rate == math.inf:
         return (
             requests if rate is None and has_times else tuple(replace(request, arrival_s=0.0) for request in requests)
@@ -206,7 +218,7 @@ def times_of(values: Sequence[float]) -> Times | None:
 
 
 def pool_of(target: Path, peaks: server_run.Peaks) -> Pool | None:
-    """What the pages of both ends and the samples between say."""
+    """Figures of the pool from the pages at both ends and the samples between."""
     first, last = (server_run.stats_of(target / name) for name in (server_run.BEFORE, server_run.AFTER))
     if first is None or last is None:
         return None
@@ -270,7 +282,7 @@ def headline(doc: ServerRunDocument) -> str:
 
 
 def rows_of(doc: ServerRunDocument) -> list[tuple[str, str]]:
-    """Figures beside times, as text."""
+    """Figures other than times, as text."""
     rows = [
         ("requests per second", f"{doc['requests_per_s']:,.2f}"),
         ("tokens", f"{doc['prompt_tokens']:,} in, {doc['output_tokens']:,} out"),
@@ -294,27 +306,25 @@ def rows_of(doc: ServerRunDocument) -> list[tuple[str, str]]:
 
 
 def tables(doc: ServerRunDocument) -> list[Table]:
-    timed = [(name, doc[key]) for key, name in METRICS.items()]  # type: ignore[literal-required]
-    cells = (
-        (name, *(duration(times[part]) for part in ("mean", "p50", "p90", "p99")))
-        for name, times in timed
-        if times is not None
-    )
+    timed = [(name, doc[key]) for key, name in METRICS.items()]
+    cells = ((name, *(duration(times[part]) for part in STATISTICS)) for name, times in timed if times is not None)
     return [
-        Table.of(("time", "mean", "p50", "p90", "p99"), cells),
+        Table.of(("time", *STATISTICS), cells),
         Table.of(("figure", "measured"), rows_of(doc), left=2),
     ]
 
 
 def next_steps(doc: ServerRunDocument, *, log: bool) -> list[str]:
-    """What can be asked of the run now, as commands."""
+    """Commands that can analyze the run."""
     name = shlex.quote(doc["directory"])
     steps = []
     if doc["num_requests"] > doc["num_failed"]:
-        steps.append(f"kvplan reconcile --bench {name}/{server_run.BENCH} --gpu NAME   # beside the planned times")
+        steps.append(
+            f"kvplan reconcile --bench {name}/{server_run.BENCH} --gpu NAME   # compared with the planned times"
+        )
     if doc["pool"] is not None:
         pages = f"{name}/{server_run.BEFORE} {name}/{server_run.AFTER}"
-        steps.append(f"kvplan rightsize {pages} --interval {doc['seconds']:.3g}s   # what it was used for")
+        steps.append(f"kvplan rightsize {pages} --interval {doc['seconds']:.3g}s   # how much of it was used")
     if log:
         steps.append(f"kvplan reconcile --log {name}/{server_run.LOG}   # memory, planned and logged")
     return steps
@@ -333,15 +343,11 @@ def answer(doc: ServerRunDocument, *, log: bool) -> Answer:
         return [heading(2, headline(doc)), *tables(doc)]
 
     def rows() -> Table:
-        values = [
-            (f"{key}_{part}", times[part])
-            for key in METRICS
-            if (times := doc[key]) is not None  # type: ignore[literal-required]
-            for part in ("mean", "p50", "p90", "p99")
+        values: list[tuple[str, Value]] = [
+            (f"{key}_{part}", times[part]) for key in METRICS if (times := doc[key]) is not None for part in STATISTICS
         ]
-        plain = ("num_requests", "num_failed", "seconds", "requests_per_s", "output_tokens_per_s", "gpu_used")
-        values += [(key, doc[key]) for key in plain]  # type: ignore[literal-required]
-        values += list((doc["pool"] or {}).items())
+        values += [(key, doc[key]) for key in PLAIN]
+        values += flattened(doc["pool"] or {})
         return Table.of(("figure", "value"), values)
 
     return Answer(screen, lambda: doc, rows, page)

@@ -1,4 +1,4 @@
-"""How far a simulation is: a bar on a terminal, else a line now and then; and its end when somebody interrupts it."""
+"""Progress of a simulation: a bar on a terminal, else a line now and then; and its early end on an interrupt."""
 
 import signal
 import sys
@@ -13,15 +13,15 @@ from kvplan.cli import output
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-LINE_S: Final = 10.0  # between two lines
+LINE_S: Final = 10.0  # between lines
 BAR_AFTER_S: Final = 1.0
-CALLS: Final = 256  # between two looks at the clock, unless as many requests were answered
+CALLS: Final = 256  # between looks at the clock, unless as many requests finished
 
 
 class Interruption:
-    """Whether the user asked for the end; a second time ends the process as ever.
+    """State of interrupts: the first one requests an early end, the second one ends the process as usual.
 
-    quiet  whether nothing is said of progress
+    quiet  True to print no progress
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -36,7 +36,7 @@ class Interruption:
 
 @contextmanager
 def interruptible(*, quiet: bool = False) -> Iterator[Interruption]:
-    """SIGINT ends a simulation between two steps, with what is done so far."""
+    """Let SIGINT end a simulation between two steps, with partial results."""
     interruption = Interruption(quiet=quiet)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
@@ -49,7 +49,7 @@ def interruptible(*, quiet: bool = False) -> Iterator[Interruption]:
 
 
 class Progress:
-    """Requests that are answered, of all."""
+    """Number of finished requests, of all."""
 
     def __init__(self, total: int, how: str, *, quiet: bool = False) -> None:
         self._total, self._how, self._quiet = total, how, quiet
@@ -59,7 +59,7 @@ class Progress:
         self._task: Any = None
 
     def show(self, done: int) -> None:
-        """Called after each step or so."""
+        """Show progress; called after each step or so."""
         self._calls += 1
         if self._calls % CALLS and done - self._seen < CALLS:
             return

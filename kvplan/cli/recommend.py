@@ -1,4 +1,4 @@
-"""`kvplan recommend`: users -> the GPUs and flags that hold them; or what given GPUs need to."""
+"""`kvplan recommend`: find GPUs and flags that hold a number of users, or what given GPUs need to hold them."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from kvplan.documents.recommendation import RecommendationDocument
 
 PLACEMENTS = 10
-# What a search decides, or what would make every GPU hold the same.
+# Options that the search decides, or that would make every GPU hold the same.
 SOUGHT = {
-    "data_parallel_size": "the number of replicas is what is sought",
-    "kv_cache_memory_bytes": "the size of the pool is what is sought",
-    "num_gpu_blocks_override": "the size of the pool is what is sought",
+    "data_parallel_size": "the number of replicas is computed",
+    "kv_cache_memory_bytes": "the size of the pool is computed",
+    "num_gpu_blocks_override": "the size of the pool is computed",
 }
 
 
 def recommend_command(options: RecommendOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where the answer is no."""
+    """Recommend and return the exit code: 0, or with --exit-code 1 if the answer is no."""
     with report_files(options.report or [], force=options.force) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
         check_alone(options)
@@ -65,14 +65,14 @@ def recommend_command(options: RecommendOptions) -> int:
 
 
 def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | None]:
-    """(whether the answer is yes, its shapes, the manifest asked for)."""
+    """(True if the answer is yes, its formats, the requested manifest)."""
     doc, chosen = answered(options)
     written = None if options.output is None else manifest_of(options, doc, chosen)
     return doc["holds"], answer(doc, limit), written
 
 
 def by_time(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | None]:
-    """The same question with targets of time: each placement is simulated."""
+    """The same question with latency targets: each placement is simulated."""
     from kvplan.cli.recommend_timed import timed
     from kvplan.report.timed_text import shapes
 
@@ -101,14 +101,14 @@ def answer(doc: RecommendationDocument, limit: int) -> Answer:
 
 
 def manifest_of(options: RecommendOptions, doc: RecommendationDocument, chosen: Placement | None) -> str:
-    """The best answer as the manifest that runs it."""
+    """Manifest of the best answer."""
     from kvplan.report.deployment import manifest
 
     assert options.output is not None
     if options.format != "table":
-        raise UsageError("--output and --format", "are two ways to write the answer", "leave one out")
+        raise UsageError("--output and --format", "are mutually exclusive", "use only one")
     if chosen is None:
-        raise UsageError("--output", "no placement holds these users", "ask without it what would")
+        raise UsageError("--output", "no placement fits these users", "rerun without --output to see what would")
     title = text.commands(doc)[0][0]
     return manifest(
         chosen.plan, chosen.servers, options.output, f"{doc['answer']}{f'. This is: {title}' if title else ''}"
@@ -119,10 +119,10 @@ def manifest_of(options: RecommendOptions, doc: RecommendationDocument, chosen: 
 
 
 def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placement | None]:
-    """(the answer, the placement that it begins with; None where nothing holds the users)."""
+    """(the answer, its first placement, or None if nothing holds the users)."""
     refuse_missing(
         ("MODEL", says_model(options), MODEL_CURE),
-        ("--users", options.users is not None, "say how many users to serve at once, for example --users 200"),
+        ("--users", options.users is not None, "add the number of concurrent users, e.g. --users 200"),
     )
     assert options.users is not None
     users = parse_count(options.users, "--users", MOST_USERS)
@@ -145,7 +145,10 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
     first = inputs.requests[0]
     if not terms_of(first.release.engine).recommended:
         names, _ = titles(lambda terms: terms.recommended)
-        raise UsageError("--engine", f"recommend supports only {names}", "`kvplan sweep --engine` compares servers")
+        problem = f"without --slo, recommend supports only {names}"
+        raise UsageError(
+            "--engine", problem, "add --slo ttft.p90=2s with a load, or compare servers with `kvplan sweep --engine`"
+        )
     if first.spec.is_encoder:
         raise UsageError(
             "recommend", f"{first.spec.name} is an encoder, which serves no users at once", "`kvplan estimate` sizes it"
@@ -154,7 +157,7 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
         recommendation = recommend(question, inputs.requests)
         errors = [failure.error for failure in recommendation.failures if failure.error is not None]
         if not recommendation.placements and errors and len(errors) == len(recommendation.failures):
-            reason = errors[0]  # on none of the GPUs it can be
+            reason = errors[0]  # impossible on every GPU
             raise UsageError(reason.subject, reason.problem, reason.remedy)
         return text.document(question, first, source, recommendation, None), next(iter(recommendation.placements), None)
     request, replicas = given_gpus(options, first, stated)
@@ -163,42 +166,42 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
 
 
 def with_num_gpus(options: RecommendOptions) -> RecommendOptions:
-    """--gpu 2xl40s as --gpu l40s --num-gpus 2."""
+    """Rewrite --gpu 2xl40s as --gpu l40s --num-gpus 2."""
     if options.gpu is None or len(options.gpu) != 1:
         return options
     count, name = split_count(options.gpu[0])
     if count is None:
         return options
     if options.num_gpus is not None and parse_count(options.num_gpus, "--num-gpus", 1024) != count:
-        raise UsageError("--gpu", f"says {count} GPUs, and --num-gpus {options.num_gpus}", "leave one out")
+        raise UsageError("--gpu", f"says {count} GPUs, and --num-gpus {options.num_gpus}", "use only one")
     return replace(options, gpu=[name], num_gpus=str(count))
 
 
 def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
     if is_fixed and options.gpus is not None:
         raise UsageError(
-            "--gpu and --gpus", "the first asks what one GPU needs, the second which GPU to choose", "leave one out"
+            "--gpu and --gpus", "the first asks what one GPU needs, the second which GPU to choose", "use only one"
         )
     if is_fixed and len(",".join(options.gpu or []).split(",")) > 1:
         raise UsageError("--gpu", "takes one GPU here", "use --gpus to choose among several")
     if options.num_gpus is not None and not is_fixed:
         raise UsageError("--num-gpus", "counts GPUs of one kind", "name it with --gpu")
     if is_fixed and options.prices is not None:
-        raise UsageError("--prices", "rank several GPUs", "leave it out, or use --gpus instead of --gpu")
+        raise UsageError("--prices", "rank several GPUs", "remove it, or use --gpus instead of --gpu")
 
 
 def stated_by(options: RecommendOptions) -> frozenset[str]:
-    """Engine arguments that the user gave, wherever; those that make no sense here are refused."""
+    """Engine arguments that the user gave in any form. Refuse those that do not apply here."""
     command = read_command(options.from_command) if options.from_command is not None else None
     stated = stated_arguments(options, command)
     for name, why in SOUGHT.items():
         if name in stated:
-            raise UsageError(f"--{name.replace('_', '-')}", f"{why}", "leave it out")
+            raise UsageError(f"--{name.replace('_', '-')}", f"{why}", "remove it")
     return frozenset(stated)
 
 
 def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Inputs:
-    """One request for each GPU to choose from, or for the one given, whose lengths are not yet cut at its context."""
+    """One request per candidate GPU, or for the given one; their lengths are not yet truncated to the context."""
     values = {field.name: getattr(options, field.name) for field in fields(WorkloadOptions)}
     stated = WorkloadOptions(**values)
     plain = stated if is_fixed else replace(stated, gpu=gpu_names(options, prices))
@@ -220,7 +223,7 @@ def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: b
 
 
 def gpu_names(options: RecommendOptions, prices: Prices | None) -> list[str]:
-    """The GPUs to choose from: those named, else those with a price, else the common ones."""
+    """Candidate GPUs: those named, else those with a price, else the common ones."""
     if options.gpus is None:
         return list(prices.per_hour) if prices else list(COMMON_GPUS)
     names = [name.strip() for text in options.gpus for name in text.split(",")]
@@ -235,18 +238,18 @@ def gpu_names(options: RecommendOptions, prices: Prices | None) -> list[str]:
 
 
 def given_gpus(options: RecommendOptions, request: Request, stated: frozenset[str]) -> tuple[Request, int]:
-    """(the request of one server, how many servers the GPUs make): --num-gpus over --tp x --pp, all in one without."""
+    """(request of one server, number of servers): --num-gpus divided by --tp x --pp; without --tp, one server."""
     args = request.args
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    ranks = args.world_size
     if options.num_gpus is None:
         return request, 1
     count = parse_count(options.num_gpus, "--num-gpus", 1024)
     if "tensor_parallel_size" not in stated:
         if count % args.pipeline_parallel_size:
             raise UsageError(
-                f"--num-gpus {count}", f"is not a multiple of --pp {args.pipeline_parallel_size}", "change one"
+                f"--num-gpus {count}", f"is not a multiple of --pp {args.pipeline_parallel_size}", "change one of them"
             )
         return with_args(request, tensor_parallel_size=count // args.pipeline_parallel_size), 1
     if count % ranks:
-        raise UsageError(f"--num-gpus {count}", f"is not a multiple of --tp x --pp, {ranks}", "change one")
+        raise UsageError(f"--num-gpus {count}", f"is not a multiple of --tp x --pp, {ranks}", "change one of them")
     return request, count // ranks

@@ -1,13 +1,13 @@
-"""`kvplan recommend --slo`: a load and targets of time -> the servers that keep them."""
+"""`kvplan recommend --slo`: find servers that meet latency targets under a load."""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from kvplan.cli import output
 from kvplan.cli.inputs import Inputs, say
-from kvplan.cli.load import load_of
+from kvplan.cli.load import check_lengths, load_of
 from kvplan.cli.load_options import LoadOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
@@ -15,9 +15,7 @@ from kvplan.planning.plan import plan
 from kvplan.report import timed_text
 from kvplan.simulate import slo
 from kvplan.simulate.placing import Demand, placed
-from kvplan.simulate.prompts_first_run import refuse_flags
-from kvplan.simulate.ranges import unseen_note
-from kvplan.simulate.setup import refuse_unmodeled
+from kvplan.simulate.setup import refuse_reordering, refuse_unmodeled
 
 if TYPE_CHECKING:
     from kvplan.cli.sweep_options import RecommendOptions
@@ -29,16 +27,16 @@ NOT_WITH_TARGETS = ("mean_tokens", "lengths", "overflow", "num_gpus", "output")
 
 
 def check_alone(options: RecommendOptions) -> None:
-    """Refuse options of the one question in the other."""
+    """Refuse options that only apply with, or only without, latency targets."""
     if options.slo is None:
         for name in ONLY_WITH_TARGETS:
             if getattr(options, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')}", "is for targets of time", "add --slo ttft=2s,tpot=50ms")
+                raise UsageError(f"--{name.replace('_', '-')}", "needs latency targets", "add --slo ttft=2s,tpot=50ms")
         return
     for name in NOT_WITH_TARGETS:
         if getattr(options, name) is not None:
             raise UsageError(
-                f"--{name.replace('_', '-')}", "does not apply to a load in time", "state --prompt-tokens, or --profile"
+                f"--{name.replace('_', '-')}", "does not apply with --slo", "use --prompt-tokens or --profile"
             )
 
 
@@ -57,11 +55,12 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     )  # fmt: skip
     say(inputs, quiet=options.quiet)
     first = plan(inputs.requests[0])
-    refuse_unmodeled(first)  # whatever the placement: no answer would be of what was asked
+    refuse_unmodeled(first)  # applies to every placement: the answer would not be for the requested load
     if options.from_command is not None:
-        refuse_flags(options.from_command, first)
+        refuse_reordering(options.from_command)
+    context = first.request.args.max_model_len
+    assert isinstance(context, int), "the command states one"
+    rows = islice(load.source.requests(1.0), load.source.num_requests)
+    check_lengths(rows, context, first.request.spec, promises, quiet=options.quiet)
     placements = placed(question, inputs.requests, demand)
-    unseen = sorted({what for each in placements.timed for what in each.ranges.unseen})
-    if unseen and not options.quiet:
-        output.tell("note", unseen_note(unseen))
     return timed_text.document(inputs.requests[0], f"{load.source.name}, {load.how}", demand, placements)

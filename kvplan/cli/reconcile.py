@@ -1,4 +1,4 @@
-"""`kvplan reconcile`: a run directory -> predicted beside measured, and the exit code it means."""
+"""`kvplan reconcile`: compare a run directory with its prediction, and set the exit code."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,20 +17,20 @@ from kvplan.core.units import format_size
 from kvplan.documents.reconciliation import document
 from kvplan.measure.reconcile import UNKNOWN, Reconciliation, reconcile_run, sources_of, sums
 from kvplan.measure.run_capacity import Served, served
-from kvplan.measure.run_manifest import check_objects, inputs_of, spec_of
+from kvplan.measure.run_manifest import check_objects, inputs_of, predicted_of, spec_of
 from kvplan.measure.rundir import Run, load_run
+from kvplan.measure.techniques import Saving
 from kvplan.models.spec import FullAttention, LatentAttention
 from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading, with_own_names
 from kvplan.servers import calibration
-from kvplan.servers.bundled.rules import predict
 from kvplan.servers.measurement import Row, exceeds
 
 
 def reconcile_command(options: ReconcileOptions) -> int:
-    """Compare, print, and return 0, or 1 where --max-error is exceeded."""
+    """Compare, print, and return 0, or 1 if --max-error is exceeded."""
     check_sources(options)
     with output.report_files(options.report or [], force=options.force) as reports:
         return reconciled(options, reports)
@@ -75,7 +75,7 @@ def reconciled(options: ReconcileOptions, reports: Sequence[output.ReportFile]) 
 
 
 def limits_text(options: ReconcileOptions) -> str:
-    """--max-error as it was typed."""
+    """--max-error as typed."""
     return ", ".join(printable(text, 80) for text in options.max_error or [])
 
 
@@ -83,11 +83,11 @@ ONE_OF = "RUN_DIR, --log FILE, --metrics URL and --bench FILE"
 
 
 def check_sources(options: ReconcileOptions) -> None:
-    """Refuse all but one of a run, a log and a page, and what does not go with it."""
+    """Require exactly one of a run, a log, a page or a result; refuse options that do not apply to it."""
     sources = {"RUN_DIR": options.run_dir, "--log": options.log, "--metrics": options.metrics, "--bench": options.bench}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
-        problem = "are given together" if given else "missing"
+        problem = "cannot be combined" if given else "missing"
         raise UsageError(" and ".join(given) or "RUN_DIR", problem, f"give one of {ONE_OF}")
     if given != ["RUN_DIR"] and options.calibrate is not None:
         raise UsageError("--calibrate", f"needs a run, {given[0]} has no samples", "give RUN_DIR")
@@ -105,14 +105,13 @@ def check_sources(options: ReconcileOptions) -> None:
 
 
 def step_time(run: Run) -> calibration.MeasuredSteps | None:
-    """What the run's steps took, for `simulate`; None where its samples do not tell, or its layers read windows."""
+    """Step times of the run, for `simulate`, or None if its samples lack them or its layers use windows."""
     from kvplan.simulate.step_fit import fitted
 
     spec = spec_of(run)
     if any(not isinstance(cache, FullAttention | LatentAttention) for caches in spec.layers for cache in caches):
         return None
-    inputs = inputs_of(run)
-    return fitted(run.samples, spec.name, predict(spec, inputs).bytes_per_token)
+    return fitted(run.samples, spec.name, predicted_of(run).bytes_per_token)
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -137,19 +136,27 @@ def figures(result: Reconciliation) -> Iterator[tuple[str, float | None, float, 
 def screen(result: Reconciliation) -> list[Part]:
     rows = Table.of(("component", "predicted", "measured", "error"), map(cells, (*result.rows, result.total)))
     parts: list[Part] = [line(title(result), "bold"), line(), rows, line(), *map(line, sums(result))]
-    parts += [part for table in pool_tables(result) for part in (line(), table)]
+    parts += [part for table in (*outside_tables(result), *pool_tables(result)) for part in (line(), table)]
     return parts + [line(f"note: {printable(gap, 400)}", "yellow") for gap in result.gaps]
 
 
+def outside_tables(result: Reconciliation) -> list[Table]:
+    """KV in host memory and on disk, if there is any."""
+    headers = ("beyond the device", "predicted", "measured", "error")
+    return [Table.of(headers, map(cells, result.outside))] if result.outside else []
+
+
 def pool_tables(result: Reconciliation) -> list[Table]:
-    """The figures of the pool, and what each allocator served where there are two."""
+    """Figures of the pool, what each technique saved, and what each allocator served if there are several."""
     tables = [Table.of(("pool", "predicted", "measured", "unit"), map(capacity_cells, result.capacity))]
-    both = served(result.run)
-    return tables + ([Table.of(SERVED_HEADERS, map(served_cells, both))] if len(both) > 1 else [])
+    if result.savings:
+        tables.append(Table.of(("saved by", "saved", "of", "unit", "share"), map(saving_cells, result.savings)))
+    allocators = served(result.run)
+    return tables + ([Table.of(SERVED_HEADERS, map(served_cells, allocators))] if len(allocators) > 1 else [])
 
 
 def title(result: Reconciliation) -> str:
-    return f"{where(result)}: predicted beside measured"
+    return f"{where(result)}: predicted vs measured"
 
 
 def where(result: Reconciliation) -> str:
@@ -165,6 +172,11 @@ def served_cells(served: Served) -> tuple[str, ...]:
     rate = f"{served.output_tokens_per_s:,.1f}"
     waste = "-" if served.waste is None else f"{served.waste:.1%}"
     return printable(served.allocator, 40), f"{served.most_running}", rate, f"{served.preemptions}", waste
+
+
+def saving_cells(saving: Saving) -> tuple[str, ...]:
+    form = ",.0f" if saving.unit == "tokens" else ",.1f"
+    return saving.technique, f"{saving.saved:{form}}", f"{saving.base:{form}}", saving.unit, f"{saving.share:.1%}"
 
 
 def cells(row: Row) -> tuple[str, str, str, str]:
@@ -186,12 +198,20 @@ def capacity_cells(row: Row) -> tuple[str, str, str, str]:
 
 
 def rows_table(result: Reconciliation) -> Table:
-    """Components, the pool's figures, and what each allocator served, by `kind`."""
+    """Components, KV beyond the device, the pool's figures, what each technique saved and each allocator served, by
+    `kind`: only rows of the kind `bytes` add up.
+    """
     rows: list[tuple[Any, ...]] = []
     for row in (*result.rows, result.total):
         rows.append(("bytes", row.component, row.predicted, row.measured, row.error, row.relative))
+    for row in result.outside:
+        kind = row.component.partition("_")[0]
+        rows.append((f"{kind} bytes", row.component, row.predicted, row.measured, row.error, row.relative))
     for figure in result.capacity:
         rows.append((figure.unit, figure.component, _whole(figure.predicted), _whole(figure.measured), None, None))
+    for saving in result.savings:
+        rows.append((f"saved {saving.unit}", saving.technique, None, _whole(saving.saved), None, None))
+        rows.append((f"saved {saving.unit}", f"{saving.technique}_of", None, _whole(saving.base), None, None))
     for part in served(result.run):
         figures = {name: value for name, value in asdict(part).items() if name != "allocator"}
         rows += ((printable(part.allocator, 40), name, None, value, None, None) for name, value in figures.items())
@@ -203,7 +223,7 @@ def _whole(value: float | None) -> float | int | None:
 
 
 def told_sources(row: Row, result: Reconciliation) -> tuple[str, str]:
-    """What a row is predicted from, and measured by: a calibration where it stands for a formula."""
+    """(source of the prediction, source of the measurement) of a row: a calibration if it replaces a formula."""
     source, measure = sources_of(row.component, result.device)
     if source == UNKNOWN and row.predicted is not None and result.calibration is not None:
         source = f"as {result.calibration} measured it"
@@ -214,13 +234,13 @@ def page(result: Reconciliation) -> list[Block]:
     headers = ("component", "predicted", "measured", "error", "predicted from", "measured by")
     rows = ((*cells(row), *told_sources(row, result)) for row in (*result.rows, result.total))
     gaps = [bullets([gap], "*") for gap in result.gaps]
-    tables = map(with_own_names, pool_tables(result))
+    tables = map(with_own_names, (*outside_tables(result), *pool_tables(result)))
     table = with_own_names(Table.of(headers, rows), left=(0, 4, 5))
     return [heading(3, answer_text(result)), table, *sums(result), *tables, *gaps]
 
 
 def answer_text(result: Reconciliation) -> str:
-    """How far the prediction was off, in a sentence."""
+    """Error of the prediction, in a sentence."""
     from kvplan.report.run_sentences import accuracy
 
     return f"{where(result)}: {accuracy(result)}"

@@ -1,4 +1,4 @@
-"""`kvplan reconcile --bench`: one result of a load generator beside what kvplan says of that load."""
+"""`kvplan reconcile --bench`: compare one result of a load generator with a simulation of its load."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: predicted with its range, and measured; seconds, or tokens per second."""
+    """One figure: prediction with its range, and measurement; seconds, or tokens per second."""
 
     name: str
     predicted: float
@@ -58,12 +58,12 @@ def reconcile_bench(options: ReconcileOptions, reports: Sequence[output.ReportFi
     if len(results) != 1:
         raise UsageError("--bench", f"holds {len(results)} results", "name a file of one; `kvplan calibrate` takes all")
     if options.max_error is not None:
-        raise UsageError("--max-error", "applies to memory, not to times", "leave it out")
+        raise UsageError("--max-error", "applies only to memory, not to times", "remove it")
     result = results[0]
     if options.model is None and options.from_command is None and result.model is not None:
         options = replace(options, model=result.model)
     plan = plan_of(options, result, "reconcile")
-    predicted = figures(plan, step_time(plan, Shares(), options.calibration), load_of(result, None, None))
+    predicted = figures(plan, step_time(plan, Shares(), options.calibration), load_of(result, plan, None, None))
     stated = ranges.modeled(plan) if options.calibration is None else ranges.measured()
     rows = list(compared(result, predicted, stated))
     output.answer(answer(plan, result, rows), options.format, options.color, reports)
@@ -71,7 +71,7 @@ def reconcile_bench(options: ReconcileOptions, reports: Sequence[output.ReportFi
 
 
 def compared(result: BenchResult, figures: Figures, stated: ranges.Ranges) -> Iterator[Row]:
-    """A row for each figure that both have."""
+    """Yield a row for each figure that both sides have."""
     for metric, name in NAMES.items():
         for statistic in ("mean", "p50", "p90", "p99"):
             key = f"{metric}_{statistic}"
@@ -80,8 +80,7 @@ def compared(result: BenchResult, figures: Figures, stated: ranges.Ranges) -> It
                 yield Row(f"{name}, {statistic}", value, *stated.time(metric, value), result.times[key] / 1000)
     if result.output_tokens_per_s:
         value = figures.output_tokens_per_s
-        is_kept_up = result.rate is not None and result.rate != float("inf")
-        low, high = (value, value) if is_kept_up else stated.rate(value, arrivals=None)
+        low, high = stated.rate(value, arrivals=None)  # fixed arrivals, too: the longest response ends a run
         yield Row("output tokens per second", value, low, high, result.output_tokens_per_s, is_rate=True)
 
 
@@ -100,7 +99,7 @@ def title(plan: Plan, result: BenchResult) -> str:
     request = plan.request
     ranks = request.args.tensor_parallel_size
     where = request.gpu.name if ranks == 1 else f"{ranks} x {request.gpu.name}"
-    return f"{request.spec.name} on {where}, {result.load}: {printable(result.tool)} beside kvplan"
+    return f"{request.spec.name} on {where}, {result.load}: {printable(result.tool)} vs kvplan"
 
 
 def answer(plan: Plan, result: BenchResult, rows: list[Row]) -> Answer:
@@ -122,7 +121,7 @@ def figures_table(rows: list[Row]) -> Table:
 
 
 def document(plan: Plan, result: BenchResult, rows: list[Row]) -> BenchReconciliationDocument:
-    """kvplan/bench-reconciliation@1: seconds, and tokens per second."""
+    """Build kvplan/bench-reconciliation@1: seconds, and tokens per second."""
     return {
         "schema": "kvplan/bench-reconciliation@1",
         "model": plan.request.spec.name,

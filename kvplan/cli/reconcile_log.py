@@ -1,4 +1,4 @@
-"""`kvplan reconcile --log` and `--metrics`: what a server says of itself -> the plan for it, row by row beside it."""
+"""`kvplan reconcile --log` and `--metrics`: compare a server's own figures with its plan, row by row."""
 
 import re
 import shlex
@@ -41,19 +41,17 @@ from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading, with_own_names
 from kvplan.servers import environment
 from kvplan.servers.arguments import ARGUMENTS, SHORT
-from kvplan.servers.base import logs_of
+from kvplan.servers.base import OWN, logs_of, server_of
 from kvplan.servers.logs import Context, ServerLog
 from kvplan.servers.measurement import Row, exceeds
-from kvplan.servers.vllm.rules import NEWEST
 
-NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"
-ENOUGH_MEMORY = "1TiB"  # stands for a GPU until the log's own is put in its place
+ENOUGH_MEMORY = "1TiB"  # placeholder for a GPU until the log's own replaces it
 
 
 def reconcile_server(
     options: ReconcileOptions, limits: Limits | None, reports: Sequence[output.ReportFile] = ()
 ) -> int:
-    """Read, compare, print; 1 where a row is off by more than --max-error and than the log's own rounding."""
+    """Read, compare, print; return 1 if a row exceeds both --max-error and the log's own rounding."""
     log = log_of(options)
     result = compared(options, log)
     if limits is not None and not result.compared:
@@ -70,7 +68,7 @@ def reconcile_server(
 
 
 def say_failure(text: str, source: str) -> None:
-    """Say first of a server that failed what happened: its plan beside its log is not what is asked."""
+    """If the server failed, first say what happened, although the comparison does not need it."""
     from kvplan.measure.failure import read_failure
     from kvplan.measure.why_words import summary
 
@@ -99,10 +97,14 @@ def log_of(options: ReconcileOptions) -> ServerLog:
 
 
 def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
-    """The comparison; notes of what was taken from where go to standard error."""
+    """Compare a log with its plan; notes on the sources of values go to standard error."""
+    if log.engine in OWN:
+        from kvplan.cli.reconcile_own import compared_own
+
+        return compared_own(options, log)
     query = completed(options, log)
     try:
-        answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
+        answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY), of_log=True)
         if len(answer.requests) > 1:
             raise UsageError("--ctx", "names several contexts", "a server has one")
         request, context_notes = at_its_context(query, answer.requests[0])
@@ -134,10 +136,10 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The plan's options: what was said to kvplan, else what the log says.
+    """Options of the plan: those given to kvplan, else those in the log.
 
-    taken    argument -> its text, of those taken from the log
-    derived  the context that a page's figures leave open (a log states its own): the likeliest, the least and the most
+    taken    argument -> its text, if taken from the log
+    derived  context consistent with a page's figures (a log states its own): the likeliest, the least and the most
              tokens
     """
 
@@ -181,7 +183,7 @@ def completed(options: PlanOptions, log: ServerLog) -> Wanted:
 
 
 def at_its_context(query: Wanted, request: Request) -> tuple[Request, list[str]]:
-    """The request with a derived context, which is the model's own where that will do, and a note of it."""
+    """The request with a derived context, preferring the model's own if it is consistent, and a note on it."""
     if query.derived is None:
         return request, []
     tokens, low, high = query.derived
@@ -196,7 +198,7 @@ def at_its_context(query: Wanted, request: Request) -> tuple[Request, list[str]]
 
 
 def in_its_environment(log: ServerLog, request: Request) -> tuple[Request, list[str]]:
-    """The request with what the log shows of the server's environment, and a note of what it shows beside."""
+    """The request with the logged environment of the server, and notes on it."""
     logged = environment_of(log, request.release)
     release, args, note = environment.applied(logged, request.release, request.args, request.spec)
     notes = [] if note is None else [note]
@@ -207,7 +209,7 @@ def in_its_environment(log: ServerLog, request: Request) -> tuple[Request, list[
 
 
 def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) -> list[str]:
-    """A note for each argument that was said to kvplan, and that the log gives otherwise."""
+    """Notes on arguments given to kvplan that contradict the log."""
     notes = []
     for name, text in flags_of(log).items():
         value = getattr(request.args, name, None)
@@ -215,8 +217,8 @@ def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) 
             continue
         if not agrees(log, name, value):
             notes.append(f"{as_flag(name, value)} is used, although the {log.called} says {logged_as(log, name, text)}")
-    engine = engine_of(log)  # a log may say the third field, too
-    taken = request.release.label.partition("+")[0]  # what is known beyond the number is no contradiction
+    engine = engine_of(log)  # a log may state the patch number as well
+    taken = request.release.label.partition("+")[0]  # details beyond the number are not contradictions
     if engine is not None and "@" in engine and not f"{engine}.".startswith(f"{taken}."):
         version = printable(log.text("version") or "", 40)
         notes.append(f"--engine {taken} is used, although the {log.called} says version {version}")
@@ -227,14 +229,14 @@ def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) 
 
 
 def as_flag(name: str, value: Any) -> str:
-    """An argument as it is typed."""
+    """Format an argument as typed on the command line."""
     if isinstance(value, bool):
         return flag_of(name) if value else f"--no-{flag_of(name).removeprefix('--')}"
     return f"{FLAGS.get(name, flag_of(name))} {printable(str(value), 60)}"
 
 
 def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, str]) -> KvplanError:
-    """An error about what was taken from the log names that, and not a flag that nobody typed."""
+    """Rename the flags in an error about values taken from the log: the user did not type them."""
     for name, text in taken.items():
         flag = FLAGS.get(name, flag_of(name))
         if not {name, flag.strip("-").replace("-", "_")} & set(error.keys):
@@ -242,13 +244,13 @@ def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, st
         logged = (
             f"version {printable(log.text('version') or '', 40)}" if name == "engine" else logged_as(log, name, text)
         )
-        example = f" {NEWEST_ENGINE}" if name == "engine" else ""
-        return error.changed(subject=f"{log.called}: {logged}", remedy=f"say what it was with {flag}{example}")
+        example = f" {server_of(log.engine).release(None, []).label}" if name == "engine" else ""
+        return error.changed(subject=f"{log.called}: {logged}", remedy=f"set it with {flag}{example}")
     return error
 
 
 def is_said(options: PlanOptions, name: str) -> bool:
-    """Whether --engine-arg or a pasted command may say it: they are read later, and win."""
+    """True if --engine-arg or a pasted command may set it: they are parsed later, and win."""
     pairs = [text.partition("=")[0].strip("- ").replace("-", "_") for text in options.engine_arg or []]
     forms = [name.replace("_", "[-_]"), *(short for short, argument in SHORT.items() if argument == name)]
     flag = rf"(?<![\w-])--?(?:no-)?(?:{'|'.join(forms)})(?![\w-])"
@@ -256,7 +258,7 @@ def is_said(options: PlanOptions, name: str) -> bool:
 
 
 def value_of(log: ServerLog, name: str, text: str) -> Any:
-    """A logged argument as its option would hold it."""
+    """Convert a logged argument to the value of its option."""
     if ARGUMENTS[name].kind == "flag":
         if text not in ("True", "False"):
             raise InvalidInputError(
@@ -273,7 +275,7 @@ def unknown_model(log: ServerLog) -> str:
 
 
 def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], list[str], list[str]]:
-    """(the GPU said to kvplan, with the total that was logged, else those that the log may mean; warnings; notes)."""
+    """(the given GPU with the logged total, else the GPUs that the log may mean; warnings; notes)."""
     if options.gpu is None and options.gpu_memory is None:
         gpus, note = gpus_of(log)
         if not gpus:
@@ -294,8 +296,8 @@ def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], li
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 HEADERS = ("", "predicted", "logged", "error", "kind", "why")
-SAME = 0.0005  # of a figure: what a log rounds away
-LEFT = (0, len(HEADERS) - 1)  # columns of text
+SAME = 0.0005  # relative rounding error of a logged figure
+LEFT = (0, len(HEADERS) - 1)  # text columns
 
 
 def answer(result: LogReconciliation) -> Answer:
@@ -322,8 +324,8 @@ def figures(result: LogReconciliation) -> Iterator[tuple[str, float | None, floa
 
 
 def title(result: LogReconciliation) -> str:
-    where = [gpu.name for gpu in result.gpus] or ["an unknown GPU"]
-    ranks = result.args.tensor_parallel_size * result.args.pipeline_parallel_size
+    where = [gpu.name for gpu in result.gpus] or [result.machine or "an unknown GPU"]
+    ranks = result.args.world_size
     total = "" if not result.gpus else f" of {format_gib(result.gpus[0].total_memory)}"
     machines = f"{ranks} x {where[0]}" if ranks > 1 else where[0]
     replicas = result.args.data_parallel_size
@@ -338,7 +340,7 @@ def given_title(result: LogReconciliation) -> str:
 
 def screen(result: LogReconciliation) -> list[Part]:
     given: list[Part] = [line(), line(given_title(result), "bold"), table(result.given)] if result.given else []
-    return [line(title(result), "bold"), line(), table(result.rows), *given]
+    return [line(answer_text(result), "bold"), line(title(result)), line(), table(result.rows), *given]
 
 
 def table(rows: tuple[Row, ...]) -> Table:
@@ -360,7 +362,8 @@ def figure(row: Row, value: float | None) -> str:
     if value is None:
         return "-"
     if row.unit == "bytes":
-        return f"{value / GIB:,.2f} GiB"
+        is_small = row.measured is not None and not row.rounding and abs(value) < GIB // 10  # whole bytes were logged
+        return f"{value / MIB:,.3f} MiB" if is_small else f"{value / GIB:,.2f} GiB"
     return f"{value:,.2f}" if row.component == "concurrency" else f"{value:,.0f}"
 
 
@@ -371,7 +374,7 @@ def error_text(row: Row) -> str:
         return "as logged"
     share = "" if row.relative is None else f" ({row.relative:+.1%})"
     if row.unit == "bytes":
-        small = f"{row.error / MIB:+,.1f} MiB"  # what two digits of a GiB would show as 0
+        small = f"{row.error / MIB:+,.1f} MiB"  # two decimals of a GiB would show 0
         size = small if abs(row.error) < GIB // 100 else f"{row.error / GIB:+,.2f} GiB"
         return size + share
     return (f"{row.error:+,.2f}" if row.component == "concurrency" else f"{row.error:+,.0f}") + share
@@ -396,18 +399,15 @@ def page(result: LogReconciliation) -> list[Block]:
 
 
 def answer_text(result: LogReconciliation) -> str:
-    """How far the prediction was off what the server says, in a few words."""
+    """Error of the prediction compared with the log, in short."""
     compared = {row.component: row for row in result.rows if row.measured is not None and row.predicted is not None}
-    parts = [deviation(compared[name]) for name in ("weights", "kv_cache", "tokens") if name in compared]
-    if not parts:
-        return "Nothing to compare"
-    given = [row for row in result.given if row.measured is not None]
-    exact = "; given the logged pool, its tokens are as logged" if given and all(row.is_exact for row in given) else ""
-    return f"Predicted {', '.join(parts[:2])}{exact}"
+    parts = [deviation(compared[name]) for name in ("kv_cache", "weights", "tokens") if name in compared]
+    return "; ".join(parts[:2]) if parts else "Nothing to compare"
 
 
 def deviation(row: Row) -> str:
+    """ "KV cache: predicted 10.79 GiB, logged 12.02 GiB (-10.2%)"."""
     name = words(row.component)
     if row.is_exact or row.relative is None or abs(row.relative) < SAME:
         return f"{name} as logged"
-    return f"{name} {abs(row.relative):.1%} {'above' if row.relative > 0 else 'below'} the log"
+    return f"{name}: predicted {figure(row, row.predicted)}, logged {figure(row, row.measured)} ({row.relative:+.1%})"

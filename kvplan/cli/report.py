@@ -1,4 +1,4 @@
-"""`kvplan report`: run directories -> HTML, Markdown, JSON, CSV."""
+"""`kvplan report`: convert run directories to HTML, Markdown, JSON, CSV."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from kvplan.report.run_data import ReportData
 
 SUFFIXES = {".html": SHARED[".html"], ".md": SHARED[".md"], **SHARED}
-NEEDED = ("jinja2", "matplotlib")  # by HTML; the rest is written without any library
+NEEDED = ("jinja2", "matplotlib")  # for HTML; the other formats need no library
 
 
 def report_command(options: ReportOptions) -> int:
-    """Write the report in every format asked for; Markdown to standard output where no file is named."""
+    """Write the report in every requested format; Markdown to standard output if no file is named."""
     # checked before the work starts
     with output.report_files(options.output or [], "--output", SUFFIXES, force=options.force) as files:
         if any(file.format == "html" for file in files):
@@ -34,7 +34,7 @@ def report_command(options: ReportOptions) -> int:
 
 
 def written(data: "ReportData", format: str) -> str:
-    if format == "html":  # figures are loaded for it alone
+    if format == "html":  # only HTML has figures
         from kvplan.report.run_html import report_html
 
         return report_html(data)

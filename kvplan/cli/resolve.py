@@ -1,4 +1,4 @@
-"""MODEL as typed -> the model's facts: a catalog name, a path, or a Hub id."""
+"""Resolve MODEL to the model's facts: a catalog name, a path, or a Hub id."""
 
 from dataclasses import field, replace
 from pathlib import Path
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from kvplan.models.tensors import Checkpoint
 
 WEIGHT_SUFFIXES = (".gguf", ".safetensors")
-FAR_OFF = 0.02  # headers hold a few buffers that are no parameters; beyond this the config and the files disagree
-# What a reader says when it met something odd and went on: worth a warning, where the rest are facts it derived.
+FAR_OFF = 0.02  # headers list a few buffers that are not parameters; beyond this, config and files disagree
+# Reader messages about anomalies, shown as warnings; other messages are derived facts.
 
 
-TEXT_ONLY_WARNING = "--text-only: the vision or audio tower is left out; a server that loads it holds more"
+TEXT_ONLY_WARNING = "--text-only: the vision or audio tower is not counted; a server that loads it needs more memory"
 
 
 @dataclass(slots=True)
 class Resolved:
-    """A model's facts and how they were found.
+    """A model's facts and their source.
 
-    weights_bytes, checkpoint  the files' sizes, where the config alone cannot say; None: to be computed
+    weights_bytes, checkpoint  sizes of the files, if the config is not enough; None: computed
     """
 
     spec: ModelSpec
@@ -39,7 +39,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What goes with a MODEL argument."""
+    """Options that accompany a MODEL argument."""
 
     revision: str | None = None
     offline: bool = False
@@ -49,15 +49,15 @@ class Source:
 
 
 def resolve(ref: str, source: Source) -> Resolved:
-    """The facts of MODEL.
+    """Resolve MODEL to its facts.
 
-    A catalog name wins over a path of the same name (`./name` is the path); a revision asks for the Hub.
-    Raises UsageError with near misses for a name that is none of them.
+    A catalog name wins over a path of the same name (use `./name` for the path); a revision selects the Hub.
+    Raises UsageError with near matches for an unknown name.
     """
     if ref in ("", "-"):
         raise UsageError(
             f"model {ref!r}",
-            "is not a model, and none is read from standard input",
+            "is not a model; models are not read from standard input",
             "name one of `kvplan models`, a config.json or a Hub id",
         )
     if "huggingface.co/" in ref.lower() or "hf.co/" in ref.lower():
@@ -82,9 +82,9 @@ def resolve(ref: str, source: Source) -> Resolved:
 
 
 def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolved:
-    """The catalog's checkpoint that is stored as `method`, for a catalog name whose own is not quantized; with a note.
+    """The catalog's checkpoint quantized with `method`, if the given catalog entry is not quantized; with a note.
 
-    A method that a server makes while it loads, a Hub id and a path are left as they are.
+    A method applied while loading, a Hub id and a path are unchanged.
     """
     from kvplan.servers.weights import ONLINE_METHODS
 
@@ -101,7 +101,7 @@ def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolv
 
 
 def say_text_only(model: Resolved, source: Source) -> None:
-    """What --text-only left out, or that there was nothing to leave out."""
+    """Print what --text-only removed, or that there was nothing to remove."""
     if not source.text_only:
         return
     if model.spec.text_only:
@@ -113,7 +113,7 @@ def say_text_only(model: Resolved, source: Source) -> None:
 
 
 def called(spec: ModelSpec, ref: str) -> ModelSpec:
-    """The catalog's facts under the Hub id that was asked for, so that the command printed serves that very model."""
+    """The catalog's facts under the requested Hub id, so that the printed command serves exactly that model."""
     facts = catalog.facts(spec.served_name)
     for alias in facts.get("aliases", ()):
         if "/" in alias and alias.lower() == ref.lower():
@@ -122,7 +122,7 @@ def called(spec: ModelSpec, ref: str) -> ModelSpec:
 
 
 def is_path(ref: str) -> bool:
-    """Whether MODEL is meant as a path: it looks like one, or there is such a file. (A shell expands `~` itself.)"""
+    """True if MODEL is meant as a path: it looks like one, or the file exists. (A shell expands `~` itself.)"""
     if ref.startswith((".", "/", "~")) or ref.endswith((".json", *WEIGHT_SUFFIXES)):
         return True
     try:
@@ -132,7 +132,7 @@ def is_path(ref: str) -> bool:
 
 
 def from_path(ref: str, source: Source) -> Resolved:
-    """The facts of a local model, under the path as it was typed: what a server is started with."""
+    """Facts of a local model, named by the path as typed: this starts the server."""
     from kvplan.models.hf_config import load_spec
 
     path = Path(ref)
@@ -158,7 +158,7 @@ def from_path(ref: str, source: Source) -> Resolved:
 
 
 def weights_alone(path: Path) -> KvplanError:
-    """A file of weights has no config.json: refused, with the size that would do beside one."""
+    """Error for a weights file without config.json, with the size to use with a config."""
     from kvplan.models.checkpoint import read_checkpoint
 
     checkpoint = read_checkpoint(path)
@@ -204,7 +204,7 @@ def is_unknown(spec: ModelSpec) -> bool:
 
 
 def weigh(model: Resolved, directory: Path, source: Source, where: str) -> None:
-    """Take the size of the weights' files, where there are any, and hold it against what the config says."""
+    """Add the size of the weights' files, if there are any, and compare it with the config."""
     if source.weights_stated:
         return
     if model.spec.text_only:
@@ -223,9 +223,9 @@ def weigh(model: Resolved, directory: Path, source: Source, where: str) -> None:
 
 
 def use_stored(model: Resolved, stored: "Checkpoint", where: str) -> None:
-    """Take the files' sizes: tensor by tensor where their headers say them, else the total spread evenly.
+    """Use the files' sizes: per tensor if their headers have them, else the total spread evenly.
 
-    Raises InvalidInputError for files of less than a bit a parameter, which no format stores.
+    Raises InvalidInputError if the files have less than a bit per parameter, which no format can.
     """
     from kvplan.sizing.weights import num_params
 
@@ -250,7 +250,7 @@ def use_stored(model: Resolved, stored: "Checkpoint", where: str) -> None:
 
 
 def compare(model: Resolved, stored: "Checkpoint", where: str) -> None:
-    """A note where the files hold clearly more or less than the config says, once both are in the server's dtype."""
+    """Note a clear difference between the files' size and the config's, both in the server's dtype."""
     from kvplan.sizing.weights import Layout, total_weights
 
     layout = Layout(dtype=model.spec.dtype)

@@ -1,4 +1,4 @@
-"""`kvplan rightsize`: two pages of a live server -> what it was asked, what that used, and how many would do."""
+"""`kvplan rightsize`: from two pages of a live server, its load, its use of resources, and the capacity needed."""
 
 import time
 from pathlib import Path
@@ -12,11 +12,11 @@ from kvplan.measure.server_metrics import MetricsError, page_text, shown_url
 from kvplan.measure.usage import Usage, usage
 from kvplan.report.formats import Answer
 
-READ_AFTER_S = 60.0  # between two readings of a URL
+READ_AFTER_S = 60.0  # between two reads of a URL
 
 
 def rightsize(options: RightsizeOptions) -> int:
-    """Answer, and return the exit code 0."""
+    """Print the answer and return exit code 0."""
     growth = growth_of(options.growth)
     with output.report_files(options.report or [], force=options.force) as reports:
         given = answer(usage_of(options), growth)
@@ -51,7 +51,7 @@ def usage_of(options: RightsizeOptions) -> Usage:
 
 
 def watched(url: str, seconds: float) -> Usage:
-    """A server's page twice, so far apart; the time is taken as it was."""
+    """Usage between two reads of a server's page, with the actual time between them."""
     start = time.monotonic()
     page = page_text(url)
     output.tell("note", f"{shown_url(url)} is read again in {seconds:g} s")

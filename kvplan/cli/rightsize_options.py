@@ -10,7 +10,7 @@ from kvplan.cli.options import ColorOption, ForceOption, FormatOption, ReportOpt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RightsizeOptions:
-    """`kvplan rightsize`."""
+    """Options of `kvplan rightsize`."""
 
     first: Annotated[
         Text,
@@ -20,7 +20,7 @@ class RightsizeOptions:
         Text,
         typer.Argument(
             metavar="SECOND",
-            help="The same page at a later time. Default: read the URL FIRST twice.",
+            help="The same page at a later time. Default: the URL FIRST is read twice.",
             show_default=False,
         ),
     ] = None
@@ -28,12 +28,12 @@ class RightsizeOptions:
         Text,
         option(
             "--interval",
-            help="Time between the two pages: 10m. A URL is read again after this time (default: 1m).",
+            help="Time between the two pages, e.g. 10m. A URL is read again after this time (default: 1m).",
             metavar="TIME",
         ),
     ] = None
     growth: Annotated[
-        Text, option("--growth", help="Plan for this many times the measured load: 2.", metavar="FACTOR")
+        Text, option("--growth", help="Plan for this multiple of the measured load, e.g. 2.", metavar="FACTOR")
     ] = None
     format: FormatOption = "table"
     report: ReportOption = None

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from kvplan.cli.engine_options import EnableLoraOption, OffloadingDiskOption, SpeculativeConfigOption
 from kvplan.cli.options import (
     ColorOption,
     ForceOption,
@@ -24,6 +25,7 @@ from kvplan.cli.options import (
     option,
 )
 from kvplan.report.formats import SUFFIXES
+from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import SERVERS
 
 Allocator = Literal["paged", "contiguous", "static"]
@@ -35,7 +37,7 @@ RunDirs = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """Everything that can be said to `kvplan profile`; None: not said."""
+    """Options of `kvplan profile`; None: not given."""
 
     model: Annotated[
         Text,
@@ -51,11 +53,11 @@ class ProfileOptions:
     ] = None
     server: Annotated[
         Text,
-        option("--server", help="Measure a running server instead of the bundled engine: its address.", metavar="URL"),
+        option("--server", help="Address of a running server to measure instead of the bundled engine.", metavar="URL"),
     ] = None
     command: Annotated[
         Text,
-        option("--command", help="Start a server with this command, and measure it: 'vllm serve ...'.", metavar="TEXT"),
+        option("--command", help="Command that starts a server to measure, e.g. 'vllm serve ...'.", metavar="TEXT"),
     ] = None
     device: Annotated[
         Text, option("--device", help="cpu, cuda or cuda:N. Default: a GPU if there is one.", metavar="DEVICE")
@@ -63,7 +65,7 @@ class ProfileOptions:
     weights: Annotated[
         Text, option("--weights", help="Directory of the real weights. Default: random weights.", metavar="DIR")
     ] = None
-    # the engine, by the server's names
+    # the engine, by vLLM's names
     dtype: Annotated[
         Text, option("--dtype", help="Model dtype: auto, bfloat16, float16 or float32.", metavar="DTYPE")
     ] = None
@@ -75,6 +77,10 @@ class ProfileOptions:
     ] = None
     tensor_parallel_size: Annotated[
         Text, option("--tensor-parallel-size", "--tp", "-tp", help="Number of ranks; start with torchrun.", metavar="N")
+    ] = None
+    pipeline_parallel_size: Annotated[
+        Text,
+        option("--pipeline-parallel-size", "--pp", "-pp", help="Pipeline stages; more than 1 is refused.", metavar="N"),
     ] = None
     max_model_len: Annotated[
         Text,
@@ -96,7 +102,7 @@ class ProfileOptions:
         Text, option("--gpu-memory-utilization", help="Fraction of the memory to use.", metavar="SHARE")
     ] = None
     memory_limit: Annotated[
-        Text, option("--memory-limit", help="Pretend the device has less memory: 80GiB.", metavar="SIZE")
+        Text, option("--memory-limit", help="Limit the device memory to use, e.g. 80GiB.", metavar="SIZE")
     ] = None
     enforce_eager: Annotated[Switch, option("--enforce-eager/--no-enforce-eager", help="Run without CUDA graphs.")] = (
         None
@@ -117,20 +123,35 @@ class ProfileOptions:
         ),
     ] = None
     kv_offloading_size: Annotated[
-        Text, option("--kv-offloading-size", help="Host memory for prompts' KV, beside the pool.", metavar="GIB")
+        Text,
+        option("--kv-offloading-size", help="Host memory for KV offloading, in addition to the pool.", metavar="GIB"),
     ] = None
     kv_offloading_dir: Annotated[
-        Text, option("--kv-offloading-dir", help="Keep it in files of this directory too.", metavar="PATH")
+        Text, option("--kv-offloading-dir", help="Also keep offloaded KV in files in this directory.", metavar="PATH")
     ] = None
-    kv_offloading_disk_size: Annotated[
-        Text, option("--kv-offloading-disk-size", help="GiB of files in --kv-offloading-dir.", metavar="GIB")
+    kv_offloading_disk_size: OffloadingDiskOption = None
+    enable_lora: EnableLoraOption = None
+    lora_modules: Annotated[
+        Texts,
+        option(
+            "--lora-modules",
+            help="Adapters of peft's, which the requests name in turn; repeatable. Needs --enable-lora.",
+            metavar="NAME=DIR",
+        ),
     ] = None
+    max_loras: Annotated[Text, option("--max-loras", help=ARGUMENTS["max_loras"].help, metavar="N")] = None
+    max_lora_rank: Annotated[Text, option("--max-lora-rank", help=ARGUMENTS["max_lora_rank"].help, metavar="N")] = None
+    fully_sharded_loras: Annotated[
+        Switch,
+        option("--fully-sharded-loras/--no-fully-sharded-loras", help=ARGUMENTS["fully_sharded_loras"].help),
+    ] = None
+    speculative_config: SpeculativeConfigOption = None
     baseline: Annotated[
-        Literal["contiguous", "static"] | None,
-        typer.Option(
+        Texts,
+        option(
             "--baseline",
-            help="Serve the workload again with this allocator and the same KV cache size.",
-            show_default=False,
+            help="Serve the workload again with this allocator and the same KV cache size; repeatable.",
+            metavar="contiguous|static",
         ),
     ] = None
     # the workload
@@ -158,18 +179,24 @@ class ProfileOptions:
         Text,
         option("--max-concurrency", help="Maximum number of requests sent to a server at once.", metavar="N"),
     ] = None
-    duration: Annotated[Text, option("--duration", help="Repeat the requests for this long: 60s.", metavar="TIME")] = (
-        None
-    )
+    duration: Annotated[
+        Text, option("--duration", help="Repeat the requests for this time, e.g. 60s.", metavar="TIME")
+    ] = None
     seed: Annotated[Text, option("--seed", help="Seed for weights and tokens.", metavar="N")] = None
     # measuring
-    interval: Annotated[Text, option("--interval", help="Time between samples: 50ms.", metavar="TIME")] = None
-    timeout: Annotated[Text, option("--timeout", help="Give up after this time: 10m.", metavar="TIME")] = None
+    interval: Annotated[Text, option("--interval", help="Time between samples, e.g. 50ms.", metavar="TIME")] = None
+    timeout: Annotated[
+        Text, option("--timeout", help="Stop with an error after this time, e.g. 10m.", metavar="TIME")
+    ] = None
     snapshot: Annotated[bool, option("--snapshot", help="Save torch's memory history for its viewer (GPU).")] = False
     trace_events: TraceEventsOption = None
     film: Annotated[
         Text,
-        option("--film", help="Write the KV pool as a film, block by block: pool.html; 2,000 steps.", metavar="PATH"),
+        option(
+            "--film",
+            help="Write an animation of the KV cache blocks (first 2,000 steps), e.g. pool.html.",
+            metavar="PATH",
+        ),
     ] = None
     allow_shared: Annotated[bool, option("--allow-shared", help="Measure even if other processes use the GPU.")] = False
     quiet: Annotated[bool, option("--quiet", "-q", help="Hide the progress.")] = False
@@ -180,9 +207,9 @@ class ProfileOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOptions(PlanOptions):
-    """Everything that can be said to `kvplan reconcile`; None: not said.
+    """Options of `kvplan reconcile`; None: not given.
 
-    What a plan is made from goes with --log and --metrics, in place of what these do not say.
+    Plan options apply to --log and --metrics, and supply what these do not state.
     """
 
     run_dir: Annotated[
@@ -192,8 +219,8 @@ class ReconcileOptions(PlanOptions):
         Text,
         option(
             "--log",
-            help=f"Startup log of a server ({', '.join(SERVERS)}), optionally gzipped; - reads standard input. Add "
-            "what the log lacks with --engine, --model or --config, and the flags of `estimate`.",
+            help=f"Startup log of a server ({', '.join(SERVERS)}) or of `kvplan serve`, optionally gzipped; - reads "
+            "standard input. Add what the log lacks with --engine, --model or --config, and the flags of `estimate`.",
             metavar="FILE",
         ),
     ] = None
@@ -201,8 +228,8 @@ class ReconcileOptions(PlanOptions):
         Text,
         option(
             "--metrics",
-            help="URL or file of a server's /metrics page. Add what the page lacks: --engine with the release, and "
-            "where needed --model or --config, and --ctx.",
+            help="URL or file of a server's /metrics page. For what the page lacks, add --engine with the release, "
+            "--model or --config, and --ctx.",
             metavar="URL|FILE",
         ),
     ] = None
@@ -241,7 +268,7 @@ class ReconcileOptions(PlanOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """Everything that can be said to `kvplan report`."""
+    """Options of `kvplan report`."""
 
     run_dirs: RunDirs
     output: Annotated[
@@ -254,7 +281,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorOptions:
-    """`kvplan doctor`."""
+    """Options of `kvplan doctor`."""
 
     format: Annotated[Literal["table", "json"], typer.Option("--format", help="Output format.")] = "table"
     color: ColorOption = "auto"
@@ -262,7 +289,7 @@ class DoctorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
-    """`kvplan watch`."""
+    """Options of `kvplan watch`."""
 
     gpu_index: Annotated[
         Text,
@@ -274,16 +301,18 @@ class WatchOptions:
     interval: Annotated[
         Text,
         option(
-            "--interval", help="Time between readings: 500ms. Default: 1s on a terminal, otherwise 10s.", metavar="TIME"
+            "--interval",
+            help="Time between readings, e.g. 500ms. Default: 1s on a terminal, otherwise 10s.",
+            metavar="TIME",
         ),
     ] = None
-    duration: Annotated[Text, option("--duration", help="Stop after this time: 10m.", metavar="TIME")] = None
+    duration: Annotated[Text, option("--duration", help="Stop after this time, e.g. 10m.", metavar="TIME")] = None
     csv: Annotated[Text, option("--csv", help="Also append each reading to a CSV file.", metavar="FILE")] = None
     metrics: Annotated[
         Texts,
         option(
             "--metrics",
-            help="Metrics page of a server: http://localhost:8000/metrics. Repeat it for several servers.",
+            help="Metrics page of a server, e.g. http://localhost:8000/metrics. Repeat it for several servers.",
             metavar="URL",
         ),
     ] = None

@@ -1,37 +1,44 @@
-"""`kvplan serve`: an OpenAI-compatible server over the bundled engine, or over its twin that computes nothing."""
+"""`kvplan serve`: an OpenAI-compatible server on the bundled engine, or on a simulated one that computes nothing."""
 
-import json
 import math
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import fields, replace
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.cli import output
+from kvplan.cli.engine_options import has_weights, modules_of, offloading, slots_of, speculative_of
 from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_model
 from kvplan.cli.options import PlanOptions, flag_of
+from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.serve_options import ServeOptions
-from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.cli.typed import in_options, option_words
+from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import GIB, parse_count, parse_duration, parse_tokens
-from kvplan.servers.arguments import ARGUMENTS, gib, read_argument
-from kvplan.servers.base import terms_of
+from kvplan.core.units import parse_count, parse_duration, parse_tokens
+from kvplan.servers.arguments import ARGUMENTS, read_argument
+from kvplan.servers.base import server_of, terms_of
 
 if TYPE_CHECKING:
-    from engine import EngineConfig
-    from engine.draft_rules import SpeculativeConfig
+    import socket
+
+    from engine import Engine, EngineConfig
+    from kvplan.models.spec import ModelSpec
+    from kvplan.planning.plan import Plan
     from kvplan.serve.app import Served
+    from kvplan.serve.chat import ChatTemplate
+    from kvplan.serve.drafts import Drafts
     from kvplan.serve.start import Start
 
 LIBRARIES: Final = ("starlette", "uvicorn", "prometheus_client", "jinja2", "tokenizers")
 LEAST_QUEUED: Final = 1024
 MOST_SPEED: Final = 1e6
-OF_TWIN: Final = ("speed", "output_tokens", "efficiency")
-TIERS: Final = ("kv_offloading_size", "kv_transfer_config")
-OF_ENGINE: Final = ("device", "seed", "speculative_config", "kv_offloading_dir", "kv_offloading_disk_size")
-SPECULATIVE: Final = ("method", "num_speculative_tokens", "model", "prompt_lookup_min", "prompt_lookup_max")
+OF_TWIN: Final = ("speed", "output_tokens", "efficiency", "tier")
+OF_ENGINE: Final = ("device", "seed", "kv_offloading_dir", "kv_offloading_disk_size")
 # Engine argument -> field of the engine's own configuration.
 SETTINGS: Final[Mapping[str, str]] = {
     "max_num_seqs": "max_num_seqs",
@@ -45,6 +52,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "async_scheduling": "async_scheduling",
     "enforce_eager": "enforce_eager",
     "tensor_parallel_size": "tensor_parallel_size",
+    "pipeline_parallel_size": "pipeline_parallel_size",
+    "pp_layer_partition": "pp_layer_partition",
     "max_lora_rank": "max_lora_rank",
     "fully_sharded_loras": "fully_sharded_loras",
     "kv_offloading_size": "kv_offloading_size",
@@ -53,19 +62,24 @@ HOST, PORT = "127.0.0.1", "8000"
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve until told to stop; the exit code is then that of the signal."""
+    """Serve until a signal, and return its exit code."""
     require_libraries()
     refuse_missing(("MODEL", says_model(options), MODEL_CURE))
     if options.gpu is None:
         for name in OF_TWIN:
             if getattr(options, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')}", "is for --simulate", "name a GPU with --simulate")
-        start = of_engine(options)
-        return 0 if start is None else answer(options, start)
+                raise UsageError(f"--{name.replace('_', '-')}", "needs --simulate", "name a GPU with --simulate")
+        with output.showing_warnings():
+            refuse_others(options)
+            if rank_of(options):
+                return follow_rank_0(options)
+            with front_of(options) as front:
+                return answer(front, of_engine(options))
     for name in OF_ENGINE:
         if getattr(options, name) is not None:
-            raise UsageError(flag_of(name), "is for the engine", "leave it out with --simulate")
-    return answer(options, simulated(options))
+            raise UsageError(flag_of(name), "cannot be used with --simulate", "remove it")
+    with front_of(options) as front:
+        return answer(front, simulated(options))
 
 
 def require_libraries() -> None:
@@ -79,34 +93,44 @@ def require_libraries() -> None:
 
 
 def simulated(options: ServeOptions) -> "Start":
-    """The twin of a planned server."""
+    """Start of a simulated server for a plan."""
     from engine.directory import read_eos_token_ids
-    from kvplan.cli.simulate import shares_of
+    from kvplan.cli.simulate import shares_of, tiers_of
     from kvplan.planning.plan import plan
-    from kvplan.serve.start import Start, cache_config, twin_log
+    from kvplan.serve.drafts import drafts_of
+    from kvplan.serve.start import Start, cache_config
     from kvplan.serve.text import tokenizer_of
     from kvplan.serve.twin import Twin
     from kvplan.serve.worker import Hooks
-    from kvplan.simulate.setup import check
+    from kvplan.servers.bundled.log_wordings import simulated_line
+    from kvplan.simulate.setup import check, timed_tiers
     from kvplan.simulate.steptime import step_time
 
+    drafts = None if options.speculative_config is None else drafts_of(options.speculative_config)
+    if drafts is not None:
+        options = with_drafts(options, drafts)
     inputs = read(options)
     if len(inputs.requests) != 1:
         raise UsageError("serve", f"{len(inputs.requests)} plans requested", "name one GPU and one --ctx")
     say(inputs, quiet=options.quiet)
     the_plan = plan(inputs.requests[0])
-    check(the_plan)
-    if terms_of(the_plan.request.release.engine).prompts_first is not None:
-        raise UsageError("serve", "the twin has vLLM's scheduler", "use --engine vllm, or `kvplan simulate`")
-    for name in TIERS:
-        if getattr(the_plan.request.args, name):
-            raise UsageError(
-                flag_of(name), "the twin has no KV cache outside of the GPU", "leave it out, or use `kvplan simulate`"
-            )
+    specs = tiers_of(options.tier or ())
+    check(the_plan, specs, drafts=drafts is not None)
+    if specs and drafts is not None:
+        raise UsageError("--tier", "a draft's KV is not kept with the model's", "remove --speculative-config")
+    terms = terms_of(the_plan.request.release.engine)
+    if terms.prompts_first is not None:
+        raise UsageError(
+            "serve --simulate",
+            f"supports only vLLM's routes, metrics and scheduler, not {terms.title}'s",
+            "use --engine vllm, or `kvplan simulate`",
+        )
     spec = the_plan.request.spec
     directory = None if options.tokenizer is None else Path(options.tokenizer)
     count = None if options.output_tokens is None else parse_tokens(options.output_tokens, "--output-tokens")
-    modules = modules_of(options, the_plan.request.args.max_loras)
+    modules = modules_of(options.lora_modules, the_plan.request.args.max_loras, names_of(options))
+    there = {name: path for name, path in modules.items() if Path(path).exists()}  # others are names alone
+    check_adapters(there, spec, the_plan.request.args.max_lora_rank)
     backend = Twin(
         the_plan,
         step_time(the_plan, shares_of(options.efficiency), options.calibration),
@@ -115,120 +139,166 @@ def simulated(options: ServeOptions) -> "Start":
         speed=speed_of(options.speed),
         output_tokens=count or 128,
         adapters=modules,
+        drafts=drafts and computed(drafts, the_plan, shares_of(options.efficiency)),
+        tiers=timed_tiers(the_plan, specs),
     )
-    major, minor = the_plan.request.release.number[:2]
-    log = twin_log(the_plan, f"{major}.{minor}.0")
-    return Start(backend, cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay), modules)
+    logs = server_of(the_plan.request.release.engine).logs()
+    gpu = the_plan.request.gpu
+    opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
+    log = [opening, *(() if logs is None else logs.lines(the_plan))]
+    facts = (cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay), modules)
+    return Start(backend, *facts, tiers=backend.tiers)
 
 
-def of_engine(options: ServeOptions) -> "Start | None":
-    """The bundled engine with a directory's weights, or with random ones; None where this rank only followed rank 0."""
-    refuse_others(options)
-    modules = modules_of(options, slots_of(options))
-    rank = rank_of(options)
+def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
+    """Options that size the method in --speculative-config."""
+    for name in ("draft_model", "speculative_method", "num_speculative_tokens"):
+        if getattr(options, name) is not None:
+            raise UsageError(flag_of(name), "is a part of --speculative-config", "use only one")
+    method = None if drafts.method == "draft_model" else drafts.method
+    flags: dict[str, Any] = {"speculative_method": method, "num_speculative_tokens": str(drafts.num_drafts)}
+    return replace(options, draft_model=drafts.model, **flags)
+
+
+def computed(drafts: "Drafts", the_plan: "Plan", shares: Any) -> "Drafts":
+    """Add a draft model's computation time to drafts, without per-step overhead, which the target's time includes."""
+    from kvplan.planning.plan import Request, plan
+    from kvplan.serve.drafts import Passes
+    from kvplan.simulate.steptime import attention_kinds, roofline
+
+    request = the_plan.request
+    if request.draft is None:
+        return drafts
+    if drafts.method == "mtp":
+        from kvplan.models.families import mtp
+
+        drafts = replace(drafts, num_modules=mtp.num_layers(request.spec))
+    args = type(request.args)(
+        max_model_len=the_plan.capacity.max_model_len, tensor_parallel_size=request.args.tensor_parallel_size
+    )
+    draft = plan(Request(request.draft, request.gpu, args, request.release))
+    times = replace(roofline(draft, shares), step=0.0, sequence=0.0, floor=0.0)
+    return replace(drafts, passes=Passes(times, tuple(kind.reach for kind in attention_kinds(draft))))
+
+
+def of_engine(options: ServeOptions) -> "Start":
+    """Start of the bundled engine, with a directory's weights or random ones."""
+    from kvplan.serve.real import start_of
+
+    modules = adapters_of(options)
+    return replace(start_of(engine_of(options, modules)), adapters=modules)
+
+
+def follow_rank_0(options: ServeOptions) -> int:
+    """Run one of the other ranks until rank 0 ends."""
+    engine = engine_of(options, adapters_of(options))
+    from kvplan.serve.ranks import follow
+    from kvplan.serve.real import start_log
+
+    say_log(start_log(engine))
+    follow(engine)
+    return 0
+
+
+def adapters_of(options: ServeOptions) -> dict[str, str]:
+    """Directories of the engine's adapters by the names that clients use."""
+    return modules_of(options.lora_modules, slots_of(options.enable_lora, options.max_loras), names_of(options))
+
+
+def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "Engine":
+    """The running engine with its adapters and its tokenizer."""
     try:
-        import torch  # noqa: F401 -- whether it is there
+        import torch
     except ImportError as error:
         raise EnvironmentProblem(
             "serve", "torch is not installed", "run `pip install '.[engine]'` in kvplan's sources, or use --simulate"
         ) from error
     from engine import Engine
+    from engine.directory import read_spec
     from kvplan.cli.inputs import contexts_of
-    from kvplan.cli.resolve import Source, resolve
-    from kvplan.serve.ranks import follow
-    from kvplan.serve.real import start_of
+    from kvplan.serve.real import arguments_of
     from kvplan.serve.text import stand_in, tokenizer_of
+    from kvplan.servers.bundled.log_wordings import arguments_line, prefix
 
     assert options.model is not None
     directory = Path(options.model) if has_weights(Path(options.model)) else None
-    spec = None if directory else resolve(options.model, Source(options.revision, options.offline)).spec
+    spec = read_spec(directory) if directory else resolve(options.model, Source(options.revision, options.offline)).spec
     (context,) = contexts_of(options, None)
     if context == "auto":
         raise UsageError("--max-model-len auto", "is for --simulate", "state the tokens")
     config = config_of(options, context, is_dummy=directory is None)
-    if spec is not None and not options.quiet and not rank:
+    check_adapters(modules, spec, config.max_lora_rank)
+    tokenizer = None if options.tokenizer is None else tokenizer_of(Path(options.tokenizer), spec.vocab_size)
+    if directory is None and not options.quiet and not rank_of(options):
         output.tell("note", f"serve: {printable(spec.name, 200)} has random weights; name a directory for its own")
+    if config.device == "auto" and not torch.cuda.is_available() and not options.quiet and not rank_of(options):
+        output.tell("note", "serve: torch shows no GPU, so the CPU serves; --simulate GPU needs neither")
     source: Any = spec if directory is None else directory
-    engine = Engine(source, config)
-    for name, path in modules.items():
-        engine.load_adapter(name, path)
-    if options.tokenizer is not None:
-        engine.tokenizer = tokenizer_of(Path(options.tokenizer), engine.spec.vocab_size)
-    elif engine.tokenizer is None:
-        engine.tokenizer = stand_in(engine.spec.vocab_size)
-    if rank:
-        follow(engine)
-        return None
-    return replace(start_of(engine), adapters=modules)
+    stated = arguments_of(spec, config, options.model, release_number())
+    lines = [
+        prefix(rank_of(options), config.tensor_parallel_size * config.pipeline_parallel_size) + arguments_line(stated)
+    ]
+
+    def begin(stage: str) -> None:
+        say_log(lines)
+        lines.clear()
+
+    try:
+        engine = Engine(source, config, begin)
+        for name, path in modules.items():
+            engine.load_adapter(name, path)
+    except SettingError:
+        raise  # the command names its settings
+    except KvplanError as error:
+        if isinstance(error, EnvironmentProblem):  # `kvplan why` reads what the memory was asked for
+            begin("")
+        raise in_options(error, option_words(ServeOptions, output.command_line())) from error
+    engine.tokenizer = tokenizer or engine.tokenizer or stand_in(engine.spec.vocab_size)
+    return engine
 
 
-def slots_of(options: ServeOptions) -> int:
-    """Slots for adapters of the bundled engine: --enable-lora alone is one, as vLLM's."""
-    count = 0 if options.max_loras is None else read_argument("max_loras", options.max_loras, "--max-loras")
-    if options.enable_lora is False and count:
-        raise UsageError("--no-enable-lora", "contradicts --max-loras", "leave one out")
-    return count or int(options.enable_lora is True)
+def check_adapters(modules: Mapping[str, str], spec: "ModelSpec", max_lora_rank: int) -> None:
+    """Refuse adapters that the engine cannot load, before it loads the model; a simulated one refuses the same."""
+    from kvplan.serve.adapters import check_adapter
 
-
-def modules_of(options: ServeOptions, max_loras: int) -> dict[str, str]:
-    """--lora-modules: directories by the names that clients use."""
-    modules: dict[str, str] = {}
-    for text in options.lora_modules or []:
-        where = f"--lora-modules {printable(text, 60)}"
-        if not max_loras:
-            raise UsageError(where, "there is no slot for adapters", "add --enable-lora, or --max-loras N")
-        name, path = module_of(text, where)
-        if name in modules or name in (options.served_model_name or [options.model or ""]):
-            raise UsageError(where, f"{printable(name, 60)!r} is named twice", "choose another name")
-        modules[name] = path
-    return modules
-
-
-def module_of(text: str, where: str) -> tuple[str, str]:
-    """(name, path) of NAME=DIR, or of an object of JSON, as vLLM takes them."""
-    name, _, path = text.partition("=")
-    if text.startswith("{"):
+    for text, path in modules.items():
         try:
-            values = json.loads(text)
-            name, path = values.pop("name"), values.pop("path")
-        except (ValueError, KeyError) as error:
-            raise UsageError(where, "is no object with name and path", "write NAME=DIR") from error
-        if set(values) - {"base_model_name"}:
-            raise UsageError(where, f"has {sorted(values)[0]!r}, which is not known", "write NAME=DIR")
-    if not (isinstance(name, str) and isinstance(path, str) and name and path):
-        raise UsageError(where, "must be NAME=DIR", "write my-adapter=/path/to/it")
-    return name, path
+            check_adapter(Path(path), spec, max_lora_rank)
+        except KvplanError as error:
+            named = in_options(error, option_words(ServeOptions, output.command_line()))
+            raise named.within(f"--lora-modules {printable(text, 60)}") from error
+
+
+def names_of(options: ServeOptions) -> list[str]:
+    """The base model's names for clients."""
+    return options.served_model_name or [options.model or ""]
 
 
 def rank_of(options: ServeOptions) -> int:
-    """This process's number among those torchrun started; 0 without tensor parallelism."""
-    size = options.tensor_parallel_size or "1"
-    if size == "1":
+    """This process's rank under torchrun; 0 without parallelism."""
+    sizes = {name: getattr(options, name) or "1" for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    stated = {name: text for name, text in sizes.items() if text != "1"}
+    if not stated:
         return 0
+    size = str(math.prod(read_argument(name, text, flag_of(name)) for name, text in stated.items()))
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if world != size or not rank.isdecimal():
         raise UsageError(
-            f"--tensor-parallel-size {printable(size, 20)}",
-            f"needs as many processes ({world or 'no torchrun'} started)",
-            f"start with: torchrun --nproc-per-node {printable(size, 20)} -m kvplan serve ...",
+            " ".join(f"--{name.replace('_', '-')} {printable(text, 20)}" for name, text in stated.items()),
+            f"needs {'as many' if len(stated) == 1 else size} processes ({world or 'no torchrun'} started)",
+            f"start with: torchrun --nproc-per-node {size} -m kvplan serve ...",
         )
     return int(rank)
 
 
-def has_weights(path: Path) -> bool:
-    return path.is_dir() and any(path.glob("*.safetensors"))
-
-
 def refuse_others(options: ServeOptions) -> None:
-    """Refuse what a plan takes and the bundled engine does not have."""
+    """Refuse plan options that the bundled engine does not support."""
     plain = PlanOptions()
     taken = {"model", "gpu", "max_model_len", "revision", "offline", "enable_lora", "max_loras", *SETTINGS}
     names = [field.name for field in fields(PlanOptions)]
     for name in dict.fromkeys([*names, *ARGUMENTS]):
         if name not in taken and getattr(options, name) != getattr(plain, name):
-            raise UsageError(
-                flag_of(name), "is not an argument of the bundled engine", "leave it out, or use --simulate"
-            )
+            raise UsageError(flag_of(name), "is not an argument of the bundled engine", "remove it, or use --simulate")
 
 
 def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> "EngineConfig":
@@ -241,70 +311,17 @@ def config_of(options: ServeOptions, context: int | None, *, is_dummy: bool) -> 
     }
     size = options.kv_offloading_size
     stated = 0 if size is None else read_argument("kv_offloading_size", size, flag_of("kv_offloading_size"))
-    settings |= offloading(stated, options)
+    settings |= offloading(stated, options.kv_offloading_dir, options.kv_offloading_disk_size)
+    source = Source(options.revision, options.offline)
     return EngineConfig(
         device=options.device or "auto",
         max_model_len=context,
         load_format="dummy" if is_dummy else "auto",
-        speculative_config=speculative_of(options, is_dummy=is_dummy),
-        max_loras=slots_of(options),
+        speculative_config=speculative_of(options.speculative_config, source, is_dummy=is_dummy),
+        max_loras=slots_of(options.enable_lora, options.max_loras),
         seed=0 if options.seed in (None, "0") else parse_count(str(options.seed), "--seed", 2**62),
         **settings,
     )
-
-
-class Speculation(TypedDict, total=False):
-    """Keys of --speculative-config that the bundled engine has, by vLLM's names."""
-
-    method: Any
-    model: Any  # a directory or a name; then what is known of it
-    num_speculative_tokens: Any
-    prompt_lookup_min: Any
-    prompt_lookup_max: Any
-
-
-def speculative_of(options: ServeOptions, *, is_dummy: bool) -> "SpeculativeConfig | None":
-    """vLLM's JSON of how to guess; a key that the engine has nothing for is refused by name."""
-    from engine.draft_rules import SpeculativeConfig
-
-    text, flag = options.speculative_config, "--speculative-config"
-    if text is None:
-        return None
-    try:
-        settings = json.loads(text)
-    except (ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict):
-        problem = f"is not a JSON object ({printable(text, 60)!r})"
-        raise UsageError(flag, problem, """write '{"method": "ngram", "num_speculative_tokens": 4}'""")
-    if odd := [name for name in settings if name not in SPECULATIVE]:
-        raise UsageError(
-            f"{flag}: {printable(odd[0], 40)}",
-            f"is not a key that the bundled engine has ({', '.join(SPECULATIVE)})",
-            "leave it out",
-        )
-    stated: Speculation = cast("Speculation", settings)
-    stated.setdefault("method", "draft_model" if "model" in stated else "ngram")
-    stated.setdefault("num_speculative_tokens", 0)
-    model = stated.get("model")
-    if isinstance(model, str) and not has_weights(Path(model)):
-        from kvplan.cli.resolve import Source, resolve
-
-        if not is_dummy:
-            raise UsageError(f"{flag}: model {printable(model, 80)}", "has no weights", "name a directory with weights")
-        stated["model"] = resolve(model, Source(options.revision, options.offline)).spec
-    return SpeculativeConfig(**stated)
-
-
-def offloading(size: int, options: ServeOptions) -> dict[str, Any]:
-    """Host memory of `size` bytes, 0 for none, and files for KV, in the engine's GiB."""
-    directory, disk_size = options.kv_offloading_dir, options.kv_offloading_disk_size
-    disk = None if disk_size is None else gib(disk_size, "--kv-offloading-disk-size")
-    return {
-        "kv_offloading_size": size / GIB if size else None,
-        "kv_offloading_dir": directory,
-        "kv_offloading_disk_size": None if disk is None else disk / GIB,
-    }
 
 
 def speed_of(text: str | None) -> float:
@@ -318,16 +335,67 @@ def speed_of(text: str | None) -> float:
     return speed
 
 
-def answer(options: ServeOptions, start: "Start") -> int:
-    """Listen, say so, and answer until a signal ends it."""
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What faces the clients, checked before a model is loaded; the socket is bound and does not listen yet.
+
+    requests, tokens  limits on the queue; None: by default
+    """
+
+    listener: "socket.socket"
+    drain_s: int
+    api_keys: tuple[str, ...]
+    template: "ChatTemplate"
+    names: tuple[str, ...]
+    requests: int | None
+    tokens: int | None
+    timeout_s: float | None
+
+
+@contextmanager
+def front_of(options: ServeOptions) -> Iterator[Front]:
+    """Check the options that face the clients, and keep the port."""
+    from kvplan.serve.chat import template_of
+    from kvplan.serve.run import bind
+
+    requests, tokens, timeout = options.max_num_queued_reqs, options.max_num_queued_tokens, options.request_timeout
+    checked: dict[str, Any] = {
+        "drain_s": math.ceil(parse_duration(options.drain_timeout or "30s", "--drain-timeout")),
+        "api_keys": keys_of(options),
+        "names": served_names(options),
+        "requests": None if requests is None else parse_count(requests, "--max-num-queued-reqs"),
+        "tokens": None if tokens is None else parse_tokens(tokens, "--max-num-queued-tokens"),
+        "timeout_s": None if timeout is None else parse_duration(timeout, "--request-timeout"),
+        "template": template_of(text_directory(options)),
+    }
+    with bind(options.host or HOST, port_of(options.port or PORT)) as listener:
+        yield Front(listener, **checked)
+
+
+def keys_of(options: ServeOptions) -> tuple[str, ...]:
+    """Keys that clients need; none: everyone may ask."""
+    keys = tuple(options.api_key or [key for key in [os.environ.get("KVPLAN_API_KEY", "")] if key])
+    if any(not key.strip() for key in keys):
+        raise UsageError("--api-key", "is empty", "remove it, or set a key")
+    return keys
+
+
+def served_names(options: ServeOptions) -> tuple[str, ...]:
+    """The model's names for clients; none: its own."""
+    names = tuple(options.served_model_name or ())
+    if any(not name.strip() for name in names):
+        raise UsageError("--served-model-name", "is empty", "remove it, or set a name")
+    return tuple(dict.fromkeys(names))
+
+
+def answer(front: Front, start: "Start") -> int:
+    """Listen, print the log of the start and the address, and handle requests until a signal."""
     from kvplan.serve.app import Api
     from kvplan.serve.metrics import ServerMetrics
-    from kvplan.serve.run import listen, serve
+    from kvplan.serve.run import begin, serve
     from kvplan.serve.worker import Worker
 
-    served = served_of(options, start)
-    drain_s = math.ceil(parse_duration(options.drain_timeout or "30s", "--drain-timeout"))
-    listener = listen(options.host or HOST, port_of(options.port or PORT))
+    served = served_of(front, start)
     rules = start.backend.scheduler.config
     metrics = ServerMetrics(
         served.names[0],
@@ -337,21 +405,19 @@ def answer(options: ServeOptions, start: "Start") -> int:
         rules.max_loras,
         start.tiers,
     )
-    url = url_of(listener.getsockname())
-    with listener:
-        with output.standard_output():
-            for line in start.log:
-                print(line, flush=True)
+    begin(front.listener)
+    url = url_of(front.listener.getsockname())
+    say_log(start.log)
 
-        def ready() -> None:
-            output.tell("note", f"serve: {printable(served.names[0], 200)} on {url}")
+    def ready() -> None:
+        output.tell("note", f"serve: {printable(served.names[0], 200)} on {url}")
 
-        serve(Api(Worker(start.backend, metrics, start.hooks), served), listener, drain_s, ready)
+    serve(Api(Worker(start.backend, metrics, start.hooks), served), front.listener, front.drain_s, ready)
     return 0
 
 
 def text_directory(options: ServeOptions) -> Path | None:
-    """Where the tokenizer and its chat template lie."""
+    """Directory of the tokenizer and its chat template."""
     if options.tokenizer is not None:
         return Path(options.tokenizer)
     model = Path(options.model or "")
@@ -364,39 +430,45 @@ def url_of(address: Any) -> str:
 
 
 def port_of(text: str) -> int:
-    return 0 if text == "0" else parse_count(text, "--port", 65535)
+    """The port to listen on; 0: any free port."""
+    if text == "0":
+        return 0
+    try:
+        return parse_count(text, "--port", 65535)
+    except UsageError as error:
+        raise UsageError("--port", error.problem, f"{error.remedy}, or 0 for any free port") from error
 
 
-def served_of(options: ServeOptions, start: "Start") -> "Served":
-    """What the server says of itself, and its limits."""
+def release_number() -> str:
+    """This release of kvplan; "0" if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
+    try:
+        return version("kvplan")
+    except PackageNotFoundError:
+        return "0"
+
+
+def say_log(lines: list[str]) -> None:
+    """Write lines of the start-up log on standard error, in one piece: other ranks may write there too."""
+    with suppress(OSError, ValueError):  # the stream is closed
+        sys.stderr.write("".join(f"{printable(line, 4000)}\n" for line in lines))
+        sys.stderr.flush()
+
+
+def served_of(front: Front, start: "Start") -> "Served":
+    """The server's metadata and limits."""
     from kvplan.serve.app import Served
-    from kvplan.serve.chat import template_of
     from kvplan.serve.generation import Limits
 
-    try:
-        number = version("kvplan")
-    except PackageNotFoundError:
-        number = "0"
-    keys = tuple(options.api_key or [key for key in [os.environ.get("KVPLAN_API_KEY", "")] if key])
-    if "" in keys:
-        raise UsageError("--api-key", "is empty", "leave it out, or state a key")
-    requests = options.max_num_queued_reqs
     usual = max(LEAST_QUEUED, 4 * start.backend.scheduler.config.max_num_seqs)
-    tokens = options.max_num_queued_tokens
-    limits = Limits(
-        usual if requests is None else parse_count(requests, "--max-num-queued-reqs"),
-        None if tokens is None else parse_tokens(tokens, "--max-num-queued-tokens"),
-    )
-    timeout = options.request_timeout
     return Served(
-        names=tuple(options.served_model_name or [start.model]),
+        names=front.names or (start.model,),
         num_tokens=start.num_tokens,
-        version=number,
-        limits=limits,
-        template=template_of(text_directory(options)),
-        api_keys=keys,
+        version=release_number(),
+        limits=Limits(usual if front.requests is None else front.requests, front.tokens),
+        template=front.template,
+        api_keys=front.api_keys,
         adapters=start.adapters,
-        request_timeout_s=None if timeout is None else parse_duration(timeout, "--request-timeout"),
+        request_timeout_s=front.timeout_s,
     )

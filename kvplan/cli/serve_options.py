@@ -5,18 +5,19 @@ from typing import Annotated
 
 import typer
 
+from kvplan.cli.engine_options import OffloadingDiskOption, SpeculativeConfigOption
 from kvplan.cli.options import PlanOptions, QuietOption, Text, Texts, complete_gpu, complete_model, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(PlanOptions):
-    """`kvplan serve`; None: not said."""
+    """Options of `kvplan serve`; None: not given."""
 
     model: Annotated[
         Text,
         typer.Argument(
             metavar="MODEL|DIR",
-            help="Directory with weights, or a model's name: its weights are then random.",
+            help="Directory with weights, or a model name (weights are then random).",
             autocompletion=complete_model,
             show_default=False,
         ),
@@ -26,7 +27,7 @@ class ServeOptions(PlanOptions):
         option(
             "--simulate",
             "--gpu",
-            help="Compute nothing: take the memory and the step times that are planned for this GPU.",
+            help="Simulate a server on this GPU: planned memory and step times; no model is run.",
             metavar="GPU",
             complete=complete_gpu,
         ),
@@ -35,13 +36,13 @@ class ServeOptions(PlanOptions):
         Texts,
         option("--max-model-len", "--ctx", help="Context length. Default: the model's maximum.", metavar="TOKENS"),
     ] = None
-    # the face
+    # the API
     host: Annotated[Text, option("--host", help="Address to listen on. Default: 127.0.0.1.", metavar="ADDRESS")] = None
-    port: Annotated[
-        Text, option("--port", help="Port to listen on; 0: any that is free. Default: 8000.", metavar="N")
-    ] = None
+    port: Annotated[Text, option("--port", help="Port to listen on; 0: any free port. Default: 8000.", metavar="N")] = (
+        None
+    )
     api_key: Annotated[
-        Texts, option("--api-key", help="Key that requests under /v1 must bring; repeatable.", metavar="KEY")
+        Texts, option("--api-key", help="API key required for requests under /v1; repeatable.", metavar="KEY")
     ] = None
     served_model_name: Annotated[
         Texts, option("--served-model-name", help="Name of the model for clients; repeatable.", metavar="NAME")
@@ -50,7 +51,7 @@ class ServeOptions(PlanOptions):
         Texts,
         option(
             "--lora-modules",
-            help="Adapter of peft's that clients name in place of the model; repeatable. Needs --enable-lora.",
+            help="Adapters of peft's that clients name in place of the model; repeatable. Needs --enable-lora.",
             metavar="NAME=DIR",
         ),
     ] = None
@@ -58,7 +59,8 @@ class ServeOptions(PlanOptions):
         Text,
         option(
             "--max-num-queued-reqs",
-            help="Unfinished requests above which more are refused (503). Default: 1024, or 4 x --max-num-seqs.",
+            help="Maximum number of unfinished requests; more are rejected (503). Default: 1024, or 4 x "
+            "--max-num-seqs.",
             metavar="N",
         ),
     ] = None
@@ -66,29 +68,31 @@ class ServeOptions(PlanOptions):
         Text,
         option(
             "--max-num-queued-tokens",
-            help="Prompt tokens still to be computed at which more requests are refused (503). Default: no limit.",
+            help="Maximum number of waiting prefill tokens; more requests are rejected (503). Default: no limit.",
             metavar="TOKENS",
         ),
     ] = None
     request_timeout: Annotated[
         Text,
-        option("--request-timeout", help="Give a request up after this time: 10m. Default: never.", metavar="TIME"),
+        option("--request-timeout", help="Abort a request after this time, e.g. 10m. Default: never.", metavar="TIME"),
     ] = None
     drain_timeout: Annotated[
         Text,
-        option("--drain-timeout", help="Time for running requests to end after SIGTERM. Default: 30s.", metavar="TIME"),
+        option(
+            "--drain-timeout", help="Time for running requests to finish after SIGTERM. Default: 30s.", metavar="TIME"
+        ),
     ] = None
     # text
     tokenizer: Annotated[
         Text,
         option(
             "--tokenizer",
-            help="Directory with tokenizer.json. Default: the model's; else a stand-in that makes about twice as many "
-            "tokens.",
+            help="Directory with tokenizer.json. Default: the model's, or a fallback tokenizer that makes about "
+            "twice as many tokens.",
             metavar="DIR",
         ),
     ] = None
-    # the twin
+    # the simulated server
     speed: Annotated[
         Text, option("--speed", help="With --simulate: how much faster than planned. Default: 1.", metavar="FACTOR")
     ] = None
@@ -96,15 +100,23 @@ class ServeOptions(PlanOptions):
         Text,
         option(
             "--output-tokens",
-            help="With --simulate: length of an answer that the request does not end before. Default: 128.",
+            help="With --simulate: output length if the request sets no limit. Default: 128.",
             metavar="TOKENS",
+        ),
+    ] = None
+    tier: Annotated[
+        Texts,
+        option(
+            "--tier",
+            help="With --simulate: host memory for prompts' KV cache, then files: cpu=64GiB@25GB/s; repeatable.",
+            metavar="TIER",
         ),
     ] = None
     efficiency: Annotated[
         Text,
         option(
             "--efficiency",
-            help="With --simulate: fractions of the GPU's peak figures that are reached, as for `simulate`.",
+            help="With --simulate: achieved fractions of the GPU's peak bandwidth and FLOP/s, as for `simulate`.",
             metavar="SHARES",
         ),
     ] = None
@@ -112,25 +124,16 @@ class ServeOptions(PlanOptions):
     device: Annotated[
         Text, option("--device", help="cpu, cuda or cuda:N. Default: a GPU if there is one.", metavar="DEVICE")
     ] = None
-    speculative_config: Annotated[
-        Text,
-        option(
-            "--speculative-config",
-            help='Guess tokens and check several at a time: \'{"method": "ngram", "num_speculative_tokens": 4}\', or '
-            '"draft_model" with "model": DIR.',
-            metavar="JSON",
-        ),
-    ] = None
+    speculative_config: SpeculativeConfigOption = None
     seed: Annotated[Text, option("--seed", help="Seed of random weights and of sampling.", metavar="N")] = None
     kv_offloading_dir: Annotated[
         Text,
         option(
             "--kv-offloading-dir",
-            help="Keep KV in files of this directory too; a restart finds them. With --kv-offloading-size.",
+            help="Also keep offloaded KV in files in this directory, reused after a restart. With "
+            "--kv-offloading-size.",
             metavar="PATH",
         ),
     ] = None
-    kv_offloading_disk_size: Annotated[
-        Text, option("--kv-offloading-disk-size", help="GiB of files in --kv-offloading-dir.", metavar="GIB")
-    ] = None
+    kv_offloading_disk_size: OffloadingDiskOption = None
     quiet: QuietOption = False

@@ -1,7 +1,7 @@
-"""`kvplan simulate`: a plan and a workload -> what happens in time, and the largest load that keeps its promises."""
+"""`kvplan simulate`: a plan under a workload over time, and the largest load that meets the latency targets."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,25 +17,24 @@ from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import INTERRUPTED, UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import as_csv
-from kvplan.core.units import parse_fraction, parse_size, parse_tokens
+from kvplan.core.units import parse_fraction, parse_size, parse_tokens, plural
 from kvplan.planning.plan import Plan, plan
 from kvplan.report import request_rows, trace_events
 from kvplan.report.drawing import Figure, Svg
 from kvplan.servers.base import terms_of
-from kvplan.servers.vllm.size import prefix_notes
+from kvplan.servers.pool import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.outcome import Answer, Variant
-from kvplan.simulate.prompts_first_run import refuse_flags
 from kvplan.simulate.ranges import unseen_note
 from kvplan.simulate.result import result
 from kvplan.simulate.runs import Run
-from kvplan.simulate.setup import Setup, check
+from kvplan.simulate.setup import Setup, check, refuse_reordering, timed_tiers
 from kvplan.simulate.steptime import Shares, step_time
-from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
+from kvplan.simulate.tiers import TierSpec
 from kvplan.simulate.tracks import Tracks, follow
 
-STEADY = 20  # requests above a percentile, from which on another seed changes little
+STEADY = 20  # requests above a percentile with which another seed changes little
 CSV = {".csv": "csv"}
 HTML = {".html": "html"}
 ROWS = request_rows.FORMATS
@@ -44,7 +43,7 @@ Started = TypeVar("Started", bound=Run)
 
 
 def simulate(options: SimulateOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where a promise is not surely kept."""
+    """Simulate and return the exit code: 0, or with --exit-code 1 if a target may be missed."""
     options = with_generator(options)
     with ExitStack() as files:
         reports = files.enter_context(output.report_files(options.report or [], force=options.force))
@@ -98,7 +97,7 @@ def simulate(options: SimulateOptions) -> int:
 
 
 def of_fleet(options: SimulateOptions, reports: list[output.ReportFile], requests: list[output.ReportFile]) -> int:
-    """The same of many servers."""
+    """Simulate several servers."""
     load = load_of(options)
     with interruptible(quiet=options.quiet) as interruption:
         progress = Progress(load.source.num_requests, load.how, quiet=options.quiet)
@@ -124,20 +123,20 @@ def of_fleet(options: SimulateOptions, reports: list[output.ReportFile], request
 
 
 def interrupted(finished: int, load: Load) -> int:
-    """Say that the figures are those of a part, and return the exit code."""
-    output.tell("warning", f"interrupted: the figures are of {finished:,} of {load.source.num_requests:,} requests")
+    """Warn that the figures are partial, and return the exit code."""
+    output.tell("warning", f"interrupted: the figures cover {finished:,} of {load.source.num_requests:,} requests")
     return INTERRUPTED
 
 
 def with_generator(options: Options) -> Options:
-    """The options with what a load generator's command says where they say nothing."""
+    """Fill options that are not given from a load generator's command."""
     text = options.bench_command
     if text is None and options.from_command is not None and generator.is_generator(options.from_command):
         text, options = options.from_command, replace(options, from_command=None)
     if text is None:
         return options
     options_said = generator.options_of(text)
-    if options.from_command is not None:  # whose model it is
+    if options.from_command is not None:  # it names the model
         options_said.pop("model", None)
     for source in ("trace", "profile", "prompt_tokens", "output_tokens"):
         if getattr(options, source) is not None:  # another source
@@ -153,19 +152,19 @@ def with_generator(options: Options) -> Options:
     taken: dict[str, Any] = {name: value for name, value in options_said.items() if getattr(options, name) is None}
     if not options.quiet:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in taken.items() if name != "model")
-        output.tell("note", f"the load generator's command is read as {flags}")
+        output.tell("note", f"flags read from the load generator's command: {flags}")
     return replace(options, **taken)
 
 
 def only(
     options: SimulateOptions, path: str | None, flag: str, suffixes: Mapping[str, str]
 ) -> AbstractContextManager[list[output.ReportFile]]:
-    """The file that a flag names, if it names one."""
+    """Report file of a flag, if given."""
     return output.report_files([] if path is None else [path], flag, suffixes, force=options.force)
 
 
 def planned(options: SimulateOptions) -> Plan:
-    """The one plan that is simulated."""
+    """The one plan to simulate."""
     sources = (options.trace, options.profile, options.prompt_tokens, options.output_tokens)
     refuse_missing(
         ("MODEL", says_model(options), MODEL_CURE),
@@ -177,9 +176,9 @@ def planned(options: SimulateOptions) -> Plan:
         raise UsageError("simulate", f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
     say(inputs, quiet=options.quiet)
     the_plan = plan(inputs.requests[0])
-    check(the_plan)
+    check(the_plan, tiers_of(options.tier or ()))
     if options.from_command is not None:
-        refuse_flags(options.from_command, the_plan)
+        refuse_reordering(options.from_command)
     if terms_of(the_plan.request.release.engine).prompts_first is not None:
         for flag, path in (("--film", options.film), (trace_events.FLAG, options.trace_events)):
             if path is not None:
@@ -208,19 +207,13 @@ def answered(
 
 
 def setups_of(the_plan: Plan, options: SimulateOptions) -> dict[str, Setup]:
-    """The server that is asked about, and those it is compared with."""
-    tiers = tuple(parse_tier(text) for text in options.tier or ())
+    """Setup of the requested server, and those of the servers that it is compared with."""
+    tiers = tiers_of(options.tier or ())
     if options.tier_chunk is not None and not tiers:
-        raise UsageError("--tier-chunk", "is for --tier", "leave it out")
-    names = [tier.name for tier in tiers]
-    if len(set(names)) < len(names):
-        raise UsageError("--tier", f"two tiers have one name ({', '.join(names)})", "name them apart")
-    if tiers and the_plan.state_bytes:
-        name = the_plan.request.spec.name
-        raise UsageError("--tier", f"{name} has recurrent states, which token chunks cannot store", "leave it out")
-    chunk = CHUNK_TOKENS if options.tier_chunk is None else parse_tokens(options.tier_chunk, "--tier-chunk")
-    bandwidths = tuple(tier.bandwidth for tier in tiers)
-    times = step_time(the_plan, shares_of(options.efficiency), options.calibration, bandwidths)
+        raise UsageError("--tier-chunk", "needs --tier", "remove it")
+    chunk = None if options.tier_chunk is None else parse_tokens(options.tier_chunk, "--tier-chunk")
+    timed_tiers(the_plan, tiers, chunk)  # refuses tiers that hold nothing
+    times = step_time(the_plan, shares_of(options.efficiency), options.calibration)
     base = Setup(the_plan, times, tiers, chunk)
     setups = {"with tiers" if tiers else "paged": base}
     if tiers:
@@ -240,7 +233,7 @@ def over_time(answer: Answer) -> list[Figure]:
 
 
 def film_page(answer: Answer, setups: Mapping[str, Setup], load: Load) -> str:
-    """The pool step by step, beside that of --baseline."""
+    """The pool step by step, and that of --baseline."""
     from kvplan.report.film_html import film_html
     from kvplan.report.simulate_text import title
     from kvplan.simulate.film import filmed
@@ -250,7 +243,7 @@ def film_page(answer: Answer, setups: Mapping[str, Setup], load: Load) -> str:
 
 
 def tracks_of(setups: Mapping[str, Setup], load: Load, interruption: Interruption) -> list[Tracks]:
-    """Every request and step of each server, in runs of their own: the answer's take several steps at once."""
+    """Every request and step of each server, from separate runs: the answer's runs take several steps at once."""
     tracks = []
     for name, setup in setups.items():
         if not interruption.is_asked:
@@ -261,7 +254,7 @@ def tracks_of(setups: Mapping[str, Setup], load: Load, interruption: Interruptio
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
-    """A note where a percentile rests on a handful of requests: another seed would give another answer."""
+    """Note percentiles that rest on a handful of requests: another seed would change them."""
     for promise in promises:
         above = judged * (1 - promise.share)
         if promise.metric is not None and above < STEADY:
@@ -286,13 +279,17 @@ def variant(
     figures = result(simulation, load.skipped, by_clock=not load.is_closed and load.users is None)
     if not figures.judged and setup.allocator == "paged":
         capacity = setup.plan.capacity
-        raise UsageError(
-            "simulate",
-            f"no request is served: {figures.rejected:,} prompts are longer than the context "
-            f"({capacity.max_model_len:,} tokens), {figures.failed:,} requests larger than the pool "
-            f"({capacity.num_blocks:,} blocks)",
-            "raise --ctx, or the memory",
-        )
+        reasons, cures = list[str](), list[str]()
+        if figures.rejected:
+            context = f"the context ({capacity.max_model_len:,} tokens)"
+            are = "is" if figures.rejected == 1 else "are"
+            reasons.append(f"{plural(figures.rejected, 'prompt')} {are} longer than {context}")
+            cures.append("raise --ctx")
+        if figures.failed:
+            pool = f"the pool ({capacity.num_blocks:,} blocks)"
+            reasons.append(f"{plural(figures.failed, 'request')} larger than {pool}")
+            cures.append("use a larger GPU, or more of them")
+        raise UsageError("simulate", f"no request is served: {', '.join(reasons)}", "; ".join(cures))
     if not promises:
         return Variant(name, simulation, figures)
     outcomes = slo.outcomes(promises, simulation, load.skipped, uncertainty)
@@ -320,7 +317,7 @@ def run(
 def largest(
     setup: Setup, load: Load, promises: tuple[slo.Promise, ...], interruption: Interruption
 ) -> slo.Largest | None:
-    """The largest rate, or number of users, that keeps every promise; None of requests that all come at once."""
+    """The largest rate, or number of users, that meets every target, or None if all requests come at once."""
     if load.amount is None or interruption.is_asked:
         return None
 
@@ -334,7 +331,7 @@ def largest(
 
     if not load.is_closed:
         limit = slo.largest_rate(load.amount, keeps)
-    else:  # every user is judged by some requests of their own
+    else:  # every user is judged by some of their own requests
         limit = slo.largest_users(int(load.amount), keeps, max(1, load.source.num_requests // 2))
     return None if interruption.is_asked else limit
 
@@ -342,8 +339,16 @@ def largest(
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+def tiers_of(texts: Sequence[str]) -> tuple[TierSpec, ...]:
+    tiers = tuple(map(parse_tier, texts))
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        raise UsageError("--tier", f"two tiers have one name ({', '.join(names)})", "give each tier its own name")
+    return tiers
+
+
 def parse_tier(text: str) -> TierSpec:
-    """`cpu=512GiB@25GB/s`."""
+    """Parse `cpu=512GiB@25GB/s`."""
     match = re.fullmatch(r"([A-Za-z][A-Za-z0-9_-]{0,30})=([^@]+)@([^@]+)/s", text)
     if match is None:
         raise UsageError(

@@ -22,7 +22,7 @@ from kvplan.cli.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions(LoadOptions):
-    """`kvplan simulate`; None: not said."""
+    """Options of `kvplan simulate`; None: not given."""
 
     gpu: Annotated[
         list[str] | None,
@@ -37,13 +37,13 @@ class SimulateOptions(LoadOptions):
             metavar="TOKENS",
         ),
     ] = None
-    # what is asked
+    # the question
     slo: Annotated[
         Text,
         option(
             "--slo",
-            help="Latency targets, ttft=2s,tpot=50ms; also finds the largest load that meets them.",
-            metavar="PROMISES",
+            help="Latency targets, e.g. ttft=2s,tpot=50ms; also finds the largest load that meets them.",
+            metavar="TARGETS",
         ),
     ] = None
     baseline: Annotated[
@@ -54,28 +54,30 @@ class SimulateOptions(LoadOptions):
         list[str] | None,
         option(
             "--tier",
-            help="Tier for KV cache outside the GPU, fastest first: cpu=512GiB@25GB/s; repeatable.",
+            help="Tier for KV offloading: host memory, then files, e.g. cpu=512GiB@25GB/s; repeatable.",
             metavar="TIER",
         ),
     ] = None
     tier_chunk: Annotated[
-        Text, option("--tier-chunk", help="Tokens per chunk in a tier. Default: 256.", metavar="TOKENS")
+        Text, option("--tier-chunk", help="Tokens per chunk in a tier. Default: a block.", metavar="TOKENS")
     ] = None
     efficiency: Annotated[
         Text,
         option(
             "--efficiency",
-            help="Fractions of the GPU's peak figures that are reached: weights=0.7,kv=0.9,flops=0.6.",
+            help="Achieved fractions of the GPU's peak bandwidth and FLOP/s, e.g. weights=0.7,kv=0.9,flops=0.6.",
             metavar="SHARES",
         ),
     ] = None
-    # many servers
+    # several servers
     replicas: Annotated[
-        Text, option("--replicas", help="Simulate a fleet of so many servers behind a router.", metavar="N")
+        Text, option("--replicas", help="Simulate a fleet of this many servers behind a router.", metavar="N")
     ] = None
     pool: Annotated[
         list[str] | None,
-        option("--pool", help="More servers of another GPU, beside --replicas: l40s=4; repeatable.", metavar="GPU=N"),
+        option(
+            "--pool", help="Servers on another GPU in addition to --replicas, e.g. l40s=4; repeatable.", metavar="GPU=N"
+        ),
     ] = None
     router: Annotated[
         Literal["round-robin", "least-loaded", "prefix", "random"] | None,
@@ -85,7 +87,7 @@ class SimulateOptions(LoadOptions):
         Text,
         option(
             "--disaggregate",
-            help="Compute prompts on x servers and answers on y others, 1P2D; needs --link.",
+            help="Run prefill on x servers and decode on y, e.g. 1P2D; needs --link.",
             metavar="xPyD",
         ),
     ] = None
@@ -93,14 +95,15 @@ class SimulateOptions(LoadOptions):
         Text,
         option(
             "--link",
-            help="Speed at which a prefill server sends KV cache to decode servers: 50GB/s.",
+            help="Bandwidth for KV transfer from prefill to decode servers, e.g. 50GB/s.",
             metavar="SIZE/s",
         ),
     ] = None
     fail: Annotated[
         list[str] | None,
         option(
-            "--fail", help="Lose a server, from 0 on, at a time: 3@10m, 3@10m:5m (back 5 minutes later); repeatable.",
+            "--fail", help="Fail a server (0-based) at a time, e.g. 3@10m, or 3@10m:5m (back after 5 minutes); "
+            "repeatable.",
             metavar="N@TIME",
         ),
     ] = None  # fmt: skip
@@ -108,7 +111,7 @@ class SimulateOptions(LoadOptions):
         Text,
         option(
             "--autoscale",
-            help="Grow and shrink from --replicas on: min=1,max=8,target=20 (requests per server), every=15s, "
+            help="Autoscale, starting at --replicas: min=1,max=8,target=20 (requests per server), every=15s, "
             "provision=3m, settle=5m.",
             metavar="RULE",
         ),
@@ -117,7 +120,7 @@ class SimulateOptions(LoadOptions):
         Text,
         option(
             "--jobs",
-            help="Maximum number of processes for a fleet routed at random or in turn. Default: all cores.",
+            help="Maximum number of processes for a fleet with random or round-robin routing. Default: all cores.",
             metavar="N",
         ),
     ] = None
@@ -125,7 +128,11 @@ class SimulateOptions(LoadOptions):
     # the answer
     film: Annotated[
         Text,
-        option("--film", help="Write the KV pool as a film, block by block: pool.html; 2,000 steps.", metavar="PATH"),
+        option(
+            "--film",
+            help="Write an animation of the KV cache blocks (first 2,000 steps), e.g. pool.html.",
+            metavar="PATH",
+        ),
     ] = None
     trace_events: TraceEventsOption = None
     format: FormatOption = "table"

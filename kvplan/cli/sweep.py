@@ -1,4 +1,4 @@
-"""`kvplan sweep`: lists of values -> every combination, streamed to wherever it is asked for."""
+"""`kvplan sweep`: every combination of lists of values, streamed to the requested outputs."""
 
 import tempfile
 import time
@@ -27,7 +27,7 @@ from kvplan.report.formats import FORMS, rendered
 from kvplan.servers.arguments import read_argument
 from kvplan.servers.base import parse_engine
 
-# Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL are lists beside them.
+# Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL may be, too.
 LISTS = (
     "tensor_parallel_size", "pipeline_parallel_size", "quantization", "dtype", "kv_cache_dtype",
     "gpu_memory_utilization", "max_num_seqs", "block_size",
@@ -39,7 +39,7 @@ SPOOL_BYTES = 1 << 26
 
 
 def sweep(options: SweepOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where no combination fits."""
+    """Sweep and return the exit code: 0, or with --exit-code 1 if no combination fits."""
     with ExitStack() as stack:
         reports = stack.enter_context(report_files(options.report or [], force=options.force))
         figures = [options.figure] if options.figure else []
@@ -71,10 +71,10 @@ def drawn(curves: Curves, format: str) -> bytes:
 
 
 def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
-    """The combinations, with what reading the options gave to say."""
+    """The combinations, with the notes from parsing the options."""
     arguments = arguments_of(options)
     if "tensor_parallel_size" in arguments:
-        gpus_of(options)  # which refuses a number of GPUs: --tp says it
+        gpus_of(options)  # refuses a number of GPUs: use --tp
     lists = {"engine": parts(options.engine, "--engine"), "mean_tokens": parts(options.mean_tokens, "--mean-tokens")}
     cleared: dict[str, Any] = dict.fromkeys(arguments)
     cleared |= {name: None for name, values in lists.items() if len(values) > 1}
@@ -99,7 +99,7 @@ def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
     inputs.requests = requests
     means = tuple(parse_tokens(text, "--mean-tokens") for text in lists["mean_tokens"])
     if len(means) > 1 and (options.prompt_tokens is not None or options.output_tokens is not None):
-        raise UsageError("--mean-tokens", "conflicts with --prompt-tokens and --output-tokens", "leave one out")
+        raise UsageError("--mean-tokens", "conflicts with --prompt-tokens and --output-tokens", "use only one")
     releases = tuple(dict.fromkeys(parse_engine(text) for text in lists["engine"]))
     prices = prices_of(options.prices, {request.gpu.name for request in requests}, inputs)
     grid = Grid(
@@ -115,13 +115,13 @@ def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
 
 
 def workload_options(options: WorkloadOptions, **changes: Any) -> WorkloadOptions:
-    """The options of one plan, some changed."""
+    """Copy the options of one plan with some changes."""
     values = {field.name: getattr(options, field.name) for field in fields(WorkloadOptions)}
     return WorkloadOptions(**(values | changes))
 
 
 def arguments_of(options: WorkloadOptions) -> dict[str, tuple[Any, ...]]:
-    """Engine arguments that are given, each with its values; what --engine-arg says of them must be the same."""
+    """Given engine arguments, each with its values; --engine-arg must agree with them."""
     axes: dict[str, tuple[Any, ...]] = {}
     pairs = engine_pairs(options)
     for name in LISTS:
@@ -140,7 +140,7 @@ def arguments_of(options: WorkloadOptions) -> dict[str, tuple[Any, ...]]:
 
 
 def parts(text: str | None, flag: str) -> list[str]:
-    """The values of a list, each once."""
+    """Values of a list, each once."""
     entries = [] if text is None else [part.strip() for part in text.split(",")]
     if "" in entries:
         raise UsageError(
@@ -150,20 +150,20 @@ def parts(text: str | None, flag: str) -> list[str]:
 
 
 def prices_of(path: str | None, gpus: set[str], inputs: Inputs) -> Prices | None:
-    """The prices file, where it has one of these GPUs at least; those without one are named."""
+    """The prices file, if it has at least one of these GPUs; warns of GPUs without a price."""
     if path is None:
         return None
     prices = price_file.read(Path(path))
     without = sorted(gpus - prices.per_hour.keys())
     if len(without) == len(gpus):
-        raise UsageError(f"--prices {prices.source}", f"has none of {', '.join(without)}", "add a line for each")
+        raise UsageError(f"--prices {prices.source}", f"has no price for {', '.join(without)}", "add a line for each")
     if without:
-        inputs.notes.append(f"--prices {prices.source}: has no price for {', '.join(without)}")
+        inputs.notes.append(f"--prices {prices.source} has no price for {', '.join(without)}")
     return prices
 
 
 def refuse_unusable(grid: Grid) -> None:
-    """A value that no combination can use is a slip of the pen, not a row."""
+    """Refuse a value that no combination can use: it is a mistake, not a row."""
     reasons = unusable(grid)
     if reasons:
         raise UsageError(reasons[0].subject, reasons[0].problem, reasons[0].remedy)
@@ -173,7 +173,7 @@ def refuse_unusable(grid: Grid) -> None:
 
 
 def progress(chunks: Iterable[list[Row]], total: int, *, quiet: bool) -> Iterator[list[Row]]:
-    """The same, with a line every ten seconds."""
+    """Pass the chunks through, printing a line every ten seconds."""
     done, last = 0, time.monotonic()
     for rows in chunks:
         yield rows
@@ -184,7 +184,7 @@ def progress(chunks: Iterable[list[Row]], total: int, *, quiet: bool) -> Iterato
 
 
 class Sink:
-    """Where the answer goes in one format: standard output, or a report, which is kept aside until it is whole."""
+    """Destination of the answer in one format: standard output, or a report, which is buffered until complete."""
 
     def __init__(self, format: str, report: ReportFile | None = None) -> None:
         self.format, self.form, self.report = format, FORMS[format], report
@@ -209,7 +209,7 @@ class Sink:
                 ) from error
         elif self.is_open:
             self.is_open = False
-            with output.standard_output():  # leaves without an error where the reader has closed the pipe
+            with output.standard_output():  # exits without an error if the reader closed the pipe
                 output.put(part)
                 self.is_open = True
 
@@ -229,7 +229,7 @@ class Sink:
 
 @dataclass
 class Run:
-    """One pass over all rows: what is streamed, counted and kept of them."""
+    """One pass over all rows: streams, counts and keeps them."""
 
     options: SweepOptions
     grid: Grid
@@ -240,12 +240,12 @@ class Run:
     def __post_init__(self) -> None:
         self.tally, self.front, self.curves = text.Tally(), Front(), Curves()
         models = list(dict.fromkeys(request.spec.name for request in self.grid.requests))
-        self.alike = 0  # combinations that give the users of one that is kept
+        self.alike = 0  # combinations with the same users as one that is kept
         self.best = text.Best(self.limit, text.key_of(self.options.sort, models))
         self.sinks = [*self.reports, Sink(self.options.format)]
 
     def take(self, chunks: Iterator[list[Row]]) -> None:
-        """Every row, once; an early end where nobody listens any more."""
+        """Process every row once; stop early if no output is left."""
         self._head()
         number = 0
         for rows in chunks:
@@ -279,7 +279,7 @@ class Run:
             sink.rows(rows)
 
     def finish(self) -> None:
-        """What comes after the rows; reports take their places."""
+        """Write what follows the rows, and put reports in place."""
         possible = self.tally.fitting + self.tally.short
         if self.options.pareto:
             possible = len(self.front.ties)
@@ -295,7 +295,7 @@ class Run:
             sink.close()
 
     def _document(self) -> Any:
-        """kvplan/sweep@1 of the rows that are kept, for a format that is made of the document."""
+        """kvplan/sweep@1 of the kept rows, for a format made from the document."""
         import json
 
         head = text.json_head(self.prices.source if self.prices else None, pareto=self.options.pareto)

@@ -29,8 +29,9 @@ PricesOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions(WorkloadOptions):
-    """`kvplan sweep`: lists by comma for MODEL, --gpu, --tp, --pp, --ctx, --kv-cache-dtype, --gpu-memory-utilization,
-    --max-num-seqs, --block-size, --quantization, --dtype, --mean-tokens and --engine."""
+    """Options of `kvplan sweep`: comma-separated lists for MODEL, --gpu, --tp, --pp, --ctx, --kv-cache-dtype,
+    --gpu-memory-utilization, --max-num-seqs, --block-size, --quantization, --dtype, --mean-tokens and --engine.
+    """
 
     model: Annotated[
         Texts,
@@ -67,7 +68,7 @@ class SweepOptions(WorkloadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendOptions(WorkloadOptions):
-    """`kvplan recommend`: what is stated is kept, what is not is sought."""
+    """Options of `kvplan recommend`: given values are kept, the others searched."""
 
     gpu: Annotated[
         Texts,
@@ -83,7 +84,7 @@ class RecommendOptions(WorkloadOptions):
         option(
             "--max-model-len",
             "--ctx",
-            help="Context length of each user: 16k. Default: the model's maximum.",
+            help="Context length of each user, e.g. 16k. Default: the model's maximum.",
             metavar="TOKENS",
         ),
     ] = None
@@ -112,8 +113,8 @@ class RecommendOptions(WorkloadOptions):
         Text,
         option(
             "--slo",
-            help="Latency targets, ttft.p90=2s,tpot=50ms: simulates --rate or --users on each placement.",
-            metavar="PROMISES",
+            help="Latency targets, e.g. ttft.p90=2s,tpot=50ms: simulates --rate or --users on each placement.",
+            metavar="TARGETS",
         ),
     ] = None
     rate: Annotated[Text, option("--rate", help="Requests per second, with --slo.", metavar="N")] = None
@@ -126,7 +127,7 @@ class RecommendOptions(WorkloadOptions):
     ] = None
     seed: Annotated[Text, option("--seed", help="Random seed, with --slo. Default: 0.", metavar="N")] = None
     spare: Annotated[
-        Text, option("--spare", help="Servers beside those that the load needs, with --slo: 1.", metavar="N")
+        Text, option("--spare", help="Spare servers in addition to those needed, with --slo, e.g. 1.", metavar="N")
     ] = None
     limit: Annotated[
         Text, option("--limit", help="Maximum number of placements to show. Default: 10.", metavar="N")

@@ -1,4 +1,4 @@
-"""A policy's target as a plan: its keys, its command or its container, read as `kvplan estimate` reads options."""
+"""Plan of a policy's target: its keys, its command or its container, parsed like the options of `kvplan estimate`."""
 
 import os
 from collections.abc import Mapping
@@ -10,12 +10,14 @@ from kvplan.cli import manifests, output
 from kvplan.cli.inputs import Context, Inputs, load_of, read, refuse_missing
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.cli.resolve import is_path
+from kvplan.cli.typed import pasted_words
 from kvplan.core.errors import (
     EnvironmentProblem,
     InvalidInputError,
     KvplanError,
     UnsupportedModelError,
     UsageError,
+    together,
 )
 from kvplan.core.files import load_json, path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
@@ -29,20 +31,20 @@ from kvplan.servers.manifest import Served
 from kvplan.servers.pasted import read_command
 from kvplan.servers.words import ServeCommand
 
-Loads = dict[tuple[object, ...], Load]  # by what is said of lengths, the context, and the model's own
+Loads = dict[tuple[object, ...], Load]  # by the length keys, the context, and the model's own
 
 
 def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True, loads: Loads | None = None) -> Case:
-    """A target's plan. An error in it names the file, the line and the target; it is never a failed rule.
+    """Plan a target. An error in it names the file, the line and the target; it never counts as a failed rule.
 
-    loads  what is said of lengths, as far as it was read for other targets
+    loads  cache of loads already read for other targets
     """
     try:
         inputs = asked_of(target, policy, offline=offline, loads=loads)
         request = inputs.requests[0]
         made = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError as error:
-        raise located(error, target) from error
+        raise located(together([*error.all, *other_errors(error, target, policy)]), target) from error
     if not quiet:
         say(target, inputs)
     return Case(target, made, request.load.lengths)
@@ -51,7 +53,7 @@ def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True
 def asked_of(
     target: Target, policy: Policy, *, offline: bool, loads: Loads | None = None, engine: str | None = None
 ) -> Inputs:
-    """What a target asks to be planned; with `engine`, of that release."""
+    """Inputs of a target's plan; with `engine`, for that release."""
     known = {} if loads is None else loads
     served = manifests.container_of(target, policy.folder)
     stated = target if served is None else manifests.with_gpu(served, target)
@@ -60,7 +62,7 @@ def asked_of(
     if engine is not None:
         options = replace(options, engine=engine)
     refuse_files_outside(options, command, policy.root)
-    inputs = read(options, lambda context, spec: load_at(options, context, spec, known), command)
+    inputs = read(options, lambda context, spec: load_at(options, context, spec, known), command, source_of(target))
     if served is not None:
         manifests.check_gpus(served, inputs)
         manifests.note_gpu(served, inputs, stated=stated is target)
@@ -68,22 +70,40 @@ def asked_of(
 
 
 def command_of(target: Target, served: Served | None) -> ServeCommand | None:
-    """The command of a target's container, or its own; None where it has neither."""
+    """The command of a target's container, or its own, or None if it has neither."""
     if served is not None:
         return manifests.command_of(served)
     return None if target.command is None else read_command(target.command.text)
 
 
 def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: Loads) -> Load:
-    """As asked.load_of, each distribution read once: targets often share one."""
+    """Like inputs.load_of, reading each distribution only once: targets often share one."""
     key = (*(getattr(options, name) for name in LENGTH_KEYS), context, spec.max_model_len)
     if key not in loads:
         loads[key] = load_of(options, context, spec)
     return loads[key]
 
 
+def other_errors(error: KvplanError, target: Target, policy: Policy) -> tuple[KvplanError, ...]:
+    """Errors of the target's other values."""
+    from kvplan.cli import wrong
+
+    try:
+        options = options_of(target, None, policy.folder, offline=True)
+    except KvplanError:  # a target that a command or a manifest completes
+        return ()
+    return wrong.other_errors(error, options)
+
+
 def located(error: KvplanError, target: Target) -> KvplanError:
-    """The same error with its place in the policy."""
+    """Add the position in the policy to an error and its others, in the words of the target's command."""
+    if target.command is not None:
+        words = pasted_words([target.command.text])
+        error = error.map_all(lambda wrong: wrong.in_words(words))
+    return error.map_all(lambda wrong: located_one(wrong, target))
+
+
+def located_one(error: KvplanError, target: Target) -> KvplanError:
     key = "command:" if target.manifest is None else "manifest:"
     known = error if target.command is target.manifest else error.renamed("--from-command", key)
     placed = known.within(f"target {target.id}")
@@ -92,7 +112,7 @@ def located(error: KvplanError, target: Target) -> KvplanError:
 
 
 NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values are files and Hub ids
-KEYS = {  # arguments by the other names that errors have for them
+KEYS = {  # other names of arguments in errors -> keys
     "ctx": "max_model_len",
     "no_enable_lora": "enable_lora",
     **SHORT,
@@ -100,7 +120,7 @@ KEYS = {  # arguments by the other names that errors have for them
 
 
 def place_of(error: KvplanError, target: Target) -> Mark:
-    """The place of the key that an error is about: the first of its keys that the target states, else the defaults."""
+    """Position of the key that an error concerns: the first of its keys in the target, else in the defaults."""
     keys = [KEYS.get(key, key) for key in error.keys]
     if not set(keys) & {"from_command", *ENGINE_KEYS}:
         keys = named_by(error, target)
@@ -112,7 +132,7 @@ def place_of(error: KvplanError, target: Target) -> Mark:
 
 
 def named_by(error: KvplanError, target: Target) -> list[str]:
-    """The keys whose value an error is about: a file, or a model, which may go by another of its names."""
+    """Keys whose value an error concerns: a file, or a model, which may have several names."""
     nodes = {**target.defaults, **target.own}
     values = {key: node.text.removeprefix("./") for key, node in nodes.items() if isinstance(node, Scalar)}
     subject = error.subject.partition(": ")[0]
@@ -123,7 +143,7 @@ def named_by(error: KvplanError, target: Target) -> list[str]:
 def options_of(
     target: Target, command: ServeCommand | None, folder: Path, *, offline: bool, served: Served | None = None
 ) -> EstimateOptions:
-    """A target as the options of `kvplan estimate`: what it says itself, then its command, then the defaults."""
+    """Convert a target to the options of `kvplan estimate`: its own keys, then its command's, then the defaults."""
     nodes = dict(target.own)
     stated = keys_of_command(command)
     nodes |= {key: node for key, node in target.defaults.items() if key not in nodes and key not in stated}
@@ -154,7 +174,7 @@ def options_of(
 
 
 def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None, root: Path) -> None:
-    """Refuse files of a target that lie outside the policy's repository."""
+    """Refuse a target's files that are outside the policy's repository."""
     names = {
         "model": options.model or (command.model if command else None),
         "draft_model": options.draft_model or (command.draft_model if command else None),
@@ -169,7 +189,7 @@ def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None,
 
 
 def is_file(key: str, text: str) -> bool:
-    """Whether the reader of a key takes its value for a file's name."""
+    """True if the value of a key is parsed as a file name."""
     from kvplan.models import catalog
     from kvplan.workloads.lengths import DISTRIBUTIONS
 
@@ -183,7 +203,7 @@ def is_file(key: str, text: str) -> bool:
 
 
 def keys_of_command(command: ServeCommand | None) -> set[str]:
-    """The engine keys that a target's command states: they win over the policy's defaults."""
+    """Engine keys that a target's command sets: they override the policy's defaults."""
     if command is None:
         return set()
     others = {
@@ -194,7 +214,7 @@ def keys_of_command(command: ServeCommand | None) -> set[str]:
 
 
 def value_of(key: str, node: Node, folder: Path) -> Any:
-    """A key's value as the option of its name wants it; policy_file has refused what is not of its kind."""
+    """A key's value as the value of its option; policy_file has already checked its type."""
     match node:
         case Items():
             return [item.text for item in node.values if isinstance(item, Scalar)]
@@ -212,12 +232,12 @@ def value_of(key: str, node: Node, folder: Path) -> Any:
 
 
 def path_in(folder: Path, text: str) -> str:
-    """A path as the policy means it, with its leading ./ kept: it tells a path from a name of the catalog."""
+    """A path relative to the policy, keeping its leading ./, which distinguishes it from a catalog name."""
     return text if str(folder) == "." else os.path.join(folder, text)  # noqa: PTH118 -- a Path drops the ./
 
 
 def is_path_in(folder: Path, text: str) -> bool:
-    """Whether a name is meant as a path: it looks like one, or there is such a file beside the policy."""
+    """True if a name is meant as a path: it looks like one, or the file exists next to the policy."""
     from kvplan.models import catalog
 
     if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
@@ -228,21 +248,26 @@ def is_path_in(folder: Path, text: str) -> bool:
         return False
 
 
+def source_of(target: Target) -> str:
+    """Key of a target's command: "command" or "manifest"."""
+    return "command" if target.manifest is None else "manifest"
+
+
 def say(target: Target, inputs: Inputs) -> None:
-    """Warnings of a target, and where its command reads a number otherwise than kvplan's own keys would."""
-    source = "command" if target.manifest is None else "manifest"
+    """Print warnings of a target, and numbers in its command that kvplan's own keys would parse differently."""
     for text in dict.fromkeys(inputs.warnings):
-        output.tell("warning", f"target {target.id}: {text.replace('--from-command', source, 1)}")
+        output.tell("warning", f"target {target.id}: {text}")
+    about = [*inputs.readings, *(inputs.of_command if target.manifest is not None else ())]
     for text in dict.fromkeys(inputs.notes):
-        if text in inputs.readings or (target.manifest is not None and text.startswith("--from-command: ")):
-            output.tell("note", f"target {target.id}: {text.replace('--from-command', source, 1)}")
+        if text in about:
+            output.tell("note", f"target {target.id}: {text}")
     if (others := overruled_model(target)) is not None:
         own, other = (printable(text, 100) for text in others)
         output.tell("note", f"target {target.id}: uses model: {own}, not {other} from its command")
 
 
 def overruled_model(target: Target) -> tuple[str, str] | None:
-    """(the target's own model, its command's) where they are not one and the same."""
+    """(the target's own model, its command's) if they differ."""
     from kvplan.models import catalog
 
     node = target.own.get("model")
@@ -256,7 +281,7 @@ def overruled_model(target: Target) -> tuple[str, str] | None:
 
 
 def baseline_figures(policy: Policy) -> Mapping[str, Figures] | None:
-    """The baseline's figures by target; None where there is no such file (yet)."""
+    """Figures of the baseline by target, or None if there is no such file (yet)."""
     if policy.baseline is None or not exists(policy.baseline.path):
         return None
     try:

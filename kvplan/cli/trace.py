@@ -1,11 +1,11 @@
-"""`kvplan trace`: what a trace looks like, in another form, or a part of it; and the workloads known by name."""
+"""`kvplan trace`: statistics of a trace, conversion, and sampling; and the list of known workloads."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvplan.cli import output
 from kvplan.cli.trace_options import (
@@ -17,7 +17,7 @@ from kvplan.cli.trace_options import (
 )
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
-from kvplan.core.table import Markdown, Table
+from kvplan.core.table import Markdown, Table, flattened
 from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Line, Part, line
@@ -32,32 +32,40 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, object]
 DEFAULT_REQUESTS = 1000  # of a profile
-MAX_DRAWN = 5_000_000  # requests; as many as a file may hold, within a minute
+MAX_DRAWN = 5_000_000  # requests; as many as a file may hold, drawn within a minute
 
 
-# --- what is read and written -----------------------------------------------------------------------------------------
+# --- reading and writing ----------------------------------------------------------------------------------------------
 
 
 def profile_named(text: str) -> Profile | None:
-    """The profile of that name, even where a file has it too; None where there is none."""
+    """Profile with this name, even if a file has the same name, or None if there is none."""
     if not has_profile(text):
         return None
     if exists(text):
-        output.tell("note", f"{text}: is read as the profile of that name; write ./{text} for the file")
+        output.tell("note", f"{text} is read as the profile of that name; write ./{text} for the file")
     return profile(text)
+
+
+def refuse_name(text: str) -> None:
+    """Refuse a name that is not a file, a path or a profile, with near matches."""
+    try:
+        profile(text)
+    except UsageError as error:
+        raise error.changed(subject=printable(repr(text)), problem="no such trace file or profile") from None
 
 
 def exists(text: str) -> bool:
     try:
-        return text != "" and (Path(text).exists() or Path(text).is_symlink())  # a loop of links is no profile
-    except (OSError, ValueError):  # a name too long, or with a NUL
+        return text != "" and (Path(text).exists() or Path(text).is_symlink())  # a link cycle is not a profile
+    except (OSError, ValueError):  # name too long, or contains a NUL
         return False
 
 
 def trace_of(text: str) -> Trace:
-    """The trace in a file; what its reader changed is said."""
+    """Read a trace; warns of changes by its reader."""
     if not exists(text) and not any(sign in text for sign in "./\\"):
-        profile(text)  # no file and no path: refused as the name of no profile, with near misses
+        refuse_name(text)
     trace = read(Path(text))
     for note in trace.notes:
         output.tell("warning", f"{printable(text, 400)}: {note}")
@@ -65,7 +73,7 @@ def trace_of(text: str) -> Trace:
 
 
 def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], Trace]) -> int:
-    """Make a trace and write all of it or nothing; say what was written, and what has no place in it."""
+    """Make a trace and write all of it or nothing; print what was written, and what could not be represented."""
     path = options.output
     form = form_of(path)
     with output.report_files([path], "--output", SUFFIXES, force=True) as (file,):
@@ -73,7 +81,7 @@ def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], T
             raise UsageError(f"--output {file.label}", "exists", "name another file, or replace it with --force")
         trace = make()
         if form == "csv" and trace.prefix_block is not None:
-            output.tell("warning", f"{file.label}: a CSV has no place for prefix ids; write .jsonl to keep them")
+            output.tell("warning", f"{file.label}: prefix ids cannot be stored in CSV; write .jsonl to keep them")
         data = WRITERS[form](trace).encode("ascii")
         file.save(gzip.compress(data, mtime=0) if path.lower().endswith(".gz") else data)
     output.tell("note", f"{printable(path, 400)}: {plural(len(trace.requests), 'request')} written")
@@ -81,7 +89,7 @@ def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], T
 
 
 def form_of(path: str) -> str:
-    """csv or jsonl, by the suffix in front of .gz."""
+    """Format by the suffix before .gz: csv or jsonl."""
     inner = Path(path[:-3] if path.lower().endswith(".gz") else path).suffix.lower()
     if SUFFIXES.get(inner) not in WRITERS:
         raise UsageError(
@@ -93,7 +101,7 @@ def form_of(path: str) -> str:
 
 
 def seed_of(text: str | None) -> int:
-    return 0 if text in (None, "0") else parse_count(str(text), "--seed", 2**62)
+    return 0 if text is None else parse_count(text, "--seed", 2**62, least=0)
 
 
 # --- convert and sample -----------------------------------------------------------------------------------------------
@@ -106,12 +114,12 @@ def convert(options: TraceConvertOptions) -> int:
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
             other = "; `kvplan trace sample` takes a part of a file" if name == "num_requests" else ""
-            raise UsageError(flag, "works with a profile, not with a file", f"leave it out{other}")
+            raise UsageError(flag, "works with a profile, not with a file", f"remove it{other}")
     return save(options, lambda: trace_of(options.file))
 
 
 def drawing(of: Profile, options: TraceConvertOptions) -> Callable[[], Trace]:
-    """What draws the requests asked for; what is asked is read at once."""
+    """Return a function that draws the requests; the options are parsed immediately."""
     number = parse_count(options.num_requests or str(DEFAULT_REQUESTS), "--num-requests", MAX_DRAWN)
     rate = None if options.rate is None else parse_rate(options.rate, "--rate")
     if rate is None and of.rate_per_s is None:
@@ -133,7 +141,7 @@ def sample(options: TraceSampleOptions) -> int:
         what = "none is given" if not choices else "more than one is given"
         raise UsageError("--num-requests, --share and --span", what, "give one of them")
     if options.start is not None and options.span is None:
-        raise UsageError("--start", "needs --span", "leave it out")
+        raise UsageError("--start", "needs --span", "remove it")
     seed = seed_of(options.seed)
     if options.span is not None:
         length = parse_duration(options.span, "--span")
@@ -165,7 +173,8 @@ def profiles(options: TraceProfilesOptions) -> int:
     rows = [profile_row(profile(name)) for name in profile_names()]
     from kvplan.cli.listing import listed
 
-    output.answer(listed(rows, "workloads", lambda: profiles_lines(rows)), options.format, options.color)
+    given = listed(rows, "workloads", lambda: profiles_lines(rows), lambda: [profiles_list(rows)])
+    output.answer(given, options.format, options.color)
     return 0
 
 
@@ -174,30 +183,18 @@ def shapes(document: Document, parts: list[Part]) -> Answer:
 
 
 def figures_table(document: Document) -> Table:
-    """The path of each figure in the JSON document, and its value."""
-    return Table.of(("figure", "value"), flat(document))
+    """Path of each figure in the JSON document, and its value."""
+    return Table.of(("figure", "value"), flattened(document))
 
 
 def figures_page(document: Document) -> list[Block]:
-    """The same; nothing where there is no value."""
-    rows = ((Markdown(path), "" if value is None else str(value)) for path, value in flat(document))
+    """The same as Markdown; empty cells for missing values."""
+    rows = ((Markdown(path), "" if value is None else str(value)) for path, value in flattened(document))
     return [Table.of(("figure", "value"), rows)]
 
 
-def flat(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    match document:
-        case dict():
-            for key, value in document.items():
-                yield from flat(value, f"{path}.{key}" if path else key)
-        case list():
-            for number, value in enumerate(document):
-                yield from flat(value, f"{path}.{number}")
-        case _:
-            yield path, document
-
-
 def stats_document(of: TraceStats, notes: tuple[str, ...]) -> typed.TraceDocument:
-    """kvplan/trace@1: seconds, tokens, and shares of all prompt tokens."""
+    """Build kvplan/trace@1: seconds, tokens, and fractions of all prompt tokens."""
     arrivals, prefix = of.arrivals, of.prefix
     return {
         "schema": "kvplan/trace@1",
@@ -232,7 +229,7 @@ def _lengths(of: LengthStats) -> typed.Lengths:
 
 
 def profile_document(of: Profile) -> typed.WorkloadDocument:
-    """kvplan/workload@1: what is published, and lengths at percent of the requests."""
+    """Build kvplan/workload@1: published data, and lengths by percentile of the requests."""
     return {
         "schema": "kvplan/workload@1",
         "name": of.name,
@@ -383,7 +380,7 @@ def profile_row(of: Profile) -> WorkloadRow:
     }
 
 
-def profiles_lines(rows: list[WorkloadRow]) -> list[Part]:
+def profiles_list(rows: list[WorkloadRow]) -> Table:
     headers = ("name", "rate/s", "prompt", "most", "output", "most", "prefix", "")
     is_assumed = {"published": "", "assumed": " (assumed)"}
     cells = [
@@ -399,8 +396,12 @@ def profiles_lines(rows: list[WorkloadRow]) -> list[Part]:
         )
         for row in rows
     ]
+    return Table.of(headers, cells, left=(0, 7))
+
+
+def profiles_lines(rows: list[WorkloadRow]) -> list[Part]:
     return [
-        Table.of(headers, cells, left=(0, 7)),
+        profiles_list(rows),
         line(),
         line("Mean and maximum tokens of prompts and outputs; tokens of a shared prefix (`kvplan trace stats NAME`)"),
     ]

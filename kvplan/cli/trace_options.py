@@ -35,7 +35,7 @@ NumRequests = Annotated[Text, option("--num-requests", help="Number of requests 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceStatsOptions:
-    """`kvplan trace stats`."""
+    """Options of `kvplan trace stats`."""
 
     file: TraceFile
     format: FormatOption = "table"
@@ -44,7 +44,7 @@ class TraceStatsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceProfilesOptions:
-    """`kvplan trace profiles`."""
+    """Options of `kvplan trace profiles`."""
 
     format: FormatOption = "table"
     color: ColorOption = "auto"
@@ -52,7 +52,7 @@ class TraceProfilesOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConvertOptions:
-    """`kvplan trace convert`; the last four go with a profile. None: not said."""
+    """Options of `kvplan trace convert`; the last four only apply to a profile. None: not given."""
 
     file: TraceFile
     output: OutputFile
@@ -69,14 +69,16 @@ class TraceConvertOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSampleOptions:
-    """`kvplan trace sample`. None: not said."""
+    """Options of `kvplan trace sample`. None: not given."""
 
     file: Annotated[str, typer.Argument(metavar="FILE", help="Trace, as for stats.", show_default=False)]
     output: OutputFile
     force: Force = False
     num_requests: NumRequests = None
-    share: Annotated[Text, option("--share", help="Fraction of the requests to keep: 10%.", metavar="SHARE")] = None
-    span: Annotated[Text, option("--span", help="Keep a time span unchanged: 10m.", metavar="TIME")] = None
+    share: Annotated[Text, option("--share", help="Fraction of the requests to keep, e.g. 10%.", metavar="SHARE")] = (
+        None
+    )
+    span: Annotated[Text, option("--span", help="Keep a time span unchanged, e.g. 10m.", metavar="TIME")] = None
     start: Annotated[
         Text, option("--start", help="Start of the span, after the first request. Default: random.", metavar="TIME")
     ] = None

@@ -1,4 +1,4 @@
-"""`kvplan tune`: GPUs, a load and targets of time -> the flags that serve the most."""
+"""`kvplan tune`: find the flags with the highest throughput on given GPUs under a load and latency targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvplan.cli import output
 from kvplan.cli.inputs import MODEL_CURE, Inputs, read, refuse_missing, say, says_gpu, says_model, stated_arguments
-from kvplan.cli.load import load_of
+from kvplan.cli.load import check_lengths, load_of
 from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
 from kvplan.cli.tune_options import TuneOptions
 from kvplan.cli.workers import workers_of
@@ -23,31 +23,34 @@ from kvplan.report.formats import rendered
 from kvplan.servers.base import terms_of, titles
 from kvplan.servers.pasted import read_command
 from kvplan.simulate import slo
-from kvplan.simulate.ranges import unseen_note
 from kvplan.simulate.settings import space
+from kvplan.simulate.setup import check_tiers, refuse_reordering
 from kvplan.simulate.steady import Demand, How
 from kvplan.simulate.tiers import TierSpec
-from kvplan.simulate.tuning import Tried, refuse_unless_some, tune
+from kvplan.simulate.tuning import TURNS, Tried, refuse_unless_some, tune
 
 if TYPE_CHECKING:
     from kvplan.cli.load import Load
     from kvplan.documents.tune import TuneDocument
 
 NUM_REQUESTS: Final = "2000"
-TURNS: Final = 10  # requests of a run for each that runs at once: with fewer it ends before a queue has grown
 ROWS: Final = 10
 MOST_GPUS: Final = 1024
-SOUGHT: Final = {  # engine arguments that a search of flags cannot keep
+SOUGHT: Final = {  # engine arguments that the search must be free to change
     "data_parallel_size": "the number of servers follows from --num-gpus and --tp",
     "pipeline_parallel_size": "stages cannot be simulated",
 }
 
 
 def tune_command(options: TuneOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where the load is not surely served."""
+    """Tune and return the exit code: 0, or with --exit-code 1 if the load may not be served."""
     with output.report_files(options.report or [], force=options.force) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else ROWS
-        doc = answered(options)
+        try:
+            doc = answered(options)
+        except KeyboardInterrupt:
+            output.tell("warning", "interrupted: no setting was chosen")
+            raise
         from kvplan.report.tune_text import shapes
 
         given = shapes(doc, limit)
@@ -58,7 +61,7 @@ def tune_command(options: TuneOptions) -> int:
 
 
 def answered(options: TuneOptions) -> TuneDocument:
-    from kvplan.report.tune_text import document
+    from kvplan.report.tune_text import HIGHEST_RATE, document
 
     options = with_generator(with_num_gpus(options))
     refuse_missing(
@@ -79,45 +82,38 @@ def answered(options: TuneOptions) -> TuneDocument:
     load, rate = load_and_rate(options)
     tier = None if options.tier is None else tier_of(options.tier, base, load)
     demand = demand_of(options, load, promises, tier)
-    check_lengths(demand, base, quiet=options.quiet)
+    context = base.args.max_model_len
+    assert isinstance(context, int), "it is stated by now"
+    check_lengths(demand.rows, context, base.spec, promises, quiet=options.quiet)
     if not promises and demand.how == "rate":
-        raise UsageError("--slo", "is missing: more requests only wait longer", "add --slo ttft.p90=2s,tpot=50ms")
+        raise UsageError(
+            "--slo",
+            "is missing: without it more requests only wait longer",
+            "add --slo ttft.p90=2s,tpot=50ms",
+        )
     say(inputs, quiet=options.quiet)
     if not options.quiet:
         say_how_steady(promises, load.source.num_requests - load.skipped)
     fp8 = options.fp8 and reads_fp8(base) and not is_fp8_already(base)
     has_prefixes, host = load.source.run_len is not None, 0 if demand.tier is None else demand.tier.capacity
     where = space(base, stated, count, fp8=fp8, has_prefixes=has_prefixes, host=host)
-    tuned = tune(base, demand, where, jobs)
+    tuned = tune(base, demand, where, jobs, rate)
     refuse_unless_some(tuned)
-    how = load.how if demand.how != "rate" else "as many requests/s as possible"
+    sought = HIGHEST_RATE if rate is None else f"{rate:g} requests/s"
+    how = load.how if demand.how != "rate" else sought
     doc = document(base, count, f"{load.source.name}, {how}", demand, rate, tuned)
-    if tuned.best is not None and demand.how == "rate" and not options.quiet:
+    if tuned.best is not None and demand.how == "rate" and not tuned.is_light_load and not options.quiet:
         say_how_long(tuned.best.tried, len(demand.rows))
-    unseen = () if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base))).unseen
-    if unseen and not options.quiet:
-        output.tell("note", unseen_note(unseen))
     return doc
 
 
-def check_lengths(demand: Demand, base: Request, *, quiet: bool) -> None:
-    """Refuse a load whose prompts are all longer than the context; those that are miss every target."""
-    context = base.args.max_model_len
-    assert isinstance(context, int), "it is stated by now"
-    longer = sum(row.prompt_tokens >= context for row in demand.rows)
-    if longer == len(demand.rows):
-        raise UsageError("--ctx", f"no prompt fits in the context of {context:,} tokens", "raise it")
-    if longer and not quiet:
-        output.tell("note", f"{longer:,} of {len(demand.rows):,} prompts exceed the context and miss every target")
-
-
 def say_how_long(best: Tried, num_requests: int) -> None:
-    """A note where a run is so short that a server answers most of it from a standing start."""
+    """Note a run so short that most requests arrive at a server that is still filling up."""
     running = 0 if best.run is None else best.run.result.running_peak
     if num_requests < TURNS * running:
         output.tell(
             "note",
-            f"{num_requests:,} requests are few for {running:,} that run at once: over a longer run it may serve less; "
+            f"{num_requests:,} requests are few with {running:,} running at once; a longer run may serve less: "
             "raise --num-requests",
         )
 
@@ -126,35 +122,37 @@ def say_how_long(best: Tried, num_requests: int) -> None:
 
 
 def with_num_gpus(options: TuneOptions) -> TuneOptions:
-    """--gpu 2xl40s as --gpu l40s --num-gpus 2."""
+    """Rewrite --gpu 2xl40s as --gpu l40s --num-gpus 2."""
     if options.gpu is None or len(options.gpu) != 1:
         return options
     count, name = split_count(options.gpu[0])
     if count is None:
         return options
     if options.num_gpus is not None and parse_count(options.num_gpus, "--num-gpus", MOST_GPUS) != count:
-        raise UsageError("--gpu", f"says {count} GPUs, and --num-gpus {options.num_gpus}", "leave one out")
+        raise UsageError("--gpu", f"says {count} GPUs, and --num-gpus {options.num_gpus}", "use only one")
     return replace(options, gpu=[name], num_gpus=str(count))
 
 
 def stated_by(options: TuneOptions) -> frozenset[str]:
-    """Engine arguments that the user gave, wherever: they are kept."""
+    """Engine arguments that the user gave in any form: they are fixed."""
     command = read_command(options.from_command) if options.from_command is not None else None
     stated = stated_arguments(options, command)
+    if options.from_command is not None:
+        refuse_reordering(options.from_command)
     for name, why in SOUGHT.items():
         if name in stated:
-            raise UsageError(f"--{name.replace('_', '-')}", why, "leave it out")
+            raise UsageError(f"--{name.replace('_', '-')}", why, "remove it")
     return frozenset(stated)
 
 
 def base_of(inputs: Inputs) -> Request:
-    """The one server that is turned, with a context of its own."""
+    """The one server to tune, with a fixed context."""
     if len(inputs.requests) != 1:
         raise UsageError("tune", f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
     [base] = inputs.requests
-    if not terms_of(base.release.engine).recommended:
-        names, engines = titles(lambda terms: terms.recommended)
-        raise UsageError("--engine", f"tune knows only {names}'s scheduler and step times", f"use --engine {engines}")
+    if not terms_of(base.release.engine).simulated:
+        names, engines = titles(lambda terms: terms.simulated)
+        raise UsageError("--engine", f"tune supports only {names}", f"use --engine {engines}")
     if base.args.max_model_len == "auto":
         raise UsageError("--ctx", "auto would be another length with every setting", "write one, for example 16k")
     return base if base.args.max_model_len is not None else with_args(base, max_model_len=base.spec.max_model_len)
@@ -166,12 +164,12 @@ def num_gpus_of(options: TuneOptions, base: Request, stated: frozenset[str]) -> 
         return ranks
     count = parse_count(options.num_gpus, "--num-gpus", MOST_GPUS)
     if "tensor_parallel_size" in stated and count % ranks:
-        raise UsageError(f"--num-gpus {count}", f"is not a multiple of --tp {ranks}", "change one")
+        raise UsageError(f"--num-gpus {count}", f"is not a multiple of --tp {ranks}", "change one of them")
     return count
 
 
 def load_and_rate(options: TuneOptions) -> tuple[Load, float | None]:
-    """(the load, the requests per second that must be served)."""
+    """(the load, the requests per second to serve)."""
     is_sought = options.rate is None and options.users is None and options.max_concurrency is None
     by_users = options.users is not None or options.max_concurrency is not None
     load = load_of(
@@ -184,19 +182,19 @@ def load_and_rate(options: TuneOptions) -> tuple[Load, float | None]:
     if len(load.stages) > 1:
         raise UsageError("--rate", "must be one number of requests per second", "write --rate 4")
     if load.stages and load.users is not None:
-        raise UsageError("--max-concurrency", "does not go with a rate here", "leave one out")
+        raise UsageError("--max-concurrency", "cannot be combined with a rate here", "use only one")
     is_rate = not is_sought and bool(load.stages) and not isinf(load.peak)
     return load, load.peak if is_rate else None
 
 
 def tier_of(text: str, base: Request, load: Load) -> TierSpec:
-    """Host memory that vLLM's LMCache connector may use; in vain where no prompt is like another."""
+    """Host memory for vLLM's offloading connector. Refuse it if no prompts share a prefix."""
     tier = parse_tier(text)
+    if terms_of(base.release.engine).prompts_first is not None:
+        raise UsageError("--tier", "needs vLLM's scheduler", "use --engine vllm")
     if load.source.run_len is None:
-        raise UsageError("--tier", "helps only where prompts share their beginning, which these do not", "leave it out")
-    if plan(base).state_bytes:
-        name = base.spec.name
-        raise UsageError("--tier", f"{name} has recurrent states, which token chunks cannot store", "leave it out")
+        raise UsageError("--tier", "helps only if prompts share prefixes, which these do not", "remove it")
+    check_tiers(plan(base), (tier,))
     return tier
 
 

@@ -22,24 +22,26 @@ from kvplan.cli.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions(LoadOptions):
-    """`kvplan tune`: flags that are stated are kept, the others sought; None: not said."""
+    """Options of `kvplan tune`: given flags are fixed, the others searched; None: not given."""
 
     gpu: Annotated[
         Texts,
-        option("--gpu", help="GPU to serve on, several as 8xh100-80g.", metavar="NAME", complete=complete_gpu),
+        option("--gpu", help="GPU to serve on; 8xh100-80g for eight.", metavar="NAME", complete=complete_gpu),
     ] = None
     num_gpus: Annotated[
         Text, option("--num-gpus", help="Number of GPUs, all servers together. Default: --tp, or 1.", metavar="N")
     ] = None
     max_model_len: Annotated[
         Texts,
-        option("--max-model-len", "--ctx", help="Context length: 32k. Default: the model's maximum.", metavar="TOKENS"),
+        option(
+            "--max-model-len", "--ctx", help="Context length, e.g. 32k. Default: the model's maximum.", metavar="TOKENS"
+        ),
     ] = None
     rate: Annotated[
         Text,
         option(
             "--rate",
-            help="Requests per second that must be served, or inf (all at once). Default: as many as possible.",
+            help="Requests per second to serve, or inf (all at once). Default: the highest rate within the targets.",
             metavar="N",
         ),
     ] = None
@@ -49,11 +51,11 @@ class TuneOptions(LoadOptions):
     ] = None
     slo: Annotated[
         Text,
-        option("--slo", help="Latency targets to stay within: ttft.p90=2s,tpot=50ms.", metavar="PROMISES"),
+        option("--slo", help="Latency targets to meet, e.g. ttft.p90=2s,tpot=50ms.", metavar="TARGETS"),
     ] = None
     tier: Annotated[
         Text,
-        option("--tier", help="Host memory that a server may keep prompts in: cpu=64GiB@25GB/s.", metavar="TIER"),
+        option("--tier", help="Host memory for KV offloading, e.g. cpu=64GiB@25GB/s.", metavar="TIER"),
     ] = None
     fp8: Annotated[bool, typer.Option("--fp8/--no-fp8", help="Allow an fp8 KV cache.")] = True
     jobs: Annotated[Text, option("--jobs", help="Maximum number of processes. Default: all cores.", metavar="N")] = None
@@ -64,7 +66,10 @@ class TuneOptions(LoadOptions):
     report: ReportOption = None
     force: ForceOption = False
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 1 if nothing keeps the targets, or --rate not surely.")
+        bool,
+        typer.Option(
+            "--exit-code", help="Exit with 1 if no setting meets the targets, or meeting them at --rate is uncertain."
+        ),
     ] = False
     color: ColorOption = "auto"
     quiet: QuietOption = False

@@ -1,4 +1,4 @@
-"""`kvplan upgrade`: servers as they are and as they would be with another release, and the exit code it means."""
+"""`kvplan upgrade`: compare servers with their current release and another one, and set the exit code."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -13,18 +13,18 @@ from kvplan.core.files import printable
 from kvplan.planning.plan import Request
 from kvplan.planning.upgrade import WORSE, Upgrade, Upgraded, upgraded
 from kvplan.report.formats import Answer
-from kvplan.servers.base import DEFAULT, parse_engine
-from kvplan.servers.releases import Version
+from kvplan.servers.base import parse_engine
+from kvplan.servers.releases import DEFAULT, Version
 
 POLICY_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A server that is asked about.
+    """A server to compare.
 
-    request   it, with a release, or with the one it names itself
-    is_fixed  it says itself which server program runs it: a target of a policy
+    request   builds its request for a release, or for the one that it names itself
+    is_fixed  True if it names its server program itself: a target of a policy
     """
 
     key: str
@@ -33,7 +33,7 @@ class Subject:
 
 
 def upgrade(options: UpgradeOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where a server would be worse."""
+    """Compare and return the exit code: 0, or with --exit-code 1 if a server would be worse."""
     if options.engine is not None:
         raise UsageError("--engine", "is one release, but an upgrade needs two", "write --from and --to")
     subjects = list(subjects_of(options))
@@ -80,7 +80,7 @@ def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
     for field in fields(WorkloadOptions):
         if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
             raise UsageError(
-                f"--{field.name.replace('_', '-')}", "only works with a command or a model", "a policy states it"
+                f"--{field.name.replace('_', '-')}", "works only with a command or a model", "a policy states it"
             )
     policy = policy_file.read(file)
     for target in policy.targets:
@@ -96,7 +96,7 @@ def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
 
 
 def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
-    """Each server planned with both releases; those of another server program are left out and named."""
+    """Plan each server with both releases; those of another server program are skipped and listed."""
     old = None if options.old is None else release_of(options.old, "--from")
     new = release_of(options.new or (old.engine if old else DEFAULT), "--to")
     if old is not None and old.engine != new.engine:
@@ -122,13 +122,13 @@ def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
     if not servers:
         raise UsageError(
             "SERVER",
-            f"is not a server of {new.engine}",
+            f"is not a {new.engine} server",
             f"name releases of its own: --from and --to ({printable(others[0], 80)})",
         )
     if old is None and all(server.old.request.release == new for server in servers):
         raise UsageError(
             "--from",
-            f"is missing, and SERVER does not say which release runs now ({new.label} is the goal)",
+            f"is missing: SERVER does not name its current release (the target is {new.label})",
             "add --from vllm@0.24",
         )
     return Upgrade(None if old is None else old.label, new.label, tuple(servers), tuple(others))

@@ -20,7 +20,7 @@ from kvplan.cli.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeOptions(WorkloadOptions):
-    """`kvplan upgrade`; what a plan is made from goes with a command or a model. `model` is SERVER."""
+    """Options of `kvplan upgrade`; plan options apply to a command or a model. `model` is SERVER."""
 
     model: Annotated[
         Text,
@@ -35,7 +35,7 @@ class UpgradeOptions(WorkloadOptions):
         Text,
         option(
             "--from",
-            help="Current release: vllm@0.24. Default: from the policy or command.",
+            help="Current release, e.g. vllm@0.24. Default: from the policy or command.",
             metavar="RELEASE",
         ),
     ] = None
@@ -46,7 +46,7 @@ class UpgradeOptions(WorkloadOptions):
     exit_code: Annotated[
         bool,
         typer.Option(
-            "--exit-code", help="Exit with 1 when a server that starts now would not start, or would hold fewer users."
+            "--exit-code", help="Exit with 1 if a server that starts now would not start or would serve fewer users."
         ),
     ] = False
     format: FormatOption = "table"

@@ -1,4 +1,4 @@
-"""`kvplan watch`: a live view of a GPU, a process and a server; a line per interval where no terminal shows it."""
+"""`kvplan watch`: a live view of a GPU, a process and servers; a line per interval if there is no terminal."""
 
 import os
 import sys
@@ -22,14 +22,14 @@ from kvplan.measure.watch import CsvLog, ProcessEnded, Watched, WatchedPage, Wat
 LIVE_INTERVAL_S = 1.0
 LINE_INTERVAL_S = 10.0
 LEAST_INTERVAL_S = 0.02
-PATIENCE_S = 1.0  # at most, and a quarter of the interval, a reading waits for the server's page
+PATIENCE_S = 1.0  # most that a reading waits for the server's page; also at most a quarter of the interval
 MAX_PID = 2**22  # of Linux
-TRIES = 5  # readings in a row without a page, of a server that never answered
+TRIES = 5  # consecutive failed readings of a server that never responded
 MAX_TRIES = 10**9
 
 
 def watch(options: WatchOptions) -> int:
-    """Read and show until the duration is over, the process ends or the user interrupts."""
+    """Read and show until the duration is over, the process exits or the user interrupts."""
     is_live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     interval = LIVE_INTERVAL_S if is_live else LINE_INTERVAL_S
     if options.interval is not None:
@@ -38,7 +38,7 @@ def watch(options: WatchOptions) -> int:
     with ExitStack() as stack:
         names = server_names(options)
         urls = options.metrics or []
-        pages = tuple(watched_page(url, interval / len(urls)) for url in urls)  # which share the patience
+        pages = tuple(watched_page(url, interval / len(urls)) for url in urls)  # they share the patience
         patience = tries_of(options)
         planned = planned_pool(options)
         pid = None if options.pid is None else parse_count(options.pid, "--pid", MAX_PID)
@@ -54,9 +54,9 @@ def watch(options: WatchOptions) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """How often in a row every server's page may fail before watching ends; None: for ever.
+    """Consecutive failures of every server's page that end watching; None: unlimited.
 
-    at_first  before a page's first answer
+    at_first  before a page's first response
     later     after it
     """
 
@@ -65,7 +65,7 @@ class Tries:
     later: int | None = None
 
     def check(self, pages: Sequence[WatchedPage]) -> None:
-        """Raise EnvironmentProblem once each page has failed as often as that; while any may answer, none ends it."""
+        """Raise EnvironmentProblem once every page has failed that often in a row."""
         if not pages or not all(self._is_over(page) for page in pages):
             return
         problem = f"{pages[0].problem} after {times_text(pages[0].failures)}"
@@ -82,18 +82,18 @@ def times_text(count: int) -> str:
 
 
 def tries_of(options: WatchOptions) -> Tries:
-    """The patience that --tries states, else the default."""
+    """Limits from --tries, else the defaults."""
     if options.tries is not None and not options.metrics:
         raise UsageError("--tries", "needs a server's metrics page", "add --metrics URL")
     where = f"--metrics {shown_url((options.metrics or [''])[0])}"
     if options.tries is None:
         return Tries(where)
-    most = None if options.tries == "0" else parse_count(options.tries, "--tries", MAX_TRIES)
+    most = parse_count(options.tries, "--tries", MAX_TRIES, least=0) or None
     return Tries(where, most, most)
 
 
 def run(watched: Watched, elapsed: Iterator[float], log: CsvLog | None, show: Show, tries: Tries | None = None) -> None:
-    """A reading at each tick: logged first, then shown."""
+    """Take a reading at each tick: log it first, then show it."""
     for seconds in elapsed:
         try:
             reading = watched.read(seconds)
@@ -109,7 +109,7 @@ def run(watched: Watched, elapsed: Iterator[float], log: CsvLog | None, show: Sh
 
 
 def ticks(interval: float, duration: float | None) -> Iterator[float]:
-    """Elapsed seconds: 0 at once, then each multiple of the interval up to the duration; a missed one is left out."""
+    """Yield elapsed seconds: 0 at once, then multiples of the interval up to the duration; missed ticks are skipped."""
     start = time.monotonic()
     yield 0.0
     count = 0
@@ -130,7 +130,7 @@ def watched_page(url: str, interval: float) -> WatchedPage:
 
 
 def server_names(options: WatchOptions) -> tuple[str, ...]:
-    """What each server is called: host and port, and its path where that is not /metrics."""
+    """Label of each server: host and port, with its path if that is not /metrics."""
     names = []
     for text in options.metrics or ():
         url = checked_url(text)
@@ -142,7 +142,7 @@ def server_names(options: WatchOptions) -> tuple[str, ...]:
 
 
 def planned_pool(options: WatchOptions) -> Planned | None:
-    """What --plan foresaw, or a plan of --model on --gpu; InvalidInputError for a file that holds no plan."""
+    """The --plan, or a plan of --model on --gpu. Raise InvalidInputError for a file that holds no plan."""
     flags = {"--model": options.model, "--gpu": options.gpu, "--ctx": options.max_model_len}
     stated = [flag for flag, value in flags.items() if value is not None]
     if options.plan is None and not stated:
@@ -152,7 +152,7 @@ def planned_pool(options: WatchOptions) -> Planned | None:
     if options.plan is None:
         return pool_of(plan_of(options), "--model")
     if stated:
-        raise UsageError("--plan", f"is a plan already, without {stated[0]}", "leave one of them out")
+        raise UsageError("--plan", f"is a plan already and cannot be combined with {stated[0]}", "use only one")
     path = Path(options.plan)
     return pool_of(load_json(path), path_text(path))
 
@@ -167,7 +167,7 @@ def pool_of(plan: object, where: str) -> Planned:
 
 
 def plan_of(options: WatchOptions) -> object:
-    """The document that `estimate` writes for this model, GPU and context; its notes go to standard error."""
+    """Document that `estimate` writes for this model, GPU and context; its notes go to standard error."""
     from kvplan.cli import inputs
     from kvplan.cli.options import EstimateOptions
     from kvplan.documents.artifact import plan_document
@@ -186,7 +186,7 @@ def plan_of(options: WatchOptions) -> object:
 
 
 def planned_users(plan: object) -> int | None:
-    """Requests at once by a plan, over all its replicas."""
+    """Concurrent requests of a plan, over all its replicas."""
     match plan:
         case {"concurrency": {"users": users, "replicas": replicas}}:
             per_replica, number = count_of(users), count_of(replicas)
@@ -199,7 +199,7 @@ def count_of(value: object) -> int | None:
 
 
 def open_device(options: WatchOptions, stack: ExitStack) -> tuple[Nvml | None, Device | None]:
-    """The GPU asked for, else the first one CUDA would use; none where something else is to be watched."""
+    """The requested GPU, else the first one that CUDA would use; None if only other things are watched."""
     try:
         nvml = stack.enter_context(open_nvml())
         named = options.gpu_index
@@ -213,14 +213,14 @@ def open_device(options: WatchOptions, stack: ExitStack) -> tuple[Nvml | None, D
             others = "watch a process with --pid PID or a server with --metrics URL"
             raise error.changed(remedy=f"{error.remedy}; without a GPU, {others}") from error
         if error.reason == "absent":
-            output.tell("note", "no GPU: the machine's own memory is shown")
+            output.tell("note", "no GPU found; showing host memory")
         else:
-            output.tell("warning", f"{error}; the machine's own memory is shown")
+            output.tell("warning", f"{error}; showing host memory")
         return None, None
 
 
 def find_process(pid: int | None, device: Device | None) -> WatchedProcess | None:
-    """The process whose resident memory is shown; beside a GPU's figures one can do without."""
+    """The process whose resident memory is shown; a missing one is only an error if no GPU is watched."""
     if pid is None:
         return None
     try:
@@ -228,7 +228,7 @@ def find_process(pid: int | None, device: Device | None) -> WatchedProcess | Non
     except EnvironmentProblem as error:
         if device is None:
             raise
-        output.tell("note", f"{error}; its resident memory is not shown")
+        output.tell("note", f"{error}; not showing its resident memory")
         return None
 
 

@@ -1,4 +1,4 @@
-"""What `kvplan watch` shows: a line per reading to a pipe; on a terminal a view with the history of each figure."""
+"""Output of `kvplan watch`: a line per reading to a pipe; on a terminal, a view with the history of each figure."""
 
 import os
 from collections import deque
@@ -15,17 +15,17 @@ from kvplan.measure.watch import NO_ANSWER_YET, Rates, Reading, ServerReading, W
 from kvplan.report.lines import Line, line, takes_blocks, write
 from kvplan.report.sparkline import sparkline
 
-FRESH_S = 1.0  # a page as old as this is shown with its age
+FRESH_S = 1.0  # a page older than this is shown with its age
 BAR = 40
-LEAST_HISTORY, MOST_HISTORY = 8, 60  # cells, a reading each
+LEAST_HISTORY, MOST_HISTORY = 8, 60  # cells, one per reading
 BESIDE_HISTORY = 56  # columns for a row's label and figure
-NARROW = 80  # columns that the view is made for
+NARROW = 80  # minimum columns of the view
 Show = Callable[[Reading], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a plan foresaw of a server: tokens of one engine's pool; requests at once, and the tokens of each."""
+    """A plan's figures for a server: tokens of one engine's pool, concurrent requests, and tokens of each."""
 
     tokens: int
     users: int | None = None
@@ -34,7 +34,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What every view needs beside a reading."""
+    """What every view needs in addition to a reading."""
 
     watched: Watched
     heading: str
@@ -51,7 +51,7 @@ class Screen:
 
 
 def lines_to(stream: TextIO, screen: Screen) -> Show:
-    """A line per reading, after one that says what is watched; warnings go to standard error, each once."""
+    """Show a line per reading, after a heading line; warnings go to standard error, each once."""
     reported: set[str] = set()
     write([line(screen.heading)], stream)
 
@@ -73,7 +73,7 @@ def lines_to(stream: TextIO, screen: Screen) -> Show:
 
 
 def reading_lines(reading: Reading, watched: Watched, planned: Planned | None = None) -> list[str]:
-    """A reading as one line of text; of several servers, each has a line of its own."""
+    """A reading as one line of text; with several servers, one more line for each."""
     time, parts = reading.utc[11:19], machine_parts(reading, watched)
     texts = [server_text(server, planned) for server in reading.servers]
     if len(texts) < 2:
@@ -83,7 +83,7 @@ def reading_lines(reading: Reading, watched: Watched, planned: Planned | None = 
 
 
 def machine_parts(reading: Reading, watched: Watched) -> list[str]:
-    """The figures of the GPU, the process and the machine."""
+    """Figures of the GPU, the process and the machine."""
     parts = []
     if reading.sample is not None:
         parts += [memory_text(reading.sample.memory), *share_texts(reading.sample, watched.pid)]
@@ -97,11 +97,11 @@ def machine_parts(reading: Reading, watched: Watched) -> list[str]:
 
 def memory_text(memory: DeviceMemory) -> str:
     used = f"{memory.used / GIB:,.2f} of {format_gib(memory.total)} used"
-    return f"{used} (the machine's)" if memory.is_host else used
+    return f"{used} (host memory)" if memory.is_host else used
 
 
 def host_text(host: HostMemory) -> str:
-    return f"machine {(host.total - host.available) / GIB:,.2f} of {format_gib(host.total)} used"
+    return f"host {(host.total - host.available) / GIB:,.2f} of {format_gib(host.total)} used"
 
 
 def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
@@ -114,7 +114,7 @@ def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
 
 
 def load_texts(sample: DeviceSample) -> list[str]:
-    """Utilization, power, clocks and temperature, where the device tells them."""
+    """Utilization, power, clocks and temperature, if the device reports them."""
     figures: tuple[tuple[float | None, str], ...] = (
         (percent(sample.gpu_utilization), "{:.0f} % busy"),
         (percent(sample.memory_utilization), "memory busy {:.0f} %"),
@@ -131,7 +131,7 @@ def percent(share: float | None) -> float | None:
 
 
 def server_text(server: ServerReading, planned: Planned | None = None) -> str:
-    """What the server said last, after why it said nothing now, where it did not."""
+    """The server's last figures, preceded by the error if the current read failed."""
     texts = [] if server.problem is None else [problem_text(server)]
     if server.stats is not None:
         figures = [*server_parts(server.stats), *rate_texts(server), *plan_parts(server.stats, planned)]
@@ -144,7 +144,7 @@ def problem_text(server: ServerReading) -> str:
 
 
 def figures_text(server: ServerReading, stats: ServerStats, figures: Sequence[str]) -> str:
-    """Figures under the server's name, with their age where they are not of this reading."""
+    """Figures after the server's name, with their age if they are not current."""
     age = f"{age_text(server.age_s)} ago " if is_old(server) and server.age_s is not None else ""
     return f"{age}{stats.kind}: {', '.join(figures) or 'no figures'}"
 
@@ -179,7 +179,7 @@ def left_out_text(metric: str, why: str) -> str:
 
 
 def plan_parts(server: ServerStats, planned: Planned | None) -> list[str]:
-    """What the plan said of the pool, and how far off the server's own it was."""
+    """The plan's pool, and its error compared with the server's."""
     if planned is None:
         return []
     return [f"planned {planned.tokens:,} tokens{off_text(server, planned)}"]
@@ -211,7 +211,7 @@ def capacity_text(server: ServerStats) -> str:
 
 
 def live(stack: ExitStack, screen: Screen, color: str) -> Show:
-    """The view that redraws itself in place, until `stack` ends."""
+    """Return a view that redraws in place, until `stack` closes."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -219,7 +219,7 @@ def live(stack: ExitStack, screen: Screen, color: str) -> Show:
     plain = color == "never" or (color == "auto" and bool(os.environ.get("NO_COLOR")))
     console = Console(markup=False, emoji=False, highlight=False, no_color=plain)
     view = stack.enter_context(Live(console=console, auto_refresh=False, vertical_overflow="crop"))
-    blocks = takes_blocks(console) and os.environ.get("TERM") != "linux"  # whose font has no low blocks
+    blocks = takes_blocks(console) and os.environ.get("TERM") != "linux"  # its font lacks the low block characters
     readings: deque[Reading] = deque(maxlen=MOST_HISTORY)
 
     def show(reading: Reading) -> None:
@@ -239,8 +239,9 @@ def view_lines(
     width: int = NARROW,
     height: int | None = None,
 ) -> list[Line]:
-    """One screen of the last reading, with the history of those before it: a line for each server where more would
-    not fit the height."""
+    """One screen of the last reading, with the history of the earlier ones; one line per server if more would not fit
+    the height.
+    """
     reading, chart = readings[-1], Chart(min(MOST_HISTORY, max(LEAST_HISTORY, width - BESIDE_HISTORY)), blocks)
     lines = [((screen.heading, "bold"),), line(f"{reading.utc[11:19]} UTC, {elapsed_text(reading.elapsed_s)}", "dim")]
     if reading.sample is not None:
@@ -264,13 +265,13 @@ def view_lines(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """How a history is drawn: in so many cells, of block characters or of ASCII."""
+    """Format of a history: number of cells, block characters or ASCII."""
 
     cells: int
     blocks: bool
 
     def row(self, label: str, values: Sequence[float | None], top: float | None, text: str, style: str) -> Line:
-        """A label, the history of its figure up to `top`, and the figure now."""
+        """A label, the history of its figure up to `top`, and the current value."""
         drawn = sparkline(values, self.cells, top=top, blocks=self.blocks)
         return ((f"  {label:<11}", ""), (drawn, style or "green"), (f"  {text}", style))
 
@@ -306,7 +307,7 @@ def memory_history(readings: Sequence[Reading], blocks: bool) -> Line:
 
 
 def memory_rows(sample: DeviceSample, pid: int | None) -> list[tuple[str, int, str]]:
-    """(name, bytes, style): the device's memory in parts that add up to its total."""
+    """(name, bytes, style) of parts of the device's memory, which add up to its total."""
     memory, others = sample.memory, sample.others_used
     rows = []
     if sample.process_used is not None:
@@ -314,7 +315,7 @@ def memory_rows(sample: DeviceSample, pid: int | None) -> list[tuple[str, int, s
     if others is not None:
         rows.append(("others" if pid is not None else "processes", others, "yellow"))
     rest = memory.used - sum(size for _, size, _ in rows)
-    if rest < 0:  # processes that share memory are each listed with all of it
+    if rest < 0:  # each process that shares memory is listed with all of it
         rows, rest = [], memory.used
     rows.append(("used" if not rows else "other use", rest, "cyan"))
     if memory.reserved is not None:
@@ -328,14 +329,14 @@ def host_lines(reading: Reading, blocks: bool) -> list[Line]:
     used = host.total - host.available
     mine = reading.resident or 0
     parts: list[tuple[float, str]] = [(mine, "green"), (max(0, used - mine), "cyan"), (host.available, "dim")]
-    lines = [labeled("machine", bar(parts, host.total, blocks), f"{used / GIB:,.2f} of {format_gib(host.total)} used")]
+    lines = [labeled("host", bar(parts, host.total, blocks), f"{used / GIB:,.2f} of {format_gib(host.total)} used")]
     if reading.resident is not None:
         lines.append(((f"  {'resident':<12}", ""), (f"{format_size(mine):>13}", "green")))
     return lines
 
 
 def server_lines(name: str, history: Sequence[ServerReading], chart: Chart, planned: Planned | None) -> list[Line]:
-    """The last page, dim where it is not of this reading, below why it is not; each figure behind its history."""
+    """The figures of the last page with their history, dim and below the error if it is not current."""
     server = history[-1]
     stats = server.stats
     lines: list[Line] = [((server_heading(name, server), "bold"),)]
@@ -366,19 +367,19 @@ def server_lines(name: str, history: Sequence[ServerReading], chart: Chart, plan
 
 
 def figure_of(reading: ServerReading, value: Callable[[ServerStats, Rates], float | None]) -> float | None:
-    """A figure of a reading; None where its page is not its own."""
+    """A figure of a reading, or None if the reading has no new page."""
     return None if reading.stats is None or reading.problem is not None else value(reading.stats, reading.rates)
 
 
 def server_heading(name: str, server: ServerReading) -> str:
-    """The server's kind and name, with the age of its figures where they are not of this reading."""
+    """The server's kind and name, with the age of its figures if they are not current."""
     kind = "server" if server.stats is None else server.stats.kind
     heading = f"{kind} at {name}" if name else kind
     return heading if not is_old(server) or server.age_s is None else f"{heading}, {age_text(server.age_s)} ago"
 
 
 def users_by(stats: ServerStats, planned: Planned | None) -> float | None:
-    """Requests that fit at once by the plan, else by the server's own figure."""
+    """Concurrent requests that fit by the plan, else by the server's own figure."""
     return stats.max_concurrency if planned is None or planned.users is None else planned.users
 
 
@@ -391,7 +392,7 @@ def count_text(count: int | None) -> str | None:
 
 
 def running_text(stats: ServerStats, planned: Planned | None) -> str | None:
-    """Requests that run, beside how many the plan or the server says fit."""
+    """Running requests, and how many the plan or the server says fit."""
     if stats.running is None:
         return None
     if planned is not None and planned.users is not None:
@@ -414,7 +415,7 @@ def tokens_text(rate: float | None) -> str | None:
 
 
 def planned_text(stats: ServerStats, planned: Planned) -> str:
-    """The plan's pool beside the server's, how much of it is in use, and its users."""
+    """The plan's pool compared with the server's, its utilization, and its users."""
     texts = [f"{planned.tokens:,} tokens{off_text(stats, planned)}"]
     if stats.kv_tokens is not None and stats.kv_usage is not None and planned.tokens:
         texts.append(f"{100 * stats.kv_usage * stats.kv_tokens / planned.tokens:.1f} % in use")
@@ -424,7 +425,7 @@ def planned_text(stats: ServerStats, planned: Planned) -> str:
 
 
 def server_row(name: str, history: Sequence[ServerReading], blocks: bool) -> Line:
-    """A server in one line of at most NARROW columns; of a page that is late, a blank cell and the figures before."""
+    """A server in one line of at most NARROW columns; if its page is late, a blank cell and the previous figures."""
     server = history[-1]
     start = (f"{name[:22]:<22} ", "bold")
     stats = server.stats
@@ -452,7 +453,7 @@ def labeled(name: str, spans: Line, text: str) -> Line:
 
 
 def bar(parts: Sequence[tuple[float, str]], total: float, blocks: bool) -> Line:
-    """Parts of a whole as cells, the last "dim" one and what is left as dots; rounding never adds up to more cells."""
+    """Parts of a whole as cells, with the last "dim" one and the rest as dots; rounding never adds cells."""
     full, dot = ("█", "·") if blocks else ("#", ".")
     spans, start, end = [], 0, 0.0
     for size, style in parts:

@@ -1,4 +1,4 @@
-"""`kvplan why`: a failed server's log -> the cause, and cures that were planned on the log's own figures."""
+"""`kvplan why`: find the cause in a failed server's log, and fixes planned with the log's own figures."""
 
 import shlex
 import subprocess
@@ -12,6 +12,7 @@ from typing import Any, Final
 from kvplan.cli import inputs, output
 from kvplan.cli.options import PlanOptions
 from kvplan.cli.reconcile_log import ENOUGH_MEMORY, completed, in_its_environment, machines_of
+from kvplan.cli.resolve import resolve
 from kvplan.cli.why_options import WhyOptions
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
@@ -20,6 +21,7 @@ from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.measure.diagnosis import Diagnosis, Inference
 from kvplan.measure.failure import Failure, read_failure
 from kvplan.measure.serverlog.asked import asked_words, changed
+from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import MAX_BYTES, parse_log, read_text
 from kvplan.measure.serverlog.request import check_model, engine_of, model_of
 from kvplan.planning import cures as planning
@@ -27,18 +29,18 @@ from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.report.formats import Answer, rendered
-from kvplan.servers.base import failures_of_servers, parse_engine
+from kvplan.servers.base import OWN, failures_of_servers, parse_engine
 from kvplan.servers.logs import ServerLog
 
 AFTER_LOAD: Final = ("profile", "pool", "capture", "warmup", "serving")
-PREEMPTION: Final = "preemption"  # what is cured of a server that runs, and sends requests back
+PREEMPTION: Final = "preemption"  # cause of a server that runs but preempts requests
 COMMAND_SECONDS: Final = 120
-FIRST_LINES: Final = 20_000  # of a log that is followed: its start-up, and its end
+FIRST_LINES: Final = 20_000  # of a followed log: its start-up, and its end
 LAST_LINES: Final = 20_000
 
 
 def why(options: WhyOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where the log shows a failure."""
+    """Diagnose and return the exit code: 0, or with --exit-code 1 if the log shows a failure."""
     with output.report_files(options.report or [], force=options.force) as reports:
         lines = followed(options) if options.follow else text_of(options).splitlines()
         if not options.follow and not any(line.strip() for line in lines):
@@ -65,7 +67,7 @@ def text_of(options: WhyOptions) -> str:
 
 
 def output_of(command: str) -> str:
-    """What a command prints, errors included; it is run as it is, without a shell."""
+    """Output of a command, including errors; it is run without a shell."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -81,12 +83,14 @@ def output_of(command: str) -> str:
         reason = "gave no answer in time" if isinstance(error, subprocess.TimeoutExpired) else "cannot be run"
         raise EnvironmentProblem(f"--command {program}", reason, "save what it prints, and name the file") from error
     if result.returncode and not result.stdout.strip():
-        raise EnvironmentProblem(f"--command {printable(words[0], 100)}", "failed and printed nothing", "run it alone")
+        raise EnvironmentProblem(
+            f"--command {printable(words[0], 100)}", "failed and printed nothing", "run it by itself"
+        )
     return result.stdout[-MAX_BYTES:].decode("utf-8", "replace")
 
 
 def followed(options: WhyOptions) -> list[str]:
-    """The lines of standard input, each passed through as it comes; of a long log the first and the last."""
+    """Lines of standard input, each echoed as it arrives; of a long log, only the first and the last are kept."""
     if options.log not in (None, "-") or options.command is not None:
         raise UsageError("--follow", "follows standard input", "pipe the server into `kvplan why --follow -`")
     first, last = list[str](), deque[str](maxlen=LAST_LINES)
@@ -100,20 +104,22 @@ def followed(options: WhyOptions) -> list[str]:
                 sink.flush()
                 text = line.decode("utf-8", "replace").rstrip("\r\n")
                 (first if len(first) < FIRST_LINES else last).append(text)
-    except KeyboardInterrupt:  # of the whole pipe: what the server said until then is explained
+    except KeyboardInterrupt:  # of the whole pipe: explain the output so far
         pass
     return [*first, *last]
 
 
-# --- the case ---------------------------------------------------------------------------------------------------------
+# --- diagnosis --------------------------------------------------------------------------------------------------------
 
 
 def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
-    """What happened, and what cures it."""
+    """Find what happened, and the fixes."""
     failure = read_failure(lines)
     log = failure.log or parse_log("\n".join(lines), bare=True)
     named = next((name for name, own in failures_of_servers().items() if failure.cause in own.causes), None)
     server = failure.server or named or log.engine
+    if server in OWN:
+        return diagnose_own(options, failure, log)
     setup = Setup(options, failure, log, server)
     cause = failure.cause or kind_of(failure)
     request = setup.request() if cause not in ("unknown", planning.OUT_OF_MEMORY) else None
@@ -147,22 +153,41 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     )
 
 
+def diagnose_own(options: PlanOptions, failure: Failure, log: ServerLog) -> Diagnosis:
+    """The bundled engine's start: its log states its settings, and its rules are its own."""
+    from kvplan.planning.own_cures import own_cures
+
+    inferred, spec = list[Inference](), None
+    name, note = (options.model, None) if options.model is not None else model_of(log)
+    if name is not None:
+        if note is not None:
+            inferred.append(Inference("model", name, f"its name in the log, {printable(log.model or '', 100)}"))
+        with suppress(KvplanError):
+            spec = resolve(name, inputs.source_of(options, options.revision)).spec
+    cause = failure.cause or kind_of(failure)
+    evidence = " ".join(each.text for each in failure.evidence)
+    case = Case("kvplan", cause, failure.figures, evidence=evidence, total=total_of(failure, log))
+    results = tuple(own_cures(cause, failure.figures, evidence, log, spec)) if failure.outcome != "started" else ()
+    none = tuple(None for _ in results)
+    return Diagnosis(failure, log, case, None, None, Anchor({}), results, none, tuple(inferred), (), None)
+
+
 def total_of(failure: Failure, log: ServerLog) -> int | None:
-    """Bytes of the GPU by the log."""
+    """The GPU's memory in bytes according to the log."""
     stated, started = failure.figures.total_bytes, log.first("total_memory")
     return stated.bytes if stated is not None else None if started is None else started.size
 
 
 def kind_of(failure: Failure) -> str:
-    """What is cured where no cause is told."""
+    """Kind of problem to fix if there is no known cause."""
     if failure.figures.preemptions:
         return PREEMPTION
     return planning.OUT_OF_MEMORY if failure.memory_question and failure.phase is None else "unknown"
 
 
 def shares_of(log: ServerLog) -> dict[str, float]:
-    """The share of the memory that the log says the server was given."""
-    shares = {}
+    """The server's utilization setting according to the log."""
+    shares: dict[str, float] = {}
     for name in ("gpu_memory_utilization", "mem_fraction_static"):
         with suppress(ValueError):
             shares[name] = float(log.flags.get(name, ""))
@@ -170,7 +195,7 @@ def shares_of(log: ServerLog) -> dict[str, float]:
 
 
 def other_estimate(failure: Failure, request: Request) -> str | None:
-    """That the server's own estimate of the longest request lies a block or more beyond the plan's."""
+    """A note if the server's own estimate of the longest request differs from the plan's by a block or more."""
     stated, within = failure.figures.estimated_max_len, planning.estimate_range(failure.figures, request)
     if not stated or within is None or within[0] <= stated <= within[1]:
         return None
@@ -181,13 +206,13 @@ def other_estimate(failure: Failure, request: Request) -> str | None:
 
 
 def anchored(failure: Failure, request: Request, log: ServerLog) -> tuple[int | None, Anchor, str | None]:
-    """(the pool by the log, by how much the plan is moved to it, why it cannot be)."""
+    """(the logged pool, the shift of the plan to the log, why there is none)."""
     if failure.phase in AFTER_LOAD and planning.is_too_heavy(request):
         return (
             None,
             Anchor({}),
             (
-                f"it had loaded its weights, and by the plan those of {request.spec.name} are more than a GPU of "
+                f"its weights were loaded, but by the plan those of {request.spec.name} are more than a GPU of "
                 f"{format_gib(request.gpu.total_memory)} has: say over how many they were split with --tp N"
             ),
         )
@@ -208,8 +233,9 @@ def anchored(failure: Failure, request: Request, log: ServerLog) -> tuple[int | 
 
 
 def disagreement(failure: Failure, request: Request) -> str | None:
-    """Why the plan of a request is not of the server that wrote the log: one request needs other bytes; None where it
-    needs what the log says, to its last digit."""
+    """Why the request cannot be the logged server's, because one request needs other bytes, or None if the bytes agree
+    with all logged digits.
+    """
     needed, context = failure.figures.needed_bytes, failure.figures.context
     if needed is None or context is None:
         return None
@@ -226,7 +252,7 @@ def disagreement(failure: Failure, request: Request) -> str | None:
 
 
 class Setup:
-    """What the server was asked for, put together from what is said to kvplan, what the log says, and what follows."""
+    """The server's request, combined from the options, the log, and what follows from them."""
 
     def __init__(self, options: PlanOptions, failure: Failure, log: ServerLog, server: str) -> None:
         self.options, self.failure, self.log, self.server = options, failure, log, server
@@ -234,9 +260,10 @@ class Setup:
         self.missing: list[str] = []
         self.gpu_known = True
         self.problem: str | None = None
+        self.draft: str | None = None  # what is known of its drafts, if it speculates
 
     def request(self) -> Request | None:
-        """The request; None where no plan can be made, and `missing` or `problem` says why."""
+        """The request, or None if no plan can be made; `missing` or `problem` then says why."""
         model, machine = self.model(), self.machine()
         if model is None:
             self.missing.insert(0, "--model NAME")
@@ -253,15 +280,25 @@ class Setup:
         try:
             options = replace(options, model=model, engine=self.engine(), **stated)
             query = completed(options, self.log)
-            answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
+            answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY), of_log=True)
             request, _ = in_its_environment(self.log, answer.requests[0])
             check_model(self.log, request.spec)
+            plain, (request, notes) = request, with_draft(self.log, request)
             if machine is None:
                 self.gpu_known = False
-                return request
-            return replace(request, gpu=machine, measured=inputs.measured_on(query.options, machine))
+            else:
+                request = replace(request, gpu=machine, measured=inputs.measured_on(query.options, machine))
+            if notes:
+                self.draft = notes[0]
+                if request.args is plain.args:
+                    self.problem = notes[0]
+                    return None
+                plan(request)  # drafts with its other flags may be refused
+            return request
         except KvplanError as error:
-            self.problem = f"{error}"
+            self.problem = (
+                f"{error}" if self.draft is None else f"the server drafts tokens, which is not sized: {error}"
+            )
             return None
 
     def model(self) -> str | None:
@@ -280,18 +317,18 @@ class Setup:
         if logged is not None:
             return logged
         newest, words = parse_engine(self.server), self.failure.releases
-        source = "the log states no release: the newest known is taken"
+        source = "the log names no release; the newest known is assumed"
         if words is not None:
             with suppress(KvplanError):
                 last = parse_engine(f"{self.server}@{words[1]}")
-                source = f"its words are those of {words[0]} to {words[1]}: the newest of these is taken"
+                source = f"its wording matches {words[0]} to {words[1]}; the newest of these is assumed"
                 newest = min(newest, last, key=lambda release: release.number)
         self.inferred.append(Inference("engine", newest.label, source))
         self.missing.append(f"--engine {self.server}@RELEASE")
         return newest.label
 
     def machine(self) -> GpuSpec | None:
-        """The GPU that was said, or that the log names, or that has the capacity it states."""
+        """The GPU that is given, or that the log names, or that has the logged capacity."""
         is_stated = self.options.gpu is not None or self.options.gpu_memory is not None
         machines, _, _ = machines_of(self.options, self.log)
         if not machines:
@@ -315,7 +352,7 @@ class Setup:
 
 
 def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Request | None) -> str | None:
-    """The server's own command with the cure in it."""
+    """The server's own command with the fix applied."""
     if not cure.args:
         return None
     changes = {name: planning.flag_text(case.server, name, value).split() for name, value in cure.args.items()}
@@ -330,7 +367,7 @@ def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Req
 
 
 def show(given: Answer, options: WhyOptions) -> None:
-    """On standard output; of a log that is followed, on standard error, as its own lines go to the other."""
+    """Print the answer on standard output; for a followed log, whose lines go there, on standard error."""
     if not options.follow:
         output.answer(given, options.format, options.color)
     elif options.format != "table":

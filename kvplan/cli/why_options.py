@@ -22,8 +22,7 @@ from kvplan.cli.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyOptions(PlanOptions):
-    """Everything that can be said to `kvplan why`; None: not said. What a plan is made from fills in what the log does
-    not say."""
+    """Options of `kvplan why`; None: not given. Plan options supply what the log does not state."""
 
     log: Annotated[
         Text,
@@ -34,7 +33,7 @@ class WhyOptions(PlanOptions):
         ),
     ] = None
     command: Annotated[
-        Text, option("--command", help='Read the output of a command: "docker logs vllm".', metavar="COMMAND")
+        Text, option("--command", help='Read the output of a command, e.g. "docker logs vllm".', metavar="COMMAND")
     ] = None
     follow: Annotated[
         bool,

@@ -1,9 +1,10 @@
-"""Work shared by a Ray cluster: the same results in the same order, also when a worker or a node is killed.
+"""Distribute work over a Ray cluster: the same results in the same order, even if a worker or a node is killed.
 
-The second way to do what `kvplan.core.processes` does on one machine; Ray itself does a killed worker's task again.
-Ray is imported when a cluster is asked for and never before.
+The counterpart of `kvplan.core.processes` for several machines; Ray itself restarts the task of a killed worker.
+Ray is imported only if a cluster is requested.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -11,22 +12,23 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from kvplan.core.errors import EnvironmentProblem, KvplanError
+from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.files import printable
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-AHEAD: Final = 2  # tasks under way for each core
+AHEAD: Final = 2  # tasks in progress per core
 RESTARTS: Final = 3  # of a task whose worker or node ended before it did
 OPTION: Final = "--ray"
-START: Final = "start a cluster with `ray start --head`, or leave --ray out"
+START: Final = "start a cluster with `ray start --head`, or remove --ray"
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """A Ray cluster: host:port of its head, ray://host:port of its client server, or auto.
 
-    limit  most tasks at once; None: two for each core
+    limit  maximum concurrent tasks; None: two per core
     """
 
     address: str
@@ -35,7 +37,7 @@ class Cluster:
     def in_order(
         self, do: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task], *, name: str
     ) -> Generator[Result, None, None]:
-        """`do(shared, task)` of every task, in their order; closing the iterator cancels what is under way."""
+        """Run `do(shared, task)` for every task, yielding results in order; closing the iterator cancels the rest."""
         ray = connected(self.address)
         common = ray.put((do, shared))
         remote = ray.remote(num_cpus=1, max_retries=RESTARTS)(_work)
@@ -49,7 +51,7 @@ class Cluster:
                     result, error = ray.get(waiting[0])
                 except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as ended:
                     raise EnvironmentProblem(
-                        name, "a worker of the Ray cluster ended early", "free its memory, or leave --ray out"
+                        name, "a worker of the Ray cluster ended early", "free its memory, or remove --ray"
                     ) from ended
                 waiting.popleft()
                 if error is not None:
@@ -62,7 +64,7 @@ class Cluster:
 
 
 def connected(address: str) -> Any:
-    """Ray, as a driver of this cluster until the process ends."""
+    """Connect Ray as a driver of this cluster until the process ends, and return the module."""
     if find_spec("ray") is None:
         raise EnvironmentProblem(OPTION, "ray is not installed", "pip install '.[ray]' in kvplan's sources")
     reach(address)
@@ -81,16 +83,27 @@ def connected(address: str) -> Any:
     return ray
 
 
+AUTO: Final = ("auto", "local")  # Ray itself looks for a cluster, or starts one
+FORM: Final = re.compile(r"(?:ray://)?(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+
+
+def check_address(address: str) -> None:
+    """Raise UsageError if it is not a cluster address."""
+    match = FORM.fullmatch(address)
+    if address not in AUTO and (match is None or not 0 < int(match["port"]) < 1 << 16):
+        raise UsageError(OPTION, f"names no cluster ({printable(repr(address), 60)})", "write host:port or auto")
+
+
 def reach(address: str) -> None:
-    """EnvironmentProblem where nothing listens: Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal():
-        return  # auto, which Ray answers at once
+    """Raise EnvironmentProblem if nothing listens: Ray itself would retry for minutes."""
+    match = FORM.fullmatch(address)
+    if match is None:
+        return  # auto, for which Ray responds at once
     import socket
 
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, OverflowError) as error:
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), timeout=10).close()
+    except (OSError, UnicodeError) as error:
         raise EnvironmentProblem(f"{OPTION} {address}", f"nothing answers there ({error})", START) from None
 
 
@@ -100,7 +113,7 @@ _mine: dict[Any, tuple[Callable[[Any, Any], Any], Any]] = {}
 
 
 def _work(common: list[Any], task: Any) -> tuple[Any, KvplanError | None]:
-    """A result, or the error of this package that it ends with."""
+    """Return a result and an error of this package, one of which is None."""
     [reference] = common
     if reference not in _mine:
         import ray

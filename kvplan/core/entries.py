@@ -1,9 +1,9 @@
-"""Look one entry up in a large facts file without parsing the rest of it.
+"""Look up one entry of a large data file without parsing the rest.
 
-models.yaml and gpus.yaml are mappings of entries. Reading all of a 200 kB file with PyYAML costs hundreds of
-milliseconds; cutting it at its top-level keys costs none, so a command about one model parses one entry. The layout
-this relies on is checked by tests: a top-level key starts in column 0, everything of its entry is indented, and
-`aliases: [a, b]` and `id: a/b` stand on one line.
+models.yaml and gpus.yaml are mappings of entries. Parsing a whole 200 kB file with PyYAML takes hundreds of
+milliseconds; splitting it at its top-level keys takes almost none, so a command about one model parses one entry.
+Tests check the layout that this relies on: a top-level key starts in column 0, its entry is indented, and
+`aliases: [a, b]` and `id: a/b` are on one line each.
 """
 
 import re
@@ -20,7 +20,7 @@ _ID = re.compile(r"^  id: (\S+)$", re.MULTILINE)
 
 
 def locate(file_name: str) -> Path:
-    """A facts file: in its room of the package, or beside the package (models.yaml in a checkout)."""
+    """Path of a data file: in its package, or next to kvplan (models.yaml in a checkout)."""
     package = Path(__file__).resolve().parents[1]
     path = package / _ROOMS.get(file_name, "") / file_name
     return path if path.exists() else package.parent / file_name
@@ -52,7 +52,7 @@ def _aliases(path: Path) -> dict[str, str]:
 
 
 def resolve(path: Path, name: str) -> str | None:
-    """The entry's own name for a name or alias, whatever its case; None when there is none."""
+    """The entry's own name for a name or alias, ignoring case, or None if there is none."""
     return name if name in sections(path) else _aliases(path).get(name.lower())
 
 
@@ -68,10 +68,10 @@ def entry(path: Path, name: str) -> dict[str, Any]:
 
 
 def suggestions(path: Path, name: str) -> list[str]:
-    """Up to three names or aliases that look like `name`: those that begin with it come first, the nearest of them."""
+    """Up to three names or aliases similar to `name`: those that begin with it first, then by similarity."""
     import difflib
 
-    table = {} if len(name) < 2 else _aliases(path)  # everything looks like one letter
+    table = {} if len(name) < 2 else _aliases(path)  # everything resembles a single letter
     typed = name.lower()
     close = sorted((known for known in table if typed and known.startswith(typed)), key=len)
     close += difflib.get_close_matches(typed, table, n=6, cutoff=0.6)
@@ -80,7 +80,7 @@ def suggestions(path: Path, name: str) -> list[str]:
 
 
 def unknown(path: Path, kind: str, name: str) -> UnknownNameError:
-    """The error for a name that is in no entry, with near misses."""
+    """Error for a name without an entry, with near matches."""
     near = suggestions(path, name)
     hint = f"did you mean {', '.join(near)}?" if near else f"`kvplan {kind}s` lists the known ones"
     return UnknownNameError(f"{kind} {name!r}", "not in the catalog", hint)

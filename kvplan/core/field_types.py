@@ -1,10 +1,10 @@
-"""Types of the fields of JSON documents: what Python sees, and what a JSON Schema says beyond that."""
+"""Field types of JSON documents: the Python type, and further constraints of the JSON Schema."""
 
 from typing import Annotated, Any, NamedTuple
 
 
 class Keyword(NamedTuple):
-    """A keyword of JSON Schema that an annotation carries: `minimum`, `maximum`, `enum`."""
+    """A JSON Schema keyword in an annotation: `minimum`, `maximum`, `enum`."""
 
     name: str
     value: int | tuple[str, ...]
@@ -18,5 +18,5 @@ Correlation = Annotated[float, Keyword("minimum", -1), Keyword("maximum", 1)]
 
 
 def or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a key that a file may say to be null, though its reader takes that for absent."""
+    """Schema of a key that may be null in a file, which its reader treats as absent."""
     return {"anyOf": [schema, {"type": "null"}]}

@@ -1,7 +1,7 @@
-"""Open untrusted files and JSON without trusting either: a fault is one `KvplanError` line, never a hang or a crash.
+"""Safe reading of untrusted files and JSON: an error is one `KvplanError` line, never a hang or a crash.
 
-A config.json, a weight index or a trace may come from anywhere. What `json` accepts silently and would end as a wrong
-number (a key given twice, NaN, 1e999) is refused here, as is what makes readers hang or die (a FIFO, a 1 GiB file,
+A config.json, a weight index or a trace may come from anywhere. This module rejects what `json` accepts silently and
+would end as a wrong number (duplicate keys, NaN, 1e999), and what makes readers hang or crash (a FIFO, a 1 GiB file,
 100,000 nested brackets).
 """
 
@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 MAX_CONFIG_BYTES = 10 * MIB
 MAX_DEPTH = 100  # levels of nesting; real configs and weight indexes stay under ten
 MAX_DIGITS = 30  # digits of an integer; 2^63 has 19
-# The one place where published configs hold an infinity: the clip of Mamba2's time step (nvidia/Nemotron-H-56B-Base-8K
+# The only infinity in published configs: the clip of Mamba2's time step (nvidia/Nemotron-H-56B-Base-8K
 # and its successors write [0.0, Infinity]). No size depends on it.
 MAY_BE_INFINITE = frozenset({"time_step_limit"})
 
@@ -37,16 +37,16 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # UTF-16 LE and BE
 
 
 class _Refused(Exception):
-    """What a hook refuses: (what is wrong, the next step)."""
+    """Rejection by a hook: (what is wrong, the next step)."""
 
 
 def printable(text: str, limit: int = 120) -> str:
-    """An untrusted name made safe to print: one line, no control or bidirectional characters, at most `limit` long.
+    """Make an untrusted name safe to print: one line, no control or bidirectional characters, at most `limit` long.
 
-    Bytes of a file name that are no text in this locale are spelled as bytes: `\\xc3\\xa9`.
-    Terminal markup such as `[bold]` is not touched: whoever prints with rich must print with markup off.
+    Bytes of a file name that are not valid text in this locale are shown as bytes: `\\xc3\\xa9`. Terminal markup such
+    as `[bold]` is kept: rich must print it with markup off.
     """
-    # Escape only what can be shown: a name of megabytes costs no more than a short one.
+    # Escape only what will be shown: a name of megabytes costs no more than a short one.
     text_shown = "".join(ch if ch.isprintable() else escaped(ch) for ch in text[: limit + 1])
     return text_shown if len(text) <= limit and len(text_shown) <= limit else text_shown[: max(limit - 3, 0)] + "..."
 
@@ -58,12 +58,12 @@ def escaped(character: str) -> str:
 
 
 def path_text(path: Path) -> str:
-    """A path as messages print it."""
+    """Format a path for messages."""
     return printable(str(path), 400)
 
 
 def os_problem(path: Path, error: OSError) -> KvplanError:
-    """The error for a failed system call on `path`: a wrong path is the input's fault, the rest the machine's."""
+    """Error for a failed system call on `path`: a wrong path is an input error, anything else an environment error."""
     where = printable(str(path), _WHERE_LIMIT)
     if error.errno in _NO_FILE:
         return InvalidInputError(where, f"{_NO_FILE[error.errno]}", "check the path")
@@ -73,12 +73,12 @@ def os_problem(path: Path, error: OSError) -> KvplanError:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading bytes; a directory, FIFO or device is refused, never waited for."""
+    """Open a regular file for reading bytes; reject a directory, FIFO or device instead of blocking."""
     where = printable(str(path), _WHERE_LIMIT)
     try:
         _refuse_irregular(where, path.stat().st_mode)
         _note_input(path)
-        # The file may have been replaced since: a FIFO must not block the open, so ask again after it.
+        # The file may have been replaced since: a FIFO must not block the open, so check again after it.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         raise os_problem(path, error) from error
@@ -92,20 +92,19 @@ def open_regular(path: Path) -> BinaryIO:
         raise
 
 
-# Files are told apart by device and number, whatever path leads to them.
+# Files are identified by device and inode, whatever path leads to them.
 _inputs: set[tuple[int, int]] = set()  # read by this command
-_outputs: dict[tuple[int, int], UsageError] = {}  # to be replaced by this command, and what is wrong where it reads one
+_outputs: dict[tuple[int, int], UsageError] = {}  # to be replaced by this command -> the error if it reads them
 
 
 def start_command() -> None:
-    """Forget what the last command of this process has read."""
+    """Forget the files that the last command in this process has read."""
     _inputs.clear()
     _outputs.clear()
 
 
 def announce_output(path: Path, refusal: UsageError) -> None:
-    """Say that an existing file will be replaced. Raises UsageError where this command has read it; what reads it later
-    raises the same."""
+    """Declare that an existing file will be replaced. Raise UsageError if this command reads it, before or later."""
     _outputs[_identity(path)] = refusal
     if _identity(path) in _inputs:
         raise refusal
@@ -135,7 +134,7 @@ def _refuse_irregular(where: str, mode: int) -> None:
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """The text of a UTF-8 file of at most `max_bytes`, checked before reading; a byte order mark is dropped."""
+    """Text of a UTF-8 file of at most `max_bytes`, checked before reading; a byte order mark is dropped."""
     where = printable(str(path), _WHERE_LIMIT)
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -157,21 +156,21 @@ def _decoded(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The codec counts from behind the byte order mark it dropped; the file starts with it.
+        # The codec's position excludes the byte order mark it dropped.
         start = error.start + (len(data) - len(error.object))
         raise InvalidInputError(where, f"not UTF-8 (byte {start} is 0x{data[start]:02x})", "convert it") from error
 
 
 def load_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """The JSON object in a file, read strictly."""
+    """Parse the JSON object in a file strictly."""
     return parse_json(read_text(path, max_bytes), str(path))
 
 
 def parse_json(text: str, where: str, first_line: int | None = None) -> dict[str, Any]:
-    """The JSON object in `text`; `where` and the number of its first line, if it is one of several, place the error.
+    """Parse the JSON object in `text`; `where`, and the line number if it is one of several lines, locate errors.
 
-    Refused beyond what `json` refuses: duplicate keys, NaN and infinities (but see MAY_BE_INFINITE), integers over 30
-    digits, more than 100 levels, text that is not valid Unicode, and a top level that is not an object.
+    Rejected in addition to what `json` rejects: duplicate keys, NaN and infinities (except MAY_BE_INFINITE), integers
+    over 30 digits, more than 100 levels, text that is not valid Unicode, and a top level that is not an object.
     """
     where = printable(where, _WHERE_LIMIT)
     place = where if first_line is None else f"{where}: line {first_line}"
@@ -219,7 +218,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_finite(value: Any, or_infinite: bool) -> bool:
-    """Whether a number, or every number of a list, is finite (or at least a number); objects judge themselves."""
+    """True if a number, or every number of a list, is finite (`or_infinite`: not NaN); objects check themselves."""
     if isinstance(value, list):
         return all(_is_finite(item, or_infinite) for item in value)
     return not isinstance(value, float) or math.isfinite(value) or (or_infinite and not math.isnan(value))
@@ -235,7 +234,7 @@ def _integer(token: str) -> int:
 def _complaint(text: str, error: json.JSONDecodeError) -> str:
     what = error.msg[:1].lower() + error.msg[1:].removesuffix(" starting at").removesuffix(
         " at"
-    )  # the place stands before
+    )  # the position precedes it
     partial_word_left = re.compile(r"[\w.+-]*\s*").fullmatch(text, error.pos) and error.msg != "Extra data"
     if partial_word_left or error.msg.startswith("Unterminated"):
         return f"not JSON, {what}; the file is cut short, fetch it again"
@@ -243,7 +242,7 @@ def _complaint(text: str, error: json.JSONDecodeError) -> str:
 
 
 def _refuse(text: str, where: str, position: int, complaint: str, first_line: int) -> NoReturn:
-    """Raise for `complaint` (what is wrong, then the next step) at a character of `text`."""
+    """Raise an error for `complaint` (what is wrong, then the next step) at a character of `text`."""
     line = text.count("\n", 0, position) + first_line
     column = position - text.rfind("\n", 0, position)
     place = f"{where}: line {line} column {column}"
@@ -252,7 +251,7 @@ def _refuse(text: str, where: str, position: int, complaint: str, first_line: in
 
 
 def is_deeper_than(parsed: object, depth: int) -> bool:
-    """Whether lists and objects nest more than `depth` levels; no recursion, so no depth can break it."""
+    """True if lists and objects nest more than `depth` levels; not recursive, so any depth is safe."""
     level = [parsed]
     for _ in range(depth):
         nested = [value for value in level if isinstance(value, dict | list)]

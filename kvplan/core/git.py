@@ -1,4 +1,4 @@
-"""Files of a git repository as they were at a revision, read with git's own commands that run no filter or hook."""
+"""Files of a git repository at a revision, read with git commands that run no filter or hook."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from kvplan.core.files import printable
 TIMEOUT_S: Final = 60
 MAX_FILE_BYTES: Final = 64 << 20
 MAX_REVISION: Final = 250  # characters
-# Nothing is asked for, nothing is written, and messages are in the language this module knows.
+# Never prompts or writes; messages are in English, for parsing.
 ENVIRONMENT: Final = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_OPTIONAL_LOCKS": "0",
@@ -25,7 +25,7 @@ ENVIRONMENT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in a tree; `size` is 0 for what is no file."""
+    """One name in a tree; `size` is 0 if it is not a file."""
 
     path: str
     kind: str  # blob, tree, commit (a submodule)
@@ -44,7 +44,7 @@ class Revision:
 
 
 def git(arguments: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[bytes]":
-    """Run git without a shell. Raises EnvironmentProblem where there is none, or where it does not come back."""
+    """Run git without a shell. Raise EnvironmentProblem if git is missing or times out."""
     program = shutil.which("git")
     if program is None:
         raise EnvironmentProblem("git", "is not installed", "install it, or compare files")
@@ -65,8 +65,8 @@ def git(arguments: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[
 
 
 def checkout(root: Path) -> str | None:
-    """The commit that a checkout with its top at `root` stands at, `-dirty` with changes; None where there is none."""
-    if not (root / ".git").exists():  # a package installed somewhere inside another repository is not of that one
+    """Commit of a checkout with its top at `root`, with `-dirty` if it has changes, or None if it is not a checkout."""
+    if not (root / ".git").exists():  # a package installed inside another repository does not belong to it
         return None
     try:
         done = git(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], root)
@@ -76,13 +76,13 @@ def checkout(root: Path) -> str | None:
 
 
 def complaint(done: "subprocess.CompletedProcess[bytes]") -> str:
-    """The first line of what git complained of."""
+    """First line of git's error message."""
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
     return printable(lines[0].removeprefix("fatal: "), 200)
 
 
 def top_of(folder: Path) -> Path:
-    """The top folder of the work tree that `folder` is in."""
+    """Top of the work tree that contains `folder`."""
     done = git(["rev-parse", "--show-toplevel"], folder)
     if done.returncode:
         raise UsageError("git", f"{complaint(done)}", "run kvplan inside the repository, or compare files")
@@ -90,7 +90,7 @@ def top_of(folder: Path) -> Path:
 
 
 def revision(text: str, folder: Path, cure: str = "`git log --oneline` lists them") -> Revision:
-    """A branch, tag or commit by any name git knows it by; `cure` is the next step where it knows none."""
+    """Resolve a branch, tag or commit by any name that git accepts; `cure` is the next step if it is unknown."""
     label = printable(text, 80)
     if not text or text.startswith("-") or len(text) > MAX_REVISION or not text.isprintable():
         raise UsageError(
@@ -104,14 +104,15 @@ def revision(text: str, folder: Path, cure: str = "`git log --oneline` lists the
 
 
 def has_commits(folder: Path) -> bool:
-    """Whether a repository has any commit: the first one is compared with nothing."""
+    """True if a repository has any commit: before the first one there is nothing to compare with."""
     done = git(["rev-list", "--all", "--max-count=1"], folder)
     return done.returncode != 0 or bool(done.stdout.strip())
 
 
 def entries(revision: Revision, paths: Sequence[str]) -> list[Entry]:
-    """What stands in the tree at these paths (from the top, `/` between names); a path that ends in / is a folder whose
-    names are listed. What is not there is left out."""
+    """Tree entries at these paths (from the top, `/` between names); a path that ends in / lists the names in that
+    folder. Missing paths are omitted.
+    """
     if not paths:
         return []
     done = git(["ls-tree", "-z", "-l", "--full-tree", revision.oid, "--", *paths], revision.top)
@@ -127,7 +128,7 @@ def _entry(record: bytes) -> Entry:
 
 
 def content(revision: Revision, entry: Entry) -> bytes:
-    """A file's bytes, as they are stored."""
+    """A file's bytes, as stored."""
     where = f"{printable(revision.text, 80)}:{printable(entry.path, 200)}"
     if entry.is_link:
         raise UsageError(where, "is a symbolic link", "name the file it points to")
@@ -144,8 +145,9 @@ def content(revision: Revision, entry: Entry) -> bytes:
 
 
 def lay_out(revision: Revision, paths: Iterable[str], target: Path) -> set[str]:
-    """Write these files, and the files in these folders, below `target` as they lie in the tree; return the paths that
-    there are. A folder's own folders are left out."""
+    """Write these files, and the files directly in these folders, below `target` with their paths in the tree; return
+    the paths that exist.
+    """
     inner_paths = sorted({path for path in paths if is_inside(path)})
     top_entries = entries(revision, inner_paths)
     inner = entries(revision, [f"{entry.path}/" for entry in top_entries if entry.kind == "tree"])
@@ -160,19 +162,19 @@ def lay_out(revision: Revision, paths: Iterable[str], target: Path) -> set[str]:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path from the top stays below it, and can stand in a tree at all."""
+    """True if a path from the top stays below it, and is possible in a tree."""
     return path not in ("", ".", "..") and not path.startswith(("/", "../")) and "\0" not in path
 
 
 def from_top(revision: Revision, path: str) -> str | None:
-    """A path from the current directory as one from the top of the repository; None: it points outside it."""
+    """Convert a path from the working directory to one from the top of the repository, or None if it is outside."""
     here = Path(os.path.realpath(path)) if Path(path).is_absolute() else Path.cwd().resolve() / path
     relative = os.path.relpath(os.path.normpath(here), revision.top.resolve())
     return None if relative == ".." or relative.startswith(f"..{os.sep}") else Path(relative).as_posix()
 
 
 def place(revision: Revision, path: Path) -> str:
-    """A file's path from the top, by its name: which links it passes through, the revision's own tree says."""
+    """A file's path from the top without following links: the revision's own tree resolves them."""
     top = revision.top.resolve()
     for here in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):  # noqa: PTH100 -- no link followed
         if here.is_relative_to(top):
@@ -180,12 +182,11 @@ def place(revision: Revision, path: Path) -> str:
     raise UsageError(f"{printable(str(path), 200)}", "lies outside the repository", "name a file inside it")
 
 
-MAX_LINKS: Final = 40  # as Linux has it
+MAX_LINKS: Final = 40  # as in Linux
 
 
 def copy(revision: Revision, name: str, target: Path) -> bool:
-    """Write a file below `target` under its path from the top, links on the way followed; False: there is no such
-    file in the tree."""
+    """Write a file below `target` under its path from the top, following links; False if the tree lacks it."""
     todo, num_links = name.split("/"), 0
     done: list[str] = []
     entry: Entry | None = None
@@ -218,7 +219,7 @@ def copy(revision: Revision, name: str, target: Path) -> bool:
 
 
 def split(text: str) -> tuple[str, str] | None:
-    """ "REV:path" as (revision, path); None for anything else, such as a file whose name has a colon."""
+    """Split "REV:path" into (revision, path); None for anything else, such as a file with a colon in its name."""
     rev, colon, path = text.partition(":")
     try:
         is_file = Path(text).exists()
@@ -228,7 +229,7 @@ def split(text: str) -> tuple[str, str] | None:
 
 
 def names_of(texts: Iterable[str], folder: str) -> Iterator[str]:
-    """Words that may name files, as paths from the top; `folder` is what they are relative to."""
+    """Yield words that may name files, as paths from the top; `folder` is what they are relative to."""
     for text in texts:
         if len(text) <= 400 and "\n" not in text and "\0" not in text and not text.startswith("/"):
             path = Path(os.path.normpath(Path(folder) / text)).as_posix()

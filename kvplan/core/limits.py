@@ -1,4 +1,4 @@
-"""How far off a comparison may be: one share for all of its rows, or a share for each that is named."""
+"""Error limits of a comparison: one fraction for all rows, or one for each named row."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from kvplan.core.units import parse_fraction
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest relative errors: `named` by row, `every` for the rows without a name (None: they may be anything)."""
+    """Largest relative errors: `named` by row, `every` for all other rows (None: no limit)."""
 
     every: float | None
     named: dict[str, float] = field(default_factory=dict)
@@ -19,7 +19,7 @@ class Limits:
         return self.named.get(name, self.every)
 
     def check(self, compared: Iterable[str], option: str) -> None:
-        """Refuse a limit for a row that is not compared: it would hold whatever happens."""
+        """Refuse a limit for a row that is not compared: it could never be exceeded."""
         rows = tuple(dict.fromkeys(compared))
         for name in self.named:
             if name not in rows:
@@ -30,7 +30,7 @@ class Limits:
 
 
 def read(texts: Sequence[str], option: str) -> Limits:
-    """`2%` is for every row, `weights=0.1%` for one, `weights=0` for exactly; what is said twice is refused."""
+    """Parse `2%` for every row, `weights=0.1%` for one, `weights=0` for an exact match; duplicates are rejected."""
     every: float | None = None
     named: dict[str, float] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):

@@ -1,4 +1,4 @@
-"""Work shared by processes: the same results in the same order as one process gives, also when a worker is killed."""
+"""Distribute work over processes: the same results in the same order as in one process, even if a worker is killed."""
 
 import os
 import signal
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-Jobs = int | Cluster  # processes of this machine, or those of a cluster
+Jobs = int | Cluster  # number of processes on this machine, or a cluster
 MOST_JOBS: Final = 256
-AHEAD: Final = 2  # tasks under way for each process: results do not pile up
+AHEAD: Final = 2  # tasks in progress per process: limits the number of pending results
 RESTARTS: Final = 3  # of a task whose worker ended before it did
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def at_most(jobs: Jobs, count: int) -> Jobs:
-    """No more processes than there are tasks."""
+    """Limit the number of processes to the number of tasks."""
     return jobs if isinstance(jobs, Cluster) else min(jobs, count)
 
 
 def is_shared(jobs: Jobs) -> bool:
-    """Whether work leaves this process."""
+    """True if work runs in other processes."""
     return isinstance(jobs, Cluster) or jobs > 1
 
 
 def in_order(
     do: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task], jobs: Jobs, *, name: str
 ) -> Generator[Result, None, None]:
-    """`do(shared, task)` of every task, in their order; with fewer than two jobs in this process.
+    """Run `do(shared, task)` for every task and yield the results in order; with fewer than two jobs, in this process.
 
-    do and what it takes must be able to travel to another process. What a killed worker had under way is done again in
-    new ones. Closing the iterator, or an interrupt, ends the processes; `name` is whose they are, for an error.
+    do and its arguments must be picklable. Unfinished tasks of a killed worker are repeated in new ones. Closing the
+    iterator, or an interrupt, ends the processes; `name` identifies their owner in errors.
     """
     if isinstance(jobs, Cluster):
         yield from jobs.in_order(do, shared, tasks, name=name)
@@ -93,13 +93,13 @@ def _by_workers(
 def _fill(
     pool: "ProcessPoolExecutor", waiting: "deque[tuple[Task, Future[Any]]]", queue: Iterator[Task], count: int
 ) -> None:
-    """Hand so many more tasks to the workers."""
+    """Submit this many more tasks to the workers."""
     for _, task in zip(range(count), queue, strict=False):  # in this order none is lost
         waiting.append((task, _submitted(pool, task)))
 
 
 def _redo(pool: "ProcessPoolExecutor", waiting: "deque[tuple[Task, Future[Any]]]") -> None:
-    """Hand those tasks that have no result to new workers, each at its place."""
+    """Submit tasks without a result to new workers, keeping their positions."""
     from concurrent.futures.process import BrokenProcessPool
 
     for place, (task, future) in enumerate(waiting):
@@ -108,12 +108,12 @@ def _redo(pool: "ProcessPoolExecutor", waiting: "deque[tuple[Task, Future[Any]]]
 
 
 def _submitted(pool: "ProcessPoolExecutor", task: Task) -> "Future[Any]":
-    """A task's result to come; that of a pool that has just broken is the error."""
+    """Future of a task; if the pool has just broken, it holds that error."""
     from concurrent.futures import Future
     from concurrent.futures.process import BrokenProcessPool
 
     try:
-        with _interrupts_held():  # the terminal's interrupt is this process's to handle: it ends the others
+        with _interrupts_held():  # only this process handles the terminal's interrupt, and ends the others
             return pool.submit(_work, task)
     except BrokenProcessPool as error:
         future = Future[Any]()
@@ -130,7 +130,7 @@ def _pool(do: Callable[[Any, Any], Any], shared: Any, jobs: int) -> "ProcessPool
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Interrupts wait inside, where the system can hold them; processes started inside never get one."""
+    """Block interrupts inside, if the system can; processes started inside never receive one."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -147,7 +147,7 @@ _mine: tuple[Callable[[Any, Any], Any], Any] | None = None
 
 
 def _begin(do: Callable[[Any, Any], Any], shared: Any) -> None:
-    """A worker's first step: what it does, no interrupts, and an end when the parent is gone."""
+    """Initialize a worker: its function, no interrupts, and exit when the parent is gone."""
     global _mine
     import multiprocessing
 

@@ -1,7 +1,7 @@
-"""Frozen dataclasses with slots, made at a quarter of the usual cost.
+"""Frozen dataclasses with slots, created at a quarter of the usual cost.
 
-`dataclasses` compiles six methods for every class, one by one: of a short command that took a third of the time. Here
-only `__init__` is compiled; comparing, hashing and showing go over the fields. Type checkers see the usual decorator.
+`dataclasses` compiles six methods for every class, one by one: a third of the time of a short command. Here only
+`__init__` is compiled; comparison, hashing and repr iterate over the fields. Type checkers see the usual decorator.
 """
 
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ else:
     from operator import attrgetter
 
     def dataclass(*, frozen=False, slots=False, kw_only=False, eq=True, **others):
-        """The decorator of dataclasses, which still makes what is not frozen with slots, or asks for more."""
+        """Replace `dataclasses.dataclass`, which still handles classes with other options than frozen and slots."""
         if others or not (frozen and slots):
             return dataclasses.dataclass(frozen=frozen, slots=slots, kw_only=kw_only, eq=eq, **others)
 
         def made(cls):
             own, doc = set(cls.__dict__), cls.__doc__
-            cls.__doc__ = doc or cls.__name__  # of a class without one `dataclasses` spells out the signature: 5 ms
+            cls.__doc__ = doc or cls.__name__  # for a class without one `dataclasses` would format the signature: 5 ms
             with _thawed(cls.__mro__):
                 plain = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
             plain.__doc__ = doc
@@ -44,7 +44,7 @@ else:
 
     @contextmanager
     def _thawed(classes):
-        """Frozen bases say inside that they are not: `dataclasses` refuses to mix them with what it does not freeze."""
+        """Mark frozen bases as not frozen inside: `dataclasses` refuses to mix them with classes that are not."""
         bases = [cls for cls in classes if "__dataclass_params__" in vars(cls) and cls.__dataclass_params__.frozen]
         for base in bases:
             base.__dataclass_params__.frozen = False
@@ -55,7 +55,7 @@ else:
                 base.__dataclass_params__.frozen = True
 
     def _init(cls, fields):
-        """The __init__ of a frozen class: the one method that is compiled, as it is called most."""
+        """Build __init__ of a frozen class: the only compiled method, because it is called most."""
         names = {"__set": object.__setattr__, "__missing": dataclasses.MISSING}
         positional, named, body = [], [], []
         for field in fields:
@@ -79,7 +79,7 @@ else:
         return init
 
     def _comparison(names):
-        """__eq__ and __hash__ over the values of some fields; other classes are never equal."""
+        """Build __eq__ and __hash__ over the values of some fields; instances of other classes are never equal."""
         if not names:
             return {"__eq__": lambda self, other: _alike(self, other, lambda _: ()), "__hash__": lambda _: hash(())}
         values = attrgetter(*names)

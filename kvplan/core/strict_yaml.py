@@ -1,9 +1,10 @@
-"""YAML read strictly, every key and value with its line and column.
+"""Strict YAML reader with the line and column of every key and value.
 
-Values stay text until whoever knows their unit reads them, so `32k` and `5%` need no quotes. What YAML 1.1 would read
-oddly is refused rather than guessed: `010` (8), `1:30` (90), `no` (false), `1e9` (text), `0x10`, `1_000`, `.nan`, `~`;
-so are anchors, aliases, merge keys, tags, directives, duplicate keys, tabs that indent, several documents, and what
-makes readers hang (depth, size). The text is read event by event, with no recursion: no depth can break it.
+Values stay text until code that knows their unit parses them, so `32k` and `5%` need no quotes. Values that YAML 1.1
+would read unexpectedly are rejected, not guessed: `010` (8), `1:30` (90), `no` (false), `1e9` (text), `0x10`, `1_000`,
+`.nan`, `~`; so are anchors, aliases, merge keys, tags, directives, duplicate keys, tabs as indentation, several
+documents, and input that makes readers hang (depth, size). Parsing is event-based, without recursion, so any depth is
+safe.
 """
 
 import datetime
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.errors import Faults, InvalidInputError, UsageError
 from kvplan.core.errors import Mark as Mark  # what readers of YAML know it by
 from kvplan.core.files import path_text, printable, read_text
 
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 256 * 1024
 MAX_DEPTH: Final = 50
 
-# What YAML forbids, and the breaks that editors do not count as lines.
+# Characters that YAML forbids, and line breaks that editors do not count as lines.
 _STRANGE: Final = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
 _TAB_INDENT: Final = re.compile(r"^ *\t", re.MULTILINE)
 _DATE: Final = re.compile(r"\d{4}-\d\d?-\d\d?(?:[Tt ].*)?")
-# Plain scalars whose meaning depends on the reader: (what it looks like, why it is refused, what to write). No pattern
-# can take the same characters in two ways: a long value would cost the square of its length.
+# Plain scalars whose meaning depends on the reader: (what it looks like, why it is rejected, what to write). No pattern
+# can match the same characters in two ways: a long value would take quadratic time.
 _NUMBER: Final = "is read as a number by some YAML parsers"
 ODD: Final = tuple(
     (re.compile(pattern, re.IGNORECASE), why, cure)
@@ -69,7 +70,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`keys` has the place of each key of `values`, in the order written."""
+    """A mapping; `keys` has the position of each key of `values`, in file order."""
 
     values: Mapping[str, "Node"]
     keys: Mapping[str, Mark]
@@ -80,17 +81,17 @@ Node = Scalar | Items | Table
 
 
 def wrong(mark: Mark, subject: str, problem: str | None = None, remedy: str = "") -> InvalidInputError:
-    """The error for a fault at a place; without a subject it is about the place itself."""
+    """Error at a position; without a subject it concerns the position itself."""
     return InvalidInputError(subject, problem, remedy, mark=mark)
 
 
 def read(path: Path) -> Table:
-    """The table in a file; InvalidInputError names file, line and column of a fault."""
+    """Parse the table in a file. Raise InvalidInputError with the file, line and column of an error."""
     return parse(read_text(path, MAX_BYTES), path_text(path))
 
 
 def parse(text: str, where: str) -> Table:
-    """The table in `text`; `where` names it in errors."""
+    """Parse the table in `text`; `where` names it in errors."""
     refuse_characters(text, where)
     import yaml
 
@@ -101,11 +102,13 @@ def parse(text: str, where: str) -> Table:
         mark = Mark(where, problem_mark.line + 1, problem_mark.column + 1) if problem_mark else Mark(where, 1, 1)
         problem = printable(str(error.problem), 120)
         cure = "quote a value that contains `: `" if "mapping values" in problem else "correct it"
-        raise wrong(mark, "", f"is not YAML ({problem})", cure) from None
+        raise wrong(mark, "the file", f"is not YAML ({problem})", cure) from None
     except yaml.YAMLError as error:
-        raise wrong(Mark(where, 1, 1), "", f"is not YAML ({printable(str(error), 120)})", "correct it") from None
+        raise wrong(
+            Mark(where, 1, 1), "the file", f"is not YAML ({printable(str(error), 120)})", "correct it"
+        ) from None
     if node is None:
-        raise wrong(Mark(where, 1, 1), "", "is empty", "write `key: value` lines")
+        raise wrong(Mark(where, 1, 1), "the file", "is empty", "write `key: value` lines")
     if not isinstance(node, Table):
         raise wrong(node.mark, "", f"the top level is {kind_of(node)}", "write `key: value` lines")
     return node
@@ -117,7 +120,7 @@ def refuse_characters(text: str, where: str) -> None:
         code = f"U+{ord(strange.group()):04X}"
         raise wrong(
             _place(text, strange.start(), where),
-            "",
+            "the file",
             f"contains a character that YAML does not allow ({code})",
             "delete it",
         )
@@ -135,7 +138,7 @@ def _place(text: str, position: int, where: str) -> Mark:
 
 
 class _Open:
-    """A list or table whose end has not come yet."""
+    """A list or table that is still open."""
 
     def __init__(self, mark: Mark, is_table: bool) -> None:
         self.mark, self.is_table = mark, is_table
@@ -170,7 +173,7 @@ class _Open:
 
 
 def _built(text: str, where: str) -> Node | None:
-    """The one document of the text; None: there is none."""
+    """The single document of the text, or None if it is empty."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -178,7 +181,7 @@ def _built(text: str, where: str) -> Node | None:
     root: Node | None = None
     num_documents = 0
     for event in yaml.parse(text, Loader=loader):
-        start = cast(Any, event.start_mark)  # every event of a text has one
+        start = cast(Any, event.start_mark)  # every parsed event has one
         mark = Mark(where, start.line + 1, start.column + 1)
         done: Node | None = None
         match event:
@@ -196,7 +199,7 @@ def _built(text: str, where: str) -> Node | None:
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 _refuse_decorations(event, mark)
                 if len(stack) >= MAX_DEPTH:
-                    raise wrong(mark, "", f"is nested more than {MAX_DEPTH} levels deep", "correct it")
+                    raise wrong(mark, "the file", f"is nested more than {MAX_DEPTH} levels deep", "correct it")
                 stack.append(_Open(mark, isinstance(event, yaml.MappingStartEvent)))
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 done = stack.pop().closed()
@@ -233,7 +236,7 @@ def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:
     return Scalar(event.value, is_plain, mark)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def kind_of(node: Node) -> str:
@@ -248,31 +251,44 @@ def kind_of(node: Node) -> str:
             return f"the value {printable(node.text, 40)!r}"
 
 
-def table(node: Node, what: str, known: Collection[str] = (), hints: Mapping[str, str] | None = None) -> Table:
-    """A node that must be a table with no keys but the known (none named: any); `hints`: wrong key -> right one."""
+def table(
+    node: Node,
+    what: str,
+    known: Collection[str] = (),
+    hints: Mapping[str, str] | None = None,
+    faults: Faults | None = None,
+) -> Table:
+    """Require a table with only known keys (none given: any); `hints`: wrong key -> right one.
+
+    faults  collects unknown keys, which are then omitted from the table; None: they are raised
+    """
     if not isinstance(node, Table):
         raise wrong(node.mark, what, f"is {kind_of(node)}", "write `key: value` lines")
-    if known:
-        for key, mark in node.keys.items():
-            if key not in known:
-                raise wrong(mark, what, f"has no key {printable(key, 60)!r}", f"{nearest(key, known, hints or {})}")
-    return node
+    strange = {key: mark for key, mark in node.keys.items() if known and key not in known}
+    if not strange:
+        return node
+    collected = Faults() if faults is None else faults
+    for key, mark in strange.items():
+        with collected.part():
+            raise wrong(mark, what, f"has no key {printable(key, 60)!r}", f"{nearest(key, known, hints or {})}")
+    if faults is None:
+        collected.refuse()
+    values = {key: value for key, value in node.values.items() if key not in strange}
+    return Table(values, node.keys, node.mark)
 
 
 MOST_NAMED: Final = 40  # keys that an error lists
 
 
 def nearest(key: str, known: Collection[str], hints: Mapping[str, str]) -> str:
-    """What to write in place of a key or name that there is not."""
-    import difflib
+    """Suggestion for an unknown key or name."""
+    from kvplan.core.near import meant, near_names
 
     plain = key.strip().replace("-", "_").lower()[:100]
-    near = [hints[plain]] if hints.get(plain) in known else difflib.get_close_matches(plain, known, n=2, cutoff=0.6)
-    if near:
-        return f"did you mean {' or '.join(near)}?"
+    near = [hints[plain]] if hints.get(plain) in known else near_names(plain, known, 2)
     names = list(known)
     more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"known keys: {', '.join(names[:MOST_NAMED])}{more}"
+    return meant(near, f"known keys: {', '.join(names[:MOST_NAMED])}{more}", " or ")
 
 
 def items(node: Node, what: str) -> tuple[Node, ...]:
@@ -282,7 +298,7 @@ def items(node: Node, what: str) -> tuple[Node, ...]:
 
 
 def scalar(node: Node, what: str) -> Scalar:
-    """A node that must be one value; a date is none unless quoted."""
+    """Require a single value; a date must be quoted."""
     if not isinstance(node, Scalar):
         raise wrong(node.mark, what, f"is {kind_of(node)}", "write one value")
     if node.is_plain and not node.text:
@@ -302,7 +318,7 @@ def text(node: Node, what: str) -> str:
 
 
 def switch(node: Node, what: str) -> bool:
-    """true or false."""
+    """Parse true or false."""
     value = {"true": True, "false": False}.get(text(node, what))
     if value is None:
         raise wrong(
@@ -315,7 +331,7 @@ def switch(node: Node, what: str) -> bool:
 
 
 def date(node: Node, what: str) -> datetime.date:
-    """A day such as 2027-01-31, quoted or not."""
+    """Parse a date such as 2027-01-31, quoted or not."""
     if isinstance(node, Scalar) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", node.text):
         try:
             return datetime.date.fromisoformat(node.text)
@@ -331,7 +347,7 @@ def date(node: Node, what: str) -> datetime.date:
 
 @contextmanager
 def located(mark: Mark) -> Iterator[None]:
-    """Give the error of a reader of values its place in the file."""
+    """Add the position in the file to errors of value parsers."""
     try:
         yield
     except UsageError as error:

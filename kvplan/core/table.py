@@ -1,11 +1,11 @@
-"""Tables: columns and rows of values, written once as text, CSV, Markdown and objects for JSON.
+"""Tables of typed values, written as text, CSV, Markdown and JSON objects.
 
-The one guard against text of unknown origin stands here, too: in no cell is it a control character, a formula of a
-spreadsheet or markup of a page.
+All escaping of text of unknown origin is here, too: no cell contains control characters, spreadsheet formulas or page
+markup.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from kvplan.core.files import printable
@@ -14,42 +14,66 @@ from kvplan.core.units import format_size
 
 Value = int | float | str | None
 
-BY_ROW = "by row"  # a column whose units stand in the row's cell named `unit`
-UNIT = "unit"  # that column: shown with each value, so not by itself
-FIGURE = "figure"  # a number that is text already: to the right
-# Tables whose first column holds names of kvplan's own, which read better as words.
-NAMED = ("memory", "pool", "stages", "run", "environment", "method")
-LONGEST_CELL = 1000  # characters of a cell that a reader sees
+BY_ROW = "by row"  # a column whose units are in the row's cell named `unit`
+UNIT = "unit"  # that column: shown with each value instead of on its own
+FIGURE = "figure"  # a number already formatted as text: right-aligned
+# Tables whose first column has kvplan's own names, which read better as words.
+NAMED = ("memory", "outside", "pool", "savings", "stages", "run", "environment", "method")
+LONGEST_CELL = 1000  # characters shown of a cell
 FACTS = ("run", "environment")  # tables of a name and a value
-GAP = 2  # spaces between two columns of text
-LONGEST_WORD = 24  # of a column of text that is made narrower; longer ones are divided
+GAP = 2  # spaces between two text columns
+LONGEST_WORD = 24  # in a text column that is narrowed; longer words are broken
+
+
+def flattened(document: Mapping[str, object], *, lists: bool = True) -> Iterator[tuple[str, Value]]:
+    """Yield the path and value of each value in a document, for formats that contain all of it, such as CSV.
+
+    lists  use indices as the paths of list items; if False, omit lists
+    """
+    yield from _flattened(document, "", lists=lists)
+
+
+def _flattened(value: object, path: str, *, lists: bool) -> Iterator[tuple[str, Value]]:
+    match value:
+        case dict():
+            inside: Iterable[tuple[object, object]] = value.items()
+        case list():
+            inside = enumerate(value) if lists else ()
+        case None | int() | float() | str():
+            yield path, value
+            return
+        case _:
+            raise TypeError(f"{path}: {type(value).__name__} is no value of a document")
+    for key, below in inside:
+        yield from _flattened(below, f"{path}.{key}" if path else str(key), lists=lists)
 
 
 class Markdown(str):
-    """Text that is Markdown already: no guard is put on it."""
+    """Text that is already Markdown and is not escaped."""
 
     __slots__ = ()
 
 
-# --- the guard --------------------------------------------------------------------------------------------------------
+# --- escaping ---------------------------------------------------------------------------------------------------------
 
 _NUMBERS = (int, float)
-# What makes a cell a formula in a spreadsheet; the last four are the same signs at full width. A tab or a carriage
-# return does as well, and both are spelled out before.
+# First characters of a spreadsheet formula; the last four are their full-width forms. A tab or a carriage
+# return would be one as well, but both are escaped before.
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _LONGEST = 1_000_000  # characters of a cell
-_MARKUP = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>|#&~$"})  # of GitHub, too: strikes, formulas
+_MARKUP = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>|#&~$"})  # including GitHub's: strikethrough, formulas
 _MENTION = re.compile(r"(?<!\w)@(?=\w)")
 
 
 def one_line(text: str, limit: int = _LONGEST) -> str:
-    """Text as one line without control characters, for a terminal."""
+    """Escape text to one line without control characters, for a terminal."""
     return text if text.isprintable() and len(text) <= limit else printable(text, limit)
 
 
 def csv_cell(value: Any) -> Any:
-    """A value as a spreadsheet reads it: null is empty, booleans are true and false; text is one line without control
-    characters, and no formula."""
+    """Convert a value for a spreadsheet: null is empty, booleans are true and false; text is one line without control
+    characters, and never a formula.
+    """
     match value:
         case None:
             return ""
@@ -62,11 +86,11 @@ def csv_cell(value: Any) -> Any:
 
 
 def markdown_text(text: str, limit: int = LONGEST_CELL) -> Markdown:
-    """Text as Markdown that shows it as it is, and that calls nobody by name."""
+    """Escape text for Markdown, including @mentions."""
     if isinstance(text, Markdown):
         return text
     escaped = printable(text, limit).translate(_MARKUP)
-    return Markdown(_MENTION.sub("@&#8203;", escaped))  # a space of no width keeps @name from being a mention
+    return Markdown(_MENTION.sub("@&#8203;", escaped))  # a zero-width space keeps @name from being a mention
 
 
 # --- a table ----------------------------------------------------------------------------------------------------------
@@ -91,8 +115,7 @@ class Table:
 
     @classmethod
     def of(cls, names: Sequence[str], rows: Iterable[Sequence[Any]], left: int | Iterable[int] = 1) -> Self:
-        """A table of values, or of cells as they are shown; the first `left` columns, or those at the places named, are
-        text."""
+        """A table of values, or of formatted cells; the first `left` columns, or those at given positions, are text."""
         places = range(left) if isinstance(left, int) else tuple(left)
         columns = (Column(name, "text" if i in places else FIGURE) for i, name in enumerate(names))
         return cls("", "", tuple(columns), tuple(map(tuple, rows)))
@@ -102,7 +125,7 @@ class Table:
         return tuple(column.name for column in self.columns)
 
     def is_left(self, i: int) -> bool:
-        """Whether the cells of a column stand to the left, as text and facts do."""
+        """True if the cells of a column are left-aligned, as in text columns and tables of facts."""
         return self.columns[i].unit == "text" or self.name in FACTS
 
     def unit(self, row: tuple[Any, ...], i: int) -> str:
@@ -112,7 +135,7 @@ class Table:
 
     @property
     def shown_places(self) -> list[int]:
-        """Which columns a reader sees: all but the one that holds the units of others."""
+        """Indices of the visible columns: all but the one that holds the units of others."""
         by_row = any(column.unit == BY_ROW for column in self.columns)
         return [i for i, column in enumerate(self.columns) if not (by_row and column.name == UNIT)]
 
@@ -121,13 +144,13 @@ class Table:
 
 
 def cell_text(table: Table, row: tuple[Any, ...], i: int) -> str:
-    """The i-th cell of a row for a reader."""
+    """Format the i-th cell of a row."""
     shown_text = text(row[i], table.unit(row, i))
     return words(shown_text) if i == 0 and table.name in NAMED else shown_text
 
 
 def text(value: Any, unit: str) -> str:
-    """A cell for a reader: "513.13 MiB", "+0.31 %", "3,328"; a dash where there is no value."""
+    """Format a value: "513.13 MiB", "+0.31 %", "3,328"; a dash if there is none."""
     if value is None:
         return "–"
     if not isinstance(value, int | float):
@@ -154,7 +177,7 @@ def plain(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in percent; one too small for a decimal is not written as zero."""
+    """Format a fraction as a percentage; a very small one is not shown as zero."""
     value = 100 * share
     return "under 0.1 %" if 0 < value < 0.05 else f"{value:,.1f} %"
 
@@ -167,7 +190,7 @@ def signed_percent(share: float) -> str:
 
 
 def words(name: str) -> str:
-    """A column's or a component's name for a reader: "kv_cache" -> "KV cache"."""
+    """Format a column's or a component's name: "kv_cache" -> "KV cache"."""
     if name == "non_torch":
         return "non-torch"
     spelled = {"kv": "KV", "cuda": "CUDA", "lora": "LoRA", "gpu": "GPU", "rss": "resident", "sm": "SM", "num": ""}
@@ -179,7 +202,7 @@ def words(name: str) -> str:
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """One line per row, each cell as `csv_cell` has it: for rows that come one after the other."""
+    """One line per row, each cell converted by `csv_cell`, for rows that arrive in parts."""
     import csv
     import io
 
@@ -190,12 +213,12 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """A line of names, then one per row."""
+    """A header line, then one line per row."""
     return csv_text([table.names, *table.rows])
 
 
 def as_objects(table: Table) -> list[dict[str, Any]]:
-    """The rows as JSON has them."""
+    """The rows as JSON objects."""
     return [dict(zip(table.names, row, strict=True)) for row in table.rows]
 
 
@@ -203,7 +226,7 @@ def as_objects(table: Table) -> list[dict[str, Any]]:
 
 
 def as_markdown(table: Table) -> Markdown:
-    """Text to the left, numbers to the right; a cell is text unless it is Markdown already."""
+    """Format as Markdown: text left-aligned, numbers right-aligned; cells are escaped unless they are Markdown."""
     places = table.shown_places
     head: list[str] = [markdown_text(heading(table, i)) for i in places]
     marks = ["---" if table.is_left(i) else "---:" for i in places]
@@ -216,7 +239,7 @@ def _markdown_cell(table: Table, row: tuple[Any, ...], i: int) -> str:
 
 
 def heading(table: Table, i: int) -> str:
-    """What stands above a column; a table with a name is of data, whose keys are spelled as words."""
+    """Header of a column; in a named table, which contains data, keys are spelled as words."""
     name = table.columns[i].name
     return words(name) if table.name else name
 
@@ -225,10 +248,10 @@ def heading(table: Table, i: int) -> str:
 
 
 def as_text(table: Table, width: int | None = None) -> list[tuple[bool, str]]:
-    """The lines of a table, and whether each is a heading: two spaces between columns.
+    """Lines of a table, and whether each is a heading: two spaces between columns.
 
-    width  most characters of a line; None: as many as there are. A table that is wider gets lines of more than one row
-           in its columns of text and its headings, then comes in parts, each with the first columns again.
+    width  maximum characters of a line, or None for no limit. A wider table wraps its text columns and headings, then
+           is split into parts, each repeating the first columns.
     """
     places = table.shown_places
     head = [heading(table, i) for i in places]
@@ -253,14 +276,14 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _least(name: str, cells: Sequence[str], *, is_text: bool) -> int:
-    """The least width of a column: its longest word, or its longest number."""
+    """Minimum width of a column: its longest word, or its longest number."""
     words_of = [word for part in (name, *(cells if is_text else ())) for word in part.split(" ")]
     longest = min(max(map(len, words_of)), LONGEST_WORD)
     return max(longest, *(() if is_text else map(len, cells)), 1)
 
 
 def _parts(least: Sequence[int], is_left: Sequence[bool], width: int) -> Iterator[list[int]]:
-    """The columns of each part of a table: as many as there is room for, after those of text that it begins with."""
+    """Columns of each part of a table: as many as fit, after the repeated text columns at its beginning."""
     key = list(range(next((i for i, is_text in enumerate(is_left) if not is_text), 1)))
     while len(key) > 1 and _total([least[i] for i in key]) > width // 2:
         key.pop()
@@ -273,7 +296,7 @@ def _parts(least: Sequence[int], is_left: Sequence[bool], width: int) -> Iterato
 
 
 def _widened(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
-    """The widths with the room that is left given, one by one, to the column that lacks most of what it wants."""
+    """Distribute the remaining width, character by character, to the column that lacks most of its natural width."""
     widths = list(least)
     for _ in range(width - _total(widths)):
         narrow = max(range(len(widths)), key=lambda i: (natural[i] > widths[i], natural[i] / widths[i]))
@@ -301,8 +324,9 @@ def _row_lines(row: Sequence[str], is_left: Sequence[bool], widths: Sequence[int
 
 
 def wrapped(text: str, width: int, start: str = "", hanging: str = "") -> list[str]:
-    """Text behind `start`, in lines of at most `width` divided at spaces, and within words that are longer; the later
-    lines begin with `hanging`."""
+    """Wrap text after `start` into lines of at most `width`, at spaces or within longer words; later lines begin with
+    `hanging`.
+    """
     if len(start) + len(text) <= width:
         return [start + text]
     lines, before = [start], start

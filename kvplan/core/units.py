@@ -1,8 +1,8 @@
 """Quantities as users write them and as kvplan prints them: dtypes, token counts, sizes, fractions.
 
-Sizes are integer bytes everywhere; GiB (2^30) exists in text only, GB on input means 10^9. Every reader takes `option`,
-the flag (or file key) the text came from, and refuses what it cannot read with a UsageError that names the flag, the
-value and the accepted forms. Nothing is coerced silently: `int()` would accept "1_000", " 7 " and full-width digits.
+Sizes are integer bytes everywhere; GiB (2^30) exists in text only, GB in input means 10^9. Every parser takes `option`,
+the flag (or file key) of the text, and raises a UsageError with the flag, the value and the accepted forms if it
+cannot parse it. Nothing is coerced silently: `int()` would accept "1_000", " 7 " and full-width digits.
 """
 
 import re
@@ -24,10 +24,11 @@ TB: Final = 10**12
 
 MAX_TOKENS: Final = 2**31 - 1  # token positions are int32 in the servers
 MAX_BYTES: Final = 2**63 - 1
+MEMORY_PAGE: Final = 4096  # bytes that an operating system allocates at once
 
 
 class AutoFit(Enum):
-    """A context that is to be fitted to the memory (`auto` or `-1`), as opposed to a number or to nothing said."""
+    """A context to fit to the memory (`auto` or `-1`), as opposed to a number or no value."""
 
     AUTO = "auto"
 
@@ -57,7 +58,7 @@ DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
     }
 )
 
-# Spellings found in config.json, in torch and in flags; the endings (fn, fnuz, fnu) change the values, not the size.
+# Spellings in config.json, in torch and in flags; the suffixes (fn, fnuz, fnu) change the values, not the size.
 _DTYPE_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "double": "float64",
@@ -81,7 +82,7 @@ _DTYPE_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def dtype_name(text: str) -> str:
-    """The one name kvplan uses for a dtype, from any known spelling ("torch.bfloat16" and "bf16" are "bfloat16")."""
+    """kvplan's name for a dtype, from any known spelling ("torch.bfloat16" and "bf16" are "bfloat16")."""
     plain = text.strip().lower().removeprefix("torch.")
     name = _DTYPE_ALIASES.get(plain, plain)
     if name not in DTYPE_BITS:
@@ -94,20 +95,12 @@ def dtype_bits(text: str) -> int:
     return DTYPE_BITS[dtype_name(text)]
 
 
-def dtype_bytes(text: str) -> int:
-    """Bytes per element of a dtype of whole bytes."""
-    bits = dtype_bits(text)
-    if bits % 8:
-        raise UnsupportedModelError("dtype", f"{bits} bits are not whole bytes ({text!r})", "count it in bits")
-    return bits // 8
+# --- parsing ----------------------------------------------------------------------------------------------------------
 
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-# Plain strings, compiled when first used, as a command needs two or three of them. [0-9], not \d, which matches every
-# script's digits; a count of 20 digits is past every bound here.
-_COUNT = r"[0-9]{1,20}"
-_TOKENS = r"([0-9]{1,20})([kKmM]i?)?"
+# Plain strings, compiled on first use, because a command needs two or three of them. [0-9], not \d, which matches every
+# script's digits; a count of 20 digits exceeds every bound here.
+_COUNT = r"-?[0-9]{1,20}"
+_TOKENS = r"(-?[0-9]{1,20})([kKmM]i?)?"
 _VLLM_INT = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)([kKmMgGtT])"
 _VLLM_PLAIN = r"[0-9]{1,20}(?:_[0-9]{1,20})*"
 _SIZE = r"([0-9]{1,20})(?:\.([0-9]{1,20}))? ?([A-Za-z]{0,3})"
@@ -122,13 +115,13 @@ _SIZE_UNITS: Final[Mapping[str, int]] = MappingProxyType(
     {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": KB, "mb": MB, "gb": GB, "tb": TB}
 )
 
-_TOKEN_FORMS = "write a positive whole number, plain or with k or M (binary): 32768, 32k, 32K, 32Ki, 1M"
-_VLLM_FORMS = "vLLM reads 32768, 32k and 25.6k (decimal), 32K (binary, whole numbers only)"
-_SIZE_FORMS = "write bytes or a number with a unit: 24GiB, 512MiB (binary), 80GB (decimal), 25769803776"
+_TOKEN_FORMS = "write a number such as 32768, 32k (32,768) or 1M (1,048,576)"
+_VLLM_FORMS = "vLLM accepts 32768, 32k and 25.6k (decimal), 32K (binary, whole numbers only)"
+_SIZE_FORMS = "write a size such as 24GiB, 512MiB, 80GB or 25769803776 (bytes)"
 
 
 def _refuse(option: str, what: str, text: str, forms: str) -> UsageError:
-    """The one-line refusal of a value: flag, fault, value, accepted forms."""
+    """One-line error for a value: flag, problem, value, accepted forms."""
     text_shown = text if len(text) <= 60 else f"{text[:57]}..."
     return UsageError(option, f"{what} ({text_shown!r})", f"{forms}")
 
@@ -137,20 +130,23 @@ def _bounded(value: int, most: int, option: str, text: str, forms: str, least: i
     if value < least:
         raise _refuse(option, f"must be at least {least}", text, forms)
     if value > most:
-        raise _refuse(option, f"more than {most:,}", text, forms)
+        raise _refuse(option, f"must be at most {most:,}", text, forms)
     return value
 
 
-def parse_count(text: str, option: str, most: int = MAX_TOKENS) -> int:
-    """A positive whole number in plain ASCII digits: "8" -> 8."""
-    forms = "write a positive whole number in plain digits: 8"
+def parse_count(text: str, option: str, most: int = MAX_TOKENS, *, least: int = 1) -> int:
+    """Parse a whole number of at least `least`, in plain ASCII digits: "8" -> 8."""
+    above = f"from {least} to {most:,}" if most < MAX_TOKENS else f"of {least} or more"
+    forms = f"write a whole number {above}"
     if not re.fullmatch(_COUNT, text):
         raise _refuse(option, "not a whole number", text, forms)
-    return _bounded(int(text), most, option, text, forms)
+    return _bounded(int(text), most, option, text, forms, least)
 
 
 def parse_tokens(text: str, option: str) -> int:
-    """A token count as kvplan reads it, k and M always binary: "32k", "32K" and "32Ki" -> 32768, "1M" -> 1048576."""
+    """Parse a token count by kvplan's rules, where k and M are always binary: "32k", "32K" and "32Ki" -> 32768, "1M" ->
+    1048576.
+    """
     match = re.fullmatch(_TOKENS, text)
     if not match:
         raise _refuse(option, "not a token count", text, _TOKEN_FORMS)
@@ -159,9 +155,9 @@ def parse_tokens(text: str, option: str) -> int:
 
 
 def parse_int_vllm(text: str, option: str, most: int = MAX_BYTES) -> int:
-    """A number of a pasted command as vLLM reads it: k, m, g, t are decimal, K, M, G, T binary.
+    """Parse a number of a pasted command by vLLM's rules: k, m, g, t are decimal, K, M, G, T binary.
 
-    "32k" -> 32000, "25.6k" -> 25600, "32K" -> 32768. Fractions go with decimal suffixes only and are cut, not rounded.
+    "32k" -> 32000, "25.6k" -> 25600, "32K" -> 32768. Fractions are allowed with decimal suffixes only, and truncated.
     Source: vLLM docs, "vLLM CLI Guide", human-readable integer arguments; vllm-project/vllm, human_readable_int.
     """
     plain = text.strip()
@@ -169,7 +165,7 @@ def parse_int_vllm(text: str, option: str, most: int = MAX_BYTES) -> int:
         return _bounded(int(plain), most, option, text, _VLLM_FORMS)
     match = re.fullmatch(_VLLM_INT, plain)
     if not match:
-        raise _refuse(option, "not a number vLLM reads", text, _VLLM_FORMS)
+        raise _refuse(option, "is not a number that vLLM accepts", text, _VLLM_FORMS)
     number, unit = match.groups()
     if unit.islower():
         return _bounded(int(float(number) * _VLLM_UNITS[unit]), most, option, text, _VLLM_FORMS)
@@ -179,27 +175,27 @@ def parse_int_vllm(text: str, option: str, most: int = MAX_BYTES) -> int:
 
 
 def parse_tokens_vllm(text: str, option: str) -> int:
-    """A token count of a pasted command, as vLLM reads it: "32k" -> 32000, "1.5k" -> 1500, "32K" -> 32768."""
+    """Parse a token count of a pasted command by vLLM's rules: "32k" -> 32000, "1.5k" -> 1500, "32K" -> 32768."""
     return parse_int_vllm(text, option, most=MAX_TOKENS)
 
 
 def parse_context(text: str, option: str, *, vllm: bool = False) -> int | AutoFit:
-    """A context length, or AUTO for `auto` and `-1`; `vllm` reads the number as vLLM would."""
+    """Parse a context length, or return AUTO for `auto` and `-1`; `vllm` applies vLLM's rules for numbers."""
     if text in ("auto", "-1"):
         return AUTO
     try:
         return parse_tokens_vllm(text, option) if vllm else parse_tokens(text, option)
     except UsageError as error:
-        raise error.changed(remedy=f"{error.remedy}, or auto (also -1) to fit the memory") from None
+        raise error.changed(remedy=f"{error.remedy}, or auto (or -1) for the longest that fits") from None
 
 
 def parse_contexts(text: str, option: str) -> tuple[int | AutoFit, ...]:
-    """Context lengths divided by commas, in the order written: "4k,16k" -> (4096, 16384)."""
+    """Parse comma-separated context lengths, in order: "4k,16k" -> (4096, 16384)."""
     return tuple(parse_context(part, option) for part in text.split(","))
 
 
 def parse_size(text: str, option: str, least: int = 1) -> int:
-    """Bytes of a memory size: "24GiB" (2^30), "80GB" (10^9), "25769803776" (bytes); a part of a byte is cut off."""
+    """Parse a memory size to bytes: "24GiB" (2^30), "80GB" (10^9), "25769803776" (bytes), rounded down."""
     match = re.fullmatch(_SIZE, text)
     if not match:
         raise _refuse(option, "not a size", text, _SIZE_FORMS)
@@ -213,20 +209,20 @@ def parse_size(text: str, option: str, least: int = 1) -> int:
 
 
 def parse_fraction(text: str, option: str) -> float:
-    """A share greater than 0 and at most 1, as a fraction or a percentage: "0.92" and "92%" -> 0.92."""
-    forms = "write a number greater than 0 and at most 1, or a percentage: 0.92, 92%"
+    """Parse a number greater than 0 and at most 1, as a fraction or a percentage: "0.92" and "92%" -> 0.92."""
+    forms = "write a fraction or a percentage, such as 0.92 or 92%"
     if percent := re.fullmatch(_PERCENT, text):
         whole, decimals = percent.groups(default="")
-        value = int(whole + decimals) / int("100" + "0" * len(decimals))  # one rounding, so 92% is exactly 0.92
+        value = int(whole + decimals) / int("100" + "0" * len(decimals))  # rounded once, so that 92% is exactly 0.92
     elif any(digit in text for digit in "0123456789") and re.fullmatch(_FRACTION, text):
         try:
             value = float(text)
-        except ValueError:  # "e5" and the like: digits, but only in the exponent
+        except ValueError:  # "e5" and the like: digits only in the exponent
             raise _refuse(option, "not a number", text, forms) from None
     else:
         raise _refuse(option, "not a number", text, forms)
     if not 0 < value <= 1:
-        raise _refuse(option, "outside (0, 1]", text, forms)
+        raise _refuse(option, "must be greater than 0 and at most 1", text, forms)
     return value
 
 
@@ -235,7 +231,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_ratio(text: str, option: str) -> float:
-    """A number above 0 and at most 1,000: 0.9, 2."""
+    """Parse a number above 0 and at most 1,000: 0.9, 2."""
     plain = re.fullmatch(r"[0-9]{1,4}(?:\.[0-9]{1,9})?", text.strip())
     value = float(plain.group()) if plain else 0.0
     if not 0 < value <= 1000:
@@ -244,7 +240,7 @@ def parse_ratio(text: str, option: str) -> float:
 
 
 def parse_duration(text: str, option: str, least: float = 0.001) -> float:
-    """Seconds of a duration: "250ms", "1s", "2m", "1.5h", "10" (seconds)."""
+    """Parse a duration to seconds: "250ms", "1s", "2m", "1.5h", "10" (seconds)."""
     forms = "write a number with ms, s, m or h: 250ms, 1s, 2m"
     match = re.fullmatch(_DURATION, text)
     if not match:
@@ -259,12 +255,12 @@ def parse_duration(text: str, option: str, least: float = 0.001) -> float:
 
 
 def format_gib(num_bytes: int) -> str:
-    """Bytes as GiB with two decimals: "54.98 GiB"."""
+    """Format bytes as GiB with two decimals: "54.98 GiB"."""
     return f"{num_bytes / GIB:,.2f} GiB"
 
 
 def format_size(num_bytes: int) -> str:
-    """Bytes in the largest binary unit that gives at least 1: "128 KiB", "512 MiB", "4 GiB", "1.50 GiB", "700 B"."""
+    """Format bytes in the largest binary unit with a value >= 1: "128 KiB", "512 MiB", "4 GiB", "1.50 GiB", "700 B"."""
     if abs(num_bytes) < KIB:
         return f"{num_bytes} B"
     names = {KIB: "KiB", MIB: "MiB", GIB: "GiB", TIB: "TiB"}
@@ -276,12 +272,12 @@ def format_size(num_bytes: int) -> str:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Bytes as GiB with two decimals, or in the unit that shows them where that would read as nothing: "512 KiB"."""
+    """Format bytes as GiB with two decimals, or in a smaller unit if that would show 0: "512 KiB"."""
     return format_gib(num_bytes) if num_bytes == 0 or round(num_bytes / GIB, 2) else format_size(num_bytes)
 
 
 def format_apart(first: int, second: int) -> tuple[str, str]:
-    """Two different sizes so that they read differently: in GiB, where those are alike in MiB, else in bytes."""
+    """Format two different sizes so that they differ as text: in GiB, else in MiB, else in bytes."""
     forms: tuple[Callable[[int], str], ...] = (format_gib, lambda size: f"{size / MIB:,.2f} MiB", lambda s: f"{s:,} B")
     texts = [(form(first), form(second)) for form in forms]
     return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
@@ -293,5 +289,5 @@ def plural(count: int, noun: str) -> str:
 
 
 def format_count(number: int) -> str:
-    """A whole number with thousands divided by commas: "32,768"."""
+    """Format a whole number with thousands separators: "32,768"."""
     return f"{number:,}"

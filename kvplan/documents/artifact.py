@@ -229,7 +229,7 @@ def concurrency_document(plan: Plan) -> typed.Concurrency:
 
 def _host_memory(plan: Plan) -> typed.HostMemory:
     """What keeps KV on the host, of all ranks of a replica, and how many requests of the full context it holds."""
-    ranks = plan.request.args.tensor_parallel_size * plan.request.args.pipeline_parallel_size
+    ranks = plan.request.args.world_size
     tiers = [row for row in host_rows(plan) if row.name == "kv_offloading"]
     tokens = sum(row.tokens for row in tiers)
     blocks = tokens // plan.pool.block_size
@@ -347,7 +347,7 @@ def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
             f"--kv-cache-memory-bytes sets the pool to {format_gib(args.kv_cache_memory_bytes)}",
         )
     if answer.pool.users <= settings.max_num_seqs:
-        yield "kv_cache", f"KV memory: each further user takes {_further(plan)} of every GPU"
+        yield "kv_cache", f"KV memory: each further user takes {_further(plan)}"
     if answer.pool.users > settings.max_num_seqs:
         server = server_of(plan.request.release.engine)
         flag = server.seqs_cure(plan.request.spec, args, settings.max_num_seqs)
@@ -356,9 +356,18 @@ def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _further(plan: Plan) -> str:
-    """What one more decoding user takes of the pool."""
-    size = format_gib(blocks_per_user(plan) * plan.capacity.bytes_per_block)
-    return f"up to {size}" if plan.request.load.lengths is not None else size
+    """What one more user takes of the pool while it decodes, and during its prefill if that is more."""
+    load, capacity = plan.request.load, plan.capacity
+    decoding = blocks_per_user(plan)
+    size = f"{format_gib(decoding * capacity.bytes_per_block)} of every GPU"
+    if load.lengths is not None:
+        return f"up to {size}"
+    if load.shared_prefix or load.longest(capacity.max_model_len) < capacity.max_model_len:
+        return size
+    prefill = capacity.blocks_per_request
+    if decoding >= prefill:
+        return size
+    return f"{size}, up to {format_gib(prefill * capacity.bytes_per_block)} during its prefill"
 
 
 def _stage(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -439,10 +448,10 @@ def _statement(name: str, text: str, source: str) -> typed.Assumption:
 
 
 TOTAL_FORMULAS = {
-    "logged": "as servers logged it",
-    "published": "as device queries printed it",
-    "estimated": "the vendor's GB read as GiB, times the ratio seen on GPUs of its class",
-    "given": "as given",
+    "logged": "from server logs",
+    "published": "from published device queries",
+    "estimated": "nominal GiB x the ratio seen on GPUs of its class",
+    "given": "as set",
 }
 TOTAL_KINDS: Final[dict[TotalKind, Kind]] = {
     "logged": "measured",

@@ -81,6 +81,7 @@ class CheckFailureDocument(TypedDict):
     line: Size | None
     column: Size | None
     message: str
+    others: list[str]
     exit_code: Count
 
 
@@ -158,5 +159,6 @@ def failure_document(failure: judged.Failure) -> CheckFailureDocument:
         "line": None if mark is None else mark.line,
         "column": None if mark is None else mark.column,
         "message": failure.message,
+        "others": [str(other) for other in failure.others],
         "exit_code": failure.exit_code,
     }

@@ -108,7 +108,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
         "version": failure.version,
         "model": request.spec.served_name if request is not None else diagnosis.log.model,
         "gpu": gpu,
-        "num_gpus": None if args is None else args.tensor_parallel_size * args.pipeline_parallel_size,
+        "num_gpus": None if args is None else args.world_size,
         "outcome": failure.outcome,
         "cause": failure.cause,
         "phase": failure.phase,

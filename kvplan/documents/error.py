@@ -13,6 +13,14 @@ class Mark(TypedDict):
     column: Size
 
 
+class Other(TypedDict):
+    """Another thing that is wrong with the same command line."""
+
+    subject: str
+    problem: str
+    remedy: str
+
+
 class ErrorDocument(TypedDict):
     """Why a command could not answer (any command with --format json): its line on standard error, field by field."""
 
@@ -21,4 +29,5 @@ class ErrorDocument(TypedDict):
     problem: str
     remedy: Annotated[str, "The next step; may be empty."]
     mark: Mark | None
+    others: Annotated[list[Other], "What else is wrong with the command line, a line each on standard error."]
     exit_code: Count

@@ -11,6 +11,7 @@ from kvplan.documents.artifact import concurrency_document, kv_document, limits_
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import MemoryBreakdown, Plan, plan
 from kvplan.planning.sweep import Grid
+from kvplan.servers.arguments import option_words
 
 EXPLORER: Final = "kvplan/explorer@1"
 # What the page has of each part of a plan's document.
@@ -86,7 +87,7 @@ def planned_records(grid: Grid) -> Iterable[dict[str, Any]]:
         try:
             answer = plan(grid.request(number))
         except KvplanError as error:
-            yield {ERROR: str(error)}
+            yield {ERROR: str(error.in_words(option_words()))}
             continue
         if answer.fits and not command:
             command = shlex.join(serve_command(answer))

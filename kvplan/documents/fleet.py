@@ -16,7 +16,7 @@ class Times(TypedDict):
 
 
 class Replica(TypedDict):
-    """One server; averages are over the seconds for which it was there."""
+    """One server; averages are over `seconds`, the time in which it was neither starting nor down."""
 
     index: Count
     gpu: str

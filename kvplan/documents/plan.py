@@ -42,9 +42,13 @@ class Gpu(TypedDict):
 class Args(TypedDict):
     """What was asked for; null: not given, the server decides."""
 
+    tensor_parallel_size: Size
+    pipeline_parallel_size: Size
+    data_parallel_size: Size
     quantization: str | None
     kv_cache_memory_bytes: Count | None
     num_gpu_blocks_override: Count | None
+    enable_dp_attention: bool | None
 
 
 def engine_args(args: Schema) -> Schema:
@@ -181,7 +185,7 @@ class Concurrency(TypedDict):
     states (else the full context), decoding while one prompt is computed, at most max_num_seqs; users_low and
     users_high its range (null for a distribution of lengths); pool_users the same whatever max_num_seqs. `max` is
     the server's own figure, which its log prints; low and high its range. `lower_bound`: a few users more may fit.
-    `log_differs` says why the two are more than 1.5x apart.
+    `log_differs` says why the two are more than 1.1x apart.
     """
 
     users: Count

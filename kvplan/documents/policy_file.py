@@ -31,7 +31,7 @@ def either(number: Schema, pattern: str, description: str = "") -> Schema:
 
 
 def keys(description: str, *required: str, **properties: Schema) -> Schema:
-    """A table that may leave keys out but for the required ones, and has no others."""
+    """A table that may remove keys but for the required ones, and has no others."""
     return {
         "type": "object",
         "description": description,

@@ -25,8 +25,12 @@ class Servers(TypedDict):
     num_gpus: Size
     tensor_parallel_size: Size
     pipeline_parallel_size: Size
+    data_parallel_size: Annotated[Size, "Ranks of one server, each a replica; they share its experts."]
     replicas: Size
-    changes: Annotated[list[str], "What is less precise than the checkpoint, and pipeline stages; empty: nothing."]
+    changes: Annotated[
+        list[str],
+        "What is less precise than the checkpoint, pipeline stages, and experts over data-parallel ranks; empty: none.",
+    ]
     users_low: Count
     users_likely: Count
     total_memory: Size
@@ -44,7 +48,7 @@ class Settings(TypedDict):
 
 
 class Placement(Servers, Settings):
-    """`replicas` servers, each started with `command` on tensor x pipeline GPUs; users of all replicas."""
+    """`replicas` on tensor x pipeline GPUs each; `command` starts data_parallel_size of them. Users of all replicas."""
 
 
 class Failure(TypedDict):

@@ -6,6 +6,7 @@ from kvplan.core.field_types import Count, Size
 from kvplan.measure.reconcile import Reconciliation
 from kvplan.measure.run_capacity import Served, served
 from kvplan.measure.run_manifest import inputs_of
+from kvplan.measure.techniques import Technique
 from kvplan.servers import measurement
 
 
@@ -46,6 +47,16 @@ class Allocator(TypedDict):
     waste: float | None
 
 
+class Saving(TypedDict):
+    """What a technique saved: `saved` of `base`, and the share; negative where the other allocator takes less."""
+
+    technique: Technique
+    saved: float
+    base: float
+    unit: Literal["tokens", "bytes/token"]
+    share: float
+
+
 class ReconciliationDocument(TypedDict):
     """A run beside the plan for it, component by component; bytes of one rank. The measured rows add up to what the
     device reported and what serving did not reach again.
@@ -63,7 +74,9 @@ class ReconciliationDocument(TypedDict):
     tensor_parallel_size: Size
     rank: Literal[0]
     total: Total
+    outside: Annotated[list[Row], "KV in host memory and on disk; no part of the total."]
     capacity: list[CapacityRow]
+    savings: list[Saving]
     served: list[Allocator]
     gaps: Annotated[list[str], "What was not measured or predicted, and why."]
 
@@ -83,9 +96,20 @@ def document(result: Reconciliation) -> ReconciliationDocument:
         "tensor_parallel_size": inputs_of(result.run).tensor_parallel_size,
         "rank": 0,
         "total": total,
+        "outside": [_row(row) for row in result.outside],
         "capacity": [
             {"name": row.component, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
             for row in result.capacity
+        ],
+        "savings": [
+            {
+                "technique": saving.technique,
+                "saved": saving.saved,
+                "base": saving.base,
+                "unit": saving.unit,
+                "share": saving.share,
+            }
+            for saving in result.savings
         ],
         "served": [_allocator(allocator) for allocator in served(result.run)],
         "gaps": list(result.gaps),

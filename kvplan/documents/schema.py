@@ -77,10 +77,9 @@ def _plain_schema(name: str) -> Schema:
 
 
 def _near(name: str) -> str:
-    import difflib
+    from kvplan.core.near import meant, near_names
 
-    near = difflib.get_close_matches(name, NAMES, n=2, cutoff=0.55)
-    return f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(NAMES)}"
+    return meant(near_names(name, NAMES, 2), f"use one of {', '.join(NAMES)}", " or ")
 
 
 # --- from types -------------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ class TimedPlacement(TypedDict):
     changes: list[str]
     price_per_hour: Number | None
     price_per_million_output_tokens: Number | None
-    output_tokens_per_s: Annotated[Number, "Of one server."]
+    output_tokens_per_s: Annotated[Number, "Of all servers together; the spare ones serve nothing."]
+    server_output_tokens_per_s: Annotated[Number, "Of one server."]
     kv_usage_peak: Number
     targets: list[Target]
     warnings: list[str]
@@ -74,3 +75,4 @@ class TimedRecommendationDocument(TypedDict):
     placements: list[TimedPlacement]
     bounded: list[Bounded]
     failures: list[TimedFailure]
+    unseen: Annotated[list[str], "What of the placements no published result has that the times were fitted to."]

@@ -41,6 +41,16 @@ class TunedSetting(TypedDict):
     command: str
 
 
+class NearestSetting(TypedDict):
+    """The setting that misses the targets least, where none meets them."""
+
+    servers: Size
+    tensor_parallel_size: Size
+    requests_per_s: Annotated[Number | None, "Of all servers; null: of the users, or all requests at once."]
+    targets: list[Target]
+    command: str
+
+
 class TuneFailure(TypedDict):
     """Why settings cannot be, and how many."""
 
@@ -59,4 +69,7 @@ class TuneDocument(TypedDict):
     num_simulated: Count
     settings: Annotated[list[TunedSetting], "The chosen one first, then by what they serve."]
     limits: Annotated[list[str], "What keeps the chosen one from serving more."]
+    too_few_requests: Annotated[bool, "Whether the load is too short to show a limit, so that the defaults are kept."]
+    nearest: Annotated[NearestSetting | None, "null: a setting meets the targets, or none were stated."]
     failures: list[TuneFailure]
+    unseen: Annotated[list[str], "What of the chosen one no published result has that the times were fitted to."]

@@ -1,9 +1,9 @@
 """GPUs: what CUDA reports as their memory, how fast they are, and where each figure comes from.
 
-Total memory is what `cudaMemGetInfo` and torch's `total_memory` say, which is below the vendor's figure: the driver
-keeps 1 to 3.4 % for itself, and GDDR6 boards with ECC on lose another sixteenth. Where a server's log or a device query
-gives that total, gpus.yaml holds it (kinds `logged` and `published`) with the low and high of the readings found.
-Elsewhere it is `estimated` by one rule: the vendor's GB read as GiB, times the ratio of the sourced NVIDIA totals of
+Total memory is what `cudaMemGetInfo` and torch's `total_memory` report, which is below the vendor's figure: the driver
+reserves 1 to 3.4 %, and GDDR6 boards with ECC on lose another sixteenth. If a server's log or a device query gives
+that total, gpus.yaml has it (kinds `logged` and `published`) with the lowest and highest reading.
+Otherwise it is `estimated` by one rule: the vendor's GB read as GiB, times the ratio of the sourced NVIDIA totals of
 the same class, its lowest and highest as the range:
 
     class                                         low    median  high   sourced totals
@@ -11,7 +11,7 @@ the same class, its lowest and highest as the range:
     up to 48 GB, no ECC in the same memory        0.966  0.982   0.993  14 boards, V100 to RTX 5090
     80 GB and more                                0.984  0.990   0.992  13 boards, A100 to GB300
 
-FLOP/s are dense. One entry is parsed when one GPU is asked for (kvplan.core.entries).
+FLOP/s are dense. Entries are parsed individually on demand (kvplan.core.entries).
 """
 
 import re
@@ -36,13 +36,13 @@ LOG_PRECISION = 2**30 // 200  # half of the last digit of "139.81 GiB"
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One GPU as its runtime lists it: bytes, bytes/s and dense FLOP/s; None where nobody states a figure.
+    """One GPU as its runtime lists it: bytes, bytes/s and dense FLOP/s; None if a figure is not published.
 
     total_memory_kind  logged | published | estimated (gpus.yaml), given (by the user)
     compute_capability CUDA's, such as '9.0'; None for AMD, whose `architecture` is the gfx name
     sm_count           multiprocessors, or compute units on AMD
     unified            the CPU and the GPU share one memory, so less than the total is free for a model
-    interconnect       what GPUs of one server speak over: nvlink, infinity-fabric, pcie, none; None of a custom one
+    interconnect       between GPUs of one server: nvlink, infinity-fabric, pcie, none; None for a custom GPU
     interconnect_bandwidth  bytes per second of one GPU, both directions together, as the vendor states it
     """
 
@@ -72,21 +72,30 @@ class GpuSpec:
 
     @property
     def sm(self) -> int:
-        """CUDA's architecture number: 90 for compute capability 9.0, 120 for 12.0; 0 where there is none."""
+        """CUDA's architecture number: 90 for compute capability 9.0, 120 for 12.0, or 0 if there is none."""
         return _sm(self.compute_capability)
 
     @property
+    def lacks_peer_access(self) -> bool:
+        """True if GPUs of one server cannot write to each other's memory, so that NCCL sends through the host's.
+
+        Source: NVIDIA's driver supports it on no GeForce RTX 40 and 50 (NVIDIA/nccl#1127;
+        tinygrad/open-gpu-kernel-modules is a driver that adds it); other GeForce cards are assumed to be the same.
+        """
+        return self.interconnect == "pcie" and "geforce" in self.device_name.lower()
+
+    @property
     def is_a100(self) -> bool:
-        """Whether the device name says A100, which vLLM's scheduler defaults treat as a small GPU."""
+        """True for an A100 by device name, which vLLM's scheduler defaults treat as a small GPU."""
         return "a100" in self.device_name.lower()
 
     @property
     def is_gb10(self) -> bool:
-        """Whether this is GB10 (DGX Spark), likewise treated as a small GPU by vLLM's scheduler defaults."""
+        """True for GB10 (DGX Spark), likewise treated as a small GPU by vLLM's scheduler defaults."""
         return "gb10" in self.device_name.lower()
 
 
-@cache  # a plan asks eight times
+@cache  # a plan looks it up eight times
 def _sm(compute_capability: str | None) -> int:
     if compute_capability is None:
         return 0
@@ -96,7 +105,7 @@ def _sm(compute_capability: str | None) -> int:
 
 @cache
 def gpu(name: str) -> GpuSpec:
-    """The GPU of a name or alias, whatever its case; UsageError with near misses where there is none."""
+    """Look up a GPU by name or alias, ignoring case. Raise UsageError with suggestions if there is none."""
     path = entries.locate("gpus.yaml")
     known = _resolve(name)
     if known is None:
@@ -105,7 +114,7 @@ def gpu(name: str) -> GpuSpec:
 
 
 def _resolve(name: str) -> str | None:
-    """The GPU's own name; spaces may stand for hyphens, and maker and memory beside it: "NVIDIA A40 48GB"."""
+    """The GPU's own name; spaces may replace hyphens, and vendor and memory may be included: "NVIDIA A40 48GB"."""
     path, words = entries.locate("gpus.yaml"), name.split()
     for spelling in (words, words[1:] if words and words[0].lower() in VENDORS else words):
         for text in (" ".join(spelling), "-".join(spelling)):
@@ -126,12 +135,12 @@ _COUNTED = re.compile(
 
 
 def split_count(text: str) -> tuple[int | None, str]:
-    """(how many, the GPU's name) of "8xh100", "2 x l40s", "l40s:2", "h100x8" or "8*h100"; None: no number."""
+    """Split "8xh100", "2 x l40s", "l40s:2", "h100x8" or "8*h100" into (count, GPU name); None: no count."""
     match = _COUNTED.fullmatch(text.strip())
     if match is None or _resolve(text) is not None:
         return None, text
     if match["head"] is not None and _resolve(match["head"]) is None:
-        return None, text  # the x may belong to a name
+        return None, text  # the x may be part of a name
     return int(match["count"] or match["last"] or match["tail"]), match["name"] or match["first"] or match["head"]
 
 
@@ -146,7 +155,7 @@ def gpu_names() -> list[str]:
 
 
 def custom_gpu(total_memory: int) -> GpuSpec:
-    """A GPU of which only the bytes are known, as `--gpu-memory 24GiB` gives them."""
+    """A GPU of which only the memory is known, as given by `--gpu-memory 24GiB`."""
     return GpuSpec(
         name="custom",
         vendor="unknown",
@@ -172,7 +181,7 @@ def custom_gpu(total_memory: int) -> GpuSpec:
 
 
 def with_memory(spec: GpuSpec, total_memory: int) -> GpuSpec:
-    """The same GPU with the total the user gives, as `--gpu h100 --gpu-memory 78GiB` asks for."""
+    """The same GPU with a total given by the user, as in `--gpu h100 --gpu-memory 78GiB`."""
     return replace(
         spec,
         total_memory=_given(total_memory),
@@ -190,7 +199,7 @@ def _given(total_memory: int) -> int:
 
 
 def read_entry(name: str, facts: Mapping[str, Any]) -> GpuSpec:
-    """One entry of gpus.yaml as a GpuSpec; InvalidInputError names the fact that is missing or impossible."""
+    """Parse one entry of gpus.yaml. Raise InvalidInputError naming a fact that is missing or impossible."""
     low, high = _range(name, facts)
     spec = GpuSpec(
         name=name,

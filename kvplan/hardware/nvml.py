@@ -1,9 +1,9 @@
-"""The one door to NVML, the driver's library that says what a GPU holds: plain values out, every failure with its cure.
+"""The only interface to NVML, the driver's monitoring library: plain values, and errors that include the remedy.
 
-Sizes are bytes, power is watts, clocks are MHz, temperatures are degrees Celsius, utilizations are shares from 0 to 1.
-What a device does not report is None; what the user should know about it is a line of `warnings`, said once.
+Sizes are bytes, power is watts, clocks are MHz, temperatures are degrees Celsius, utilizations are fractions from 0 to
+1. A value that a device does not report is None; `warnings` has a line for what the user should know, once each.
 
-NVIDIA's Python package (nvidia-ml-py, imported as `pynvml`) is loaded by `open_nvml` and nowhere else.
+NVIDIA's Python package (nvidia-ml-py, imported as `pynvml`) is loaded only by `open_nvml`.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from kvplan.core.errors import EnvironmentProblem
+from kvplan.core.errors import EnvironmentProblem, sentence
 from kvplan.core.files import printable
 
 Reason = Literal["absent", "mismatch", "not_loaded", "package", "permission", "lost", "other"]
@@ -58,13 +58,13 @@ _INIT_FAULTS: dict[int, tuple[Reason, str, str]] = {
     GPU_IS_LOST: ("lost", "a GPU is lost", f"{_CURE_LOST}"),
     RESET_REQUIRED: ("lost", "a GPU needs a reset", f"{_CURE_LOST}"),
 }
-# Drivers 535.43 to 535.85 fill a longer record for each process than any later library reads: pids and sizes come out
+# Drivers 535.43 to 535.85 fill a longer record per process than any later library reads: pids and sizes come out
 # shifted (wookayin/gpustat#161).
 _BROKEN_PROCESSES = ((535, 43), (535, 86))
 
 
 class DeviceError(EnvironmentProblem):
-    """A GPU or its driver that cannot be asked; `reason` says which fault, so that a caller can do without."""
+    """A GPU or driver that cannot be queried; `reason` identifies the fault, so that a caller can do without."""
 
     def __init__(self, subject: str, problem: str | None = None, remedy: str = "", *, reason: Reason = "other") -> None:
         super().__init__(subject, problem, remedy)
@@ -78,7 +78,7 @@ class DeviceError(EnvironmentProblem):
 class DeviceMemory:
     """Bytes of one device; total = reserved + used + free.
 
-    reserved  what the driver keeps for itself; None where an old driver counts it as used
+    reserved  reserved by the driver; None if an old driver counts it as used
     is_host   the device has no memory of its own (GB10, Jetson): these are the host's total and available bytes
     """
 
@@ -91,7 +91,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes a process holds on a device; None where the driver does not say."""
+    """Bytes a process uses on a device; None if the driver does not report them."""
 
     pid: int
     used: int | None
@@ -101,10 +101,10 @@ class ProcessMemory:
 class DeviceSample:
     """One device at one moment.
 
-    process_used          bytes of the process asked about; None where it is not listed (another PID namespace, hidden
-                          processes, no context yet) or listed without a size
-    process_is_estimated  process_used is not the driver's word: set by a caller that puts its own estimate there
-    others_used           bytes of all other listed processes; None unless the driver states each of them
+    process_used          bytes of the given process; None if it is not listed (another PID namespace, hidden processes,
+    no context yet) or listed without a size
+    process_is_estimated  process_used is not from the driver: a caller set its own estimate
+    others_used           bytes of all other listed processes; None unless the driver reports each of them
     """
 
     memory: DeviceMemory
@@ -121,14 +121,14 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes of the machine's own memory: all of it, and what can still be had without swapping."""
+    """Bytes of the host's memory: the total, and what is available without swapping."""
 
     total: int
     available: int
 
 
 def host_memory() -> HostMemory | None:
-    """The machine's memory from /proc/meminfo (MemTotal, MemAvailable); None where there is no such file."""
+    """The host's memory from /proc/meminfo (MemTotal, MemAvailable), or None if there is no such file."""
     try:
         lines = (PROC / "meminfo").read_text(encoding="ascii", errors="replace").splitlines()
         kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.strip()}
@@ -141,7 +141,7 @@ def host_memory() -> HostMemory | None:
 
 
 def open_nvml() -> "Nvml":
-    """NVML, initialized; use it in a `with`. DeviceError where it cannot be had, each cause with its cure."""
+    """Initialize NVML for use in a `with`. Raise DeviceError, with the cause and its remedy, if it is not available."""
     library = _library()
     try:
         library.nvmlInit()
@@ -155,7 +155,7 @@ def open_nvml() -> "Nvml":
 
 
 def _library() -> Any:
-    """NVIDIA's own pynvml module; DeviceError where it is missing or is another package of the same name."""
+    """Import NVIDIA's own pynvml. Raise DeviceError if it is missing or is another package of the same name."""
     try:
         import pynvml
     except (ImportError, SyntaxError) as error:
@@ -185,7 +185,7 @@ def _init_problem(error: Any) -> DeviceError:
 
 
 def _text(value: str | bytes) -> str:
-    """A name from the driver; old releases of the package hand out bytes."""
+    """Decode a name from the driver; old releases of the package return bytes."""
     return printable(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
 
 
@@ -224,35 +224,35 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        """Give NVML back; a second call does nothing, nor does a driver that fails to say goodbye."""
+        """Shut NVML down; a second call does nothing, and errors from the driver are ignored."""
         if not self._is_open:
             return
         self._is_open = False
         try:
             self._library.nvmlShutdown()
-        except self._library.NVMLError:  # a lost GPU; nothing is left to be done about it
+        except self._library.NVMLError:  # a lost GPU; nothing can be done
             return
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know, one line each, in the order met."""
+        """Warnings for the user, one line each, in the order of occurrence."""
         return tuple(self._warned)
 
     def devices(self) -> tuple["Device", ...]:
         """Every device CUDA could use, in NVML's order (by PCI bus): GPUs, and the instances of those split by MIG.
 
-        A GPU that does not answer is left out, with a warning.
+        A GPU that does not respond is left out, with a warning.
         """
         return tuple(device for gpu in self._gpus() for device in self._parts(gpu))
 
     def device(self, which: int | str) -> "Device":
-        """The device of an index, as `nvidia-smi` counts, or of a UUID (of which a GPU's may be cut short)."""
+        """Return the device with an index, as `nvidia-smi` counts, or with a UUID (a GPU's may be abbreviated)."""
         return self._by_uuid(which) if isinstance(which, str) else self._gpu(which)
 
     def visible_device(self, ordinal: int) -> "Device":
-        """The device that CUDA calls `ordinal` in this process, as CUDA_VISIBLE_DEVICES says.
+        """Return the device that is CUDA's `ordinal` in this process, following CUDA_VISIBLE_DEVICES.
 
-        Where GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, CUDA may count them in another order: a warning.
+        If GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, CUDA may count them in another order: a warning.
         """
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = self.devices() if visible is None else tuple(self._named(visible))
@@ -310,13 +310,13 @@ class Nvml:
         )
 
     def _parts(self, gpu: "Device") -> "tuple[Device, ...]":
-        """The MIG instances of a GPU, or the GPU itself where there are none."""
+        """The MIG instances of a GPU, or the GPU itself if there are none."""
         library = self._library
         try:
             if not library.nvmlDeviceGetMigMode(gpu._handle)[0]:
                 return (gpu,)
             slots = range(library.nvmlDeviceGetMaxMigDeviceCount(gpu._handle))
-        except library.NVMLError:  # a GPU or a driver without MIG
+        except library.NVMLError:  # a GPU or driver without MIG
             return (gpu,)
         return tuple(part for slot in slots if (part := self._part(gpu, slot)) is not None) or (gpu,)
 
@@ -348,12 +348,12 @@ class Nvml:
             ) from error
 
     def _named(self, visible: str) -> Iterator["Device"]:
-        """The devices CUDA_VISIBLE_DEVICES names; as for CUDA, an entry that names none ends the list."""
+        """The devices named in CUDA_VISIBLE_DEVICES; as in CUDA, an invalid entry ends the list."""
         for entry in visible.split(","):
             word = entry.strip()
             try:
                 if word.isdecimal():
-                    yield self._parts(self._gpu(int(word)))[0]  # of a split GPU, CUDA uses the first instance
+                    yield self._parts(self._gpu(int(word)))[0]  # for a split GPU, CUDA uses the first instance
                 elif word.startswith(("GPU-", "MIG-")):
                     yield self._by_uuid(word)
                 else:
@@ -388,7 +388,7 @@ class Nvml:
 
 
 def _ask(library: Any, label: str, ask: Callable[[], T]) -> T:
-    """What NVML answers; a DeviceError named `label` where it answers with an error."""
+    """Call NVML; turn its error into a DeviceError about `label`."""
     try:
         return ask()
     except library.NVMLError as error:
@@ -396,7 +396,7 @@ def _ask(library: Any, label: str, ask: Callable[[], T]) -> T:
 
 
 def _problem(label: str, error: Any) -> DeviceError:
-    """What a device's failure means, and what to do."""
+    """Return a device error with its meaning and what to do."""
     if error.value in _LOST:
         return DeviceError(label, f"lost, the driver no longer reaches it ({error})", f"{_CURE_LOST}", reason="lost")
     if error.value == NO_PERMISSION:
@@ -414,7 +414,9 @@ def _problem(label: str, error: Any) -> DeviceError:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, or a MIG instance of the GPU of that index. Every call asks the driver anew; DeviceError on failure."""
+    """A GPU, or a MIG instance of the GPU with that index. Every call queries the driver anew; DeviceError on
+    failure.
+    """
 
     index: int
     uuid: str
@@ -427,16 +429,16 @@ class Device:
 
     @property
     def label(self) -> str:
-        """What messages call it: "GPU 0"."""
+        """Name in messages: "GPU 0"."""
         return f"GPU {self.index}" + (f" {self.uuid}" if self.is_mig else "")
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know of the answers so far, one line each, in the order met."""
+        """Warnings about the results so far, one line each, in the order of occurrence."""
         return tuple(self._warned)
 
     def memory(self) -> DeviceMemory:
-        """What is held and free now."""
+        """Memory used and free now."""
         try:
             return self._own_memory()
         except self._library.NVMLError as error:
@@ -445,7 +447,9 @@ class Device:
         return self._shared_memory()
 
     def processes(self) -> tuple[ProcessMemory, ...]:
-        """What each process holds, by pid; empty where the driver lists none or does not tell (then with a warning)."""
+        """Memory of each process, by pid; empty if the driver lists none or does not report them (then with a
+        warning).
+        """
         if not self._lists_processes:
             self._warn("this driver misreports processes (535.43 to 535.85); update it to 535.104.05 or newer")
             return ()
@@ -459,7 +463,7 @@ class Device:
         return tuple(ProcessMemory(pid, used) for pid, used in sorted(used_by_pid.items()))
 
     def sample(self, pid: int | None = None) -> DeviceSample:
-        """Everything at this moment; `pid` is the process whose share is wanted, in the driver's PID namespace."""
+        """Sample everything now; `pid` is the process to report separately, in the driver's PID namespace."""
         library = self._library
         memory = self.memory()
         process_used, others_used = _shares(self.processes(), pid)
@@ -528,7 +532,7 @@ class Device:
         return self._metric(what, lambda: int(self._library.nvmlDeviceGetClockInfo(self._handle, kind)))
 
     def _metric(self, what: str, ask: Callable[[], T]) -> T | None:
-        """A figure one can do without."""
+        """Query an optional figure."""
         try:
             return ask()
         except self._library.NVMLError as error:
@@ -539,7 +543,7 @@ class Device:
             return None
 
     def _warn(self, text: str) -> None:
-        self._warned[f"{self.label}: {text}"] = None
+        self._warned[sentence(self.label, text)] = None
 
 
 def _hidden(error: Any) -> str:
@@ -547,12 +551,12 @@ def _hidden(error: Any) -> str:
 
 
 def _shares(processes: Sequence[ProcessMemory], pid: int | None) -> tuple[int | None, int | None]:
-    """(bytes of `pid`, bytes of all others); None for what the list does not tell."""
+    """(bytes of `pid`, bytes of all others); None for what the list does not report."""
     others = [process.used for process in processes if process.pid != pid]
     if pid is None:
         return None, _sum(others) if others else None
     mine = next((process.used for process in processes if process.pid == pid), None)
-    # A process of ours that is not in the list may be in it under the pid of another namespace.
+    # If our process is not in the list, it may be there under the pid of another namespace.
     return mine, _sum(others) if mine is not None else None
 
 

@@ -1,4 +1,4 @@
-"""What a GPU costs: a file of `gpu: dollars per hour`, read strictly. kvplan has no prices of its own."""
+"""GPU prices: a file of `gpu: dollars per hour`, read strictly. kvplan has no prices of its own."""
 
 import csv
 import re
@@ -26,7 +26,7 @@ class Prices:
 
 
 def read(path: Path) -> Prices:
-    """The prices in a YAML file, or a CSV file with the header gpu,dollars_per_hour; a fault is named by its line."""
+    """Read prices from a YAML file, or a CSV file with the header gpu,dollars_per_hour; errors name the line."""
     pairs = _csv_pairs(path) if path.suffix.lower() == ".csv" else _yaml_pairs(path)
     prices: dict[str, float] = {}
     first: dict[str, Mark] = {}

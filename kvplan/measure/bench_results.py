@@ -1,6 +1,6 @@
-"""Results of load generators: what they sent, and what they measured.
+"""Results of load generators: the load they sent and what they measured.
 
-Read are files of the servers' own tools (servers/<name>/bench.py; the first writes them with --save-result or
+Supported are files of the servers' own tools (servers/<name>/bench.py; the first writes them with --save-result or
 --append-result), guidellm (schemas/generative), aiperf (profile_export_aiperf.json) and InferenceX
 (utils/process_result.py, agg_*.json). One file may hold several results.
 """
@@ -18,7 +18,7 @@ from kvplan.core.units import MIB
 from kvplan.servers.base import generators
 
 MAX_BYTES: Final = 256 * MIB  # detailed results hold every token's time
-OWN: Final = "kvplan profile"  # the label of results that it wrote, in the form of the first of them
+OWN: Final = "kvplan profile"  # label of the results that it wrote, in the format of the first server's tool
 OTHER_TOOLS: Final = "guidellm, aiperf and InferenceX"
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
@@ -27,10 +27,10 @@ STATISTICS: Final = ("mean", "p50", "p90", "p99")
 class BenchResult:
     """One run of a load generator.
 
-    users, rate   how the load came: one of them; a rate of infinity is all requests at once
-    is_constant   requests came evenly, not in a Poisson process
-    prompt, output  mean tokens; None where the file does not say
-    lengths       (prompt, output) of each request, where the file holds them
+    users, rate   the load: one of the two is set; an infinite rate sends all requests at once
+    is_constant   requests arrive at even intervals, not as a Poisson process
+    prompt, output  mean tokens, or None if the file does not say
+    lengths       (prompt, output) of each request, if the file has them
     times         milliseconds by metric and statistic: "ttft_p50"
     """
 
@@ -56,7 +56,7 @@ class BenchResult:
         return "all at once" if self.rate == math.inf else f"{self.rate:g} requests/s"
 
     def stated(self, metric: str) -> tuple[str, float] | None:
-        """(statistic, milliseconds) of a metric: its median where stated, else its mean."""
+        """Return (statistic, milliseconds) of a metric: its median if given, else its mean."""
         for statistic in ("p50", "mean"):
             value = self.times.get(f"{metric}_{statistic}")
             if value:
@@ -65,7 +65,7 @@ class BenchResult:
 
 
 def read_results(path: Path) -> list[BenchResult]:
-    """Every result in a file; InvalidInputError for what is none."""
+    """Return every result in a file. Raise InvalidInputError if it holds none."""
     content = read_text(path, MAX_BYTES)
     results = [result for row in objects(content, path) for result in results_of(row, path)]
     if not results:
@@ -74,7 +74,7 @@ def read_results(path: Path) -> list[BenchResult]:
 
 
 def objects(content: str, path: Path) -> Iterator[dict[str, Any]]:
-    """JSON objects of a file: one, or one a line."""
+    """Yield the JSON objects of a file: a single one, or one per line."""
     try:
         parts = [json.loads(content)]
     except ValueError:
@@ -103,11 +103,11 @@ def results_of(row: dict[str, Any], path: Path) -> list[BenchResult]:
     raise InvalidInputError(path_text(path), "is not in a known result format", f"name a file of {tools()}")
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------------------------
 
 
 def number(value: Any) -> float | None:
-    """A finite number of 0 or more, or infinity; None for anything else."""
+    """Return a finite number >= 0 or infinity, or None for anything else."""
     if value in ("inf", "Infinity"):
         return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < 0:
@@ -125,7 +125,7 @@ def count(value: Any, name: str, path: Path) -> int:
 
 
 def inner(row: Mapping[str, Any], *names: str) -> Any:
-    """A value in nested objects; None where there is none."""
+    """Look up a value in nested objects, or return None if there is none."""
     value: Any = row
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
@@ -137,7 +137,7 @@ def text(value: Any) -> str | None:
 
 
 def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None]:
-    """(users, rate) of which one is given; a limit of infinity on either is none."""
+    """Return (users, rate), of which one is set; an infinite limit counts as no limit."""
     limit, pace = number(users), number(rate)
     if limit is not None and limit > 0:
         if pace not in (None, math.inf):
@@ -157,22 +157,20 @@ def positive_times(times: Mapping[str, Any], path: Path) -> dict[str, float]:
         name: value for name, raw in times.items() if (value := number(raw)) is not None and 0 < value < math.inf
     }
     if not positive:
-        raise InvalidInputError(
-            path_text(path), "contains no times", "stream the answers, so that they can be measured"
-        )
+        raise InvalidInputError(path_text(path), "contains no times", "use streaming, so that times can be measured")
     return positive
 
 
-# --- the tools' own files ---------------------------------------------------------------------------------------------
+# --- the tools' own files -------------------------------------------------------------------------------------------
 
 
 def tools() -> str:
-    """The tools whose files are read, in a message."""
+    """Supported tools, as listed in a message."""
     return ", ".join((*(tool.name for tool in generators()), OTHER_TOOLS))
 
 
 def serving(row: dict[str, Any], path: Path) -> BenchResult:
-    """A server's own, of which the first has no keys that no other has: times in ms as `median_ttft_ms`."""
+    """Parse a result of a server's own tool (times in ms: `median_ttft_ms`); the first has no key of its own."""
     usual, *others = generators()
     tool = next((tool for tool in others if any(key in row for key in tool.marks)), usual)
     completed = count(row.get("completed"), "completed", path)
@@ -203,7 +201,7 @@ def serving(row: dict[str, Any], path: Path) -> BenchResult:
 
 
 def pairs(prompts: Any, answers: Any) -> tuple[tuple[int, int], ...]:
-    """Lengths of each request, where both lists hold whole numbers; those that failed have no answer."""
+    """Lengths of each request, if both lists hold whole numbers; failed requests have no response."""
     if not isinstance(prompts, list) or not isinstance(answers, list) or len(prompts) != len(answers):
         return ()
     both = zip(prompts, answers, strict=True)
@@ -211,7 +209,7 @@ def pairs(prompts: Any, answers: Any) -> tuple[tuple[int, int], ...]:
 
 
 def inferencex(row: dict[str, Any], path: Path) -> BenchResult:
-    """InferenceX's agg_*.json: vLLM's fields in seconds without `_ms`; tokens per second and GPU."""
+    """Parse InferenceX's agg_*.json: vLLM's fields in seconds without `_ms`; tokens per second per GPU."""
     ranks = count(row.get("tp"), "tp", path)
     users = count(row.get("conc"), "conc", path)
     names = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
@@ -229,7 +227,7 @@ def inferencex(row: dict[str, Any], path: Path) -> BenchResult:
 
 
 def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchResult:
-    """guidellm's report: one benchmark of it; the strategy stood under `args` before 0.4, under `config` since."""
+    """Parse one benchmark of guidellm's report; the strategy is under `args` before 0.4 and under `config` since."""
     strategy = inner(part, "config", "strategy") or inner(part, "args", "strategy") or {}
     kind = str(strategy.get("type_") if isinstance(strategy, dict) else "")
     users: Any = None
@@ -272,7 +270,7 @@ def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchRe
 
 
 def aiperf(records: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchResult:
-    """aiperf's profile_export_aiperf.json: `avg` and percentiles by metric; the load stands under input_config."""
+    """Parse aiperf's profile_export_aiperf.json: `avg` and percentiles by metric; the load is under input_config."""
     loadgen = inner(whole, "input_config", "loadgen") or {}
     requests = count(inner(records, "request_count", "avg"), "request_count", path)
     users, rate = traffic(inner(loadgen, "concurrency"), inner(loadgen, "request_rate"), path)

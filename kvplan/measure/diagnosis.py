@@ -1,4 +1,4 @@
-"""What `kvplan why` knows of a failed server: what its log shows, the plan of what it was asked for, and the cures."""
+"""Data behind `kvplan why`: what a failed server's log shows, the plan of the requested server, and the fixes."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from kvplan.servers.logs import ServerLog
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """Something the log does not say, and what it was taken from."""
+    """A value that the log does not state, and what it was inferred from."""
 
     what: str
     value: str
@@ -19,14 +19,14 @@ class Inference:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A failure, its cures, and what they rest on.
+    """A failure, its fixes, and what they are based on.
 
-    request   what the server was asked for; None: no plan can be made of it
-    plan      of that, on the log's own figures; None: none can be made
-    anchor    by how much that plan was moved to the log
-    missing   flags that would say what the log leaves out
-    differs   why the log's figures are not those of the plan, where they are not
-    commands  of each cure, to paste; None where the log does not say the command
+    request   the server that was requested, or None if no plan can be made of it
+    plan      its plan with the log's own numbers, or None if none can be made
+    anchor    difference between the log's numbers and the modeled plan
+    missing   flags that would supply what the log leaves out
+    differs   why the log's numbers do not match the plan, if they do not
+    commands  command with each fix applied, to paste, or None if the log does not show the command
     """
 
     failure: Failure

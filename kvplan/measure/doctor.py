@@ -1,7 +1,7 @@
-"""What is installed, found and missing on this machine: facts for `kvplan doctor`, each gathered so that none can fail.
+"""What is installed, found and missing on this machine, for `kvplan doctor`; no check raises.
 
-Nothing heavy is loaded: versions come from the packages' metadata. Only a torch built for CUDA is asked whether it
-finds a GPU, and in a process of its own, as a broken driver may hang or kill whoever asks.
+Nothing heavy is imported: versions come from package metadata. Only a torch built for CUDA is run to see if it finds a
+GPU, in a subprocess, because a broken driver may hang or kill the caller.
 """
 
 import json
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Literal
 
 from kvplan.core import entries
-from kvplan.core.errors import KvplanError
+from kvplan.core.errors import KvplanError, sentence
 from kvplan.core.files import printable
 from kvplan.hardware.gpu import gpu_names
 from kvplan.hardware.nvml import DeviceError, DeviceMemory, Nvml, Reason, host_memory, open_nvml
 from kvplan.models import catalog
 
-# Distribution -> the extra it comes with; None: kvplan needs it itself; "dev": only its tests do.
+# Distribution -> the extra that installs it; None: required by kvplan itself; "dev": used only by its tests.
 PACKAGES: Mapping[str, str | None] = {
     "typer": None,
     "rich": None,
@@ -67,7 +67,7 @@ NEEDED_FOR: Mapping[str, str] = {
 }
 _REQUIRED_FOR = "kvplan itself"
 
-# Environment variable -> (what holds where it is not set, what it decides).
+# Environment variable -> (the default if it is not set, what it controls).
 SETTINGS: Mapping[str, tuple[str, str]] = {
     "KVPLAN_DEBUG": ("0", "1: show a traceback with every error"),
     "KVPLAN_API_KEY": ("", "key that clients of `kvplan serve` must send, unless --api-key states others"),
@@ -89,6 +89,7 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "TRITON_INTERPRET": ("0", "1: the engine's Triton kernels run in Python, on any device"),
     "WORLD_SIZE": ("", "number of processes that torchrun started"),
     "LOCAL_RANK": ("", "GPU of this process under torchrun"),
+    "LOCAL_WORLD_SIZE": ("", "number of processes that torchrun started on this machine"),
     "RANK": ("", "rank of this process under torchrun"),
     "TMPDIR": (tempfile.gettempdir(), "crash logs and temporary files"),
 }
@@ -103,15 +104,15 @@ print(json.dumps([torch.cuda.is_available(), torch.cuda.device_count()]))
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-# --- the facts --------------------------------------------------------------------------------------------------------
+# --- the facts ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package kvplan uses: `version` is None where it is missing, `extra` what brings it.
+    """A package that kvplan uses: `version` is None if it is missing; `extra` installs it.
 
-    bounds  the versions that kvplan's own metadata admits, such as ">=2.11,<2.14"; None where it says nothing
-    fits    whether the version is one of them; None where either is unknown
+    bounds  the versions that kvplan's own metadata allows, such as ">=2.11,<2.14", or None if it does not say
+    fits    True if the version is one of them, or None if either is unknown
     """
 
     name: str
@@ -123,7 +124,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Torch:
-    """What torch was built for and finds. cuda_available is None where it could not be asked; `problem` says why."""
+    """How torch was built and what it finds. cuda_available is None if it is unknown; `problem` says why."""
 
     version: str
     cuda_build: str | None
@@ -134,7 +135,7 @@ class Torch:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU or MIG instance; memory in bytes, None where `problem` says why not."""
+    """A GPU or MIG instance; memory in bytes, or None with the reason in `problem`."""
 
     index: int
     uuid: str
@@ -146,7 +147,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """What NVML says: `status` "ok", or why there is none, with the cure in `problem`."""
+    """NVML's status: "ok", or why it is not available, with the remedy in `problem`."""
 
     status: Literal["ok"] | Reason
     problem: str | None
@@ -158,7 +159,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An environment variable that kvplan, or a library for it, reads; a secret's value is not told."""
+    """An environment variable that kvplan or one of its libraries reads; secret values are hidden."""
 
     name: str
     value: str
@@ -168,7 +169,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class FactsFile:
-    """A file of facts and how many entries it has."""
+    """A data file and its number of entries."""
 
     name: str
     path: str
@@ -178,7 +179,7 @@ class FactsFile:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Bytes of the file system that holds a folder."""
+    """Bytes of the file system that contains a folder."""
 
     use: str
     path: str
@@ -188,7 +189,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """CPU cores, those this process may use, and bytes of memory; memory_limit is the container's."""
+    """CPU cores, cores available to this process, and bytes of memory; memory_limit is the container's."""
 
     num_cores: int | None
     num_usable_cores: int | None
@@ -199,7 +200,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What does not work, and what would make it; `problem` is None where it is missing."""
+    """What does not work and how to fix it; `problem` is None if it is missing."""
 
     missing: str
     needed_for: str
@@ -209,7 +210,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """Everything `kvplan doctor` tells."""
+    """Everything that `kvplan doctor` reports."""
 
     kvplan: str | None
     kvplan_path: str
@@ -227,7 +228,7 @@ class Checkup:
 
 
 def checkup() -> Checkup:
-    """Look at everything; what cannot be looked at says so in its place."""
+    """Run all checks; a check that fails reports its reason."""
     packages = package_facts()
     torch, driver = torch_facts(), driver_facts()
     facts = (
@@ -256,7 +257,7 @@ def checkup() -> Checkup:
     )
 
 
-# --- gathering them ---------------------------------------------------------------------------------------------------
+# --- gathering them -------------------------------------------------------------------------------------------------
 
 
 def installed(name: str) -> str | None:
@@ -283,7 +284,7 @@ _BOUND = re.compile(rf"\s*(>=|==|<)\s*({_RELEASE.pattern})\s*")
 
 
 def own_bounds() -> dict[tuple[str, str | None], str]:
-    """(package, extra) -> the versions that kvplan's metadata admits; empty where kvplan is not installed."""
+    """(package, extra) -> the versions that kvplan's metadata allows; empty if kvplan is not installed."""
     try:
         requirements = requires("kvplan") or []
     except PackageNotFoundError:
@@ -305,9 +306,9 @@ def canonical(name: str) -> str:
 
 
 def within(number: str, bounds: str) -> bool | None:
-    """Whether a release lies within bounds of the forms >=, == and <; None where one has another form.
+    """True if a release satisfies bounds of the forms >=, == and <, or None if one has another form.
 
-    A pre-release or local build counts as its release, as `packaging` is not among what kvplan installs.
+    A pre-release or local build counts as its release, because `packaging` is not a dependency of kvplan.
     """
     admitted = True
     for each in bounds.split(","):
@@ -327,12 +328,12 @@ def within(number: str, bounds: str) -> bool | None:
 
 
 def release_key(release: str) -> tuple[int, ...]:
-    """A release's numbers, without zeros at the end: 2.14 is 2.14.0."""
+    """A release's numbers without trailing zeros: 2.14 equals 2.14.0."""
     return tuple(int(digits) for digits in re.sub(r"(\.0+)*$", "", release).split("."))
 
 
 def torch_facts() -> Torch | None:
-    """What torch says of itself in its version file; asked only where it is built for CUDA."""
+    """Read what torch's version file states; torch itself runs only if it is built for CUDA."""
     spec, number = find_spec("torch"), installed("torch")
     if spec is None or number is None:
         return None
@@ -343,7 +344,7 @@ def torch_facts() -> Torch | None:
 
 
 def cuda_build(version_file: Path) -> str | None:
-    """The CUDA version torch was built with: `cuda: Optional[str] = '12.8'`."""
+    """CUDA version that torch was built with: `cuda: Optional[str] = '12.8'`."""
     try:
         match = re.search(r"^cuda\b[^=\n]*= *'([^'\n]+)'", version_file.read_text(encoding="utf-8"), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
@@ -426,7 +427,7 @@ def host_facts() -> Host:
 
 
 def memory_limit(file: Path) -> int | None:
-    """Bytes the container may use; None where nothing limits it ("max")."""
+    """Bytes that the container may use, or None if there is no limit ("max")."""
     try:
         text = file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -434,24 +435,24 @@ def memory_limit(file: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-# --- what to do about it ----------------------------------------------------------------------------------------------
+# --- what to do about it --------------------------------------------------------------------------------------------
 
 
 def missing_packages(packages: tuple[Package, ...]) -> list[Advice]:
-    """For kvplan itself and each extra that is not whole: what lacks, which command needs it, how to install it."""
+    """List missing packages of kvplan itself and of each incomplete extra: the command affected, how to install."""
     advice = []
     needs: list[tuple[str | None, str]] = [(None, _REQUIRED_FOR), *NEEDED_FOR.items()]
     for extra, needed_for in needs:
         missing = [package.name for package in packages if package.extra == extra and package.version is None]
         if missing:
-            # kvplan is installed from its sources: an index may hold another package of this name.
+            # kvplan is installed from source: an index may have another package of this name.
             what = "." if extra is None else f"'.[{extra}]'"
             advice.append(Advice(", ".join(missing), needed_for, f"pip install {what} in kvplan's sources"))
     return advice
 
 
 def misfits(packages: tuple[Package, ...]) -> list[Advice]:
-    """Each package whose version kvplan's own metadata does not admit."""
+    """List each package whose version kvplan's own metadata does not allow."""
     return [
         Advice(
             package.name,
@@ -465,13 +466,13 @@ def misfits(packages: tuple[Package, ...]) -> list[Advice]:
 
 
 def broken_files(facts: tuple[FactsFile, ...]) -> list[Advice]:
-    """Each file of facts that cannot be read."""
+    """List each data file that cannot be read."""
     what = {"models.yaml": "models by name", "gpus.yaml": "GPUs by name"}
     return [Advice(each.name, what.get(each.name, each.name), each.problem) for each in facts if each.problem]
 
 
 def gpu_advice(torch: Torch | None, driver: Driver) -> list[Advice]:
-    """What keeps a GPU from being used; a machine without a driver has none, and needs no advice."""
+    """List what keeps a GPU from being used; a machine without a driver has no GPU and needs no advice."""
     if driver.problem is not None and driver.status != "absent":
         return [Advice("NVML", "kvplan profile, kvplan watch", driver.problem)]
     silent = [
@@ -483,11 +484,11 @@ def gpu_advice(torch: Torch | None, driver: Driver) -> list[Advice]:
 
 
 def torch_advice(torch: Torch | None, driver: Driver) -> list[Advice]:
-    """What is wrong with torch itself, or keeps it from the GPUs there are."""
+    """List what is wrong with torch itself, or keeps it from using the GPUs."""
     if torch is None:
-        return []  # the missing extra says it
+        return []  # reported as a missing extra
     if torch.problem is not None:
-        return [Advice("torch", "kvplan profile", f"torch: {torch.problem}")]
+        return [Advice("torch", "kvplan profile", sentence("torch", torch.problem))]
     if not driver.gpus:
         return []
     if torch.cuda_build is None:

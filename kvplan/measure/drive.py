@@ -1,6 +1,6 @@
-"""Requests to a server that speaks OpenAI's API, each token timed by the client: what `vllm bench serve` measures.
+"""Load generator for an OpenAI-compatible server; the client times each token, as `vllm bench serve` does.
 
-Loads httpx2; only `kvplan profile --server` does.
+Imports httpx2; only `kvplan profile --server` does.
 """
 
 import asyncio
@@ -21,22 +21,27 @@ from kvplan.core.files import printable
 from kvplan.measure.bench_results import OWN
 from kvplan.workloads.planned import PlannedRequest
 
-TOKEN_IDS: Final = (
-    1_000,
-    20_000,
-)  # of prompts: in the vocabularies that are served, above special tokens
+TOKEN_IDS: Final = range(1_000, 20_000)  # of prompts: above the special tokens in most vocabularies
+LEAST_IDS: Final = 1_000  # below this, no range: use the ids that a sample text has
+# Many scripts, so that some of a vocabulary's higher ids are among these.
+TEXT: Final = (
+    "The quick brown fox jumps over 13 lazy dogs; pack my box with five dozen liquor jugs! Unconstitutionality, "
+    "thermodynamics, Kubernetes, heteroscedasticity. def f(x): return x**2 # noqa\n\u00dcbergr\u00f6\u00dfe, "
+    "ma\u00f1ana, \u0437\u0434\u0440\u0430\u0432\u0441\u0442\u0432\u0443\u0439\u0442\u0435, "
+    "\u4f60\u597d\uff0c\u4e16\u754c, \u3053\u3093\u306b\u3061\u306f, \uc548\ub155\ud558\uc138\uc694"
+)
 MAX_LINE_CHARS: Final = 1 << 20
 PERCENTILES: Final = (50, 90, 99)
 
 
 @dataclass(slots=True)
 class Timed:
-    """What a request came to; times in seconds.
+    """Result of one request; times in seconds.
 
-    start_s        when it was sent, from the start of the run
-    ttft_s         until the first chunk; None: there was none
-    gaps_s         between one chunk and the next
-    output_tokens  as the server counts them; where it does not, chunks
+    start_s        when it was sent, since the start of the run
+    ttft_s         time to the first chunk, or None if there was none
+    gaps_s         times between consecutive chunks
+    output_tokens  as the server counts them; the number of chunks if it does not
     """
 
     prompt_tokens: int
@@ -52,15 +57,15 @@ class Timed:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None where there was none after it."""
+        """Time per output token after the first, or None if there was only one."""
         return sum(self.gaps_s) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
 @dataclass(slots=True)
 class Driven:
-    """A run of requests: those that have ended, and `seconds` until the last had.
+    """A run of requests: those that have finished, and `seconds` until the last did.
 
-    early  why not all were sent or waited for; empty: all were
+    early  why not all were sent or waited for; empty if all were
     """
 
     model: str
@@ -78,7 +83,7 @@ class Driven:
         return [request for request in self.requests if request.error or request.ttft_s is None]
 
     def times(self) -> dict[str, list[float]]:
-        """Seconds of all requests that were answered, by metric."""
+        """Seconds of all successful requests, by metric."""
         answered = self.answered
         return {
             "ttft": [request.ttft_s for request in answered if request.ttft_s is not None],
@@ -89,12 +94,12 @@ class Driven:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """By linear interpolation, as numpy does it; the only value of one."""
+    """Percentile by linear interpolation, as in numpy; a single value is returned as is."""
     return values[0] if len(values) == 1 else statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def model_of(base: str) -> str:
-    """The first model that a server says it serves. Raises EnvironmentProblem where it does not answer."""
+    """Return the first model that a server lists. Raise EnvironmentProblem if it does not respond."""
     try:
         answer = httpx2.get(f"{base}/v1/models", headers=headers(), timeout=10)
         answer.raise_for_status()
@@ -108,6 +113,20 @@ def model_of(base: str) -> str:
         remedy = "start the server, or correct --server"
         raise EnvironmentProblem(f"{base}/v1/models", f"names no model ({why})", remedy) from None
     return str(name)
+
+
+def token_ids_of(base: str, model: str) -> Sequence[int]:
+    """Token ids for prompts: as many as the server's tokenizer is known to have."""
+    body = {"model": model, "prompt": TEXT, "add_special_tokens": False}
+    try:
+        answer = httpx2.post(f"{base}/tokenize", json=body, headers=headers(), timeout=10)
+        answer.raise_for_status()
+        ids = sorted({int(token) for token in answer.json()["tokens"]})
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError):
+        return TOKEN_IDS  # a server without this endpoint
+    if not ids or ids[-1] < TOKEN_IDS.start + LEAST_IDS:
+        return ids or TOKEN_IDS
+    return range(TOKEN_IDS.start, min(TOKEN_IDS.stop, ids[-1] + 1))
 
 
 def headers() -> dict[str, str]:
@@ -124,16 +143,17 @@ def drive(
     max_concurrency: int | None = None,
     seed: int = 0,
     timeout_s: float | None = None,
+    token_ids: Sequence[int] = TOKEN_IDS,
 ) -> None:
     """Send the requests when they are due, at most `max_concurrency` at once, and wait for all.
 
-    Prompts are random token ids, the first `shared_prefix` of them common to all; every answer has the length asked
-    for (`ignore_eos`). What has ended stands in `driven`, whatever interrupts the run; a request that fails is kept
-    with its error. A server that no longer takes connections, or the end of `timeout_s`, ends the run early.
+    Prompts are random token ids, the first `shared_prefix` of them common to all; every response has the requested
+    length (`ignore_eos`). Finished requests are in `driven`, whatever interrupts the run; a request that fails is kept
+    with its error. The run ends early if the server stops accepting connections or after `timeout_s`.
     """
     begin = time.monotonic()
     try:
-        asyncio.run(_drive(driven, base, requests, shared_prefix, max_concurrency, seed, timeout_s))
+        asyncio.run(_drive(driven, base, requests, shared_prefix, max_concurrency, seed, timeout_s, token_ids))
     finally:
         driven.seconds = time.monotonic() - begin
 
@@ -146,9 +166,10 @@ async def _drive(
     max_concurrency: int | None,
     seed: int,
     timeout_s: float | None,
+    token_ids: Sequence[int],
 ) -> None:
     source = random.Random(seed)
-    prefix = [source.randrange(*TOKEN_IDS) for _ in range(shared_prefix)]
+    prefix = source.choices(token_ids, k=shared_prefix)
     slots = asyncio.Semaphore(max_concurrency or len(requests) or 1)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     is_gone = asyncio.Event()
@@ -176,7 +197,7 @@ async def _drive(
                 await is_gone.wait()
                 is_gone.clear()
                 try:
-                    await client.get(f"{base}/health", timeout=5)  # a burst may be refused by a server that is there
+                    await client.get(f"{base}/health", timeout=5)  # a live server may refuse a burst
                 except httpx2.TransportError:
                     break
             driven.early = "the server stopped answering"
@@ -187,7 +208,7 @@ async def _drive(
                 watch = group.create_task(until_gone())
                 tasks = []
                 for request in requests:
-                    fresh = [source.randrange(*TOKEN_IDS) for _ in range(max(1, request.prompt_tokens - shared_prefix))]
+                    fresh = source.choices(token_ids, k=max(1, request.prompt_tokens - shared_prefix))
                     tasks.append(group.create_task(ask(request, (prefix + fresh)[-request.prompt_tokens :])))
                 await asyncio.gather(*tasks)
                 watch.cancel()
@@ -198,11 +219,11 @@ async def _drive(
 
 
 class _Ended(Exception):
-    """Ends the requests that are still to come."""
+    """Cancels the requests that have not finished."""
 
 
 async def _time(client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], timed: Timed) -> None:
-    """Send one request and note when each chunk of its answer comes; ValueError for what is no such answer."""
+    """Send one request and time each chunk of its response. Raise ValueError if the response is malformed."""
     sent = latest = time.monotonic()
     chunks = 0
     async with client.stream("POST", url, json=body) as answer:
@@ -223,26 +244,26 @@ async def _time(client: httpx2.AsyncClient, url: str, body: Mapping[str, Any], t
                 timed.output_tokens = usage["completion_tokens"]
     timed.output_tokens = timed.output_tokens or chunks
     if not chunks:
-        raise ValueError("the answer has no token")
+        raise ValueError("the response has no token")
 
 
 async def _events(answer: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
-    """JSON objects of a stream of server-sent events, until its [DONE]."""
+    """Yield the JSON objects of a stream of server-sent events, until its [DONE]."""
     async for line in answer.aiter_lines():
         if len(line) > MAX_LINE_CHARS:
-            raise ValueError("a line of the answer is too long")
+            raise ValueError("a line of the response is too long")
         text = line.removeprefix("data:").strip() if line.startswith("data:") else ""
         if text == "[DONE]":
             return
         if text:
             data = json.loads(text)
             if not isinstance(data, dict):
-                raise ValueError("a part of the answer is not an object")
+                raise ValueError("a part of the response is not an object")
             yield data
 
 
 def bench_result(driven: Driven, *, rate: float | None, max_concurrency: int | None) -> dict[str, Any]:
-    """The run as `vllm bench serve --save-result --save-detailed` writes one, for `reconcile --bench` and `calibrate`.
+    """Format the run as `vllm bench serve --save-result --save-detailed` does, for `reconcile --bench` and `calibrate`.
 
     Source: vLLM 0.33 benchmarks/serve.py. Milliseconds in the keys that end in _ms, else seconds.
     """

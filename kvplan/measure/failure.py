@@ -1,8 +1,8 @@
-"""A server's log -> what happened: whether it started, failed or died, why, and the figures that say so.
+"""Classify a server's log: whether the server started, failed or died, why, and the log lines that show it.
 
-A wrong cause is worse than none: what the text does not show is asked for (`needs`), never guessed. The words are the
-servers' own (kvplan/servers/*/failures.py); here is what is decisive among them, what only repeats it, and to which
-part of start-up an out-of-memory error belongs.
+A wrong cause is worse than none: what the text does not show is requested (`needs`), never guessed. The wordings are
+the servers' own (kvplan/servers/*/failures.py); this module decides which message is decisive, which ones repeat it,
+and in which phase of start-up an out-of-memory error occurred.
 """
 
 import re
@@ -26,7 +26,7 @@ from kvplan.measure.failure_words import (
     tells_of_the_host,
 )
 from kvplan.measure.serverlog.log import parse_log
-from kvplan.servers.base import DEFAULT, failures_of_servers
+from kvplan.servers.base import OWN, failures_of_servers
 from kvplan.servers.failures import (
     LEAD,
     MEMORY_CAUSES,
@@ -46,23 +46,24 @@ from kvplan.servers.failures import (
     squeezed,
 )
 from kvplan.servers.logs import ServerLog
+from kvplan.servers.releases import DEFAULT
 
 Outcome = Literal["started", "failed", "died", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a log shows of how a server came to its end.
+    """How a server came to its end, as its log shows.
 
-    outcome          started: it runs; failed: it did not come up; died: it ran first
-    cause            None where the text does not show it
-    memory_question  whether memory and the flags that divide it have to do with it; None: it cannot be told
-    phase            the part of start-up, or serving, in which it happened
-    evidence         the lines that show it, in the order of the log
-    ranks            the workers that wrote a line of the cause, as their prefixes name them
-    needs            what is missing where the cause cannot be told
-    releases         the first and the last whose words all of these are; None where every release has them
-    log              what the start-up lines say: model, arguments, weights, GPU; None where there is none
+    outcome          started: it runs; failed: it did not come up; died: it ran before
+    cause            None if the text does not show it
+    memory_question  True if memory and the flags that divide it are involved, or None if unknown
+    phase            the phase of start-up, or serving, in which it happened
+    evidence         the lines that show it, in log order
+    ranks            the workers that logged the cause, by their prefixes
+    needs            what is missing if the cause is unknown
+    releases         first and last release with all of these wordings, or None if every release has them
+    log              the start-up lines (model, arguments, weights, GPU), or None if there are none
     """
 
     server: str | None
@@ -82,20 +83,20 @@ class Failure:
 NEEDS_TRACE: Final = "the traceback above the out-of-memory line, which names the part of start-up"
 NEEDS_START: Final = "the whole log, from the server's first line"
 NEEDS_ABOVE: Final = "the lines above it, because the last ones only repeat that a worker failed"
-NEEDS_LOG: Final = "the server's log, not a description of it"
+NEEDS_LOG: Final = "the server's full start-up log"
 
-MOST_HITS: Final = 200  # of one phrase that are looked at
-TRACE: Final = 400  # lines of a traceback above its last line that are looked at
-AFTER: Final = 120  # and below it: the processes that wait for a worker repeat where it was
+MOST_HITS: Final = 200  # matches of one phrase to inspect
+TRACE: Final = 400  # lines of a traceback above its last line to inspect
+AFTER: Final = 120  # and below it: processes that wait for a worker repeat its traceback
 NEAR: Final = 12  # lines between a trace's last function and its message
-LONGEST_LEAD: Final = 60  # squeezed characters between an exception's type and what it passes on
-ANY_PATCH: Final = 999  # "0.10" as an end is 0.10.2, too
-MOST_PREFIX: Final = 240  # characters in which a process names itself
-MOST_WORDS: Final = 300  # lines at either end of a text in which a person's words are looked for
+LONGEST_LEAD: Final = 60  # squeezed characters between an exception's type and the message it wraps
+ANY_PATCH: Final = 999  # "0.10" as an upper end includes 0.10.2
+MOST_PREFIX: Final = 240  # characters of a process's prefix
+MOST_WORDS: Final = 300  # lines at either end of a text that are searched for a person's words
 
 
 def read_failure(lines: Iterable[str]) -> Failure:
-    """What happened to the server that wrote these lines."""
+    """Return what happened to the server that wrote these lines."""
     text = LogText(lines)
     return _Reading(text, _start_up(text.lines)).failure()
 
@@ -107,15 +108,15 @@ def _start_up(lines: list[str]) -> ServerLog | None:
         return None
 
 
-# --- messages of the tables -------------------------------------------------------------------------------------------
+# --- messages of the tables -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
-    """A message, and the cause it stands for here.
+    """A matched message and its cause in this log.
 
-    start  where it is in the squeezed text
-    proof  the line that shows its part of start-up
+    start  its position in the squeezed text
+    proof  the line that shows its phase of start-up
     """
 
     wording: Wording
@@ -129,20 +130,21 @@ class _Hit:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of start-up as a table names it, and the line that shows it."""
+    """A phase of start-up as a table names it, and the line that shows it."""
 
     name: str
     line: int
 
 
-# --- exceptions that no table knows -----------------------------------------------------------------------------------
+# --- exceptions that are in no table --------------------------------------------------------------------------------
 
-# Types that tell of another process, or of a person's key, never of the cause.
+# Types that report another process's failure, a keyboard interrupt or a signal to a launcher (torchrun), never the
+# cause.
 _WRAPPING_TYPES: Final = re.compile(
     r"(?:Engine\w*|AsyncEngine\w*|MQEngine\w*|RayTask|RayActor|ActorDied|ActorUnavailable|Cancelled|EOF|BrokenPipe|"
     r"ConnectionReset|ConnectionRefused|ClientConnector|CalledProcess|ChildFailed|ConnectTimeout|ReadTimeout|"
     r"RemoteDisconnected|ServerDisconnected|Connection|NewConnection|MaxRetry|OutOfMemory|HTTP|APIConnection|"
-    r"InternalServer|ProcessRaised|KeyboardInterrupt)(?:Error|Exception)?"
+    r"InternalServer|ProcessRaised|KeyboardInterrupt|Signal)(?:Error|Exception)?"
 )
 _EXCEPTION: Final = re.compile(
     r"(?:^|[\s`(\"'>:\]])(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Z]\w{0,80}(?:Error|Exception)|Exception)"
@@ -154,7 +156,7 @@ _WORDS: Final = Wording(None, "", "any", "a person's words")
 
 
 class _Reading:
-    """One log on its way to a Failure."""
+    """Analyzes one log into a Failure."""
 
     def __init__(self, text: LogText, log: ServerLog | None) -> None:
         self.text = text
@@ -167,7 +169,7 @@ class _Reading:
     def _hits(self) -> Iterator[_Hit]:
         own = [(name, failures.wordings) for name, failures in self._servers.items()]
         tables: list[tuple[str | None, tuple[Wording, ...]]] = [*own, (None, SYSTEM), (None, OUT_OF_MEMORY)]
-        lines_told = set[int]()  # torch's words are looked at once a line, and not where the server names the cause
+        lines_told = set[int]()  # torch's message counts once per line, and not if the server names the cause
         for server, wordings in tables:
             for wording in wordings:
                 if wording.anywhere and not compiled(wording.anywhere).search(self.text.squeezed):
@@ -191,11 +193,11 @@ class _Reading:
     def _around(self, start: int) -> str:
         return self.text.squeezed[max(0, start - LEAD) : start + REACH]
 
-    # --- whose log it is
+    # --- which server wrote the log
 
     @cached_property
     def server(self) -> str | None:
-        """The server whose processes wrote the text; else that of its words, of its files, of its name."""
+        """Name of the server whose processes wrote the text; else by its wordings, its files, or its name."""
         wrote = [name for name, failures in self._servers.items() if self._has_a_line(failures.processes)]
         if len(wrote) == 1:
             return wrote[0]
@@ -220,31 +222,33 @@ class _Reading:
 
     @property
     def _own(self) -> Failures:
-        """The tables of the server, or of the one that is planned where none is named."""
+        """Tables of the server, or of the default server if none is named."""
         return self._servers.get(self.server or DEFAULT) or self._servers[DEFAULT]
 
     @cached_property
     def _ready(self) -> list[int]:
-        """Where the server says that it serves."""
-        return self._positions(self._own.ready)
+        """Positions at which the server says that it is ready; a simulated one says it in kvplan's words."""
+        is_simulated = self.log is not None and self.log.first("simulated") is not None
+        own = [words for name in OWN for words in self._servers[name].ready] if is_simulated else []
+        return self._positions([*self._own.ready, *own])
 
     @cached_property
     def _begins(self) -> list[int]:
-        """Where a server begins; a log may hold several attempts."""
+        """Positions at which a server starts; a log may hold several attempts."""
         return self._positions(words for failures in self._servers.values() for words in failures.starts)
 
     @cached_property
     def _marks(self) -> list[tuple[int, Phase]]:
-        """What each healthy line says of start-up, in order."""
+        """(position, phase) of each normal start-up line, in order."""
         return sorted((start, phase) for phrase, phase in self._own.marks for start in self._positions([phrase]))
 
     def _positions(self, phrases: Iterable[str]) -> list[int]:
         return sorted(start for phrase in phrases for start in self.text.positions(phrase, MOST_HITS))
 
-    # --- out of memory: in which part of start-up
+    # --- out of memory: in which phase of start-up
 
     def _resolved(self, hit: _Hit) -> _Hit:
-        """An out-of-memory message with its cause, where the text shows the part of start-up."""
+        """Add the cause to an out-of-memory message if the text shows the phase of start-up."""
         if not _is_torch(hit.wording):
             return hit
         part = (
@@ -257,7 +261,7 @@ class _Reading:
 
     @property
     def _sent_back(self) -> Cause | None:
-        """The cause of requests sent back: the server's, or of the one server that sends them where none is named."""
+        """Cause of preempted requests: the server's, or that of the only server with one if no server is named."""
         if self.server is not None:
             return self._own.sent_back
         return next((own.sent_back for own in self._servers.values() if own.sent_back is not None), None)
@@ -270,7 +274,7 @@ class _Reading:
         return [frame.start for frame in self.text.frames]
 
     def _part_by_frames(self, hit: _Hit) -> _Part | None:
-        """By the traceback that ends in the message, else by what the waiting processes repeat below it."""
+        """Find the phase by the traceback that ends in the message, else by waiting processes' repeats below it."""
         frames, index = self.text.frames, bisect_left(self._frame_starts, hit.start)
         above = [frame for frame in frames[max(0, index - TRACE) : index] if frame.line >= hit.line - TRACE]
         if rank := self.text.rank(hit.line):
@@ -279,7 +283,7 @@ class _Reading:
         return self._part_of(self._last_trace(above)) or self._part_of_a_second_error(hit) or self._part_of(below)
 
     def _part_of_a_second_error(self, hit: _Hit) -> _Part | None:
-        """By the error that was raised while this one was handled, where one part alone does so in these functions."""
+        """Find the phase by an error raised while handling this one, if only one phase does so in these functions."""
         for line in range(hit.line + 1, min(hit.line + NEAR, len(self.text.lines))):
             if "During handling of the above exception" in self.text.lines[line]:
                 start = bisect_left(self._frame_starts, self.text.starts[line])
@@ -289,7 +293,7 @@ class _Reading:
         return None
 
     def _last_trace(self, frames: list[Frame]) -> list[Frame]:
-        """The frames since the last traceback's first line."""
+        """Frames since the last traceback's first line."""
         if not frames:
             return []
         for line in range(frames[-1].line, max(frames[0].line, frames[-1].line - TRACE) - 1, -1):
@@ -298,7 +302,7 @@ class _Reading:
         return frames
 
     def _part_of(self, frames: list[Frame]) -> _Part | None:
-        """The first row of the server's table that a trace holds; lines of source count where no frame does."""
+        """First row of the server's table that matches a trace; source lines count only if no frame matches."""
         for with_calls in (False, True):
             for name, functions in self._own.frames:
                 for frame in frames:
@@ -309,26 +313,26 @@ class _Reading:
         return None
 
     def _part_by_words(self, hit: _Hit) -> _Part | None:
-        """By a sentence that has the error's name in it: "crashes in graph capture with OutOfMemoryError"."""
+        """Find the phase by a sentence with the error's name: "crashes in graph capture with OutOfMemoryError"."""
         parts = (_Part(name, hit.line) for name in parts_told(self.text.lines[hit.line]))
         return next((part for part in parts if self._cause_in(part)[0] is not None), None)
 
     def _part_by_marks(self, hit: _Hit) -> _Part | None:
-        """By the healthy lines before it; of a title, by those of the log below that goes on to an error."""
+        """Find the phase by the normal lines before it; for a title, by those of the log below with an error."""
         if ready := [start for start in self._ready if start < hit.start]:
             return _Part("serving", self.text.line_of(ready[-1]))
         marks = [mark for mark in self._marks if mark[0] < hit.start]
         if not marks and not self.text.rank(hit.line) and not self._ready and self._marks:
             last = self._marks[-1][0]
             marks = self._marks if any(start > last for start in self.text.errors) else []
-        if not marks or marks[-1][1] == "pool":  # behind the pool stand its allocation, warm-up and capture
+        if not marks or marks[-1][1] == "pool":  # after the pool's size come its allocation, warm-up and capture
             return None
         start, phase = marks[-1]
         name = phase if self.server is None else self._own.last_part.get(phase, phase)
         return _Part(name, self.text.line_of(start))
 
     def _part_by_size(self, hit: _Hit) -> _Part | None:
-        """By the size that was tried after graphs were captured: the warm-up's sort has one of its own."""
+        """Find the phase by the allocation size after graph capture: the sampler warm-up's sort has its own."""
         figures = self._figures(hit)
         index = bisect_left(self._frame_starts, hit.start)
         functions = frozenset(frame.name for frame in self.text.frames[max(0, index - TRACE) : index])
@@ -340,7 +344,7 @@ class _Reading:
     # --- other errors
 
     def _other_errors(self) -> Iterator[_Hit]:
-        """Exceptions of no table that pass nothing on: by what they speak of, else errors of code, data or settings."""
+        """Yield unknown exceptions that wrap no other, by topic of their message, else as code, data or settings."""
         for index, line in enumerate(self.text.lines):
             if "Error" not in line and "Exception" not in line:
                 continue
@@ -359,13 +363,13 @@ class _Reading:
 
     @cached_property
     def _has_a_crash(self) -> bool:
-        """Whether an error or a fault is there, after which servers kill their own processes."""
+        """True if the log has an error or a crash, after which servers kill their own processes."""
         return re.search(r"Traceback|[Ss]egmentation ?fault|SIGSEGV|Fatal ?Python", self.text.squeezed) is not None
 
-    # --- words of a person
+    # --- a person's words
 
     def _told(self, unresolved: list[_Hit]) -> _Hit | None:
-        """What the poster says beyond doubt: alone, or with the trace of an error whose line is not quoted."""
+        """What the poster states clearly, without a log or with the trace of an error whose line is not quoted."""
         of_memory, num_lines = unresolved[0].line if unresolved else None, len(self.text.lines)
         for index, line in enumerate(self.text.lines):
             start = self.text.starts[index]
@@ -398,7 +402,7 @@ class _Reading:
         )
 
     def _line_of_memory(self) -> int | None:
-        """Where somebody says that memory ran out."""
+        """Line that says that memory ran out, in a person's words."""
         lines = enumerate(self.text.lines[:MOST_WORDS])
         return next(
             (
@@ -411,13 +415,13 @@ class _Reading:
             None,
         )
 
-    # --- the answer
+    # --- the result
 
     def failure(self) -> Failure:
         return replace(self._failure(), releases=self._releases())
 
     def _releases(self) -> tuple[str, str] | None:
-        """The releases that write every message there is; None where that is any, or none does."""
+        """Releases that have every matched message, or None if all releases or none do."""
         spans = {hit.wording.releases.split(" ")[0] for hit in self.hits if hit.server == self.server}
         for pattern, span in self._own.of_releases if self.server is not None else ():
             if compiled(pattern).search(self.text.squeezed):
@@ -439,7 +443,7 @@ class _Reading:
                 or self._first([other for other in hits if other.wording.strength == "hint"])
             )
         if hit is None and (stated := self._told(unresolved)) is not None:
-            # A sentence tells the part of start-up of an error whose line has the figures.
+            # For an error whose line has the numbers, a sentence may supply the phase of start-up.
             hit = (
                 replace(unresolved[0], cause=stated.cause, phase=stated.phase, proof=stated.line)
                 if unresolved
@@ -450,7 +454,7 @@ class _Reading:
         return self._unanswered(unresolved)
 
     def _decisive(self, hits: list[_Hit], unresolved: list[_Hit]) -> _Hit | None:
-        """The first decisive message; none where memory ran out above it, in an unknown part of start-up."""
+        """Return the first decisive message, or None if memory ran out above it in an unknown phase of start-up."""
         decisive = [hit for hit in hits if hit.cause is not None and hit.wording.strength == "decisive"]
         hit = self._first([other for other in decisive if other.wording.fatal]) or self._first(decisive)
         if hit is not None and unresolved and hit.cause not in MEMORY_CAUSES and hit.start > unresolved[0].start:
@@ -458,7 +462,7 @@ class _Reading:
         return hit
 
     def _first(self, hits: list[_Hit]) -> _Hit | None:
-        """The first of the last attempt that has one."""
+        """Return the first hit of the last attempt that has one."""
         if not hits:
             return None
         ordered = sorted(hits, key=_by_start)
@@ -505,13 +509,13 @@ class _Reading:
         return None if self.log is None else self.log.text("version")
 
     def _figures_of(self, hit: _Hit, same: list[_Hit]) -> Figures:
-        """What the message states, or the one that follows it for the same cause: a trace ends in the message."""
+        """Numbers in the message, or in the next one for the same cause, because a trace ends in the message."""
         figures = self._figures(hit)
         following = sorted((other for other in same if 0 < other.line - hit.line <= NEAR), key=_by_start)
         return self._figures(following[0]) if figures == Figures() and following else figures
 
     def _figures(self, hit: _Hit) -> Figures:
-        """What the message states around its phrase."""
+        """Numbers in the message around its phrase."""
         around, values = self._around(hit.start), dict[str, Any]()
         for pattern in hit.wording.figures:
             match = compiled(pattern).search(around)
@@ -530,7 +534,7 @@ def _is_torch(wording: Wording) -> bool:
 
 
 def _echoes(other: _Hit, hit: _Hit) -> bool:
-    """Whether another rank's error is the same one, of which the log does not show where it was."""
+    """True if another rank's error is the same one, and the log does not show where it occurred."""
     return _is_torch(other.wording) and other.cause is None and _is_torch(hit.wording)
 
 

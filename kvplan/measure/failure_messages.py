@@ -1,7 +1,7 @@
-"""What the message of an exception is about, where no table knows its words.
+"""Topic of an exception's message whose wording is in no table.
 
-Releases reword their errors and add new ones; of what they refuse they speak in few ways. The first kind whose words a
-message holds decides; a message of no kind is an error of code, data or settings.
+Releases reword their errors and add new ones, but they describe what they reject in few ways. The first kind whose
+words occur in a message decides; a message of no kind is an error of code, data or settings.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Final
 
 from kvplan.servers.failures import Cause
 
-LONGEST_MESSAGE: Final = 600  # characters of a message that are looked at
+LONGEST_MESSAGE: Final = 600  # characters of a message to inspect
 
 _REFUSED: Final = (
     r"(?:not (?:yet )?support|unsupported|incompatible|n't support|only (?:currently )?supports?\b|requires?\b|"
@@ -55,7 +55,7 @@ _KINDS: Final[dict[Cause, str]] = {
 
 
 def cause_of(message: str, own: Mapping[Cause, str]) -> Cause | None:
-    """The cause that a message tells, by these kinds or a server's own; None where it is of none."""
+    """Return the cause that a message indicates, by these kinds or a server's own, or None if it matches none."""
     text = re.sub(r"[`'\"]", "", message[:LONGEST_MESSAGE])
     return next((cause for cause, pattern in (_KINDS | dict(own)).items() if _pattern(pattern).search(text)), None)
 

@@ -1,7 +1,7 @@
-"""A pasted log as text: its lines without what collectors put before them, and the frames of its tracebacks.
+"""A pasted log as text: its lines without collectors' prefixes, and the frames of its tracebacks.
 
-Messages are looked for in the whole text without white space (`squeezed`), so that a line that a terminal cut inside a
-word is found, and one of which the newlines were lost.
+Messages are searched in the whole text without white space (`squeezed`), so that a match survives lines that a
+terminal wrapped inside a word and text that lost its newlines.
 """
 
 import re
@@ -22,7 +22,7 @@ MOST_FRAMES: Final = 20_000
 _ANSI: Final = re.compile(
     r"(?:\x1b|\^\[|ESC(?=\[[0-9;]{0,8}m)|\\033|\\x1b|\\u001b)\[[0-9;?]{0,40}[A-Za-z]|\x1b|\[[0-9;]{1,8}m"
 )
-# What stands before a message: quotes, the container's name, the stream, a journal, time stamps, processes, the logger.
+# Prefixes of a message: quotes, the container's name, the stream, a journal, time stamps, processes, the logger.
 _PREFIX: Final = re.compile(
     r"\s{0,80}(?:"
     r">|\|(?=\s)|"
@@ -56,8 +56,8 @@ class Evidence:
 class Frame:
     """A function in a traceback.
 
-    start    where it is named in the squeezed text
-    is_call  named by a line of source, not by Python's "in NAME"
+    start    position of its name in the squeezed text
+    is_call  named by a source line, not by Python's "in NAME"
     """
 
     name: str
@@ -70,9 +70,9 @@ class LogText:
     """The lines of a log, and the same as one text.
 
     lines     without a collector's wrapping and colors
-    numbers   the line of the input that each came from
-    squeezed  all messages without white space and prefixes, one after the other
-    starts    where each line starts in it
+    numbers   input line number of each
+    squeezed  all messages without white space and prefixes, concatenated
+    starts    position of each line in it
     frames    the functions of every traceback, in order
     """
 
@@ -96,7 +96,7 @@ class LogText:
         self.squeezed = "".join(parts)
 
     def _note(self, line: str, index: int, end: int, body: int) -> None:
-        """Keep the levels and the frames of a line, each with its place in the squeezed text."""
+        """Record the log levels and frames of a line, each with its position in the squeezed text."""
         for match in _LEVEL.finditer(line):
             self._levels.append((end + _squeezed_len(line, body, match.start()), match[1]))
         if "(" not in line and " in " not in line:
@@ -110,11 +110,11 @@ class LogText:
         return bisect_right(self.starts, start) - 1
 
     def place(self, line: int, column: int) -> int:
-        """Where a column of a line is in the squeezed text."""
+        """Position in the squeezed text of a column of a line."""
         return self.starts[line] + _squeezed_len(self.lines[line], prefix_end(self.lines[line]), column)
 
     def positions(self, phrase: str, most: int) -> list[int]:
-        """The first places of a phrase, white space aside."""
+        """First positions of a phrase, ignoring white space."""
         plain, places = squeezed(phrase), list[int]()
         start = self.squeezed.find(plain)
         while start >= 0 and len(places) < most:
@@ -123,7 +123,7 @@ class LogText:
         return places
 
     def is_healthy(self, start: int) -> bool:
-        """Whether the logger wrote a message as information or a warning, on its own line."""
+        """True if the logger wrote a message at INFO or WARNING level, on its own line."""
         index = bisect_right(self._levels, (start, "~")) - 1
         if index < 0 or self._levels[index][0] < self.starts[self.line_of(start)]:
             return False
@@ -131,7 +131,7 @@ class LogText:
 
     @property
     def errors(self) -> list[int]:
-        """Where the logger wrote an error."""
+        """Positions of the lines that the logger wrote as errors."""
         return [start for start, level in self._levels if level in ("ERROR", "CRITICAL")]
 
     def rank(self, line: int) -> str:
@@ -142,7 +142,7 @@ class LogText:
 
 
 def _may_be_wrapped(line: str) -> bool:
-    """Whether a collector may have put a line into a record, or a progress bar over another."""
+    """True if a collector may have wrapped a line in a record, or a progress bar may have overwritten it."""
     return line[:1].isdigit() or "{" in line[:8] or "\r" in line or "\n" in line
 
 
@@ -154,7 +154,7 @@ def _bounded(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
 
 
 def prefix_end(line: str) -> int:
-    """Where the message of a line begins."""
+    """Column at which a line's message begins."""
     end = 0
     for _ in range(_MOST_PREFIXES):
         match = _PREFIX.match(line, end)

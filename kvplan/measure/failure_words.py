@@ -1,13 +1,13 @@
-"""What a person's sentence says of a failure beyond doubt, where the text holds no line of a log that says it.
+"""What a person's sentence clearly says about a failure when no log line in the text does.
 
-"OOM during CUDA graph capture" names the part of start-up; "it does not start, OOM" names none and is left alone.
+"OOM during CUDA graph capture" names the phase of start-up; "it does not start, OOM" names none and is ignored.
 """
 
 import re
 from collections.abc import Iterator
 from typing import Final
 
-LONGEST_SENTENCE: Final = 1_500  # a longer line is a log of which the newlines were lost
+LONGEST_SENTENCE: Final = 1_500  # a longer line is a log that lost its newlines
 
 _OOM: Final = re.compile(
     r"(?i)(?<![a-z0-9_])oom(?:s|ed|ing|'s)?(?![a-z0-9_]|[- ]killer|-prevention)|OutOfMemory|"
@@ -46,7 +46,7 @@ _KV_DTYPE: Final = re.compile(
     rf"(?i){_FAILS}\b.{{0,60}}(?:kv[-_ ]cache[-_ ]dtype|fp8 kv[-_ ]?cache)|"
     rf"(?:kv[-_ ]cache[-_ ]dtype|kv[-_ ]?cache fp8|fp8 kv[-_ ]?cache)\b.{{0,40}}{_FAILS}"
 )
-# A shell's word, in English and Chinese, or a person's; ray lists the killer among its "potential root causes".
+# As a shell prints it, in English and Chinese, or as a person says it; not ray's list of "potential root causes".
 _KILLED: Final = re.compile(
     r"(?i)^(?!.*(?:root causes|SIGSEGV|SIGKILL)).*\boom[- ]killer\b|(?:^|[\]\s])(?:Killed|\u5df2\u6740\u6b7b)\s*$"
 )
@@ -57,37 +57,37 @@ _HOST: Final = re.compile(
 
 
 def tells_of_a_kill(line: str) -> bool:
-    """Whether a line says that the system killed a process, as it does where the host's memory ends."""
+    """True if a line says that the OS killed a process, as it does when host memory runs out."""
     return _KILLED.search(line) is not None
 
 
 def tells_of_the_host(line: str) -> bool:
-    """Whether a line says that the host's memory ran out, not the GPU's."""
+    """True if a line says that host memory ran out, not GPU memory."""
     return _HOST.search(line) is not None
 
 
 def tells_of_memory(line: str) -> bool:
-    """Whether a line says that memory ran out."""
+    """True if a line says that memory ran out."""
     return _OOM.search(line) is not None
 
 
 def tells_of_retraction(line: str) -> bool:
-    """Whether a line says that requests were taken back for want of KV cache."""
+    """True if a line says that requests were retracted because the KV cache was full."""
     return _RETRACT.search(line) is not None
 
 
 def tells_of_a_kv_check(line: str) -> bool:
-    """Whether a line says that the server's check of the KV cache against one request failed."""
+    """True if a line says that the server's check of the KV cache against one request failed."""
     return _KV_CHECK.search(line) is not None
 
 
 def tells_of_kv_dtype(line: str) -> bool:
-    """Whether a line says that a dtype of the KV cache fails; a command that only has the flag does not."""
+    """True if a line says that a KV cache dtype fails; a command that only contains the flag does not count."""
     return _KV_DTYPE.search(line) is not None and line.count(" --") <= 1
 
 
 def parts_told(line: str) -> Iterator[str]:
-    """The parts of start-up that a sentence about running out of memory names, as `FRAMES` names them."""
+    """Phases of start-up that a sentence about running out of memory names, under the names in `FRAMES`."""
     if _SAMPLER.search(line):
         yield "oom_sampler_warmup"
     if _CAPTURE.search(line) or _EAGER.search(line):

@@ -1,4 +1,4 @@
-"""Runs the bundled engine on a workload and measures: samples in a thread of its own, stages marked in time.
+"""Run the bundled engine on a workload and measure it: samples from a separate thread, stages marked in time.
 
 Imports torch; only `kvplan profile` loads it.
 """
@@ -24,42 +24,47 @@ import torch
 from engine import Engine, EngineConfig, SamplingParams
 from engine.block_manager import Group, WindowGroup, cdiv, max_blocks_held, num_skipped_tokens
 from engine.contiguous import num_reserved_blocks
+from engine.disk_tier import HEADER_BYTES
+from engine.host_tier import HostTier
 from engine.memory import host_memory
 from engine.request import Request, RequestOutput
 from engine.stats import Stats
+from engine.tiers import Tiers
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.git import checkout
 from kvplan.hardware.nvml import Device, Nvml, open_nvml
 from kvplan.measure.recording import Recording, ServingRecord
-from kvplan.measure.run_types import Manifest, Progress
-from kvplan.measure.rundir import RunWriter, Status
+from kvplan.measure.run_types import Files, Manifest, Offload, Progress
+from kvplan.measure.rundir import BASELINES, RunWriter, Status
 from kvplan.models.spec import ModelSpec
 from kvplan.workloads.planned import PlannedRequest
 
 STATM = Path("/proc/self/statm")
 PACKAGES = ("torch", "triton", "nvidia-ml-py", "safetensors", "numpy")
-HANGS_AFTER_S = 30.0  # past --timeout without a step's end
-FOREIGN = 0.01  # of the device's memory, that others may take during a run before its samples are left out
+HANGS_AFTER_S = 30.0  # past --timeout without a finished step
+FOREIGN = 0.01  # of the device's memory; if other processes take more during a run, its samples are excluded
 EARLY_END = 4  # exit code of a run that ended early, with its partial result saved
 TIERS = ("kv_offloading_size", "kv_offloading_dir", "kv_offloading_disk_size")
-SERVING = ("prefill", "decode", "drained", "baseline")  # stages in which there is something to keep
-PEAKS = ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used")  # kept by stage
+SERVING = ("prefill", "decode", "drained", *BASELINES)  # stages with partial results worth saving
+PEAKS = ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used")  # recorded per stage
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the engine is asked to do.
+    """A workload for the engine.
 
     requests       in order of arrival
-    shared_prefix  tokens every prompt starts with
-    duration_s     the requests are repeated for so many seconds, and none is sent after that; None: once
+    shared_prefix  tokens that every prompt starts with
+    duration_s     repeat the requests for this many seconds, then send no more; None: once
     seed           of the token ids
+    adapters       directories by name: the requests name them in turn; {}: none
     """
 
     requests: tuple[PlannedRequest, ...]
     shared_prefix: int = 0
     duration_s: float | None = None
     seed: int = 0
+    adapters: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def longest(self) -> int:
@@ -68,16 +73,16 @@ class Workload:
 
 @dataclass(slots=True)
 class Probe:
-    """What can be read of the device and of this process, as one flat record per call."""
+    """Reads the device and this process, one flat record per call."""
 
     device: torch.device
     gpu: Device | None
     nvml: Nvml | None = None
-    first_used: int | None = None  # of the device, before this run held anything
-    first_others: int | None = None  # of it, what other processes hold
+    first_used: int | None = None  # of the device, before this run used any
+    first_others: int | None = None  # used by other processes
 
     def of_torch(self) -> dict[str, int]:
-        """What torch's allocator says: quick, and asks nothing of the driver. Nothing on a CPU."""
+        """Counters of torch's allocator: fast, without a driver call. Empty on a CPU."""
         if self.device.type != "cuda" or not torch.cuda.is_initialized():
             return {}
         counted = torch.cuda.memory_stats(self.device)
@@ -91,22 +96,22 @@ class Probe:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def of_device(self) -> dict[str, Any]:
-        """What NVML says of the GPU; it may take milliseconds. Nothing without one."""
+        """NVML's values for the GPU; may take milliseconds. Empty without a GPU."""
         return {} if self.gpu is None else self._gpu_values(self.gpu)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What NVML and the device have warned of so far."""
+        """Warnings of NVML and the device so far."""
         return (() if self.nvml is None else self.nvml.warnings) + (() if self.gpu is None else self.gpu.warnings)
 
     def _gpu_values(self, gpu: Device) -> dict[str, Any]:
-        # Before this process has a CUDA context, all that is held is others'.
+        # Before this process has a CUDA context, all used memory belongs to others.
         sample = gpu.sample(os.getpid() if torch.cuda.is_initialized() else None)
         memory, own, others = sample.memory, sample.process_used, sample.others_used
         if self.first_used is None:
             self.first_used, self.first_others = memory.used, others
         is_estimated = own is None
-        if own is None:  # hidden in a container or by the driver: what the device holds more than before the run
+        if own is None:  # hidden by a container or the driver: growth of device memory since before the run
             own = max(0, memory.used - self.first_used)
         return {
             "device_total": memory.total,
@@ -126,7 +131,7 @@ class Probe:
 
 
 def resident() -> int:
-    """Bytes of this process in the machine's memory, as Linux says them; elsewhere psutil is asked."""
+    """Resident bytes of this process, from Linux's /proc or else from psutil."""
     try:
         return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -139,24 +144,24 @@ def resident() -> int:
 class Recorder(threading.Thread):
     """Samples every interval until stopped; a failing probe ends the sampling, not the run.
 
-    Two locks: one sample is taken at a time, which may wait for the driver and the disk; a change of stage waits only
-    while torch's counters are read, so that each figure of a sample is of the stage it names.
+    Two locks: samples are taken one at a time and may wait for the driver and the disk; a stage change waits only while
+    torch's counters are read, so that each number in a sample belongs to the stage it names.
     """
 
     def __init__(self, probe: Probe, writer: RunWriter, interval_s: float, watch: Callable[[Progress], None]):
         super().__init__(name="kvplan-sampler", daemon=True)
         self.probe, self.writer, self.interval_s, self.watch = probe, writer, interval_s, watch
         self.start_s = time.monotonic()
-        self.deadline_s: float | None = None  # when the run is taken for hanging
+        self.deadline_s: float | None = None  # when the run is considered hung
         self.stage = "before"
-        self.serving: Serving | None = None  # by the engine there is now
+        self.serving: Serving | None = None  # the current engine's
         self.recording = Recording()  # of its steps
-        self.torch_tensors: int | None = None  # bytes of weights, tables and pool, once they are there
+        self.torch_tensors: int | None = None  # bytes of weights, tables and pool, once allocated
         self.failure: KvplanError | None = None
-        self.peaks: dict[str, dict[str, int]] = {}  # by stage, the largest of each memory figure
+        self.peaks: dict[str, dict[str, int]] = {}  # by stage, the largest value of each memory figure
         self.warned: set[str] = set()
-        self._events = deque[tuple[float, str, dict[str, Any]]]([(0.0, "stage", {"stage": self.stage})])  # not written
-        self._sampled: set[str] = set()  # stages that have a sample
+        self._events = deque[tuple[float, str, dict[str, Any]]]([(0.0, "stage", {"stage": self.stage})])  # unwritten
+        self._sampled: set[str] = set()  # stages that have at least one sample
         self._sampling, self._switching = threading.Lock(), threading.Lock()
         self._stopping = threading.Event()
 
@@ -165,20 +170,20 @@ class Recorder(threading.Thread):
         return time.monotonic() - self.start_s
 
     def enter(self, stage: str) -> None:
-        """Mark the beginning of a stage; the one before it gets a last sample, and this one its first."""
+        """Mark the beginning of a stage: take a last sample of the previous stage and a first one of this stage."""
         self.take()
         self._switch(stage)
         self.take()
 
-    def enter_baseline(self, allocator: str) -> None:
-        """The same for a second engine: nothing that the first one said is its own."""
+    def enter_baseline(self, name: str, allocator: str) -> None:
+        """Enter the baseline stage of another engine; drop everything the engine before it reported."""
         self.take()
         self.serving, self.torch_tensors = None, None
-        self._switch("baseline", allocator=allocator)
+        self._switch(name, allocator=allocator)
         self.take()
 
     def mark(self, stage: str) -> None:
-        """The same between steps, where nothing may take time: samples are the timer's, but for a new stage's first."""
+        """Enter a stage between steps, without delay: the timer takes the samples, except a new stage's first."""
         if stage == self.stage:
             return
         self._switch(stage)
@@ -186,7 +191,7 @@ class Recorder(threading.Thread):
             self.take()
 
     def _switch(self, stage: str, **values: Any) -> None:
-        """Begin a stage: torch's peak is each stage's own. The event says the last one's, and the tokens until now."""
+        """Begin a stage and reset torch's peak. The event has the previous stage's peak and the tokens so far."""
         with self._switching:
             ended = self.probe.of_torch()
             if ended:
@@ -203,7 +208,7 @@ class Recorder(threading.Thread):
         while not self._stopping.wait(self.interval_s):
             if self.deadline_s is not None and self.now_s > self.deadline_s:
                 self._give_up()
-            if self.failure is not None:  # nothing can be read any more; only the deadline is still watched
+            if self.failure is not None:  # nothing can be read anymore; only the deadline is still checked
                 continue
             try:
                 self.take()
@@ -211,7 +216,7 @@ class Recorder(threading.Thread):
                 self.failure = error
 
     def _give_up(self) -> None:
-        """End the process of a run that hangs: a kernel that never returns cannot be interrupted from Python."""
+        """End the process of a hung run: a kernel that never returns cannot be interrupted from Python."""
         cause = f"hangs in stage {self.stage}, past its --timeout"
         end = f"profile: {cause}; what was measured is in {self.writer.path}"
         try:
@@ -222,23 +227,23 @@ class Recorder(threading.Thread):
         os._exit(EARLY_END)
 
     def finish(self, status: Status, cause: str | None) -> None:
-        """End the run directory; what a serving that did not end has come to is kept as partial results."""
+        """Finish the run directory; an interrupted serving leaves partial results."""
         entries: dict[str, Any] = {"peaks": self.peaks, "seconds": round(self.now_s, 3)}
         if self.serving is not None and self.serving.stats.num_steps:
             before = self.writer.manifest.get("results", {})
             served = self.serving.results()
-            if self.serving.is_first:
+            if self.serving.baseline is None:
                 entries["results"] = before or served
             else:
-                entries["results"] = {"baseline": served, **before}
+                entries["results"] = {self.serving.baseline: served, **before}
         self.writer.update(**entries)
-        with suppress(KvplanError):  # the manifest says how it ended; these lines are what the disk had no room for
+        with suppress(KvplanError):  # the manifest says how it ended; these lines did not fit on the disk
             self._write_events()
         self.writer.finish(status, cause)
 
     @property
     def early_status(self) -> Status:
-        """What a run is that ends now: with results in part, or without any."""
+        """Status of a run that ends now: partial if it has results, else failed."""
         return "partial" if self.stage in SERVING else "failed"
 
     def take(self) -> None:
@@ -249,8 +254,8 @@ class Recorder(threading.Thread):
                 self._sampled.add(values["stage"])
                 for text in self.probe.warnings:
                     self.warn(text)
-                if values.get("is_foreign"):  # another process moved in: its bytes must not become ours
-                    others = f"{values['others_used']:,} bytes are others'"
+                if values.get("is_foreign"):  # another process appeared: its bytes must not be counted as this run's
+                    others = f"{values['others_used']:,} bytes belong to other processes"
                     self.warn(f"another process took memory of the GPU ({others})", once_for="foreign")
                     return
                 with self._switching:
@@ -276,7 +281,7 @@ class Recorder(threading.Thread):
                 peaks[key] = max(values[key], peaks.get(key, 0))
 
     def warn(self, text: str, *, once_for: str | None = None) -> None:
-        """Keep a warning with the run; the same one (or one of the same kind) is kept once."""
+        """Save a warning with the run; the same one (or one of the same kind) is saved once."""
         key = once_for or text
         if key not in self.warned:
             self.warned.add(key)
@@ -289,7 +294,7 @@ class Recorder(threading.Thread):
             self.writer.event(at_s, kind, **values)
 
     def _progress(self) -> dict[str, Any]:
-        """For the live view alone."""
+        """Progress values for the live view only."""
         return {} if self.serving is None or self.serving.end_s is not None else self.serving.progress()
 
     def stop(self) -> None:
@@ -300,11 +305,11 @@ class Recorder(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a profile ended: the exit code, and the one line that says why where it is not 0."""
+    """How a profile ended: the exit code and, if it is not 0, one line that says why."""
 
     exit_code: int
     message: str | None = None
-    is_early: bool = True  # where it is not 0: the workload was not served to its end
+    is_early: bool = True  # if the exit code is not 0: the workload was not completed
 
 
 def profile(
@@ -318,19 +323,19 @@ def profile(
     timeout_s: float | None = None,
     gpu: Device | None = None,
     nvml: Nvml | None = None,
-    baseline: Literal["contiguous", "static"] | None = None,
+    baselines: Sequence[Literal["contiguous", "static"]] = (),
     snapshot: bool = False,
     watch: Callable[[Progress], None] = lambda values: None,
     recording: Recording | None = None,
 ) -> Outcome:
     """Run the workload and leave everything measured in the run directory, however it ends.
 
-    baseline   the workload is served a second time with this allocator and the same number of blocks
-    snapshot   torch's memory history is written beside the run, for its viewer
-    timeout_s  for each serving of the workload; HANGS_AFTER_S beyond it, also of a start, the process is ended
-    watch      sees every sample, for a live view
-    recording  takes in every step of both servings; what it costs is in their times
-    Raises what is wrong with the input, and what only a bug can raise, after the run is ended.
+    baselines  serve the workload again with each of these allocators and the same number of blocks
+    snapshot   also write torch's memory history, for its viewer
+    timeout_s  for each serving of the workload; HANGS_AFTER_S later, also during start-up, the process is killed
+    watch      receives every sample, for a live view
+    recording  receives every step of both servings; its overhead is part of their times
+    Re-raises input errors and unexpected exceptions after the run is finished.
     """
     device = torch.device("cuda" if config.device == "auto" and torch.cuda.is_available() else config.device)
     recorder = Recorder(Probe(device, gpu, nvml), writer, interval_s, watch)
@@ -340,14 +345,14 @@ def profile(
         recorder.start()
         _set_deadline(recorder, timeout_s)
         snapshot_in = writer.path if snapshot else None
-        results = _run(spec, config, workload, recorder, weights, timeout_s, snapshot_in, baseline)
-        writer.update(results=results)  # should the second run fail, the first is kept
-        if baseline is not None:
+        results = _run(spec, config, workload, recorder, weights, timeout_s, snapshot_in, baselines)
+        writer.update(results=results)  # saved now, in case the second run fails
+        for name, baseline in zip(BASELINES, baselines, strict=False):
             blocks = writer.manifest["memory"]["num_blocks"]
-            alone: dict[str, Any] = dict.fromkeys(TIERS)  # reserved memory has nothing beside it
+            alone: dict[str, Any] = dict.fromkeys(TIERS)  # reserving allocators have no offloading tiers
             other = replace(config, allocator=baseline, num_blocks=blocks, **alone)
             _set_deadline(recorder, timeout_s)
-            results["baseline"] = _baseline(spec, other, workload, recorder, weights, timeout_s)
+            results[name] = _baseline(spec, other, workload, recorder, weights, timeout_s, name)
             writer.update(results=results)
     except BaseException as error:
         cause, outcome = _early_end(error)
@@ -366,24 +371,25 @@ def profile(
 
 
 def _why_useless(results: Mapping[str, Any]) -> str | None:
-    """What is wrong with a serving of which no request succeeded."""
-    for name, served in (("", results), (" of the baseline", results.get("baseline", {}))):
+    """What went wrong with a serving in which every request failed, or None."""
+    others = ((f" of the {name.replace('_', ' ')}", results.get(name, {})) for name in BASELINES)
+    for name, served in (("", results), *others):
         if served.get("num_failed") and served["num_failed"] == served["num_finished"]:
             return f"all {served['num_failed']} requests{name} failed: {served['failures'][0]}"
     return None
 
 
 def _early_end(error: BaseException) -> tuple[str, Outcome | None]:
-    """(cause for the manifest, outcome) of a run that raised; None: the error is to be raised again."""
+    """Return (cause for the manifest, outcome) of a run that raised; outcome None: re-raise the error."""
     match error:
         case KeyboardInterrupt():
             return "interrupted", Outcome(130)
-        case SystemExit():  # SIGTERM, as the entry point turns it
+        case SystemExit():  # SIGTERM, as converted by the entry point
             return "terminated", Outcome(int(error.code or 0))
     cause = next(iter(str(error).splitlines()), "")
     if isinstance(error, EnvironmentProblem):
         return cause, Outcome(EARLY_END, cause)
-    if isinstance(error, KvplanError):  # wrong input is wrong input, also where only the engine could tell
+    if isinstance(error, KvplanError):  # an input error stays one, even if only the engine could detect it
         return cause, None
     if isinstance(error, RuntimeError) and _is_of_the_device(error):
         return cause, Outcome(EARLY_END, cause)
@@ -391,7 +397,7 @@ def _early_end(error: BaseException) -> tuple[str, Outcome | None]:
 
 
 def _is_of_the_device(error: RuntimeError) -> bool:
-    """Whether torch failed for the device's sake (no memory, GPU lost), not for a fault in a program."""
+    """True if torch failed because of the device (out of memory, GPU lost), not because of a bug."""
     return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "CUDA" in str(error)
 
 
@@ -402,7 +408,7 @@ def _end(recorder: Recorder, status: Status, cause: str | None) -> None:
 
 
 def _set_deadline(recorder: Recorder, timeout_s: float | None) -> None:
-    """From now on, what is to come has the user's limit, and some time to end by itself."""
+    """Restart the deadline for the next phase: the user's limit plus some time to finish on its own."""
     recorder.deadline_s = None if timeout_s is None else recorder.now_s + timeout_s + HANGS_AFTER_S
 
 
@@ -414,7 +420,7 @@ def _run(
     weights: Path | None,
     timeout_s: float | None,
     snapshot: Path | None,
-    baseline: Literal["contiguous", "static"] | None,
+    baselines: Sequence[str],
 ) -> dict[str, Any]:
     """Start the engine and serve the workload; returns the results for the manifest."""
     recorder.enter("context")
@@ -424,6 +430,7 @@ def _run(
         torch.cuda.synchronize(recorder.probe.device)
     with _memory_history(snapshot):
         engine = Engine(spec if weights is None else weights, config, on_stage=recorder.enter)
+        _load_adapters(engine, workload)
         recorder.take()
         memory, writer = engine.memory_report(), recorder.writer
         inputs = {**writer.manifest.get("inputs", {}), "total": memory.total}  # CUDA's total, not the driver's
@@ -432,13 +439,40 @@ def _run(
             memory=asdict(memory), groups=len(engine.runner.groups), inputs=inputs,
             graph_bytes={str(size): taken for size, taken in graphs.items()},
         )  # fmt: skip
-        recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache
+        recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache + memory.lora
         refuse_small_pool(
-            tuple(group.rule for group in engine.runner.groups), config, workload, memory.num_blocks, baseline
+            tuple(group.rule for group in engine.runner.groups), config, workload, memory.num_blocks, baselines
         )
         served = _serve(engine, workload, recorder, timeout_s)
         recorder.enter("drained")
+        if engine.tiers is not None:
+            engine.close()  # finishes the copies
+            served["offload"] = _offload(engine.tiers)
     return served
+
+
+def _load_adapters(engine: Engine, workload: Workload) -> None:
+    for name, path in workload.adapters.items():
+        engine.load_adapter(name, path)
+
+
+def _offload(tiers: Tiers[HostTier]) -> Offload:
+    stats, copied, disk = tiers.scheduler_stats, tiers.host.num_bytes, tiers.host.disk
+    files: Files = {}
+    if disk is not None:
+        sizes = [path.stat().st_size for path in disk.directory.glob("*/*.g*")]
+        space = disk.num_chunks * (disk.chunk_bytes + HEADER_BYTES)
+        files = {"disk_space": space, "num_files": len(sizes), "disk_files": sum(sizes)}
+    return {
+        **files,
+        "memory": tiers.host.memory.nbytes,
+        "looked_up_tokens": stats.queries,
+        "loaded_tokens": stats.hits,
+        "stored": copied["store"],
+        "loaded": copied["load"],
+        "saved": copied["save"],
+        "fetched": copied["fetch"],
+    }
 
 
 def _baseline(
@@ -448,17 +482,19 @@ def _baseline(
     recorder: Recorder,
     weights: Path | None,
     timeout_s: float | None,
+    name: str,
 ) -> dict[str, Any]:
-    """The same workload in an engine of its own; its samples belong to the stage `baseline`."""
-    recorder.enter_baseline(config.allocator)
-    gc.collect()  # the first engine's tensors, and then what torch keeps of them
+    """Serve the same workload in another engine; its samples belong to the stage of this name."""
+    recorder.enter_baseline(name, config.allocator)
+    gc.collect()  # the first engine's tensors, then torch's cached memory
     if recorder.probe.device.type == "cuda":
         torch.cuda.empty_cache()
     engine = Engine(spec if weights is None else weights, config)
+    _load_adapters(engine, workload)
     memory = engine.memory_report()
-    recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache
-    served = _serve(engine, workload, recorder, timeout_s, is_first=False)
-    recorder.take()  # after the last step, which the timer's last sample may have come before
+    recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache + memory.lora
+    served = _serve(engine, workload, recorder, timeout_s, name)
+    recorder.take()  # after the last step: the timer's last sample may be earlier
     return served
 
 
@@ -476,15 +512,15 @@ def _memory_history(folder: Path | None) -> Iterator[None]:
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-# --- serving ----------------------------------------------------------------------------------------------------------
+# --- serving --------------------------------------------------------------------------------------------------------
 
 
 def refuse_small_pool(
-    groups: Sequence[Group], config: EngineConfig, workload: Workload, num_blocks: int, baseline: str | None
+    groups: Sequence[Group], config: EngineConfig, workload: Workload, num_blocks: int, baselines: Sequence[str]
 ) -> None:
-    """Raise UsageError where the longest request does not fit into the whole pool, by either allocator."""
+    """Raise UsageError if the longest request does not fit into the whole pool with any of the allocators."""
     num_tokens = workload.longest
-    for allocator in dict.fromkeys((config.allocator, baseline or config.allocator)):
+    for allocator in dict.fromkeys((config.allocator, *baselines)):
         if allocator in ("contiguous", "static"):
             needed = sum(num_reserved_blocks(group, config.max_model_len or num_tokens) for group in groups)
             what = f"a contiguous reservation ({config.max_model_len} tokens)"
@@ -497,18 +533,19 @@ def refuse_small_pool(
                 "profile",
                 f"{what} takes {needed} blocks of {config.block_size} tokens, and the pool has {num_blocks - 1} to "
                 "give",
-                f"raise --num-blocks to {needed + 1}, or ask for less",
+                f"raise --num-blocks to {needed + 1}, or shorten the requests",
             )
 
 
 def blocks_needed(groups: Sequence[Group], config: EngineConfig, request: PlannedRequest) -> int:
-    """Blocks that a request takes which has the paged pool to itself: at admission, and then where it holds most."""
+    """Blocks that a request needs if it has the paged pool to itself: the larger of admission and its peak."""
     prompt, budget = request.prompt_tokens, config.max_num_batched_tokens
     end = prompt + request.output_tokens - 1  # the last token's KV is never computed
     limit = config.max_model_len or end + 1
+    end = min(limit, end + config.rows_per_seq - 1)  # drafts have slots too, also those past the last token
 
     def blocks(start: int, stop: int) -> int:
-        """While the tokens from start to stop are computed."""
+        """Blocks in use while the tokens from start to stop are computed."""
         return sum(cdiv(stop, g.block_size) - num_skipped_tokens(g, start) // g.block_size for g in groups)
 
     def admitted(group: Group) -> int:
@@ -518,7 +555,7 @@ def blocks_needed(groups: Sequence[Group], config: EngineConfig, request: Planne
     if not any(isinstance(group, WindowGroup) for group in groups):
         return max(reserved, blocks(0, end))
     chunks = range(0, prompt, budget)
-    # Decoding holds most in the last block's length of steps: windows repeat with it, and nothing else shrinks.
+    # Decoding peaks within the last block_size steps: windows repeat with that period, and nothing else shrinks.
     last = range(max(prompt, end - config.block_size), end)
     return max(
         reserved,
@@ -528,16 +565,16 @@ def blocks_needed(groups: Sequence[Group], config: EngineConfig, request: Planne
 
 
 class Feed:
-    """The requests as they come due: each once, at its arrival; with a duration, again whenever nothing waits."""
+    """The requests as they come due: each once, at its arrival; with a duration, again whenever none waits."""
 
     def __init__(self, workload: Workload, max_num_seqs: int) -> None:
         self.duration_s, self.max_num_seqs = workload.duration_s, max_num_seqs
         self.num_requests = len(workload.requests)
-        self._first = list(reversed(workload.requests))  # still to come, the next one last
+        self._first = list(reversed(workload.requests))  # still to come, reversed: the next one is last
         self._again = cycle(workload.requests)
 
     def due(self, elapsed: float, num_running: int, num_waiting: int) -> list[PlannedRequest]:
-        """What to send now. Repeats fill the batch, no more: a queue that grows would measure itself."""
+        """Requests to send now. Repeats only fill the batch: a growing queue would distort the measurement."""
         if self.is_over(elapsed):
             return []
         requests = []
@@ -554,15 +591,15 @@ class Feed:
 
 @dataclass(slots=True)
 class Serving:
-    """What serving the workload has come to: `results` are good at any moment, should it end early.
+    """Progress of serving the workload: `results` are valid at any moment, in case it ends early.
 
-    is_first  its results are the run's own; else those of the baseline, by its allocator
-    end_s     when all had ended, on time.monotonic's clock; None before
+    baseline  name of the results, by its allocator; None: they are the run's own
+    end_s     when all had finished, in time.monotonic's clock, or None before
     """
 
     workload: Workload
     allocator: str
-    is_first: bool
+    baseline: str | None
     stats: Stats  # after the last step
     begin_s: float = field(default_factory=time.monotonic)
     end_s: float | None = None
@@ -570,26 +607,26 @@ class Serving:
     num_failed: int = 0
     failures: list[str] = field(default_factory=list)
     most_running: int = 0
-    densest: Stats | None = None  # of all steps, the one after which the pool held most
+    densest: Stats | None = None  # of all steps, the stats at the fullest pool
 
     @property
     def elapsed_s(self) -> float:
         return (time.monotonic() if self.end_s is None else self.end_s) - self.begin_s
 
     def count(self, outputs: Sequence[RequestOutput], stats: Stats) -> None:
-        """Take in a step."""
+        """Count a step."""
         errors = [output.error for output in outputs if output.error]
         self.num_finished += len(outputs)
         self.num_failed += len(errors)
         self.failures += errors[: 20 - len(self.failures)]
-        # Those that ended in this step ran in it, and the scheduler no longer counts them.
+        # Requests that finished in this step were running in it; the scheduler no longer counts them.
         self.most_running = max(self.most_running, stats.num_requests_running + len(outputs) - len(errors))
         if self.densest is None or stats.num_filled_slots > self.densest.num_filled_slots:
             self.densest = stats
         self.stats = stats
 
     def results(self) -> dict[str, Any]:
-        """For the manifest; those of a serving that has not ended say so."""
+        """Results for the manifest, marked as partial if the serving has not finished."""
         seconds = self.elapsed_s
         served: dict[str, Any] = {
             "seconds": seconds,
@@ -603,25 +640,26 @@ class Serving:
         }
         if self.end_s is None:
             served["is_partial"] = True
-        return served if self.is_first else {"allocator": self.allocator, **served}
+        return served if self.baseline is None else {"allocator": self.allocator, **served}
 
     def progress(self) -> dict[str, Any]:
         return _progress(self.workload, self.num_finished, self.stats.generation_tokens, self.elapsed_s)
 
 
 def _serve(
-    engine: Engine, workload: Workload, recorder: Recorder, timeout_s: float | None, *, is_first: bool = True
+    engine: Engine, workload: Workload, recorder: Recorder, timeout_s: float | None, baseline: str | None = None
 ) -> dict[str, Any]:
-    """Send the requests as they come due and step until all have ended; the first serving's stages are marked."""
+    """Send the requests as they come due and step until all have finished; mark stages in the first serving only."""
     source = random.Random(workload.seed)
     prefix = [source.randrange(engine.spec.vocab_size) for _ in range(workload.shared_prefix)]
     feed = Feed(workload, engine.config.num_seqs)
+    adapters = cycle(workload.adapters or (None,))
     _set_deadline(recorder, timeout_s)
-    if is_first:
+    if baseline is None:
         recorder.enter("prefill")
-        # A stage is named before its batch runs, and prefill lasts until the last prompt token in flight is taken in.
+        # A stage is named before its batch runs; prefill lasts until the last prompt token in flight is processed.
         engine.on_launch = lambda num_prompt_tokens: recorder.mark("prefill" if num_prompt_tokens else "decode")
-    serving = recorder.serving = Serving(workload, engine.config.allocator, is_first, engine.stats())
+    serving = recorder.serving = Serving(workload, engine.config.allocator, baseline, engine.stats())
     record = recorder.recording.begin(serving.allocator, engine.scheduler, serving.begin_s - recorder.start_s)
     if record != ServingRecord():
         engine.on_schedule = lambda batch: record.schedule(engine.scheduler, batch, serving.elapsed_s)
@@ -629,10 +667,11 @@ def _serve(
         elapsed = _agreed(engine, serving.elapsed_s)
         if timeout_s is not None and elapsed > timeout_s:
             raise EnvironmentProblem(
-                "profile", f"not done after {timeout_s:g} s (--timeout)", "raise it or ask for less"
+                "profile", f"not done after {timeout_s:g} s (--timeout)", "raise it, or run fewer requests"
             )
         for request in feed.due(elapsed, serving.stats.num_requests_running, serving.stats.num_requests_waiting):
-            record.arrive(_send(engine, request, prefix, source).seq, serving.elapsed_s)
+            sent = _send(engine, request, prefix, source, next(adapters))
+            record.arrive(sent.seq, serving.elapsed_s)
         if not engine.has_unfinished:
             if feed.is_over(elapsed):
                 break
@@ -647,16 +686,18 @@ def _serve(
     return serving.results()
 
 
-def _send(engine: Engine, request: PlannedRequest, prefix: list[int], source: random.Random) -> Request:
-    """Queue one request: the shared prefix, and random tokens after it."""
+def _send(
+    engine: Engine, request: PlannedRequest, prefix: list[int], source: random.Random, adapter: str | None
+) -> Request:
+    """Queue one request: the shared prefix plus random tokens."""
     fresh = max(1, request.prompt_tokens - len(prefix))
     prompt = prefix[: request.prompt_tokens - 1] + [source.randrange(engine.spec.vocab_size) for _ in range(fresh)]
     params = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
-    return engine.submit(prompt[: request.prompt_tokens], params)
+    return engine.submit(prompt[: request.prompt_tokens], params, adapter=adapter)
 
 
 def _agreed(engine: Engine, elapsed: float) -> float:
-    """Rank 0's clock: ranks that decided by their own would step apart and wait for each other for ever."""
+    """Rank 0's clock: ranks that decided by their own would diverge and wait for each other forever."""
     tp = engine.runner.tp
     if tp.size == 1:
         return elapsed
@@ -664,7 +705,7 @@ def _agreed(engine: Engine, elapsed: float) -> float:
 
 
 def _progress(workload: Workload, num_finished: int, num_tokens: int, elapsed: float) -> dict[str, Any]:
-    """For the live view: requests that have ended of all (None: no fixed number), and seconds that are left."""
+    """Progress for the live view: finished and total requests (None: no fixed number), and seconds left."""
     if workload.duration_s is not None:
         return {"num_finished": num_finished, "num_requests": None, "eta_s": max(0.0, workload.duration_s - elapsed)}
     total = sum(request.output_tokens for request in workload.requests)
@@ -672,11 +713,11 @@ def _progress(workload: Workload, num_finished: int, num_tokens: int, elapsed: f
     return {"num_finished": num_finished, "num_requests": len(workload.requests), "eta_s": left}
 
 
-# --- ranks ------------------------------------------------------------------------------------------------------------
+# --- ranks ----------------------------------------------------------------------------------------------------------
 
 
 class SilentWriter(RunWriter):
-    """Stands in for the run directory on ranks other than 0: it keeps the manifest and writes nothing."""
+    """Replaces the run directory on ranks other than 0: keeps the manifest and writes nothing."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path, self.manifest = path, cast(Manifest, dict(manifest))
@@ -685,16 +726,16 @@ class SilentWriter(RunWriter):
         self.manifest |= cast(Manifest, entries)
 
     def sample(self, values: Mapping[str, Any]) -> None:
-        """Rank 0's samples are the run's."""
+        """Do nothing: only rank 0 writes samples."""
 
     def event(self, at_s: float, kind: str, **values: Any) -> None:
-        """Rank 0's events are the run's."""
+        """Do nothing: only rank 0 writes events."""
 
     def finish(self, status: Status, cause: str | None = None) -> None:
         self.update(status=status, cause=cause)
 
 
-# --- the machine ------------------------------------------------------------------------------------------------------
+# --- the machine ----------------------------------------------------------------------------------------------------
 
 
 def environment(nvml: Nvml | None, gpu: Device | None) -> dict[str, Any]:
@@ -726,7 +767,7 @@ def _version(package: str) -> str | None:
 
 @contextmanager
 def watched_gpu(device: torch.device) -> Iterator[tuple[Nvml | None, Device | None]]:
-    """NVML and the device torch computes on; (None, None) on a CPU."""
+    """Yield NVML and the device torch computes on; (None, None) on a CPU."""
     if device.type != "cuda":
         yield None, None
         return

@@ -1,4 +1,4 @@
-"""Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
+"""Compare predicted with measured memory, component by component: the planner's formulas and a run directory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from kvplan.core.files import path_text, printable
 from kvplan.core.git import checkout
 from kvplan.core.units import format_size
 from kvplan.measure.run_capacity import capacity, capacity_predictions
-from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of, is_size, spec_of
-from kvplan.measure.rundir import Run
+from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of, is_size, predicted_of, spec_of
+from kvplan.measure.rundir import BASELINES, Run
+from kvplan.measure.techniques import Saving, outside_rows, savings
 from kvplan.servers.bundled.rules import Prediction as Sized
-from kvplan.servers.bundled.rules import predict
 from kvplan.servers.calibration import Calibration, run_id
 from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
 
@@ -23,7 +23,7 @@ COMPONENTS = (
     "weights", "buffers", "kv_cache", "activations", "cuda_graphs", "non_torch", "lora", "context", "allocator_slack",
     "unattributed",
 )  # fmt: skip
-# What each row's two numbers are, on any device.
+# The source of each row's two numbers, on any device.
 SOURCES: dict[str, tuple[str, str]] = {
     "weights": ("parameters x dtype, by the config", "the engine's tensors"),
     "buffers": ("rotary tables: positions x dim x 4; fp8 scales: rows x 4", "the engine's tensors"),
@@ -32,7 +32,7 @@ SOURCES: dict[str, tuple[str, str]] = {
         "what one layer holds at once, or a constant counted on the sampler",
         "the largest step's tensors at their peak, in the profile run",
     ),
-    "lora": ("the engine has no adapters", "the engine has no adapters"),
+    "lora": ("slots x the matrices of max_lora_rank; 0 without slots", "the slots' tensors"),
 }
 UNKNOWN = "not predicted without a calibration"
 SOURCES_ON_GPU = {
@@ -52,7 +52,7 @@ SOURCES_ON_CPU = {
 
 
 def sources_of(component: str, device: str) -> tuple[str, str]:
-    """(what a row is predicted from, what it is measured by) on "cpu" or "cuda"; empty for the total."""
+    """Return (source of the prediction, source of the measurement) of a row on "cpu" or "cuda"; empty for the total."""
     own = SOURCES_ON_CPU if device == "cpu" else SOURCES_ON_GPU
     return SOURCES.get(component) or own.get(component, ("", ""))
 
@@ -61,13 +61,15 @@ def sources_of(component: str, device: str) -> tuple[str, str]:
 class Reconciliation:
     """The comparison of one run.
 
-    reported     most that the device said the run took, beyond what others held before it
-    unreached    of the rows, what was not held at that moment: the profile run's peak is given back, and serving need
-                 not reach it again. The measured rows add up to reported + unreached
-    held_before  bytes of others on the device before the run
-    calibration  the file whose constants stand for rows that have no formula; None: none was used
+    reported     the run's peak by the device, minus what other processes held before it
+    unreached    part of the rows not in use at that peak: the profile run's peak is freed, and serving need not reach
+                 it again. The measured rows add up to reported + unreached
+    held_before  bytes of other processes on the device before the run
+    calibration  file whose constants replace rows without a formula, or None if none was used
     gaps         what could not be compared, and why
-    ended        the one of the gaps that says how an incomplete run ended; "" of a complete one
+    outside      KV in host memory and on disk, in no sum of the device's bytes
+    savings      what each technique saved
+    ended        the gap that says how an incomplete run ended; "" if it is complete
     """
 
     run: Run
@@ -81,27 +83,29 @@ class Reconciliation:
     held_before: int = 0
     calibration: str | None = None
     ended: str = ""
+    outside: tuple[Row, ...] = ()
+    savings: tuple[Saving, ...] = ()
 
     @property
     def total(self) -> Row:
-        """Of the rows that have a prediction, and of no others."""
+        """Total of the rows that have a prediction, only."""
         known = [row for row in self.rows if row.predicted is not None]
         return Row("total", "bytes", sum(row.predicted or 0 for row in known), sum(row.size for row in known))
 
     @property
     def activation_coefficient(self) -> float:
-        """The measured activation peak over the predicted one; 1 where either is 0."""
+        """Ratio of the measured activation peak to the predicted one; 1 if either is 0."""
         row = next(row for row in self.rows if row.component == "activations")
         return row.measured / row.predicted if row.predicted and row.measured else 1.0
 
     @property
     def compared(self) -> list[Row]:
-        """The rows with two numbers to hold against each other, and their total; what is unattributed has no
-        prediction."""
-        return [row for row in compared((*self.rows, self.total)) if row.component != "unattributed"]
+        """Rows with both numbers, their total, and those beyond the device; "unattributed" has no prediction."""
+        both = compared((*self.rows, self.total, *self.outside))
+        return [row for row in both if row.component != "unattributed"]
 
     def worst(self) -> tuple[str, float]:
-        """The largest relative error of a row that was predicted, and of the total."""
+        """The largest relative error among the predicted rows and the total."""
         errors = [(row.component, row.relative) for row in (*self.rows, self.total) if row.component != "unattributed"]
         return max(((name, abs(value)) for name, value in errors if value is not None), key=lambda pair: pair[1])
 
@@ -109,7 +113,7 @@ class Reconciliation:
 def reconcile_run(run: Run, calibration: Calibration | None = None) -> Reconciliation:
     """Compare a run with the prediction for exactly its inputs.
 
-    Raises InvalidInputError for a run that ended before its pool was sized, or whose manifest lacks its inputs.
+    Raises InvalidInputError if the run ended before its pool was sized, or if its manifest lacks its inputs.
     """
     manifest = run.manifest
     check_objects(run)
@@ -125,16 +129,16 @@ def reconcile_run(run: Run, calibration: Calibration | None = None) -> Reconcili
     known = dict[str, int]()
     gaps = [*run.notes, *(str(event["text"]) for event in run.events if event.get("event") == "warning")]
     if calibration is None:
-        predicted = predict(spec, inputs, non_torch=memory["non_torch"])
+        predicted = predicted_of(run, non_torch=memory["non_torch"])
         if inputs.num_blocks is None and memory["non_torch"]:
             gaps.append("num_blocks is predicted with the measured non_torch; a calibration would predict that too")
     else:
         known, calibrated = calibrated_bytes(calibration, run)
         gaps += calibrated
-        # What the engine finds outside torch when it sizes the pool: all three; on a CPU it does not look.
+        # Memory outside torch when the engine sizes the pool: all three; it is not measured on a CPU.
         outside = known["context"] + known["non_torch"] + measured.held_before
-        predicted = predict(
-            spec, inputs, non_torch=0 if manifest["device"] == "cpu" else outside,
+        predicted = predicted_of(
+            run, non_torch=0 if manifest["device"] == "cpu" else outside,
             activation_coefficient=calibration.activation_coefficient if is_of_model(calibration, run) else 1.0,
         )  # fmt: skip
     predictions = {name: Prediction(_predicted(name, predicted, known, run)) for name in COMPONENTS}
@@ -145,20 +149,21 @@ def reconcile_run(run: Run, calibration: Calibration | None = None) -> Reconcili
     return Reconciliation(
         run, spec.name, str(manifest["device"]), rows, measured.reported, of_pool, tuple(gaps),
         measured.unreached, measured.held_before, None if calibration is None else calibration.origin, ended,
+        outside_rows(run), savings(run),
     )  # fmt: skip
 
 
 def is_of_model(calibration: Calibration, run: Run) -> bool:
-    """Whether it was measured with the run's model, split over as many ranks."""
+    """True if it was measured with the run's model, split over as many ranks."""
     name, inputs = (run.manifest.get("model") or {}).get("name"), run.manifest.get("inputs") or {}
     return (calibration.model, calibration.tensor_parallel_size) == (name, inputs.get("tensor_parallel_size", 1))
 
 
 def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int], list[str]]:
-    """(bytes by component as a calibration has them for this run, what there is to say of them).
+    """Return (bytes by component that a calibration has for this run, notes on them).
 
-    Context and workspaces are the machine's. Graphs, what the allocator keeps and how the activation peak differs from
-    its formula are the model's: they stand for a run of the same model on as many ranks, graphs size by size.
+    Context and workspaces depend on the machine. Graphs, the allocator's cache and the ratio of the activation peak to
+    its formula depend on the model: they apply to a run of the same model on as many ranks, graphs size by size.
     """
     same_model = is_of_model(calibration, run)
     known = {name: calibration.measured[name] for name in ("context", "non_torch")}
@@ -186,7 +191,7 @@ def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int]
     if same_model and sizes == calibration.graph_bytes.keys():
         known["cuda_graphs"] = calibration.measured["cuda_graphs"]
     elif same_model and sizes and sizes <= calibration.graph_bytes.keys():
-        shared = calibration.measured["cuda_graphs"] - sum(calibration.graph_bytes.values())  # by graphs of all sizes
+        shared = calibration.measured["cuda_graphs"] - sum(calibration.graph_bytes.values())  # by all graph sizes
         known["cuda_graphs"] = max(0, shared) + sum(calibration.graph_bytes[size] for size in sizes)
     elif not (run.manifest.get("engine") or {}).get("enforce_eager"):
         left_out.append("cuda_graphs")
@@ -197,7 +202,7 @@ def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int]
 
 
 def elsewhere(run: Run) -> list[str]:
-    """A note where the run is of other code than the formulas it is held against."""
+    """Return a note if the run's code differs from the code of the formulas it is compared with."""
     environment = run.manifest.get("environment") or {}
     there, here = environment.get("commit"), checkout(Path(__file__).resolve().parents[2])
     if not isinstance(there, str):
@@ -210,7 +215,7 @@ def elsewhere(run: Run) -> list[str]:
 
 
 def installed() -> str | None:
-    """kvplan's version; None where it runs from a checkout that nobody installed."""
+    """kvplan's version, or None if it runs from a checkout that is not installed."""
     try:
         return version("kvplan")
     except PackageNotFoundError:
@@ -218,21 +223,21 @@ def installed() -> str | None:
 
 
 def shortened(commit: str) -> str:
-    """A version as it is, a commit by its first 12 digits, and whether it was changed."""
+    """Shorten a commit to its first 12 digits and whether it was modified; a version stays as it is."""
     digits, dash, state = printable(commit, 80).partition("-")
     return digits[:12] + dash + state
 
 
 def ending(run: Run) -> str:
-    """How a run that is not complete ended: "is partial: interrupted"."""
+    """How an incomplete run ended: "is partial: interrupted"."""
     return f"is {run.status}" + ("" if run.cause is None else f": {run.cause}")
 
 
 def _predicted(name: str, predicted: Sized, known: dict[str, int], run: Run) -> int | None:
     match name:
-        case "weights" | "buffers" | "kv_cache" | "activations":
+        case "weights" | "buffers" | "kv_cache" | "activations" | "lora":
             return int(getattr(predicted, name))
-        case "lora" | "unattributed":
+        case "unattributed":
             return 0
         case "cuda_graphs" | "non_torch" if run.manifest["device"] == "cpu":
             return 0
@@ -246,7 +251,7 @@ def _predicted(name: str, predicted: Sized, known: dict[str, int], run: Run) -> 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run measured, in bytes: Reconciliation says what the fields mean."""
+    """Measured bytes of a run; Reconciliation describes the fields."""
 
     measurement: Measurement
     reported: int
@@ -255,22 +260,24 @@ class Measured:
 
 
 def measured_bytes(run: Run) -> Measured:
-    """Bytes by component; `unattributed` closes the sum."""
+    """Bytes by component; `unattributed` is the remainder."""
     memory = run.manifest["memory"]
-    peaks = {name: stage for name, stage in (run.manifest.get("peaks") or peaks_of(run)).items() if name != "baseline"}
+    peaks = {
+        name: stage for name, stage in (run.manifest.get("peaks") or peaks_of(run)).items() if name not in BASELINES
+    }
     rows = {
         "weights": memory.get("weights", 0),
         "buffers": memory.get("buffers", 0),
         "kv_cache": memory.get("kv_cache", 0),
         "activations": memory.get("activations", 0),
         "cuda_graphs": memory.get("cuda_graphs", 0),
-        "lora": 0,
+        "lora": memory.get("lora", 0),
         "non_torch": 0,
         "allocator_slack": 0,
         "context": 0,
     }
     reserved = max((stage.get("torch_reserved", 0) for stage in peaks.values()), default=0)
-    # Libraries keep workspaces in torch's pool, and a graph only its tensors; earlier runs say neither.
+    # Libraries keep workspaces in torch's pool, and a graph only its tensors; older runs record neither.
     workspaces = int(memory.get("workspaces", 0))
     graphs = int(memory.get("graph_tensors", rows["cuda_graphs"]))
     in_torch = sum(rows.values()) - rows["cuda_graphs"] + graphs + workspaces
@@ -280,7 +287,7 @@ def measured_bytes(run: Run) -> Measured:
         rows["context"] = peaks.get("context", {}).get("rss", 0)
         unreached = sum(rows.values()) - reported
     elif any(sample.get("device_is_host") for sample in run.samples[:1]):
-        # Unified memory: what the device uses is the machine's, so only torch's own account can be compared.
+        # Unified memory: the device's usage is the whole machine's, so only torch's own counters can be compared.
         reported = reserved
         rows["cuda_graphs"], rows["non_torch"] = graphs, workspaces
         rows["allocator_slack"], unreached = max(0, reserved - in_torch), in_torch - reserved
@@ -298,8 +305,9 @@ def measured_bytes(run: Run) -> Measured:
 
 
 def peaks_of(run: Run) -> dict[str, dict[str, int]]:
-    """Largest figures by stage, of a run whose manifest was not finished: from its samples, and from what torch counted
-    by itself, which stands with the event that ended the stage."""
+    """Largest figures by stage, of a run whose manifest is incomplete: from its samples and from torch's own peaks,
+    which are in the event that ended the stage.
+    """
     peaks: dict[str, dict[str, int]] = {}
     figures_by_stage: list[tuple[str, Mapping[str, Any]]]
     figures_by_stage = [(str(sample.get("stage")), sample) for sample in run.samples if not sample.get("is_foreign")]
@@ -314,17 +322,17 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
     return peaks
 
 
-# --- in sentences -----------------------------------------------------------------------------------------------------
+# --- as sentences ---------------------------------------------------------------------------------------------------
 
 
 def sums(result: Reconciliation) -> list[str]:
-    """What the total is of, and what the rows add up to, in sentences."""
+    """Describe what the total excludes and what the rows add up to, as sentences."""
     left_out = [row.component for row in result.rows if row.predicted is None]
-    texts = [f"The total is of the rows that have a prediction: without {', '.join(left_out)}."] if left_out else []
+    texts = [f"Total excludes {', '.join(left_out)} (not predicted)."] if left_out else []
     reported = format_size(result.reported)
     if result.held_before:
-        reported += f" beyond the {format_size(result.held_before)} held before the run"
+        reported += f" beyond the {format_size(result.held_before)} in use before the run"
     if result.unreached:
-        peak = f"{format_size(result.unreached)} of activations that serving did not reach again"
+        peak = f"{format_size(result.unreached)} of peak activations not reached again while serving"
         return [*texts, f"The rows add up to what the device reports, {reported}, and {peak}."]
     return [*texts, f"The rows add up to what the device reports: {reported}."]

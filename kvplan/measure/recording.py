@@ -1,4 +1,4 @@
-"""What is kept of every step of a profile run, beside its samples: the pool as a film, requests as tracks."""
+"""Per-step recordings of a profile run: an animation of the pool, and requests as trace tracks."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ CURE = "lower --num-blocks"
 
 @dataclass(frozen=True, slots=True)
 class ServingRecord:
-    """What takes in the requests and steps of one serving, in seconds since it began; empty: nothing is kept."""
+    """Recorders for the requests and steps of one serving, in seconds since it began; empty if nothing is recorded."""
 
     film: Film | None = None
     tracks: Tracks | None = None
@@ -22,7 +22,7 @@ class ServingRecord:
             self.tracks.arrive(seq, seconds)
 
     def schedule(self, scheduler: Scheduler, batch: Batch, seconds: float) -> None:
-        """Take in a batch, right after it was scheduled; one in which nothing happens is none."""
+        """Record a batch right after it was scheduled; skip an empty one."""
         if not (batch.num_tokens or batch.preempted or batch.failed):
             return
         if self.film is not None:
@@ -37,10 +37,10 @@ class ServingRecord:
 
 @dataclass(slots=True)
 class Recording:
-    """Of each serving, by its allocator; what nobody asked for stays empty.
+    """Recordings of each serving, by its allocator; empty unless requested.
 
-    films   frames of the first steps, seconds since the requests began to come
-    tracks  requests and counters, on the clock of the run's samples
+    films   frames of the first steps, in seconds since the first request
+    tracks  requests and counters, in the clock of the run's samples
     """
 
     has_film: bool = False
@@ -49,7 +49,7 @@ class Recording:
     tracks: dict[str, Tracks] = field(default_factory=dict)
 
     def begin(self, allocator: str, scheduler: Scheduler, begin_s: float) -> ServingRecord:
-        """Record a scheduler, its serving having begun at `begin_s`; UsageError where its pool cannot be drawn."""
+        """Record a scheduler whose serving began at `begin_s`. Raise UsageError if its pool cannot be drawn."""
         if self.has_film:
             check_drawable(scheduler.blocks.num_usable_blocks + 1, CURE)
             self.films[allocator] = Film.of(scheduler)

@@ -1,8 +1,9 @@
-"""What a run's pool held: blocks, tokens and requests, empty slots, and what each allocator served of the workload."""
+"""Capacity of a run's pool: blocks, tokens and requests, empty slots, and what each allocator served."""
 
 from dataclasses import dataclass
 
 from kvplan.measure.run_manifest import inputs_of
+from kvplan.measure.run_types import Results
 from kvplan.measure.run_types import Served as ServedFigures
 from kvplan.measure.rundir import Run
 from kvplan.servers import measurement
@@ -12,14 +13,14 @@ from kvplan.servers.measurement import Figure, Measurement
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """What the blocks in use held at the densest moment: bytes for each token in them, and the share without one."""
+    """Blocks in use at the fullest moment: bytes per token in them, and the fraction of empty slots."""
 
     bytes_per_token: float
     waste: float
 
 
 def fragmentation(run: Run, results: ServedFigures) -> Fragmentation | None:
-    """None where a run does not say how many slots were filled: tokens of requests that share blocks do not tell."""
+    """Fragmentation, or None if the run does not say how many slots were filled: requests that share blocks hide it."""
     densest, stats = results.get("densest") or {}, results.get("stats") or {}
     groups, block_size = int(run.manifest.get("groups") or 1), int(run.manifest["inputs"]["block_size"])
     used, filled = densest.get("num_used_blocks"), densest.get("num_filled_slots")
@@ -32,12 +33,12 @@ def fragmentation(run: Run, results: ServedFigures) -> Fragmentation | None:
 
 
 def pool_tokens(run: Run, num_blocks: int) -> int:
-    """Tokens that a pool of so many blocks holds, one of which stands for no block."""
+    """Tokens that fit in a pool of this many blocks, one of which is reserved."""
     return max(0, num_blocks - 1) // int(run.manifest.get("groups") or 1) * inputs_of(run).block_size
 
 
 def capacity(run: Run) -> Measurement:
-    """Blocks, tokens, and what the densest moment of the run says about bytes per token and fragmentation."""
+    """Blocks, tokens, and bytes per token and fragmentation at the fullest moment of the run."""
     memory, results = run.manifest["memory"], run.manifest.get("results") or {}
     stats, dense = results.get("stats") or {}, fragmentation(run, results)
     queries, hits = stats.get("prefix_cache_queries"), stats.get("prefix_cache_hits")
@@ -69,9 +70,9 @@ def capacity_predictions(run: Run, predicted: Prediction) -> dict[str, measureme
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How one allocator served the workload in the run's pool.
+    """What one allocator served of the workload in the run's pool.
 
-    waste  share of the blocks handed out that held no token, at the densest moment; None: the run does not tell
+    waste  fraction of the allocated slots without a token, at the fullest moment, or None if the run does not say
     """
 
     allocator: str
@@ -81,14 +82,17 @@ class Served:
     waste: float | None
 
 
+def baselines(results: Results) -> list[ServedFigures]:
+    """What other allocators served of the workload in the same pool."""
+    return [other for other in (results.get("baseline"), results.get("second_baseline")) if other]
+
+
 def served(run: Run) -> tuple[Served, ...]:
-    """The run's own allocator and, where the workload was served again, the other."""
-    results = run.manifest.get("results") or {}
+    """Figures of the run's own allocator and, if the workload was served again, of the other."""
+    results = run.results
     own = str((run.manifest.get("engine") or {}).get("allocator", "paged"))
-    pairs = [
-        (own, results),
-        *([(str(results["baseline"].get("allocator")), results["baseline"])] if results.get("baseline") else []),
-    ]
+    pairs: list[tuple[str, ServedFigures]] = [(own, results)]
+    pairs += [(str(other.get("allocator")), other) for other in baselines(results)]
     return tuple(_served(name, results, run) for name, results in pairs if results)
 
 

@@ -1,7 +1,7 @@
-"""What a run directory holds, as types: the manifest (kvplan/run@1), its samples and its events.
+"""Contents of a run directory, as types: the manifest (kvplan/run@1), its samples and its events.
 
-A run that ended early lacks what it did not come to, so no key is required; what the manifest's values must be is
-checked when they are read (kvplan.measure.run_manifest).
+A run that ended early lacks what it did not reach, so no key is required; the manifest's values are checked when they
+are read (kvplan.measure.run_manifest).
 """
 
 from typing import Annotated, Any, Literal, TypedDict
@@ -16,7 +16,7 @@ class Model(TypedDict, total=False):
 
 
 class Inputs(TypedDict, total=False):
-    """Of kvplan.servers.bundled.rules.EngineInputs."""
+    """Inputs as in kvplan.servers.bundled.rules.EngineInputs."""
 
     total: int
     dtype: str
@@ -31,10 +31,13 @@ class Inputs(TypedDict, total=False):
     max_blocks: int | None
     backend: Literal["torch", "triton"]
     batches_in_flight: int
+    max_loras: int
+    max_lora_rank: int
+    fully_sharded_loras: bool
 
 
 class Memory(TypedDict, total=False):
-    """What the engine measured of itself: bytes, and blocks of the pool."""
+    """Memory measured by the engine: bytes, and blocks of the pool."""
 
     total: int
     budget: int
@@ -48,10 +51,11 @@ class Memory(TypedDict, total=False):
     graph_tensors: int
     num_blocks: int
     block_bytes: int
+    lora: int
 
 
 class EngineFigures(TypedDict, total=False):
-    """What an engine counts: of a sample at that time, of results at their end or their fullest."""
+    """Counters of an engine: at the time of a sample; in results, at the end or at the fullest moment."""
 
     kv_cache_usage_perc: float
     num_used_blocks: int
@@ -64,6 +68,11 @@ class EngineFigures(TypedDict, total=False):
     num_cached_tokens: int
     prefix_cache_queries: int
     prefix_cache_hits: int
+    external_prefix_cache_queries: int
+    external_prefix_cache_hits: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     num_steps: int
     prompt_tokens: int
     generation_tokens: int
@@ -71,7 +80,7 @@ class EngineFigures(TypedDict, total=False):
 
 
 class Served(TypedDict, total=False):
-    """What an allocator served; with `is_partial` at least so much."""
+    """What an allocator served; a lower bound if `is_partial`."""
 
     is_partial: bool
     allocator: str
@@ -85,8 +94,30 @@ class Served(TypedDict, total=False):
     failures: list[str]
 
 
+class Files(TypedDict, total=False):
+    """KV in files: bytes that they may take, their number after the run, and their bytes on the disk."""
+
+    disk_space: int
+    num_files: int
+    disk_files: int
+
+
+class Offload(Files):
+    """KV beyond the device: bytes of its memory, tokens looked up there and loaded, bytes copied each way."""
+
+    memory: int
+    looked_up_tokens: int
+    loaded_tokens: int
+    stored: int
+    loaded: int
+    saved: int
+    fetched: int
+
+
 class Results(Served, total=False):
     baseline: Served
+    second_baseline: Served
+    offload: Offload
 
 
 class Environment(TypedDict, total=False):
@@ -109,7 +140,7 @@ class Environment(TypedDict, total=False):
 
 
 class Engine(TypedDict, total=False):
-    """Of engine.config.EngineConfig."""
+    """Settings of engine.config.EngineConfig."""
 
     device: str
     dtype: str
@@ -123,6 +154,8 @@ class Engine(TypedDict, total=False):
     kv_scale: float
     enable_prefix_caching: bool
     tensor_parallel_size: int
+    pipeline_parallel_size: int
+    pp_layer_partition: str | None
     backend: str
     scheduling_policy: str
     long_prefill_token_threshold: int
@@ -134,10 +167,17 @@ class Engine(TypedDict, total=False):
     seed: int
     enforce_eager: bool
     memory_limit: int | None
+    max_loras: int
+    max_lora_rank: int
+    fully_sharded_loras: bool
+    kv_offloading_size: float | None
+    kv_offloading_dir: str | None
+    kv_offloading_disk_size: float | None
+    speculative_config: dict[str, Any] | None
 
 
 class Manifest(TypedDict, total=False):
-    """run.json."""
+    """Contents of run.json."""
 
     schema: Literal["kvplan/run@1"]
     status: Literal["running", "complete", "partial", "failed"]
@@ -149,6 +189,7 @@ class Manifest(TypedDict, total=False):
     finished_utc: str | None
     device: Literal["cpu", "cuda"]
     model: Model
+    draft: Model
     inputs: Inputs
     engine: Engine
     workload: dict[str, Any]
@@ -158,7 +199,7 @@ class Manifest(TypedDict, total=False):
     graph_bytes: dict[str, int]
     peaks: dict[str, dict[str, int]]
     seconds: float
-    results: Annotated[Results, or_null]  # where nothing was served: `Run.results`
+    results: Annotated[Results, or_null]  # null if nothing was served: see `Run.results`
 
 
 class Sample(EngineFigures, total=False):
@@ -185,7 +226,7 @@ class Sample(EngineFigures, total=False):
 
 
 class Progress(Sample, total=False):
-    """A sample as whoever watches a profile gets it."""
+    """A sample as passed to the watcher of a profile."""
 
     num_finished: int
     num_requests: int | None
@@ -193,7 +234,7 @@ class Progress(Sample, total=False):
 
 
 class Event(TypedDict, total=False):
-    """A line of events.jsonl: a stage that begins, with what it is of and the peaks of the one before, or a warning."""
+    """A line of events.jsonl: a stage that begins, with its details and the previous stage's peaks, or a warning."""
 
     t: float
     event: str

@@ -1,7 +1,7 @@
-"""The directory a profile leaves behind: written so that a kill at any moment leaves a readable run.
+"""The directory that a profile writes, readable even if the process is killed at any moment.
 
     run.json       the manifest (kvplan/run@1), replaced atomically: status, inputs, environment, results
-    samples.jsonl  one line per sample, appended and flushed; every second it is made to reach the disk
+    samples.jsonl  one line per sample, appended and flushed; synced to disk every second
     events.jsonl   one line per event (stage begun, warning, failure), likewise
 
 Times are seconds of a monotonic clock since the run began.
@@ -28,20 +28,22 @@ MANIFEST, SAMPLES, EVENTS = "run.json", "samples.jsonl", "events.jsonl"
 MAX_LINES = 10_000_000
 MAX_LINES_BYTES = 512 * MIB  # of samples or events; an hour of a hundred samples a second has 220 MiB
 MAX_LINE_BYTES = MIB
-SYNC_S = 1.0  # what a power cut may cost
-# What the engine says of itself in a sample, by the names of engine.stats.Stats.
+BASELINES = ("baseline", "second_baseline")  # stages of the other allocators, and their results' names
+SYNC_S = 1.0  # seconds of data that a power cut may lose
+# The engine's figures in a sample, by their names in engine.stats.Stats.
 ENGINE_FIGURES = (
     "kv_cache_usage_perc", "num_used_blocks", "num_cached_blocks", "num_kv_tokens", "num_filled_slots",
     "num_requests_running", "num_requests_waiting", "num_preemptions", "num_cached_tokens", "prefix_cache_queries",
-    "prefix_cache_hits", "num_steps", "prompt_tokens", "generation_tokens", "busy_s",
+    "prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits", "num_drafts",
+    "num_draft_tokens", "num_accepted_tokens", "num_steps", "prompt_tokens", "generation_tokens", "busy_s",
 )  # fmt: skip
 
 
 class RunWriter:
-    """Creates a run directory and writes into it; one that exists is never touched."""
+    """Creates a run directory and writes to it; never touches an existing one."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Raises UsageError when the directory exists (and by whom it is in use) or cannot be written."""
+        """Raise UsageError if the directory exists (naming the process that uses it) or cannot be written."""
         self.path = path
         made = _new_directories(path)
         self.manifest: Manifest = {
@@ -59,7 +61,7 @@ class RunWriter:
         self._synced_at = time.monotonic()
 
     def update(self, **entries: Any) -> None:
-        """Set entries of the manifest and replace it."""
+        """Set entries of the manifest and rewrite it."""
         self.manifest |= cast(Manifest, entries)
         self._write_manifest()
 
@@ -72,11 +74,11 @@ class RunWriter:
     def finish(self, status: Status, cause: str | None = None) -> None:
         self.update(status=status, cause=cause, finished_utc=utc_now())
         for file in (self._samples, self._events):
-            with suppress(OSError):  # a line that the disk did not take; that was said when it happened
+            with suppress(OSError):  # a line that failed to write; reported at that time
                 file.close()
 
     def _begin(self, made: list[Path]) -> tuple[TextIO, TextIO]:
-        """Write the first manifest and open the other files; where that fails, nothing is left behind."""
+        """Write the first manifest and open the other files; on failure, leave nothing behind."""
         files: list[TextIO] = []
         try:
             self._replace_manifest()
@@ -132,7 +134,7 @@ class RunWriter:
 
 
 def refuse_run_files(path: str, flag: str) -> None:
-    """Refuse to write over what a run consists of."""
+    """Refuse to overwrite a run's files."""
     target = Path(path)
     if target.name in (MANIFEST, SAMPLES, EVENTS) and os.path.exists(target.parent / MANIFEST):  # noqa: PTH110 -- no error
         raise UsageError(f"{flag} {path_text(target)}", "is part of a run", "name another file")
@@ -143,32 +145,32 @@ def utc_now() -> str:
 
 
 def _new_directories(path: Path) -> list[Path]:
-    """Make the directory and those above it that are missing; returns them, the innermost first."""
+    """Create the directory and its missing parents; return the new ones, innermost first."""
     made: list[Path] = []
     try:
         if path.exists() or path.is_symlink():
             _refuse_existing(path)
         missing = [each for each in (path, *path.parents) if not each.exists()]
         for each in reversed(missing):
-            each.mkdir(exist_ok=each != path)  # another run may have made what is above
+            each.mkdir(exist_ok=each != path)  # another run may have created the parents
             made.insert(0, each)
     except (OSError, ValueError) as error:
         _remove(made)
-        if isinstance(error, FileExistsError):  # since we looked
+        if isinstance(error, FileExistsError):  # since the check above
             _refuse_existing(path)
         raise _unwritable(path, error) from error
     return made
 
 
 def _remove(directories: Sequence[Path]) -> None:
-    """Take back directories that nothing was put in."""
+    """Remove directories that are still empty."""
     for path in directories:
         with suppress(OSError):
             path.rmdir()
 
 
 def _unwritable(path: Path, error: OSError | ValueError) -> UsageError:
-    """The error for a place where no run can be begun: another one is needed, whatever is wrong with it."""
+    """Error for a location where no run can be created; the remedy is always another directory."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return UsageError(path_text(path), f"cannot be written ({reason})", "choose another directory")
 
@@ -181,7 +183,7 @@ def _refuse_existing(path: Path) -> NoReturn:
 
 
 def _running_pid(path: Path) -> int | None:
-    """The process that still writes this run, if it does: one of that number on this machine, started when it was."""
+    """Process id that still writes this run, or None: it must exist on this machine with the recorded start time."""
     try:
         manifest = load_json(path / MANIFEST)
         pid = manifest["pid"] if manifest["status"] == "running" else None
@@ -195,10 +197,10 @@ def _running_pid(path: Path) -> int | None:
 
 
 def _started(pid: int) -> int | None:
-    """When a process began, in clock ticks since the machine did; None where /proc does not say."""
+    """Start time of a process in clock ticks since boot, or None if /proc does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stat.rpartition(")")[2].split()[19])  # field 22; the name before may hold anything
+        return int(stat.rpartition(")")[2].split()[19])  # field 22; the name before it may contain anything
     except (OSError, ValueError, IndexError):
         return None
 
@@ -215,11 +217,11 @@ def _is_alive(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as it lies on disk.
+    """A run as stored on disk.
 
-    manifest   as written; where it ends before `results`, those are what the samples say (see served_by_samples)
-    recovered  the manifest says it is running, and the process is gone: status is then "partial"
-    notes      what was odd in the files, for the user
+    manifest   as written; if it ends before `results`, they are derived from the samples (see served_by_samples)
+    recovered  the manifest says running but the process is gone: status is then "partial"
+    notes      irregularities in the files, for the user
     """
 
     path: Path
@@ -233,7 +235,7 @@ class Run:
 
     @property
     def inputs(self) -> Inputs:
-        """What the engine was started with; empty where the run did not come so far, as are the others."""
+        """Inputs of the engine; empty if the run did not get that far, as for the properties below."""
         return self.manifest.get("inputs") or {}
 
     @property
@@ -263,7 +265,7 @@ class Run:
 
 
 def load_run(path: Path) -> Run:
-    """Read a run directory, also one whose writer was killed or still runs."""
+    """Read a run directory, even if its writer was killed or is still running."""
     if not os.path.isdir(path):  # noqa: PTH112 -- False also for a name that is too long
         raise InvalidInputError(path_text(path), "is not a run directory", "name one that `kvplan profile -o` wrote")
     manifest = load_json(path / MANIFEST)
@@ -276,7 +278,7 @@ def load_run(path: Path) -> Run:
         raise InvalidInputError(path_text(path / MANIFEST), f"status is {status!r:.40}", "the file is damaged")
     recovered = status == "running" and _running_pid(path) is None
     if recovered:
-        status, cause = "partial", "the process ended without a word (killed, the disk was full, or power was cut)"
+        status, cause = "partial", "the process ended without a message (killed, disk full, or power lost)"
         notes.append("recovered: the process that wrote it is gone")
     if status != "complete":
         results = _results(manifest.get("results"), samples, events)
@@ -290,28 +292,31 @@ def load_run(path: Path) -> Run:
 
 
 def _results(results: Any, samples: list[dict[str, Any]], events: list[dict[str, Any]]) -> Any:
-    """The manifest's results, with what it lacks of the run's own serving, and of a baseline's, from the samples."""
-    own = [sample for sample in samples if sample.get("stage") != "baseline"]
+    """Complete the manifest's results, of the run's own serving and of a baseline, from the samples."""
+    own = [sample for sample in samples if sample.get("stage") not in BASELINES]
     if results is None:
         return served_by_samples(own)
-    begun = next((event for event in events if event.get("stage") == "baseline" and "allocator" in event), None)
-    if begun is None or not isinstance(results, dict) or "baseline" in results:
-        return results
-    other = served_by_samples([sample for sample in samples if sample.get("stage") == "baseline"])
-    return results if other is None else {**results, "baseline": {"allocator": begun["allocator"], **other}}
+    for name in BASELINES:
+        begun = next((event for event in events if event.get("stage") == name and "allocator" in event), None)
+        if begun is None or not isinstance(results, dict) or name in results:
+            continue
+        other = served_by_samples([sample for sample in samples if sample.get("stage") == name])
+        if other is not None:
+            results = {**results, name: {"allocator": begun["allocator"], **other}}
+    return results
 
 
 def served_by_samples(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What an engine is known to have served by its last sample; None where no sample has its figures.
+    """What an engine is known to have served by its last sample, or None if no sample has its figures.
 
-    Each is a lower bound: more may have run between two samples, and after the last one. How many requests had ended
-    no sample says.
+    Each is a lower bound: more may have run between two samples and after the last one. Samples do not contain the
+    number of finished requests.
     """
     timed = [sample for sample in samples if _is_finite(sample.get("t"))]
     engine = [sample for sample in timed if all(_is_finite(sample.get(name)) for name in _NEEDED)]
     if not engine or not engine[-1]["num_steps"]:
         return None
-    # It began to serve between its first figures and the sample before them.
+    # Serving began between its first figures and the sample before them.
     begin = max((sample["t"] for sample in timed if sample["t"] < engine[0]["t"]), default=engine[0]["t"])
     seconds = max(0.0, engine[-1]["t"] - begin)
     is_counted = all(_is_finite(sample.get("num_filled_slots")) for sample in engine)
@@ -334,12 +339,12 @@ def _engine_figures(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether it is a number that a run may have written; a whole number of hundreds of digits is none."""
+    """True if it is a number that a run may have written; integers with hundreds of digits are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -(2.0**63) <= value <= 2.0**63
 
 
 def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    """The complete lines of a file; a last one cut short by a kill is left out, with a note."""
+    """Complete lines of a file; a truncated last line is dropped with a note."""
     if not path.exists():
         notes.append(f"{path.name} is missing")
         return []
@@ -373,7 +378,7 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _parsed(line: str) -> Any:
-    """The line's JSON value; None for what is none, or is nested beyond what any run writes."""
+    """The line's JSON value, or None if it is invalid or nested deeper than any run writes."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""A server's own numbers from its /metrics page, over HTTP or from a file: what it holds now, and how it was set up.
+"""A server's own numbers from its /metrics page, over HTTP or from a file: current state and configuration.
 
-The page is read with bounds (time as a whole, bytes, redirects), and one that cannot be had is a MetricsError.
+The page is read with limits (total time, bytes, redirects); a page that cannot be fetched is a MetricsError.
 """
 
 import http.client
@@ -19,13 +19,13 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable, read_text
-from kvplan.servers.base import SERVERS
-from kvplan.servers.metrics import Counted, Metrics
+from kvplan.servers.base import OWN, SERVERS
+from kvplan.servers.metrics import SERVED_BY, Counted, Metrics
 
 MAX_PAGE_BYTES = 10 * 10**6
 MAX_LINES = 5_000  # of the metrics read here; a server with 64 ranks has some hundreds
 MAX_LINE_CHARS = 1 << 16
-MAX_COUNT = 10**15  # of tokens, blocks or requests; what says more is not a count
+MAX_COUNT = 10**15  # of tokens, blocks or requests; larger values are not counts
 MAX_REDIRECTS = 3
 DEADLINE_S = 5.0
 
@@ -34,7 +34,7 @@ _START = "process_start_time_seconds"
 
 
 class MetricsError(Exception):
-    """A /metrics page that cannot be had or read, and why; `answered`: whether anything came back."""
+    """A /metrics page that cannot be fetched or read, and why; `answered`: True if anything was received."""
 
     def __init__(self, reason: str, *, answered: bool = True) -> None:
         super().__init__(reason)
@@ -43,17 +43,17 @@ class MetricsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
-    """What a server says of itself, over all its engines; None where it does not.
+    """A server's statistics over all its engines; None if it does not report them.
 
     kind            the server's name
-    kv_usage        share of the KV cache in use, of the fullest engine
+    kv_usage        fraction of the KV cache in use, of the fullest engine
     running, waiting, preemptions, prefix_hits, prefix_queries   sums; the prefix figures are tokens since its start
-    hit_rate        share of prompt tokens found in the prefix cache
-    num_blocks, block_size, kv_tokens   of one engine's KV cache: blocks, tokens of a block, tokens
+    hit_rate        fraction of prompt tokens found in the prefix cache
+    num_blocks, block_size, kv_tokens   one engine's KV cache: blocks, tokens per block, tokens
     prompt_tokens, generation_tokens    sums since its start, prompt tokens found in the prefix cache included
-    max_concurrency requests of the longest context that fit at once by the server's own figure, over all its engines
-    started_s       Unix time of that start, where the page tells it
-    left_out        (metric, why) of each figure that cannot be, such as a share above 1
+    max_concurrency full-length requests that fit at once by the server's own figure, over all its engines
+    started_s       Unix time of its start, if the page has it
+    left_out        (metric, why) of each impossible figure, such as a fraction above 1
     """
 
     kind: str
@@ -76,18 +76,18 @@ class ServerStats:
 
 
 def server_stats(page: str) -> ServerStats:
-    """The figures of a server's /metrics page; MetricsError where it is the page of none that is known."""
+    """Parse the figures of a server's /metrics page. Raise MetricsError if it is no known server's page."""
     name, metrics, samples = _read(page)
     return _stats(name, metrics, samples)
 
 
 def server_named(page: str) -> str:
-    """Whose page it is; MetricsError where it is the page of no server that is known."""
+    """Name of the page's server. Raise MetricsError if it is no known server's page."""
     return _read(page)[0]
 
 
 def _read(page: str) -> "tuple[str, Metrics, Samples]":
-    """A page's server, by its prefix; its names; and what the page says of them."""
+    """Return a page's server (by its metric prefix), that server's metric names, and the page's samples."""
     known = {name: server().metrics() for name, server in SERVERS.items()}
     tables = {name: metrics for name, metrics in known.items() if metrics is not None}
     samples = _samples(page, (_START, *(name for metrics in tables.values() for name in metrics.names)))
@@ -99,11 +99,11 @@ def _read(page: str) -> "tuple[str, Metrics, Samples]":
 
 @dataclass(frozen=True, slots=True)
 class ServerSetup:
-    """How a server was set up, as its page says.
+    """A server's configuration, as on its page.
 
-    flags  engine arguments by name; model: the name it serves under, which need not be the model's id
-    facts  figures of one engine, under the names of measure/serverlog/log.py: of several, of the one with fewest blocks
-    num_engines  replicas on the page, each with a pool of its own
+    flags  engine arguments by name; model: its served name, which need not be the model's id
+    facts  figures of one engine (the one with the fewest blocks), named as in measure/serverlog/log.py
+    num_engines  replicas on the page, each with its own pool
     """
 
     server: str
@@ -113,20 +113,21 @@ class ServerSetup:
 
 
 def server_setup(page: str) -> ServerSetup:
-    """The constants of a server's /metrics page; MetricsError where it is the page of none that is known."""
+    """Parse the constants of a server's /metrics page. Raise MetricsError if it is no known server's page."""
     server, metrics, samples = _read(page)
     name = next((labels["model_name"] for _, labels, _ in samples if labels.get("model_name")), None)
     model = {} if name is None else {"model": name[:300]}
     constants, num_engines = _metrics_as_constants(samples), 1
     if metrics.info is not None:
         constants, num_engines = _labels_as_constants(metrics.info, samples)
+    server = constants.get(SERVED_BY, server) if constants.get(SERVED_BY) in OWN else server
     facts = {fact: constants[key] for key, fact in metrics.facts.items() if _is_figure(fact, constants.get(key, ""))}
     flags = {flag: constants[key] for key, flag in metrics.flags.items() if _is_flag(metrics, key, constants)}
     return ServerSetup(server, model | flags, facts, num_engines)
 
 
 def _is_flag(metrics: Metrics, key: str, constants: Mapping[str, str]) -> bool:
-    """Whether a constant is on the page, and was chosen; those that are metrics are whole numbers."""
+    """True if a constant is on the page and was set explicitly; constants that are metrics are whole numbers."""
     if metrics.info is None:
         return constants.get(key, "").isdigit()
     return key in constants and (key not in metrics.chosen or constants.get(metrics.chosen[key]) == "True")
@@ -142,7 +143,7 @@ def _labels_as_constants(info: str, samples: "Samples") -> tuple[dict[str, str],
 
 
 def _metrics_as_constants(samples: "Samples") -> dict[str, str]:
-    """The first value of every metric."""
+    """First value of every metric, as text."""
     return {metric: f"{value:.12g}" for metric, _, value in reversed(samples) if math.isfinite(value)}
 
 
@@ -159,7 +160,7 @@ Samples = Sequence[tuple[str, dict[str, str], float]]  # (name, labels, value)
 
 
 def page_sums(page: str, names: Sequence[str]) -> dict[str, float]:
-    """Each of these metrics that is on the page, summed over its labels, but for values that are no counts."""
+    """Sum each of these metrics that is on the page over its labels, ignoring values that are not counts."""
     sums: dict[str, float] = {}
     for name, _, value in _samples(page, tuple(names)):
         if name in names and 0 <= value <= MAX_COUNT:
@@ -168,14 +169,14 @@ def page_sums(page: str, names: Sequence[str]) -> dict[str, float]:
 
 
 def _samples(page: str, names: tuple[str, ...]) -> Samples:
-    """The wanted samples of a page in Prometheus' text format; the other lines are not parsed."""
+    """Parse the wanted samples of a page in Prometheus' text format; skip the other lines."""
     from prometheus_client.parser import text_fd_to_metric_families
 
     lines = [line for line in page.splitlines() if line.startswith(names)]
     if len(lines) > MAX_LINES or any(len(line) > MAX_LINE_CHARS for line in lines):
         raise MetricsError("not a server's page, its lines are too many or too long")
     try:
-        file: Any = _until(time.monotonic() + DEADLINE_S, lines)  # of a file the parser wants its lines only
+        file: Any = _until(time.monotonic() + DEADLINE_S, lines)  # the parser only iterates over the file's lines
         families = list(text_fd_to_metric_families(file))
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MetricsError(f"not in Prometheus' text format ({printable(str(error), 60)})") from error
@@ -183,7 +184,7 @@ def _samples(page: str, names: tuple[str, ...]) -> Samples:
 
 
 def _until(deadline: float, lines: Iterable[str]) -> Iterator[str]:
-    """The lines, as long as reading them keeps to the deadline: labels full of escapes take milliseconds each."""
+    """Yield the lines until the deadline: labels full of escapes take milliseconds each."""
     for line in lines:
         if time.monotonic() > deadline:
             raise MetricsError(f"not read within {DEADLINE_S:g} s, its labels are too long")
@@ -191,7 +192,7 @@ def _until(deadline: float, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _float(value: float) -> float:
-    """A value as a float: the parser gives whole numbers as such, however long."""
+    """Convert a value to float: the parser returns whole numbers as int, however long."""
     try:
         return float(value)
     except OverflowError:
@@ -231,7 +232,7 @@ def _stats(server: str, metrics: Metrics, samples: Samples) -> ServerStats:
 
 
 def _tokens_of(samples: Samples, counted: Counted, figure: str) -> list[float]:
-    """Tokens of these modes, of each replica once; a mode is on the page from its first token on, so none is 0."""
+    """Tokens of these modes, each replica counted once; a mode appears only after its first token, so never 0."""
     tokens: dict[tuple[tuple[str, str], ...], float] = {}
     for name, labels, value in samples:
         if name == counted.metric and labels.get("mode") in counted.modes[figure]:
@@ -241,7 +242,7 @@ def _tokens_of(samples: Samples, counted: Counted, figure: str) -> list[float]:
 
 
 def _max_concurrency(samples: Samples, metrics: Metrics) -> float | None:
-    """The sum over the engines on the page, each once; None where one does not say."""
+    """Sum over the engines on the page, each counted once, or None if one does not report it."""
     label = next((label for label, fact in metrics.facts.items() if fact == "max_concurrency"), None)
     engines = {labels.get("engine", ""): labels for name, labels, _ in samples if name == metrics.info}
     texts = [labels.get(label or "", "") for labels in engines.values()]
@@ -258,7 +259,7 @@ Given = dict[str, tuple[str, list[float]]]  # field -> (metric, its values)
 
 
 def _values(samples: Samples, table: Mapping[str, tuple[str, ...]]) -> Given:
-    """Of every field that a sample gives: the newest metric that does, and its values."""
+    """For each field with a sample: its newest metric, and the values."""
     given: Given = {}
     for figure, names in table.items():
         for metric in names:
@@ -270,13 +271,13 @@ def _values(samples: Samples, table: Mapping[str, tuple[str, ...]]) -> Given:
 
 
 def _figures(given: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Every field: shares are those of the fullest engine, counts are summed. And (metric, why) where it cannot be."""
+    """Return every field (fractions of the fullest engine, counts summed), and (metric, why) of impossible values."""
     figures: dict[str, Any] = {}
     left_out = []
     for figure, (metric, values) in given.items():
         kind, most = ("share", 1) if figure in _SHARES else ("count", MAX_COUNT)
         checked = values if kind == "share" else [*values, sum(values)]
-        wrong = next((value for value in checked if not 0 <= value <= most), None)  # so it is for nan
+        wrong = next((value for value in checked if not 0 <= value <= most), None)  # also true for nan
         if wrong is not None:
             left_out.append((metric, f"{wrong:g} is not a {kind}"))
         else:
@@ -290,7 +291,7 @@ def _number(labels: dict[str, str], name: str) -> int | None:
 
 
 class MetricsPage:
-    """A server's /metrics page by its URL. `read` takes no longer than the deadline, whatever the server does."""
+    """A server's /metrics page by its URL. `read` never takes longer than the deadline."""
 
     def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
         self._url = checked_url(url)
@@ -299,28 +300,28 @@ class MetricsPage:
         _require_parser()
 
     def read(self) -> ServerStats:
-        """The server's figures now; MetricsError where they cannot be had."""
+        """Fetch the server's figures now. Raise MetricsError on failure."""
         return server_stats(self.text())
 
     def text(self) -> str:
-        """The page as it is now; MetricsError where it cannot be had."""
-        if self._fetch is not None and self._fetch.is_alive():  # a name server that does not answer cannot be hurried
+        """Fetch the page now. Raise MetricsError on failure."""
+        if self._fetch is not None and self._fetch.is_alive():  # a name lookup cannot be interrupted
             raise MetricsError("the last request is still waiting", answered=False)
         self._fetch = fetch = _Fetch(self._url, self._deadline_s)
         fetch.start()
         fetch.join(self._deadline_s)
         if fetch.is_alive():
-            answered = fetch.answered  # before it is cut off, which looks like an answer's end
+            answered = fetch.answered  # read before abort, which looks like the end of a response
             fetch.abort()
             raise MetricsError(f"no whole answer in {self._deadline_s:g} s", answered=answered)
         return fetch.page()
 
 
 def page_text(source: str) -> str:
-    """The page at an http or https URL, or in a file.
+    """Read the page at an http or https URL, or from a file.
 
-    Raises UsageError for another kind of URL, EnvironmentProblem where the server does not answer with a page,
-    InvalidInputError for a file that is none.
+    Raises UsageError for another kind of URL, EnvironmentProblem if the server does not respond with a page, and
+    InvalidInputError if a file is not one.
     """
     if "://" not in source and not source.lower().startswith(("file:", "http:", "https:", "data:", "ftp:")):
         _require_parser()
@@ -347,7 +348,7 @@ def _require_parser() -> None:
 
 
 def checked_url(text: str) -> SplitResult:
-    """An http or https URL with a host; UsageError for all else. A bare host gets the path /metrics."""
+    """Parse an http or https URL with a host; a bare host gets the path /metrics. Raise UsageError for all else."""
     where = f"--metrics {printable(text)}"
     try:
         url = urlsplit(text)
@@ -357,12 +358,12 @@ def checked_url(text: str) -> SplitResult:
     if url.scheme not in ("http", "https") or not url.hostname or re.search(r"[\x00-\x20\x7f]", text):
         raise UsageError(where, "not an http or https URL", "write http://localhost:8000/metrics")
     if url.username is not None:
-        raise UsageError("--metrics", "a URL must not contain a password, which other users could read", "leave it out")
+        raise UsageError("--metrics", "a URL must not contain a password, which other users could read", "remove it")
     return url._replace(path="/metrics") if url.path in ("", "/") else url
 
 
 class _Fetch(threading.Thread):
-    """One GET in a thread of its own, so that no server, proxy or name server can hold up the view."""
+    """One GET in a separate thread, so that no server, proxy or name server can block the view."""
 
     def __init__(self, url: SplitResult, timeout_s: float) -> None:
         super().__init__(daemon=True, name="kvplan-metrics")
@@ -381,7 +382,7 @@ class _Fetch(threading.Thread):
             self._problem = error
         except http.client.RemoteDisconnected as error:
             self._problem = MetricsError(_reason(error), answered=False)
-        except (ssl.SSLError, http.client.HTTPException) as error:  # something came back, but no page
+        except (ssl.SSLError, http.client.HTTPException) as error:  # something was received, but not a page
             self._problem = MetricsError(_reason(error))
         except (OSError, ValueError) as error:
             self._problem = MetricsError(_reason(error), answered=self.answered)
@@ -390,13 +391,13 @@ class _Fetch(threading.Thread):
                 self._connection.close()
 
     def page(self) -> str:
-        """The text that came; MetricsError for what went wrong."""
+        """Text of the page. Raise MetricsError if the request failed."""
         if self._problem is not None:
             raise self._problem
         return self._body.decode("utf-8", "replace")
 
     def abort(self) -> None:
-        """End a request that takes too long: a read that blocks returns when its socket is cut."""
+        """Abort a request that takes too long: a blocked read returns when its socket is shut down."""
         self._aborted = True
         connection = self._connection
         if connection is not None and connection.sock is not None:
@@ -418,7 +419,7 @@ class _Fetch(threading.Thread):
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(url.hostname or "", url.port, timeout=self._timeout_s)
         self._connection.connect()
-        if self._aborted:  # while the name was looked up, when there was no socket to cut
+        if self._aborted:  # during the name lookup, when there was no socket to shut down
             raise MetricsError("given up")
         path = url.path + (f"?{url.query}" if url.query else "")
         self._connection.request("GET", path, headers={"Accept": "text/plain", "User-Agent": "kvplan"})
@@ -436,14 +437,15 @@ class _Fetch(threading.Thread):
             body += chunk
             if len(body) > MAX_PAGE_BYTES:
                 raise MetricsError(f"more than {MAX_PAGE_BYTES // 10**6} MB")
-        if answer.length:  # of a page cut off, the last figure could be half a number
+        if answer.length:  # a truncated page may end in half a number
             raise MetricsError("cut off before its end")
         return bytes(body)
 
 
 def _redirected(url: SplitResult, location: str) -> SplitResult:
-    """Where a redirect leads: another path of the same host and port, or from http to https where neither names a port;
-    MetricsError for all else."""
+    """Target of a redirect: another path of the same host and port, or from http to https if neither names a port.
+    Raise MetricsError for anything else.
+    """
     try:
         target = checked_url(urljoin(url.geturl(), location))
     except (UsageError, ValueError) as error:

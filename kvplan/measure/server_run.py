@@ -1,11 +1,11 @@
-"""A real server under a load of ours: started or already running, sampled by its /metrics page and NVML.
+"""A load test of a real server: started or already running, sampled through its /metrics page and NVML.
 
-What a run leaves is in formats that kvplan's other commands read:
+The output files are in formats that kvplan's other commands read:
 
     bench.json           times by request, as `vllm bench serve` saves them: `reconcile --bench`, `calibrate`
     before.prom, after.prom   its /metrics page at both ends: `rightsize`
-    samples.csv          a row each interval: batch, queue, KV cache, preemptions, memory of the GPUs
-    server.log           what a server printed that was started here: `reconcile --log`, `why`
+    samples.csv          a row per interval: batch, queue, KV cache, preemptions, GPU memory
+    server.log           output of a server that was started here: `reconcile --log`, `why`
 """
 
 import shlex
@@ -28,14 +28,14 @@ from kvplan.hardware.nvml import Device, DeviceError, open_nvml
 from kvplan.measure.server_metrics import MetricsError, MetricsPage, ServerStats, server_stats
 
 LOG, BEFORE, AFTER, BENCH, SAMPLES = "server.log", "before.prom", "after.prom", "bench.json", "samples.csv"
-STOPS_WITHIN_S: Final = 60.0  # of a server's own end after SIGTERM, before it is killed
+STOPS_WITHIN_S: Final = 60.0  # for a server to exit after SIGTERM, before it is killed
 COLUMNS: Final = (
     "t", "running", "waiting", "kv_usage", "preemptions", "prompt_tokens", "generation_tokens", "gpu_used", "power_w",
 )  # fmt: skip
 
 
 def created(path: Path) -> Path:
-    """The directory of a run; UsageError where it exists."""
+    """Create the directory of a run. Raise UsageError if it exists."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:
@@ -47,13 +47,13 @@ def created(path: Path) -> Path:
 
 @dataclass(slots=True)
 class Started:
-    """A server's process and what it prints."""
+    """A server's process and its output file."""
 
     process: "subprocess.Popen[bytes]"
     log: Path
 
     def check(self) -> None:
-        """EnvironmentProblem where it has ended."""
+        """Raise EnvironmentProblem if the server has exited."""
         code = self.process.poll()
         if code is not None:
             problem = f"ended with exit code {code} before the run was over"
@@ -73,7 +73,7 @@ class Started:
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a shell's command; UsageError for an open quote."""
+    """Split a shell command into words. Raise UsageError for an unclosed quote."""
     try:
         return shlex.split(command)
     except ValueError as error:
@@ -81,7 +81,7 @@ def words_of(command: str) -> list[str]:
 
 
 def refuse_taken(base: str) -> None:
-    """EnvironmentProblem where something listens already at the address of a server that is to be started."""
+    """Raise EnvironmentProblem if something already listens on the address of a server that is to be started."""
     url = urlsplit(base)
     with suppress(OSError), socket.create_connection((url.hostname or "", url.port or 80), timeout=2):
         raise EnvironmentProblem(
@@ -91,7 +91,7 @@ def refuse_taken(base: str) -> None:
 
 @contextmanager
 def running(command: str, log: Path) -> Iterator[Started]:
-    """The command as a process of its own group, its output in a file; ended with SIGTERM, then killed."""
+    """Run the command in its own process group, with its output in a file; end it with SIGTERM, then SIGKILL."""
     words = words_of(command)
     assignments = []
     while words and "=" in words[0] and not words[0].startswith("-"):
@@ -117,7 +117,7 @@ def running(command: str, log: Path) -> Iterator[Started]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM to the server and its workers, SIGKILL to those that stay."""
+    """Send SIGTERM to the server and its workers, and SIGKILL to those that stay."""
     with suppress(ProcessLookupError):
         signal_group(process, signal.SIGTERM)
     try:
@@ -137,7 +137,7 @@ def signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> 
 
 
 def wait_until_ready(base: str, started: Started | None, timeout_s: float) -> None:
-    """Until /health answers. EnvironmentProblem where the server ends before, or the time is over."""
+    """Wait until /health responds. Raise EnvironmentProblem if the server exits first or on timeout."""
     import httpx2
 
     deadline = time.monotonic() + timeout_s
@@ -155,7 +155,7 @@ def wait_until_ready(base: str, started: Started | None, timeout_s: float) -> No
 
 @dataclass(slots=True)
 class Peaks:
-    """The most of everything that was sampled; None: never read."""
+    """Maximum of each sampled value; None if never read."""
 
     running: int | None = None
     waiting: int | None = None
@@ -171,9 +171,9 @@ class Peaks:
 
 @dataclass(slots=True)
 class Sampler:
-    """Rows of samples.csv, taken in a thread of its own until the block ends.
+    """Rows of samples.csv, taken in a separate thread until the block ends.
 
-    missed  how often the page did not answer, with the last reason
+    missed  how often the page did not respond, with the last reason
     """
 
     page: MetricsPage | None
@@ -233,7 +233,7 @@ class Sampler:
 
 @contextmanager
 def local_gpus() -> Iterator[tuple[tuple[Device, ...], str | None]]:
-    """The GPUs of this machine, or why none can be read."""
+    """Yield this machine's GPUs and, if none can be read, why."""
     with ExitStack() as stack:
         try:
             devices = stack.enter_context(open_nvml()).devices()
@@ -244,7 +244,7 @@ def local_gpus() -> Iterator[tuple[tuple[Device, ...], str | None]]:
 
 
 def page_of(base: str) -> tuple[MetricsPage | None, str]:
-    """The server's /metrics page, and what it says now; (None, why) where it has none that is read."""
+    """Return the server's /metrics page and its current text, or (None, why) if it has none that can be read."""
     page = MetricsPage(f"{base}/metrics")
     try:
         text = page.text()
@@ -255,7 +255,7 @@ def page_of(base: str) -> tuple[MetricsPage | None, str]:
 
 
 def stats_of(path: Path) -> ServerStats | None:
-    """The figures of a saved page; None where there is none."""
+    """Figures of a saved page, or None if there is none."""
     try:
         return server_stats(path.read_text(encoding="utf-8"))
     except (OSError, MetricsError, KvplanError):

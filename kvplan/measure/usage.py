@@ -1,8 +1,8 @@
-"""What a live server was asked, and how much of it that used: from two of its /metrics pages.
+"""Load on a live server, and how much of it that load used, from two of its /metrics pages.
 
-Counters are compared between the pages, so that what happened before the first does not count. Means are of requests
-that ended in between; a mean over time follows from the time that requests took (Little's law). How far each lies from
-the truth is said by tests/facts/usage_truth.jsonl: pages that vLLM's own logger wrote over workloads that are known.
+Counters are compared between the pages, so that earlier load does not count. Means are over requests that finished in
+between; time averages follow from the requests' durations (Little's law). Errors of each are in
+tests/facts/usage_truth.jsonl: pages that vLLM's own logger wrote for known workloads.
 """
 
 import math
@@ -19,23 +19,23 @@ NEEDED: Final = ("ended", "prompt_tokens_ended", "output_tokens_ended")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A server between two pages; what needs the time between them is None where that is not known.
+    """A server between two pages; figures that need the elapsed time are None if it is unknown.
 
     seconds          between the pages
-    restarted        the process began anew in between: everything is since then
-    ended            requests that ended
+    restarted        the process restarted in between: everything is since then
+    ended            finished requests
     mean_prompt, mean_output   tokens of these
-    arrival_rate     requests per second that came
-    mean_running, mean_waiting   requests, over time
-    time_used        share of the time in which a step ran
+    arrival_rate     requests per second
+    mean_running, mean_waiting   requests, averaged over time
+    time_used        fraction of the time in which a step ran
     step_s           mean time between two tokens of a request
     ttft_s           mean time to first token
-    prefix_share     of prompt tokens, found in the prefix cache
+    prefix_share     fraction of prompt tokens found in the prefix cache
     preemptions      of all requests
-    pool_tokens      tokens that the KV cache holds, all engines together; None: the page does not say
-    held_tokens      tokens of context that running requests hold on average; in a shared prefix each request's count
-    pool_used        held_tokens of pool_tokens
-    queue_grows      more requests wait at the second page, by more than those that ended waited
+    pool_tokens      tokens that fit in the KV cache, over all engines, or None if the page does not say
+    held_tokens      mean context tokens of running requests; a shared prefix counts once per request
+    pool_used        held_tokens as a fraction of pool_tokens
+    queue_grows      more requests wait at the second page, by clearly more than the finished requests' mean queue
     """
 
     seconds: float | None
@@ -64,9 +64,9 @@ class Usage:
 
 
 def usage(first: str, second: str, seconds: float | None) -> Usage:
-    """What happened between two pages of one server.
+    """Compute a server's usage between two pages.
 
-    Raises MetricsError for pages whose counts do not serve, InvalidInputError where nothing ended in between.
+    Raises MetricsError if the pages' counters cannot be used, InvalidInputError if no request finished in between.
     """
     table = counters_of(first, second)
     counters = table.counters
@@ -81,7 +81,7 @@ def usage(first: str, second: str, seconds: float | None) -> Usage:
     counted = {field: new.get(name, 0.0) - before.get(name, 0.0) for field, name in counters.items()}
     ended = round(counted["ended"])
     if ended < 1:
-        raise InvalidInputError("the second page", "no request ended since the first one", "take it later")
+        raise InvalidInputError("the second page", "no request completed since the first one", "take it later")
     waiting = [page.get(table.gauges["waiting"], 0.0) for page in (old, new)]
     stats = server_stats(second)
     span = None if restarted else seconds
@@ -99,7 +99,7 @@ def usage(first: str, second: str, seconds: float | None) -> Usage:
         arrival_rate=None if span is None else max(0.0, counted["first_tokens"] + waiting[1] - waiting[0]) / span,
         output_rate=None if span is None else counted["output_tokens"] / span,
         mean_running=running,
-        # Those that still wait have not told how long: while a queue grows, its length in between is told better.
+        # Waiting requests have not reported their wait: while a queue grows, its length is the better measure.
         mean_waiting=sum(waiting) / 2 if grows else queued,
         time_used=None if span is None or step_s is None else min(1.0, counted["steps"] * step_s / span),
         step_s=step_s,
@@ -113,7 +113,7 @@ def usage(first: str, second: str, seconds: float | None) -> Usage:
 
 
 def counters_of(first: str, second: str) -> Counters:
-    """What the pages' server counts; MetricsError for pages of two servers, or of one whose counts do not serve."""
+    """Counters of the pages' server. Raise MetricsError for pages of two servers, or if the counters cannot be used."""
     names = {server_named(page) for page in (first, second)}
     tables = [metrics.workload for name in sorted(names) if (metrics := server_of(name).metrics()) is not None]
     reason = next((table for table in tables if isinstance(table, str)), None)

@@ -1,7 +1,7 @@
-"""What a GPU, a process and a server hold at one moment: readings for `kvplan watch`, as values and as rows of a CSV.
+"""Readings of a GPU, a process and servers for `kvplan watch`, as values and as CSV rows.
 
-A server's own numbers come from its /metrics page (server_metrics.py), which is read in a thread of its own: a
-page that cannot be had, or not yet, is part of a reading, and the others go on.
+A server's own numbers come from its /metrics page (server_metrics.py), which is read in a separate thread: a page that
+fails or is late is reported in the reading, and does not delay the others.
 """
 
 import os
@@ -20,15 +20,15 @@ from kvplan.core.table import csv_text
 from kvplan.hardware.nvml import Device, DeviceSample, HostMemory, host_memory
 from kvplan.measure.server_metrics import MetricsError, ServerStats
 
-# --- a process --------------------------------------------------------------------------------------------------------
+# --- a process -------------------------------------------------------------------------------------------------------
 
 
 class ProcessEnded(Exception):
-    """The watched process is no more."""
+    """The watched process has exited."""
 
 
 class WatchedProcess:
-    """A process whose resident memory is read; UsageError where there is none of that pid."""
+    """A process whose resident memory is read. Raises UsageError if no process has the pid."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -39,7 +39,7 @@ class WatchedProcess:
             raise UsageError(f"--pid {pid}", "there is no such process", "`ps` lists them") from error
 
     def resident(self) -> int:
-        """Bytes of resident memory; ProcessEnded when it has ended, even where its pid has been given away again."""
+        """Bytes of resident memory. Raise ProcessEnded if the process has exited, even if its pid has been reused."""
         try:
             if not self._process.is_running():
                 raise ProcessEnded
@@ -60,14 +60,14 @@ def _psutil() -> Any:
     return psutil
 
 
-# --- a server ---------------------------------------------------------------------------------------------------------
+# --- a server -------------------------------------------------------------------------------------------------------
 
 NO_ANSWER_YET = "no answer yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens and preemptions per second between two pages; None where it cannot be told."""
+    """Tokens and preemptions per second between two pages, or None if unknown."""
 
     prompt: float | None = None
     output: float | None = None
@@ -75,7 +75,7 @@ class Rates:
 
 
 def rates_between(before: ServerStats, now: ServerStats, seconds: float) -> Rates:
-    """The rates between two pages so far apart; none where the server was started anew, as its counters begin at 0."""
+    """Rates between two pages this many seconds apart; None after a restart, which resets the counters."""
     counters = (
         (before.prompt_tokens, now.prompt_tokens),
         (before.generation_tokens, now.generation_tokens),
@@ -90,12 +90,12 @@ def rates_between(before: ServerStats, now: ServerStats, seconds: float) -> Rate
 
 @dataclass(frozen=True, slots=True)
 class ServerReading:
-    """What is known of a server at one moment.
+    """State of a server at one moment.
 
     stats    the figures of its last page
-    age_s    since that page came
+    age_s    age of that page
     rates    between that page and the one before
-    problem  why this moment has no page of its own; None: it has
+    problem  why this reading has no new page, or None if it has one
     """
 
     stats: ServerStats | None = None
@@ -105,32 +105,32 @@ class ServerReading:
 
 
 class WatchedPage:
-    """A server's page, read in a thread of its own: a reading waits for it for as long as `patience_s`, no longer."""
+    """A server's page, read in a separate thread: a reading waits for it at most `patience_s`."""
 
     def __init__(self, read: Callable[[], ServerStats], patience_s: float) -> None:
-        """read: gives the page's figures or raises MetricsError, and may take its time."""
+        """read: returns the page's figures or raises MetricsError; it may block."""
         self._read = read
         self._patience_s = patience_s
         self._request: _Request | None = None
         self._stats: ServerStats | None = None
         self._came_s = 0.0
         self._rates = Rates()
-        self._problem: str | None = None  # of the last request that ended
+        self._problem: str | None = None  # of the last finished request
         self._has_news = False
-        self.failures = 0  # requests in a row that ended without a page
+        self.failures = 0  # consecutive requests that failed
 
     @property
     def has_answered(self) -> bool:
-        """Whether any request brought a page."""
+        """True if any request returned a page."""
         return self._stats is not None
 
     @property
     def problem(self) -> str | None:
-        """Why the last request that ended brought no page."""
+        """Why the last finished request failed, or None."""
         return self._problem
 
     def ask(self) -> None:
-        """Have the page read anew, unless the last request is still under way."""
+        """Start reading the page again, unless the last request is still running."""
         self._has_news = False
         self._take()
         if self._request is None:
@@ -138,7 +138,7 @@ class WatchedPage:
             self._request.start()
 
     def reading(self) -> ServerReading:
-        """What is known now; the page asked for is part of it if it comes in time."""
+        """Current state; includes the requested page if it arrives in time."""
         if self._request is not None:
             self._request.join(self._patience_s)
             self._take()
@@ -147,7 +147,7 @@ class WatchedPage:
         return ServerReading(self._stats, age, self._rates, problem)
 
     def _take(self) -> None:
-        """Note what a request brought that has ended."""
+        """Store the result of a finished request."""
         request = self._request
         if request is None or request.is_alive():
             return
@@ -165,7 +165,7 @@ class WatchedPage:
 
 
 class _Request(threading.Thread):
-    """One reading of a page. It never holds up the end of the program."""
+    """One reading of a page in a daemon thread, which never delays exit."""
 
     def __init__(self, read: Callable[[], ServerStats]) -> None:
         super().__init__(daemon=True, name="kvplan-page")
@@ -176,24 +176,24 @@ class _Request(threading.Thread):
     def run(self) -> None:
         try:
             self._found = self._read()
-        except Exception as error:  # raised again where it is asked for
+        except Exception as error:  # re-raised by `stats`
             self._found = error
         self.ended_s = time.monotonic()
 
     def stats(self) -> ServerStats:
-        """What was read by a thread that has ended; raises what it raised."""
+        """Result of the finished thread; re-raises its exception."""
         if isinstance(self._found, Exception):
             raise self._found
         assert self._found is not None
         return self._found
 
 
-# --- readings ---------------------------------------------------------------------------------------------------------
+# --- readings -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Everything watched, at one moment; sizes are bytes. None: not watched, or not known.
+    """Everything watched, at one moment; sizes are bytes. None: not watched, or unknown.
 
     utc        ISO 8601 with milliseconds
     elapsed_s  since the first reading
@@ -211,7 +211,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is watched; None: not watched. `names`: what each server is called, in the order of `pages`."""
+    """What is watched; None: not watched. `names`: server names, in the order of `pages`."""
 
     device: Device | None = None
     pid: int | None = None
@@ -220,9 +220,9 @@ class Watched:
     names: tuple[str, ...] = ()
 
     def read(self, elapsed_s: float) -> Reading:
-        """A reading now. Raises ProcessEnded, DeviceError; a page that fails is part of the reading."""
+        """Take a reading. Raise ProcessEnded or DeviceError; a page that fails is reported in the reading."""
         for page in self.pages:
-            page.ask()  # it is read while the others are, which wait for nothing
+            page.ask()  # read concurrently with the rest
         return Reading(
             utc=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             elapsed_s=elapsed_s,
@@ -233,7 +233,7 @@ class Watched:
         )
 
 
-# --- CSV --------------------------------------------------------------------------------------------------------------
+# --- CSV ------------------------------------------------------------------------------------------------------------
 
 _MEMORY = ("total", "reserved", "used", "free", "is_host")
 _DEVICE = tuple(name for name in DeviceSample.__slots__ if name != "memory")
@@ -261,12 +261,12 @@ COLUMNS = (
 
 
 def columns(num_servers: int) -> tuple[str, ...]:
-    """The header of a log: of several servers, each row also names its own."""
+    """Header of a log; with several servers, each row also names its server."""
     return COLUMNS if num_servers < 2 else (*COLUMNS, "server")
 
 
 def csv_rows(watched: Watched, reading: Reading) -> list[list[Any]]:
-    """A row for each server, one where there is none."""
+    """Return a row per server, or one row if there is no server."""
     if len(watched.pages) < 2:
         return [_csv_row(watched, reading, next(iter(reading.servers), None))]
     named = zip(reading.servers, watched.names, strict=True)
@@ -274,7 +274,7 @@ def csv_rows(watched: Watched, reading: Reading) -> list[list[Any]]:
 
 
 def _csv_row(watched: Watched, reading: Reading, now: ServerReading | None) -> list[Any]:
-    """The cells of COLUMNS; empty where there is no figure, booleans as true and false. A page is in one row only."""
+    """Cells of COLUMNS: empty if unknown, booleans as true and false. Each page appears in one row only."""
     device, sample, host = watched.device, reading.sample, reading.host
     known = now or ServerReading()
     server = known if known.problem is None else ServerReading(problem=known.problem)
@@ -300,15 +300,15 @@ def _values(record: object, names: Iterable[str]) -> list[Any]:
 
 
 class CsvLog:
-    """A CSV file that grows by a row per reading; each is on its way to the disk when `add` returns.
+    """A CSV file that grows by a row per reading; each row is written when `add` returns.
 
-    An existing file is continued if its header is the same. UsageError for a path that cannot be written, at once.
+    An existing file is continued if its header is the same. Raises UsageError at once if the path cannot be written.
     """
 
     def __init__(self, path: str, header: Sequence[str] = COLUMNS) -> None:
         self._header = _line(header)
         self._where = f"--csv {printable(path, 400)}"
-        self._new = None if Path(path).exists() else Path(path)  # until the first row: removed where none came
+        self._new = None if Path(path).exists() else Path(path)  # until the first row: removed if none was added
         target = Path(path)
         try:
             if target.exists() and not target.is_file():
@@ -330,12 +330,12 @@ class CsvLog:
                 self._new.unlink(missing_ok=True)
 
     def add(self, cells: Sequence[Any]) -> None:
-        """Append a row; EnvironmentProblem where it does not go in."""
+        """Append a row. Raise EnvironmentProblem if it cannot be written."""
         self._write(_line(cells))
         self._new = None
 
     def _missing(self, target: Path) -> bytes:
-        """What must be written before the first row: the header of an empty file, the end of a torn last line."""
+        """Bytes to write before the first row: the header of an empty file, the newline of a torn last line."""
         header = self._header
         with open_regular(target) as file:
             size = os.fstat(file.fileno()).st_size
@@ -351,7 +351,7 @@ class CsvLog:
             written = self._file.write(line)
         except OSError as error:
             raise self._full(error.strerror) from error
-        if written != len(line):  # the disk took a part of it
+        if written != len(line):  # partial write
             raise self._full("no space left")
 
     def _full(self, reason: str | None) -> EnvironmentProblem:

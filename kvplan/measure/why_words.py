@@ -1,11 +1,11 @@
-"""What happened to a server, in a sentence, with the figures that its lines state."""
+"""Summarize what happened to a server in a sentence, with the figures from its log lines."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvplan.core.units import plural
 from kvplan.measure.failure import Failure
-from kvplan.servers.base import kind_of_cause, terms_of
+from kvplan.servers.base import OWN, kind_of_cause, terms_of
 from kvplan.servers.failures import Figures, Size
 
 PHASES: Final[Mapping[str, str]] = {
@@ -20,12 +20,14 @@ PHASES: Final[Mapping[str, str]] = {
 
 
 def summary(failure: Failure) -> str:
-    """The first line of the answer."""
+    """First line of the answer."""
     name = "The server" if failure.server is None else terms_of(failure.server).title
     if failure.cause is None:
         return unknown(name, failure)
     verb = {"failed": "did not start", "died": "stopped", "started": "runs"}.get(failure.outcome, "failed")
     reason = reason_of(failure.cause)(failure.figures)
+    if failure.server in OWN:  # it may run on a CPU
+        reason = reason.replace("the GPU", "its device")
     text = f"{name} {verb}: {reason}."
     return text if failure.memory_question is not False else f"{text} Memory flags do not fix it."
 
@@ -33,30 +35,31 @@ def summary(failure: Failure) -> str:
 def unknown(name: str, failure: Failure) -> str:
     if failure.figures.preemptions:
         times = "once" if failure.figures.preemptions == 1 else f"{failure.figures.preemptions:,} times"
-        return f"{name} runs: the KV cache is full, and requests were sent back to be computed again, {times} so far."
+        return f"{name} runs: the KV cache is full; requests were preempted {times} so far."
     if failure.outcome == "started":
         return f"{name} started: the log shows no failure."
     stopped = {"failed": f"{name} did not start", "died": f"{name} stopped"}.get(failure.outcome)
     if stopped is None and failure.memory_question:
-        return "The text says that memory ran out, but not during which part of start-up or serving."
+        return "Memory ran out, but the log does not show in which phase of start-up or serving."
     if stopped is None and failure.log is not None:
-        return "The log shows no known failure, but ends before the server is ready."
+        return "No known error found, but the log ends before the server is ready."
     if stopped is None:
-        return "The text shows no known failure."
+        return "No known error found."
     if failure.memory_question:
         figures = failure.figures
         stated = figures.tried_bytes is not None and figures.free_bytes is not None
-        lacking = f" ({size(figures.tried_bytes)} asked for, {size(figures.free_bytes)} free)" if stated else ""
-        where = "the text does not show during which part of start-up or serving"
+        tried, free = sizes(figures.tried_bytes, figures.free_bytes)
+        lacking = f" ({tried} requested, {free} free)" if stated else ""
+        where = "the log does not show in which phase"
         return f"{stopped}: the GPU ran out of memory{lacking}, but {where}."
-    return f"{stopped}, but this text does not show the cause."
+    return f"{stopped}, but this log does not show the cause."
 
 
-# --- reasons ----------------------------------------------------------------------------------------------------------
+# --- reasons --------------------------------------------------------------------------------------------------------
 
 
 def size(value: Size | None) -> str:
-    """A size as it is printed, "3.18 GiB"; MiB where it is small."""
+    """Format a size, "3.18 GiB"; in MiB if small."""
     if value is None:
         return "?"
     if abs(value.bytes) < 2**30 // 10:
@@ -64,10 +67,18 @@ def size(value: Size | None) -> str:
     return f"{value.bytes / 2**30:,.2f} GiB"
 
 
+def sizes(*values: Size | None) -> list[str]:
+    """Format sizes of one sentence in one unit: MiB if any of them is small."""
+    if not any(value is not None and 0 < abs(value.bytes) < 2**30 // 10 for value in values):
+        return [size(value) for value in values]
+    return ["?" if value is None else f"{value.bytes / 2**20:,.2f} MiB" for value in values]
+
+
 def kv_too_small(figures: Figures) -> str:
     context = "the longest request" if figures.context is None else f"one request of {figures.context:,} tokens"
     if figures.needed_bytes is not None and figures.available_bytes is not None:
-        return f"{context} needs {size(figures.needed_bytes)} of KV cache and {size(figures.available_bytes)} are free"
+        needed, available = sizes(figures.needed_bytes, figures.available_bytes)
+        return f"{context} needs {needed} of KV cache and {available} are free"
     if figures.kv_tokens is not None:
         return f"{context} needs more KV cache than there is, which holds {figures.kv_tokens:,} tokens"
     if figures.available_bytes is not None:
@@ -77,18 +88,17 @@ def kv_too_small(figures: Figures) -> str:
 
 def no_kv_memory(figures: Figures) -> str:
     share = "" if figures.utilization is None else f" (utilization {figures.utilization:g})"
-    return f"weights and activations take all that it may use{share}, and nothing is left for the KV cache"
+    return f"weights and activations use up its memory budget{share}; nothing is left for the KV cache"
 
 
 def free_memory(figures: Figures) -> str:
     if figures.initial_free_bytes is not None and figures.current_free_bytes is not None:
-        return (
-            "another process released or took GPU memory while the server measured its own: "
-            f"{size(figures.initial_free_bytes)} were free before and {size(figures.current_free_bytes)} after"
-        )
+        before, after = size(figures.initial_free_bytes), size(figures.current_free_bytes)
+        amounts = f": {before} were free before and {after} after" if before != after else ""  # a log rounds them
+        return f"another process released or took GPU memory while the server measured its own{amounts}"
     if figures.free_bytes is None or figures.total_bytes is None:
-        return "less GPU memory is free than it may use: another process uses it"
-    wants = "" if figures.budget_bytes is None else f" and it wants {size(figures.budget_bytes)}"
+        return "less GPU memory is free than its budget; another process uses it"
+    wants = "" if figures.budget_bytes is None else f"; the server needs {size(figures.budget_bytes)}"
     share = "" if figures.utilization is None else f" (utilization {figures.utilization:g})"
     return f"{size(figures.free_bytes)} of the GPU's {size(figures.total_bytes)} are free{wants}{share}"
 
@@ -98,13 +108,13 @@ def out_of_memory(phase: str) -> Callable[[Figures], str]:
         text = f"the GPU ran out of memory {phase}"
         if figures.tried_bytes is None:
             return text
-        text += f": it requested {size(figures.tried_bytes)}"
         if figures.free_bytes is None:
-            return text
-        of = "" if figures.total_bytes is None else f" of {size(figures.total_bytes)}"
-        text += f" and {size(figures.free_bytes)}{of} were free"
+            return f"{text}: it requested {size(figures.tried_bytes)}"
+        tried, free, total = sizes(figures.tried_bytes, figures.free_bytes, figures.total_bytes)
+        of = "" if figures.total_bytes is None else f" of {total}"
+        text += f": it requested {tried} and {free}{of} were free"
         if figures.tried_bytes.bytes <= figures.free_bytes.bytes:
-            text += ", so a limit of the driver or of WSL may be what refused it"
+            text += ", so a limit of the driver or of WSL may be the cause"
         return text
 
     return reason
@@ -144,17 +154,17 @@ def too_few_gpus(figures: Figures) -> str:
         return "it needs more GPUs than there are"
     count = figures.world_size or figures.tensor_parallel_size
     count_text = "more" if count is None else f"{count:,}"
-    return f"it was asked for {count_text} GPUs and sees {figures.gpus:,}"
+    return f"it needs {count_text} GPUs and sees {figures.gpus:,}"
 
 
 def capability(figures: Figures) -> str:
-    what = "a data type, kernel or quantization"
+    what = "data type, kernel or quantization"
     if figures.quantization is not None:
-        what = f"the quantization {figures.quantization}"
+        what = f"quantization {figures.quantization}"
     has = "" if figures.capability is None else f" (compute capability {figures.capability}"
     needs = "" if figures.required_capability is None else f", needed {figures.required_capability}"
     gpu = "this GPU" if figures.gpu is None else figures.gpu
-    return f"{gpu} lacks {what} that was asked for" + (f"{has}{needs})" if has else "")
+    return f"{gpu} does not support the requested {what}" + (f"{has}{needs})" if has else "")
 
 
 def kv_dtype(figures: Figures) -> str:
@@ -170,7 +180,7 @@ def pool_after_weights(figures: Figures) -> str:
 def prefill(figures: Figures) -> str:
     if figures.tried_tokens is not None and figures.available_tokens is not None:
         return (
-            f"a prefill wanted room for {figures.tried_tokens:,} tokens in the KV cache, which had "
+            f"a prefill needed room for {figures.tried_tokens:,} tokens in the KV cache, which had "
             f"{figures.available_tokens:,}"
         )
     return out_of_memory("in a prefill")(figures)
@@ -179,7 +189,7 @@ def prefill(figures: Figures) -> str:
 def retract(figures: Figures) -> str:
     count = "requests" if figures.retracted is None else plural(figures.retracted, "request")
     went = "was" if figures.retracted == 1 else "were"
-    return f"the KV cache is full, and {count} {went} sent back to the queue"
+    return f"the KV cache is full, and {count} {went} preempted"
 
 
 def says(text: str) -> Callable[[Figures], str]:

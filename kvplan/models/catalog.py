@@ -1,6 +1,6 @@
 """The models kvplan knows by name: entries of models.yaml, read one at a time.
 
-An entry's `config` holds keys and values as in a config.json, so the readers take it like a file. One shorthand keeps
+An entry's `config` has keys and values as in a config.json, so the readers treat it like a file. One shorthand keeps
 long lists short: in any list, `{repeat: [a, b], times: 3}` stands for three copies of `a, b`.
 """
 
@@ -33,7 +33,7 @@ class Facts(Entry, total=False):
     note: str
 
 
-# Models that people ask for and that are not in the catalog: the beginnings of their names, and why they are missing.
+# Popular models that are not in the catalog: name prefixes, and why they are missing.
 MISSING = {
     "deepseek-v4.1": "its type (deepseek_v41) has no reader yet: layers read the compressed cache of another, and its "
     "n-gram tables lie in host memory by default; deepseek-v4-flash does not stand for it",
@@ -47,17 +47,17 @@ def path() -> Path:
 
 
 def model_names() -> list[str]:
-    """Every model's own name, in file order."""
+    """Names of all models, in file order."""
     return list(entries.sections(path()))
 
 
 def find(name: str) -> str | None:
-    """A model's own name for its name, an alias or a Hub id, whatever the case; None when the catalog lacks it."""
+    """Resolve a name, alias or Hub id to a model's own name, ignoring case, or return None if the catalog lacks it."""
     return entries.resolve(path(), name)
 
 
 def missing(name: str) -> str | None:
-    """Why a model that people ask for is not in the catalog; None for any other name."""
+    """Return why a popular model is not in the catalog, or None for any other name."""
     short_name = name.lower().rpartition("/")[2]
     return next(
         (why for known, why in MISSING.items() if short_name == known or short_name.startswith(f"{known}-")), None
@@ -65,7 +65,7 @@ def missing(name: str) -> str | None:
 
 
 def unknown(name: str) -> UnknownNameError:
-    """The error for a model that is not in the catalog: why, where that is known, or near misses."""
+    """Error for a model that is not in the catalog: the reason, if known, or suggestions."""
     why = missing(name)
     if why is not None:
         return UnknownNameError(f"model {name!r}", f"not in the catalog: {why}", "`kvplan models` lists the known ones")
@@ -73,7 +73,7 @@ def unknown(name: str) -> UnknownNameError:
 
 
 def facts(name: str) -> Facts:
-    """A model's entry as written: id, source, config and, where they are known, aliases and parameters."""
+    """Return a model's entry as written: id, source, config and, if known, aliases and parameters."""
     own = find(name)
     if own is None:
         raise unknown(name)
@@ -81,7 +81,7 @@ def facts(name: str) -> Facts:
 
 
 def model_id(spec: ModelSpec) -> str:
-    """The Hub id or directory as the user named it; a bare catalog name stands for its Hub id."""
+    """Hub id or directory as the user gave it; a catalog name is replaced by its Hub id."""
     name = spec.served_name
     path = PurePath(name)
     if path.name == "config.json":
@@ -92,13 +92,13 @@ def model_id(spec: ModelSpec) -> str:
 
 
 def labels(name: str) -> tuple[str, ...]:
-    """What a model is known by: its name, Hub id, model_type and aliases."""
+    """Labels of a model: its name, Hub id, model_type and aliases."""
     own = facts(name)
     return (name, str(own["id"]), str(own["config"].get("model_type", "")), *map(str, own.get("aliases", ())))
 
 
 def load(name: str, *, text_only: bool = False) -> ModelSpec:
-    """The facts of a model called by name, alias or Hub id; an unknown one is a UsageError with near misses."""
+    """Load a model's facts by name, alias or Hub id. Raise UsageError with suggestions if it is unknown."""
     own = find(name)
     if own is None:
         raise unknown(name)
@@ -118,7 +118,7 @@ _SCHEMES = r"(?:awq|gptq|fp8(?:-dynamic)?|w[0-9]+a[0-9]+|int[48]|nvfp4|mxfp4)"
 
 
 def quantized(own: str, method: str) -> str | None:
-    """The entry that is a model's checkpoint as --quantization `method` loads it; None where the catalog has none.
+    """Entry of a model's checkpoint for --quantization `method`, or None if the catalog has none.
 
     qwen2.5-32b-awq for qwen2.5-32b, and for qwen2.5-32b-instruct.
     """
@@ -133,7 +133,7 @@ def quantized(own: str, method: str) -> str | None:
 
 
 def expand(value: Any) -> Any:
-    """`value` with every `{repeat: [...], times: n}` inside a list spelled out."""
+    """Expand every `{repeat: [...], times: n}` inside a list of `value`."""
     match value:
         case dict():
             return {key: expand(item) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""What a model directory's weights are, from headers alone: no tensor data is read, no pickle is opened."""
+"""The weights of a model directory, from headers only: no tensor data is read, no pickle is opened."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,14 +17,14 @@ INDEX_NAME = "model.safetensors.index.json"
 PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
 MAX_INDEX_BYTES = 100 * MIB
 
-# Beside the weights a trainer leaves pickles of its own.
+# Pickles that trainers store next to the weights.
 _NOT_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|tokenizer|trainer_state)")
 
 
 def read_checkpoint(model_dir: Path) -> Checkpoint | None:
-    """The weights in a model directory (or one `.gguf` or `.safetensors` file); None where there are none.
+    """Read the weights of a model directory (or one `.gguf` or `.safetensors` file); None if there are none.
 
-    Where several formats lie side by side, safetensors is read, else GGUF, else pickles are sized.
+    If there are several formats, safetensors is read, else GGUF; pickles are only sized.
     """
     try:
         is_dir = model_dir.is_dir()
@@ -43,7 +43,7 @@ def read_checkpoint(model_dir: Path) -> Checkpoint | None:
 
 
 def _read_file(path: Path) -> Checkpoint:
-    open_regular(path).close()  # a missing file, a FIFO, a link loop: said before its name is judged
+    open_regular(path).close()  # a missing file, a FIFO, a link loop: reported before its name is checked
     match path.suffix:
         case ".gguf":
             names = _file_names(path.parent)
@@ -67,10 +67,10 @@ def _file_names(model_dir: Path) -> list[str]:
 
 
 def _inside(model_dir: Path, name: str, named_by: str) -> Path | None:
-    """The file `name` of the model directory; None where it is missing.
+    """Path of the file `name` in the model directory, or None if it is missing.
 
-    A name from an index is not trusted: one that leaves the directory (`..`, absolute, a drive, a link) is refused, the
-    first three before anything is looked up.
+    A name from an index is not trusted: one that leaves the directory (`..`, absolute, a drive, a link) is rejected,
+    the first three before any file access.
     """
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or parts[0] == "/" or "\\" in name or PureWindowsPath(name).drive or "\0" in name:
@@ -83,7 +83,7 @@ def _inside(model_dir: Path, name: str, named_by: str) -> Path | None:
         return None
     except OSError as error:
         raise os_problem(path, error) from error
-    except RuntimeError as error:  # how Python before 3.13 reports a loop of links
+    except RuntimeError as error:  # raised for link loops before Python 3.13
         raise InvalidInputError(path_text(path), "the symbolic links form a loop", "check the path") from error
     if not any(real.is_relative_to(root) for root in roots):
         _refuse_outside(model_dir, name, named_by)
@@ -99,7 +99,7 @@ def _refuse_outside(model_dir: Path, name: str, named_by: str) -> NoReturn:
 
 
 def _cache_blobs(model_dir: Path) -> list[Path]:
-    """Where the links of a Hub cache snapshot may point: into the blobs of the same repository or of the whole cache.
+    """Allowed link targets of a Hub cache snapshot: the blobs of the same repository or of the whole cache.
 
     The layout is huggingface_hub's: `models--org--name/snapshots/<commit>/<file>` links to `../../blobs/<hash>`, which
     since 2.x may itself link into the `blobs` folder of the cache.
@@ -113,7 +113,7 @@ def _cache_blobs(model_dir: Path) -> list[Path]:
 
 
 def _present(model_dir: Path, names: Iterable[str], named_by: str) -> list[Path]:
-    """The paths of files that must be there."""
+    """Paths of required files. Raise an error if one is missing."""
     names = list(names)
     paths = {name: _inside(model_dir, name, named_by) for name in names}
     missing = [name for name in names if paths[name] is None]
@@ -127,7 +127,7 @@ def _present(model_dir: Path, names: Iterable[str], named_by: str) -> list[Path]
 
 
 def _numbered(name: str) -> list[str]:
-    """All names of the numbered set that `name` belongs to (`base-00002-of-00004.ext`), or just `name`."""
+    """All names of the numbered set that `name` belongs to (`base-00002-of-00004.ext`), or only `name`."""
     if not (match := re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)", name)):
         return [name]
     base, _, count, suffix = match.groups()
@@ -135,10 +135,10 @@ def _numbered(name: str) -> list[str]:
 
 
 def _loose_shards(model_dir: Path, names: Sequence[str]) -> list[str]:
-    """The safetensors files that make up the model where no index says so.
+    """The safetensors files that make up the model if there is no index.
 
-    A directory may hold the same weights twice (Mistral ships `consolidated.safetensors` beside Hugging Face's files)
-    and adapters beside the weights, so the first of these that is there is taken alone.
+    A directory may contain the same weights twice (Mistral ships `consolidated.safetensors` in addition to Hugging
+    Face's files) and adapters as well, so only the first of these patterns that matches is used.
     """
     shards = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
     for pattern in (r"model\.safetensors", r"model-\d{5}-of-\d{5}\.safetensors", r"consolidated.*"):
@@ -148,7 +148,9 @@ def _loose_shards(model_dir: Path, names: Sequence[str]) -> list[str]:
 
 
 def _one_gguf(model_dir: Path, ggufs: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The parts of the one GGUF model among `ggufs`; several models (one per quantization) are not guessed between."""
+    """The parts of the only GGUF model in `ggufs`; several models (one per quantization) are an error rather
+    than a guess.
+    """
     models = {_numbered(name)[0]: _numbered(name) for name in ggufs}
     if len(models) > 1:
         some = ", ".join(printable(name, 60) for name in list(models)[:3])
@@ -163,7 +165,7 @@ def _one_gguf(model_dir: Path, ggufs: Sequence[str], names: Sequence[str]) -> li
 
 
 def _read_index(model_dir: Path) -> Checkpoint | None:
-    """The shards that `model.safetensors.index.json` names."""
+    """Read the shards named in `model.safetensors.index.json`."""
     weight_map, total_size = _index(model_dir, INDEX_NAME)
     shards = sorted(set(weight_map.values()))
     if _cache_blobs(model_dir) and any(_inside(model_dir, shard, INDEX_NAME) is None for shard in shards):
@@ -175,7 +177,7 @@ def _read_index(model_dir: Path) -> Checkpoint | None:
 
 
 def _index(model_dir: Path, index_name: str) -> tuple[dict[str, str], int | None]:
-    """(tensor name -> shard, the total size it states in bytes) of a weight index."""
+    """(tensor name -> shard, total size in bytes as given) of a weight index."""
     path = _inside(model_dir, index_name, index_name)
     where = path_text(model_dir / index_name)
     if path is None:
@@ -194,7 +196,7 @@ def _index(model_dir: Path, index_name: str) -> tuple[dict[str, str], int | None
 
 
 def _total_size(index: dict[str, Any]) -> int | None:
-    """`metadata.total_size`, written as a float by some tools; None where it is absent or no size."""
+    """`metadata.total_size`, a float from some tools, or None if it is missing or not a size."""
     metadata = index.get("metadata")
     stated = metadata.get("total_size") if isinstance(metadata, dict) else None
     if isinstance(stated, bool) or not isinstance(stated, int | float) or stated != int(stated):
@@ -231,7 +233,7 @@ def _refuse_absent_tensors(model_dir: Path, weight_map: dict[str, str], by_shard
 def _checkpoint(
     kind: Literal["safetensors", "gguf"], model_dir: Path, by_shard: dict[str, list[TensorInfo]]
 ) -> Checkpoint:
-    """All shards together; a tensor stored twice would be counted twice, so it is refused."""
+    """Combine all shards; a tensor stored twice is rejected, as it would be counted twice."""
     home: dict[str, str] = {}
     for shard, shard_tensors in by_shard.items():
         for tensor in shard_tensors:
@@ -258,7 +260,7 @@ def _read_gguf(model_dir: Path, parts: Sequence[str]) -> Checkpoint:
 
 
 def _size_pickles(model_dir: Path, names: Sequence[str]) -> Checkpoint | None:
-    """Pickle weights by size alone: opening a pickle runs what is in it."""
+    """Size pickle weights without opening them: unpickling runs code."""
     if PICKLE_INDEX_NAME in names:
         weight_map, total_size = _index(model_dir, PICKLE_INDEX_NAME)
         shards = sorted(set(weight_map.values()))

@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file, from its header alone.
+"""The tensors of a GGUF file, from its header only.
 
-Source: the GGUF specification (ggml-org/ggml, docs/gguf.md). Walked here because the library's reader takes ten seconds
-over a 128k-token vocabulary (gguf 0.19). What a tensor type weighs is still the library's to say.
+Source: the GGUF specification (ggml-org/ggml, docs/gguf.md). Parsed here because the library's reader takes ten seconds
+for a 128k-token vocabulary (gguf 0.19). Sizes of tensor types still come from the library.
 """
 
 import math
@@ -14,8 +14,8 @@ from kvplan.core.errors import EnvironmentProblem, InvalidInputError
 from kvplan.core.files import MIB, open_regular, os_problem, path_text, printable
 from kvplan.models.tensors import LFS_POINTER, TensorInfo
 
-MAX_GGUF_HEADER_BYTES = 256 * MIB  # a 256k-token vocabulary with its merges takes about 15 MB
-MAX_GGUF_COUNT = 1 << 20  # of tensors, and of metadata keys
+MAX_GGUF_HEADER_BYTES = 256 * MIB  # a 256k-token vocabulary with merges takes about 15 MB
+MAX_GGUF_COUNT = 1 << 20  # limit for tensors, and for metadata keys
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # metadata value type -> bytes
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
@@ -23,7 +23,7 @@ _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 
 @cache
 def gguf_types() -> dict[int, tuple[str, int, int]]:
-    """GGUF tensor type -> (name, elements per block, bytes per block), as the gguf library has them."""
+    """GGUF tensor type -> (name, elements per block, bytes per block), from the gguf library."""
     try:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:
@@ -34,7 +34,7 @@ def gguf_types() -> dict[int, tuple[str, int, int]]:
 
 
 class _Header:
-    """A GGUF header read forward: every length is checked against the file before it is believed."""
+    """Sequential reader of a GGUF header: every length is checked against the file before it is used."""
 
     def __init__(self, file: BinaryIO, size: int, where: str) -> None:
         self._file = file
@@ -47,7 +47,7 @@ class _Header:
         raise InvalidInputError(self.where, f"{complaint} (byte {self.offset})", "fetch the file again")
 
     def need(self, count: int) -> None:
-        """Refuse unless `count` more bytes are there; bring them into the buffer."""
+        """Buffer `count` more bytes, or raise an error if the file is too short."""
         end = self.offset + count
         if end > self._size:
             self.refuse("the header is cut short or larger than any real one")
@@ -61,7 +61,7 @@ class _Header:
         self.offset += count
 
     def numbers(self, layout: str) -> tuple[int, ...]:
-        """The next numbers, little-endian, by their struct letters."""
+        """Read little-endian numbers by their struct codes."""
         self.need(struct.calcsize("<" + layout))
         values = struct.unpack_from("<" + layout, self._buffer, self.offset)
         self.offset += struct.calcsize("<" + layout)
@@ -79,7 +79,7 @@ class _Header:
         return text
 
     def skip_value(self, kind: int, depth: int = 0) -> None:
-        """Step over a metadata value of any type; it may be an array of arrays."""
+        """Skip a metadata value of any type; it may be an array of arrays."""
         if kind in _SCALAR_BYTES:
             self.skip(_SCALAR_BYTES[kind])
         elif kind == _STRING:
@@ -94,7 +94,7 @@ class _Header:
             self.refuse(f"unknown metadata type {kind}")
 
     def _skip_values(self, kind: int, count: int, depth: int) -> None:
-        self.need(8 * count)  # the least that strings or arrays take: bounds the loop before it runs
+        self.need(8 * count)  # minimum size of strings or arrays: bounds the loop before it runs
         for _ in range(count):
             self.skip_value(kind, depth)
 
@@ -116,7 +116,7 @@ def gguf_tensors(path: Path) -> list[TensorInfo]:
 
 
 def _gguf_preamble(header: _Header) -> tuple[int, int]:
-    """(number of tensors, number of metadata keys), checked before anything is allocated for them."""
+    """(number of tensors, number of metadata keys), checked before any allocation for them."""
     header.need(4)
     magic = struct.pack("<I", *header.numbers("I"))
     if magic != b"GGUF":
@@ -136,7 +136,7 @@ def _gguf_preamble(header: _Header) -> tuple[int, int]:
 
 
 def _gguf_metadata(header: _Header, num_keys: int) -> int:
-    """Step over the metadata; the alignment of the tensor data, in bytes."""
+    """Skip the metadata and return the alignment of the tensor data, in bytes."""
     alignment = 32  # the specification's default
     for _ in range(num_keys):
         key = header.string()
@@ -151,7 +151,7 @@ def _gguf_metadata(header: _Header, num_keys: int) -> int:
 
 
 def _gguf_tensor(header: _Header) -> tuple[int, TensorInfo]:
-    """(offset in the tensor data, the tensor) at the header's place."""
+    """(offset in the tensor data, the tensor) at the header's position."""
     name = header.string()
     (num_dimensions,) = header.numbers("I")
     if num_dimensions > _MAX_DIMENSIONS:
@@ -168,7 +168,7 @@ def _gguf_tensor(header: _Header) -> tuple[int, TensorInfo]:
 
 
 def _check_gguf_data(header: _Header, tensors: list[tuple[int, TensorInfo]], alignment: int, size: int) -> None:
-    """Refuse tensors that lie over each other, off their alignment or beyond the end of the file."""
+    """Reject tensors that overlap, are misaligned or end beyond the file."""
     names = {tensor.name for _, tensor in tensors}
     if len(names) != len(tensors):
         header.refuse("two tensors of one name")

@@ -26,9 +26,9 @@ from kvplan.models.spec import (
 )
 
 Reader = Callable[[Config, str], SpecDraft]
-SPECULATORS_KIND: Final = "speculators_model_type"  # a key of heads in the speculators library's format
+SPECULATORS_KIND: Final = "speculators_model_type"  # key in the speculators library's format
 
-# Module of families/ -> the model types it reads. A module is imported when one of its models is asked for.
+# Module of families/ -> the model types it reads. A module is imported when one of its models is needed.
 MODULES: dict[str, tuple[str, ...]] = {
     "dense": (
         "llama", "internlm2", "internlm3", "granite", "seed_oss", "smollm3", "mistral", "ministral3", "qwen2", "mimo",
@@ -40,7 +40,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "stablelm_epoch",
         "chatglm", "qwen", "dbrx",
     ),
-    "multimodal_text": ("llava", "llava_llama", "mllama", "mllama_text_model"),
+    "multimodal_text": ("llava", "llava_llama", "minicpmv", "mllama", "mllama_text_model", "phi4mm"),
     "moe": (
         "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "xverse", "olmoe",
         "granitemoe", "phimoe", "gpt_oss", "llama4_text", "glm4_moe", "glm4v_moe_text", "minimax_m2", "minimax_m3",
@@ -72,7 +72,7 @@ _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "flo
 
 
 def inner_config(outer: Config) -> Config:
-    """The part of a config that describes the language model; keys of the outer level fill its gaps."""
+    """The part of a config that describes the language model; keys of the outer level fill in missing ones."""
     config = outer
     for _ in range(3):
         key = next((k for k in NESTED if isinstance(config.values.get(k), dict)), None)
@@ -89,9 +89,9 @@ def inner_config(outer: Config) -> Config:
 
 
 def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
-    """The reader for the inner model_type, else for the outer one; an unknown type is refused by name."""
+    """Reader for the inner model_type, else for the outer one; an unknown type is rejected by name."""
     for config in (inner, outer):
-        config.text("model_type", "")  # anything but text is an error of its own
+        config.text("model_type", "")  # raises an error for anything but text
     kinds = [kind for kind in (inner.values.get("model_type"), outer.values.get("model_type")) if isinstance(kind, str)]
     for kind in kinds:
         if kind in MODULE_OF:
@@ -112,14 +112,14 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     )
 
 
-# Encoders of embeddings and rerankers that have no reader. vLLM 0.33 model_executor/models/registry.py.
+# Encoders for embedding and reranking that have no reader. vLLM 0.33 model_executor/models/registry.py.
 ENCODERS = (
     "nomic_bert", "new", "gte", "distilbert", "albert", "electra",
     "deberta", "deberta-v2", "mpnet", "camembert", "jina_bert", "snowflake-arctic-embed", "clip", "siglip",
 )  # fmt: skip
 
 
-# Keys of caches and layers that a plain dense transformer does not have.
+# Keys for caches and layers that a plain dense transformer does not have.
 NOT_DENSE = (
     "kv_lora_rank", "q_lora_rank", "index_head_dim", "num_experts", "num_local_experts", "n_routed_experts",
     "moe_intermediate_size", "state_size", "ssm_state_size", "mamba_d_state", "mamba_num_heads", "conv_kernel",
@@ -130,7 +130,7 @@ NOT_DENSE = (
 
 
 def check_dense(inner: Config) -> None:
-    """Refuse to take for dense what says that it is not."""
+    """Reject a config that contains evidence of not being dense."""
     for key in NOT_DENSE:
         if inner.values.get(key):
             raise UnsupportedModelError(
@@ -139,9 +139,9 @@ def check_dense(inner: Config) -> None:
 
 
 def model_dtype(outer: Config, inner: Config, wide: str = "bfloat16") -> str:
-    """The dtype a server loads the weights in: float32 checkpoints are served in bfloat16 (vLLM `--dtype auto`).
+    """Dtype a server loads the weights in: float32 checkpoints are served in bfloat16 (vLLM `--dtype auto`).
 
-    wide  in what it serves them, where that is another
+    wide  the dtype for those, if different
     """
     for config in (inner, outer):
         key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"
@@ -157,7 +157,7 @@ def model_dtype(outer: Config, inner: Config, wide: str = "bfloat16") -> str:
     return wide
 
 
-# What a config's words for a layer mean in caches. A layer without a cache of its own (shared) may be called anything.
+# A config's words for layers -> caches. A layer without a cache of its own (shared) may have any name.
 LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "full_attention": (FullAttention, LatentAttention),
     "attention": (FullAttention, LatentAttention),
@@ -173,7 +173,7 @@ WORDS_IGNORED = ("smollm3",)  # a server keeps all its layers in full, whatever 
 
 
 def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
-    """Refuse a config whose `layer_types` the family's reader did not honor: it would be sized as something else."""
+    """Reject a config whose `layer_types` the family's reader did not follow: it would be sized as something else."""
     types = inner.per_layer_names("layer_types", len(draft.layers))
     if types is None or model_type in WORDS_IGNORED:
         return
@@ -193,7 +193,7 @@ def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
 
 
 def is_head(values: Mapping[str, Any]) -> bool:
-    """Whether a config is that of a speculative head, by its architecture."""
+    """True if a config is that of a speculative head, by its architecture."""
     names = values.get("architectures")
     return isinstance(names, list) and any(
         isinstance(name, str) and any(mark in name for mark in HEAD_MARKS) for name in names
@@ -203,8 +203,16 @@ def is_head(values: Mapping[str, Any]) -> bool:
 HEAD_MARKS = ("Eagle3", "DFlash", "DSpark")
 
 
+def is_latent_head(values: Mapping[str, Any]) -> bool:
+    """True for an EAGLE-3 head with DeepSeek's attention."""
+    names = values.get("architectures")
+    return isinstance(names, list) and any(
+        isinstance(name, str) and name.startswith("Eagle3Deepseek") for name in names
+    )
+
+
 def check_size(draft: SpecDraft, where: str) -> None:
-    """Refuse dimensions whose product no machine can hold."""
+    """Reject dimensions whose product cannot fit on any machine."""
     largest = max((w.num_params for layer in draft.layer_weights for w in layer), default=0)
     if largest * len(draft.layers) > 2**63:
         raise InvalidInputError(where, "the dimensions multiply to more than 2^63 parameters", "correct the config")
@@ -219,16 +227,18 @@ def read_config(
     assume_dense: bool = False,
     text_only: bool = False,
 ) -> ModelSpec:
-    """The facts of one config.
+    """Read the facts of one config.
 
-    where      how errors call the file
-    text_only  leave the towers out, as if the config were the language model's alone
-    Raises InvalidInputError for a damaged config, UnsupportedModelError for a model kvplan will not guess.
+    where      name of the file in error messages
+    text_only  leave out the towers, as if the config were only the language model's
+    Raise InvalidInputError for a damaged config, UnsupportedModelError for a model kvplan will not guess.
     """
     if SPECULATORS_KIND in values:
         from kvplan.models.families.speculators import flattened
 
         values = flattened(values, where)
+    if is_latent_head(values):  # dense layers alone, whatever its model type has
+        values = {**values, "first_k_dense_replace": values.get("num_hidden_layers", 1)}
     outer = Config(values, where)
     inner = inner_config(outer)
     try:
@@ -242,7 +252,7 @@ def read_config(
         outer.notes.append(Oddity(f"model_type {named!r} is unknown: sized as a plain dense transformer"))
     draft = reader(inner, model_type)
     check_size(draft, where)
-    if not is_head(values):  # whose layers are read beside its target
+    if not is_head(values):  # whose layers are read together with its target
         check_layer_types(inner, draft, model_type)
     draft.other_weights = [placed(weight, model_type) for weight in draft.other_weights]
     left_out = text_only and towers.is_multimodal(outer)
@@ -281,22 +291,22 @@ def read_config(
 
 
 def _decoder(inner: Config, model_type: str, where: str) -> Decoder:
-    """How the model computes; its module is imported here because only the engine asks."""
+    """Read how the model computes; the module is imported here because only the engine needs it."""
     read_decoder: Callable[[Config, str, str], Decoder] = import_module("kvplan.models.families.decoder").read_decoder
     return read_decoder(inner, model_type, where)
 
 
 def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False, text_only: bool = False) -> ModelSpec:
-    """A config.json, or the directory that holds one."""
+    """Read a config.json, or that of a directory."""
     try:
         file = path / "config.json" if path.is_dir() else path
-    except OSError as error:  # a name that is too long, or a folder that this user may not enter
+    except OSError as error:  # too long a name, or a folder without permission
         raise os_problem(path, error) from error
     values = load_json(file)
     called = name or printable(file.resolve().parent.name)
     spec = read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)
     if not spec.multimodal or file == path:
         return spec
-    from kvplan.models.processor import settings_of  # for folders of models with towers only
+    from kvplan.models.processor import settings_of  # only for folders of models with towers
 
     return replace(spec, processor=settings_of(path))

@@ -1,7 +1,7 @@
 """A model's config.json and weight index from the Hugging Face Hub or its cache, through huggingface_hub (an extra).
 
-Only these small files are fetched, never weights. What goes wrong on the way is one line with its cure. A token is
-taken from where huggingface_hub looks for it (HF_TOKEN, its token file), never from a flag.
+Only these small files are fetched, never weights. Failures are reported in one line with the remedy. A token is read
+from where huggingface_hub looks for it (HF_TOKEN, its token file), never from a flag.
 """
 
 import re
@@ -15,7 +15,7 @@ from kvplan.core.files import MAX_CONFIG_BYTES, printable
 from kvplan.models.checkpoint import INDEX_NAME, MAX_INDEX_BYTES
 from kvplan.models.tensors import Checkpoint, TensorInfo
 
-# The Hub's rule for an id (huggingface_hub, validate_repo_id), with the organization always given.
+# The Hub's rule for an id (huggingface_hub, validate_repo_id); the organization is required.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
@@ -25,7 +25,7 @@ _MAX_REVISION_LEN = 200
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A directory that holds the model's config.json, and what the user must know about how it was found."""
+    """Directory with the model's config.json, and notes for the user on how it was found."""
 
     directory: Path
     notes: tuple[str, ...]
@@ -37,9 +37,9 @@ _OTHER_KINDS = ("datasets", "spaces", "papers", "docs", "collections", "blog", "
 
 
 def ref_of_url(text: str) -> str | None:
-    """`org/name` or `org/name@revision` of a page of the Hub; None for a text that is no such address.
+    """Parse a Hub page's address to `org/name` or `org/name@revision`, or return None if a text is not such an address.
 
-    main is where a model is looked for anyway. Raises UsageError for a page that is no model's.
+    main is the default revision and left out. Raise UsageError for a page that is not a model's.
     """
     match = _URL.fullmatch(text.strip())
     if match is None:
@@ -59,12 +59,12 @@ def ref_of_url(text: str) -> str | None:
 
 
 def is_model_id(ref: str) -> bool:
-    """Whether `ref` has the form of a Hub id (`org/name`); says nothing about whether the model exists."""
+    """True if `ref` has the form of a Hub id (`org/name`), whether or not the model exists."""
     return len(ref) <= _MAX_ID_LEN and _MODEL_ID.fullmatch(ref) is not None and not re.search(r"--|\.\.|\.git$", ref)
 
 
 def split_ref(ref: str, revision: str | None = None) -> tuple[str, str]:
-    """(Hub id, revision) of `org/name` or `org/name@revision`; the revision is "main" where neither gives one."""
+    """Split `org/name` or `org/name@revision` into (Hub id, revision); the default revision is "main"."""
     model_id, separator, pinned = ref.partition("@")
     if not is_model_id(model_id):
         raise UsageError(
@@ -83,10 +83,10 @@ def split_ref(ref: str, revision: str | None = None) -> tuple[str, str]:
 
 
 def resolve_model(ref: str, *, revision: str | None = None, offline: bool = False) -> ResolvedModel:
-    """The local copy of a Hub model's config.json (and weight index, where it has one), fetched where it is not cached.
+    """Return the local copy of a Hub model's config.json (and weight index, if any), fetching it if it is not cached.
 
-    With `offline`, or HF_HUB_OFFLINE set, only the cache is looked at. Where the network fails, the cached copy is used
-    with a note.
+    With `offline`, or HF_HUB_OFFLINE set, only the cache is used. If the network fails, the cached copy is used with a
+    note.
     """
     model_id, revision = split_ref(ref, revision)
     library = _library()
@@ -101,7 +101,7 @@ def resolve_model(ref: str, *, revision: str | None = None, offline: bool = Fals
         return ResolvedModel(cached, (f"{model_id}: offline, the cached copy {cached.name[:12]} is used",))
     try:
         config = _fetch(library, model_id, "config.json", revision, MAX_CONFIG_BYTES)
-    except Exception as error:  # any HTTP library's, by version; every one becomes a line with a cure
+    except Exception as error:  # any HTTP library's, by version; each becomes a line with a remedy
         problem, server_answered = _problem(library, model_id, revision, error)
         if cached is None:
             raise problem from error
@@ -112,7 +112,9 @@ def resolve_model(ref: str, *, revision: str | None = None, offline: bool = Fals
 
 
 def remote_checkpoint(ref: str, *, revision: str | None = None) -> Checkpoint | None:
-    """The tensors of a Hub model's safetensors files, by ranged requests for their headers; None where it has none."""
+    """Read the tensors of a Hub model's safetensors files with range requests for their headers; None if it has
+    none.
+    """
     model_id, revision = split_ref(ref, revision)
     library = _library()
     try:
@@ -144,13 +146,13 @@ def _library() -> ModuleType:
             "not installed, so no model can be fetched from the Hub",
             "run `pip install huggingface_hub`, or pass a local config.json",
         ) from error
-    except ValueError as error:  # it reads its settings as it is loaded
+    except ValueError as error:  # it reads its settings on import
         raise EnvironmentProblem(
             "huggingface_hub", f"cannot be loaded ({printable(str(error))})", "correct the HF_* variables"
         ) from error
     library: Any = huggingface_hub
-    library.utils.logging.set_verbosity_error()  # what it would warn of is said in our own line
-    if library.constants.HF_HUB_DISABLE_PROGRESS_BARS is None:  # else the user has decided
+    library.utils.logging.set_verbosity_error()  # we print its warnings as a line of our own
+    if library.constants.HF_HUB_DISABLE_PROGRESS_BARS is None:  # unless the user has set it
         library.utils.disable_progress_bars()
     return huggingface_hub
 
@@ -161,10 +163,10 @@ def _cached_directory(library: ModuleType, model_id: str, revision: str) -> Path
 
 
 def _fetch(library: ModuleType, model_id: str, name: str, revision: str, max_bytes: int) -> Path:
-    """The file's path in the cache, downloaded unless it is there and current.
+    """Path of a file in the cache, downloaded unless it is there and current.
 
-    The question to the server comes first and by itself: `hf_hub_download` answers a failing one with the cached copy
-    and no word, or else by retrying for up to half a minute.
+    A separate request to the server comes first: if it fails, `hf_hub_download` silently returns the cached copy or
+    retries for up to half a minute.
     """
     timeout = library.constants.HF_HUB_ETAG_TIMEOUT
     url = library.hf_hub_url(model_id, name, revision=revision)
@@ -175,18 +177,20 @@ def _fetch(library: ModuleType, model_id: str, name: str, revision: str, max_byt
 
 
 def _fetch_index(library: ModuleType, model_id: str, revision: str) -> tuple[str, ...]:
-    """Fetch the weight index into the cache; a note where there is one that cannot be had."""
+    """Fetch the weight index into the cache; return a note if there is one that cannot be fetched."""
     try:
         _fetch(library, model_id, INDEX_NAME, revision, MAX_INDEX_BYTES)
     except library.errors.EntryNotFoundError:
-        return ()  # one file of weights, or other formats
-    except Exception as error:  # as above; the config alone is enough for an answer
+        return ()  # a single weight file, or other formats
+    except Exception as error:  # as above; the config alone is enough for a plan
         return (f"{_problem(library, model_id, revision, error)[0]}; the weight index is missing",)
     return ()
 
 
 def _problem(library: ModuleType, model_id: str, revision: str, error: BaseException) -> tuple[KvplanError, bool]:
-    """(what went wrong and its cure, whether it is the server's last word: a cached copy is not used unasked then)."""
+    """(error with remedy, whether it is the server's definitive reply: then a cached copy is not used
+    automatically).
+    """
     errors = library.errors
     status = getattr(getattr(error, "response", None), "status_code", None)
     match error:
@@ -225,7 +229,7 @@ def _retry(error: Any) -> str:
 
 
 def _offline_problem(library: ModuleType, model_id: str, error: BaseException) -> EnvironmentProblem:
-    """No answer came: too late, no way there, or nowhere to put it."""
+    """Error for a request without a response: a timeout, no connection, or no place to store the file."""
     kind = type(error).__name__
     endpoint = printable(library.constants.ENDPOINT)
     if "Timeout" in kind:

@@ -1,7 +1,7 @@
-"""What the names in a quantization_config say about each module of a model.
+"""Effect of the names in a quantization_config on each module of a model.
 
 An entry is a module's name, a glob, or `re:` and a regular expression. Entries that leave a module in the model's dtype
-go before those that give it a scheme, as in vLLM 0.33 (ModelOpt's and compressed-tensors' lists).
+take precedence over those that give it a scheme, as in vLLM 0.33 (ModelOpt's and compressed-tensors' lists).
 """
 
 import re
@@ -14,22 +14,22 @@ from kvplan.models.names import LAYER_PREFIXES, OUTER_PREFIXES, WILD, in_layer, 
 from kvplan.models.patterns import Patterns
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 
-Answer = tuple[Scheme | None]  # what an entry says; its scheme, or None for "in the model's dtype"
+Answer = tuple[Scheme | None]  # an entry's scheme, or None for "in the model's dtype"
 
-# Modules outside the decoder's layers: towers, projectors, drafts. Their entries decide nothing that is sized by them.
+# Modules outside the decoder's layers: towers, projectors, drafts. Their entries do not affect what is sized by them.
 _ELSEWHERE = re.compile(r"vis|audio|image|speech|talker|code2wav|encoder|project|merge|mtp|nextn|eagle|embed|patch")
-# Modules that no server quantizes, whether the facts name them or not; transformers lists `indexers_proj` for GLM-5's
+# Modules that no server quantizes, whether or not the facts name them; transformers lists `indexers_proj` for GLM-5's
 # `indexer.weights_proj`.
 _NEVER = re.compile(r"(norm|bias|rotary_emb|inv_freq|conv1d|indexers_proj|(^|\.)(gate|router|attn|A_log|D|dt_bias))$")
-_DIGIT = re.compile(r"\d|\\x")  # what could tell one layer's number from another's
-_EXPERT = re.compile(r"(experts\\?\.)\d+(?=\\?\.|\*|\$|$)")  # one expert by its number
+_DIGIT = re.compile(r"\d|\\x")  # may distinguish one layer's number from another's
+_EXPERT = re.compile(r"(experts\\?\.)\d+(?=\\?\.|\*|\$|$)")  # a single expert's number
 
 
 def own_layer(pattern: str) -> int | None:
-    """The one layer that a pattern can match, from `layers.12.` in it; None when it may match others.
+    """The only layer that a pattern can match, from `layers.12.` in it, or None if it may match others.
 
-    In a regular expression the text must stand outside groups and alternatives, and its last dot stand for a dot: it
-    is a plain one, or a letter follows.
+    In a regular expression the text must be outside groups and alternatives, and its last dot must match a dot: it is
+    escaped, or a letter follows.
     """
     if not pattern.startswith("re:"):
         head = WILD.split(pattern, maxsplit=1)[0]
@@ -46,11 +46,11 @@ def own_layer(pattern: str) -> int | None:
 class Table:
     """Entries of one kind, by what they can match.
 
-    modules   layer -> role by its usual name -> entry
-    experts   entries that name an expert by number, by what they say of the first, which stands for all
-    trees     layer -> `role` of an entry `role*` -> its place, text and scheme: everything whose name begins so
+    modules   layer -> role under its usual name -> entry
+    experts   entries that name an expert by number, keyed by the first expert, which represents all
+    trees     layer -> `role` of an entry `role*` -> its index, text and scheme: everything whose name starts with it
     patterns  all other patterns
-    outside   names of modules that stand in no layer
+    outside   names of modules outside the layers
     """
 
     modules: dict[int, dict[str, tuple[str, Scheme | None]]] = field(default_factory=dict)
@@ -95,11 +95,11 @@ class Table:
             self.has_digits = self.has_digits or _DIGIT.search(first) is not None
 
     def compile(self) -> None:
-        """Raises UnsupportedModelError naming a pattern that cannot be matched."""
+        """Compile the patterns. Raise UnsupportedModelError naming one that cannot be matched."""
         self.matcher = Patterns([pattern for pattern, _ in self.patterns])
 
     def find(self, layer: int, role: str) -> Answer | None:
-        """What the entries say of a module of a layer; None: nothing."""
+        """The entries' answer for a module of a layer, or None if there is none."""
         known = usual(role)
         if layer in self.modules:
             named = self.modules[layer]
@@ -113,7 +113,7 @@ class Table:
         return (self.patterns[min(places)][1],) if places else None
 
     def find_outside(self, name: str) -> Answer | None:
-        """What the entries say of a module that stands in no layer, whatever stands before its name."""
+        """The entries' answer for a module outside the layers, whatever prefix its name has."""
         leaf = name.rpartition(".")[2]
         for listed, scheme in self.outside.items():
             if listed.rpartition(".")[2] == leaf:
@@ -122,11 +122,11 @@ class Table:
         return (self.patterns[min(places)][1],) if places else None
 
     def matching(self, layer: int, role: str) -> frozenset[int]:
-        """The places of the patterns that match a module of a layer.
+        """Indexes of the patterns that match a module of a layer.
 
-        A glob that does not speak of experts does not single out a part of them: a server holds them as one module.
+        A glob that does not mention experts does not select some of them: a server stores them as one module.
         """
-        # Patterns without digits do not tell layers apart whose numbers have as many.
+        # Patterns without digits cannot distinguish layers whose numbers have equally many digits.
         key = (role, layer if self.has_digits else -len(str(layer)))
         if key not in self.matched:
             places = self._matching(full_names(layer, role))
@@ -153,12 +153,12 @@ def sees_experts(pattern: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def beginnings(role: str) -> frozenset[str]:
-    """Every text that a module's name begins with, under any of its spellings."""
+    """Every prefix of a module's name, in any of its spellings."""
     return frozenset(name[:end] for name in spellings(role) for end in range(len(name) + 1))
 
 
 def parents(role: str) -> Iterator[str]:
-    """`a.b.c` -> itself, `a.b`, `a`, and the layer as a whole."""
+    """`a.b.c` -> itself, `a.b`, `a`, and the whole layer."""
     while role:
         yield role
         role = role.rpartition(".")[0]
@@ -166,7 +166,7 @@ def parents(role: str) -> Iterator[str]:
 
 
 def full_names(layer: int, role: str) -> Iterator[str]:
-    """The names under which a pattern may know a module of a layer."""
+    """Names by which a pattern may refer to a module of a layer."""
     for prefix in LAYER_PREFIXES:
         for name in spellings(role):
             yield f"{prefix}{layer}.{name}"
@@ -174,7 +174,7 @@ def full_names(layer: int, role: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """A quantization's entries: what stays in the model's dtype, and what has which scheme."""
+    """A quantization's entries: modules that stay in the model's dtype, and modules with a scheme."""
 
     unquantized: Table
     chosen: Table
@@ -188,7 +188,7 @@ class Lists:
 
 @lru_cache(maxsize=64)
 def lists(quantization: Quantization) -> Lists:
-    """Raises UnsupportedModelError naming a pattern that cannot be matched."""
+    """Compile a quantization's entries. Raise UnsupportedModelError naming a pattern that cannot be matched."""
     tables = Lists(Table(), Table())
     for name, scheme in quantization.names.items():
         (tables.unquantized if scheme is None else tables.chosen).add_name(name, scheme)
@@ -203,14 +203,14 @@ def lists(quantization: Quantization) -> Lists:
 
 
 def roles_of(weights: tuple[Weight, ...]) -> frozenset[str]:
-    """Every module that a layer's weights stand in, by its usual name."""
+    """Modules of a layer's weights, by their usual names."""
     return frozenset(
         name for weight in weights for role in (weight.name, *weight.sources) for name in parents(usual(role))
     )
 
 
 def unmatched(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
-    """Entries that name a decoder layer of the model and no module in it, or a module that the model lacks."""
+    """Entries that name a decoder layer of the model but no module in it, or a module that the model lacks."""
     tables = lists(quantization)
     known: dict[int, frozenset[str]] = {}
     for index, weights in enumerate(spec.layer_weights):
@@ -228,7 +228,7 @@ def unmatched(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
 
 
 def some_experts(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
-    """Entries that name some of a layer's experts, which are stored as one."""
+    """Entries that name only some of a layer's experts, which are stored as one."""
     tables = lists(quantization)
     num_experts = min((weight.experts for weight in spec.weights if weight.experts), default=0)
     for table in (tables.unquantized, tables.chosen):
@@ -254,13 +254,13 @@ def unmatched_in(table: Table, layer: int, roles: frozenset[str]) -> Iterator[st
 
 
 def is_outer(spec: ModelSpec, name: str) -> bool:
-    """Whether a name is that of a weight outside the layers; a tied head has none of its own."""
+    """True if a name is that of a weight outside the layers; a tied head has none of its own."""
     leaf = name.rpartition(".")[2]
     return leaf in ("lm_head", "head") or any(weight.name.rpartition(".")[2] == leaf for weight in spec.other_weights)
 
 
 def unused(spec: ModelSpec, table: Table) -> Iterator[str]:
-    """Patterns of no layer in particular that match no weight."""
+    """Patterns without a layer number that match no weight."""
     left = {
         place: pattern
         for place, (pattern, _) in enumerate(table.patterns)

@@ -1,9 +1,9 @@
-"""Names of modules in checkpoints: where the decoder layers stand, and the other names that the same modules have."""
+"""Names of modules in checkpoints: prefixes of the decoder layers, and alternative names of the same modules."""
 
 import re
 from functools import lru_cache
 
-# What stands before "layers." or "h.": text-only models, multimodal ones, and those inside a larger pipeline.
+# Prefixes of "layers." or "h.": in text-only models, multimodal ones, and those inside a larger pipeline.
 LAYER_PREFIXES = (
     "model.layers.",
     "language_model.model.layers.",
@@ -16,14 +16,14 @@ LAYER_PREFIXES = (
     "thinker.model.layers.",
     "transformer.h.",
 )
-# The same for a module that stands in no layer.
+# The same for a module outside the layers.
 OUTER_PREFIXES = ("", "model.", "language_model.", "language_model.model.", "model.language_model.", "thinker.")
 _HEADS = frozenset(LAYER_PREFIXES)
 WILD = re.compile(r"[*?\[]")
 
 
 def is_pattern(entry: str) -> bool:
-    """Whether an entry of a list is a glob or an expression, not a name."""
+    """True if a list entry is a glob or an expression rather than a name."""
     return entry.startswith("re:") or WILD.search(entry) is not None
 
 
@@ -41,7 +41,7 @@ _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.|$)")
 
 
 def in_layer(name: str) -> tuple[int, str] | None:
-    """(layer, role within it) of a decoder layer's module; None for a module that stands elsewhere."""
+    """(layer, role within it) of a decoder layer's module, or None for a module elsewhere."""
     for mark in ("layers.", "h."):
         head, separator, tail = name.partition(mark)
         if separator and head + mark in _HEADS:
@@ -52,8 +52,9 @@ def in_layer(name: str) -> tuple[int, str] | None:
 
 @lru_cache(maxsize=65536)
 def usual(role: str) -> str:
-    """A role by its most usual name, any expert as the first: `block_sparse_moe.experts.7.w1` is
-    `mlp.experts.0.gate_proj`."""
+    """A role's most common name, with any expert as the first: `block_sparse_moe.experts.7.w1` is
+    `mlp.experts.0.gate_proj`.
+    """
     role = _EXPERT.sub("0", role)
     for pattern, name in RENAMED:
         role = pattern.sub(name, role)
@@ -62,7 +63,7 @@ def usual(role: str) -> str:
 
 @lru_cache(maxsize=65536)
 def spellings(role: str) -> tuple[str, ...]:
-    """Every name that checkpoints have for a role, its own first."""
+    """Every name of a role in checkpoints, its own first."""
     names = [role]
     stem, dot, rest = role.partition(".")
     if stem in ("mlp", "block_sparse_moe", "feed_forward"):

@@ -1,9 +1,9 @@
-"""Patterns of a quantization_config over module names, matched in time that grows with the name alone.
+"""Patterns of a quantization_config over module names, matched in time linear in the name's length.
 
-A config's patterns come from strangers, and Python's `re` can take for ever over thirty characters. RE2 never goes
-back in a text: all patterns of a list become one automaton, which reads a name once. It lacks what needs going back.
-Lookaheads at the beginning of a pattern, where checkpoints put them, are expressions of their own that must match or
-must not; a lookahead at the end is text like any other; the rest is refused by its name.
+A config's patterns are untrusted, and Python's `re` can run forever on thirty characters. RE2 does not backtrack: all
+patterns of a list are compiled to one automaton, which reads a name once. It lacks features that need backtracking.
+Lookaheads at the start of a pattern, as used in checkpoints, are compiled to separate expressions that must or must not
+match; a lookahead at the end is treated as plain text; the rest is rejected by name.
 """
 
 import re
@@ -14,12 +14,12 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import MIB, printable
 from kvplan.core.records import dataclass
 
-# States of all expressions of a list together. The largest of the lists of 298 published configs has 284.
+# Limit on the states of all expressions of a list. The largest list in 298 published configs has 284.
 MAX_STATES = 20_000
 
 _TOKEN = re.compile(
     r"(?P<escape>\\.?)"
-    r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z))"  # to the end where it is not closed
+    r"|(?P<set>\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z))"  # to the end if not closed
     r"|(?P<look>\(\?[=!])"
     r"|(?P<open>\(\?[^)]?|\()"
     r"|(?P<close>\))"
@@ -27,11 +27,11 @@ _TOKEN = re.compile(
     r"|.",
     re.DOTALL,
 )
-_SETS = re.compile(r"\[!?+(?:\][^\]]*|[^\]]+)\]|.", re.DOTALL)  # of a glob
-_FLAGS = re.compile(r"\(\?[ims]+\)")  # of the whole expression: at its very beginning
+_SETS = re.compile(r"\[!?+(?:\][^\]]*|[^\]]+)\]|.", re.DOTALL)  # in a glob
+_FLAGS = re.compile(r"\(\?[ims]+\)")  # for the whole expression: at its very start
 _GROUP = re.compile(r"\(\?(?:P<\w+>|[ims]*(?:-[ims]+)?:)")
-_MAX_REPEAT = 1000  # of RE2
-_ESCAPES = frozenset("AbBdDsSwWZafnrtv")  # letters that Python and RE2 read alike, `\Z` apart
+_MAX_REPEAT = 1000  # RE2's limit
+_ESCAPES = frozenset("AbBdDsSwWZafnrtv")  # letters that Python and RE2 treat alike, except `\Z`
 _HEX = re.compile(r"\\x[0-9a-fA-F]{2}")
 _LACKING = {
     "(?<": "a lookbehind",
@@ -43,35 +43,35 @@ _LACKING = {
 
 
 class _Refused(Exception):
-    """What an expression uses that is not modeled."""
+    """An expression's feature that is not modeled."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """One alternative of a pattern: expressions that must match from the beginning of a name, and that must not."""
+    """One alternative of a pattern: expressions that must match from the start of a name, and that must not."""
 
     needed: tuple[str, ...]
     barred: tuple[str, ...] = ()
 
 
 class Patterns:
-    """Patterns in the order of their list: `re:` from the beginning of a name as `re.match` has it, globs all of it."""
+    """Patterns in list order: `re:` matches from the start of a name like `re.match`, globs match all of it."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Raises UnsupportedModelError naming the first that cannot be matched."""
+        """Compile the patterns. Raise UnsupportedModelError naming the first that cannot be matched."""
         self._numbers: dict[str, int] = {}  # expression -> its number in the automaton
-        self._plain: dict[int, list[int]] = {}  # number of an expression -> the patterns that are it and no more
-        self._rules: dict[int, list[tuple[frozenset[int], frozenset[int]]]] = {}  # the others by their place
+        self._plain: dict[int, list[int]] = {}  # expression number -> the patterns that consist only of it
+        self._rules: dict[int, list[tuple[frozenset[int], frozenset[int]]]] = {}  # the others by index
         self.states = 0
         if patterns:
             self._set, self._options = _automaton()
-            self._always = self._set.Add("")  # matches every name: RE2 says nothing else of a lack of memory
+            self._always = self._set.Add("")  # matches every name: otherwise RE2 does not report running out of memory
             for place, pattern in enumerate(patterns):
                 self._add(place, pattern)
             self._set.Compile()
 
     def matching(self, name: str) -> frozenset[int]:
-        """The places in the list of the patterns that match a name."""
+        """Indexes of the patterns in the list that match a name."""
         if not self._numbers:
             return frozenset()
         numbers = set(self._set.Match(name) or ())
@@ -127,7 +127,7 @@ class Patterns:
 
 
 def _automaton() -> tuple[Any, Any]:
-    import re2  # 4 ms, and most configs have no patterns
+    import re2  # takes 4 ms, and most configs have no patterns
 
     options = re2.Options()
     options.log_errors = False
@@ -137,8 +137,8 @@ def _automaton() -> tuple[Any, Any]:
 
 
 def _glob(pattern: str) -> str:
-    """A glob as an expression, as `fnmatch` reads it."""
-    end = pattern.rfind("]") + 1  # behind it every bracket stands for itself
+    """Translate a glob to an expression with the semantics of `fnmatch`."""
+    end = pattern.rfind("]") + 1  # after it every bracket is literal
     parts = [_glob_part(part) for part in _SETS.findall(pattern[:end])]
     parts += [".*" if sign == "*" else "." if sign == "?" else re.escape(sign) for sign in pattern[end:]]
     return "(?s)" + "".join(parts) + r"\z"
@@ -159,7 +159,7 @@ def _glob_part(part: str) -> str:
 
 
 def _branches(expression: str) -> list[_Branch]:
-    """The alternatives of an expression; one where it has no lookahead."""
+    """Alternatives of an expression; only one if it has no lookahead."""
     flags = match.group() if (match := _FLAGS.match(expression)) else ""
     body = expression[len(flags) :]
     if "(?=" not in body and "(?!" not in body:
@@ -168,7 +168,7 @@ def _branches(expression: str) -> list[_Branch]:
 
 
 def _alternatives(expression: str) -> Iterator[str]:
-    """The parts between the `|` that stand in no group."""
+    """Split at each `|` outside groups."""
     begin = depth = 0
     for token in _TOKEN.finditer(expression):
         depth += _depth(token)
@@ -179,7 +179,7 @@ def _alternatives(expression: str) -> Iterator[str]:
 
 
 def _branch(text: str, flags: str) -> _Branch:
-    """One alternative: its lookaheads at the beginning, then what remains."""
+    """Parse one alternative: its leading lookaheads, then the rest."""
     needed: list[str] = []
     barred: list[str] = []
     start = 0
@@ -207,7 +207,7 @@ def _depth(token: re.Match[str]) -> int:
 
 
 def _translated(expression: str) -> str:
-    """An expression as RE2 spells it. Raises _Refused for what RE2 lacks or reads otherwise than Python."""
+    """Translate an expression to RE2's syntax. Raise _Refused for what RE2 lacks or treats differently than Python."""
     return "".join(_spelled(token, expression) for token in _TOKEN.finditer(expression))
 
 
@@ -220,7 +220,7 @@ def _spelled(token: re.Match[str], expression: str) -> str:
             return "[" + re.sub(r"\\.|\[", _in_set, text[1:], flags=re.DOTALL)
         case "look":
             if text == "(?=" and _end_of_group(expression, token.start()) == len(expression):
-                return "(?:"  # nothing follows: whether it is consumed makes no difference
+                return "(?:"  # nothing follows, so it does not matter whether it is consumed
             raise _Refused("a lookahead that does not stand at the beginning")
         case "open" if len(text) > 1 and not _GROUP.match(expression, token.start()):
             raise _Refused(_LACKING.get(text, f"the group {printable(text)}"))

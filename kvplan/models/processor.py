@@ -1,7 +1,7 @@
-"""What a model's folder says of its processor: how images, videos and sounds are made into tokens.
+"""Processor settings in a model's folder: how images, videos and audio are converted to tokens.
 
-Order of the files as transformers 5.23 has it (image_processing_base.py, video_processing_utils.py): what
-processor_config.json nests comes first, then the input's own file, then preprocessor_config.json.
+Precedence of the files as in transformers 5.23 (image_processing_base.py, video_processing_utils.py): the nested
+settings of processor_config.json first, then the modality's own file, then preprocessor_config.json.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from kvplan.core.files import load_json
 IMAGES, VIDEOS, AUDIO = "images_kwargs", "videos_kwargs", "audio_kwargs"
 WHOLE: Final = "preprocessor_config.json"
 NESTED: Final = "processor_config.json"
-# Scope of --mm-processor-kwargs -> its part of processor_config.json, and files that hold it alone.
+# Scope of --mm-processor-kwargs -> its part of processor_config.json, and files with only that part.
 PARTS: Final = {
     IMAGES: (("image_processor",), (WHOLE,)),
     VIDEOS: (("video_processor",), ("video_preprocessor_config.json", WHOLE)),
@@ -22,7 +22,7 @@ PARTS: Final = {
 
 
 def settings_of(directory: Path) -> Mapping[str, Any]:
-    """The settings of each input by its scope, and those of the processor as a whole; empty without such files."""
+    """Settings of each modality by scope, and those of the processor as a whole; empty without such files."""
     nested = read(directory / NESTED)
     settings: dict[str, Any] = {key: value for key, value in nested.items() if not isinstance(value, Mapping)}
     for scope, (parts, files) in PARTS.items():
@@ -34,7 +34,7 @@ def settings_of(directory: Path) -> Mapping[str, Any]:
 
 
 def read(file: Path) -> Mapping[str, Any]:
-    """The values of a file, which need not be there."""
+    """Values of a file, or an empty mapping if it does not exist."""
     try:
         if not file.is_file():
             return {}

@@ -1,4 +1,4 @@
-"""A config's quantization_config -> Quantization: which scheme which layer is stored in."""
+"""A config's quantization_config -> Quantization: the scheme in which each layer is stored."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def read_quantization(outer: Config, inner: Config) -> Quantization | None:
-    """The quantization of a config, wherever it states it; None for a plain checkpoint.
+    """Quantization of a config, wherever it is defined, or None for an unquantized checkpoint.
 
-    A method or scheme kvplan does not model gives a Quantization that is not `known`: the cache is sized all the same,
+    A method or scheme kvplan does not model gives a Quantization that is not `known`: the cache is sized nevertheless,
     the weights cannot be computed from the config.
     """
     holder = next((c for c in (inner, outer) if c.values.get("quantization_config") is not None), None)
@@ -30,7 +30,7 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     try:
         quantization = by_method(config, inner, method, kv_dtype)
         if quantization is not None:
-            tables_of(quantization)  # refuses patterns that cannot be matched
+            tables_of(quantization)  # rejects patterns that cannot be matched
         return quantization
     except UnsupportedModelError as scheme:
         method = f"{printable(method, 40)} ({scheme})"
@@ -39,7 +39,7 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
 
 
 def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) -> Quantization | None:
-    """The reader of each method. Raises UnsupportedModelError naming a scheme that is not modeled."""
+    """Read the quantization by its method. Raise UnsupportedModelError naming a scheme that is not modeled."""
     match method:
         case "fp8" | "fbgemm_fp8":
             return fp8(config, method, kv_dtype, experts_in_fp4=inner.text("expert_dtype", "") == "fp4")
@@ -66,7 +66,7 @@ def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) 
 
 
 def stated_kv_dtype(config: Config) -> str | None:
-    """fp8 when the checkpoint carries scales for an fp8 KV cache; a server's `auto` then follows it (vLLM 0.33)."""
+    """Return fp8 if the checkpoint has scales for an fp8 KV cache; a server's `auto` then follows it (vLLM 0.33)."""
     scheme = config.values.get("kv_cache_scheme", config.values.get("kv_cache_quant_algo"))
     if isinstance(scheme, dict):
         return "fp8" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
@@ -85,7 +85,7 @@ def block_shape(config: Config, key: str) -> tuple[int, int] | None:
 
 
 def four_bit_group(config: Config) -> int | None:
-    """The group size of AWQ and GPTQ in 4 bits; 8 bits are modeled of GPTQ, and no others."""
+    """Group size of 4-bit AWQ and GPTQ; of the other widths only 8 bits are modeled, for GPTQ."""
     bits = config.count("bits", "w_bit", default=4)
     if bits != 4:
         raise UnsupportedModelError("", f"{bits}-bit AWQ/GPTQ")
@@ -93,7 +93,7 @@ def four_bit_group(config: Config) -> int | None:
 
 
 def group_of(config: Config) -> int | None:
-    """Inputs that share a scale; None for one group per column."""
+    """Inputs that share a scale, or None for one group per column."""
     group = config.values.get("group_size", config.values.get("q_group_size"))
     if group is None:
         return 128
@@ -103,16 +103,16 @@ def group_of(config: Config) -> int | None:
 
 
 def awq_variant(config: Config) -> str:
-    """The packing, where it is not the usual `gemm`. Source: AutoAWQ's WQLinear_GEMM and its other linear layers."""
+    """The packing, if not the usual `gemm`. Source: AutoAWQ's WQLinear_GEMM and its other linear layers."""
     version = config.text("version", "gemm").lower()
     return "" if version == "gemm" else printable(version, 40)
 
 
 def gptq_variant(config: Config, group: int | None) -> str:
-    """What differs from the usual packing: how zero points are stored, or which inputs make a group.
+    """The difference from the usual packing: how zero points are stored, or which inputs form a group.
 
-    Sources: GPTQModel's checkpoint_format; with desc_act groups are made in the order of the activations, which changes
-    nothing where all inputs are one group.
+    Sources: GPTQModel's checkpoint_format; with desc_act groups are formed in the order of the activations, which
+    changes nothing if all inputs are one group.
     """
     form = config.text("checkpoint_format", "gptq").lower()
     if config.flag("desc_act") and group is not None:
@@ -125,13 +125,13 @@ def names_of(config: Config, *keys: str) -> list[str]:
 
 
 def plain(config: Config, method: str, scheme: Scheme, kv_dtype: str | None) -> Quantization:
-    """One scheme for everything but the modules whose names hold a listed text (AWQ, GPTQ)."""
+    """One scheme for everything except modules whose names contain a listed text (AWQ, GPTQ)."""
     names, patterns = exceptions(anywhere(names_of(config, "modules_to_not_convert")))
     return Quantization(method, scheme, names, patterns, kv_dtype)
 
 
 def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
-    """GPTQ: everything, or the modules of `modules_in_block_to_quantize`; `dynamic` takes some out again.
+    """GPTQ: everything, or the modules of `modules_in_block_to_quantize`; `dynamic` can exclude some.
 
     Source: vLLM 0.33 utils/gptq_utils.py; a `dynamic` entry that gives modules other bits or groups is not modeled.
     """
@@ -150,7 +150,7 @@ def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
 
 
 def anywhere(names: list[str]) -> list[str]:
-    """Entries that count wherever a module's name holds them, as globs; a module of a layer counts by its name.
+    """Convert entries that match anywhere in a module's name to globs; a layer's module is matched by its name.
 
     Source: vLLM 0.33 is_layer_skipped with match_mode "substring", and ModelOpt's is_layer_excluded.
     """
@@ -165,17 +165,17 @@ def exceptions(names: list[str]) -> tuple[dict[str, Scheme | None], tuple[tuple[
 
 
 EXPERTS = r"re:.*\.experts(\..*)?$"
-WHOLE = ("lm_head", "head")  # names that stand for themselves only
+WHOLE = ("lm_head", "head")  # names that match only themselves
 
 
 def fp8(config: Config, method: str, kv_dtype: str | None, *, experts_in_fp4: bool) -> Quantization:
-    """FP8 throughout; DeepSeek-V4 keeps its experts in MXFP4, or in the NVFP4 of `quantized_layers`."""
+    """FP8 throughout; DeepSeek-V4 stores its experts in MXFP4, or in the NVFP4 of `quantized_layers`."""
     block = block_shape(config, "weight_block_size")
     static = config.text("activation_scheme", "dynamic") == "static"
     if method == "fbgemm_fp8":
         scheme = Scheme("fp8_channel")
     elif block:
-        # DeepSeek-V4's block scales are single bytes (e8m0) in memory, the older models' float32.
+        # In memory DeepSeek-V4's block scales are single bytes (e8m0), those of older models float32.
         scheme = Scheme("fp8_block", block=block, scale_bytes=1 if experts_in_fp4 else 4)
     else:
         scheme = Scheme("fp8_tensor", static=static)
@@ -187,7 +187,7 @@ def fp8(config: Config, method: str, kv_dtype: str | None, *, experts_in_fp4: bo
 
 
 def compressed_scheme(config: Config) -> Scheme:
-    """The scheme of one config group: type, bits and strategy of its weights."""
+    """Scheme of one config group: type, bits and strategy of its weights."""
     weights = config.sub("weights")
     kind, bits = weights.text("type", "int"), weights.count("num_bits")
     strategy = weights.text("strategy", "tensor")
@@ -234,13 +234,13 @@ def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
     return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype)
 
 
-WEIGHT_ONLY = "weight-only"  # 4-bit weights whose inputs stay in the model's dtype
+WEIGHT_ONLY = "weight-only"  # 4-bit weights with inputs in the model's dtype
 
 MODELOPT = {
     "FP8": Scheme("fp8_tensor", static=True),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel"),
     "FP8_PB_WO": Scheme("fp8_block", block=(128, 128)),
-    "FP8_BLOCK_SCALES": Scheme("fp8_block", block=(128, 128)),  # the same by its earlier name (vLLM 0.33)
+    "FP8_BLOCK_SCALES": Scheme("fp8_block", block=(128, 128)),  # former name of the same (vLLM 0.33)
     "NVFP4": Scheme("nvfp4", 16),
     "W4A16_NVFP4": Scheme("nvfp4", 16, static=True, variant=WEIGHT_ONLY),
     "MXFP8": Scheme("mxfp8", 32),
@@ -268,7 +268,7 @@ def modelopt(config: Config, kv_dtype: str | None) -> Quantization:
 
 
 def listed_layers(config: Config) -> dict[str, Scheme | None]:
-    """ModelOpt's `quantized_layers`: a scheme for each module named; thousands of them share a few algorithms."""
+    """ModelOpt's `quantized_layers`: a scheme per named module; thousands of them share a few algorithms."""
     chosen: dict[str, Scheme | None] = {}
     layers = config.sub("quantized_layers")
     known: dict[object, Scheme] = {}
@@ -292,8 +292,8 @@ def bitsandbytes(config: Config) -> Quantization:
 
 
 def tables_of(quantization: Quantization) -> "Lists":
-    """What the names and patterns of a config say of each module."""
-    from kvplan.models.listed import lists  # of no account to a model that lists none
+    """Answers of a config's names and patterns for each module."""
+    from kvplan.models.listed import lists  # not needed for a model without lists
 
     return lists(quantization)
 
@@ -301,10 +301,10 @@ def tables_of(quantization: Quantization) -> "Lists":
 def scheme_of(
     quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str = ""
 ) -> Scheme | None:
-    """The scheme of a fused linear layer; the checkpoint's names of its parts decide, and must agree.
+    """Scheme of a fused linear layer; the checkpoint's names of its parts decide, and must agree.
 
     layer  index of the layer, None outside the layers
-    fused  the server's own name for the parts together, which a list may hold in their place
+    fused  the server's own name for the fused layer, which a list may contain instead
     """
     if not quantization.names and not quantization.patterns:
         return quantization.default
@@ -319,7 +319,7 @@ def listed_scheme(
     quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str
 ) -> Scheme | None:  # fmt: skip
     tables = tables_of(quantization)
-    if fused and layer is not None and tables.unquantized.find(layer, fused):  # goes before its parts (vLLM 0.33)
+    if fused and layer is not None and tables.unquantized.find(layer, fused):  # overrides its parts (vLLM 0.33)
         return None
     answers = {tables.find(layer, source) for source in sources}
     if answers == {None} and fused:
@@ -335,7 +335,7 @@ def listed_scheme(
 
 
 def head_scheme(quantization: Quantization) -> Scheme | None:
-    """The scheme of an output head of its own: servers quantize it where the config names it."""
+    """Scheme of an untied output head: servers quantize it if the config names it."""
     answer = tables_of(quantization).find(None, "lm_head")
     return answer[0] if answer else None
 
@@ -346,7 +346,7 @@ def first_two(names: list[str]) -> str:
 
 
 def list_problem(spec: ModelSpec) -> str:
-    """What in the config's lists does not fit the model; empty where every entry says something of a module it has."""
+    """Describe what in the config's lists does not fit the model; empty if every entry matches one of its modules."""
     quantization = spec.quantization
     if quantization is None or not quantization.known:
         return ""
@@ -389,7 +389,7 @@ SCHEME_NAMES = {
 
 
 def scheme_name(quantization: Quantization) -> str:
-    """How the linear layers are stored, as people say it: "fp8", "w4a16", "mxfp4 (experts)", "fp8 + mxfp4 (experts)".
+    """Common name of how the linear layers are stored: "fp8", "w4a16", "mxfp4 (experts)", "fp8 + mxfp4 (experts)".
 
     A method that kvplan does not model keeps its own name.
     """

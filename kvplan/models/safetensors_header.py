@@ -1,6 +1,6 @@
-"""The tensors of a safetensors file, from its header alone.
+"""The tensors of a safetensors file, from its header only.
 
-Source: the safetensors format page (huggingface.co/docs/safetensors, "Format"). Walked here because the library's
+Source: the safetensors format page (huggingface.co/docs/safetensors, "Format"). Parsed here because the library's
 `safe_open` imports numpy, which costs more than the header.
 """
 
@@ -13,9 +13,9 @@ from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import open_regular, os_problem, parse_json, path_text, printable
 from kvplan.models.tensors import LFS_POINTER, TensorInfo
 
-MAX_HEADER_BYTES = 100_000_000  # the library refuses more, too
+MAX_HEADER_BYTES = 100_000_000  # the library has the same limit
 
-# Bits of one element, by the names safetensors 0.8 writes. F4 and F6 are packed; a tensor still ends on a byte.
+# Bits per element, by safetensors 0.8's names. F4 and F6 are packed; a tensor still ends on a byte.
 SAFETENSORS_BITS = {
     **dict.fromkeys(("F4",), 4),
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
@@ -27,7 +27,7 @@ SAFETENSORS_BITS = {
 
 
 def safetensors_tensors(path: Path) -> Iterator[TensorInfo]:
-    """The tensors of one file, in the order of their data, which must cover the file without gap or overlap."""
+    """Tensors of one file, in data order; they must cover the file without gap or overlap."""
     where = path_text(path)
     with open_regular(path) as file:
         try:
@@ -58,7 +58,9 @@ def safetensors_tensors(path: Path) -> Iterator[TensorInfo]:
 
 
 def _safetensors_header(file: BinaryIO, size: int, where: str) -> dict[str, Any]:
-    """The header as JSON: eight bytes of length, then as many bytes of text; the file stands behind it afterwards."""
+    """Parse the header as JSON: eight bytes of length, then that many bytes of text; the file is positioned
+    after it.
+    """
     start = file.read(8)
     if (start + file.read(len(LFS_POINTER) - 8)).startswith(LFS_POINTER):
         raise InvalidInputError(where, "a Git LFS pointer, not the weights", "run `git lfs pull`")
@@ -86,7 +88,7 @@ def _safetensors_header(file: BinaryIO, size: int, where: str) -> dict[str, Any]
 
 
 def _entry(name: str, entry: object, where: str) -> tuple[str, tuple[int, ...], int, int]:
-    """(dtype, shape, first byte, byte behind the last) of a tensor; the bytes must be what dtype and shape need."""
+    """(dtype, shape, first byte, end byte) of a tensor; the byte count must match dtype and shape."""
     of_tensor = f"{where}: tensor '{printable(name)}'"
     if not isinstance(entry, dict):
         raise InvalidInputError(of_tensor, "not an object", "fetch the file again")

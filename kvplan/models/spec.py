@@ -1,8 +1,8 @@
-"""What a model is: facts only, no arithmetic about memory.
+"""A model's facts, without memory arithmetic.
 
-A ModelSpec says, layer by layer, what a model remembers of its past (`layers`), which weights it holds
-(`layer_weights`, `other_weights`) and how it computes (`decoder`). The planner turns the first two into bytes; the
-engine builds the model from the first and the last, and sizes its own tensors.
+A ModelSpec defines, layer by layer, what a model caches (`layers`), its weights (`layer_weights`, `other_weights`) and
+how it computes (`decoder`). The planner turns the first two into bytes; the engine builds the model from the first and
+the last, and takes sizes from its own tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,17 +16,17 @@ from kvplan.core.records import dataclass
 
 
 class Sharing(Enum):
-    """What tensor parallelism does with the units (heads, channels, groups) of a tensor's part."""
+    """Division of the units (heads, channels, groups) of a tensor's part by tensor parallelism."""
 
     SPLIT = "split"  # evenly; the count must be divisible
-    KV_HEADS = "kv_heads"  # evenly, or replicated when there are more ranks than heads
-    GROUPS = "groups"  # evenly, rounded up: state groups are repeated until every rank has one
+    KV_HEADS = "kv_heads"  # evenly, or replicated if there are more ranks than heads
+    GROUPS = "groups"  # evenly, rounded up: state groups are replicated until every rank has one
     PADDED_HEADS = "padded heads"  # evenly, then padded to the 64 or 128 heads that FlashMLA computes
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`units` things of `width` elements each that stand side by side in one tensor (heads, channels, rows)."""
+    """`units` groups of `width` elements each, side by side in one tensor (heads, channels, rows)."""
 
     units: int
     width: int = 1
@@ -71,9 +71,9 @@ class ChunkedAttention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """One latent vector and one rope key per token, shared by all heads (MLA): whole on every rank.
+    """One latent vector and one rope key per token, shared by all heads (MLA): replicated on every rank.
 
-    `sparse` marks layers that attend only to tokens an indexer picked (DeepSeek-V3.2, GLM-5).
+    `sparse` marks layers that attend only to tokens picked by an indexer (DeepSeek-V3.2, GLM-5).
     """
 
     kv_lora_rank: int
@@ -85,7 +85,7 @@ class LatentAttention:
 class SparseIndexer:
     """The fp8 index keys of DeepSeek sparse attention: one vector and one fp32 scale per 128 elements.
 
-    pool  tokens that share a key (GLM-5.3-Flash); above 1, a request also keeps the raw keys and gates of the last ones
+    pool  tokens per key (GLM-5.3-Flash); above 1, a request also keeps the raw keys and gates of the last tokens
     """
 
     head_dim: int
@@ -94,14 +94,14 @@ class SparseIndexer:
 
 @dataclass(frozen=True, slots=True)
 class KeyIndex:
-    """Index keys kept beside full attention, no values (MiniMax-M3)."""
+    """Index keys stored in addition to full attention, no values (MiniMax-M3)."""
 
     head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLatent:
-    """DeepSeek-V4: one vector that is both key and value, of each of the last `window` tokens."""
+    """DeepSeek-V4: one vector that is both key and value, for each of the last `window` tokens."""
 
     head_dim: int
     qk_rope_head_dim: int
@@ -110,7 +110,7 @@ class WindowLatent:
 
 @dataclass(frozen=True, slots=True)
 class CompressedLatent:
-    """DeepSeek-V4: one such vector for every `ratio` tokens; `index_head_dim` where an indexer picks among them."""
+    """DeepSeek-V4: one such vector for every `ratio` tokens; `index_head_dim` if an indexer picks among them."""
 
     head_dim: int
     qk_rope_head_dim: int
@@ -120,12 +120,12 @@ class CompressedLatent:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """A state of constant size per sequence: a short convolution's inputs and, but for `short_conv`, a recurrence.
+    """A state of constant size per sequence: a short convolution's inputs and, except for `short_conv`, a recurrence.
 
-    kind         bounded_kda: KDA whose gate has a lower bound, which has kernels of its own
+    kind         bounded_kda: KDA whose gate has a lower bound, with kernels of its own
     convolution  parts of channels; `conv_kernel - 1` columns of each are kept
-    recurrence   `heads` matrices of shape `head_shape`; `heads` is split over the ranks
-    ssm_dtype    dtype of the recurrence when the model fixes it; None: the model's dtype
+    recurrence   `heads` matrices of shape `head_shape`; `heads` is sharded over the ranks
+    ssm_dtype    dtype of the recurrence if the model fixes it; None: the model's dtype
     """
 
     kind: Literal["mamba1", "mamba2", "gated_delta_net", "kda", "bounded_kda", "short_conv", "lightning"]
@@ -166,7 +166,7 @@ Group = Literal[
 
 
 class Place(Enum):
-    """Which pipeline stages hold a weight that belongs to no layer."""
+    """Pipeline stages of a weight outside the layers."""
 
     FIRST = "first"
     LAST = "last"
@@ -176,26 +176,26 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor, or several fused ones, as a server holds them: `[sum of parts, inputs]`, plus a bias per output.
+    """One tensor, or several fused ones, as loaded by a server: `[sum of parts, inputs]`, plus a bias per output.
 
     name         role within its layer, or the full name of a weight outside the layers
-    sources      the checkpoint's names of what is fused here; quantization is decided by them
+    sources      the checkpoint's names of the fused tensors, which determine the quantization
     inputs       columns; 1 for a vector
-    split        "outputs": the parts are split over the ranks; "inputs": the columns are; "none": whole on each
-    bias         one element per output (split as the outputs are)
+    split        "outputs": the parts are sharded over the ranks; "inputs": the columns are; "none": replicated
+    bias         one element per output (sharded like the outputs)
     experts      copies, one per expert; 0 for a dense weight
-    quantizable  a linear layer that quantization may shrink
+    quantizable  a linear layer that can be quantized
     dtype        fixed by the model; None: the model's dtype
-    wide_below   kept in float32 on GPUs below this compute capability (90 for 9.0); 0: nowhere
-    pad_rows     outputs are padded to a multiple of this when held (vocabularies: 64)
-    align_rows   a rank's outputs are padded to a multiple of this when held (a fused projection of Kimi K3: 16)
-    least        smallest share of a rank where the weight is split: a smaller one is padded (Kimi K3's experts: 256)
-    even         split only over ranks that divide this number (a tower's heads), whole on each otherwise; 0: always
-    counted      False: a server holds it although the model's parameter count does not include it
-    is_loaded    False: the parameter count includes it although a server does not hold it
-    serves       the inputs a tower's weight is for ("image", "video", "audio"); none: the language model's
-    whole_by_data  a tower's weight that each rank holds whole where ranks share the batch (`--mm-encoder-tp-mode data`)
-    shared       a speculative head's weight in whose place it uses the target's, once both are loaded
+    wide_below   in float32 on GPUs below this compute capability (90 for 9.0); 0: never
+    pad_rows     outputs are padded to a multiple of this in memory (vocabularies: 64)
+    align_rows   a rank's outputs are padded to a multiple of this in memory (a fused projection of Kimi K3: 16)
+    least        smallest shard of a rank if the weight is sharded: smaller ones are padded (Kimi K3's experts: 256)
+    even         sharded only if the rank count divides this number (a tower's heads), else replicated; 0: always
+    counted      False: a server has it although the model's parameter count does not include it
+    is_loaded    False: the parameter count includes it although a server does not load it
+    serves       modalities of a tower's weight ("image", "video", "audio"); none: the language model's
+    whole_by_data  a tower's weight replicated on ranks that divide the batch (`--mm-encoder-tp-mode data`)
+    shared       a speculative head's weight that is replaced by the target's once both are loaded
     """
 
     name: str
@@ -226,16 +226,16 @@ class Weight:
 
     @property
     def num_params(self) -> int:
-        """Parameters of the model in this weight, all experts included."""
+        """Number of parameters in this weight, for all experts."""
         per_copy = self.inputs * self.outputs + (self.outputs if self.bias else 0)
         return per_copy * max(1, self.experts) if self.counted else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """One rotary table a server keeps: `positions x dim` elements of the model's dtype.
+    """One rotary table of a server: `positions x dim` elements of the model's dtype.
 
-    served  it is no longer than the context that is served
+    served  it is limited to the served context
     """
 
     dim: int
@@ -243,20 +243,20 @@ class Rope:
     served: bool = False
 
     def rows(self, context: int) -> int:
-        """Positions of the table of a server of this context."""
+        """Positions of the table in a server with this context."""
         return min(self.positions, context) if self.served else self.positions
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How one quantized linear layer is stored.
+    """Storage scheme of one quantized linear layer.
 
     group_size  inputs that share a scale (int4, nvfp4, mxfp4, gguf), or None
     block       (outputs, inputs) that share a scale (fp8 blocks), or None
     static      input scales are stored too
-    zeros       zero points are stored beside the scales
-    scale_bytes bytes of one block scale of fp8 blocks
-    variant     the method's own name for a packing that is not its usual one: "gptq_v2", "desc_act", "gemv"
+    zeros       zero points are stored in addition to the scales
+    scale_bytes bytes of one scale of block fp8
+    variant     the method's own name for an unusual packing: "gptq_v2", "desc_act", "gemv"
     """
 
     kind: Literal[
@@ -285,15 +285,15 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantization:
-    """How a checkpoint stores its linear layers, as its `quantization_config` says.
+    """Storage schemes of a checkpoint's linear layers, from its `quantization_config`.
 
-    method    the name the config gives the method
-    default   scheme of a quantizable layer that nothing below names; None: it stays in the model's dtype
+    method    the method's name in the config
+    default   scheme of a quantizable layer that nothing below matches; None: it stays in the model's dtype
     names     exact module names and their scheme, None for "not quantized"
-    patterns  globs and `re:` expressions over module names, likewise; the first that matches wins
-    kv_dtype  KV cache dtype that the checkpoint asks for; None: it says nothing
-    problem   why kvplan cannot size it: weights then need headers or a stated size; empty: it can
-    mixed     ModelOpt's MIXED_PRECISION: every layer that is quantized is listed with its algorithm
+    patterns  globs and `re:` expressions over module names, likewise; the first match wins
+    kv_dtype  KV cache dtype that the checkpoint requests; None: none
+    problem   why kvplan cannot size it: weights then need headers or a given size; empty: it can
+    mixed     ModelOpt's MIXED_PRECISION: every quantized layer is listed with its algorithm
     """
 
     method: str
@@ -321,7 +321,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Low frequencies divided by `factor`, high ones kept, a smooth passage between (Llama 3.1)."""
+    """Low frequencies divided by `factor`, high ones unchanged, a smooth transition between (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -333,7 +333,7 @@ class Llama3Scaling:
 class YarnScaling:
     """YaRN (arXiv 2309.00071): frequencies blended between `beta_slow` and `beta_fast` turns.
 
-    attention_factor  what cos and sin are multiplied by
+    attention_factor  factor on cos and sin
     truncate          the blend's ends are rounded outwards to whole dimensions
     """
 
@@ -352,7 +352,7 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 class Rotary:
     """Rotary positions of the first `dim` elements of a head.
 
-    interleaved  pairs are (0, 1), (2, 3), ... as DeepSeek has them; otherwise (0, dim/2), (1, dim/2 + 1), ...
+    interleaved  pairs are (0, 1), (2, 3), ... as in DeepSeek; otherwise (0, dim/2), (1, dim/2 + 1), ...
     """
 
     dim: int
@@ -363,12 +363,13 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class HeadAttention:
-    """Softmax attention over K and V heads; head counts, width and window are the layer's cache's and the model's.
+    """Softmax attention over K and V heads; head counts, width and window are in the layer's cache and the model.
 
-    scale    what q.k is multiplied by
-    qk_norm  q and k are normalized head by head before they rotate
-    softcap  scores are squashed to softcap * tanh(score / softcap)
-    sinks    one learned logit per head takes part in the softmax and no value
+    scale    factor on q.k
+    qk_norm  q and k are normalized per head before rotation
+    softcap  scores are softcapped: softcap * tanh(score / softcap)
+    sinks    one learned logit per head is part of the softmax, without a value
+    gated    each head's output is multiplied by the sigmoid of a gate projected together with its query
     """
 
     scale: float
@@ -378,6 +379,7 @@ class HeadAttention:
     qk_norm: bool = False
     softcap: float | None = None
     sinks: bool = False
+    gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +391,56 @@ class LatentHeads:
     q_lora_rank: int | None
     qk_nope_head_dim: int
     v_head_dim: int
-    bias: bool = False  # of q_a_proj, kv_a_proj_with_mqa and o_proj
+    bias: bool = False  # for q_a_proj, kv_a_proj_with_mqa and o_proj
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Linear attention with a gated delta rule (Qwen3-Next): a short convolution, then a matrix per value head as
+    state.
+
+    Each of k_heads serves v_heads / k_heads consecutive value heads; queries are as wide as keys.
+
+    by_key_head  a checkpoint has one input projection, the outputs of a key head side by side (Qwen3-Next); otherwise
+                 queries, keys and values in one, and their gates in three others (Qwen3.5)
+    """
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+    kernel: int
+    by_key_head: bool = True
+
+    @property
+    def channels(self) -> int:
+        """Convolution channels: queries, keys and values."""
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A state space (Mamba 2): a short convolution, then a matrix per head as state, decayed alike in all elements.
+
+    Each of groups serves heads / groups consecutive heads with what a state is written and read with, `state` wide.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    conv_bias: bool = True
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Convolution channels: the heads' inputs, then what the groups write and read."""
+        return self.inner + 2 * self.groups * self.state
 
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
@@ -405,18 +456,27 @@ class GatedMlp:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainMlp:
+    """down(relu(up(x))^2)."""
+
+    inner: int
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MoeMlp:
     """`top_k` of `num_experts` gated MLPs per token, and shared ones for all.
 
-    scoring      of the router's logits, over all experts
+    scoring      function of the router's logits, over all experts
     renormalize  the chosen scores are divided by their sum (for softmax the same as a softmax over the chosen)
-    scale        what the chosen scores are multiplied by in the end
-    groups       experts are chosen from the `top_groups` best of `groups` groups; a group is scored by its best
-                 expert, or by the sum of its two best where there is a correction
-    correction   a learned bias is added to the scores for choosing, not for weighing (`e_score_correction_bias`)
+    scale        final factor on the chosen scores
+    groups       experts are chosen from the `top_groups` best of `groups` groups; a group's score is its best
+    expert's, or the sum of its two best if there is a correction
+    correction   a learned bias is added to the scores for choosing, not for weighting (`e_score_correction_bias`)
     swiglu_limit, swiglu_alpha  of `clamped_swiglu` (gpt-oss)
-    shared_inner width of the shared experts together; 0 for none
-    names        how a checkpoint calls the router and the experts' matrices
+    shared_inner total width of the shared experts; 0 for none
+    shared_gate  their output is multiplied by the sigmoid of a gate, one per token (Qwen's one shared expert)
+    names        a checkpoint's names for the router and the experts' matrices
     """
 
     num_experts: int
@@ -435,22 +495,38 @@ class MoeMlp:
     swiglu_limit: float = 0.0
     swiglu_alpha: float = 0.0
     shared_inner: int = 0
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    attention: HeadAttention | LatentHeads
-    mlp: GatedMlp | MoeMlp
+    """None: the layer has no such part (Nemotron-H's have one of them)."""
+
+    attention: HeadAttention | LatentHeads | DeltaNet | Mamba2 | None
+    mlp: GatedMlp | MoeMlp | PlainMlp | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """A checkpoint's names for the parts of a model and of its layers."""
+
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    attention: str = "self_attn"
+    state: str = "linear_attn"
+    mlp: str = "mlp"
+    before_attention: str = "input_layernorm"
+    before_mlp: str = "post_attention_layernorm"
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """How a decoder-only transformer computes, beyond its sizes.
+    """Computation of a decoder-only transformer, beyond its sizes.
 
-    sandwich         norms before and after attention and MLP (Gemma 2 and 3), not before only
+    sandwich         norms before and after attention and MLP (Gemma 2 and 3), not only before
     unit_offset      RMSNorm multiplies by 1 + weight (Gemma)
-    embedding_scale  what embeddings are multiplied by; rounded to the model's dtype first
-    logit_softcap    logits are squashed to softcap * tanh(logit / softcap)
+    embedding_scale  factor on embeddings; rounded to the model's dtype first
+    logit_softcap    logits are softcapped: softcap * tanh(logit / softcap)
     """
 
     layers: tuple[DecoderLayer, ...]
@@ -459,9 +535,10 @@ class Decoder:
     unit_offset: bool = False
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
+    names: TensorNames = TensorNames()
 
 
-TEXT_ONLY = " (text only)"  # ends the name of a model that was sized without its tower
+TEXT_ONLY = " (text only)"  # suffix of the name of a model sized without its tower
 
 
 def _not_read() -> Decoder:
@@ -472,18 +549,18 @@ def _not_read() -> Decoder:
 class ModelSpec:
     """A model's facts. Compared by identity: two readings are two objects.
 
-    layers         one entry per layer: the caches it keeps, none, one or several
-    layer_weights  one entry per layer, beside `layers`
+    layers         one entry per layer: its caches, none, one or several
+    layer_weights  one entry per layer, in the order of `layers`
     other_weights  embedding, head, final norm, towers
-    max_model_len  the context a server takes when none is asked for; context_limit: the largest it accepts
-    text_only      a tower was left out when this was read, as asked; `name` says so too
+    max_model_len  a server's default context; context_limit: the largest it accepts
+    text_only      a tower was left out on request; `name` says so too
     item_tokens    tokens of one multimodal item that must be computed in one step; 0: no such need
     first_layer    number of the first layer in the checkpoint's names: a speculative head's layers follow its target's
-    head           the method of speculation whose head this is; empty: a model of its own
+    head           the speculative method whose head this is; empty: an independent model
     notes          what the reader derived or found odd, for the user
-    read_decoder   reads how it computes, which only the engine asks for
-    config         the config.json all this was read from, so that a run can carry it
-    processor      what the folder beside it says of the processor of images, videos and sounds, by scope
+    read_decoder   reads how it computes; only the engine calls it
+    config         the original config.json, so that a run can include it
+    processor      processor settings for images, videos and audio from the same folder, by scope
     """
 
     name: str
@@ -516,7 +593,7 @@ class ModelSpec:
 
     @property
     def decoder(self) -> Decoder:
-        """How the layers compute; raises UnsupportedModelError, by name, for what the engine cannot run."""
+        """Return how the layers compute. Raise UnsupportedModelError, by name, for what the engine cannot run."""
         return self.read_decoder()
 
     @property
@@ -536,13 +613,23 @@ class ModelSpec:
         return any(isinstance(cache, LatentAttention) and cache.sparse for cache in _distinct_caches(self))
 
     @property
+    def scheme_kinds(self) -> tuple[str, ...]:
+        """Every kind of storage scheme of the checkpoint's linear layers."""
+        return _scheme_kinds(self)
+
+    @property
+    def is_compressed_mla(self) -> bool:
+        """True if each layer caches a window of latents, and compressed entries for older tokens (DeepSeek-V4)."""
+        return WindowLatent in self.cache_kinds
+
+    @property
     def is_pooled(self) -> bool:
-        """Whether an indexer's keys stand for several tokens each (GLM-5.3-Flash)."""
+        """True if each of an indexer's keys covers several tokens (GLM-5.3-Flash)."""
         return any(isinstance(cache, SparseIndexer) and cache.pool > 1 for cache in _distinct_caches(self))
 
     @property
     def is_encoder(self) -> bool:
-        """Whether no layer keeps anything of a token once its step is computed (BERT)."""
+        """True if no layer caches anything of a token after its step (BERT)."""
         return bool(self.layers) and not any(self.layers)
 
     @property
@@ -555,18 +642,22 @@ class ModelSpec:
 
     @property
     def most_kv_heads(self) -> int:
-        """KV heads of the layers that have the most; 0 for latent attention, whose cache is whole on every rank."""
+        """Largest number of KV heads in any layer; 0 for MLA, whose cache is replicated on every rank."""
         kinds = (FullAttention, SlidingWindow, ChunkedAttention)
         return max([cache.num_kv_heads for cache in _distinct_caches(self) if isinstance(cache, kinds)], default=0)
 
     @property
     def served_name(self) -> str:
-        """The model's name as it was asked for: what a server loads, whatever part of it was sized."""
+        """The model's name as requested: what a server loads, whichever part of it was sized."""
         return self.name.removesuffix(TEXT_ONLY)
+
+    def is_part_of(self, target: "ModelSpec") -> bool:
+        """True if this is a head contained in the target's own checkpoint."""
+        return bool(self.head) and self.config is target.config
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Every weight once per place it stands in."""
+        """Every weight, once for each place it is used."""
         return self.other_weights + tuple(weight for layer in self.layer_weights for weight in layer)
 
 
@@ -578,3 +669,12 @@ def _distinct_caches(spec: ModelSpec) -> frozenset[LayerCache]:
 @lru_cache(maxsize=1024)
 def _cache_kinds(spec: ModelSpec) -> frozenset[type[LayerCache]]:
     return frozenset(type(cache) for cache in _distinct_caches(spec))
+
+
+@lru_cache(maxsize=1024)
+def _scheme_kinds(spec: ModelSpec) -> tuple[str, ...]:
+    stored = spec.quantization
+    if stored is None:
+        return ()
+    schemes = {stored.default, *stored.names.values(), *(scheme for _, scheme in stored.patterns)}
+    return tuple(sorted(scheme.kind for scheme in schemes if scheme is not None))

@@ -1,9 +1,9 @@
-"""What a checkpoint's headers say: its tensors, their dtypes, shapes and sizes."""
+"""Contents of a checkpoint's headers: its tensors, their dtypes, shapes and sizes."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-LFS_POINTER = b"version https://git-lfs"  # what stands in for a file that was not pulled
+LFS_POINTER = b"version https://git-lfs"  # placeholder for a file that was not pulled
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class TensorInfo:
 class Checkpoint:
     """The weights of one model directory.
 
-    `total_bytes` is the sum over `tensors`. `tensors` is empty where only sizes are known: for pickles, and for a Hub
-    cache that holds the index of the weights but not the weights. `notes` are warnings for the user.
+    `total_bytes` is the sum over `tensors`. `tensors` is empty if only sizes are known: for pickles, and for a Hub
+    cache that has the index of the weights but not the weights. `notes` are warnings for the user.
     """
 
     format: Literal["safetensors", "gguf", "pickle-sizes"]

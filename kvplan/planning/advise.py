@@ -1,7 +1,7 @@
-"""What makes a plan satisfy what it does not: single changes, and combined ones where those do not do or cost more.
+"""Find changes that make a plan meet its requirements: single changes first, combined ones if those fail or cost more.
 
-Every cure is a plan that was made and that satisfies what is wanted. Knobs come in the order of what they cost the
-user: a cure is better than another one where its dearest change is smaller.
+Every fix is a plan that was computed and meets the requirements. Knobs are ordered by their cost to the user: one fix
+is better than another if its most costly change is smaller.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,19 +18,26 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import terms_of
 
 TP_SIZES = (1, 2, 4, 8, 16)
-CONTEXT_STEP = 256  # of a shorter context that is offered, in tokens
+CONTEXT_STEP = 256  # of the shorter contexts to propose, in tokens
 
 Holds = Callable[[Plan], bool]
-Knobs = Callable[[Plan], Iterable["Knob"]]  # what may change a plan for the better
+Knobs = Callable[[Plan], Iterable["Knob"]]  # the changes that may improve a plan
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One flag, and what it changes of a request."""
+    """One flag, and the change it makes to a request."""
 
     flag: str
     args: Mapping[str, Any] = field(default_factory=dict)
     gpu: GpuSpec | None = None
+
+    def flag_of(self, server: str) -> str:
+        """The flag as this server calls it."""
+        name, _, value = self.flag.partition(" ")
+        terms = terms_of(server)
+        own = next((terms.own_flags[argument] for argument in self.args if argument in terms.own_flags), name)
+        return f"{own} {terms.own_values.get(value, value)}".strip()
 
     def applied(self, request: Request) -> Request:
         return replace(request, args=replace(request.args, **self.args), gpu=self.gpu or request.gpu)
@@ -38,11 +45,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """Changes of one kind, the nearest first.
+    """Changes of one kind, the smallest first.
 
-    switch  its one change goes with those of all other knobs
-    steps   tried one after another, alone and with switches
-    range   each does whatever an earlier one does: searched by halving, also with the steps of the knob before it
+    switch  a single change that can be combined with those of all other knobs
+    steps   tried one after another, on their own and with switches
+    range   each achieves whatever an earlier one does: bisected, also with the steps of the knob before it
     """
 
     changes: Sequence[Change]
@@ -54,7 +61,7 @@ Levels = tuple[int, ...]  # of each knob: 0 is unchanged, n its n-th change
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """Changes that do together, and the plan that they give."""
+    """Changes that are sufficient together, and the resulting plan."""
 
     changes: tuple[Change, ...]
     levels: Levels
@@ -69,16 +76,21 @@ class Cure:
         return " ".join(self.flags)
 
     @property
+    def server_flags(self) -> tuple[str, ...]:
+        """The flags as the plan's server calls them; `flags` are kvplan's own."""
+        return tuple(change.flag_of(self.plan.request.release.engine) for change in self.changes)
+
+    @property
     def cost(self) -> Levels:
-        """The levels of the dearest knob first: what orders cures."""
+        """Levels with the most costly knob first: the sort key of fixes."""
         return self.levels[::-1]
 
 
 @dataclass(slots=True)
 class Search:
-    """Cures of a request over some knobs, those of the cheapest knobs first; none of them dominates another one.
+    """Search for fixes of a request over some knobs, the cheapest knobs first; no fix dominates another.
 
-    plans  made before, by their flags: a search that follows may share them
+    plans  computed before, by their flags: successive searches may share them
     """
 
     request: Request
@@ -112,7 +124,7 @@ class Search:
         return [dict.fromkeys(subset, 1) for size in range(len(numbers) + 1) for subset in combinations(numbers, size)]
 
     def best(self, candidates: Sequence[Levels]) -> Iterator[Cure]:
-        """Those candidates that do, in their order; what an earlier cure dominates is not tried."""
+        """Yield the candidates that are sufficient, in order, skipping those dominated by an earlier fix."""
         for levels in candidates:
             if not self.is_dominated(levels):
                 cure = self.cure(levels)
@@ -121,8 +133,9 @@ class Search:
                     yield cure
 
     def along(self, number: int) -> Iterator[Cure]:
-        """The nearest change of a range with every subset of the switches, and with the fewest steps of the knob
-        before it that make the change smaller."""
+        """Yield the smallest change of a range with every subset of the switches, and with the fewest steps of the knob
+        before it that make the change smaller.
+        """
         unchanged = (0,) * len(self.knobs)
         before = number - 1 if number and self.knobs[number - 1].kind == "steps" else None
         nearest = []
@@ -140,7 +153,7 @@ class Search:
         yield from sorted(best, key=lambda cure: cure.cost)
 
     def nearest(self, base: Levels, number: int) -> Cure | None:
-        """The smallest change of one knob that does beside others, where none known is as small."""
+        """Return the smallest sufficient change of one knob on top of `base`, unless a known fix has one as small."""
         rivals = [cure.levels for cure in self.cures if is_within(cure.levels, set_level(base, {number: 10**9}))]
         most = min([len(self.knobs[number].changes), *(levels[number] - 1 for levels in rivals)])
         if most < 1:
@@ -181,7 +194,7 @@ def is_better(cure: Cure, other: Cure) -> bool:
 
 
 def changed_plan(request: Request, changes: Sequence[Change]) -> Plan | None:
-    """The plan of a request with some changes when it can be made, and runs."""
+    """Return the plan of a request with some changes, or None if it cannot be made or does not run."""
     changed = request
     for change in changes:
         changed = change.applied(changed)
@@ -213,7 +226,7 @@ def more_ranks(args: EngineArgs) -> Knob:
 
 @dataclass(frozen=True, slots=True)
 class Contexts(Sequence[Change]):
-    """Contexts below one, in steps, the longest first."""
+    """Contexts below a given one, in steps, the longest first."""
 
     below: int
     step: int
@@ -235,7 +248,7 @@ def larger_gpu(request: Request) -> Knob:
 
 
 def larger_gpus(request: Request) -> list[GpuSpec]:
-    """GPUs of the same make with more memory, the nearest first; those that share memory with the CPU left out."""
+    """GPUs of the same vendor with more memory, the smallest first; without those that share memory with the CPU."""
     makes = [gpu(name) for name in gpu_names()]
     larger = [each for each in makes if each.total_memory > request.gpu.total_memory and not each.unified]
     make = request.gpu.vendor if request.gpu.vendor != "unknown" else "nvidia"
@@ -245,19 +258,19 @@ def larger_gpus(request: Request) -> list[GpuSpec]:
     )
 
 
-FP8_KV_FROM = 89  # compute capability from which every backend reads an fp8 cache
+FP8_KV_FROM = 89  # compute capability from which every backend supports an fp8 KV cache
 FLASHINFER_FROM = 80
 FLASHINFER_HEADS = (64, 128, 256)
 
 
 def reads_fp8(request: Request) -> bool:
-    """Whether a server on this GPU surely has an attention backend for an fp8 KV cache.
+    """True if a server on this GPU is known to have an attention backend for an fp8 KV cache.
 
-    Triton needs compute capability 8.9 (vllm-project/vllm#45829); from 8.0 FlashInfer reads it (#24577), which has
-    neither MLA there nor attention sinks, as gpt-oss has.
+    Triton needs compute capability 8.9 (vllm-project/vllm#45829); from 8.0 FlashInfer supports it (#24577), but there
+    without MLA and without attention sinks, which gpt-oss has.
     """
     spec, sm = request.spec, request.gpu.sm
-    if sm == 0 or sm >= FP8_KV_FROM:  # 0: AMD, or a GPU of which only the memory is stated
+    if sm == 0 or sm >= FP8_KV_FROM:  # 0: AMD, or a GPU of which only the memory is known
         return True
     plain = not spec.is_mla and not spec.model_type.startswith("gpt_oss")
     heads = {
@@ -273,7 +286,7 @@ def reads_fp8(request: Request) -> bool:
 
 
 def smaller_needs(args: EngineArgs) -> Knob:
-    """Changes that cost no hardware and no precision: fewer sequences at once, no CUDA graphs, more of the GPU."""
+    """Changes that cost neither hardware nor precision: fewer sequences at once, no CUDA graphs, higher utilization."""
     changes = []
     if args.max_num_seqs is None or args.max_num_seqs > 64:
         changes.append(Change("--max-num-seqs 64", {"max_num_seqs": 64}))
@@ -285,7 +298,7 @@ def smaller_needs(args: EngineArgs) -> Knob:
 
 
 def start_knobs(short: Plan, *, is_sure: bool = False) -> Iterator[Knob]:
-    """What makes a server start whose KV cache has room: what likely does, then what surely does, or that alone."""
+    """Changes that let a server start whose KV cache fits: likely values, then a certain one; `is_sure`: only that."""
     refusal = short.refusal
     if refusal is not None:
         flag = f"--{refusal.argument.replace('_', '-')}"
@@ -294,7 +307,7 @@ def start_knobs(short: Plan, *, is_sure: bool = False) -> Iterator[Knob]:
 
 
 def fit_knobs(short: Plan) -> Iterator[Knob]:
-    """What may make a plan fit, from what costs least to what costs most."""
+    """Yield changes that may make a plan fit, the cheapest first."""
     request = short.request
     args = request.args
     yield from start_knobs(short)
@@ -309,13 +322,13 @@ def fit_knobs(short: Plan) -> Iterator[Knob]:
         yield smaller_needs(args)
     yield fp8_cache(args)
     yield more_ranks(args)
-    if args.max_model_len != "auto":  # which is the longest that there is
+    if args.max_model_len != "auto":  # "auto" already is the longest context that fits
         yield shorter_context(short.settings.max_model_len)
     yield larger_gpu(request)
 
 
 def is_sure(answer: Plan) -> bool:
-    """Whether it also fits where what is estimated is at its worst."""
+    """True if it also fits with all estimates at their worst."""
     return answer.fits and answer.concurrency.low >= 1
 
 
@@ -330,12 +343,12 @@ def fixes(
     also: Holds = lambda answer: True,
     knobs: Iterable[Knob] | None = None,
 ) -> list[Cure]:
-    """What makes a plan fit that does not, the best first: what surely does, or without that what likely does.
+    """Find changes that make a plan fit, best first: those certain to work, or if there are none, the likely ones.
 
-    most   how many are wanted; None: all
-    plans  made before, by the flags that change the request
-    also   what is wanted besides
-    knobs  what may be changed; None: all that may help
+    most   maximum number of fixes; None: all
+    plans  computed before, by the flags that change the request
+    also   further requirement
+    knobs  allowed changes; None: all that may help
     """
     plans = {} if plans is None else plans
     knobs = list(fit_knobs(short) if knobs is None else knobs)
@@ -347,30 +360,30 @@ def fixes(
     return []
 
 
-# --- what satisfies several needs at once -----------------------------------------------------------------------------
+# --- meeting several needs at once ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something wanted of a plan: whether a plan has it, and what may give it to one that has not."""
+    """A requirement on a plan: the check, and the changes that may meet it."""
 
     holds: Holds
     knobs: Knobs
 
 
-# Flags from what costs the user least to what costs most, in one order that those of all knobs follow.
+# Flags from the cheapest for the user to the most costly; the order of all knobs follows it.
 DEARNESS = (
     "--max-num-seqs", "--enforce-eager", "--fully-sharded-loras", "--num-gpu-blocks-override", "--max-total-tokens",
     "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--kv-cache-dtype", "--max-loras", "--max-lora-rank",
     "--tensor-parallel-size", "--quantization", "--max-model-len", "--gpu",
 )  # fmt: skip
 MORE_IS_DEARER = ("--max-num-seqs", "--tensor-parallel-size")
-MOST_STATES = 24  # sets of changes that are looked at, each for some dozens of plans
-MOST_STEPS = 4  # cures of one need that are followed
+MOST_STATES = 24  # sets of changes to examine, each for some dozens of plans
+MOST_STEPS = 4  # fixes of one need to follow up
 
 
 def dearness(change: Change) -> tuple[int, float]:
-    """What orders changes by what they cost: the flag, and how far it is turned."""
+    """Sort key of a change by its cost: the flag, and how far it is changed."""
     name, _, value = change.flag.partition(" ")
     rank = DEARNESS.index(name) if name in DEARNESS else -1
     if change.gpu is not None:
@@ -383,14 +396,14 @@ def dearness(change: Change) -> tuple[int, float]:
 
 
 def cost_of(changes: Iterable[Change]) -> list[tuple[int, float]]:
-    """The dearest change first: what orders sets of changes."""
+    """Sort key of a set of changes: the most costly first."""
     return sorted(map(dearness, changes), reverse=True)
 
 
 def together(short: Plan, needs: Sequence[Need], most_states: int = MOST_STATES) -> Cure | None:
-    """The cheapest changes whose plan satisfies every need, of those that curing one need after the other leads to.
+    """Find the cheapest changes whose plan meets every need, by fixing one need after another.
 
-    None of them can be left out.
+    None of the changes can be omitted.
     """
     order = count()
     queue: list[tuple[list[tuple[int, float]], int, tuple[Change, ...], Plan]] = [([], next(order), (), short)]
@@ -418,7 +431,7 @@ def in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
 
 
 def without_idle(request: Request, cure: Cure, needs: Sequence[Need]) -> Cure:
-    """The cure less what later changes have made needless, the dearest first."""
+    """Drop changes that later ones made unnecessary, the most costly first."""
     for change in cure.changes[::-1]:
         fewer = tuple(other for other in cure.changes if other is not change)
         answer = changed_plan(request, fewer)

@@ -1,9 +1,9 @@
-"""Why two plans differ: one input changed after the other, and what each change did to every figure.
+"""Explain why two plans differ: change one input at a time and record the effect on every figure.
 
-Inputs are changed in one order, as far as there is a plan between them: the model's facts in the order of the new
-config.json, its weight files, the draft model, the GPU, the release, the engine's arguments, the workload. Each step is
-planned anew, so the steps' effects add up to the whole difference exactly; in another order a step's share can differ,
-the sum cannot.
+Inputs change in a fixed order, as far as a plan exists for each step: the model's facts in the order of the new
+config.json, its weight files, the draft model, the GPU, the release, the engine's arguments, the workload. Each step
+is planned again, so the effects add up to the whole difference exactly; another order can change a step's share, but
+not the sum.
 """
 
 import json
@@ -23,14 +23,14 @@ from kvplan.servers.arguments import EngineArgs
 
 Kind = Literal["model", "files", "draft", "gpu", "engine", "argument", "setting", "workload"]
 Number = int | float
-Figures = Mapping[str, Number | None]  # path in kvplan/plan@1 -> value; None: not asked for
+Figures = Mapping[str, Number | None]  # path in kvplan/plan@1 -> value; None: not applicable
 
 ORDER_TEXT: Final = (
     "inputs are changed one after the other, in the order the steps are listed; the steps add up to the difference"
 )
 
 Unit = Literal["bytes", "bytes/token", "tokens", "blocks", "requests", "replicas"]
-# Path of kvplan/plan@1 -> its unit. The rows of memory less what is missing add up to memory.total.
+# Path of kvplan/plan@1 -> its unit. The memory rows minus memory.missing add up to memory.total.
 MEMORY: Final[dict[str, Unit]] = {f"memory.{row}": "bytes" for row in (*MemoryBreakdown.ROWS, "missing", "total")}
 CAPACITY: Final[dict[str, Unit]] = {
     "kv.bytes_per_token": "bytes/token",
@@ -44,14 +44,14 @@ CAPACITY: Final[dict[str, Unit]] = {
     "deficit": "bytes",
 }
 
-MOST_MOVES = 100  # keys of a config changed one by one; beyond that they are two models
-MOST_TRIED = 300  # groups of changes tried for one step before all that is left is one
-WHOLE_MODEL = ("model_type",)  # keys that say another reader: a config between the two would be neither
+MOST_MOVES = 100  # keys of a config changed one by one; with more differences they are two models
+MOST_TRIED = 300  # groups of changes to try for one step before all remaining ones become one step
+WHOLE_MODEL = ("model_type",)  # selects the reader: a config with only this key changed would be neither model
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An input that differs, as text; None: not given there."""
+    """An input that differs, as text; None: not set on that side."""
 
     kind: Kind
     name: str
@@ -61,7 +61,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Inputs changed together, for want of a plan between them, and every figure before and after."""
+    """Inputs changed together because no plan exists in between, with every figure before and after."""
 
     changes: tuple[Change, ...]
     before: Figures
@@ -69,13 +69,13 @@ class Step:
 
     @property
     def deltas(self) -> dict[str, Number]:
-        """What the step did to the figures that it changed; None counts as nothing."""
+        """The step's effect on the figures that it changed; None counts as 0."""
         deltas = {path: (after or 0) - (self.before[path] or 0) for path, after in self.after.items()}
         return {path: delta for path, delta in deltas.items() if delta}
 
 
 def figures_of(plan_: Plan) -> Figures:
-    """Every figure that is compared, as kvplan/plan@1 has it."""
+    """Every compared figure, by its path in kvplan/plan@1."""
     memory, capacity, answer = plan_.memory, plan_.capacity, plan_.concurrency
     return {
         **{path: getattr(memory, path.partition(".")[2]) for path in MEMORY},
@@ -92,15 +92,15 @@ def figures_of(plan_: Plan) -> Figures:
 
 
 def attribution(old: Plan, new: Plan) -> tuple[Step, ...]:
-    """The steps from one plan's request to the other's, those that change no figure among them.
+    """Steps from one plan's request to the other's, including those that change no figure.
 
-    An input that cannot be changed alone waits for those after it, then goes with as few others as make it possible.
+    An input that cannot be changed on its own waits for those after it, then changes with as few others as possible.
     """
     current, before = old.request, figures_of(old)
     left, steps = list(moves(old.request, new.request)), []
     while left:
         for group in _groups(len(left)):
-            if len(group) == len(left):  # the last step ends at what was asked for, whatever was read on the way
+            if len(group) == len(left):  # the last step ends at the requested input, whatever was read before
                 between, after = new.request, figures_of(new)
                 break
             tried = _tried(current, [left[index] for index in group])
@@ -114,7 +114,7 @@ def attribution(old: Plan, new: Plan) -> tuple[Step, ...]:
 
 
 def _groups(count: int) -> Iterator[tuple[int, ...]]:
-    """Which of the moves that are left to try: each alone, in order, then few together, then all of them."""
+    """Yield groups of the remaining moves to try: each on its own, in order, then small groups, then all."""
     together = (group for size in range(1, count) for group in combinations(range(count), size))
     yield from islice(together, count + MOST_TRIED)
     yield tuple(range(count))
@@ -122,15 +122,14 @@ def _groups(count: int) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One step towards the new request."""
+    """One step toward the new request."""
 
     changes: tuple[Change, ...]
     apply: Callable[[Request], Request]
 
 
 def _tried(request: Request, taken: list[Move]) -> tuple[Request, Figures] | None:
-    """The request with these changes and its figures; None where no model can be read, or no plan made, with them
-    alone."""
+    """The request with these changes and its figures, or None if they alone give no readable model or no plan."""
     try:
         for move in taken:
             request = move.apply(request)
@@ -140,7 +139,7 @@ def _tried(request: Request, taken: list[Move]) -> tuple[Request, Figures] | Non
 
 
 def moves(old: Request, new: Request) -> Iterator[Move]:
-    """What leads from one request to the other, input by input, in the order that this module states."""
+    """Yield the moves from one request to the other, input by input, in the order stated in this module's docstring."""
     yield from _model_moves(old.spec, new.spec)
     if old.memory_in_use != new.memory_in_use:
         change = Change("gpu", "--memory-in-use", _size(old.memory_in_use), _size(new.memory_in_use))
@@ -221,7 +220,7 @@ def _model_moves(old: ModelSpec, new: ModelSpec) -> Iterator[Move]:
 def _config_move(path: tuple[str, ...], new: ModelSpec) -> Callable[[Request], Request]:
     def apply(base: Request) -> Request:
         config = with_key(base.spec.config, path, new.config)
-        # An unknown type was accepted for both or for neither, as the two have the same one.
+        # An unknown type was accepted for both or for neither, because both have the same one.
         return replace(
             base,
             spec=read_config(
@@ -236,8 +235,9 @@ _ABSENT: Final = object()
 
 
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Paths of the keys that differ, in the order of the new config and then of the old; an object that both have is
-    compared key by key, a list as a whole."""
+    """Paths of the keys that differ, in the order of the new config, then of the old one; nested objects are compared
+    key by key, lists as a whole.
+    """
     paths: list[tuple[str, ...]] = []
     for key in dict.fromkeys((*new, *old)):
         before, after = old.get(key, _ABSENT), new.get(key, _ABSENT)
@@ -249,7 +249,7 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple
 
 
 def with_key(config: Mapping[str, Any], path: tuple[str, ...], source: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `config` with one key as `source` has it, or without it where `source` lacks it."""
+    """Copy `config` with one key as in `source`, or without it if `source` lacks it."""
     key, *rest = path
     changed = dict(config)
     if rest:
@@ -272,7 +272,7 @@ def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def value_text(value: Any) -> str | None:
-    """A value as it would be typed, cut where it is long; None: not given."""
+    """Format a value as a user would type it, shortened if long; None: not given."""
     match value:
         case None:
             return None
@@ -285,7 +285,7 @@ def value_text(value: Any) -> str | None:
 
 
 def gpu_text(gpu: GpuSpec) -> str:
-    """ "h100-80g", and its memory where that was given."""
+    """ "h100-80g", with its memory if that was given."""
     return f"{gpu.name} of {format_gib(gpu.total_memory)}" if gpu.total_memory_kind == GIVEN else gpu.name
 
 

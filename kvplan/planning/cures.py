@@ -1,8 +1,8 @@
-"""What cures a server that failed: for each cause the changes that help, the best first, each with the plan made of it.
+"""Fixes for a server that failed: for each cause the changes that help, best first, each with its plan.
 
-A plan is anchored on the log: what the failing line says is free for the KV cache takes the place of what is modeled,
-and a change of flags moves it by what that change moves of the model. Where no plan can be made a cure is a kind of
-change, with the value that the line itself states if any, and says that nobody checked it.
+A plan is anchored to the log: the free KV cache memory in the failing line replaces the modeled value, and flags
+change it by as much as they change the model's. If no plan can be made, a fix is a kind of change, with the value that
+the line itself states, if any, and marked as unchecked.
 """
 
 import re
@@ -21,15 +21,15 @@ from kvplan.servers.base import kind_of_cause, terms_of
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.failures import Figures, Size
 from kvplan.servers.plans import BUDGET_ROWS
-from kvplan.servers.vllm import pool as vllm_pool
+from kvplan.servers.pool import blocks_in, largest_context
 
 MOST_CURES: Final = 5
 ROUND, ROUND_FROM = 256, 4096  # tokens
-SHORTEST: Final = 16  # a cure leaves this part of the context at least: less is no server that was wanted
-MOST_SHORTENED: Final = 3  # values of a kind beside which a shorter context is looked for
-BESIDE: Final = 256 * MIB  # left beside what an allocation lacked: the next one is not much larger
+SHORTEST: Final = 16  # a fix keeps at least this part (1/16) of the context: less is not the requested server
+MOST_SHORTENED: Final = 3  # values of a kind to combine with a shorter context
+BESIDE: Final = 256 * MIB  # margin on top of a failed allocation's shortage: the next allocation is not much larger
 HIGHEST_SHARE: Final = 0.98
-USUAL_SHARE: Final = 0.95  # beside other changes: what else needs memory now and then has room
+USUAL_SHARE: Final = 0.95  # with other changes: leaves room for occasional allocations
 RANKS: Final = (2, 3, 4, 5, 6, 7, 8, 12, 16)
 SEQS_TRIED: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 TOKENS: Final = (8192, 4096, 2048, 1024, 512)
@@ -41,13 +41,13 @@ Args = Mapping[str, Any]
 class Cure:
     """A change that helps.
 
-    kind   what is changed: the name of an engine argument, or a word for what is no flag
+    kind   what is changed: the name of an engine argument, or a word for an action
     args   arguments and their values; empty for an action
-    flags  as the server takes them, "--max-model-len 34720"; of a kind without a value the flag alone
+    flags  as the server accepts them, "--max-model-len 34720"; only the flag if the kind has no value
     text   what it does
-    way    how the flag is turned, where it has no value
-    plan   made with it, and starts; None: not checked
-    proof  the figures of the log from which its value follows, where no plan was made
+    way    direction of the change, if it has no value
+    plan   with the change applied, and starting; None: not checked
+    proof  the log's figures that imply its value, if no plan was made
     """
 
     kind: str
@@ -65,14 +65,14 @@ class Cure:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A failure as cures are sought for it.
+    """A failure, as input to the search for fixes.
 
-    request  what the server was asked for; None: its model is not known
-    pool     bytes that the log says were free for the KV cache on a rank; None: not stated, the plan's own is taken
-    gpu_known  whether the request's GPU is that of the server: else only what does not depend on it is said
-    args     what the log says of its arguments, where there is no request
+    request  what the server was started with, or None if its model is unknown
+    pool     logged bytes free for the KV cache on a rank; None: not logged, the plan's own is used
+    gpu_known  True if the request's GPU is the server's; else only GPU-independent facts are reported
+    args     the log's arguments, if there is no request
     evidence the lines that show the cause
-    total    bytes of the GPU by the log
+    total    bytes of the GPU according to the log
     """
 
     server: str
@@ -87,12 +87,12 @@ class Case:
 
     @property
     def lacking(self) -> int:
-        """Bytes by which the allocation that failed was too large; 0 where that is not stated."""
+        """Bytes by which the failed allocation exceeded free memory; 0 if not stated."""
         tried, free = self.figures.tried_bytes, self.figures.free_bytes
         return 0 if tried is None or free is None else max(0, tried.bytes - free.bytes)
 
 
-# --- plans on the log's own figures -----------------------------------------------------------------------------------
+# --- plans with the log's own figures ---------------------------------------------------------------------------------
 
 TAKEN_FIRST: Final = ("non_torch", "activations", "cuda_graphs", "lora", "buffers")
 MEASURED: Final = "by the log's own figure of the memory that is free for the KV cache"
@@ -100,10 +100,10 @@ MEASURED: Final = "by the log's own figure of the memory that is free for the KV
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """By how much each row of the model differs from the log, in bytes; empty where the log states no pool.
+    """Difference between the log and each row of the model, in bytes; empty if the log states no pool.
 
-    unattributed  memory that the log shows to be taken, and no row of the model explains
-    beyond        bytes of the logged pool for which there is no room beside the weights: it is another model's
+    unattributed  memory in use by the log that no row of the model explains
+    beyond        bytes of the logged pool that cannot fit next to the weights: the log is another model's
     """
 
     shift: Args
@@ -111,7 +111,7 @@ class Anchor:
     beyond: int = 0
 
     def plan(self, request: Request) -> Plan | None:
-        """The plan of a request, its estimates moved to the log; None where none can be made."""
+        """Return the plan of a request, its estimates shifted to the log, or None if none can be made."""
         try:
             answer = plan(request)
             if not self.shift:
@@ -128,11 +128,11 @@ def _point(size: int) -> Estimate:
 
 
 def anchor_of(request: Request, pool: int | None) -> Anchor:
-    """The rows that make the plan's pool the logged one: what is not explained counts as memory outside torch."""
+    """Rows that make the plan's pool equal the logged one: unexplained memory counts as memory outside torch."""
     if pool is None or request.args.kv_cache_memory_bytes is not None:
         return Anchor({})
     answer = plan(request)
-    left = answer.available - pool  # the log has less by so much
+    left = answer.available - pool  # the log's pool is smaller by this
     if left >= 0:
         return Anchor({"non_torch": left}, unattributed=left)
     shift = {}
@@ -144,21 +144,22 @@ def anchor_of(request: Request, pool: int | None) -> Anchor:
 
 
 def estimated_context(request: Request, pool: int) -> int:
-    """The longest context, up to the one asked for, that vLLM estimates for so many bytes; 0 where not one token fits.
+    """The longest context, up to the requested one, that vLLM estimates for these bytes; 0 if not even one token fits.
 
-    Source: vLLM 0.33 v1/core/kv_cache_planning.py (_estimate_max_model_len_from_groups), which keeps the null block
-    back before.
+    Source: vLLM 0.33 v1/core/kv_cache_planning.py (_estimate_max_model_len_from_groups), which first reserves the null
+    block.
     """
     answer = plan(request)
     null_block = 1 if request.release.has("null_block") else 0
     stages = request.args.pipeline_parallel_size
-    blocks = vllm_pool.blocks_in(answer.pool, [pool] * stages)[0] - null_block
-    return vllm_pool.largest_context(answer.pool, answer.settings, answer.settings.max_model_len, blocks)
+    blocks = blocks_in(answer.pool, [pool] * stages)[0] - null_block
+    return largest_context(answer.pool, answer.settings, answer.settings.max_model_len, blocks)
 
 
 def estimate_range(figures: Figures, request: Request) -> tuple[int, int] | None:
-    """(least, most) tokens that vLLM estimates for the bytes that a failing line states, by its rounding; None where
-    it states none. The line's bytes are without the null block."""
+    """(least, most) tokens that vLLM estimates for the rounded bytes in a failing line, or None if it states none. The
+    line's bytes exclude the null block.
+    """
     available = figures.available_bytes
     if available is None:
         return None
@@ -169,7 +170,7 @@ def estimate_range(figures: Figures, request: Request) -> tuple[int, int] | None
 
 
 def is_too_heavy(request: Request) -> bool:
-    """Whether the weights of a request are more than its GPU has."""
+    """True if a request's weights exceed its GPU's memory."""
     try:
         return plan(request).memory.weights > request.gpu.total_memory
     except KvplanError:
@@ -177,15 +178,15 @@ def is_too_heavy(request: Request) -> bool:
 
 
 def stated_pool(figures: Figures, request: Request, cause: str, logged: int | None = None) -> int | None:
-    """Bytes for the KV cache by the log, with the block that the check keeps back; None where it states none.
+    """Bytes for the KV cache by the log, including the block that the check reserves, or None if it states none.
 
-    A line rounds; its estimate of the longest request, where it states one, says the bytes to a block.
+    A line is rounded; its estimate of the longest request, if stated, determines the bytes to within a block.
 
-    logged  what the start-up lines of the rank with the least say, rounded down
+    logged  the smallest value of any rank in the start-up lines, rounded down
     """
     try:
         answer = plan(request)
-    except KvplanError:  # what was asked for cannot be planned: a change of it perhaps can
+    except KvplanError:  # the request cannot be planned; a changed one may be
         return None
     block = answer.capacity.bytes_per_block
     if cause == "mamba_blocks_below_max_num_seqs" and figures.blocks:
@@ -203,7 +204,7 @@ def stated_pool(figures: Figures, request: Request, cause: str, logged: int | No
     if logged is not None:
         return logged
     if cause == "no_kv_memory":
-        return min(0, answer.available)  # the server found nothing, whatever is planned
+        return min(0, answer.available)  # the server found no memory, whatever the plan says
     return None
 
 
@@ -211,12 +212,12 @@ def stated_pool(figures: Figures, request: Request, cause: str, logged: int | No
 
 
 def flag_name(server: str, argument: str) -> str:
-    """The server's own flag for an engine argument."""
+    """Flag of the server for an engine argument."""
     return terms_of(server).own_flags.get(argument, f"--{argument.replace('_', '-')}")
 
 
 def flag_text(server: str, argument: str, value: Any) -> str:
-    """A flag with its value as it is typed; empty where it is left out."""
+    """A flag with its value as typed on the command line; empty if it is omitted."""
     flag = flag_name(server, argument)
     if value is None:
         return ""
@@ -227,14 +228,14 @@ def flag_text(server: str, argument: str, value: Any) -> str:
     return f"{flag} {terms_of(server).own_values.get(str(value), value)}"
 
 
-# --- what may be changed ----------------------------------------------------------------------------------------------
+# --- possible changes -------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Search:
-    """Cures of one case that has a request.
+    """Search for fixes of one case with a request.
 
-    base    the plan of what was asked for, on the log's figures; None: none can be made
+    base    the request's plan with the log's figures, or None if none can be made
     """
 
     case: Case
@@ -244,7 +245,7 @@ class Search:
 
     @property
     def share(self) -> float:
-        """The share of the GPU that the server was given."""
+        """The server's --gpu-memory-utilization or equivalent."""
         stated = self.case.figures.utilization or self.case.figures.mem_fraction
         if stated is not None and stated <= 1:
             return stated
@@ -258,12 +259,12 @@ class Search:
         return self.base.settings.max_model_len if self.base is not None else self.request.spec.max_model_len
 
     def resolved(self, name: str, default: int) -> int:
-        """A number as the server resolved it."""
+        """Value of an integer setting as the server resolved it."""
         value = getattr(self.base.settings if self.base is not None else self.request.args, name)
         return default if value is None else int(value)
 
     def answer(self, args: Args) -> Plan | None:
-        """The plan with these changes where it starts."""
+        """Return the plan with these changes, or None if the server does not start."""
         changed = replace(self.request, args=replace(self.request.args, **args))
         if changed.args.kv_cache_dtype not in ("auto", self.request.args.kv_cache_dtype) and not reads_fp8(changed):
             return None
@@ -271,15 +272,15 @@ class Search:
         return made if made is not None and made.fits else None
 
     def holds(self, requests: int, context: int) -> bool:
-        """Whether so many requests of a context are held at once."""
+        """True if this many requests of a context fit at once."""
         made = self.answer({"max_model_len": context})
         return made is not None and made.concurrency.max >= requests
 
     def with_context(self, args: Args) -> tuple[Args, Plan] | None:
-        """These changes with the longest context, below the one asked for, that starts."""
+        """These changes with the longest context, below the requested one, with which the server starts."""
         step = self.base.pool.block_size if self.base is not None else 16
         if args and self.context > ROUND_FROM:
-            step = max(step, ROUND)  # beside another change the exact length is no figure of the log
+            step = max(step, ROUND)  # next to another change, the exact length is not one of the log's figures
         low, high = self.context // SHORTEST // step, (self.context - 1) // step
         best = None
         while low < high:
@@ -298,14 +299,15 @@ Values = Callable[[Search], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A kind of change, and when it is a cure.
+    """A kind of change, and when it is a fix.
 
-    argument  of the engine; `share` stands for the server's share of the memory
-    values    what is tried, the nearest first
-    words     what it does, where no plan says it in figures
-    way       how the flag is turned, where no plan says to which value
-    rows      of the plan's memory of which the change must free what the failing allocation lacked; empty: it need not
-    shorter   whether a shorter context beside it may be needed
+    argument  of the engine; `share` is the server's fraction of GPU memory
+    values    values to try, the nearest first
+    words     what it does, if no plan gives numbers
+    way       direction of the change, if no plan gives a value
+    rows      rows of the plan's memory that the change must shrink by what the failing allocation lacked; empty: no
+              check
+    shorter   True if it may need a shorter context as well
     """
 
     argument: str
@@ -317,7 +319,7 @@ class Move:
 
 
 def contexts(search: Search) -> Iterator[int]:
-    """The longest request that fits, below the one asked for: the server's own estimate where it states one."""
+    """The longest request that fits, below the requested context: the server's own estimate if stated."""
     stated = search.case.figures.estimated_max_len
     if stated and search.answer({"max_model_len": stated}) is not None:
         yield stated
@@ -328,14 +330,14 @@ def contexts(search: Search) -> Iterator[int]:
 
 
 def shares_up(search: Search) -> Iterator[float]:
-    """Shares above the one that was given, up to what may be free when the server starts."""
+    """Utilizations above the current one, up to what may be free when the server starts."""
     if search.case.gpu_known:
         most = HIGHEST_SHARE if terms_of(search.case.server).checks_start else USUAL_SHARE
         yield from _hundredths(search.share + 0.01, most)
 
 
 def shares_down(search: Search) -> Iterator[float]:
-    """Shares below the one that was given, the nearest that frees what was lacking first."""
+    """Utilizations below the current one, starting with the nearest that frees enough."""
     stated = search.case.figures.total_bytes
     total = stated.bytes if stated is not None else search.request.gpu.total_memory
     lacking = search.case.lacking + BESIDE if search.case.lacking else 0
@@ -355,8 +357,9 @@ def _hundredths(least: float, most: float) -> Iterator[float]:
 
 
 def free_share(figures: Figures) -> float | None:
-    """The largest share, in hundredths, that passes vLLM's look at the free memory, by the worst of the line's
-    rounding: ceil(total x share) <= free."""
+    """The largest utilization, in hundredths, that passes vLLM's check of free memory with the line's rounding at its
+    worst: ceil(total x utilization) <= free.
+    """
     free, total = figures.free_bytes, figures.total_bytes
     if free is None or total is None or total.high <= 0:
         return None
@@ -369,7 +372,7 @@ def fewer_seqs(search: Search) -> Iterator[int]:
     most = figures.max_num_seqs or figures.dummy_requests or search.resolved("max_num_seqs", 256)
     tried, free = figures.tried_bytes, figures.free_bytes
     if search.case.cause == "oom_sampler_warmup" and tried is not None and free is not None and tried.bytes > 0:
-        most = min(most, most * free.bytes // tried.bytes + 1)  # what the sampler takes grows with the sequences
+        most = min(most, most * free.bytes // tried.bytes + 1)  # sampler memory grows with the sequences
     yield from (count for count in SEQS_TRIED if count < most)
 
 
@@ -388,19 +391,19 @@ def item_tokens(search: Search) -> Iterator[int]:
 
 
 def largest_share(search: Search) -> Iterator[float]:
-    """The largest share that leaves room for what else needs memory now and then."""
+    """The largest utilization that leaves room for occasional allocations."""
     yield from reversed([share for share in shares_up(search) if share <= USUAL_SHARE])
 
 
 def held_seqs(search: Search) -> Iterator[int]:
-    """As many requests as the KV cache holds at their full length: none of them is ever sent back."""
+    """As many requests as fit in the KV cache at full length, so that none is ever preempted."""
     most = 0 if search.base is None else floor(search.base.concurrency.max)
     if 1 <= most < search.resolved("max_num_seqs", 256):
         yield most
 
 
 def held_contexts(search: Search) -> Iterator[int]:
-    """The longest context at which as many requests as ran at once are held."""
+    """The longest context at which as many requests fit as were running."""
     running, base = search.case.figures.running, search.base
     if running is None or base is None or base.concurrency.max >= running:
         return
@@ -425,7 +428,7 @@ def dividing_ranks(search: Search) -> list[int]:
 
 
 def fewer_ranks(search: Search) -> Iterator[int]:
-    """Numbers of ranks below the one asked for that divide the heads, the nearest first."""
+    """Numbers of ranks below the current one that divide the heads, the nearest first."""
     ranks = search.case.figures.tensor_parallel_size or search.request.args.tensor_parallel_size
     yield from (count for count in dividing_ranks(search)[::-1] if count < ranks)
 
@@ -465,20 +468,20 @@ def only(value: Any) -> Values:
 
 
 def nothing(search: Search) -> Iterable[Any]:
-    """What no plan knows: the kind alone is said."""
+    """No values, because no plan models it: only the kind of change is reported."""
     return ()
 
 
 BEFORE_POOL: Final = (
     "weights",
     *(name for name in BUDGET_ROWS if name != "cuda_graphs"),
-)  # rows taken when memory is profiled
+)  # rows in use when memory is profiled
 
 CONTEXT = Move("max_model_len", contexts, "a shorter request needs less KV cache")
-SHARE_UP = Move("share", shares_up, "gives the server a larger share of the GPU", "raise", shorter=True)
-SHARE_DOWN = Move("share", shares_down, "leaves more memory beside the KV cache", shorter=True)
-SHARE_FREE = Move("share", free_shares, "no more than is free", shorter=True)
-FP8 = Move("kv_cache_dtype", fp8_cache, "half the bytes per token, where the GPU reads them", "change", shorter=True)
+SHARE_UP = Move("share", shares_up, "raises the memory budget of the server", "raise", shorter=True)
+SHARE_DOWN = Move("share", shares_down, "leaves more memory outside the KV cache", shorter=True)
+SHARE_FREE = Move("share", free_shares, "fits the memory that is free", shorter=True)
+FP8 = Move("kv_cache_dtype", fp8_cache, "halves the bytes per token, if the GPU supports it", "change", shorter=True)
 RANKS_UP = Move("tensor_parallel_size", more_ranks, "splits weights and KV cache over more GPUs", "raise")
 RANKS_LOAD = replace(RANKS_UP, rows=("weights",))
 RANKS_PROFILE = replace(RANKS_UP, rows=BEFORE_POOL)
@@ -488,8 +491,8 @@ SEQS_PROFILE = replace(SEQS, rows=BEFORE_POOL)
 BATCH = Move("max_num_batched_tokens", fewer_tokens, "smaller steps take less memory", shorter=True)
 BATCH_PROFILE = replace(BATCH, rows=BEFORE_POOL)
 IMAGES = Move("limit_mm_per_prompt", nothing, "fewer images and videos per request take less memory")
-QUANTIZED = Move("quantization", nothing, "take a quantized checkpoint of the model: its weights are smaller", "change")
-OFFLOAD = Move("cpu_offload_gb", nothing, "moves a part of the weights to host memory, and is slow", "add")
+QUANTIZED = Move("quantization", nothing, "use a quantized checkpoint: its weights are smaller", "change")
+OFFLOAD = Move("cpu_offload_gb", nothing, "moves part of the weights to host memory, but is slow", "add")
 GRAPHS = Move("cudagraph_capture_sizes", nothing, "fewer and smaller CUDA graphs take less memory")
 GRAPH_BATCH = Move("cuda_graph_max_bs", fewer_graphs, "fewer and smaller CUDA graphs take less memory")
 KV_AUTO = Move("kv_cache_dtype", only("auto"), "keeps the KV cache in the model's own type", "change")
@@ -500,15 +503,15 @@ WHOLE_BLOCKS = Move("tensor_parallel_size", nothing, "each rank's slice is then 
 HEADS = Move("tensor_parallel_size", fewer_ranks, "a number that divides the attention heads", "lower")
 MORE_HEADS = Move("tensor_parallel_size", next_ranks, "a number that divides the attention heads", "raise")
 GPUS = Move("tensor_parallel_size", ranks_of_gpus, "as many ranks as there are GPUs")
-HALF = Move("dtype", only("float16"), "a type that older GPUs compute in", "change")
-RETRACT = Move("max_num_seqs", held_seqs, "none of them is sent back, and the others wait in the queue")
+HALF = Move("dtype", only("float16"), "a dtype that older GPUs support", "change")
+RETRACT = Move("max_num_seqs", held_seqs, "no request is preempted; the others wait in the queue")
 MORE_KV = Move("share", largest_share, "a larger KV cache holds more requests", "raise")
-SHORT = Move("max_model_len", held_contexts, "as many as ran at once are held; longer requests are refused")
+SHORT = Move("max_model_len", held_contexts, "holds as many requests as ran at once; longer ones are rejected")
 SLOWER = Move("schedule_conservativeness", nothing, "above 1, requests are admitted more slowly", "raise")
 LORAS = Move("max_loras", fewer_loras, "fewer adapters at once take less memory")
 
 OUT_OF_MEMORY: Final = "out_of_memory"
-# Of each cause, or kind of a server's own ones, what helps, the best first.
+# For each cause, or server-specific kind of cause, the moves that help, best first.
 MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "kv_too_small_for_max_len": (CONTEXT, SHARE_UP, FP8, RANKS_UP, EAGER),
     "no_kv_memory": (SHARE_UP, RANKS_UP, BATCH, EAGER, SEQS, QUANTIZED),
@@ -532,46 +535,53 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "oom_prefill": (BATCH, SHARE_DOWN, RANKS_UP),
     "oom_graphs": (SHARE_DOWN, GRAPH_BATCH, EAGER),
     "lora_memory": (LORAS, SHARE_DOWN),
-    # In a part of start-up that is not shown: what helps in most of them, and is turned the same way in all. The share
-    # is not: it is raised for want of KV cache, and lowered for want of memory beside it.
+    # In an unknown phase of start-up: moves that help in most phases, and in the same direction in all. Utilization is
+    # not among them: it is raised if the KV cache is short of memory, and lowered if anything else is.
     OUT_OF_MEMORY: (SEQS, EAGER, RANKS_UP, BATCH),
 }
 
 
 def moves(case: Case) -> Sequence[Move]:
-    """What helps in a case: what its pool lacks wants a larger share, what lies beside the pool a smaller one."""
+    """The moves for a case: raise utilization if its pool is too small, lower it if memory outside the pool is."""
     if case.cause == "quantization_mismatch" and "divisible" not in case.evidence:
         return ()
     kind = kind_of_cause(case.cause)
-    if kind == "oom_prefill" and case.figures.tried_tokens is not None:  # the pool lacks the room, not torch
+    if kind == "oom_prefill" and case.figures.tried_tokens is not None:  # the pool ran out, not torch
         return (SHARE_UP, SEQS, BATCH)
     if case.cause == "free_memory_below_utilization" and case.figures.initial_free_bytes is not None:
-        return ()  # the share was free; what was measured changed
+        return ()  # the utilization was free; the measured memory changed
     return MOVES.get(kind, ())
 
 
-# --- actions that are no flags ----------------------------------------------------------------------------------------
+# --- actions that are not flags ---------------------------------------------------------------------------------------
 
 EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
+LITTLE_FREE: Final = "free_memory_below_utilization"
+
+
 def actions(case: Case) -> Iterator[Cure]:
-    """What to do beside the server's flags, where the failing lines call for it."""
+    """Actions other than flag changes, if the failing lines call for them."""
     figures = case.figures
     other = figures.other_process_bytes
-    if case.cause == "free_memory_below_utilization":
+    if case.cause == LITTLE_FREE:
         if figures.initial_free_bytes is not None:
-            yield _action("start it again, alone on the GPU: what else runs there changed while the server measured")
+            yield _action(
+                "start it again with the GPU to itself: another process changed its memory use during start-up"
+            )
         elif figures.free_bytes is not None and figures.total_bytes is not None:
             others = format_gib(max(0, figures.total_bytes.bytes - figures.free_bytes.bytes))
-            yield _action(f"end what else holds the GPU, {others} (nvidia-smi lists it; it may be an earlier server)")
+            yield _action(
+                f"stop the other processes on the GPU, {others} (see nvidia-smi; it may be an earlier server)"
+            )
         else:
-            yield _action("end what else holds the GPU (nvidia-smi lists it; it may be an earlier server)")
+            yield _action("stop the other processes on the GPU (see nvidia-smi; it may be an earlier server)")
     elif kind_of_cause(case.cause).startswith("oom") and other is not None and figures.in_use_bytes:
-        yield _action(f"end the other process on the GPU, which holds {format_gib(other.bytes)}")
+        yield _action(f"stop the other process on the GPU, which uses {format_gib(other.bytes)}")
     spare = figures.reserved_bytes
     if spare is not None and case.lacking and spare.bytes > max(GIB // 2, case.lacking):
-        text = f"{format_gib(spare.bytes)} of torch's memory lie in pieces too small: it joins them"
+        text = f"{format_gib(spare.bytes)} of PyTorch memory is fragmented; this setting reduces it"
         yield Cure("environment", {}, (EXPANDABLE,), text, "add", None)
     if case.cause == "quantization_mismatch" and re.search("uantization (?:method|argument)", case.evidence):
         yield Cure("quantization", {"quantization": None}, ("--quantization",), QUANTIZED_OWN, "leave out", None)
@@ -581,23 +591,25 @@ def actions(case: Case) -> Iterator[Cure]:
         text = "of `docker run`, or --ipc=host: the processes of the server share memory of the host"
         yield Cure("shm_size", {}, ("--shm-size 16g",), text, "add", None)
     elif case.cause == "host_memory_or_shm":
-        yield _action("give the container more memory: the host's, not the GPU's, was short")
+        yield _action("give the container more memory: host memory ran out, not GPU memory")
 
 
-QUANTIZED_OWN: Final = "the checkpoint says how it is quantized"
+QUANTIZED_OWN: Final = "the checkpoint states its quantization"
 
 
 def _action(text: str) -> Cure:
     return Cure("action", {}, (), text, "do", None)
 
 
-# --- cures ------------------------------------------------------------------------------------------------------------
+# --- fixes ------------------------------------------------------------------------------------------------------------
 
 
 def cures(case: Case) -> list[Cure]:
-    """The cures of a case, the best first: each planned; where no plan can be made, what is known without one."""
+    """Fixes of a case, best first: each with a plan, or if none can be made, what is known without one."""
     if case.request is None:
-        return [*[unchecked(case, move) for move in moves(case)][:MOST_CURES], *actions(case)]
+        results = [unchecked(case, move) for move in moves(case)][:MOST_CURES]
+        # The other process's memory can be freed; the model may not fit in what it leaves.
+        return [*actions(case), *results] if case.cause == LITTLE_FREE else [*results, *actions(case)]
     anchor = anchor_of(case.request, case.pool)
     search = Search(case, case.request, anchor, anchor.plan(case.request))
     results = list[Cure]()
@@ -613,7 +625,7 @@ def cures(case: Case) -> list[Cure]:
 
 
 def is_idle(cure: Cure, other: Cure) -> bool:
-    """Whether a cure changes all that another one does, and gives no more."""
+    """True if a fix makes all changes of another one and gains nothing by it."""
     if not set(other.args) <= set(cure.args) or cure.kind == other.kind:
         return cure.flags == other.flags
     if cure.plan is None or other.plan is None:
@@ -625,7 +637,7 @@ def is_idle(cure: Cure, other: Cure) -> bool:
 
 
 def checked(search: Search, move: Move) -> Cure | None:
-    """The nearest change of a kind with which the server starts, a shorter context beside it where it takes that."""
+    """The smallest change of a kind with which the server starts, combined with a shorter context if needed."""
     argument = kind_of(search.case, move)
     values = list(move.values(search))
     if move is QUANTIZED and search.request.spec.quantization is not None:
@@ -647,7 +659,7 @@ def checked(search: Search, move: Move) -> Cure | None:
 
 
 def frees(search: Search, move: Move, made: Plan) -> bool:
-    """Whether a plan needs less, by what the failing allocation lacked, of what was taken by then."""
+    """True if a plan needs less memory at the time of the failure, by at least what the failing allocation lacked."""
     lacking = search.case.lacking
     if not move.rows or not lacking or search.base is None:
         return True
@@ -656,7 +668,7 @@ def frees(search: Search, move: Move, made: Plan) -> bool:
 
 
 def last_resort(search: Search) -> Cure | None:
-    """More GPUs with a shorter context, where no single change starts."""
+    """More GPUs with a shorter context, if no single change is enough."""
     for ranks in more_ranks(search):
         longest = search.with_context({"tensor_parallel_size": ranks})
         if longest is not None and frees(search, RANKS_UP, longest[1]):
@@ -670,7 +682,7 @@ def cure_of(case: Case, move: Move, args: Args, made: Plan) -> Cure:
 
 
 def unchecked(case: Case, move: Move) -> Cure:
-    """A kind of change, with the value that the failing line states where it states one."""
+    """A kind of change, with the value in the failing line if it has one."""
     argument = kind_of(case, move)
     value = stated_value(case, move)
     flags = (flag_name(case.server, argument),) if value is None else (flag_text(case.server, argument, value),)
@@ -680,7 +692,7 @@ def unchecked(case: Case, move: Move) -> Cure:
 
 
 def proof_of(case: Case, move: Move, value: Any) -> str | None:
-    """The figures of the log from which a value follows, whatever the model; None where it is a guess."""
+    """The log's figures that imply a value for any model, or None if the value is a guess."""
     figures = case.figures
     match move.argument, case.cause:
         case "max_model_len", "kv_too_small_for_max_len" if value == figures.estimated_max_len:
@@ -696,12 +708,13 @@ def proof_of(case: Case, move: Move, value: Any) -> str | None:
         case "tensor_parallel_size", "heads_not_divisible_by_tp":
             return f"{figures.heads} heads are divided by {value}"
         case "tensor_parallel_size", "too_few_gpus":
-            return f"{value} GPUs are seen"
+            return f"{value} GPUs are visible"
         case "share", "free_memory_below_utilization" if figures.free_bytes and figures.total_bytes:
-            return f"{stated_gib(figures.free_bytes)} of {stated_gib(figures.total_bytes)} are free"
+            free = f"{stated_gib(figures.free_bytes)} of {stated_gib(figures.total_bytes)} are free"
+            return f"{free}; works only if the model fits in them"
         case "share", "kv_too_small_for_max_len" if value == needed_share(case):
             needed, available = stated_gib(figures.needed_bytes), stated_gib(figures.available_bytes)
-            return f"{needed} are needed and {available} free; the rest of the GPU must be, too"
+            return f"{needed} are needed and {available} free; the rest of the GPU must be free, too"
         case _:
             return None
 
@@ -711,7 +724,7 @@ def stated_gib(size: Size | None) -> str:
 
 
 def needed_share(case: Case) -> float | None:
-    """The share, in hundredths, that adds what one request lacks: the pool grows by as much as the budget does."""
+    """The utilization, in hundredths, that adds what one request lacks: the pool grows as much as the budget."""
     needed, available, total = case.figures.needed_bytes, case.figures.available_bytes, case.total
     share = case.figures.utilization or (case.args or {}).get(share_argument(case))
     if needed is None or available is None or not total or share is None or not 0 < share < 1:
@@ -721,7 +734,7 @@ def needed_share(case: Case) -> float | None:
 
 
 def stated_value(case: Case, move: Move) -> Any:
-    """What the failing line itself says of a change's value."""
+    """Value of a change according to the failing line itself."""
     figures = case.figures
     match move.argument, case.cause:
         case "max_model_len", "kv_too_small_for_max_len":
@@ -763,8 +776,9 @@ def share_argument(case: Case) -> str:
 
 
 def proportional_len(figures: Figures) -> int | None:
-    """The context that the free bytes hold where every token takes as many: a model with windows or states, of which a
-    part is fixed, holds less of the fixed part and as much of the rest."""
+    """Context that fits in the free bytes if every token takes the same; for a model with windows or states, whose
+    memory is partly fixed, a lower bound.
+    """
     needed, available, context = figures.needed_bytes, figures.available_bytes, figures.context
     if needed is None or available is None or context is None or needed.high <= 0 or available.low <= 0:
         return None
@@ -772,7 +786,7 @@ def proportional_len(figures: Figures) -> int | None:
 
 
 def sampled_seqs(figures: Figures) -> int | None:
-    """Sequences whose logits the free memory holds: what the sampler takes grows with them."""
+    """Sequences whose logits fit in free memory: the sampler's memory grows with their number."""
     seqs, tried, free = figures.dummy_requests, figures.tried_bytes, figures.free_bytes
     if not seqs or tried is None or free is None or tried.bytes <= 0:
         return None
@@ -780,7 +794,7 @@ def sampled_seqs(figures: Figures) -> int | None:
 
 
 def dividing(figures: Figures, *, more: bool) -> int | None:
-    """The nearest number of ranks, below or above the one asked for, that divides the heads."""
+    """The nearest number of ranks, above or below the current one, that divides the heads."""
     heads, ranks = figures.heads, figures.tensor_parallel_size
     if not heads or not ranks:
         return None
@@ -789,7 +803,7 @@ def dividing(figures: Figures, *, more: bool) -> int | None:
 
 
 def turned_share(case: Case, move: Move) -> float | None:
-    """A share for a server of which no plan is made: up to vLLM's own default, or down by what was lacking."""
+    """A utilization without a plan: raised to vLLM's default, or lowered by what was lacking."""
     share = case.figures.utilization or case.figures.mem_fraction or (case.args or {}).get(share_argument(case))
     total = case.figures.total_bytes
     if share is None or not 0 < share <= 1:

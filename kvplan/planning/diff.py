@@ -1,7 +1,7 @@
-"""What changed in memory and concurrency between two plans, or between two sets of them.
+"""Differences in memory and concurrency between two plans, or between two sets of them.
 
-A side is read from a document (kvplan/plan@1, kvplan/plans@1, kvplan/check@1) or made from a plan. Documents hold no
-model, so only plans made here can say which input did what (kvplan.planning.attribute).
+A side is read from a document (kvplan/plan@1, kvplan/plans@1, kvplan/check@1) or made from a plan. Documents contain
+no model, so only plans made here can attribute differences to inputs (kvplan.planning.attribute).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import MAX_BYTES, format_size
+from kvplan.core.units import MAX_BYTES, format_gib, format_size
 from kvplan.planning.attribute import (
     CAPACITY,
     MEMORY,
@@ -31,7 +31,7 @@ from kvplan.servers.arguments import EngineArgs
 Document = dict[str, Any]
 Inputs = Mapping[tuple[Kind, str], str | None]
 
-# What a target of kvplan/check@1 says, under the paths of kvplan/plan@1; its headroom is `unused` less `missing`.
+# Fields of a kvplan/check@1 target, under the paths of kvplan/plan@1; its headroom is `unused` minus `missing`.
 CHECKED: Final = {
     "weights": "memory.weights",
     "lora": "memory.lora",
@@ -47,14 +47,14 @@ Worse = Literal["fits", "bytes_per_token", "users"]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two that are compared.
+    """One of the two sides of a comparison.
 
     key     what it is matched by: target, or model, GPU and context
     title   "llama-3.1-8b on a100-80g, 32,768 tokens"
-    inputs  what it was made from, as text
-    groups  its weights by tensor group, bytes; empty where that is not known
-    plan    None: read from a document
-    server  with its release; "" where a document does not say
+    inputs  its inputs, as text
+    groups  its weights by tensor group, bytes; empty if unknown
+    plan    None if it was read from a document
+    server  with its release; "" if a document does not say
     """
 
     key: str
@@ -69,7 +69,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure old beside new; None: not known or not asked for."""
+    """A figure, old and new; None: unknown or not requested."""
 
     name: str
     unit: Unit
@@ -85,10 +85,10 @@ class Row:
 class Comparison:
     """Two sides, compared.
 
-    memory    rows that add up, less memory.missing, to the last, memory.total; empty where a document has no such rows
+    memory    rows that add up, minus memory.missing, to the last one, memory.total; empty if a document has none
     groups    the weights by tensor group, which add up to memory.weights
     figures   everything else
-    steps     what each change of an input did; None: the sides are documents
+    steps     effect of each input change, or None if the sides are documents
     """
 
     old: Side
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def worse(self) -> tuple[Worse, ...]:
-        """In what NEW is worse, by the rule of --exit-code."""
+        """Ways in which NEW is worse, by the rule of --exit-code."""
         worse: list[Worse] = []
         if self.old.fits and not self.new.fits:
             worse.append("fits")
@@ -124,11 +124,11 @@ class Comparison:
         return self.old.figures.get(path) is not None and self.new.figures.get(path) is not None
 
 
-USERS: Final = ("concurrency.users", "concurrency.max")  # checks of earlier releases have the server's figure only
+USERS: Final = ("concurrency.users", "concurrency.max")  # checks of earlier releases have only the server's figure
 
 
 def users_of(side: Side, path: str) -> int:
-    """Whole users of all replicas, where the side says how many there are."""
+    """Whole users over all replicas, if the side says how many there are."""
     return int(_value(side, path)) * int(side.figures.get("concurrency.replicas") or 1)
 
 
@@ -138,7 +138,7 @@ def _value(side: Side, path: str) -> Number:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """All that was compared, and what only one of the two has, by key."""
+    """All comparisons, and the keys that only one side has."""
 
     old: str
     new: str
@@ -148,7 +148,7 @@ class Difference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs, the inputs included."""
+        """True if nothing differs, including the inputs."""
         alike = all(each.is_equal and not each.changes for each in self.comparisons)
         return alike and not self.only_old and not self.only_new
 
@@ -161,9 +161,9 @@ class Difference:
 
 
 def difference(old_name: str, new_name: str, old: Sequence[Side], new: Sequence[Side]) -> Difference:
-    """Sides with the same key compared, in the order of the new ones; one of each are compared whatever they are.
+    """Compare sides with the same key, in the order of the new ones; a single pair is compared whatever its keys.
 
-    Raises UsageError where nothing can be compared.
+    Raises UsageError if nothing can be compared.
     """
     if len(old) == len(new) == 1:
         return Difference(old_name, new_name, (compare(old[0], new[0]),))
@@ -203,7 +203,7 @@ def _few(keys: Mapping[str, Side]) -> str:
 
 
 def compare(old: Side, new: Side) -> Comparison:
-    """Every figure that both sides know, and what their inputs differ in."""
+    """Compare every figure that both sides have, and their inputs."""
     steps = None
     if old.plan is not None and new.plan is not None:
         steps = attribution(old.plan, new.plan)
@@ -234,8 +234,9 @@ def _group_rows(old: Side, new: Side) -> Iterator[Row]:
 
 
 def _input_changes(old: Side, new: Side) -> Iterator[Change]:
-    """What differs among the inputs; of a document and a plan, which name their inputs in ways of their own, what both
-    name."""
+    """Yield the inputs that differ; between a document and a plan, which name their inputs differently, only those that
+    both name.
+    """
     mixed = (old.plan is None) != (new.plan is None)
     for kind, name in dict.fromkeys((*old.inputs, *new.inputs)):
         before, after = old.inputs.get((kind, name)), new.inputs.get((kind, name))
@@ -245,7 +246,7 @@ def _input_changes(old: Side, new: Side) -> Iterator[Change]:
 
 # --- a plan as a side -------------------------------------------------------------------------------------------------
 
-# Settings that follow from a GPU, a release or a model -> the argument that would say them.
+# Settings derived from a GPU, a release or a model -> the argument that would set them.
 SETTINGS: Final = {
     "max_model_len": "--max-model-len",
     "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -257,7 +258,7 @@ SETTINGS: Final = {
 
 
 def plan_side(plan: Plan, key: str | None = None) -> Side:
-    """A plan made here, with all that an attribution needs."""
+    """Make a side from a plan, with everything that attribution needs."""
     args, context = plan.request.args, plan.capacity.max_model_len
     ranks = args.num_gpus
     name = printable(plan.request.spec.name)
@@ -265,7 +266,7 @@ def plan_side(plan: Plan, key: str | None = None) -> Side:
     where = gpu_text(gpu) if ranks == 1 else f"{ranks} x {gpu_text(gpu)}"
     settings = {name: getattr(plan.settings, name) for name in SETTINGS} | {"max_model_len": context}
     return Side(
-        key=key or f"{name} on {where}, {args.max_model_len or context} tokens",
+        key=key or f"{name} on {where}, {length_text(args.max_model_len or context)}",
         title=f"{name} on {where}, {context:,} tokens",
         fits=plan.fits,
         inputs={("setting", name): value_text(value) for name, value in settings.items()},
@@ -280,7 +281,7 @@ def plan_side(plan: Plan, key: str | None = None) -> Side:
 
 
 def document_sides(document: Mapping[str, object], where: str) -> list[Side]:
-    """The sides in a kvplan document; InvalidInputError names what is missing or is not what it should be."""
+    """The sides in a kvplan document. Raise InvalidInputError naming the missing or invalid field."""
     match document.get("schema"):
         case "kvplan/plan@1":
             return [_document_side(Reader(document, where))]
@@ -309,7 +310,7 @@ MAY_BE_NEGATIVE: Final = ("figures.headroom",)
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Values of a document by path, each checked for being there and for its type."""
+    """Reads values of a document by path and checks that each exists and has the right type."""
 
     document: Mapping[str, object]
     where: str
@@ -338,7 +339,7 @@ class Reader:
         return value
 
     def whole(self, path: str) -> int:
-        """A whole number, from 0 on but for headroom, which is negative by what is missing."""
+        """A whole number >= 0; headroom may be negative."""
         value = self.value(path)
         if not is_whole(value) or (value < 0 and path not in MAY_BE_NEGATIVE):
             raise self._wrong(path, value, "a whole number of that kind")
@@ -363,7 +364,7 @@ class Reader:
         return value
 
     def sizes(self, path: str) -> dict[str, int]:
-        """An object whose values are all whole numbers, whatever its keys are."""
+        """An object whose values are all whole numbers, with any keys."""
         table = self.table(path)
         for key, value in table.items():
             if not is_whole(value) or value < 0:
@@ -382,7 +383,7 @@ def headroom_figures(headroom: int) -> dict[str, Number]:
 
 
 def with_missing(doc: Reader) -> Reader:
-    """The document with `memory.missing`, by which `memory.unused` was negative in earlier releases."""
+    """Add `memory.missing` to a document of an earlier release, in which `memory.unused` could be negative."""
     memory = doc.table("memory")
     if "missing" in memory or not is_whole(memory.get("unused")):
         return doc
@@ -399,7 +400,7 @@ def _document_side(doc: Reader) -> Side:
     context, stated = doc.whole("kv.max_model_len"), doc.value("inputs.args.max_model_len")
     where = printable(gpu) if count == 1 else f"{count} x {printable(gpu)}"
     return Side(
-        key=f"{printable(name)} on {where}, {value_text(stated) or context} tokens",
+        key=f"{printable(name)} on {where}, {length_text(stated or context)}",
         title=f"{printable(name)} on {where}, {context:,} tokens",
         fits=doc.flag("fits"),
         server=printable(doc.text("inputs.engine"), 60),
@@ -409,7 +410,12 @@ def _document_side(doc: Reader) -> Side:
     )
 
 
-MAY_BE_NULL: Final = ("concurrency.users",)  # documents of earlier releases have no such number
+def length_text(context: object) -> str:
+    """A context as in titles: 8,192 tokens."""
+    return f"{context:,} tokens" if isinstance(context, int) else f"{value_text(context)} tokens"
+
+
+MAY_BE_NULL: Final = ("concurrency.users",)  # documents of earlier releases lack this number
 FLOATS: Final = ("concurrency.max",)
 
 
@@ -442,11 +448,11 @@ def _document_inputs(doc: Reader) -> Iterator[tuple[tuple[Kind, str], str | None
     yield ("model", "parameters"), f"{doc.whole('parameters.total'):,}"
     yield ("model", "layers"), _layers_text(doc)
     yield ("files", "--weights-bytes"), value_text(doc.value("inputs.weights_bytes"))
-    if "memory_in_use" in doc.table("inputs"):  # documents of earlier releases do not say
+    if "memory_in_use" in doc.table("inputs"):  # documents of earlier releases lack it
         yield ("gpu", "--memory-in-use"), value_text(doc.value("inputs.memory_in_use"))
     yield ("draft", "draft model"), doc.text("inputs.draft.name") if doc.has("inputs.draft") else None
     yield ("gpu", "GPU"), printable(doc.text("inputs.gpu.name"))
-    yield ("gpu", "total memory"), f"{doc.whole('inputs.gpu.total_memory'):,} bytes"
+    yield ("gpu", "total memory"), format_gib(doc.whole("inputs.gpu.total_memory"))
     yield ("engine", "--engine"), printable(doc.text("inputs.engine"))
     known = {each.name for each in fields(EngineArgs)}
     args = doc.table("inputs.args")
@@ -459,7 +465,7 @@ def _document_inputs(doc: Reader) -> Iterator[tuple[tuple[Kind, str], str | None
 
 
 def _layers_text(doc: Reader) -> str:
-    """The layers that share a block table: "32 full_attention, 24 sliding_window of 1,024"."""
+    """Layers that share a block table, as text: "32 full_attention, 24 sliding_window of 1,024"."""
     parts = []
     for group in doc.rows("kv.groups"):
         window = f" of {group.whole('window'):,}" if group.has("window") else ""
@@ -482,11 +488,11 @@ def _target_side(target: Reader) -> Side:
     )
 
 
-# --- in words ---------------------------------------------------------------------------------------------------------
+# --- as sentences -----------------------------------------------------------------------------------------------------
 
 
 def explanation(comparison: Comparison) -> list[str]:
-    """What follows from what, each sentence derived from the rows: why the pool changed, and why concurrency did."""
+    """Sentences derived from the rows: why the pool changed, and why concurrency did."""
     return [*_fits_words(comparison), *_token_words(comparison), *_pool_words(comparison), *_user_words(comparison)]
 
 
@@ -499,7 +505,7 @@ def _fits_words(pair: Comparison) -> Iterator[str]:
 
 
 def ratio_text(old: Number, new: Number) -> str:
-    """ "halves it", "makes it 4 times as large", "multiplies it by 0.75"; for positive numbers."""
+    """ "halves it", "makes it 4 times as large", "multiplies it by 0.75"; for positive numbers only."""
     if new * 2 == old:
         return "halves it"
     if old * 2 == new:
@@ -512,7 +518,7 @@ def ratio_text(old: Number, new: Number) -> str:
 
 
 def _token_words(pair: Comparison) -> Iterator[str]:
-    """Which change did what to KV bytes per token: only where each change was planned by itself."""
+    """Effect of each change on KV bytes per token, only if each change was planned separately."""
     path = "kv.bytes_per_token"
     for step in pair.steps or ():
         before, after = step.before[path] or 0, step.after[path] or 0
@@ -534,7 +540,7 @@ def text_of(value: str | None) -> str:
 
 
 def _pool_words(pair: Comparison) -> Iterator[str]:
-    """The pool is what the other rows leave of the total: its change is the sum of theirs."""
+    """The pool is the total minus the other rows: its change is the sum of theirs."""
     by_name = {row.name: int(row.delta or 0) for row in pair.memory}
     pool = by_name.pop("memory.kv_cache", 0)
     if pool and pair.old.fits and pair.new.fits:

@@ -1,4 +1,4 @@
-"""Every formula behind a plan with its numbers put in, in reading order: --explain."""
+"""Every formula behind a plan with its numbers, in reading order, for --explain."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,19 +23,19 @@ from kvplan.models.spec import (
 from kvplan.planning.launch import NOT_MODELED, host_rows
 from kvplan.servers.base import Explanation, server_of, terms_of
 from kvplan.servers.base import Section as Section
+from kvplan.servers.pages import KVSpec, charged_blocks
 from kvplan.servers.plans import Plan
-from kvplan.servers.vllm.pages import KVSpec, charged_blocks
-from kvplan.servers.vllm.pool import KVGroup
+from kvplan.servers.pool import KVGroup
 from kvplan.sizing.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.sizing.weights import num_params, stage_layers
 
-# The rule of thumb many notes carry: weights + 1.2 GB per user + 5 GB.
+# A common rule of thumb: weights + 1.2 GB per user + 5 GB.
 THUMB_USER = 12 * GB // 10
 THUMB_FIXED = 5 * GB
 
 
 def explain(plan: Plan) -> list[Section]:
-    """The plan's arithmetic from bytes per token to users, then beside two estimates people make by hand."""
+    """Show the plan's arithmetic from bytes per token to users, compared with two common estimates."""
     own = server_of(plan.request.release.engine).explain(plan)
     sections = [
         Section("Bytes per token and rank", tuple(_per_token(plan))),
@@ -47,21 +47,22 @@ def explain(plan: Plan) -> list[Section]:
         Section("Host memory (modeled; not the GPU's)", tuple(_host(plan))),
     ]
     if notes := plan.request.spec.notes:
-        sections.append(Section("What was read into the config", notes))
+        sections.append(Section("Values derived from config.json", notes))
     if changes := tuple(plan.request.release.lacks()):
         lines = tuple(f"{_release(change.since)}: {change.what} [{change.evidence}]" for change in changes)
-        sections.append(Section(f"What later releases than {plan.request.release.label} change", lines))
+        sections.append(Section(f"Changes in releases after {plan.request.release.label}", lines))
     if assumptions := statements(plan):
         texts = tuple(f"{name}: {source}" for name, (_, source) in assumptions.items())
-        sections.append(Section("What the facts and rules rest on", texts))
+        sections.append(Section("Sources of the data and rules", texts))
     if plan.request.spec.is_encoder:
         return sections
-    return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
+    title = "Compared with 'weights + 1.2 GB per user + 5 GB'"
+    return [*sections, Section(title, tuple(_thumb(plan)))]
 
 
 def _host(plan: Plan) -> Iterator[str]:
     for row in host_rows(plan):
-        compared = f"compared with {row.compared}" if row.compared else "compared with nothing"
+        compared = f"compared with {row.compared}" if row.compared else "not compared with anything"
         yield f"{row.name}: {format_gib(row.size)} per {row.per}: {row.formula} [{row.source}; {compared}]"
     yield f"not modeled: {NOT_MODELED}"
 
@@ -71,7 +72,7 @@ def _release(number: tuple[int, ...]) -> str:
 
 
 def stage_of(plan: Plan) -> range:
-    """The layers that the plan's rank holds; a draft model's join the only stage."""
+    """Layers of the plan's rank; with a draft model, which has one stage, its layers too."""
     spec, pp = plan.request.spec, plan.request.args.pipeline_parallel_size
     if plan.request.draft is not None:
         return range(spec.num_layers + plan.request.draft.num_layers)
@@ -79,19 +80,19 @@ def stage_of(plan: Plan) -> range:
     return stage_layers(spec.num_layers, pp, rest_last=how.rest_last, partition=how.partition)[plan.stage]
 
 
-# --- what the facts and rules rest on ---------------------------------------------------------------------------------
+# --- sources of facts and rules ---------------------------------------------------------------------------------------
 
-# How the catalog says that an entry's facts are not a copy of the published config.json.
+# How the catalog marks entries that are not a copy of the published config.json.
 DERIVED = ("sibling", "dims", "class default", "reconstructed")
 
 
 def is_published(source: str) -> bool:
-    """Whether a model's facts are its published config.json (or the user's own file), not a relative's or a table's."""
+    """True if a model's facts are its published (or the user's own) config.json, not a related model's or a table's."""
     return not source.startswith(DERIVED) and "not checked" not in source
 
 
 def statements(plan: Plan) -> dict[str, tuple[str, str]]:
-    """Assumptions about facts and rules, which have no bytes of their own: name -> (text, source)."""
+    """Assumptions about facts and rules without bytes of their own: name -> (text, source)."""
     request, release = plan.request, plan.request.release
     texts = {}
     for name, spec in (("model facts", request.spec), ("draft facts", request.draft)):
@@ -186,7 +187,7 @@ def _heads(heads: int, k: int, v: int, dtype: str, tp: int) -> str:
 
 
 def _cell(dtype: str, k: int, v: int) -> str:
-    """K and V of one head and token, spelled out where every element has the same size."""
+    """Bytes of K and V of one head and token, spelled out if every element has the same size."""
     size = cell_bytes(dtype, k, v)
     each, rest = divmod(size, k + v)
     return f"({k} K + {v} V) x {each} B" if rest == 0 else f"{size} B ({k} K + {v} V in {dtype}, scales included)"
@@ -231,7 +232,7 @@ def _kind(spec: KVSpec) -> str:
 
 
 def _charge(plan: Plan, group: KVGroup) -> str:
-    """How many blocks a request takes for a group, by the rule of its most demanding layer."""
+    """Blocks that a request needs in a group, by the rule of its most demanding layer."""
     context, flight, dcp = plan.capacity.max_model_len, plan.settings.in_flight_tokens, plan.pool.dcp
     blocks = group.charged(context, plan.settings, dcp)
     spec = max(group.specs, key=lambda each: charged_blocks(each, context, plan.settings, dcp))
@@ -292,19 +293,19 @@ def _share(counts: Counter[str], group: str) -> str:
     return f"{counts[group]:,} parameters, " if group in counts else ""
 
 
-# --- beside what people compute by hand -------------------------------------------------------------------------------
+# --- compared with estimates by hand ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Thumb:
-    """The rule of thumb's answer: bytes are its own decimal GB. `users` may be negative, when nothing is left."""
+    """Answer of the rule of thumb, in its decimal GB. `users` is negative if no memory is left."""
 
     users: int
     needed: int
 
 
 def rule_of_thumb(plan: Plan) -> Thumb:
-    """What `weights + 1.2 GB per user + 5 GB` says of one rank, and what it asks for our number of users."""
+    """Apply `weights + 1.2 GB per user + 5 GB` to one rank, and to kvplan's number of users."""
     memory, ours = plan.memory, int(plan.concurrency.max)
     left = memory.total - memory.weights - THUMB_FIXED
     return Thumb(max(0, left // THUMB_USER), memory.weights + THUMB_USER * ours + THUMB_FIXED)
@@ -314,18 +315,18 @@ def _thumb(plan: Plan) -> Iterator[str]:
     memory, ours = plan.memory, int(plan.concurrency.max)
     thumb = rule_of_thumb(plan)
     yield (
-        f"it says floor(({memory.total / GB:.2f} - {memory.weights / GB:.2f} - 5) / 1.2) = "
-        f"{plural(thumb.users, 'user')}, we say {ours:,} at {plan.capacity.max_model_len:,} tokens: "
+        f"that rule gives floor(({memory.total / GB:.2f} - {memory.weights / GB:.2f} - 5) / 1.2) = "
+        f"{plural(thumb.users, 'user')}, kvplan gives {ours:,} at {plan.capacity.max_model_len:,} tokens: "
         f"{_off(thumb.users, ours)}"
     )
     if plan.fits:
         yield (
-            f"a user takes {plan.bytes_per_request / GB:.2f} GB here, not 1.2; what is neither weights nor KV takes "
+            f"a user needs {plan.bytes_per_request / GB:.2f} GB here, not 1.2; everything but weights and KV needs "
             f"{_overheads(plan) / GB:.2f} GB, not 5"
         )
         ours_needed = memory.weights + ours * plan.bytes_per_request + _overheads(plan)
         yield (
-            f"for {ours:,} users it asks for {thumb.needed / GB:.2f} GB, we for {ours_needed / GB:.2f} GB "
+            f"for {ours:,} users that rule needs {thumb.needed / GB:.2f} GB, kvplan {ours_needed / GB:.2f} GB "
             f"({100 * (thumb.needed - ours_needed) / ours_needed:+.0f} %)"
         )
 
@@ -338,7 +339,7 @@ def _overheads(plan: Plan) -> int:
 
 def _off(theirs: int, ours: int) -> str:
     if not ours or not theirs:
-        return "equal" if theirs == ours else "one of the two says that nobody fits"
+        return "equal" if theirs == ours else "one of the two fits no user"
     if theirs == ours:
         return "equal"
     return f"{theirs / ours:.1f}x too many" if theirs > ours else f"{ours / theirs:.1f}x too few"

@@ -1,4 +1,4 @@
-"""How a plan is launched: the command that starts it, and what it takes of the host's memory."""
+"""How to launch a plan: the command that starts it, and its host memory."""
 
 from typing import Final
 
@@ -9,31 +9,31 @@ from kvplan.servers.plans import HostRow
 from kvplan.sizing.disk import stored_bytes
 
 NOT_MODELED: Final = (
-    "the processes themselves (Python, torch, the CUDA libraries and context), tokenized requests, images, NCCL's "
+    "memory of the processes (Python, torch, the CUDA libraries and context), tokenized requests, images, NCCL's "
     "buffers"
 )
 READ_ONCE: Final = (
-    "the files, read through the page cache: given back when others need it, but a container's limit counts it"
+    "the files, read through the page cache: freed when others need it, but a container's limit counts it"
 )
 PUBLISHED: Final = "the sizes of published files (tests/sizing/test_disk.py)"
 
 
 def serve_command(plan: Plan) -> list[str]:
-    """The words of the command that starts exactly what was planned, with the variables of its release.
+    """Words of the command that starts exactly the planned server, with its environment variables.
 
-    What the plan depends on is pinned even where it is this release's default.
+    Settings that the plan depends on are pinned even if they are this release's defaults.
     """
     variables = environment.assignments(plan.request.release, plan.request.args)
     return [*variables, *server_of(plan.request.release.engine).launch(plan)]
 
 
 def context_word(words: list[str], flag: str) -> str:
-    """The context that a command asks for with its server's flag, as it is written there."""
+    """Context length in a command, exactly as it follows the server's flag."""
     return words[words.index(flag) + 1]
 
 
 def host_rows(plan: Plan) -> list[HostRow]:
-    """Rows of each rank first; then what a replica takes once."""
+    """Host memory rows: per rank first, then those that a replica has once."""
     rows = list(server_of(plan.request.release.engine).host(plan))
     stored = plan.request.weights_bytes or stored_bytes(plan.request.spec)
     if stored is not None:

@@ -1,8 +1,8 @@
-"""Several servers on one GPU: the order in which they start, and the share of the memory that each is told.
+"""Several servers on one GPU: the order in which they start, and the memory fraction of each.
 
-A server's start is planned as it would happen: those before it hold what they hold, and its own check of free memory
-decides. A share is of the whole GPU, all of which must be free, or of what is free; what a server of the second kind
-keeps back for activations and graphs must stay free after the others have started, too.
+Each start is planned as it would happen: servers started before hold their memory, and the server's own check of free
+memory decides. A fraction is of the whole GPU, all of which must be free, or of the free memory; what a server of the
+second kind keeps back for activations and graphs must remain free after the others have started.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import server_of, terms_of
 
-STEPS: Final = 100  # shares are tried in hundredths
-MOST_ORDERS: Final = 120  # of five servers, all
+STEPS: Final = 100  # fractions are tried in hundredths
+MOST_ORDERS: Final = 120  # all orders of five servers
 MOST_SERVERS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A server that is to share the GPU, and how many users it must hold at least."""
+    """A server on the shared GPU, and its minimum number of users."""
 
     name: str
     request: Request
@@ -33,9 +33,9 @@ class Tenant:
 class Started:
     """A server in its place.
 
-    share     of its own flag: of the whole GPU, or of what is free
-    before    bytes that others hold when it starts
-    resident  bytes that it holds from then on, with its CUDA context and what it needs at its peak
+    share     value of its own flag: of the whole GPU, or of the free memory
+    before    bytes in use by others when it starts
+    resident  bytes that it uses after its start, including its CUDA context and its peak
     """
 
     tenant: Tenant
@@ -47,8 +47,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Servers in the order of their starts, and bytes of each GPU that are left; where `fits` is False: the smallest
-    shares that each needs alone, and by how much they exceed the GPU."""
+    """Servers in start order, and the bytes of each GPU that are left; if `fits` is False: the smallest fraction each
+    needs on its own, and by how much they exceed the GPU.
+    """
 
     started: tuple[Started, ...]
     total: int
@@ -57,20 +58,20 @@ class Packing:
 
     @property
     def left(self) -> int:
-        """Negative: bytes that are missing."""
+        """Bytes left; negative if bytes are missing."""
         return self.total - self.in_use - sum(server.resident for server in self.started)
 
 
 def pack(tenants: Sequence[Tenant], in_use: int, rest: str | None = None) -> Packing:
-    """The servers with the least shares that hold their users, in the first order in which all start, as listed if it
-    can be; what is left goes to the server `rest` (None: the first).
+    """Find the smallest fractions that hold the users, in the first order in which all servers start, preferring the
+    given order; the rest of the memory goes to the server `rest` (None: the first).
 
-    Raises UsageError for servers that are not on one and the same GPU or ranks, or where one is too large for it.
+    Raises UsageError if the servers are not on the same GPU or ranks, or if one is too large for it.
     """
     check(tenants, rest)
     total = tenants[0].request.gpu.total_memory
     alone = [smallest(tenant, 0) or too_large(tenant) for tenant in tenants]
-    least = Packing(tuple(alone), total, in_use, fits=False)  # beside others no server takes less
+    least = Packing(tuple(alone), total, in_use, fits=False)  # next to others, no server needs less
     if least.left < 0:
         return least
     for order in islice(permutations(tenants), MOST_ORDERS):
@@ -84,7 +85,7 @@ def too_large(tenant: Tenant) -> NoReturn:
     raise UsageError(
         tenant.name,
         f"cannot serve {tenant.users:,} user{'s' if tenant.users > 1 else ''} on {tenant.request.gpu.name} even alone",
-        "ask for fewer users or a shorter context, or name a larger GPU",
+        "use fewer users, a shorter context or a larger GPU",
     )
 
 
@@ -94,7 +95,7 @@ def check(tenants: Sequence[Tenant], rest: str | None) -> None:
     names = [tenant.name for tenant in tenants]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"server {twice}", "is named twice", "give each a name of its own")
+        raise UsageError(f"server {twice}", "is named twice", "give each a unique name")
     if rest is not None and rest not in names:
         raise UsageError(f"--rest {rest}", "no such server", f"use one of {', '.join(names)}")
     first = tenants[0].request
@@ -118,11 +119,11 @@ def ranks(request: Request) -> int:
     return args.num_gpus
 
 
-# --- one start after the other ----------------------------------------------------------------------------------------
+# --- one start after another ------------------------------------------------------------------------------------------
 
 
 def start_all(order: Sequence[Tenant], in_use: int) -> list[Started] | None:
-    """Every server with its smallest share; None where one does not start, or all together exceed the GPU."""
+    """Every server with its smallest fraction, or None if one does not start or all together exceed the GPU."""
     started: list[Started] = []
     before = in_use
     for tenant in order:
@@ -135,16 +136,16 @@ def start_all(order: Sequence[Tenant], in_use: int) -> list[Started] | None:
 
 
 def smallest(tenant: Tenant, before: int) -> Started | None:
-    """The server with the smallest share that holds its users beside `before` bytes; None where there is none."""
+    """The server with the smallest fraction that holds its users next to `before` bytes, or None if there is none."""
     high = STEPS - 1
     made = tried(tenant, high, before)
     if made is not None and made.refusal is not None and made.refusal.argument == share_of(tenant):
-        shares = made.refusal.values  # that are not too much
+        shares = made.refusal.values  # fractions within the limit
         high = floor(shares[-1] * STEPS + 1e-6) if shares else 0
         made = tried(tenant, high, before) if high else None
     if not holds(made, tenant):
         return None
-    low = 0  # does not hold them, `high` does
+    low = 0  # `low` does not hold them, `high` does
     while high - low > 1:
         middle = (low + high) // 2
         is_enough = holds(tried(tenant, middle, before), tenant)
@@ -166,7 +167,7 @@ def tried(tenant: Tenant, step: int, before: int) -> Plan | None:
 
 
 def holds(made: Plan | None, tenant: Tenant) -> bool:
-    """Whether it starts with its users, where what is estimated takes the most it may."""
+    """True if it starts and holds its users with all estimates at their worst."""
     if made is None or not made.fits:
         return False
     low = made.concurrency.users_low
@@ -181,8 +182,9 @@ def started_with(tenant: Tenant, step: int, before: int) -> Started:
 
 
 def held_by(made: Plan) -> int:
-    """Bytes of a GPU that a started server keeps: its rows, its CUDA context, and what its server keeps back for
-    peaks that are not planned row by row."""
+    """Bytes of a GPU that a running server uses: its rows, its CUDA context, and what it keeps back for peaks that are
+    not planned row by row.
+    """
     memory = made.memory
     rows = memory.total + memory.missing - memory.unused
     return rows + memory.context + server_of(made.request.release.engine).kept_back(made)
@@ -192,7 +194,7 @@ def held_by(made: Plan) -> int:
 
 
 def grown(packed: Packing, name: str) -> Packing:
-    """The same with the largest share for one server that lets all of them start."""
+    """The same servers, with the largest fraction for one of them that lets all start."""
     server = next(server for server in packed.started if server.tenant.name == name)
     low, high, best = round(server.share * STEPS), STEPS, packed
     while high - low > 1:
@@ -206,7 +208,7 @@ def grown(packed: Packing, name: str) -> Packing:
 
 
 def with_share(packed: Packing, name: str, step: int) -> Packing | None:
-    """The servers in their order, one with this share, the others with the least; None where one does not start."""
+    """The servers in order, one with this fraction, the others with the smallest, or None if one does not start."""
     started: list[Started] = []
     before = packed.in_use
     for server in packed.started:

@@ -1,5 +1,9 @@
 """plan(): a model, a GPU and flags -> where the memory goes and how many requests fit."""
 
+from typing import Final
+
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
 from kvplan.servers.base import server_of
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Concurrency, Sized, UserAnswer
@@ -39,7 +43,7 @@ def breakdown(
 
 
 def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
-    """Users by the server's figure and by the load; all zero when the server does not start."""
+    """Users by the server's figure and by the load; all zero if the server does not start."""
     load, capacity = request.load, answer.capacity
 
     def users(num_blocks: int) -> UserAnswer:
@@ -62,12 +66,23 @@ def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
     )
 
 
+HEADS_ALONE: Final = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+def check_stands_alone(spec: ModelSpec) -> None:
+    """Reject a draft checkpoint given as a model: it reads the caches of its target."""
+    kind = spec.config.get("model_type")
+    if kind in HEADS_ALONE:
+        raise UnsupportedModelError(spec.name, f"drafts for another model ({kind})", "name it with --draft-model")
+
+
 def plan(request: Request) -> Plan:
     """Size a model on a GPU.
 
-    Raises UsageError for flags that contradict each other, UnsupportedModelError for what kvplan cannot size.
+    Raises UsageError for contradictory flags, UnsupportedModelError if kvplan cannot size the model.
     """
     server = server_of(request.release.engine)
+    check_stands_alone(request.spec)
     request, notes = server.drafter(request)
     answer = server.size(request)
     capacity = answer.capacity

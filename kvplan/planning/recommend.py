@@ -1,7 +1,7 @@
-"""Which GPUs hold so many users, with which flags; and what one GPU needs to hold them.
+"""Which GPUs hold a number of users, with which flags; and what given GPUs need to hold them.
 
-A placement is some servers side by side, each on tensor x pipeline GPUs. Its users are those at the low end of the
-plan's range, unless the likely figure is asked for. Every placement is a plan() with exactly the flags that it prints.
+A placement is a number of servers, each on tensor x pipeline GPUs. Its users are those at the low end of the plan's
+range, unless the likely figure is requested. Every placement is a plan() with exactly the flags that it prints.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,17 +16,17 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.user_counts import End, KnownPools, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.planning.users import own_blocks
-from kvplan.servers.base import terms_of
-from kvplan.servers.vllm.size import gate
+from kvplan.servers.base import server_of, terms_of
 from kvplan.workloads.lengths import Lengths
 
 TP_SIZES = (1, 2, 4, 8)  # a node has eight GPUs
 STAGE_COUNTS = range(2, 9)
 MOST_STAGED_GPUS = 16  # of one server with pipeline stages: two nodes
-STAGES = "pipeline stages"  # a change, as the reader sees it
-WIDE = "experts over data-parallel ranks"  # a change: attention and KV of a rank's own, one set of experts for all
-WIDE_RANKS = (8, 16, 32)
-MOST_UTILIZATION = 95  # hundredths, in the search; what is asked of one GPU goes to FULL
+STAGES = "pipeline stages"  # a change, as shown to the user
+WIDE = "experts over data-parallel ranks"  # a change: attention and KV cache per rank, one shared set of experts
+WIDE_TP_SIZES = (1, 2, 4)  # of each such rank; 8 is a node without ranks
+WIDE_GPUS = (8, 16, 32)  # of all ranks of a server
+MOST_UTILIZATION = 95  # hundredths, in the search; a single GPU may go to FULL
 FULL = 99
 FEWEST_SEQS = 8
 MOST_USERS = 1_000_000
@@ -34,14 +34,14 @@ MOST_USERS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Who is to be held.
+    """The users to serve and the constraints.
 
-    users      in all, each by the load's measure
-    stated     fields of EngineArgs that are given: they are kept, the others sought
-    fp8_kv     whether an fp8 KV cache may be proposed; fp8_weights: quantizing while loading
-    end        of the range that must hold them
+    users      in total, each as the load defines
+    stated     fields of EngineArgs that are fixed; the others are searched
+    fp8_kv     allow an fp8 KV cache; fp8_weights: allow quantizing while loading
+    end        of the range that must hold the users
     prices     dollars per hour of a GPU, by name; empty: unknown
-    pools      what the search has counted so far
+    pools      counts that the search has already computed
     """
 
     users: int
@@ -55,9 +55,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`replicas` servers, or ranks of WIDE ones, that follow `plan` and hold the users together.
+    """`replicas` servers, or ranks of WIDE ones, that follow `plan` and together hold the users.
 
-    changes  what is less precise than the model or the user has it, STAGES and WIDE; empty: nothing
+    changes  formats less precise than the model's or the user's, STAGES and WIDE; empty: none
     """
 
     plan: Plan
@@ -75,16 +75,16 @@ class Placement:
 
     @property
     def servers(self) -> int:
-        """Commands that are started; the ranks of one are its own."""
+        """Number of commands to start; data-parallel ranks of one server count once."""
         return self.replicas // self.plan.request.args.data_parallel_size
 
     @property
     def context(self) -> int:
-        """Tokens that each request may have."""
+        """Tokens available to each request."""
         return self.plan.capacity.max_model_len
 
     def users(self, end: End) -> int:
-        """Served at once by all replicas."""
+        """Users served at once by all replicas."""
         return self.replicas * running_users(self.plan, end)
 
     @property
@@ -94,10 +94,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one server on so many of these GPUs holds nobody.
+    """Why one server on this many GPUs holds no user.
 
-    error       why it cannot be, whatever the memory; None: the memory is why
-    has_room    one user would fit, and the server does not start all the same
+    error       why it is impossible with any memory, or None if memory is the reason
+    has_room    one user would fit, but the server does not start
     """
 
     gpu: str
@@ -113,15 +113,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The best placement of each GPU, and those of less precision or with pipeline stages that save a GPU: unchanged
-    ones first, the cheapest before others."""
+    """The best placement of each GPU, and those with less precision or pipeline stages that save a GPU: those without
+    either first, then by price.
+    """
 
     placements: tuple[Placement, ...]
     failures: tuple[Failure, ...]
 
 
 def recommend(question: Question, requests: Iterable[Request]) -> Recommendation:
-    """The cheapest placements on each request's GPU; the requests differ in nothing else."""
+    """Find the cheapest placements on each request's GPU; the requests differ only in the GPU."""
     placements: list[Placement] = []
     failures: list[Failure] = []
     for request in requests:
@@ -145,24 +146,30 @@ def recommend(question: Question, requests: Iterable[Request]) -> Recommendation
 
 
 def is_worth_it(candidate: Placement, others: Iterable[Placement]) -> bool:
-    """Whether it saves a GPU over all that change no more than it does."""
+    """True if it uses fewer GPUs than every placement with a subset of its changes."""
     return all(candidate.num_gpus < other.num_gpus for other in others if set(other.changes) <= set(candidate.changes))
 
 
 def with_load(base: Plan, load: Load) -> Plan:
-    """The same plan with the distribution of lengths that was left aside while searching."""
+    """The same plan with the length distribution that the search ignored."""
     return base if load.lengths is None else plan(replace(base.request, load=load))
 
 
+def is_unchanged(placement: Placement) -> bool:
+    """True if it has neither less precision nor pipeline stages; vendors serve such models over data-parallel ranks."""
+    return set(placement.changes) <= {WIDE}
+
+
 def rank(placement: Placement) -> tuple[Any, ...]:
-    """What makes a placement better, the weightiest first; without a price the number of GPUs and their memory."""
+    """Sort key of placements, the most important first; without prices, the number of GPUs and their memory."""
     args = placement.plan.request.args
     price = placement.price_per_hour
     return (
-        bool(placement.changes),
+        not is_unchanged(placement),
         price if price is not None else inf,
         placement.num_gpus,
         placement.total_memory,
+        STAGES in placement.changes,
         len(placement.changes),
         args.gpu_memory_utilization or 0.0,
         args.pipeline_parallel_size,
@@ -171,7 +178,7 @@ def rank(placement: Placement) -> tuple[Any, ...]:
     )
 
 
-# --- what may be changed ----------------------------------------------------------------------------------------------
+# --- possible changes -------------------------------------------------------------------------------------------------
 
 
 def with_args(request: Request, **changes: Any) -> Request:
@@ -179,7 +186,7 @@ def with_args(request: Request, **changes: Any) -> Request:
 
 
 def precisions(question: Question, request: Request) -> Iterator[tuple[tuple[str, ...], Request]]:
-    """The request as it is, and with whatever less precise formats are allowed and not stated."""
+    """Yield the request as it is, and with each less precise format that is allowed and not fixed."""
     kv = question.fp8_kv and "kv_cache_dtype" not in question.stated
     kv = kv and reads_fp8(request) and not is_fp8_already(request)
     weights = question.fp8_weights and "quantization" not in question.stated and request.spec.quantization is None
@@ -193,7 +200,7 @@ def precisions(question: Question, request: Request) -> Iterator[tuple[tuple[str
 
 
 def is_fp8_already(request: Request) -> bool:
-    """Whether an fp8 KV cache would be no smaller than the one in effect."""
+    """True if an fp8 KV cache would be no smaller than the one in effect."""
     current = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
     other = planned(with_args(request, max_num_seqs=FEWEST_SEQS, kv_cache_dtype="fp8"))
     if isinstance(current, KvplanError) or isinstance(other, KvplanError):
@@ -202,7 +209,7 @@ def is_fp8_already(request: Request) -> bool:
 
 
 def splits(question: Question, request: Request) -> Iterator[Request]:
-    """The tensor parallel sizes of one node, or the one stated."""
+    """Yield the tensor parallel sizes of one node, or the fixed one."""
     sizes = (request.args.tensor_parallel_size,) if "tensor_parallel_size" in question.stated else TP_SIZES
     for tp in sizes:
         yield with_args(request, tensor_parallel_size=tp)
@@ -211,7 +218,7 @@ def splits(question: Question, request: Request) -> Iterator[Request]:
 def placements_on(
     question: Question, request: Request, changes: tuple[str, ...]
 ) -> tuple[list[Placement], list[Failure]]:
-    """One placement for each tensor parallel size that holds a user, without pipeline stages unless they are stated."""
+    """One placement per tensor parallel size that holds a user, without pipeline stages unless they are fixed."""
     placements: list[Placement] = []
     failed: list[Failure] = []
     for split in splits(question, request):
@@ -225,7 +232,7 @@ def placements_on(
 
 
 def is_enough(placed: Placement, split: Request) -> bool:
-    """Whether one server of a larger split has as many GPUs as all of what was found, which is then no worse."""
+    """True if one server of a larger split has at least as many GPUs as the placement, which is then no worse."""
     return num_ranks(split) >= placed.num_gpus and placed.plan.request.args.gpu_memory_utilization is None
 
 
@@ -233,14 +240,14 @@ def is_enough(placed: Placement, split: Request) -> bool:
 
 
 def may_be_staged(question: Question, placements: list[Placement], failed: list[Failure]) -> bool:
-    """Whether stages are to be sought: none are stated, and memory is all that any split lacks."""
+    """True if stages should be searched: they are not fixed, and memory is all that any split lacks."""
     return "pipeline_parallel_size" not in question.stated and (
         bool(placements) or not all(each_failure.refused for each_failure in failed)
     )
 
 
 def staged_splits(question: Question, request: Request) -> Iterator[Request]:
-    """Every split of two stages and more over the GPUs of at most two nodes."""
+    """Yield every split with two or more stages over the GPUs of at most two nodes."""
     for stages in STAGE_COUNTS:
         for split in splits(question, with_args(request, pipeline_parallel_size=stages)):
             if num_ranks(split) <= MOST_STAGED_GPUS:
@@ -250,7 +257,7 @@ def staged_splits(question: Question, request: Request) -> Iterator[Request]:
 def staged_placement(
     question: Question, request: Request, changes: tuple[str, ...], most_gpus: int | None
 ) -> Placement | None:
-    """The best placement with stages on at most so many GPUs (None: on any number)."""
+    """The best placement with stages on at most this many GPUs (None: on any number)."""
     best: Placement | None = None
     for split in staged_splits(question, request):
         replicas = question.users
@@ -264,31 +271,40 @@ def staged_placement(
     return best
 
 
-def wide_placement(question: Question, request: Request, changes: tuple[str, ...]) -> Placement | None:
-    """The fewest data-parallel ranks of vLLM that share one set of experts and hold the users: for latent attention,
-    whose cache every tensor rank would hold whole; None where a split is stated or none holds them."""
-    spec = request.spec
+def shares_experts(question: Question, request: Request) -> bool:
+    """True if data-parallel ranks that share experts are worth a search: no split is fixed, and attention is latent,
+    whose cache every tensor-parallel rank would hold whole.
+    """
     splits_stated = question.stated & {"tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"}
-    if (
-        not terms_of(request.release.engine).recommended
-        or not spec.is_mla
-        or not spec.experts_per_token
-        or splits_stated
-    ):
+    return request.spec.is_mla and bool(request.spec.experts_per_token) and not splits_stated
+
+
+def wide_placement(question: Question, request: Request, changes: tuple[str, ...]) -> Placement | None:
+    """The fewest servers of vLLM whose data-parallel ranks share one set of experts and hold the users, or None.
+    Ranks of several GPUs are chosen only where they save GPUs.
+    """
+    if not terms_of(request.release.engine).recommended or not shares_experts(question, request):
         return None
     best: Placement | None = None
-    for ranks in WIDE_RANKS:
-        wide = with_args(request, tensor_parallel_size=1, data_parallel_size=ranks, enable_expert_parallel=True)
-        widened = placement(replace(question, users=-(-question.users // ranks)), wide, (*changes, WIDE))
-        if isinstance(widened, Placement):
-            widened = replace(widened, replicas=widened.replicas * ranks)
-            best = widened if best is None else min(best, widened, key=rank)
+    for tp in WIDE_TP_SIZES:
+        for gpus in WIDE_GPUS:
+            ranks = gpus // tp
+            share = replace(question, users=-(-question.users // ranks))  # of each rank of a single server
+            wide = with_args(request, tensor_parallel_size=tp, data_parallel_size=ranks, enable_expert_parallel=True)
+            if tp > 1 and best is not None and not may_hold(share, wide, (best.num_gpus - 1) // gpus):
+                continue
+            widened = placement(share, wide, (*changes, WIDE))
+            if isinstance(widened, Placement):
+                widened = replace(widened, replicas=widened.replicas * ranks)
+                if best is None or (widened.num_gpus < best.num_gpus if tp > 1 else rank(widened) < rank(best)):
+                    best = widened
     return best
 
 
 def may_hold(question: Question, request: Request, replicas: int) -> bool:
-    """Whether so many servers hold the users at the default utilization or at the highest that starts: far fewer plans
-    than a search, and most splits end here."""
+    """True if this many servers hold the users at the default utilization or at the highest that starts: needs far
+    fewer plans than a search, and rejects most splits.
+    """
     if replicas < 1:
         return False
     share = -(-question.users // replicas)
@@ -301,13 +317,13 @@ def may_hold(question: Question, request: Request, replicas: int) -> bool:
 
 
 def largest_failures(question: Question, request: Request) -> list[Failure]:
-    """Why the largest server with stages holds nobody."""
+    """Why the largest server with stages holds no user."""
     sizes = [(num_ranks(split), split) for split in staged_splits(question, request)]
     return [failure(question, max(sizes, key=lambda size: size[0])[1])] if sizes else []
 
 
 def num_ranks(request: Request) -> int:
-    return request.args.tensor_parallel_size * request.args.pipeline_parallel_size
+    return request.args.world_size
 
 
 # --- one placement ----------------------------------------------------------------------------------------------------
@@ -315,7 +331,8 @@ def num_ranks(request: Request) -> int:
 
 def placement(question: Question, request: Request, changes: tuple[str, ...] = ()) -> Placement | Failure:
     """The fewest servers of one kind that hold the users, at the default utilization unless it does not start or a
-    higher one needs fewer; or why there are none."""
+    higher one needs fewer; or why there are none.
+    """
     usual = fewest(question, request)
     raised = None
     if "gpu_memory_utilization" not in question.stated:
@@ -333,7 +350,7 @@ def placement(question: Question, request: Request, changes: tuple[str, ...] = (
 
 
 def fewest(question: Question, request: Request) -> tuple[int, Plan] | None:
-    """(the smallest number of replicas that hold the users, the plan of each); None where one holds nobody."""
+    """(smallest number of replicas that hold the users, the plan of each), or None if one holds none."""
     users = question.users
 
     def plan_of(replicas: int) -> Plan | None:
@@ -342,9 +359,9 @@ def fewest(question: Question, request: Request) -> tuple[int, Plan] | None:
     alone = holding(question, request, 1)
     if alone is None:
         return None
-    # Fewer sequences leave the most room: no replica holds more than this one's pool.
+    # Fewer sequences leave the most memory: no replica holds more users than this one's pool.
     fails, step = -(-users // bound(request, alone, question.end)) - 1, 1
-    while (holds := fails + step) < users:  # the answer is near: steps of 1, 2, 4 find where to look
+    while (holds := fails + step) < users:  # the answer is near: steps of 1, 2, 4 bracket it
         best = plan_of(holds)
         if best is not None:
             return least(fails, holds, plan_of, best)
@@ -353,8 +370,9 @@ def fewest(question: Question, request: Request) -> tuple[int, Plan] | None:
 
 
 def least(fails: int, holds: int, plan_of: Callable[[int], Plan | None], best: Plan) -> tuple[int, Plan]:
-    """(the number nearest to `fails` at which there is a plan, that plan), between one that has none and one that has
-    `best`; `fails` may lie on either side."""
+    """Bisect for (the number nearest to `fails` that has a plan, that plan), between one without a plan and one that
+    has `best`; `fails` may be on either side.
+    """
     while abs(holds - fails) > 1:
         middle = (fails + holds) // 2
         better = plan_of(middle)
@@ -366,7 +384,7 @@ def least(fails: int, holds: int, plan_of: Callable[[int], Plan | None], best: P
 
 
 def fewest_raised(question: Question, request: Request, usual: tuple[int, Plan] | None) -> tuple[int, Plan] | None:
-    """The same at the least utilization above the default that needs fewer replicas; None where none does."""
+    """The same at the lowest utilization above the default that needs fewer replicas, or None if none does."""
     default = round(100 * request.release.utilization)
     top = top_utilization(question, request)
     if top <= default or (usual is not None and usual[0] == 1):
@@ -385,25 +403,25 @@ def at_utilization(request: Request, hundredths: int) -> Request:
 
 
 def top_utilization(question: Question, request: Request) -> int:
-    """The most, in hundredths, that a search goes to."""
+    """The highest utilization of a search, in hundredths."""
     return startable_utilization(question, request, min(MOST_UTILIZATION, roomy_utilization(request)))
 
 
 def startable_utilization(question: Question, request: Request, hundredths: int) -> int:
-    """The most, up to so many hundredths, that are free when the server starts, at the end of the range asked for."""
+    """The highest utilization up to this one, in hundredths, that is free at the start, at the end requested."""
     if hundredths < 1:
         return hundredths
     server = planned(with_args(at_utilization(request, hundredths), max_num_seqs=FEWEST_SEQS))
     if not isinstance(server, Plan):
         return hundredths
-    refusal = gate(server.request, server.settings, server.estimates, 0 if question.end == "low" else 1)
+    refusal = server_of(request.release.engine).gate(server, "low" if question.end == "low" else "likely")
     if refusal is None or not refusal.values:
         return hundredths
     return int(100 * refusal.values[0] + 1e-9)
 
 
 def startable(question: Question, request: Request) -> Request:
-    """The request, at the most that starts where nothing is stated and the default utilization does not."""
+    """The request, at the highest utilization that starts if none is fixed and the default does not start."""
     default = round(100 * request.release.utilization)
     if "gpu_memory_utilization" in question.stated:
         return request
@@ -412,7 +430,7 @@ def startable(question: Question, request: Request) -> Request:
 
 
 def roomy_utilization(request: Request) -> int:
-    """Hundredths that leave the CUDA context its room even when it is at its largest."""
+    """Utilization in hundredths that leaves enough for the CUDA context even at its largest."""
     smallest = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
     if isinstance(smallest, KvplanError):
         return 0
@@ -420,20 +438,20 @@ def roomy_utilization(request: Request) -> int:
     return 100 * (total - smallest.estimates["context"].high) // total
 
 
-# --- whether a plan holds so many -------------------------------------------------------------------------------------
+# --- whether a plan holds a number of users ---------------------------------------------------------------------------
 
 
 def seqs_for(users: int) -> int:
-    """--max-num-seqs for so many users: the next power of two, above 256 the next multiple of 128."""
+    """--max-num-seqs for this many users: the next power of two, above 256 the next multiple of 128."""
     if users > 256:
         return -(-users // 128) * 128
     return max(FEWEST_SEQS, 1 << (users - 1).bit_length())
 
 
 def holding(question: Question, request: Request, users: int) -> Plan | None:
-    """The plan of one server that starts and serves so many users at once, at the end of the range asked for.
+    """The plan of one server that starts and serves this many users at once, at the requested end of the range.
 
-    Sequences take memory of their own: where the rounded number of them is too many, the exact one is taken.
+    Sequences use memory themselves: if the rounded number of them is too large, the exact one is used.
     """
     if "max_num_seqs" in question.stated:
         counts = [request.args.max_num_seqs]
@@ -447,7 +465,7 @@ def holding(question: Question, request: Request, users: int) -> Plan | None:
 
 
 def planned(request: Request) -> Plan | KvplanError:
-    """The plan without its distribution of lengths, which is costly, or why there is none."""
+    """The plan without its length distribution, which is expensive, or the error if there is none."""
     try:
         return plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError as error:
@@ -455,7 +473,7 @@ def planned(request: Request) -> Plan | KvplanError:
 
 
 def starts(the_plan: Plan, end: End) -> bool:
-    """Whether the server starts, and one request of the full context fits, at an end of the range."""
+    """True if the server starts and one full-context request fits, at an end of the range."""
     return the_plan.fits and blocks_at(the_plan, end) > the_plan.capacity.blocks_per_request
 
 
@@ -467,7 +485,7 @@ def serves(question: Question, request: Request, the_plan: Plan, users: int) -> 
 
 
 def failure(question: Question, request: Request) -> Failure:
-    """Why one such server holds nobody."""
+    """Why one such server holds no user."""
     smallest = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
     if not isinstance(smallest, Plan):
         return Failure(request.gpu.name, num_ranks(request), str(smallest), smallest, has_room=False)
@@ -477,13 +495,12 @@ def failure(question: Question, request: Request) -> Failure:
 
 
 def start_refusal(question: Question, the_plan: Plan) -> str | None:
-    """Why a server whose KV cache has room does not start, at the end of the range asked for; None where memory
-    lacks."""
+    """Why a server with room for KV does not start, at the requested end of the range, or None if memory is short."""
     if the_plan.refusal is not None:
         return the_plan.refusal.text
     if not the_plan.fits or starts(the_plan, question.end):
         return None
-    refusal = gate(the_plan.request, the_plan.settings, the_plan.estimates, 0)
+    refusal = server_of(the_plan.request.release.engine).gate(the_plan, "low")
     if refusal is not None:
         return f"{refusal.text}, at the {question.end} end of the range"
     if left_at(question, the_plan) // the_plan.capacity.bytes_per_block <= the_plan.capacity.blocks_per_request:
@@ -493,17 +510,17 @@ def start_refusal(question: Question, the_plan: Plan) -> str | None:
 
 
 def left_at(question: Question, the_plan: Plan) -> int:
-    """Bytes for the pool at the end of the range asked for."""
+    """Bytes for the pool at the requested end of the range."""
     return max(
         0, {"low": the_plan.available_low, "high": the_plan.available_high}.get(question.end, the_plan.available)
     )
 
 
 def bound(request: Request, the_plan: Plan, end: End) -> int:
-    """At least as many users as the pool holds, at least one.
+    """Upper bound on the users that the pool holds, at least one.
 
-    With lengths, without the cost of their distribution: where a sum exceeds the room with probability p at most, its
-    mean is at most room + p x its largest value.
+    With lengths, it avoids computing their distribution: if a sum exceeds the room with probability at most p, its mean
+    is at most room + p x its largest value.
     """
     load = request.load
     if load.lengths is None:
@@ -518,13 +535,13 @@ def bound(request: Request, the_plan: Plan, end: End) -> int:
 
 
 def shortage(question: Question, the_plan: Plan) -> str:
-    """What memory lacks for one user."""
+    """The memory that one user lacks, as text."""
     memory, each = the_plan.memory, " of each GPU" if num_gpus(the_plan) > 1 else ""
     budget = f"the budget of {format_gib(memory.budget)}{each}"
     if memory.weights > memory.budget:
         return f"the weights alone ({format_gib(memory.weights)}) exceed {budget}"
     if the_plan.available <= 0:
-        return f"weights and overheads leave nothing of {budget}"
+        return f"weights and overheads use up {budget}"
     request_bytes, tokens = (
         the_plan.bytes_per_request + the_plan.capacity.bytes_per_block,
         the_plan.capacity.max_model_len,
@@ -538,7 +555,7 @@ def shortage(question: Question, the_plan: Plan) -> str:
         return lacks("", the_plan.available)
     if not starts(the_plan, question.end):
         return lacks(f"and at the {question.end} end of the range ", left_at(question, the_plan))
-    return f"the pool holds no user of this load beside {the_plan.settings.max_num_seqs} sequences"
+    return f"the KV cache holds no user of this load with {the_plan.settings.max_num_seqs} sequences"
 
 
 # --- what one placement needs -----------------------------------------------------------------------------------------
@@ -546,7 +563,7 @@ def shortage(question: Question, the_plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A setting with which the users are held, and the plan it gives; without one the most users that any holds."""
+    """A setting that holds the users, and its plan; if there is none, the most users that any setting holds."""
 
     value: float | int | str | None
     plan: Plan | None
@@ -555,17 +572,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What `replicas` servers on given GPUs need to hold the users; None for what was stated.
+    """What `replicas` servers on given GPUs need to hold the users; None for fixed settings.
 
-    max_model_len the context asked
-    current       with the flags as they are
-    utilization   the lowest, in steps of 0.01; `tight`: it leaves less than the CUDA context may take
+    max_model_len the requested context
+    current       with the flags unchanged
+    utilization   the lowest, in steps of 0.01; `tight`: it leaves less than the CUDA context may need
     context       the longest, a multiple of the block size
-    startable     the utilization of `context` and `kv_dtypes` where the default does not start; None: the default does
+    startable     utilization of `context` and `kv_dtypes` if the default does not start; None: the default does
     kv_dtypes     each with its answer
-    solution      holds the users on the given GPUs at the context and precision asked; None where nothing does
-    cures         without a solution: every placement that holds the users and that no other one dominates, best first
-    reason        why one server holds nobody as asked; None where it holds some
+    solution      holds the users on the given GPUs at the requested context and precision, or None if nothing does
+    cures         without a solution: every Pareto-optimal placement that holds the users, best first
+    reason        why one server as requested holds no user, or None if it holds some
     """
 
     gpu: GpuSpec
@@ -584,16 +601,16 @@ class Fit:
 
 
 def fit(question: Question, request: Request, replicas: int) -> Fit:
-    """The lowest utilization, the longest context and the KV dtypes that hold the users on given GPUs; where the GPUs
-    do not hold them as asked, what would.
+    """Find the lowest utilization, the longest context and the KV dtypes that hold the users on given GPUs, or if these
+    GPUs do not hold them as requested, the changes that would.
 
-    The request's context is a number; its distribution of lengths, if any, is not yet cut at it.
+    The request's context is a number; its length distribution, if any, is not yet truncated to it.
     """
     share = -(-question.users // replicas)
     context = request.args.max_model_len
     assert isinstance(context, int)
     here = at_context(request, context)
-    plan(replace(here, load=replace(here.load, lengths=None)))  # what cannot be is an error, not an answer
+    plan(replace(here, load=replace(here.load, lengths=None)))  # raise an error for an impossible request
     utilization = None if "gpu_memory_utilization" in question.stated else lowest_utilization(question, here, share)
     dtypes: tuple[str, ...] = ("auto", "fp8") if question.fp8_kv and reads_fp8(here) else ("auto",)
     if "kv_cache_dtype" in question.stated:
@@ -625,7 +642,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
 
 
 def is_tight(request: Request, utilization: Answer) -> bool:
-    """Whether the utilization leaves less than the CUDA context may take."""
+    """True if the utilization leaves less than the CUDA context may need."""
     return bool(utilization.value) and round(100 * float(utilization.value or 0)) > roomy_utilization(request)
 
 
@@ -634,12 +651,13 @@ def answer(question: Question, request: Request, users: int, value: float | int 
     return Answer(value, server and with_load(server, request.load), most_users(question, request))
 
 
-# --- cures ------------------------------------------------------------------------------------------------------------
+# --- fixes ------------------------------------------------------------------------------------------------------------
 
 
 def cures(question: Question, request: Request, replicas: int) -> Iterator[Placement]:
-    """Ways to hold the users that the given GPUs do not hold as asked: for every precision allowed the same GPUs at
-    the context asked or at the longest that will do, and more of the same GPUs. Each is a plan that was made."""
+    """Yield ways to hold users that the given GPUs do not hold as requested: for every allowed precision, the same GPUs
+    at the requested or the longest possible context, and more of the same GPUs. Each is a computed plan.
+    """
     share = -(-question.users // replicas)
     context = request.args.max_model_len
     assert isinstance(context, int)
@@ -649,13 +667,13 @@ def cures(question: Question, request: Request, replicas: int) -> Iterator[Place
             server = longest_context(question, startable(question, changed), share).plan
         if server is not None:
             yield Placement(server, replicas, None, changes)
-    placements = recommend(replace(question, prices=None), [at_context(request, context)]).placements
-    yield from (placement for placement in placements if WIDE not in placement.changes)
+    yield from recommend(replace(question, prices=None), [at_context(request, context)]).placements
 
 
 def at_any_utilization(question: Question, request: Request, users: int) -> Plan | None:
-    """One server that holds so many: at the default utilization, else at the lowest that leaves the CUDA context its
-    room."""
+    """One server that holds this many: at the default utilization, else at the lowest that leaves enough for the CUDA
+    context.
+    """
     server = holding(question, request, users)
     if server is None and "gpu_memory_utilization" not in question.stated:
         raised = lowest_utilization(question, request, users)
@@ -664,12 +682,12 @@ def at_any_utilization(question: Question, request: Request, users: int) -> Plan
 
 
 def is_as_asked(placement: Placement, context: int, num_gpus: int) -> bool:
-    """Whether it needs no less precision, no shorter context and no more GPUs than there are."""
-    return not placement.changes and placement.context == context and placement.num_gpus <= num_gpus
+    """True if it needs no less precision, no shorter context and no more GPUs than requested."""
+    return is_unchanged(placement) and placement.context == context and placement.num_gpus <= num_gpus
 
 
 def dominates(placement: Placement, other: Placement) -> bool:
-    """At least as long a context on at most as many GPUs with no other change, and better in one of them."""
+    """True if its context is no shorter, its GPUs no more, it has no other change, and one of these is better."""
     merits = placement.context, -placement.num_gpus
     others = other.context, -other.num_gpus
     changes = set(placement.changes)
@@ -679,7 +697,9 @@ def dominates(placement: Placement, other: Placement) -> bool:
 
 
 def pareto_optimal(placements: Iterable[Placement]) -> list[Placement]:
-    """Those that no other one dominates, the first of equals; the longest context first, then the fewest GPUs."""
+    """Pareto-optimal placements, the first of equals: the longest context first, no pipeline stages, then the fewest
+    GPUs.
+    """
     ways = list(placements)
     optimal: list[Placement] = []
     for placement in ways:
@@ -688,7 +708,7 @@ def pareto_optimal(placements: Iterable[Placement]) -> list[Placement]:
         is_known = any((other.context, other.num_gpus, set(other.changes)) == merits for other in optimal)
         if not is_dominated and not is_known:
             optimal.append(placement)
-    return sorted(optimal, key=lambda each: (-each.context, each.num_gpus, len(each.changes)))
+    return sorted(optimal, key=lambda way: (-way.context, STAGES in way.changes, way.num_gpus, len(way.changes)))
 
 
 def most_users(question: Question, request: Request) -> int:
@@ -729,7 +749,7 @@ def longest_context(question: Question, request: Request, users: int) -> Answer:
 
 
 def at_context(request: Request, context: int) -> Request:
-    """The request at a context, lengths beyond it counted at it."""
+    """The request at a context; longer lengths are truncated to it."""
     lengths = request.load.lengths
     if lengths is not None and lengths.longest > context:
         request = replace(request, load=replace(request.load, lengths=cut(lengths, context)))

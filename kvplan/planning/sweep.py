@@ -1,7 +1,7 @@
-"""Every combination of models, GPUs and flags as rows: the numbers of plan(), and why a combination cannot be.
+"""Every combination of models, GPUs and flags as rows: the numbers of plan(), or why a combination is impossible.
 
-Combinations are numbered, so that any of them is made again from its number: a front or the best rows are kept as
-numbers, and nothing grows with the size of the sweep. Above some thousands, worker processes share them.
+A combination can be rebuilt from its number: a Pareto front or the best rows are kept as numbers, and memory does not
+grow with the size of the sweep. Worker processes share sweeps above some thousands of combinations.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,25 +17,25 @@ from kvplan.core.units import format_bytes
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.user_counts import num_gpus
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, option_words
 from kvplan.servers.releases import Version
 
 MOST_COMBINATIONS = 2_000_000
-WORTH_PROCESSES = 4_000  # combinations below which starting processes costs more than it saves: 0.3 s
+WORTH_PROCESSES = 4_000  # combinations below which starting processes takes longer than it saves: 0.3 s
 CHUNK = 1_000
-MOST_KEPT = 20_000  # engine arguments made once, some 10 MB
+MOST_KEPT = 20_000  # cached engine arguments, some 10 MB
 SLOW_CHUNK = 4  # with a distribution of lengths a plan takes up to a second
 
 
 class Row(NamedTuple):
-    """One combination. Bytes are of one rank, users of all replicas; None where a combination cannot be, or was not
-    asked for.
+    """One combination. Bytes are per rank, users over all replicas, or None if a combination is impossible or the value
+    was not requested.
 
-    max_model_len      the context in effect, a fitted one included
-    users              requests served at once by the measure asked for (lengths, mean length, full context): what the
+    max_model_len      the context in effect, also if fitted
+    users              requests served at once by the requested measure (lengths, mean length, full context): what the
                        pool holds decoding with one chunk of prefill in flight, at most max_num_seqs for each replica;
                        users_low and users_high its range
-    pool_users         the same for one replica, whatever max_num_seqs
+    pool_users         the same for one replica, regardless of max_num_seqs
     concurrency        the server's own figure for one replica
     refused_by         what stops a server whose KV cache would fit: free_memory, state_blocks, ...; see `reason`
     """
@@ -79,7 +79,7 @@ class Row(NamedTuple):
 
     @property
     def is_possible(self) -> bool:
-        """Whether a plan can be made at all, fitting or not."""
+        """True if a plan can be made, whether it fits or not."""
         return self.deficit is not None
 
 
@@ -103,7 +103,7 @@ class Grid:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Values of each axis, the outermost first: model, GPU, release, arguments, context, mean length."""
+        """Number of values on each axis, the outermost first: model, GPU, release, arguments, context, mean length."""
         models, gpus, contexts = self.shape
         arguments = (len(values) for values in self.arguments.values())
         return (models, gpus, len(self.releases) or 1, *arguments, contexts, len(self.means) or 1)
@@ -113,7 +113,7 @@ class Grid:
         return prod(self.sizes)
 
     def digits(self, number: int) -> list[int]:
-        """Which value of each axis a combination has."""
+        """Index on each axis of a combination."""
         numbers = []
         for size in self._inward:
             number, digit = divmod(number, size)
@@ -129,7 +129,7 @@ class Grid:
         _, gpus, contexts = self.shape
         index = (model * gpus + gpu) * contexts + context
         base = self.requests[index]
-        return Request(  # written out: replace() takes as long as a fifth of the plan
+        return Request(  # spelled out: replace() would take a fifth of the plan's time
             spec=base.spec,
             gpu=base.gpu,
             args=self._args(index, tuple(picks)),
@@ -143,7 +143,7 @@ class Grid:
         )
 
     def _args(self, index: int, picks: tuple[int, ...]) -> EngineArgs:
-        """A request's arguments with the values picked. Other models and GPUs have the same: they are kept."""
+        """A request's arguments with the selected values; cached, because other models and GPUs have the same."""
         if not picks:
             return self.requests[index].args
         key = (self._alike[index], picks)
@@ -157,7 +157,7 @@ class Grid:
 
     @cached_property
     def _alike(self) -> list[int]:
-        """For each request the number of the first with the same arguments."""
+        """For each request, the index of the first one with the same arguments."""
         first: dict[EngineArgs, int] = {}
         return [first.setdefault(request.args, index) for index, request in enumerate(self.requests)]
 
@@ -186,11 +186,11 @@ def check_size(count: int) -> None:
 
 
 def row_of(request: Request, price: float | None = None) -> Row:
-    """The row of one combination; `price` is one GPU's, in dollars per hour."""
+    """Row of one combination; `price` is of one GPU, in dollars per hour."""
     try:
         return _planned(plan(request), price)
     except KvplanError as error:
-        return _impossible(request, str(error))
+        return _impossible(request, str(error.in_words(option_words())))
 
 
 def _planned(the_plan: Plan, price: float | None) -> Row:
@@ -235,7 +235,7 @@ def _impossible(request: Request, reason: str) -> Row:
 
 
 def all_rows(grid: Grid, jobs: Jobs | None = None, chunk: int | None = None) -> Iterator[list[Row]]:
-    """Every row in the order of the numbers, chunk by chunk; `jobs` processes, none beside this one for a small sweep
+    """Yield every row in numerical order, chunk by chunk, using `jobs` processes; a small sweep runs in this process
     unless a cluster is named.
 
     Closing the iterator, or an interrupt, ends the processes.
@@ -259,12 +259,12 @@ def _no_decoder() -> Decoder:
 
 
 def portable(grid: Grid) -> Grid:
-    """The same grid for another process."""
+    """Copy the grid for another process."""
     return replace(grid, requests=portable_requests(grid.requests))
 
 
 def portable_requests(requests: Iterable[Request]) -> tuple[Request, ...]:
-    """The same for another process: a spec's reader of its decoder cannot be sent and is not needed."""
+    """Copy requests for another process: a spec's decoder reader cannot be pickled and is not needed."""
     specs: dict[int, ModelSpec] = {}
 
     def sent(spec: ModelSpec) -> ModelSpec:
@@ -280,13 +280,17 @@ def portable_requests(requests: Iterable[Request]) -> tuple[Request, ...]:
 
 
 def unusable(grid: Grid) -> list[KvplanError]:
-    """Why, for each value of an axis that every combination with it is impossible for; empty where all can be used.
+    """Errors for each axis value with which every combination is impossible; empty if all can be used.
 
-    Combinations of a value are tried in a scattered order, so that one success is found soon.
+    What a model or its server does not support is no mistake: if another value of the axis can be used, the
+    combinations are rows with their reason. Those of a value are tried in scattered order, to find a success soon.
     """
     reasons = list[KvplanError]()
     for axis, size in enumerate(grid.sizes):
-        reasons += [reason for value in range(size) if (reason := _unusable(grid, axis, value)) is not None]
+        refused = [reason for value in range(size) if (reason := _unusable(grid, axis, value)) is not None]
+        if len(refused) < size:
+            refused = [reason for reason in refused if not isinstance(reason, UnsupportedModelError)]
+        reasons += refused
     return list({str(reason): reason for reason in reasons}.values())
 
 
@@ -307,7 +311,7 @@ def _unusable(grid: Grid, axis: int, value: int) -> KvplanError | None:
 
 
 def _scattered(count: int) -> Iterable[int]:
-    """0 to count - 1, each once, neighbors far apart."""
+    """Yield 0 to count - 1, each once, with neighbors far apart."""
     step = max(1, int(count * 0.618))
     while gcd(step, count) > 1:
         step += 1
@@ -326,18 +330,18 @@ def point_of(row: Row) -> Point:
 
 
 def dominates(point: Point, other: Point) -> bool:
-    """At least as good in everything, and better in something."""
+    """True if it is at least as good in everything, and better in something."""
     return point != other and point[0] >= other[0] and point[1] >= other[1] and point[2] >= other[2]
 
 
-# What makes two combinations different offers; whatever else differs changes nothing for the users.
+# Fields that distinguish offers; other differences do not affect the users.
 _OFFER = ("model", "gpu", "engine", "num_gpus", "max_model_len", "mean_tokens", "users")
 Offer = tuple[object, ...]
 
 
 @dataclass(slots=True)
 class Front:
-    """The combinations that no other one dominates, by their numbers; models and mean lengths are kept apart."""
+    """Pareto-optimal combinations, by their numbers; models and mean lengths are kept apart."""
 
     points: dict[tuple[str, int | None], dict[Point, dict[Offer, list[int]]]] = field(default_factory=dict)
 
@@ -355,29 +359,30 @@ class Front:
 
     @property
     def ties(self) -> list[list[int]]:
-        """Numbers that are one offer, together."""
+        """Groups of numbers that are the same offer."""
         return sorted(
             tie for points in self.points.values() for by_point in points.values() for tie in by_point.values()
         )
 
 
 def plainest(grid: Grid, ties: Iterable[list[int]]) -> list[tuple[Row, int]]:
-    """Of each tie the combination with the fewest departures from the server's defaults, the first of equally plain
-    ones, and how many others there are."""
+    """For each tie, the combination with the fewest departures from the server's defaults (the first of equals), and
+    how many others there are.
+    """
     rows = []
     for numbers in ties:
         simplest = numbers[0]
         if len(numbers) > 1:
-            usual: dict[EngineArgs, Mapping[str, object]] = {}  # they differ in nothing but arguments
+            usual: dict[EngineArgs, Mapping[str, object]] = {}  # they differ only in arguments
             simplest = min(numbers, key=lambda number: (departures(grid.request(number), usual), number))
         rows.append((simplest, len(numbers) - 1))
     return [(grid.row(number), others) for number, others in sorted(rows)]
 
 
 def departures(request: Request, known: dict[EngineArgs, Mapping[str, object]]) -> int:
-    """How many engine arguments are not what the server takes by itself, whether stated or not.
+    """Number of engine arguments that differ from the server's defaults, stated or not.
 
-    known  what it takes by itself, as far as it was asked; for requests that differ in arguments only
+    known  cache of the defaults, for requests that differ only in arguments
     """
     bare = replace(request.args, gpu_memory_utilization=None, max_num_seqs=None, block_size=None)
     if bare not in known:
@@ -389,7 +394,7 @@ def departures(request: Request, known: dict[EngineArgs, Mapping[str, object]]) 
 
 
 def usual_settings(request: Request) -> Mapping[str, object]:
-    """What the server takes where it is told nothing; empty where it cannot run like that."""
+    """Defaults that the server resolves; empty if it cannot run with them."""
     try:
         the_plan = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError:
@@ -406,7 +411,7 @@ _ARGUMENTS = tuple(each.name for each in fields(EngineArgs))
 
 @dataclass(slots=True)
 class Curves:
-    """The most users per GPU, and per dollar, of each model and GPU at each context, whatever the other flags."""
+    """The most users per GPU, and per dollar, of each model and GPU at each context, over all other flags."""
 
     per_gpu: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     per_dollar: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
@@ -421,7 +426,7 @@ class Curves:
 
 
 def front_of(curves: Sequence[Mapping[int, float]]) -> list[tuple[int, float]]:
-    """(context, most users) of all curves together that no longer context equals or beats, contexts ascending."""
+    """Pareto front of (context, most users) over all curves, contexts ascending."""
     best: dict[int, float] = {}
     for curve in curves:
         for context, value in curve.items():

@@ -1,8 +1,8 @@
-"""What another release of its server does to a plan: figures before and after, and what each change does to them.
+"""Effect of another server release on a plan: figures before and after, and the effect of each change on them.
 
-The release is changed first without any of the changes that came in between, then they are switched on one after the
-other, oldest first. Each step is planned anew, so their effects add up to the difference exactly; in another order a
-change's share can differ, the sum cannot.
+The release changes first, without any of its changes; then they are enabled one after another, oldest first. Each step
+is planned again, so the effects add up to the difference exactly; another order can change a change's share, but not
+the sum.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ WORSE: Final[tuple[Outcome, ...]] = ("fewer users", "does not start", "refused")
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one change between two releases did; `change` None: what the release does beside its named changes."""
+    """Effect of one change between two releases; `change` None: the rest of the release's effect."""
 
     change: Change | None
     before: Figures
@@ -31,7 +31,7 @@ class Effect:
 
     @property
     def deltas(self) -> dict[str, Number]:
-        """Figures of kvplan/plan@1 that it moved, and by how much."""
+        """Figures of kvplan/plan@1 that it changed, and by how much."""
         moved = {path: (after or 0) - (self.before[path] or 0) for path, after in self.after.items()}
         return {path: delta for path, delta in moved.items() if delta}
 
@@ -41,7 +41,7 @@ class Upgraded:
     """One server with both releases.
 
     new         its plan, or why none can be made
-    comparison  None where there is no plan of the new release
+    comparison  None if there is no plan of the new release
     effects     the changes that moved a figure, in the order of `steps`
     """
 
@@ -66,10 +66,10 @@ class Upgraded:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """Servers and a release they go to.
+    """Servers and the release they are upgraded to.
 
-    old     the release they run; None: each says its own
-    others  what else was asked about, of another server program
+    old     the release they run, or None if each names its own
+    others  requested servers of another server program
     """
 
     old: str | None
@@ -79,12 +79,12 @@ class Upgrade:
 
 
 def users(made: Plan) -> int:
-    """Whole users, all replicas together."""
+    """Whole users over all replicas."""
     return made.concurrency.users * made.concurrency.replicas
 
 
 def upgraded(key: str, old: Request, new: Request | KvplanError, release: Version) -> Upgraded:
-    """A server as it is and as it would be; raises KvplanError where it cannot be planned as it is."""
+    """Compare a server before and after. Raise KvplanError if it cannot be planned as it is."""
     before = plan(old)
     try:
         if isinstance(new, KvplanError):
@@ -97,12 +97,12 @@ def upgraded(key: str, old: Request, new: Request | KvplanError, release: Versio
 
 
 def effects(old: Request, new: Request) -> Iterator[Effect]:
-    """What each change between the two releases does, those that move a figure."""
+    """Yield the effect of each change between the two releases that moves a figure."""
     path = list(steps(old.release, new.release))
     figures: dict[int, Figures | None] = {0: figures_of(plan(old)), len(path): figures_of(plan(new))}
 
     def figures_after(step: int) -> Figures | None:
-        """Of the plan after so many steps; None where there is none."""
+        """Figures of the plan after this many steps, or None if there is none."""
         if step not in figures:
             release, _ = path[step - 1]
             try:
@@ -112,7 +112,7 @@ def effects(old: Request, new: Request) -> Iterator[Effect]:
         return figures[step]
 
     def search(first: int, last: int) -> Iterator[Effect]:
-        """A run of steps is halved until what moves a figure stands alone: most changes concern other models."""
+        """Bisect a run of steps to isolate those that move a figure: most changes concern other models."""
         before, after = figures_after(first), figures_after(last)
         assert before is not None
         assert after is not None
@@ -120,7 +120,7 @@ def effects(old: Request, new: Request) -> Iterator[Effect]:
             return
         inner = sorted(range(first + 1, last), key=lambda step: abs(2 * step - first - last))
         middle = next((step for step in inner if figures_after(step) is not None), None)
-        if middle is None:  # one step, or no plan between several: the last one's name stands for them
+        if middle is None:  # one step, or no plan between several: named after the last one
             yield Effect(path[last - 1][1], before, after)
         else:
             yield from search(first, middle)
@@ -130,10 +130,10 @@ def effects(old: Request, new: Request) -> Iterator[Effect]:
 
 
 def steps(old: Version, new: Version) -> Iterator[tuple[Version, Change | None]]:
-    """The releases on the way, and the change that leads to each; None: the number and whatever else differs.
+    """Releases on the way, and the change that leads to each; None: only the version number and unnamed differences.
 
-    To a newer release the number comes first and then each change is switched on; to an older one they are switched
-    off, the newest first, before the number.
+    To a newer release the version changes first, then each change is enabled; to an older one they are disabled first,
+    newest first.
     """
     if new.fields >= old.fields:
         changes = new.since(old)

@@ -1,4 +1,4 @@
-"""How many users a plan holds by the measure that was asked for, at its likely figure and at both ends of its range."""
+"""How many users a plan holds by the requested measure, at its likely figure and at both ends of its range."""
 
 from bisect import bisect
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from kvplan.planning import users
 from kvplan.servers.plans import Load, Plan
-from kvplan.servers.vllm.pool import Pool
+from kvplan.servers.pool import Pool
 
 if TYPE_CHECKING:
     from kvplan.workloads.lengths import Lengths
@@ -16,7 +16,7 @@ End = Literal["low", "likely", "high"]
 
 
 def blocks_at(plan: Plan, end: End) -> int:
-    """Blocks of the pool: its likely number, or that when what is estimated is at its worst or best."""
+    """Blocks of the pool: likely, or with all estimates at their worst or best."""
     match end:
         case "low":
             return plan.blocks_low
@@ -29,9 +29,9 @@ def blocks_at(plan: Plan, end: End) -> int:
 
 
 def pool_users(plan: Plan, end: End) -> int:
-    """Users that the pool of one replica holds decoding, by the load's measure."""
+    """Users that one replica's pool holds while decoding, by the load's measure."""
     answer, load = plan.concurrency, plan.request.load
-    if load.lengths is not None:  # a search plans without them: the plan's own count may be of another load
+    if load.lengths is not None:  # a search plans without lengths: the plan's own count may be of another load
         return _counted(plan, load, blocks_at(plan, end))
     users = {"low": answer.pool_low, "likely": answer.pool.users, "high": answer.pool_high}[end]
     assert users is not None
@@ -39,7 +39,7 @@ def pool_users(plan: Plan, end: End) -> int:
 
 
 def users_at(plan: Plan, tokens: int, shared_prefix: int = 0, end: End = "likely") -> int:
-    """Users that the pool of one replica holds when each is of `tokens`, at most the context, after a common prefix."""
+    """Users that one replica's pool holds if each has `tokens`, at most the context, after a common prefix."""
     length = min(tokens, plan.capacity.max_model_len)
     load = Load(mean_tokens=length, shared_prefix=min(shared_prefix, length))
     return _counted(plan, load, blocks_at(plan, end))
@@ -52,21 +52,21 @@ def _counted(plan: Plan, load: Load, num_blocks: int) -> int:
 
 
 class KnownPools:
-    """Users that pools were counted to hold, for each count of blocks that requests take.
+    """User counts already computed for pools, by the block counts of requests.
 
-    A larger pool never holds fewer users: a search asks about many pools and counts few.
+    A larger pool never holds fewer users, so a search over many pools counts only a few.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], list[tuple[int, int]]] = {}
 
     def of(self, counts: tuple[int, ...], lengths: "Lengths", overflow: float, shared: int) -> list[tuple[int, int]]:
-        """(blocks, users), ascending; what is counted is added to it."""
+        """(blocks, users), ascending; callers add their counts to it."""
         return self._known.setdefault((counts, lengths, overflow, shared), [])
 
 
 def pool_holds(plan: Plan, end: End, count: int, pools: KnownPools) -> bool:
-    """Whether pool_users is at least `count`; with lengths the pools known answer first."""
+    """True if pool_users is at least `count`; with lengths, known pools are checked first."""
     load = plan.request.load
     if load.lengths is None or not plan.fits:
         return pool_users(plan, end) >= count
@@ -89,19 +89,19 @@ def _block_counts(pool: Pool, lengths: "Lengths") -> tuple[int, ...]:
 
 
 def blocks_per_user(plan: Plan) -> int:
-    """Blocks that one more user takes, decoding: with lengths one of the longest."""
+    """Blocks per additional user while decoding; with lengths, for the longest one."""
     load, context = plan.request.load, plan.capacity.max_model_len
     shared = plan.pool.shared(min(load.shared_prefix, context))
     return users.own_blocks(plan.pool.allocated_blocks, load.longest(context), shared)
 
 
-APART = 1.5  # users and the server's own figure differ by more than this: the answer says why
+APART = 1.1  # if users and the server's own figure differ by more than this factor, the answer explains it
 
 
 def log_differs(plan: Plan) -> str | None:
-    """Why the users are more than APART times the server's figure, or less than it by as much; None where they are not.
+    """Why users and the server's own figure differ by more than a factor of APART, or None if they do not.
 
-    The figure has every request at the full context, at the worst moment of its prefill.
+    The server's figure has every request at the full context, at the peak of its prefill.
     """
     answer = plan.concurrency
     if not plan.fits or (answer.max <= APART * answer.users and answer.users <= APART * max(1.0, answer.max)):
@@ -115,7 +115,7 @@ def _differences(plan: Plan) -> Iterator[str]:
     if load.longest(context) < context or load.lengths is not None:
         yield f"counts every request at {context:,} tokens"
     elif load.shared_prefix:
-        yield "stores no prefix once"
+        yield "counts the shared prefix for every request"
     kinds = {
         group.first.kind
         for group in plan.pool.groups
@@ -123,22 +123,22 @@ def _differences(plan: Plan) -> Iterator[str]:
     }
     if kinds & {"sliding", "chunked"}:
         tokens = plan.settings.in_flight_tokens
-        yield f"charges every window for {tokens:,} tokens in flight, which only a prompt being computed needs"
+        yield f"charges every window for {tokens:,} tokens in flight, which only a prefill needs"
     if "state" in kinds:
-        yield "charges every request state blocks that it has only while its prompt is computed"
+        yield "charges every request state blocks that it needs only during prefill"
     if answer.pool.users > answer.max_num_seqs:
-        yield f"does not know that at most {answer.max_num_seqs:,} sequences run at once"
+        yield f"ignores that at most {answer.max_num_seqs:,} sequences run at once"
     if int(answer.max) > answer.users == 1:
-        yield "counts the null block, which no request can have"
+        yield "counts the null block, which no request can use"
 
 
 def running_users(plan: Plan, end: End) -> int:
-    """Users of one replica that are served at once: what the pool holds, and the scheduler runs."""
+    """Users of one replica served at once: those that fit in the pool and that the scheduler runs."""
     return min(pool_users(plan, end), seqs_at(plan, end))
 
 
 def seqs_at(plan: Plan, end: End) -> int:
-    """Sequences that the scheduler runs at most."""
+    """The most sequences that the scheduler runs."""
     answer = plan.concurrency
     return {"low": answer.seqs_low, "likely": answer.max_num_seqs, "high": answer.seqs_high}[end]
 

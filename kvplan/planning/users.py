@@ -1,9 +1,9 @@
-"""How many requests a pool holds at once: arithmetic over blocks, whatever the server.
+"""How many requests a pool holds at once: block arithmetic, independent of the server.
 
-`held(tokens)` is the blocks a request of `tokens` holds, monotone; `usable` the pool's blocks that requests can have
-(all but the null block). A prefix that all requests share is stored once: `shared_blocks` of each request's blocks.
+`held(tokens)` is the blocks that a request of `tokens` holds, monotone; `usable` is the pool's blocks available to
+requests (all but the null block). A prefix shared by all requests is stored once: `shared_blocks` of each request.
 
-`users_held` is the number every command counts: users that decode, with one chunk of prefill in flight.
+`users_held` is the number that every command reports: users that decode, with one chunk of prefill in flight.
 """
 
 import math
@@ -16,8 +16,8 @@ from kvplan.core.records import dataclass
 from kvplan.servers.plans import Load, UserAnswer
 
 if TYPE_CHECKING:
+    from kvplan.servers.pool import Capacity, Pool
     from kvplan.servers.settings import Settings
-    from kvplan.servers.vllm.pool import Capacity, Pool
     from kvplan.workloads.lengths import Lengths
 
 Held = Callable[[int], int]
@@ -25,16 +25,16 @@ Held = Callable[[int], int]
 BITS = 64  # probabilities are integers of 2^-64
 ONE = 1 << BITS
 SLOT = 18  # bytes per coefficient of a product: 2 x 64 bits, and 16 bits for sums of up to 65,536 terms
-EXACT_CELLS = 3072  # a pool of at most so many cells is convolved without rounding of block counts: 0.2 s
+EXACT_CELLS = 3072  # a pool of at most this many cells is convolved without rounding block counts: 0.2 s
 COARSE_CELLS = 2048
-NEGLIGIBLE = ONE >> 45  # mass of a tail that is moved inwards (3e-14)
+NEGLIGIBLE = ONE >> 45  # tail mass that is moved inward (3e-14)
 
 
 def users_held(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> UserAnswer:
     """Users that a pool of `num_blocks` blocks holds decoding, each at its stated length, while one of them prefills.
 
-    The scheduler admits and runs so many without preempting anybody as long as one prompt at a time is computed
-    (tests/planning/test_users_exact.py runs it). How many sequences a server runs at most is not looked at here.
+    The scheduler admits and runs this many without preemption as long as one prompt is prefilled at a time
+    (tests/planning/test_users_exact.py runs it). The server's limit on sequences is not applied here.
     """
     holds_one = num_blocks > capacity.blocks_per_request
     if not holds_one and num_blocks < capacity.num_blocks:  # a smaller pool than planned: the server does not start
@@ -47,23 +47,23 @@ def users_held(pool: "Pool", settings: "Settings", capacity: "Capacity", load: L
     else:
         users = users_at(pool.allocated_blocks, usable, load.longest(context), shared)
         answer = UserAnswer(users, 0.0, "all users hold the same number of blocks")
-    # One request of the full context is admitted alone, whatever it takes while it is computed.
+    # One request of the full context is admitted on its own, whatever its prefill takes.
     return replace(answer, users=1) if holds_one and not answer.users else answer
 
 
 def usable_blocks(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> int:
-    """Blocks for users that decode: all but the null block and those of a prefill in flight."""
+    """Blocks for decoding users: all but the null block and those of a prefill in flight."""
     context = capacity.max_model_len
     return num_blocks - 1 - pool.in_flight(load.longest(context), context, settings)
 
 
 def own_blocks(blocks_of: Held, tokens: int, shared_blocks: int) -> int:
-    """Blocks of one request that no other shares; at least one, for the token it is about to write."""
+    """Blocks of one request that are not shared; at least one, for the token it is about to write."""
     return max(1, blocks_of(tokens) - shared_blocks)
 
 
 def users_at(blocks_of: Held, usable: int, tokens: int, shared_blocks: int = 0) -> int:
-    """Users when each holds `tokens`: the largest n with shared_blocks + n x own blocks <= usable."""
+    """Users if each holds `tokens`: the largest n with shared_blocks + n x own blocks <= usable."""
     return max(0, usable - shared_blocks) // own_blocks(blocks_of, tokens, shared_blocks)
 
 
@@ -72,8 +72,8 @@ def users_for_lengths(
 ) -> UserAnswer:
     """The largest n such that n independent users need more than the pool with probability at most `overflow`.
 
-    A length is what a request holds at a random moment: totals answer for requests at their end (never too many users),
-    `workload.in_flight` of prompt and output for requests in the middle of decoding.
+    A length is what a request holds at a random moment: use total lengths for requests at their end (never too
+    many users) and `workload.in_flight` of prompt and output for requests in the middle of decoding.
     """
     if not 0 <= overflow < 1:
         raise UsageError(f"--overflow {overflow}", "must be at least 0 and below 1", "write 1% or 0.01")
@@ -97,7 +97,7 @@ def users_for_lengths(
 
 
 def block_counts(blocks_of: Held, lengths: "Lengths", shared_blocks: int) -> list[tuple[int, int]]:
-    """(blocks, probability in units of 2^-64) ascending, summing to one exactly."""
+    """(blocks, probability in units of 2^-64), ascending, summing to exactly one."""
     masses: dict[int, int] = {}
     for tokens, probability in lengths.points:
         if mass := int(probability * ONE):
@@ -112,10 +112,10 @@ def block_counts(blocks_of: Held, lengths: "Lengths", shared_blocks: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The distribution of the blocks that some users hold in all.
+    """The distribution of the total blocks of some users.
 
     masses    of (start + i) x cell blocks, in units of 2^-64
-    overflow  mass of what does not fit in `room` blocks; with `masses` it sums to one
+    overflow  mass that does not fit in `room` blocks; with `masses` it sums to one
     exact     block counts are never rounded
     """
 
@@ -128,7 +128,7 @@ class Sums:
 
     @classmethod
     def of(cls, blocks: list[tuple[int, int]], cell: int, room: int, *, exact: bool) -> "Sums":
-        """One user's, cut at the pool's end; unless exact, counts between grid points go to both neighbors."""
+        """One user, truncated at the pool's end; unless exact, counts between grid points go to both neighbors."""
         fitting = [(count, mass) for count, mass in blocks if count <= room]
         overflow = ONE - sum(mass for _, mass in fitting)
         start, span = blocks[0][0], (fitting or blocks)[-1][0] - blocks[0][0]
@@ -144,11 +144,11 @@ class Sums:
         return cls(start, cell, tuple(masses), overflow, room, exact).trimmed()
 
     def trimmed(self) -> "Sums":
-        """Cut at the pool's end; unless exact, also without negligible tails and on a grid of at most COARSE_CELLS."""
+        """Truncate at the pool's end; unless exact, drop negligible tails and use at most COARSE_CELLS grid points."""
         sums = self
         while not sums.exact and len(sums.masses) > COARSE_CELLS:
             sums = sums.coarser()
-        # A rounded sum must stay one step away from the end, as rounding may have moved it down.
+        # A rounded sum must stay one step away from the end, because rounding may have moved it down.
         room = sums.room // sums.cell - (0 if sums.exact else 1)
         keep = max(0, room - sums.start + 1)
         masses, overflow = list(sums.masses[:keep]), sums.overflow + sum(sums.masses[keep:])
@@ -169,7 +169,7 @@ class Sums:
         return Sums(start, sums.cell, tuple(masses), overflow, sums.room, sums.exact)
 
     def coarser(self) -> "Sums":
-        """On a grid of twice the step: odd points go half down, half up, which keeps the mean and widens the rest."""
+        """Double the grid's step: odd points go half down, half up, which keeps the mean and widens the rest."""
         start = self.start // 2
         masses = [0] * ((self.start + len(self.masses)) // 2 - start + 1)
         for i, mass in enumerate(self.masses, self.start):
@@ -181,7 +181,7 @@ class Sums:
         return Sums(start, 2 * self.cell, tuple(masses), self.overflow, self.room, self.exact)
 
     def __add__(self, other: "Sums") -> "Sums":
-        """Both groups of users together."""
+        """Distribution of both groups of users together."""
         left, right = self, other
         while left.cell < right.cell:
             left = left.coarser()
@@ -189,12 +189,12 @@ class Sums:
             right = right.coarser()
         masses = convolved(left.masses, right.masses)
         fits = sum(masses)
-        # What is not among the sums overflowed on one side or was rounded off: it counts as overflow.
+        # Mass not among the sums overflowed on one side or was rounded off: it counts as overflow.
         return Sums(left.start + right.start, left.cell, masses, ONE - fits, self.room, self.exact).trimmed()
 
 
 def convolved(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """The masses of a sum, rounded down: one product of integers whose digits are the masses (Kronecker)."""
+    """Convolve masses, rounded down: one product of integers whose digits are the masses (Kronecker)."""
     if not left or not right:
         return ()
     packed = _packed(left) if left is right else None
@@ -210,7 +210,7 @@ def _packed(masses: tuple[int, ...]) -> int:
 
 
 def _search(first: Sums, overflow: float, most: int) -> tuple[int, Sums]:
-    """The largest number of users, at most `most`, whose overflow stays within the bound, and their distribution.
+    """Return the largest number of users, at most `most`, whose overflow is within the bound, and their distribution.
 
     More users never overflow less, so: double while it fits, then add the smaller powers from the largest down.
     """

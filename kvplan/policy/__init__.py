@@ -1,1 +1,1 @@
-"""What deployments promise: the policy file, what its rules measure, and the judgment over plans."""
+"""Policies for deployments: the policy file, what its rules measure, and the judgment of plans."""

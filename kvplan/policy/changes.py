@@ -1,6 +1,6 @@
-"""What a change makes weaker in a policy and its baseline, beside those of a base revision.
+"""What a change weakens in a policy and its baseline, compared with a base revision.
 
-Only the base revision's policy says what may become weaker (`allow_changes:`): a change cannot permit itself.
+Only the base revision's policy defines what may be weakened (`allow_changes:`): a change cannot permit itself.
 """
 
 import datetime
@@ -9,24 +9,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.core.errors import sentence
 from kvplan.core.files import printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
 from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Target, Waiver
 from kvplan.policy.judge import FIGURES, GROWING, covers
 from kvplan.policy.result import RULES, ChangeKind, Figures, Finding, Outcome, TargetResult
 
-CHANGES_ID: Final = "(policy)"  # what findings about the policy itself are filed under; no target can have this id
-MOST_NAMED: Final = 3  # targets in one line
+CHANGES_ID: Final = "(policy)"  # target of findings about the policy itself; no target can have this id
+MOST_NAMED: Final = 3  # targets named in one line
 BASELINE: Final = "baseline"
 MEASURED: Final = "measured"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A policy with what lies beside it.
+    """A policy and the files that belong to it.
 
-    figures       of its baseline file; None: there is no such file
-    has_evidence  whether the run that it names as measured is there
+    figures       of its baseline file, or None if there is no such file
+    has_evidence  True if the run that it names under `measured` exists
     """
 
     policy: Policy
@@ -36,10 +37,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something weaker than it was.
+    """Something weaker than before.
 
-    subjects  what it is about: "target chat"; those that change alike are one Change
-    mark      where it stands now; None: nowhere
+    subjects  what it concerns: "target chat"; identical changes of several subjects are one Change
+    mark      its current position, or None if it was removed
     """
 
     kind: ChangeKind
@@ -49,9 +50,9 @@ class Change:
 
 
 def changes(base: State, now: State, gpu_bytes: Mapping[str, int]) -> list[Change]:
-    """Everything that is weaker now than at the base revision.
+    """Find everything that is weaker now than at the base revision.
 
-    gpu_bytes  memory of each target's GPU: of what a share of headroom is one
+    gpu_bytes  memory of each target's GPU, to compare headroom fractions with sizes
     """
     return grouped(
         [
@@ -66,7 +67,7 @@ def changes(base: State, now: State, gpu_bytes: Mapping[str, int]) -> list[Chang
 
 
 def grouped(changes: Iterable[Change]) -> list[Change]:
-    """Changes that differ in their subject only as one: a default speaks for many targets."""
+    """Merge changes that differ only in their subject: one default may apply to many targets."""
     subjects: dict[tuple[ChangeKind, str, Mark | None], list[str]] = {}
     for change in changes:
         subjects.setdefault((change.kind, change.text, change.mark), []).extend(change.subjects)
@@ -79,7 +80,7 @@ def grouped(changes: Iterable[Change]) -> list[Change]:
 def changes_result(
     policy: Policy, base: Policy, revision: str, changes: Iterable[Change], notes: Iterable[Finding] = ()
 ) -> TargetResult:
-    """The changes judged: each fails, unless the base revision's policy allows its kind. Notes stand below."""
+    """Judge the changes: each fails, unless the base revision's policy allows its kind. Notes come last."""
     findings = [_finding(change, revision, change.kind in base.allow_changes) for change in changes]
     if not findings:
         findings = [finding("base", "pass", f"no target, rule, limit, waiver or baseline is weaker than in {revision}")]
@@ -108,7 +109,7 @@ def finding(name: str, outcome: Outcome, message: str, mark: Mark | None = None,
 
 
 def _finding(change: Change, revision: str, is_allowed: bool) -> Finding:
-    message = f"{named(change.subjects)}: {change.text}"
+    message = sentence(named(change.subjects), change.text)
     if is_allowed:
         return finding(change.kind, "note", f"{message} ({revision} allows it)", change.mark)
     cure = f"undo it, or first allow it in {revision}: allow_changes: [{change.kind}]"
@@ -122,7 +123,7 @@ def named(subjects: tuple[str, ...]) -> str:
 
 
 def notes(base: Policy, now: Policy) -> Iterator[Finding]:
-    """What makes nothing weaker yet, but ought to be read."""
+    """Yield changes that do not weaken anything yet but should be reviewed."""
     if allowed := [kind for kind in now.allow_changes if kind not in base.allow_changes]:
         yield finding("base", "note", f"allow_changes: later changes may weaken {', '.join(allowed)}")
     old, new = base.measured, now.measured
@@ -146,7 +147,7 @@ def _targets(base: Policy, now: Policy) -> Iterator[Change]:
 
 
 def stated_values(target: Target) -> dict[str, str]:
-    """What a target says of its server, as text by key."""
+    """What a target states about its server, as text by key."""
     nodes: dict[str, Node] = {**target.defaults, **target.own}
     stated = {"command": target.command, "manifest": target.manifest, "container": target.container}
     nodes |= {key: node for key, node in stated.items() if node is not None}
@@ -167,11 +168,11 @@ def _subject(target: Target) -> str:
     return f"target {target.id}"
 
 
-Scope = tuple[Mark, Mapping[tuple[str, str], Rule]]  # where it stands, and its rules by name and key
+Scope = tuple[Mark, Mapping[tuple[str, str], Rule]]  # its position, and its rules by name and key
 
 
 def _scopes(policy: Policy) -> dict[str, Scope]:
-    """All rules of a policy by what states them: its targets, the baseline, the measurement."""
+    """All rules of a policy, by their owner: targets, the baseline, the measurement."""
     scopes: dict[str, Scope] = {_subject(target): (target.mark, _by_name(target.rules)) for target in policy.targets}
     if policy.baseline is not None:
         scopes[BASELINE] = (policy.baseline.mark, _by_name(policy.baseline.rules))
@@ -191,7 +192,7 @@ def _measured_rules(policy: Policy) -> list[Rule]:
 
 
 def _rules(base: Policy, now: Policy, gpu_bytes: Mapping[str, int]) -> Iterator[Change]:
-    """Rules that were dropped, and limits that are looser. The rules of a target that is gone are gone with it."""
+    """Yield rules that were dropped and limits that are looser. Rules of a removed target are not listed separately."""
     scopes = _scopes(now)
     of_target = {_subject(target): gpu_bytes.get(target.id, 0) for target in now.targets}
     for subject, (_, rules) in _scopes(base).items():
@@ -207,7 +208,7 @@ def _rules(base: Policy, now: Policy, gpu_bytes: Mapping[str, int]) -> Iterator[
 
 
 def is_looser(before: Rule, now: Rule, gpu_bytes: int) -> bool:
-    """Whether a limit admits what it did not; a share and a size are compared on the target's GPU."""
+    """True if a limit now allows more than before; a fraction and a size are compared on the target's GPU."""
     old, new = before.limit, now.limit
     if before.is_share != now.is_share:
         old, new = (rule.limit * gpu_bytes if rule.is_share else rule.limit for rule in (before, now))
@@ -215,7 +216,7 @@ def is_looser(before: Rule, now: Rule, gpu_bytes: int) -> bool:
 
 
 def _shown(rule: Rule) -> str:
-    """ "min_users.p99", "max_drop.kv_tokens": as the policy has it."""
+    """ "min_users.p99", "max_drop.kv_tokens": as written in the policy."""
     if rule.name.startswith("baseline."):
         figure = rule.name.removeprefix("baseline.")
         return f"{'max_growth' if figure in GROWING else 'max_drop'}.{figure}"
@@ -230,7 +231,7 @@ def _limit(rule: Rule) -> str:
 
 
 def _severities(base: Policy, now: Policy) -> Iterator[Change]:
-    """Rules that failed and now warn; those of the baseline are judged for each target."""
+    """Yield rules that failed before and now only warn; baseline rules are judged for each target."""
     after = {target.id: target for target in now.targets}
     for target in base.targets:
         if target.id in after:
@@ -260,7 +261,7 @@ def _warns(policy: Policy, target: Target, rule: str) -> bool:
 
 
 def _waivers(base: Policy, now: Policy) -> Iterator[Change]:
-    """Waivers that excuse a rule which was not excused, or for longer."""
+    """Yield waivers for a rule that had none, or for longer than before."""
     pairs = {(target.id, rule.name) for target in now.targets for rule in _all_rules(now, target)}
     pairs |= {(EVIDENCE_ID, rule.name) for rule in _measured_rules(now)}
     for waiver in now.waivers:
@@ -285,7 +286,7 @@ def _is_new(waiver: Waiver, pair: tuple[str, str], before: Iterable[Waiver]) -> 
 
 
 def _baseline(base: State, now: State) -> Iterator[Change]:
-    """The baseline replaced, deleted, or with figures that are worse; where there was no file, none is needed."""
+    """Yield a baseline that was replaced, deleted, or has worse figures; none is needed if there was no file."""
     old, new = base.policy.baseline, now.policy.baseline
     if old is None or base.figures is None:
         return
@@ -305,7 +306,7 @@ def _baseline(base: State, now: State) -> Iterator[Change]:
 
 
 def _evidence(base: State, now: State) -> Iterator[Change]:
-    """A run that is no longer there: its rules would be skipped."""
+    """Yield a measured run that no longer exists: its rules would be skipped."""
     measured = now.policy.measured
     if base.has_evidence and measured is not None and not now.has_evidence:
         text = (
@@ -315,7 +316,7 @@ def _evidence(base: State, now: State) -> Iterator[Change]:
 
 
 def _worse(rules: Iterable[Rule], before: Figures, now: Figures | None) -> Iterator[str]:
-    """The figures that a rule bounds and that a baseline has made easier to keep."""
+    """Yield figures limited by a rule that the new baseline makes easier to meet."""
     if now is None:
         yield "no longer has figures"
         return

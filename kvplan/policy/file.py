@@ -1,19 +1,19 @@
-"""kvplan.policy.yaml read: targets, rules, baseline, evidence, severities, waivers; every fault with its line.
+"""Reader of kvplan.policy.yaml: targets, rules, baseline, evidence, severities, waivers; errors name the line.
 
-Engine keys stay text here: whoever plans reads them as the command line does. A path in a policy is relative to the
-policy file's folder.
+Engine keys stay text here and are parsed like the command line's options. A path in a policy is relative to the policy
+file's folder.
 """
 
 import datetime
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from kvplan.core import strict_yaml
-from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.errors import Faults, InvalidInputError, UsageError
 from kvplan.core.files import path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, located, wrong
 from kvplan.core.units import parse_count, parse_fraction, parse_size, parse_tokens
@@ -25,15 +25,15 @@ Severity = Literal["warn", "fail"]
 Limit = int | float | bool
 
 MAX_TARGETS: Final = 500
-MAX_VALUE_CHARS: Final = 1000  # of any value but a command: names, paths and numbers are far shorter
-EVIDENCE_ID: Final = "measured"  # what findings about the measurement itself are filed under
+MAX_VALUE_CHARS: Final = 1000  # of any value except commands: names, paths and numbers are far shorter
+EVIDENCE_ID: Final = "measured"  # target of findings about the measurement itself
 
 LENGTH_KEYS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
-READING_SWITCHES: Final = ("assume_dense", "text_only")  # how the model's config is read
+READING_SWITCHES: Final = ("assume_dense", "text_only")  # options for reading the model's config
 SWITCH_KEYS: Final = (
     *(name for name, how in ARGUMENTS.items() if how.kind == "flag"), "enable_lora", *READING_SWITCHES,
 )  # fmt: skip
-# What a target may say of its server: the options of `kvplan estimate` by their long names.
+# Keys that describe a target's server: the options of `kvplan estimate` by their long names.
 ENGINE_KEYS: Final = (
     "model", "revision", *READING_SWITCHES, "gpu", "gpu_memory", "memory_in_use", "engine", "engine_arg",
     "weights_bytes", "calibration", "draft_model", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
@@ -46,7 +46,7 @@ TARGET_RULES: Final = tuple(name for name in RULES if "." not in name and name !
 GROWTH: Final = ("weights", "kv_bytes_per_token", "lora")
 DROP: Final = ("kv_cache", "kv_tokens", "users", "concurrency", "headroom")
 
-# Keys that people write for others.
+# Keys that people write by mistake -> the right ones.
 HINTS: Final[Mapping[str, str]] = {
     "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
     "ep": "enable_expert_parallel", "dcp": "decode_context_parallel_size", "ctx": "max_model_len",
@@ -58,10 +58,10 @@ HINTS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule as stated: its limit in its own unit, and as it was written.
+    """A rule as written: its limit in its own unit, and the source text.
 
-    is_share  the limit is a share of something, not a number of its unit
-    key       of the figure it is about, where a rule has several: "mean", "p99"
+    is_share  True if the limit is a fraction of something, not a number in its unit
+    key       the statistic that it limits, if a rule has several: "mean", "p99"
     """
 
     name: str
@@ -74,11 +74,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a target serves.
+    """The load on a target.
 
-    profile, trace   where requests come from: one of them, or neither
-    rate_per_s       requests per second; None: as the profile or trace has it
-    tpot_s           seconds that no step is shorter than when it is simulated; None: what the GPU's figures give
+    profile, trace   source of the requests: at most one of them
+    rate_per_s       requests per second; None: as in the profile or trace
+    tpot_s           minimum seconds per simulated step; None: from the GPU's data
     """
 
     profile: str | None
@@ -88,16 +88,16 @@ class Workload:
     mark: Mark
 
     def facts(self) -> dict[str, str]:
-        """What is stated but for the trace, as text by key."""
+        """Stated fields except the trace, as text by key."""
         stated = {"profile": self.profile, "rate": self.rate_per_s, "tpot": self.tpot_s}
         return {key: str(value) for key, value in stated.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that is checked. `own` and `defaults` are its engine keys: what it says itself, and what all say.
+    """A server to check. `own` and `defaults` are its engine keys: its own and those shared by all targets.
 
-    manifest, container  the file whose container starts it, and that container's name where the file has several
+    manifest, container  the file whose container starts it, and that container's name if the file has several
     """
 
     id: str
@@ -112,14 +112,14 @@ class Target:
     container: Scalar | None = None
 
     def place(self, key: str) -> Mark:
-        """Where an engine key is stated, else the target's own place."""
+        """Position of an engine key, else of the target."""
         node = self.own.get(key) or self.defaults.get(key)
         return node.mark if node is not None else self.mark
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The figures to hold against: a file that an earlier check wrote; `rules` are named "baseline.weights"."""
+    """The figures to compare with: a file written by an earlier check; `rules` are named "baseline.weights"."""
 
     path: Path
     text: str
@@ -129,7 +129,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run, or its reconciliation, whose error and age are judged; None: not limited."""
+    """A run, or its reconciliation, whose error and age are judged; None: no limit."""
 
     path: Path
     text: str
@@ -140,7 +140,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """A failure that is accepted through the day `expires`; `target` and `rule` may hold `*`."""
+    """A failure accepted through the day `expires`; `target` and `rule` may contain `*`."""
 
     target: str
     rule: str
@@ -152,23 +152,23 @@ class Waiver:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy read; every file that it names lies in `root`, links followed."""
+    """A parsed policy; every file that it names is inside `root`, also after following links."""
 
     path: str
     folder: Path
     root: Path
     targets: tuple[Target, ...]
-    baseline: Baseline | None
-    measured: Measured | None
-    severity: Mapping[str, Severity]
-    waivers: tuple[Waiver, ...]
+    baseline: Baseline | None = None
+    measured: Measured | None = None
+    severity: Mapping[str, Severity] = field(default_factory=dict)
+    waivers: tuple[Waiver, ...] = ()
     allow_changes: tuple[ChangeKind, ...] = ()
 
 
 def read(path: Path, root: Path | None = None) -> Policy:
-    """The policy in a file; InvalidInputError names file, line and column of a fault.
+    """Parse the policy in a file. Raise InvalidInputError with file, line and column of an error.
 
-    root  what the files that it names must lie in; None: the repository that the policy is in, else its folder
+    root  directory that must contain the files it names; None: the policy's repository, else its folder
     """
     root = root or root_of(path)
     if not is_within(root, path):
@@ -179,17 +179,17 @@ def read(path: Path, root: Path | None = None) -> Policy:
 
 
 def root_of(path: Path) -> Path:
-    """The top of the repository that a policy lies in; outside of one its own folder."""
+    """Top of the repository that contains a policy, or the policy's own folder if there is none."""
     try:
         folder = path.parent.resolve()
         top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
         return top or path.resolve().parent
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a link cycle
         return path.parent
 
 
 def is_within(root: Path, path: Path) -> bool:
-    """Whether a path, and each link in a folder that it names, leads to a place below `root`, git's own files aside."""
+    """True if a path, and each link on the way to it, resolves to a place below `root`, except git's own files."""
     return _leads_into(root, path) and all(_leads_into(root, link) for link in _links(path))
 
 
@@ -197,12 +197,12 @@ def _leads_into(root: Path, path: Path) -> bool:
     try:
         real = Path(os.path.realpath(path))
     except (OSError, ValueError):
-        return True  # names no file at all: its reader says so
+        return True  # not a file name at all: its reader reports it
     return real.is_relative_to(root) and ".git" not in real.relative_to(root).parts
 
 
 def refuse_outside(root: Path, path: Path, mark: Mark, what: str) -> None:
-    """Refuse a file that a policy must not read: whoever may change a policy sees what its messages say."""
+    """Reject a file outside the root: anyone who can change a policy can see what its messages contain."""
     if not is_within(root, path):
         raise wrong(
             mark, what, f"points outside {path_text(root)} ({path_text(path)})", "keep the file in the repository"
@@ -219,10 +219,11 @@ def _links(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a policy's files lie: named from its folder, and all of them below the root."""
+    """Location of a policy's files: relative to its folder, and inside the root; `faults` collects errors."""
 
     folder: Path
     root: Path
+    faults: Faults = field(default_factory=Faults)
 
     def file(self, text: str, mark: Mark, what: str) -> Path:
         path = beside(self.folder, text)
@@ -233,33 +234,49 @@ class Place:
 def policy_of(top: Table, path: Path, root: Path | None = None) -> Policy:
     root, folder = root or root_of(path), path.parent
     _refuse_long(top)
-    strict_yaml.table(top, "policy", TOP_KEYS, HINTS)
-    _check_version(top)
-    place = Place(folder, root)
-    defaults = _Defaults.of(top.values.get("defaults"), place)
+    faults = Faults()
+    place = Place(folder, root, faults)
+    strict_yaml.table(top, "policy", TOP_KEYS, HINTS, faults)
+    num_strange = len(faults.errors)  # perhaps misspelled, and so missing below
+    with faults.part():
+        _check_version(top)
+    defaults = _Defaults()
+    with faults.part():
+        defaults = _Defaults.of(top.values.get("defaults"), place)
+    targets: list[Target] = []
+    with faults.part():
+        for node in _targets(top):
+            with faults.part():
+                targets.append(_target(node, defaults, place))
+        _refuse_twins(targets)
+    policy = Policy(path_text(path), folder, root, tuple(targets))
+    parts: dict[str, Callable[[Node], Any]] = {
+        "baseline": lambda node: _baseline(node, place),
+        "measured": lambda node: _measured(node, place),
+        "severity": lambda node: _severity(node, faults),
+        "waivers": lambda node: _waivers(node, faults),
+        "allow_changes": _allowed,
+    }
+    for name, read_part in parts.items():
+        if name in top.values:
+            with faults.part():
+                policy = replace(policy, **{name: read_part(top.values[name])})
+    faults.errors[num_strange:] = sorted(faults.errors[num_strange:], key=lambda error: (error.mark or top.mark)[1:])
+    faults.refuse()
+    return policy
+
+
+def _targets(top: Table) -> tuple[Node, ...]:
     nodes = strict_yaml.items(_needed(top, "targets", "policy"), "targets")
     if not nodes:
         raise wrong(top.values["targets"].mark, "targets", "is empty", "add at least one, or run `kvplan check --init`")
     if len(nodes) > MAX_TARGETS:
         raise wrong(nodes[MAX_TARGETS].mark, "targets", f"has more than {MAX_TARGETS:,} entries", "split the file")
-    targets = tuple(_target(node, defaults, place) for node in nodes)
-    _refuse_twins(targets)
-    baseline, measured = (top.values.get(name) for name in ("baseline", "measured"))
-    return Policy(
-        path=path_text(path),
-        folder=folder,
-        root=root,
-        targets=targets,
-        baseline=None if baseline is None else _baseline(baseline, place),
-        measured=None if measured is None else _measured(measured, place),
-        severity=_severity(top.values.get("severity")),
-        waivers=_waivers(top.values.get("waivers")),
-        allow_changes=_allowed(top.values.get("allow_changes")),
-    )
+    return nodes
 
 
 def _refuse_long(node: Node, key: str = "") -> None:
-    """Refuse a value that only takes time to read and to print; nesting is bounded by the reader."""
+    """Reject a value too long to process; the reader limits nesting."""
     match node:
         case Table():
             for name, value in node.values.items():
@@ -300,7 +317,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
 }
 
 
-def _refuse_twins(targets: tuple[Target, ...]) -> None:
+def _refuse_twins(targets: Sequence[Target]) -> None:
     seen: dict[str, Mark] = {}
     for target in targets:
         if target.id in seen:
@@ -323,17 +340,17 @@ class _Defaults:
     def of(cls, node: Node | None, place: Place) -> "_Defaults":
         if node is None:
             return cls()
-        table = strict_yaml.table(node, "defaults", DEFAULT_KEYS, HINTS)
+        table = strict_yaml.table(node, "defaults", DEFAULT_KEYS, HINTS, place.faults)
         engine, workload = _engine(table, "defaults", place)
-        return cls(engine, workload, _rules(table.values.get("rules"), "defaults"))
+        return cls(engine, workload, _rules(table.values.get("rules"), "defaults", place.faults))
 
 
 def _target(node: Node, defaults: _Defaults, place: Place) -> Target:
-    table = strict_yaml.table(node, "target", TARGET_KEYS, HINTS)
+    table = strict_yaml.table(node, "target", TARGET_KEYS, HINTS, place.faults)
     target_id = _target_id(_needed(table, "id", "target"))
     what = f"target {target_id}"
     engine, workload = _engine(table, what, place)
-    own = _rules(table.values.get("rules"), what)
+    own = _rules(table.values.get("rules"), what, place.faults)
     names = {rule.name for rule in own}
     return Target(
         id=target_id,
@@ -345,7 +362,7 @@ def _target(node: Node, defaults: _Defaults, place: Place) -> Target:
         container=_optional(table, "container", what),
         workload=workload or defaults.workload,
         rules=(*own, *(rule for rule in defaults.rules if rule.name not in names)),
-        severity=_severity(table.values.get("severity")),
+        severity=_severity(table.values.get("severity"), place.faults),
     )
 
 
@@ -359,7 +376,7 @@ def _command(node: Node | None, what: str) -> Scalar | None:
 
 
 def _manifest(table: Table, what: str, place: Place) -> Scalar | None:
-    """The manifest that a target's server stands in; a target has it or a command."""
+    """The manifest that contains a target's server; a target has either this or a command."""
     manifest = _optional(table, "manifest", what)
     if manifest is None:
         if "container" in table.values:
@@ -392,7 +409,7 @@ def _engine(table: Table, what: str, place: Place) -> tuple[dict[str, Node], Wor
     keys = {key: node for key, node in table.values.items() if key in ENGINE_KEYS}
     workload = None
     if "workload" in table.values:
-        inner = strict_yaml.table(table.values["workload"], f"{what}: workload", WORKLOAD_KEYS, HINTS)
+        inner = strict_yaml.table(table.values["workload"], f"{what}: workload", WORKLOAD_KEYS, HINTS, place.faults)
         for key in LENGTH_KEYS:
             if key in inner.values and key in keys:
                 raise wrong(inner.keys[key], what, f"{key} is stated twice", "keep one of them")
@@ -400,12 +417,13 @@ def _engine(table: Table, what: str, place: Place) -> tuple[dict[str, Node], Wor
                 keys[key] = inner.values[key]
         workload = _workload(inner, what, place)
     for key, node in keys.items():
-        check_engine_value(key, node, what)
+        with place.faults.part():
+            check_engine_value(key, node, what)
     return keys, workload
 
 
 def check_engine_value(key: str, node: Node, what: str) -> None:
-    """Refuse what the key's own reader refuses, where it stands in the file."""
+    """Reject what the key's own parser rejects, with the position in the file."""
     name = f"{what}: {key}"
     if key == "engine_arg":
         for item in node.values if isinstance(node, Items) else (node,):
@@ -444,12 +462,12 @@ def _workload(table: Table, what: str, place: Place) -> Workload:
 
 
 def beside(folder: Path, text: str) -> Path:
-    """A path as a policy means it: relative to the policy's own folder."""
+    """Resolve a path relative to the policy's folder."""
     return Path(os.path.join(folder, text))  # noqa: PTH118 -- keeps the ./ that tells a path from a catalog name
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file; a path that cannot even be asked for counts, so that its reader says why."""
+    """True if the file exists; also for an invalid path, so that its reader reports why."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -473,11 +491,15 @@ def _seconds(text: str, option: str) -> float:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
-def _rules(node: Node | None, what: str) -> tuple[Rule, ...]:
+def _rules(node: Node | None, what: str, faults: Faults) -> tuple[Rule, ...]:
     if node is None:
         return ()
-    table = strict_yaml.table(node, f"{what}: rules", TARGET_RULES, HINTS)
-    return tuple(rule for name in table.values for rule in _rule(name, table, what))
+    table = strict_yaml.table(node, f"{what}: rules", TARGET_RULES, HINTS, faults)
+    rules: list[Rule] = []
+    for name in table.values:
+        with faults.part():
+            rules += _rule(name, table, what)
+    return tuple(rules)
 
 
 USER_KEYS: Final[dict[str, Key]] = {"mean": "mean", "p99": "p99"}
@@ -512,7 +534,7 @@ class Share:
 
 def _true(text: str, option: str) -> bool:
     if text != "true":
-        raise UsageError(option, f"is {printable(text, 40)!r}", "write true, or leave the rule out")
+        raise UsageError(option, f"is {printable(text, 40)!r}", "write true, or remove the rule")
     return True
 
 
@@ -523,7 +545,7 @@ def _number(text: str, option: str) -> float:
 
 
 def share(text: str, option: str) -> Share:
-    """A percentage from 0 on, or a share from 0 to 1, rounded once: "5%" is exactly 0.05."""
+    """Parse a percentage >= 0, or a fraction from 0 to 1, rounded once: "5%" is exactly 0.05."""
     percent = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,6}))?%", text)
     if percent:
         whole, decimals = percent.groups(default="")
@@ -620,7 +642,7 @@ def _measured(node: Node, place: Place) -> Measured:
         return _limited(name, table.values[key], table.keys[key], f"measured: {key}")
 
     path = place.file(_path(text, table), table.values["file"].mark, "measured: file")
-    for name in ("run.json", "samples.jsonl", "events.jsonl"):  # may lie beside it
+    for name in ("run.json", "samples.jsonl", "events.jsonl"):  # the run's files may be in the same folder
         refuse_outside(place.root, path.parent / name, table.values["file"].mark, "measured: file")
     return Measured(
         path,
@@ -631,27 +653,30 @@ def _measured(node: Node, place: Place) -> Measured:
     )
 
 
-def _severity(node: Node | None) -> dict[str, Severity]:
+def _severity(node: Node | None, faults: Faults) -> dict[str, Severity]:
     if node is None:
         return {}
-    table = strict_yaml.table(node, "severity", OWN_RULES, HINTS)
+    table = strict_yaml.table(node, "severity", OWN_RULES, HINTS, faults)
     severities: dict[str, Severity] = {}
     for name, inner in table.values.items():
-        match strict_yaml.text(inner, f"severity: {name}"):
-            case "warn":
-                severities[name] = "warn"
-            case "fail":
-                severities[name] = "fail"
-            case other:
-                what = f"severity: {name}: is {printable(other, 40)!r}; write warn or fail"
-                raise wrong(inner.mark, what)
+        with faults.part():
+            match strict_yaml.text(inner, f"severity: {name}"):
+                case "warn":
+                    severities[name] = "warn"
+                case "fail":
+                    severities[name] = "fail"
+                case other:
+                    what = f"severity: {name} is {printable(other, 40)!r}; write warn or fail"
+                    raise wrong(inner.mark, what)
     return severities
 
 
-def _waivers(node: Node | None) -> tuple[Waiver, ...]:
-    if node is None:
-        return ()
-    return tuple(_waiver(item) for item in strict_yaml.items(node, "waivers"))
+def _waivers(node: Node, faults: Faults) -> tuple[Waiver, ...]:
+    waivers: list[Waiver] = []
+    for item in strict_yaml.items(node, "waivers"):
+        with faults.part():
+            waivers.append(_waiver(item))
+    return tuple(waivers)
 
 
 def _waiver(node: Node) -> Waiver:
@@ -669,12 +694,10 @@ def _waiver(node: Node) -> Waiver:
     return Waiver(target, rule, " ".join(reason.split()), expires, pattern.mark, table.values["expires"].mark)
 
 
-# --- what the base revision lets a change do --------------------------------------------------------------------------
+# --- what the base revision allows changes to weaken ------------------------------------------------------------------
 
 
-def _allowed(node: Node | None) -> tuple[ChangeKind, ...]:
-    if node is None:
-        return ()
+def _allowed(node: Node) -> tuple[ChangeKind, ...]:
     known: dict[str, ChangeKind] = {kind: kind for kind in CHANGE_KINDS}
     allowed: list[ChangeKind] = []
     for item in strict_yaml.items(node, "allow_changes"):

@@ -1,6 +1,6 @@
-"""What the rules measure of a plan, and the changes that may cure a failure.
+"""What the rules measure of a plan, and the changes that may fix a failure.
 
-Changes are tried by planning them: whether they satisfy the rule is computed, never guessed.
+Changes are planned: whether they satisfy the rule is computed, never guessed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ Number = int | float
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A target, its plan, and how long its requests are where a distribution says so.
+    """A target, its plan, and the distribution of its request lengths if it has one.
 
-    The plan itself knows a mean at most: users for a distribution cost a convolution, which no rule asks for.
+    The plan itself has at most a mean: users for a distribution require a convolution, which no rule needs.
     """
 
     target: Target
@@ -40,16 +40,16 @@ class Case:
     lengths: "Lengths | None" = None
 
 
-Knobs = Callable[[Rule, Plan], Iterator[Knob]]  # what may cure a failure, from what costs least to what costs most
+Knobs = Callable[[Rule, Plan], Iterator[Knob]]  # changes that may fix a failure, the cheapest first
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A number of a plan that a rule bounds.
+    """A number of a plan that a rule limits.
 
-    value     of a plan; a text says why there is none
+    value     of a plan, or a text that says why there is none
     describe  the sentence that states it
-    knobs     what may cure a failure
+    knobs     changes that may fix a failure
     """
 
     value: Callable[[Plan], Number | str]
@@ -60,7 +60,7 @@ class Gauge:
     knobs: Knobs
 
     def limit(self, rule: Rule, plan: Plan) -> Number:
-        """The limit in the gauge's unit: a share of headroom is one of the GPU's memory, in whole bytes."""
+        """The limit in the gauge's unit: a headroom fraction becomes whole bytes of the GPU's memory."""
         if rule.is_share and self.unit == "bytes":
             return -(-round(rule.limit * 10**12) * plan.memory.total // 10**12)
         return rule.limit
@@ -77,13 +77,13 @@ class Gauge:
 
 
 def number(value: Number | str) -> Number:
-    """A value that is known to be there."""
+    """A value that is known not to be text."""
     assert not isinstance(value, str)
     return value
 
 
 def plain(value: Number) -> str:
-    """A concurrency: two decimals, none where they say nothing."""
+    """Format a concurrency with two decimals, without trailing zeros."""
     return f"{value:,.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else format_count(value)
 
 
@@ -107,7 +107,7 @@ def seqs_flag(plan: Plan) -> str:
 
 
 def free_bytes(plan: Plan) -> int:
-    """What is left of a GPU; raises UsageError for a server that keeps memory back without saying for what."""
+    """Unused bytes of a GPU. Raise UsageError if the server keeps memory back for unknown purposes."""
     terms = terms_of(plan.request.release.engine)
     if terms.keeps_share:
         raise UsageError(
@@ -126,14 +126,14 @@ def headroom(plan: Plan) -> str:
 
 
 def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
-    """Requests of `tokens` at once, a length of this name; the first `prefix` tokens are common, and stored once."""
+    """Gauge of requests of `tokens` at once, a length of this name; the first `prefix` tokens are shared."""
 
     def value(plan: Plan) -> int:
         return served(plan, tokens, prefix)
 
     def describe(plan: Plan) -> str:
         length = min(tokens, plan.capacity.max_model_len)
-        text = f"{plural(value(plan), 'concurrent request')} of {length:,} tokens ({name})"
+        text = f"{plural(value(plan), 'concurrent request')} of {length:,} tokens ({name}){of_ranks(plan, value(plan))}"
         if shared_blocks(plan, prefix):
             text += f", their shared prefix of {min(prefix, length):,} tokens stored once"
         pool = user_counts.users_at(plan, tokens, prefix)
@@ -143,16 +143,23 @@ def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
 
 
 def served(plan: Plan, tokens: int, prefix: int, end: user_counts.End = "likely") -> int:
-    """Requests of `tokens` that one replica serves at once: what the pool holds, and the scheduler runs."""
+    """Requests of `tokens` that one replica serves at once: those that fit in the pool and that the scheduler runs."""
     return min(user_counts.users_at(plan, tokens, prefix, end), user_counts.seqs_at(plan, end))
 
 
+def of_ranks(plan: Plan, count: int) -> str:
+    """ " on each of 16 data-parallel ranks, 448 in all"; the rule's limit is of one rank."""
+    ranks = plan.concurrency.replicas
+    return f" on each of {ranks:,} data-parallel ranks, {count * ranks:,} in all" if ranks > 1 else ""
+
+
 def concurrency_gauge(tokens: int, prefix: int) -> Gauge:
-    """Requests of the full context of `tokens` at once, counted as every command counts users."""
+    """Gauge of requests of the full context of `tokens` at once, counted as in every command."""
 
     def describe(plan: Plan) -> str:
         count, pool = served(plan, tokens, prefix), user_counts.users_at(plan, tokens, prefix)
         text = f"{plural(count, 'concurrent request')} of {min(tokens, plan.capacity.max_model_len):,} tokens"
+        text += of_ranks(plan, count)
         if not plan.fits:
             return text
         low, high = served(plan, tokens, prefix, "low"), served(plan, tokens, prefix, "high")
@@ -172,7 +179,7 @@ def shared_blocks(plan: Plan, prefix: int) -> int:
 
 
 def states_a_length(case: Case) -> bool:
-    """Whether the target says how long its requests are; where it does not, each is as long as the context."""
+    """True if the target states its request lengths; otherwise each request is as long as the context."""
     load, workload = case.plan.request.load, case.target.workload
     has_requests = workload is not None and (workload.profile is not None or workload.trace is not None)
     return load.mean_tokens is not None or case.lengths is not None or has_requests
@@ -185,8 +192,7 @@ def length_name(case: Case, key: str) -> str:
 
 
 def request_tokens(case: Case, key: str) -> int | str:
-    """The mean or p99 length in tokens: what the target states, else its workload's, else the context; a text says
-    what is missing."""
+    """Mean or p99 length in tokens: the target's, else its workload's, else the context; a text if it is missing."""
     load, workload = case.plan.request.load, case.target.workload
     if not states_a_length(case):
         return case.plan.capacity.max_model_len
@@ -203,9 +209,9 @@ def request_tokens(case: Case, key: str) -> int | str:
 
 
 def prefix_tokens(case: Case) -> int:
-    """Tokens that all requests begin with: as the target states, else those of its workload's profile.
+    """Tokens that all requests share: the target's, else those of its workload's profile.
 
-    A profile's count where all its requests share one prefix, and the server keeps prefixes at all.
+    A profile counts only if all its requests share one prefix and the server caches prefixes.
     """
     target, workload, request = case.target, case.target.workload, case.plan.request
     is_stated = "shared_prefix" in target.own or "shared_prefix" in target.defaults
@@ -220,7 +226,7 @@ def prefix_tokens(case: Case) -> int:
 
 @contextmanager
 def located(workload: Workload, target: Target) -> Iterator[None]:
-    """An error about a workload has its place in the policy."""
+    """Add the position in the policy to errors about a workload."""
     try:
         yield
     except KvplanError as error:
@@ -228,7 +234,7 @@ def located(workload: Workload, target: Target) -> Iterator[None]:
 
 
 def quantile(points: Sequence[tuple[int, float]], share: float) -> int:
-    """The smallest length that at least this share of the requests does not exceed."""
+    """The smallest length that at least this fraction of the requests does not exceed."""
     mass = 0.0
     for tokens, probability in points:
         mass += probability
@@ -237,11 +243,11 @@ def quantile(points: Sequence[tuple[int, float]], share: float) -> int:
     return points[-1][0]
 
 
-DRAWN: Final = 10_000  # requests of a profile; its p99 is then known to about a percent
+DRAWN: Final = 10_000  # requests of a profile; determines its p99 to about a percent
 
 
 def _workload_tokens(workload: Workload) -> dict[str, int]:
-    """Mean and p99 of prompt + output."""
+    """Mean and p99 of prompt + output tokens."""
     if workload.profile is not None:
         return _profile_tokens(workload.profile)
     assert workload.trace is not None
@@ -264,7 +270,7 @@ def _profile_tokens(name: str) -> dict[str, int]:
 
 @cache
 def _trace_tokens(path: Path, mtime_ns: int, size: int) -> dict[str, int]:
-    """The time of change and the size tell a file from the one that stood there before."""
+    """Cached trace lengths; modification time and size are part of the key, so that a replaced file is read again."""
     return _trace_lengths(path)
 
 
@@ -279,7 +285,7 @@ def _mean_and_p99(requests: Iterable["TraceRequest"]) -> dict[str, int]:
     return {"mean": ceil(sum(lengths) / len(lengths)), "p99": lengths[ceil(0.99 * len(lengths)) - 1]}
 
 
-# --- changes that may cure --------------------------------------------------------------------------------------------
+# --- changes that may fix a failure -----------------------------------------------------------------------------------
 
 
 def switch(flag: str, **args: int | float | str | bool) -> Knob:
@@ -287,7 +293,7 @@ def switch(flag: str, **args: int | float | str | bool) -> Knob:
 
 
 def more_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
-    """What it needs to start; smaller entries, more ranks, a larger GPU."""
+    """Changes it needs to start; smaller KV entries, more ranks, a larger GPU."""
     yield from advise.start_knobs(plan, is_sure=True)
     yield advise.fp8_cache(plan.request.args)
     yield advise.more_ranks(plan.request.args)
@@ -295,7 +301,7 @@ def more_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
 
 
 def next_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
-    """The next sizes only, each alone: a simulation of each takes a second or more."""
+    """Only the next sizes, each on its own: a simulation of each takes a second or more."""
     yield Knob(advise.fp8_cache(plan.request.args).changes)
     yield Knob(advise.more_ranks(plan.request.args).changes[:2])
 
@@ -311,7 +317,7 @@ CONTEXT_STEP: Final = 1024
 
 def more_requests(rule: Rule, plan: Plan) -> Iterator[Knob]:
     """More KV cache, or shorter requests: the longest context, in steps of 1,024 tokens, that satisfies the rule."""
-    if plan.settings.max_num_seqs < rule.limit and rule.name == "min_concurrency":  # the log's figure does not know it
+    if plan.settings.max_num_seqs < rule.limit and rule.name == "min_concurrency":  # the server's own figure ignores it
         seqs = ceil(rule.limit)
         yield switch(f"--max-num-seqs {seqs}", max_num_seqs=seqs)
     yield from advise.start_knobs(plan, is_sure=True)
@@ -348,7 +354,7 @@ def fewer_adapters(rule: Rule, plan: Plan) -> Iterator[Knob]:
 
 
 def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
-    """Less of the GPU for the server, or a larger one."""
+    """A smaller fraction of the GPU for the server, or a larger GPU."""
     args = plan.request.args
     if args.kv_cache_memory_bytes is None and args.num_gpu_blocks_override is None:
         percents = range(ceil(100 * plan.settings.gpu_memory_utilization) - 1, 0, -1)
@@ -403,7 +409,7 @@ GAUGES: Final[Mapping[str, Gauge]] = {
 }
 
 
-# What may cure a figure that is worse than the baseline's, by the rule that bounds the same figure.
+# Changes that may fix a figure worse than the baseline's, by the rule that limits the same figure.
 BASELINE_KNOBS: Final[Mapping[str, Knobs]] = {
     "baseline.weights": less_weight,
     "baseline.kv_bytes_per_token": smaller_entries,

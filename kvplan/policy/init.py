@@ -1,4 +1,4 @@
-"""A policy for plans as they are today: commented YAML whose rules leave a stated slack below today's figures."""
+"""Write a policy for plans as they are today: commented YAML whose rules leave a stated slack below today's figures."""
 
 import json
 import os
@@ -20,19 +20,19 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import SERVERS, terms_of
 from kvplan.servers.environment import variables
 
-KEPT: Final = 90  # percent of today's figure that a floor asks for
-GROWTH: Final = 2  # percent above today's figure that a ceiling allows
+KEPT: Final = 90  # percent of today's figure that a lower limit requires
+GROWTH: Final = 2  # percent above today's figure that an upper limit allows
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the user said that a plan does not carry as text: keys of a target -> values, as a policy writes them."""
+    """User input that a plan does not carry as text: keys of a target -> values, as written in a policy."""
 
     values: Mapping[str, str]
 
 
 def policy_text(plans: Sequence[tuple[Plan, Stated]], origin: str) -> str:
-    """The policy for plans that fit. `origin`: what wrote it, for its first line."""
+    """Write the policy for plans that fit. `origin`: what wrote it, for its first line."""
     for plan, _ in plans:
         if not plan.fits:
             lacks = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
@@ -72,7 +72,7 @@ TAIL: Final = """\
 
 
 def ids(plans: Sequence[tuple[Plan, Stated]]) -> list[str]:
-    """A name for each target: the model's, with GPU and context where that tells them apart."""
+    """A name for each target: the model's, with GPU and context if needed to tell them apart."""
     short = [slug(plan.request.spec.name) for plan, _ in plans]
     if len(plans) == 1:
         return short
@@ -99,7 +99,7 @@ def target_lines(plan: Plan, stated: Stated, name: str) -> Iterator[str]:
 
 
 def engine_values(plan: Plan) -> dict[str, str]:
-    """The engine arguments that were given, as plain integers; the context always, as the model's own may change."""
+    """The stated engine arguments, as plain integers; always with the context, because the model's own may change."""
     args, values = plan.request.args, {"engine": plan.request.release.label}
     values["max_model_len"] = "auto" if args.max_model_len == "auto" else str(plan.capacity.max_model_len)
     usual = EngineArgs()
@@ -122,17 +122,17 @@ def value_text(name: str, value: object) -> str:
 
 
 def quoted(text: str) -> str:
-    """A value as YAML reads it back: bare where nobody could take it for something else."""
+    """A value as YAML reads it back: unquoted if it cannot be misread."""
     bare = re.fullmatch(r"[A-Za-z0-9./][A-Za-z0-9._/@=+,-]*(?::[A-Za-z0-9._/@=+,-]+)*", text)
     odd = any(pattern.fullmatch(text) for pattern, _, _ in ODD) or re.fullmatch(r"[0-9]{4}-.*|[-+.0-9].*:.*", text)
     return text if bare and not odd else json.dumps(text, ensure_ascii=True)
 
 
 def rules(plan: Plan) -> Iterator[tuple[str, str]]:
-    """(rule, comment with today's figure) of everything that can be said about any plan."""
+    """(rule, comment with today's figure) for everything that applies to any plan."""
     memory = plan.memory
     yield "fits: true", f"{format_gib(memory.unused)} of GPU memory left"
-    keeps_share = terms_of(plan.request.release.engine).keeps_share  # then what is left is not modeled
+    keeps_share = terms_of(plan.request.release.engine).keeps_share  # then unused memory is not modeled
     if not keeps_share and memory.unused * 1000 * KEPT // 100 // memory.total > 0:
         share = 1000 * memory.unused * KEPT // 100 // memory.total  # in thousandths, rounded down
         yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f} %"
@@ -155,16 +155,16 @@ def rules(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def ceiling(num_bytes: int) -> str:
-    """A size with its slack, in whole MiB, rounded up."""
+    """A size plus slack, in whole MiB, rounded up."""
     allowed = num_bytes * (100 + GROWTH)
     return f"{-(-allowed // (100 << 20))}MiB"
 
 
-# --- what the user said -----------------------------------------------------------------------------------------------
+# --- user input -------------------------------------------------------------------------------------------------------
 
 
 def lengths_stated(options: object, folder: Path) -> dict[str, str]:
-    """The keys about lengths as typed; a file is named from the policy's folder."""
+    """The length options as typed; file names become relative to the policy's folder."""
     stated = {}
     for key in LENGTH_KEYS:
         value = getattr(options, key)
@@ -174,7 +174,7 @@ def lengths_stated(options: object, folder: Path) -> dict[str, str]:
 
 
 def from_folder(text: str, folder: Path) -> str:
-    """A path as the policy must write it, relative to its folder; what names no file stays."""
+    """A path as the policy must contain it, relative to its folder; text that is not a file is unchanged."""
     try:
         is_file = Path(text).exists()
     except (OSError, ValueError):
@@ -189,7 +189,7 @@ LISTED: Final = f"`pgrep -fa '{'|'.join(SERVERS)}'` lists the servers that run"
 
 
 def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
-    """The words that a process was started with, the variables that change its memory in front of them.
+    """Words that started a process, preceded by its environment variables that change memory.
 
     Source: proc(5), /proc/PID/cmdline and /proc/PID/environ.
     """
@@ -214,10 +214,10 @@ def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
 
 
 def _assignments(environ: Path) -> list[str]:
-    """`NAME=value` of each variable that changes a server's memory; the others, secrets among them, are left alone."""
+    """`NAME=value` of each variable that changes a server's memory; others, which may be secrets, are ignored."""
     try:
         raw = environ.read_bytes()
-    except OSError:  # another user's
+    except OSError:  # another user's process
         return []
     pairs = [pair.decode("utf-8", "surrogateescape") for pair in raw.split(b"\0")]
     return [pair for pair in pairs if pair.partition("=")[0] in variables()]

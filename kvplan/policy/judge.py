@@ -1,7 +1,7 @@
-"""A policy held against plans: every rule passes, warns, fails or is skipped, and a failure says what would cure it.
+"""Judge a policy with plans: every rule passes, warns, fails or is skipped, and a failure names its fix.
 
-A rule whose input is missing is skipped, never guessed. A cure is a change whose plan satisfies the rule: it is
-computed with plan(), like the target itself.
+A rule whose input is missing is skipped, never guessed. A fix is a change whose plan satisfies the rule: it is computed
+with plan(), like the target itself.
 """
 
 import datetime
@@ -18,7 +18,7 @@ from kvplan.core.files import printable
 from kvplan.core.strict_yaml import Scalar, wrong
 from kvplan.core.units import format_bytes, format_gib, format_size, plural
 from kvplan.hardware.gpu import split_count
-from kvplan.planning import advise
+from kvplan.planning import advise, user_counts
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Target, Waiver, Workload, exists
 from kvplan.policy.gauges import (
@@ -42,23 +42,23 @@ from kvplan.policy.gauges import (
 from kvplan.policy.remedies import ACCEPT, Remedies, Wish, remedies
 from kvplan.policy.result import RULES, CheckResult, Cure, Figures, Finding, Outcome, TargetResult
 
-# Of a plan that serves a workload, the share of requests that are preempted; a text says why it cannot be told.
+# Fraction of a plan's requests that are preempted under its workload, or a text that says why it is unknown.
 PreemptionRate = Callable[[Plan, Workload], float | str]
 
-MAX_CURED: Final = 100  # targets whose failures get a cure; a cure costs dozens of plans
+MAX_CURED: Final = 100  # targets whose failures get a fix; a fix takes dozens of plans
 SHOWN_CURES: Final = 2
 TP: Final = "tensor_parallel_size"
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the measurement says.
+    """What the measurement shows.
 
-    problem  why it cannot be used at all; the rest is then empty
-    error    the largest relative error of a predicted row, `worst` names it; None: `no_error` says why
-    started  the day the run began; None: not known
-    matches  ids of the targets that it is evidence for
-    subject  what ran, on what
+    problem  why it cannot be used; the rest is then empty
+    error    the largest relative error of a predicted row, named by `worst`; if None, `no_error` says why
+    started  date on which the run began; None: unknown
+    matches  ids of the targets that it applies to
+    subject  what ran, on which device
     """
 
     subject: str = ""
@@ -72,9 +72,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """What the rules are judged with besides the plans.
+    """Inputs of the rules other than the plans.
 
-    baseline  figures by target; None: there is no such file
+    baseline  figures by target, or None if there is no such file
     """
 
     today: datetime.date
@@ -85,7 +85,7 @@ class Against:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One rule of one target: ok None is a skip, whose message says what is missing."""
+    """Result of one rule of one target: ok None is a skip, whose message says what is missing."""
 
     ok: bool | None
     message: str
@@ -96,9 +96,9 @@ class Verdict:
 
 
 def judge(policy: Policy, cases: Sequence[Case], against: Against) -> CheckResult:
-    """Every rule of every target, in the order of the file.
+    """Judge every rule of every target, in file order.
 
-    Raises InvalidInputError for a target without a rule, and for a waiver that matches none or outlasts a year.
+    Raises InvalidInputError for a target without rules, and for a waiver that matches nothing or lasts over a year.
     """
     refuse_long_waivers(policy.waivers, against.today)
     results = []
@@ -124,7 +124,7 @@ def judge(policy: Policy, cases: Sequence[Case], against: Against) -> CheckResul
 
 
 def figures(case: Case) -> Figures:
-    """What is compared with a baseline; nothing is held where the plan does not fit."""
+    """Figures to compare with a baseline; capacity is 0 if the plan does not fit."""
     plan = case.plan
     return Figures(
         fits=plan.fits,
@@ -154,10 +154,10 @@ def title(plan: Plan) -> str:
 
 @dataclass(slots=True)
 class _Bench:
-    """One target while it is judged.
+    """A target while it is judged.
 
-    plans  those of changes, by flags, which several rules may ask for
-    rates  the share that each plan preempts, by the plan's id; the plan lies beside it, so that the id stays its own
+    plans  of changes, by flags, shared by several rules
+    rates  fraction that each plan preempts, by the plan's id; stored with the plan, so that the id stays unique
     """
 
     policy: Policy
@@ -193,7 +193,7 @@ class _Bench:
             return self.since_baseline(rule, before)
         if rule.name == "max_prediction_error":
             return self.predicted(rule)
-        if rule.name == "max_preemption_rate" and not self.case.plan.fits:  # nothing is served, so nothing simulated
+        if rule.name == "max_preemption_rate" and not self.case.plan.fits:  # nothing is served, so nothing is simulated
             return replace(self.fits(), limit=rule.limit, actual=None, unit="share")
         gauge = self.gauge(rule)
         return Verdict(None, gauge) if isinstance(gauge, str) else self.measured(rule, gauge)
@@ -220,7 +220,7 @@ class _Bench:
         return Verdict(ok, message, limit, actual, gauge.unit)
 
     def gauge(self, rule: Rule) -> Gauge | str:
-        """What the rule measures; a text says what is missing."""
+        """What the rule measures, or a text that says what is missing."""
         match rule.name:
             case "min_users":
                 tokens = request_tokens(self.case, rule.key)
@@ -264,7 +264,7 @@ class _Bench:
             return Verdict(None, f"{missing}; create it with --update-baseline")
         figure = _figure(rule)
         was, now = getattr(before, figure), getattr(figures(self.case), figure)
-        if was is None or now is None:  # of a distribution of lengths, or a baseline of an earlier release
+        if was is None or now is None:  # a length distribution, or a baseline of an earlier release
             return Verdict(None, f"{figure} is not known for {'the baseline' if was is None else 'this target'}")
         return compared(rule, was, now)
 
@@ -276,10 +276,10 @@ class _Bench:
             return Verdict(None, f"the run is for {evidence.subject}, not for this target")
         return error_verdict(rule, evidence)
 
-    # --- cures
+    # --- fixes
 
     def remedies(self, rules: Sequence[Rule], verdicts: Sequence[Verdict], before: Figures | None) -> Remedies:
-        """What the rules that fail need. What is measured of a server no change of its plan alters."""
+        """Fixes for the failing rules. Rules on the measured server are excluded: no plan affects them."""
         wishes = [
             self.wish(rule, verdict, before)
             for rule, verdict in zip(rules, verdicts, strict=True)
@@ -310,6 +310,8 @@ class _Bench:
             need=advise.Need(holds, knobs),
             alone=alone,
             figure_text=lambda changed: self.of(changed).figure_text(rule),
+            context=plan.capacity.max_model_len,
+            num_gpus=user_counts.num_gpus(plan),
             is_baseline=rule.name in BASELINE_KNOBS,
             is_simulated=rule.name == "max_preemption_rate",
         )
@@ -319,15 +321,16 @@ class _Bench:
         return replace(self, case=replace(self.case, plan=changed))
 
     def knobs(self, rule: Rule, plan: Plan) -> Iterator[advise.Knob]:
-        """What may cure a failure of the rule in a target that has this plan now."""
+        """Changes that may fix a failure of the rule in a target that currently has this plan."""
         if rule.name == "fits":
             return self.sayable(plan, advise.fit_knobs(plan))
         knobs = BASELINE_KNOBS.get(rule.name) or self.known_gauge(rule).knobs
         return self.sayable(plan, knobs(rule, plan))
 
     def sayable(self, plan: Plan, knobs: Iterable[advise.Knob]) -> Iterator[advise.Knob]:
-        """Those that keys of the target can say: a GPU whose memory is stated or that was measured stays, as does a
-        context that the lengths end at."""
+        """Changes that the target's keys can express: a GPU whose memory is given or measured stays, and so does a
+        context that truncates the lengths.
+        """
         target = self.case.target
         keeps_gpu = bool(plan.request.measured) or "gpu_memory" in {*target.own, *target.defaults}
         keeps_context = self.case.lengths is not None
@@ -343,7 +346,7 @@ class _Bench:
         return gauge
 
     def figure_text(self, rule: Rule) -> str:
-        """What the plan gives for a rule, in a word."""
+        """A plan's value for a rule, as short text."""
         plan = self.case.plan
         if rule.name == "fits":
             return plural(plan.concurrency.users, "user")
@@ -355,7 +358,7 @@ class _Bench:
 
 
 def cure_of(cure: advise.Cure, cured: tuple[str, ...], target: Target) -> Cure:
-    """The change as keys of the target. A GPU with a number says two of them."""
+    """Express a change as keys of the target; a GPU with a count takes two keys."""
     keys: dict[str, int | float | str | bool] = {}
     for change in cure.changes:
         keys |= change.args
@@ -363,7 +366,7 @@ def cure_of(cure: advise.Cure, cured: tuple[str, ...], target: Target) -> Cure:
     card, request = target.own.get("gpu") or target.defaults.get("gpu"), cure.plan.request
     if isinstance(card, Scalar) and split_count(card.text)[0] is not None and keys.keys() & {"gpu", TP}:
         keys |= {"gpu": request.gpu.name, TP: request.args.tensor_parallel_size}
-    return Cure(cure.flags, keys, cured)
+    return Cure(cure.server_flags, keys, cured)
 
 
 def finding_of(
@@ -395,7 +398,7 @@ def finding_of(
 def outcome_of(
     rule: Rule, target: str, verdict: Verdict, policy: Policy, today: datetime.date, own: Mapping[str, Severity]
 ) -> tuple[Outcome, Waiver | None]:
-    """What a verdict comes to, and the waiver that makes it a warning."""
+    """Outcome of a verdict, and the waiver that turns it into a warning."""
     if verdict.ok is not False:
         return "skip" if verdict.ok is None else "pass", None
     waiver = next(
@@ -413,16 +416,16 @@ def covers(waiver: Waiver, target: str, rule: str) -> bool:
     return bool(pattern(waiver.target).match(target)) and bool(pattern(waiver.rule).match(rule))
 
 
-@lru_cache(maxsize=16_384)  # more than a policy has room for: fnmatch itself keeps 256, and compiles the rest each time
+@lru_cache(maxsize=16_384)  # more than a policy can have: fnmatch itself caches 256 and compiles the rest every time
 def pattern(text: str) -> re.Pattern[str]:
     return re.compile(translate(text))
 
 
 def refuse_long_waivers(waivers: Sequence[Waiver], today: datetime.date) -> None:
-    """Refuse a waiver of more than a year: nobody would look at it again."""
+    """Reject a waiver longer than a year: nobody would review it."""
     try:
         latest = today.replace(year=today.year + 1)
-    except ValueError:  # the 29th of February, or the year 9999
+    except ValueError:  # February 29, or the year 9999
         latest = today + datetime.timedelta(days=min(365, (datetime.date.max - today).days))
     for waiver in waivers:
         if waiver.expires > latest:
@@ -435,7 +438,7 @@ def refuse_long_waivers(waivers: Sequence[Waiver], today: datetime.date) -> None
 
 
 def refuse_idle(policy: Policy, results: Sequence[TargetResult]) -> None:
-    """Refuse a waiver that no rule of any target matches: it is misspelled, or its rule is gone."""
+    """Reject a waiver that no rule of any target matches: it is misspelled, or its rule was removed."""
     pairs = {(finding.target, finding.rule) for result in results for finding in result.findings}
     for waiver in policy.waivers:
         if not any(covers(waiver, target, rule) for target, rule in pairs):
@@ -471,13 +474,13 @@ def _figure(rule: Rule) -> str:
 
 
 def compared(rule: Rule, before: Number, now: Number) -> Verdict:
-    """A figure against the baseline's: the allowed growth or drop is a share of what was."""
+    """Compare a figure with the baseline's: the allowed growth or drop is a fraction of the old value."""
     figure = _figure(rule)
     name, unit, text = FIGURES[figure]
     grows = figure in GROWING
     worse = now - before if grows else before - now
     change = share_of(worse, before)
-    # Floats are compared to twelve digits: 14.0 -> 13.3 is 5 %, whatever the last bit says.
+    # Floats are compared to twelve digits: 14.0 -> 13.3 is 5 %, regardless of the last bits.
     ok = worse <= 0 or (change is not None and round(change, 12) <= rule.limit)
     signed = "" if not before else f" ({100 * (now - before) / abs(before):+.2f} %)"
     message = (
@@ -487,12 +490,12 @@ def compared(rule: Rule, before: Number, now: Number) -> Verdict:
 
 
 def share_of(worse: Number, before: Number) -> float | None:
-    """The change as a share of what was; None where that was nothing, or less."""
+    """The change as a fraction of the old value, or None if that is not positive."""
     return worse / before if before > 0 else None
 
 
 def _edge(rule: Rule, before: Number, grows: bool) -> Number:
-    """The worst value that would pass; bytes and tokens are whole."""
+    """The worst value that would pass; bytes and tokens are integers."""
     allowed = before * rule.limit if before > 0 else 0
     edge = before + allowed if grows else before - allowed
     if isinstance(before, float):

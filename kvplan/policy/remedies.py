@@ -1,13 +1,13 @@
-"""What would cure the rules of a target that fail: one change for all of them, where there is one, else one for each.
+"""Find fixes for a target's failing rules: one change for all of them if there is one, else one for each.
 
-Every change is a plan that was made, and that satisfies what it is said to; it also keeps the rules that hold now.
+Every change is a computed plan that satisfies the rules it is listed for and keeps the rules that pass now.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.planning import advise
+from kvplan.planning import advise, user_counts
 from kvplan.planning.plan import Plan
 from kvplan.policy.result import Outcome
 
@@ -18,15 +18,17 @@ MOST_STATES_SIMULATED: Final = 4  # a simulation takes a second or more
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A rule of a target that is judged.
+    """A rule of a target, judged.
 
     name          of its finding: "min_users.p99"
-    outcome       now
-    need          what it wants of a plan
-    alone         its best cures among those that satisfy something more
-    figure_text   the value that a plan gives
-    is_baseline   it bounds a figure that may be accepted as it is
-    is_simulated  whether it holds takes a simulation
+    outcome       currently
+    need          its requirement on a plan
+    alone         its best fixes that also meet a further requirement
+    figure_text   a plan's value for it
+    context       the target's longest request, in tokens
+    num_gpus      the target's GPUs, of all ranks
+    is_baseline   True if it limits a figure that may be accepted as it is
+    is_simulated  True if checking it takes a simulation
     """
 
     name: str
@@ -34,13 +36,15 @@ class Wish:
     need: advise.Need
     alone: Callable[[advise.Holds], list[advise.Cure]]
     figure_text: Callable[[Plan], str]
+    context: int
+    num_gpus: int
     is_baseline: bool = False
     is_simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """What failing rules need, by the names of their findings; and the change that cures `cured` and breaks nothing."""
+    """Fixes of failing rules, by finding name; and the change that fixes `cured` without breaking a rule."""
 
     fixes: dict[str, str]
     cure: advise.Cure | None = None
@@ -48,10 +52,10 @@ class Remedies:
 
 
 def remedies(plan: Plan, wishes: Sequence[Wish], num_unmet: int, start_knobs: advise.Knobs) -> Remedies:
-    """The remedies of a target.
+    """Find the fixes of a target.
 
-    num_unmet    rules that fail, with those that no change of a plan cures
-    start_knobs  what may make its server start
+    num_unmet    failing rules, including those that no change of a plan can fix
+    start_knobs  changes that may make its server start
     """
     unmet = [wish for wish in wishes if wish.outcome in ("fail", "warn")]
     if len(unmet) == 1:
@@ -82,7 +86,7 @@ def anything(plan: Plan) -> bool:
 
 
 def remedies_of_one(plan: Plan, unmet: Wish, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> Remedies:
-    """Where one rule fails: its cures that keep the others, with a second change if need be; or without those any."""
+    """Fixes if one rule fails: those that keep the other rules, with a second change if needed; or else any fix."""
     if unmet.is_baseline:
         return Remedies({})
     others = [wish for wish in wishes if wish.outcome == "pass"]
@@ -96,8 +100,9 @@ def remedies_of_one(plan: Plan, unmet: Wish, wishes: Sequence[Wish], start_knobs
 
 
 def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> advise.Cure | None:
-    """One change that gives all wishes, those that take a simulation asked last. Where the plan does not fit, one that
-    surely does is sought first, then one that likely does."""
+    """Find one change that satisfies all wishes, checking simulated ones last. If the plan does not fit, look for a
+    certain fix first, then for a likely one.
+    """
     needed = [wish.need for wish in sorted(wishes, key=lambda wish: wish.is_simulated)]
     most = MOST_STATES_SIMULATED if any(wish.is_simulated for wish in wishes) else advise.MOST_STATES
     if plan.fits:
@@ -108,6 +113,18 @@ def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> a
 
 
 def needs(wish: Wish, cures: Iterable[advise.Cure]) -> str:
-    """The changes with what each gives: use --kv-cache-dtype fp8 (gives 28.2) or --max-num-seqs 64 (gives 30)."""
-    texts = [f"{cure.flag} (gives {wish.figure_text(cure.plan)})" for cure in cures]
+    """Format the changes with their results: use --kv-cache-dtype fp8 (gives 28.2) or --max-num-seqs 64 (gives 30)."""
+    texts = [f"{' '.join(cure.server_flags)} (gives {gain_text(wish, cure.plan)})" for cure in cures]
     return f"use {' or '.join(texts)}" if texts else NOTHING
+
+
+def gain_text(wish: Wish, cured: Plan) -> str:
+    """A cured plan's value for a rule; a shorter context is mentioned, as it may be no fix for the users, and so are
+    GPUs that a change adds to every data-parallel rank.
+    """
+    context = cured.capacity.max_model_len
+    shorter = f", with a context of {context:,} tokens instead of {wish.context:,}" if context < wish.context else ""
+    gpus = user_counts.num_gpus(cured)
+    adds = cured.concurrency.replicas > 1 and gpus != wish.num_gpus
+    more = f", on {gpus:,} GPUs instead of {wish.num_gpus:,}" if adds else ""
+    return f"{wish.figure_text(cured)}{more}{shorter}"

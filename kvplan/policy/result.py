@@ -1,6 +1,6 @@
-"""What `kvplan check` says: rules of targets, judged; and the figures of a baseline (kvplan/check@1).
+"""Result of `kvplan check`: the judged rules of each target, and the figures of a baseline (kvplan/check@1).
 
-kvplan.policy.file reads the file, kvplan.policy.judge judges it. Sizes are integer bytes per GPU rank.
+kvplan.policy.file reads the policy, kvplan.policy.judge judges it. Sizes are integer bytes per GPU rank.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from kvplan.core.files import printable
 
 CHECK: Final = "kvplan/check@1"
 
-Outcome = Literal["pass", "note", "warn", "fail", "skip"]  # a note is to be read, and never fails
+Outcome = Literal["pass", "note", "warn", "fail", "skip"]  # a note is informational and never fails
 OUTCOMES: Final[tuple[Outcome, ...]] = ("pass", "note", "warn", "fail", "skip")
 Key = Literal["", "mean", "p99"]
 ChangeKind = Literal["target", "rule", "limit", "severity", "waiver", "baseline"]
-# What a change to a policy may weaken; `allow_changes:` of the base revision's policy names those that may pass.
+# Kinds of weakening changes to a policy; `allow_changes:` of the base revision's policy names those that are allowed.
 CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = ("target", "rule", "limit", "severity", "waiver", "baseline")
 
-# Rule -> (its code, what it promises). A code never changes its meaning: other tools keep them.
+# Rule -> (its code, what it requires). A code never changes its meaning: other tools store it.
 RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "fits": ("KVP001", "The server starts: one full-length request fits next to the weights."),
@@ -46,7 +46,7 @@ RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             "KVP105",
             "The tokens in the KV cache have dropped by at most this share since the baseline.",
         ),
-        "baseline.concurrency": ("KVP106", "The server's concurrency figure has dropped by at most this share."),
+        "baseline.concurrency": ("KVP106", "The server's concurrency figure has dropped by at most this fraction."),
         "baseline.headroom": ("KVP107", "The memory left over has shrunk by at most this share since the baseline."),
         "baseline.users": ("KVP108", "The users served at once have dropped by at most this share since the baseline."),
         "change.base": ("KVP200", "The policy and its baseline are compared with those of the base revision."),
@@ -61,7 +61,7 @@ RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 
 
-# Rules that a policy may name in its severities and waivers: what the base revision decides is not among them.
+# Rules that a policy may name in its severities and waivers: not those that the base revision decides.
 OWN_RULES: Final = tuple(name for name in RULES if not name.startswith("change."))
 
 
@@ -70,12 +70,12 @@ class Finding:
     """One rule of one target, judged.
 
     code     of the rule, from RULES: "KVP003"
-    message  one line without code and target: what is, what must be, by how much
-    fix      what would satisfy the rule, with the value that it gives; None: not failed
-    line     of the rule in the policy file, from 1; the target's where the rule has no line of its own
-    limit, actual   numbers in `unit`; bytes are integers; None: not known
-    key      of the figure it is about, where a rule has several: "mean", "p99"
-    waiver   the reason and the last day, where a waiver turned a failure into a warning
+    message  one line without code and target: the value, the limit, and the difference
+    fix      a change that satisfies the rule, with the resulting value; None: the rule did not fail
+    line     of the rule in the policy file, from 1; the target's if the rule has no line of its own
+    limit, actual   numbers in `unit`; bytes are integers; None: unknown
+    key      the statistic that it limits, if a rule has several: "mean", "p99"
+    waiver   the reason and the last day, if a waiver turned a failure into a warning
     """
 
     code: str
@@ -94,16 +94,16 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """The rule with its key, which only one finding of a target has: "min_users.p99"."""
+        """The rule with its key, unique among a target's findings: "min_users.p99"."""
         return f"{self.rule}.{self.key}" if self.key else self.rule
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a target's plan says, for deltas: bytes of one rank, tokens, and requests of one replica.
+    """A plan's figures for comparisons: bytes of one rank, tokens, and requests of one replica.
 
     concurrency  the server's own figure
-    users        those served at once; None: the lengths are a distribution, or an earlier release wrote the figures
+    users        requests served at once, or None for a length distribution or figures of an earlier release
     """
 
     fits: bool
@@ -119,11 +119,11 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """One change after which a target keeps every rule that it keeps now, and those named.
+    """One change with which a target keeps every rule that passes now and passes those named.
 
-    flags  as the server takes them: "--kv-cache-dtype fp8"
-    keys   the same as keys of the policy's target, which win over its command
-    rules  names of the findings that it cures
+    flags  as the server accepts them: "--kv-cache-dtype fp8"
+    keys   the same as keys of the policy's target, which override its command
+    rules  names of the findings that it fixes
     """
 
     flags: tuple[str, ...]
@@ -136,10 +136,10 @@ class TargetResult:
     """A target with all its rules judged.
 
     title     "llama-3.1-8b on a100-80g, tp 1, 32,768 tokens"
-    figures   None: no plan belongs to it
-    baseline  the same of the baseline file, where it has this target
-    cure      None: nothing fails, or no change tried cures it all
-    server    with its release; "" where no plan belongs to it
+    figures   None if it has no plan
+    baseline  the figures in the baseline file, if it has this target
+    cure      None if nothing fails, or if no change tried fixes everything
+    server    with its release; "" if it has no plan
     """
 
     target: str
@@ -154,7 +154,7 @@ class TargetResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """A policy, judged. `warnings` are about the file itself: an expired waiver, nothing judged at all."""
+    """A judged policy. `warnings` concern the file itself: an expired waiver, no rules at all."""
 
     path: str
     targets: tuple[TargetResult, ...]
@@ -169,39 +169,45 @@ class CheckResult:
         return sum(finding.outcome == outcome for finding in self.findings)
 
     def exit_code(self, strict: bool) -> Literal[0, 1]:
-        """1 where a rule failed; strict: also where one warns or could not be judged."""
+        """1 if a rule failed; with `strict`, also if one warned or could not be judged."""
         refused = ("fail", "warn", "skip") if strict else ("fail",)
         return 1 if any(finding.outcome in refused for finding in self.findings) else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A check that could not be made: no rule was judged, and nothing passed.
+    """A check that could not run: no rule was judged, and nothing passed.
 
-    path     of the policy, as messages name it
-    message  what kept it, in one line without its place
-    mark     the place in a file that it is about; None: not known
+    path     of the policy, as in messages
+    message  the reason, in one line without its position
+    mark     the position in a file, or None if unknown
+    others   further errors that were there at the same time
     """
 
     path: str
     message: str
     exit_code: int
     mark: Mark | None = None
+    others: "tuple[Failure, ...]" = ()
+
+    @property
+    def all(self) -> "tuple[Failure, ...]":
+        return (self, *self.others)
 
     @property
     def file(self) -> str:
         return self.path if self.mark is None else self.mark.where
 
     def __str__(self) -> str:
-        """As the one line on standard error has it."""
+        """Format as one line for standard error."""
         return self.message if self.mark is None else f"{self.mark}: {self.message}"
 
 
-# --- of a baseline's document ----------------------------------------------------------------------------------------
+# --- reading a baseline document --------------------------------------------------------------------------------------
 
 
 def figures_by_target(document: Mapping[str, Any], where: str) -> dict[str, Figures]:
-    """The figures of each target in a check document, as a baseline has them; InvalidInputError where it is none."""
+    """Figures of each target in a check document used as a baseline. Raise InvalidInputError if it is not one."""
     targets = document.get("targets")
     if document.get("schema") != CHECK or not isinstance(targets, list):
         raise InvalidInputError(where, f"is not a baseline ({CHECK})", "kvplan check --update-baseline writes one")

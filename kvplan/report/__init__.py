@@ -1,1 +1,1 @@
-"""Answers for people and pipelines: the console, CSV and Markdown, all written from one document."""
+"""Output for people and pipelines: the console, CSV and Markdown, all written from one document."""

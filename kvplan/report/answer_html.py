@@ -1,4 +1,4 @@
-"""Any answer as one HTML file: the answer, what can be drawn of it, then its tables; no script, no network."""
+"""Any answer as one HTML file: the answer, its charts, then its tables; no script, no network."""
 
 import re
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from kvplan.report.drawing import Bars, Figure
 from kvplan.report.page import Block, block_text
 from kvplan.report.templates import rendered_page, source_of
 
-FOLD: Final = "\ue000"  # a private character: text of unknown origin has it spelled out
-FOLDING: Final = re.compile(r"(?:<details>)?(?:<summary>[^<]*</summary>)?|</details>")  # a line that folds what follows
+FOLD: Final = "\ue000"  # a private-use character; escaped in text of unknown origin
+FOLDING: Final = re.compile(r"(?:<details>)?(?:<summary>[^<]*</summary>)?|</details>")  # a folding line
 
 
 def answer_html(blocks: Sequence[Block], figures: Sequence[Figure] = (), servers: Sequence[str] = ()) -> str:
-    """The page of an answer whose first block is the answer itself, planned for these servers."""
+    """Page of an answer whose first block is the answer itself, planned for these servers."""
     first, *others = [block_text(block) for block in blocks]
     return markdown_html(first, "\n\n".join(others), figures, servers)
 
 
 def markdown_html(answer: str, below: str, figures: Sequence[Figure] = (), servers: Sequence[str] = ()) -> str:
-    """The page of an answer and what stands below it, both as Markdown that shows foreign text as it is."""
+    """Page of an answer and the Markdown below it; foreign text in both is already escaped."""
     return rendered_page(
         "answer.html.jinja",
         servers=servers,
@@ -34,7 +34,7 @@ def markdown_html(answer: str, below: str, figures: Sequence[Figure] = (), serve
 
 
 def html_of(text: str) -> str:
-    """Markdown as HTML. The only tags are lines of the page's own that fold; in foreign text and code they are text."""
+    """Convert Markdown to HTML. The only tags allowed are the page's own folding lines; elsewhere tags are text."""
     folds: list[str] = []
     lines, fence = [], ""
     for line in text.split("\n"):
@@ -55,7 +55,7 @@ def html_of(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The words of one paragraph of Markdown."""
+    """Text of one paragraph of Markdown without markup."""
     tokens = renderer().parse(text)
     children = [child for token in tokens for child in token.children or []]
     return "".join(" " if child.type in ("softbreak", "hardbreak") else child.content for child in children).strip()

@@ -1,13 +1,13 @@
-"""The answer on one screen."""
+"""An estimate on one screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
-from kvplan.core.table import Table
+from kvplan.core.table import Table, wrapped
 from kvplan.core.units import GB, GIB, KIB, TB, format_bytes, format_gib, format_size, plural
 from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import GpuSpec
@@ -16,9 +16,10 @@ from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
 from kvplan.planning.explain import Section, is_published
 from kvplan.planning.explain import explain as explained
 from kvplan.planning.launch import context_word
-from kvplan.planning.plan import MemoryBreakdown, Plan
-from kvplan.report.lines import COMMAND, Line, Paragraph, Part, laid_out, line
+from kvplan.planning.plan import Plan
+from kvplan.report.lines import COMMAND, SCREEN, Line, Paragraph, Part, laid_out, line
 from kvplan.servers.base import Terms, terms_of
+from kvplan.servers.plans import budget_sizes
 from kvplan.sizing.disk import stored_bytes
 from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
 from kvplan.sizing.weights import num_params
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 BAR = 26
 SCREEN_LINES = 38
+NO_BREAK = "\N{NO-BREAK SPACE}"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 LABELS = {
     "activations": "activations",
@@ -38,17 +40,17 @@ LABELS = {
     "lora": "LoRA",
 }
 ASSUMED = {**LABELS, "total": "GPU total", "context": "CUDA context", "in_use": "in use"}
-UNPLANNED = ("lora", "activations", "cuda_graphs", "non_torch")  # where a server keeps a share back for them
+UNPLANNED = ("lora", "activations", "cuda_graphs", "non_torch")  # if a server reserves memory for them
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
 def plan_parts(plan: Plan, *, blocks: bool = True, explain: bool = False) -> list[Part]:
-    """The answer on one screen; with `explain` every formula behind it below."""
+    """The answer on one screen; with `explain`, followed by every formula."""
     return [*plan_lines(plan_document(plan), blocks=blocks), *(explain_lines(explained(plan)) if explain else [])]
 
 
 def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:
-    """One plan's document as lines; `blocks`: bars of block characters, else of #."""
+    """Lines of one plan's document; `blocks`: draw bars with block characters, else with #."""
     parts: list[Sequence[Part]] = [
         [line(headline(doc), "bold" if doc["fits"] else "bold red"), *(line(text, "bold") for text in caveats(doc))],
         memory_lines(doc, blocks=blocks),
@@ -58,7 +60,7 @@ def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:
         verdict_lines(doc),
     ]
     answer = [styled for part in parts if part for styled in (*part, line())]
-    for most in (3, 2, 1):  # lines of each formula: as many as the screen has room for
+    for most in (3, 2, 1):  # lines per formula: as many as fit on the screen
         assumed = assumption_lines(doc, most)
         if len([*laid_out([*answer, *assumed])]) <= SCREEN_LINES:
             break
@@ -73,7 +75,7 @@ def name_of(doc: PlanDocument) -> str:
 
 
 def where(doc: PlanDocument) -> str:
-    """The GPUs of a plan: "a100-80g", "2 x h100-80g", "a GPU of 24.00 GiB"."""
+    """GPUs of a plan: "a100-80g", "2 x h100-80g", "a GPU of 24.00 GiB"."""
     gpu, count = doc["inputs"]["gpu"], doc["inputs"]["num_gpus"]
     size = f" of {format_gib(gpu['total_memory'])}" if gpu["total_memory_kind"] == "given" else ""
     name = "GPU" if gpu["name"] == "custom" else gpu["name"]
@@ -91,14 +93,14 @@ def headline(doc: PlanDocument) -> str:
     subject, auto = f"{name_of(doc)} on {where(doc)}", doc["inputs"]["settings"]["auto_fit"]
     if not doc["fits"]:
         if (refusal := start_refusal(doc)) is not None:
-            return f"{subject}: does not start at {context}: {refusal['text']}"
+            return f"{subject} does not start at {context}: {refusal['text']}"
         short = f"{format_bytes(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
         if auto:
-            return f"{subject}: does not fit at any context ({short} at {context})"
-        return f"{subject}: does not fit at {context}, {short}"
+            return f"{subject} does not fit at any context ({short} at {context})"
+        return f"{subject} does not fit at {context}, {short}"
     if auto:
         context += ", the most that fits"
-    count, each = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], 'replica')}"
+    count, each = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], pool_word(doc))}"
     replicas = each if doc["concurrency"]["replicas"] > 1 else ""
     if not doc["kv"]["groups"]:  # an encoder
         return (
@@ -107,8 +109,13 @@ def headline(doc: PlanDocument) -> str:
     return f"{subject}: {plural(count, 'user')} {length_text(doc, context)}{spread_text(doc)}{replicas}"
 
 
+def pool_word(doc: PlanDocument) -> str:
+    """Owner of a pool if there are several: a replica, or a rank of one server's DP attention."""
+    return "data-parallel rank" if doc["inputs"]["args"]["enable_dp_attention"] else "replica"
+
+
 def length_text(doc: PlanDocument, context: str) -> str:
-    """How long each user's request is: "at 32,768 tokens each", "at 2,000 tokens each (context 32,768 tokens)"."""
+    """Length of each user's request: "at 32,768 tokens each", "at 2,000 tokens each (context 32,768 tokens)"."""
     load = doc["inputs"]["workload"]
     if load["lengths"] is not None:
         return f"of lengths {printable(load['lengths'])} (context {context})"
@@ -118,59 +125,59 @@ def length_text(doc: PlanDocument, context: str) -> str:
 
 
 def spread_text(doc: PlanDocument) -> str:
-    """The range of the users, " (13-14)"; empty where it is a point."""
+    """Range of the users, " (13-14)"; empty if both ends are equal."""
     spread = users_range(doc)
     return f" ({spread})" if spread and "-" in spread else ""
 
 
 def users_range(doc: PlanDocument) -> str:
-    """ "13-14", "14" where both ends are one; empty for a distribution of lengths, whose range is not computed."""
+    """ "13-14", or "14" if both ends are equal; empty for a length distribution, whose range is not computed."""
     low, high = doc["concurrency"]["users_low"], doc["concurrency"]["users_high"]
     if low is None or high is None:
         return ""
     return f"{low:,}-{high:,}" if low != high else f"{low:,}"
 
 
-STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item")  # of plan.refusal
+STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item")  # values of plan.refusal
 
 
 def start_refusal(doc: PlanDocument) -> Refusal | None:
-    """Why the server refuses to start although its KV cache has room; None where that is not so."""
+    """Why the server refuses to start although its KV cache fits, or None if it does not refuse."""
     refusal = doc["refusal"]
     return refusal if refusal is not None and refusal["by"] in STARTS else None
 
 
 def short_text(doc: PlanDocument) -> str:
-    """What a plan lacks, in a cell of a table."""
+    """What a plan lacks, as a table cell."""
     return "does not start" if start_refusal(doc) is not None else f"{format_bytes(doc['deficit'])} short"
 
 
 def is_capped(doc: PlanDocument) -> bool:
-    """Whether the scheduler runs fewer requests than the pool holds."""
+    """True if the scheduler runs fewer requests than the pool holds."""
     return bool(doc["concurrency"]["pool_users"] > doc["concurrency"]["max_num_seqs"])
 
 
 def is_marginal(doc: PlanDocument) -> bool:
-    """Whether it fits, but not at the low end of the range."""
+    """True if it fits, but not at the low end of the range."""
     return bool(doc["fits"] and doc["concurrency"]["low"] < 1)
 
 
 def caveats(doc: PlanDocument) -> list[str]:
-    """What the headline's number must not be read without."""
+    """Warnings that qualify the headline's number."""
     texts, users = [], doc["concurrency"]
     if is_capped(doc):
         most = f"{users['max_num_seqs']:,} run at once ({seqs_bound(doc)})"
-        texts.append(f"The pool holds {users['pool_users']:,}; at most {most}.")
+        texts.append(f"The KV cache holds {users['pool_users']:,}; at most {most}.")
     if may_lack_blocks(doc):
         seqs = f"{users['max_num_seqs']:,} sequences"
         texts.append(
-            f"May not start: at the low end of the range the pool has no state block for each of {seqs}. "
+            f"May not start: at the low end of the range the pool lacks state blocks for {seqs}. "
             "A lower --max-num-seqs is safer."
         )
     elif may_lack_memory(doc):
         texts.append(
-            "May not start: where other processes hold the most they may, less is free than it may use. "
-            "A lower --gpu-memory-utilization is safer; --memory-in-use states what they hold."
+            "May not start: at the high end of what other processes may use, too little memory is free. "
+            "A lower --gpu-memory-utilization is safer; --memory-in-use states what they use."
         )
     elif is_marginal(doc):
         low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole request
@@ -180,19 +187,19 @@ def caveats(doc: PlanDocument) -> list[str]:
 
 
 def has_room(doc: PlanDocument) -> bool:
-    """Whether one request of the full context has room at the low end of the range, whatever else a start needs."""
+    """True if one full-context request fits at the low end of the range, regardless of other start-up requirements."""
     kv, args = doc["kv"], doc["inputs"]["args"]
     room = args["num_gpu_blocks_override"] or doc["memory"]["available_low"] // kv["bytes_per_block"]
     return bool(room > kv["blocks_per_request"])
 
 
 def is_idle(doc: PlanDocument) -> bool:
-    """Whether the server starts, but its own check at the start may leave it nothing at the low end of the range."""
+    """True if the server starts, but at the low end of the range its start-up check may leave no KV cache."""
     return is_marginal(doc) and terms(doc).checks_start and not doc["concurrency"]["low"]
 
 
 def may_lack_memory(doc: PlanDocument) -> bool:
-    """Whether it starts, but not where other processes hold the most that they may."""
+    """True if it starts, but not if other processes use the most that they may."""
     memory = doc["memory"]
     ends = [each["high"] for each in doc["assumptions"] if each["name"] == "in_use"]
     most = max([end for end in ends if end is not None], default=memory["in_use"])
@@ -201,31 +208,31 @@ def may_lack_memory(doc: PlanDocument) -> bool:
 
 
 def may_lack_blocks(doc: PlanDocument) -> bool:
-    """Whether it starts, but at the low end of the range has fewer state blocks than sequences."""
+    """True if it starts, but at the low end of the range has fewer state blocks than sequences."""
     return is_idle(doc) and has_room(doc) and not may_lack_memory(doc)
 
 
 def safer(doc: PlanDocument) -> str:
-    """What to do about a plan that may not start."""
+    """Advice for a plan that may not start."""
     if context_word(doc["flags"]["argv"], terms(doc).context_flag) == "auto":
-        return f"With {terms(doc).context_flag} auto it takes what fits."
+        return f"With {terms(doc).context_flag} auto it uses the longest context that fits."
     return terms(doc).shorter
 
 
 def seqs_bound(doc: PlanDocument) -> str:
-    """What bounds the sequences: the flag, or the slots for their states where a server counts those."""
+    """What limits the number of sequences: the flag, or the state slots if the server counts those."""
     slots = terms(doc).slots_flag
     is_slots = slots is not None and any(slots in limit["text"] for limit in doc["limits"])
     return slots if slots is not None and is_slots else terms(doc).seqs_flag
 
 
 def terms(doc: PlanDocument) -> Terms:
-    """The words of the document's server."""
+    """Terminology of the document's server."""
     return terms_of(doc["inputs"]["engine"])
 
 
 def mark(doc: PlanDocument) -> str:
-    """The same for a cell of a table; empty where there is nothing to say."""
+    """The same for a table cell; empty if there is nothing to say."""
     if is_marginal(doc):
         return terms(doc).risk
     return f"{doc['concurrency']['max_num_seqs']:,} at once" if is_capped(doc) else ""
@@ -252,49 +259,66 @@ def memory_lines(doc: PlanDocument, *, blocks: bool) -> list[Line]:
     for name, size in rows.items():
         text = start(LABELS.get(name, name), size)
         share, note = bar(0 if name == "missing" else size, total, blocks=blocks), notes.get(name, "")
-        lines.append(((text, ""), (share, STYLES.get(name, "yellow")), (f"  {note}" if share else note, "dim")))
+        first, *others = note_lines(f"  {note}" if share else note, len(text) + len(share))
+        lines.append(((text, ""), (share, STYLES.get(name, "yellow")), (first, "dim")))
+        lines += [line(other, "dim") for other in others]
     utilization = f"{inputs['settings']['gpu_memory_utilization']:.6g}"
     limit = terms(doc).budget.format(budget=format_gib(memory["budget"]), share=utilization)
     if inputs["args"]["kv_cache_memory_bytes"] is not None:
-        limit = "the KV cache is as large as asked"
+        limit = "the KV cache size is set by --kv-cache-memory-bytes"
     lines.append(line(f"{start('total', total)}{limit}"))
     return lines
 
 
+def note_lines(note: str, place: int) -> list[str]:
+    """A row's note, which begins in column `place`, broken at commas if it is wider than the screen; later lines are
+    indented as far.
+    """
+    if place + len(note) <= SCREEN:
+        return [note]
+    text = note.lstrip()
+    indent = " " * (place + len(note) - len(text))
+    parts = wrapped(text.replace(" ", NO_BREAK).replace(f",{NO_BREAK}", ", "), SCREEN, indent, indent)
+    first, *others = [part.replace(NO_BREAK, " ") for part in parts]
+    return [first[place:], *others]
+
+
 def memory_rows(memory: Memory) -> dict[str, int]:
-    """The rows of memory by name, bytes; in place of what is unused what is missing, where something is."""
-    sizes = cast(Mapping[str, int], memory)
-    rows = {name: sizes[name] for name in MemoryBreakdown.ROWS if name != "unused"}
-    return rows | ({"missing": memory["missing"]} if memory["missing"] else {"unused": memory["unused"]})
+    """Memory rows by name, in bytes; the last one is `missing` if memory is short, else `unused`."""
+    last = {"missing": memory["missing"]} if memory["missing"] else {"unused": memory["unused"]}
+    return {"weights": memory["weights"], **budget_sizes(memory), "kv_cache": memory["kv_cache"], **last}
 
 
 def unused_text(doc: PlanDocument) -> str:
-    """What the unused memory consists of, or by how much the other rows are beyond the GPU and the budget."""
+    """Breakdown of the unused memory, or how far the other rows exceed the GPU and the budget."""
     memory = doc["memory"]
     detail = memory["unused_detail"]
-    over = f"{detail['over_budget'] / GIB:,.2f} over the budget" if round(detail["over_budget"] / GIB, 2) else ""
+    over = f"over the budget: {detail['over_budget'] / GIB:,.2f} GiB" if round(detail["over_budget"] / GIB, 2) else ""
+    if over and start_refusal(doc) is None and format_gib(doc["deficit"]) != format_gib(detail["over_budget"]):
+        over += f" ({format_gib(doc['deficit'])} with one request)"
     if memory["missing"]:
         return ", ".join(text for text in ("more than the GPU has", over) if text)
+    outside = detail["outside_budget"] - detail["over_gpu"] - memory["in_use"]
     parts = {
-        "context": detail["context"],
-        "other processes": memory["in_use"],  # the host, where it shares the memory
-        terms(doc).outside: detail["outside_budget"] - detail["over_gpu"] - memory["in_use"],
+        "CUDA context": detail["context"],
+        "other processes": memory["in_use"],  # the host, if it shares the memory
+        terms(doc).outside: max(0, outside) if memory["in_use"] else outside,
     }
-    if not over:
-        parts["slack"] = detail["slack"]
-    texts = [f"{name} {size / GIB:,.2f}" for name, size in parts.items() if round(size / GIB, 2)]
+    if not over:  # what other processes use beyond the memory outside the budget, they take from within it
+        parts["slack"] = detail["slack"] + (min(0, outside) if memory["in_use"] else 0)
+    texts = [f"{name}: {size / GIB:,.2f} GiB" for name, size in parts.items() if round(size / GIB, 2)]
     return ", ".join([*texts, over] if over else texts)
 
 
 def format_params(count: int) -> str:
-    """A number of parameters: "8.03B", "124.44M", "12,345"."""
+    """Format a number of parameters: "8.03B", "124.44M", "12,345"."""
     if count >= 10**9:
         return f"{count / 1e9:,.2f}B"
     return f"{count / 1e6:,.2f}M" if count >= 10**6 else f"{count:,}"
 
 
 def bar(size: int, total: int, *, blocks: bool) -> str:
-    """A bar of BAR characters for `total`; nothing for a negative size."""
+    """A bar of BAR characters for `total`; empty for a negative size."""
     eighths = round(max(0, min(size, total)) / total * BAR * 8)
     if not blocks:
         return "#" * round(eighths / 8)
@@ -307,7 +331,7 @@ def kv_lines(doc: PlanDocument) -> list[Line]:
         step = doc["inputs"]["settings"]["max_num_batched_tokens"]
         return [
             line("No KV cache", "bold"),
-            line("  of requests an encoder keeps nothing once their step is computed"),
+            line("  an encoder keeps nothing of a request after its step"),
             line(f"  step        {step:,} tokens of whole prompts (max_num_batched_tokens)"),
         ]
     rank = "" if doc["inputs"]["num_gpus"] == 1 else ", on each GPU"
@@ -321,9 +345,7 @@ def kv_lines(doc: PlanDocument) -> list[Line]:
         ),
     ]
     if kv["state_bytes_per_request"]:
-        lines.append(
-            line(f"  state       {format_size(kv['state_bytes_per_request'])} of each user, whatever the length")
-        )
+        lines.append(line(f"  state       {_state_text(kv)}"))
     if doc["fits"]:
         lines.append(line(f"  pool        {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens"))
     host = doc["host_memory"]
@@ -334,7 +356,7 @@ def kv_lines(doc: PlanDocument) -> list[Line]:
 
 
 def encoder_lines(doc: PlanDocument) -> list[Line]:
-    """The encoder's budget; nothing for a model of text."""
+    """Lines on the encoder's budget; empty for a text-only model."""
     budget = doc["encoder"]
     if budget is None:
         return []
@@ -346,10 +368,22 @@ def encoder_lines(doc: PlanDocument) -> list[Line]:
         line(
             f"  profiled    {plural(batch, f'largest {name}')} at once"
             if batch
-            else "  profiled    nothing is set aside"
+            else "  profiled    nothing is reserved"
         ),
         line(f"  largest     {', '.join(sizes)} tokens"),
     ]
+
+
+def _state_text(kv: KvCache) -> str:
+    """One copy of a user's states, and the blocks of all copies if drafts or caching keep more than one."""
+    size = format_size(kv["state_bytes_per_request"])
+    states = [group["blocks_per_request"] for group in kv["groups"] if group["kind"] == "state"]
+    copies = sum(states)
+    in_all = sum(group["blocks_per_request"] for group in kv["groups"])
+    if copies <= len(states) or in_all != kv["blocks_per_request"]:
+        return f"{size} of each user, whatever the length"
+    taken = format_size(copies * kv["bytes_per_block"])
+    return f"{taken} of it, {copies:,} blocks of copies; one copy is {size}, whatever the length"
 
 
 def _layers_text(kv: KvCache) -> str:
@@ -363,7 +397,7 @@ def _layers_text(kv: KvCache) -> str:
 
 
 def format_kib(num_bytes: int) -> str:
-    """KV bytes per token in KiB: "128 KiB", "68.62 KiB"."""
+    """Format KV bytes per token in KiB: "128 KiB", "68.62 KiB"."""
     return f"{num_bytes // KIB:,} KiB" if num_bytes % KIB == 0 else f"{num_bytes / KIB:,.2f} KiB"
 
 
@@ -371,16 +405,16 @@ def user_lines(doc: PlanDocument) -> list[Part]:
     if not doc["fits"]:
         return []
     users, load, context = doc["concurrency"], doc["inputs"]["workload"], doc["kv"]["max_model_len"]
-    each = f"decoding, each at {load['mean_tokens'] or context:,} tokens"
+    each = f"requests at {load['mean_tokens'] or context:,} tokens each"
     if load["lengths"] is not None:
         least = "or more; " if users["lower_bound"] else ""
         each = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
-    rows = [("at once", f"{users['users']:,}", f"{each}, while one prompt is computed"), ("in the log", *logged(doc))]
+    rows = [("concurrent", f"{users['users']:,}", f"{each}, with one prefill in flight"), ("in the log", *logged(doc))]
     if not doc["kv"]["groups"]:
-        rows = [("in a step", f"{users['users']:,}", f"{each.removeprefix('decoding, ')}; others wait for the next")]
+        rows = [("in a step", f"{users['users']:,}", f"{each}; others wait for the next")]
     replicas = users["replicas"]
-    total = f"; {replicas} replicas hold {replicas} times as many" if replicas > 1 else ""
-    title = f"Users of one replica{total}" if replicas > 1 else "Users"
+    total = f"; {replicas} {pool_word(doc)}s hold {replicas} times as many" if replicas > 1 else ""
+    title = f"Users of one {pool_word(doc)}{total}" if replicas > 1 else "Users"
     width = max(6, *(len(count) + 2 for _, count, _ in rows))
     lines: list[Part] = [
         line(title, "bold"),
@@ -392,14 +426,14 @@ def user_lines(doc: PlanDocument) -> list[Part]:
 
 
 def logged(doc: PlanDocument) -> tuple[str, str]:
-    """(the server's own figure, the words in which its log has it)."""
+    """(the server's own figure, the log line that will contain it)."""
     figure, words = doc["concurrency"]["max"], terms(doc)
     text = words.log.format(concurrency=figure, tokens=doc["kv"]["tokens"])
     return f"{figure:,.2f}" if words.logs_concurrency else "", f"the server will log {text}"
 
 
 def verdict_lines(doc: PlanDocument) -> list[Part]:
-    """What limits it, what would help, and the command."""
+    """Lines on the limit, the fixes, and the command."""
     lines: list[Part] = [(("Limit", "bold"), (f"  {limit['text']}", "")) for limit in doc["limits"][:1]]
     lines += [line(f"       {limit['text']}") for limit in doc["limits"][1:]]
     if doc["fits"]:
@@ -407,7 +441,7 @@ def verdict_lines(doc: PlanDocument) -> list[Part]:
     if not doc["fixes"]:
         lines.append(
             line(
-                "Nothing tried makes it fit: KV dtype, tensor parallel size, context and GPU, alone or together.",
+                "No fix found: tried KV dtype, tensor parallel size, context and GPU, alone and together.",
                 "bold",
             )
         )
@@ -420,7 +454,7 @@ def verdict_lines(doc: PlanDocument) -> list[Part]:
 
 
 def fix_text(fix: Fix) -> str:
-    """For how many users a change makes it fit; from the low end on where that is not one."""
+    """Users with which a fix fits; the low end is shown if not even one user is certain."""
     count = "" if fix["num_gpus"] == 1 else f"{fix['num_gpus']} x "
     users = plural(fix["users"], "user")
     if fix["users_low"] == 0 and fix["users"]:
@@ -429,7 +463,7 @@ def fix_text(fix: Fix) -> str:
 
 
 def assumption_lines(doc: PlanDocument, most: int) -> list[Part]:
-    """What is modeled, each in at most `most` lines."""
+    """Estimated components, each in at most `most` lines."""
     if not doc["assumptions"]:
         return []
     lines: list[Part] = [line("Estimated components (GiB; see --explain for formulas and sources)", "bold")]
@@ -438,14 +472,14 @@ def assumption_lines(doc: PlanDocument, most: int) -> list[Part]:
     far = max(11, *(len(spread) for _, _, spread, _ in cells))
     for label, likely, spread, text in cells:
         start = f"  {label:<12}{likely:>{wide}}  {spread:<{far}} "
-        if not likely:  # a statement has no figures: its text takes their place
+        if not likely:  # a statement has no numbers: its text replaces them
             start = f"  {label:<13} "
         lines.append(Paragraph(start, printable(text, 1000), "dim", most=most))
     return lines
 
 
 def figures(assumption: Assumption) -> tuple[str, str]:
-    """(likely, range) of an assumption in GiB, empty where it has none."""
+    """(likely, range) of an assumption in GiB; empty strings if it has none."""
     low, likely, high = assumption["low"], assumption["likely"], assumption["high"]
     if low is None or likely is None or high is None:
         return "", ""
@@ -482,7 +516,7 @@ def context_parts(plans: Sequence[Plan]) -> list[Part]:
                 mark(doc),
             ]
         )
-    headers = ["context", "KV per user", "blocks", "concurrency", "users", "range", "note"]
+    headers = ["context", "KV per user", "blocks", "in the log", "users", "range", "note"]
     if not any(row[-1] for row in rows):
         headers, rows = headers[:-1], [row[:-1] for row in rows]
     table = Table.of(headers, rows, left=0)
@@ -499,7 +533,7 @@ def _table_footer(docs: Sequence[PlanDocument]) -> list[Line]:
 
 
 def gpu_parts(plans: Sequence[tuple[GpuSpec, Plan | KvplanError]]) -> list[Part]:
-    """One row per GPU: does the model fit, for how many users, and what would help."""
+    """One row per GPU: whether the model fits, for how many users, and what would help."""
     documents = [(gpu, plan_document(answer) if isinstance(answer, Plan) else str(answer)) for gpu, answer in plans]
     first = next((doc for _, doc in documents if not isinstance(doc, str)), None)
     lines: list[Part] = []
@@ -531,7 +565,7 @@ def _gpu_cells(gpu: GpuSpec, doc: PlanDocument) -> list[str]:
 
 
 def fits_text(doc: PlanDocument) -> str:
-    """The verdict of a plan that fits, in a cell: "yes", "yes, 256 at once", "may not start"."""
+    """Verdict on a plan that fits, as a table cell: "yes", "yes, 256 at once", "may not start"."""
     if is_marginal(doc):
         return mark(doc)
     return f"yes, {mark(doc)}" if mark(doc) else "yes"
@@ -541,7 +575,7 @@ def fits_text(doc: PlanDocument) -> str:
 
 
 def model_row(name: str, spec: ModelSpec) -> ModelRow:
-    """The quick reference of a model: KV in bf16 on one rank, windows counted as if nothing left them."""
+    """Quick reference of a model: KV in bf16 on one rank, with windows counted at full length."""
     windows = sum(
         token_bytes(cache, "bfloat16", 1)
         for caches in spec.layers
@@ -565,8 +599,8 @@ def model_row(name: str, spec: ModelSpec) -> ModelRow:
     }
 
 
-def model_parts(rows: Sequence[ModelRow]) -> list[Part]:
-    """The rows of `model_row` as the quick reference people keep in notes."""
+def model_list(rows: Sequence[ModelRow]) -> Table:
+    """Table of the rows of `model_row`."""
     headers = ("model", "stored as", "parameters", "stored GB", "KiB/token", "of windows", "state MiB", "context")
     cells = [
         [
@@ -581,17 +615,24 @@ def model_parts(rows: Sequence[ModelRow]) -> list[Part]:
         ]
         for row in rows
     ]
-    lines: list[Part] = [Table.of(headers, cells, left=2)]
-    if not all(row["published"] for row in rows):
-        lines += [
-            line(),
-            line("* facts that are not a copy of the published config.json: kvplan models NAME says whose"),
-        ]
-    return lines
+    return Table.of(headers, cells, left=2)
+
+
+def model_parts(rows: Sequence[ModelRow]) -> list[Part]:
+    """The rows of `model_row` as a quick reference."""
+    notes = [line(note) for note in model_notes(rows)]
+    return [model_list(rows), *([line(), *notes] if notes else [])]
+
+
+def model_notes(rows: Sequence[ModelRow]) -> list[str]:
+    """Explain the marks of `model_list`."""
+    if all(row["published"] for row in rows):
+        return []
+    return ["* not a copy of the published config.json: see kvplan models NAME for the source"]
 
 
 def gpu_row(gpu: GpuSpec) -> GpuRow:
-    """What is known of a GPU: bytes, bytes/s, dense FLOP/s."""
+    """Specifications of a GPU: bytes, bytes/s, dense FLOP/s."""
     return {
         "name": gpu.name,
         "device_name": gpu.device_name,
@@ -609,7 +650,7 @@ def gpu_row(gpu: GpuSpec) -> GpuRow:
 
 
 def gpu_list(rows: Sequence[GpuRow]) -> Table:
-    """The rows of `gpu_row` as a table."""
+    """Table of the rows of `gpu_row`."""
     headers = ("GPU", "total", "GiB", "range", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "capability")
     cells = [
         [

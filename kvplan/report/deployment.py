@@ -1,6 +1,7 @@
 """A plan as a manifest that runs it: Kubernetes or compose, with GPUs, host memory, /dev/shm, probes and a model cache.
 
-`kvplan check` reads it back as the same plan. What is not known from the plan is an assumption that the manifest names.
+`kvplan check` reads it back as the same plan. Values that the plan does not determine are assumptions, which the
+manifest names.
 """
 
 import json
@@ -20,21 +21,21 @@ from kvplan.servers.nodes import PRODUCT, product_of
 
 Output = Literal["k8s", "compose"]
 NODE_GPUS: Final = 8
-PROCESS: Final = 4 * GIB  # of host memory for each process; assumed, compared with nothing
+PROCESS: Final = 4 * GIB  # of host memory per process; assumed, not measured
 SHARED_EXTRA: Final = GIB  # of /dev/shm for NCCL and others; assumed: KServe's runtime gives 1 GiB for all
 DOWNLOAD: Final = 100 * 10**6  # bytes per second from the Hub; assumed
 START_S: Final = 600  # to load, compile and capture; assumed: KServe's runtime allows 600 s for all
 PROBE_S: Final = 10
 PORT: Final = 8000
-CACHE: Final = "/root/.cache/huggingface"  # where the image keeps models: its user is root
+CACHE: Final = "/root/.cache/huggingface"  # model folder in the image: its user is root
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a server takes of its host, in whole GiB but `start_s`.
+    """A server's host resources, in whole GiB except `start_s`.
 
-    shared   /dev/shm; counted in `request` too
-    request  what its processes hold; limit: with the checkpoint's files in the page cache
+    shared   /dev/shm; included in `request`
+    request  memory of its processes; limit: plus the checkpoint's files in the page cache
     storage  the model cache
     """
 
@@ -49,9 +50,10 @@ def needs_of(plan: Plan) -> Needs:
     ranks = ranks_of(plan)
     rows = host_rows(plan)
     checkpoint = sum(row.size for row in rows if row.name == "checkpoint")
-    shared = whole_gib(sum(row.size for row in rows if row.name == "shared_memory") + SHARED_EXTRA)
-    resident = ranks * sum(row.size for row in rows if row.per == "rank")
-    processes = 2 if ranks == 1 else 2 + ranks  # the API's, the engine's, and one for each of several ranks
+    sizes = [(row, row.size * (ranks if row.per == "rank" else 1)) for row in rows if row.name != "checkpoint"]
+    shared = whole_gib(sum(size for row, size in sizes if row.in_shm) + SHARED_EXTRA)
+    resident = sum(size for row, size in sizes if not row.in_shm)
+    processes = 2 if ranks == 1 else 2 + ranks  # the API's, the engine's, and one per rank if there are several
     request = whole_gib(resident + processes * PROCESS) + shared
     return Needs(
         shared=shared,
@@ -63,17 +65,21 @@ def needs_of(plan: Plan) -> Needs:
 
 
 def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
-    """The manifest; UsageError for a server that one machine cannot run."""
+    """Write the manifest. Raise UsageError for a server that does not fit on one machine."""
     ranks = ranks_of(plan)
     gpu = plan.request.gpu
     if gpu.vendor not in ("nvidia", "unknown"):
-        raise UsageError("--output", f"writes manifests for NVIDIA GPUs ({gpu.name} is {gpu.vendor})", "leave it out")
+        raise UsageError("--output", f"writes manifests only for NVIDIA GPUs ({gpu.name} is {gpu.vendor})", "remove it")
     if plan.request.args.data_parallel_size > 1:
-        raise UsageError("--output", "writes no servers of data-parallel ranks yet", "use the printed command")
+        raise UsageError(
+            "--output",
+            "does not write data-parallel ranks yet",
+            "use the printed command, or if 8 GPUs hold the model, add --tp 8 --pp 1",
+        )
     if ranks > NODE_GPUS:
-        raise UsageError("--output", f"writes servers of at most {NODE_GPUS} GPUs ({ranks:,} here)", "leave it out")
+        raise UsageError("--output", f"supports at most {NODE_GPUS} GPUs per server ({ranks:,} here)", "remove it")
     if re.search(r"^\.{0,2}/|\.json$", model_id(plan.request.spec)):
-        raise UsageError("--output", f"needs a model of the Hub ({model_id(plan.request.spec)})", "name its Hub id")
+        raise UsageError("--output", f"needs a model from the Hub ({model_id(plan.request.spec)})", "use its Hub id")
     return WRITERS[output](plan, replicas, question)
 
 
@@ -190,12 +196,12 @@ spec:
 
 
 def compose(plan: Plan, replicas: int, question: str) -> str:
-    """A service for each replica, on GPUs of its own."""
+    """Write a compose file with one service per replica, each on its own GPUs."""
     needs, name, ranks = needs_of(plan), name_of(plan), ranks_of(plan)
     if ranks * replicas > NODE_GPUS:
         raise UsageError(
             "--output compose",
-            f"writes one machine of at most {NODE_GPUS} GPUs ({replicas:,} servers need {ranks * replicas:,} here)",
+            f"supports one machine of at most {NODE_GPUS} GPUs ({replicas:,} servers need {ranks * replicas:,} here)",
             "use --output k8s",
         )
     services = ""
@@ -251,22 +257,23 @@ WRITERS: Final[Mapping[Output, Callable[[Plan, int, str], str]]] = {"k8s": kuber
 
 
 def about(plan: Plan, needs: Needs) -> str:
-    """Where the host's sizes come from, in one line of a comment."""
+    """One comment line that explains the host's sizes."""
     checkpoint = needs.limit - needs.request
+    offloaded = "offloaded KV, " if any(row.in_shm and row.name == "kv_offloading" for row in host_rows(plan)) else ""
     return (
-        f"{needs.request} GiB are {format_gib(PROCESS)} for each process (assumed), what is pinned, and {needs.shared} "
-        f"GiB of /dev/shm (the server's queues, and {format_gib(SHARED_EXTRA)} assumed for NCCL); the limit adds the "
-        f"checkpoint's {checkpoint} GiB in the page cache."
+        f"{needs.request} GiB are {format_gib(PROCESS)} for each process (assumed), pinned memory, and {needs.shared} "
+        f"GiB of /dev/shm (the server's queues, {offloaded}and {format_gib(SHARED_EXTRA)} assumed for NCCL); the limit "
+        f"adds the checkpoint's {checkpoint} GiB in the page cache."
     )
 
 
 def program_of(plan: Plan) -> str:
-    """The words that start the server, as a list of YAML."""
+    """Words that start the server, as a YAML list."""
     return f"[{', '.join(terms_of(plan.request.release.engine).program)}]"
 
 
 def arguments_of(plan: Plan) -> list[str]:
-    """What stands behind the program's own words."""
+    """Arguments after the program's own words."""
     return server_of(plan.request.release.engine).launch(plan)[len(terms_of(plan.request.release.engine).program) :]
 
 
@@ -276,19 +283,19 @@ def variables_of(plan: Plan) -> dict[str, str]:
 
 
 def image_of(plan: Plan) -> str:
-    """The image of the release; a release without its third number is the first of them."""
+    """Image of the release; without a patch number, that of patch 0."""
     release = plan.request.release.label.partition("@")[2].partition("+")[0]
     return terms_of(plan.request.release.engine).image.format(release=release + ".0" * (release.count(".") == 1))
 
 
 def name_of(plan: Plan) -> str:
-    """The model's name as Kubernetes takes one (RFC 1123, with room for a suffix)."""
+    """The model's name as a Kubernetes name (RFC 1123, with room for a suffix)."""
     name = re.sub(r"[^a-z0-9]+", "-", model_id(plan.request.spec).rpartition("/")[2].lower()).strip("-")[:50].strip("-")
     return name if name[:1].isalpha() else f"model-{name}".strip("-")
 
 
 def ranks_of(plan: Plan) -> int:
-    return plan.request.args.tensor_parallel_size * plan.request.args.pipeline_parallel_size
+    return plan.request.args.world_size
 
 
 def whole_gib(size: int) -> int:
@@ -296,5 +303,5 @@ def whole_gib(size: int) -> int:
 
 
 def quoted(word: str) -> str:
-    """A word as YAML, of which JSON's strings are a part."""
+    """Quote a word for YAML, which includes JSON's strings."""
     return json.dumps(word)

@@ -1,4 +1,4 @@
-"""A difference on one screen, as Markdown and as CSV; the same numbers as kvplan/diff@1."""
+"""A comparison on one screen, as Markdown and as CSV, with the numbers of kvplan/diff@1."""
 
 from collections.abc import Iterator, Sequence
 
@@ -50,12 +50,12 @@ WORSE = {
     "bytes_per_token": "more KV cache per token",
     "users": "fewer users with NEW",
 }
-# What the table of steps shows; the document has every figure.
+# Columns of the table of steps; the document has every figure.
 STEP_FIGURES = ("memory.weights", "memory.kv_cache", "kv.bytes_per_token", "kv.tokens", "concurrency.users")
 NOT_PARTS = ("memory.total", "memory.budget", "memory.missing")
-MOST_NAMES = 10  # of a list on the screen
-MOST_KEYS = 100  # names of a list in Markdown
-SMALL = GIB // 100  # bytes below which two decimals of a GiB say nothing
+MOST_NAMES = 10  # of a list on screen
+MOST_KEYS = 100  # of a list in Markdown
+SMALL = GIB // 100  # bytes below which two decimals of a GiB are meaningless
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -76,15 +76,13 @@ def value_text(row: Row, value: Number | None) -> str:
 
 
 def delta_text(row: Row) -> str:
-    """ "-512 MiB (-3.3 %)"; "=" where nothing changed."""
+    """ "-512 MiB (-3.3 %)"; "=" if nothing changed."""
     if row.delta is None:
         return ""
     if row.delta == 0:
         return "="
     share = 100 * row.delta / abs(row.old) if row.old else 0.0
-    share_text = (
-        f" ({share:+,.1f} %)" if 0.05 <= abs(share) < 1e6 else ""
-    )  # what rounds to nothing, or is beyond reading
+    share_text = f" ({share:+,.1f} %)" if 0.05 <= abs(share) < 1e6 else ""  # rounds to 0, or is too large to be useful
     return number_delta(row.unit, row.delta) + share_text
 
 
@@ -102,7 +100,7 @@ def row_cells(row: Row) -> tuple[str, str, str, str]:
 
 
 def memory_rows(pair: Comparison) -> Iterator[Row]:
-    """The rows that add up, the weights' changed groups under them; a row of nothing on both sides is left out."""
+    """Rows that add up, with the weights' changed groups below them; rows with 0 on both sides are omitted."""
     for row in pair.memory:
         if row.old or row.new:
             yield row
@@ -111,7 +109,7 @@ def memory_rows(pair: Comparison) -> Iterator[Row]:
 
 
 def figure_rows(pair: Comparison) -> Iterator[Row]:
-    """Every other figure that either side has; replicas and what is missing only where there is something to say."""
+    """All other figures that either side has; replicas and missing memory only if relevant."""
     for row in pair.figures:
         has_value = row.delta if row.name == "concurrency.replicas" else (row.old or row.new)
         if has_value or row.name in ("kv.bytes_per_token", "concurrency.users"):
@@ -145,37 +143,42 @@ STEP_TITLES = ("one change at a time", *(NAMES[path] for path in STEP_FIGURES))
 
 
 def diff_lines(result: Difference) -> list[Part]:
-    """The whole answer: one comparison after the other, then what only one side has."""
-    parts: list[Part] = []
+    """Lines of the answer, then of each comparison, then what only one side has."""
+    if len(result.comparisons) == 1 and not lists(result) and not result.comparisons[0].changes:
+        [pair] = result.comparisons
+        if pair.is_equal:
+            return [line(f"No difference: {title(pair)}", "bold")]
+    is_worse = any(pair.worse for pair in result.comparisons)
+    parts: list[Part] = [line(answer_text(result), "bold red" if is_worse else "bold")]
     for pair in telling(result):
-        parts += [*([line()] if parts else []), *_comparison_lines(pair)]
-    for title, keys in lists(result):
-        parts += [*([line()] if parts else []), line(title, "bold"), *(line(f"  {key}") for key in listed(keys))]
+        parts += [line(), *_comparison_lines(pair)]
+    for heading, keys in lists(result):
+        parts += [*([line()] if parts else []), line(heading, "bold"), *(line(f"  {key}") for key in listed(keys))]
     return parts
 
 
 def listed(keys: Sequence[str]) -> list[str]:
-    """The names that a screen has room for, and how many more there are."""
+    """Names that fit on a screen, and the number of the others."""
     more = len(keys) - MOST_NAMES
     return [*keys] if more < 2 else [*keys[:MOST_NAMES], f"and {more:,} more"]
 
 
 def telling(result: Difference) -> list[Comparison]:
-    """The comparisons that are shown; of several, those without a difference are only listed."""
+    """The comparisons to show; if there are several, those without a difference are only listed."""
     differ = [pair for pair in result.comparisons if not pair.is_equal or pair.changes]
     return differ if len(result.comparisons) > 1 else list(result.comparisons)
 
 
 def lists(result: Difference) -> list[tuple[str, list[str]]]:
-    """What there is no more to say of than its name, under its heading."""
+    """Headings with the keys that are only listed by name."""
     shown_keys = {pair.new.key for pair in telling(result)}
     equal = [pair.new.key for pair in result.comparisons if pair.new.key not in shown_keys]
-    sections = [("No difference", equal), ("Only in OLD", [*result.only_old]), ("Only in NEW", [*result.only_new])]
+    sections = [("Equal", equal), ("Only in OLD", [*result.only_old]), ("Only in NEW", [*result.only_new])]
     return [(heading, keys) for heading, keys in sections if keys]
 
 
 def title(pair: Comparison) -> str:
-    """What is compared; a target's name stands once."""
+    """Title of a comparison; a target's name appears once."""
     if pair.old.title == pair.new.title:
         return pair.new.title
     return f"{pair.old.title}  ->  {pair.new.title.removeprefix(f'{pair.old.key}: ')}"
@@ -198,7 +201,7 @@ def _comparison_lines(pair: Comparison) -> list[Part]:
 
 
 def figures_title(pair: Comparison) -> str:
-    """What the figures are of; those of a check hold memory, too."""
+    """Title of the figures; those of a check include memory."""
     return "KV cache and users" if pair.memory else "Each GPU"
 
 
@@ -215,7 +218,7 @@ def _verdict(pair: Comparison) -> str:
 
 
 def _change_lines(pair: Comparison) -> list[Line]:
-    """The changes by kind; those without effect on one line each kind."""
+    """The changes by kind; those without effect on one line per kind."""
     _, without = effects(pair.steps or ())
     lines = []
     for kind, heading in KIND_TITLES.items():
@@ -244,7 +247,7 @@ def _step_lines(pair: Comparison) -> list[Part]:
 
 
 def _step_tables(pair: Comparison) -> list[Table]:
-    """The effects of the changes, one after the other; no table where none has any."""
+    """A table of the effect of each change, in order; none if no change has an effect."""
     steps, _ = effects(pair.steps or ())
     if not steps:
         return []
@@ -257,7 +260,7 @@ def _step_tables(pair: Comparison) -> list[Table]:
 
 
 def diff_page(result: Difference) -> list[Block]:
-    """At most what GitHub takes for a comment; how many comparisons were omitted stands at its end."""
+    """The comparison in at most the size of a GitHub comment; a last line counts the omitted ones."""
     heading = f"### {markdown_text(answer_text(result))}: {markdown_text(result.old)} → {markdown_text(result.new)}"
     parts: list[Block] = [Markdown(heading)]
     for title, keys in lists(result):
@@ -270,14 +273,14 @@ def diff_page(result: Difference) -> list[Block]:
         room -= sum(map(size_of, blocks))
         if room < 0:
             more_text = f"{len(differing) - number:,} more with a difference"
-            parts.append(Markdown(f"*Cut to what GitHub takes: {more_text}; `--format json` has them all.*"))
+            parts.append(Markdown(f"*Shortened to GitHub's limit: {more_text}; `--format json` has them all.*"))
             break
         parts += blocks
     return parts
 
 
 def answer_text(result: Difference) -> str:
-    """What NEW changes, in a few words: "27 users instead of 21", "2 of 5 differ, worse: agents"."""
+    """What NEW changes, in short: "27 users instead of 21", "2 of 5 differ, worse: agents"."""
     pairs = result.comparisons
     if not pairs:
         return "Nothing in common"
@@ -295,7 +298,7 @@ def pair_text(pair: Comparison) -> str:
     if pair.is_equal:
         return "No difference" + (" in memory or users" if pair.changes else "")
     if pair.old.fits != pair.new.fits:
-        return "Fits now" if pair.new.fits else "Does not fit any more"
+        return "Fits now" if pair.new.fits else "No longer fits"
     if not pair.new.fits:
         return "Fits neither before nor after"
     old, new = (users_of(side, "concurrency.users") for side in (pair.old, pair.new))
@@ -307,7 +310,7 @@ def pair_text(pair: Comparison) -> str:
 
 
 def memory_bars(result: Difference) -> list[Figure]:
-    """Old and new memory of each comparison that differs, the first six."""
+    """Old and new memory of the first six comparisons that differ."""
     drawn: list[Bar] = []
     for pair in telling(result)[:6]:
         for side, number in ((pair.old, "old"), (pair.new, "new")):
@@ -344,7 +347,7 @@ COLUMNS = ("comparison", "part", "name", "unit", "old", "new", "delta")
 
 
 def diff_table(result: Difference) -> Table:
-    """A row for each change, figure and step's effect, by `part`; what only one side has is a row of its own."""
+    """A row per change, figure and step effect, by `part`; keys of only one side have their own rows."""
     rows: list[tuple[object, ...]] = []
     for each in result.comparisons:
         rows += ((each.new.key, *row) for row in _csv_rows(each))

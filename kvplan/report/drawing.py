@@ -1,4 +1,4 @@
-"""What is drawn on an answer's page: bars that the page itself draws, and figures that are SVG already."""
+"""Charts of an answer's page: bars that the page itself draws, and figures that are already SVG."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from kvplan.core.records import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a bar: its size in the figure's unit, and a name that gives it its color and pattern; "" is plain."""
+    """A segment of a bar: its size in the figure's unit, and a name that selects its color and pattern; "" is plain."""
 
     label: str
     size: float
@@ -17,13 +17,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: what stands before it and behind it, its parts, and where a line crosses it, if anywhere."""
+    """One bar: its label, the text after it, its segments, and the position of a line across it, if any."""
 
     label: str
     parts: tuple[Piece, ...]
     text: str = ""
     mark: float | None = None
-    room: float | None = None  # what there is: parts beyond it are hatched
+    room: float | None = None  # capacity: segments beyond it are hatched
 
     @property
     def size(self) -> float:
@@ -32,7 +32,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Horizontal bars of one scale, which ends with the largest; `note` says what the line across a bar means."""
+    """Horizontal bars on one scale, which ends at the largest; `note` explains the line across a bar."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -44,13 +44,13 @@ class Bars:
 
     @property
     def legend(self) -> dict[str, str]:
-        """Name -> label of the parts that have a color of their own."""
+        """Name -> label of the segments that have their own color."""
         return {part.name: part.label for bar in self.bars for part in bar.parts if part.name}
 
 
 @dataclass(frozen=True, slots=True)
 class Svg:
-    """A figure as SVG of kvplan's own making: (sheet's name, SVG) for a wide page and a phone's."""
+    """An SVG figure drawn by kvplan: (sheet's name, SVG) for a wide page and a phone."""
 
     title: str
     sheets: tuple[tuple[str, str], ...]
@@ -60,8 +60,9 @@ Figure = Bars | Svg
 
 
 def side_by_side(title: str, rows: Iterable[tuple[str, float | None, float, str, str]]) -> list[Figure]:
-    """Two bars for each of (label, predicted, measured, and both as text) but what is 0 on both sides; a row without
-    a prediction has one."""
+    """Two bars for each of (label, predicted, measured, and both as text), skipping rows that are 0 on both sides; one
+    bar if there is no prediction.
+    """
     drawn: list[Bar] = []
     for label, predicted, measured, predicted_text, measured_text in rows:
         if not predicted and not measured:
@@ -78,6 +79,6 @@ def side_by_side(title: str, rows: Iterable[tuple[str, float | None, float, str,
 
 
 def bars(title: str, rows: Iterable[tuple[str, float, str]], most: int = 24) -> list[Figure]:
-    """Plain bars of (label, value, text), the first `most` of them; nothing to draw where all are 0."""
+    """Plain bars of (label, value, text), the first `most` of them; none if all are 0."""
     drawn = tuple(Bar(label, (Piece(label, size, text),), text) for label, size, text in rows)[:most]
     return [Bars(title, drawn)] if any(bar.size for bar in drawn) else []

@@ -1,4 +1,4 @@
-"""A grid of plans as one HTML file that needs nothing else: sliders and choices look answers up."""
+"""A grid of plans as one standalone HTML file: sliders and menus select answers."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ MOST_BYTES: Final = 2_000_000
 
 
 def explorer_html(document: ExplorerDocument) -> str:
-    """The page; UsageError where it would be larger than MOST_BYTES."""
+    """Render the page. Raise UsageError if it would be larger than MOST_BYTES."""
     script = source_of("explorer.js")
     names = ", ".join(dict.fromkeys(chart["model"] for chart in document["charts"]))
     page = rendered_page(
@@ -26,6 +26,6 @@ def explorer_html(document: ExplorerDocument) -> str:
     )
     if len(page.encode()) > MOST_BYTES:
         raise UsageError(
-            "explore", f"a page of {len(page.encode()):,} bytes, more than {MOST_BYTES:,}", "name fewer models or GPUs"
+            "explore", f"a page of {len(page.encode()):,} bytes, more than {MOST_BYTES:,}", "use fewer models or GPUs"
         )
     return page

@@ -1,4 +1,4 @@
-"""The KV pool of a run as a film: one HTML file with cells by owner, a scrubber and the queue beside it."""
+"""An animation of a run's KV pool: one HTML file with cells by owner, a scrubber and the queue."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ MOST_BYTES: Final = 5_000_000
 def film_html(
     films: Mapping[str, Film], title: str, seconds: Literal["planned", "measured"], servers: Sequence[str] = ()
 ) -> str:
-    """The page; UsageError where it would be larger than MOST_BYTES."""
+    """Render the page. Raise UsageError if it would be larger than MOST_BYTES."""
     script = source_of("film.js")
     page = rendered_page(
         "film.html.jinja",
@@ -35,7 +35,7 @@ def film_html(
 
 
 def film_data(name: str, film: Film) -> dict[str, Any]:
-    """Frames as columns; changes as flat lists of block, less the one before it, and owner."""
+    """Frames as columns; changes as flat lists of (block minus the previous block, owner)."""
     frames = film.frames
     return {
         "name": name,
@@ -54,7 +54,7 @@ def film_data(name: str, film: Film) -> dict[str, Any]:
 
 
 def sentence(films: Mapping[str, Film]) -> str:
-    """What the films show: "paged: 2,000 steps, 61 s, at most 19 requests at once; contiguous: ..."."""
+    """Summary of the animations: "paged: 2,000 steps, 61 s, at most 19 requests at once; contiguous: ..."."""
     parts = []
     for name, film in films.items():
         frames = film.frames

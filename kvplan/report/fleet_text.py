@@ -1,11 +1,11 @@
-"""A fleet as a table, Markdown, CSV and JSON: the verdict, a row per server, the figures of all."""
+"""A fleet as a table, Markdown, CSV and JSON: the verdict, a row per server, and fleet-wide figures."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from kvplan.core.table import Markdown, Table, markdown_text
+from kvplan.core.table import Markdown, Table, flattened, markdown_text
 from kvplan.report import formats
 from kvplan.report import simulate_text as one_server
 from kvplan.report.lines import Part, line
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvplan.documents import fleet as typed
     from kvplan.simulate.outcome import FleetAnswer
 
-MOST_ROWS = 64  # of servers on a screen
+MOST_ROWS = 64  # servers on a screen
 
 
 def title(answer: FleetAnswer) -> str:
@@ -42,14 +42,16 @@ def first_token(replica: ReplicaResult) -> str:
 
 
 def figures_table(answer: FleetAnswer) -> Table:
-    """Figures of all together; nobody knows how high a level was over all of them at one moment."""
-    rows = ((name.replace("mean / max", "mean / max of one"), *texts) for name, texts in one_server.rows(answer.total))
+    """Fleet-wide figures; the fleet-wide peak of a level at one moment is not known."""
+    rows = (
+        (name.replace("mean / max", "fleet mean / server max"), *texts) for name, texts in one_server.rows(answer.total)
+    )
     return Table.of(["", "fleet"], rows)
 
 
 def servers_table(answer: FleetAnswer) -> Table:
     names = (
-        "server", "there for", "requests", "first token p50 / p99", "per token p50", "busy", "running, mean / max",
+        "server", "uptime", "requests", "TTFT p50 / p99", "TPOT p50", "busy", "running, mean / max",
         "waiting, mean / max", "KV, mean / max", "hits", "preemptions",
     )  # fmt: skip
     return Table.of(
@@ -82,7 +84,7 @@ def facts(answer: FleetAnswer) -> list[tuple[str, str]]:
         size += f"; {left:,} more rows in --format json ({', '.join(f'{n:,} {state}' for state, n in states.items())})"
     rows = [("Size", size)]
     if result.resent or result.unserved:
-        rows.append(("Lost", f"{result.resent:,} requests sent again, {result.unserved:,} that no server could take"))
+        rows.append(("Lost", f"{result.resent:,} requests retried, {result.unserved:,} rejected by every server"))
     return [*rows, *one_server.facts(answer.total)[1:]]
 
 
@@ -123,62 +125,52 @@ def page(answer: FleetAnswer) -> list[Block]:
 def metrics_table(answer: FleetAnswer) -> Table:
     """A row per figure of the fleet and of each server."""
     whole = document(answer)
-    rows = [("fleet", name, value) for name, value in one_server.flat(whole["fleet"])]
+    rows = [("fleet", name, value) for name, value in flattened(whole["fleet"], lists=False) if name != "name"]
     for replica in whole["replicas"]:
-        rows += [(str(replica["index"]), name, value) for name, value in one_server.flat(replica)]
+        rows += [(str(replica["index"]), name, value) for name, value in flattened(replica, lists=False)]
     return Table.of(("server", "metric", "value"), rows)
 
 
 def document(answer: FleetAnswer) -> typed.FleetDocument:
-    """kvplan/fleet@1."""
-    from kvplan.documents.fleet import FleetDocument
-
+    """Build kvplan/fleet@1."""
     result, total = answer.result, one_server.document(answer.total)
-    return cast(
-        FleetDocument,
-        {
-            "schema": "kvplan/fleet@1",
-            "inputs": total["inputs"],
-            "servers": answer.servers,
-            "router": answer.router,
-            "verdict": total["verdict"],
-            "fleet": total["variants"][0],
-            "resent": result.resent,
-            "unserved": result.unserved,
-            "servers_mean": result.size_mean,
-            "servers_peak": result.size_peak,
-            "gpu_hours": result.gpu_hours,
-            "replicas": [replica_document(replica) for replica in result.replicas],
-            "sizes": [{"seconds": seconds, "servers": count} for seconds, count in result.sizes],
-        },
-    )
+    return {
+        "schema": "kvplan/fleet@1",
+        "inputs": total["inputs"],
+        "servers": answer.servers,
+        "router": answer.router,
+        "verdict": total["verdict"],
+        "fleet": total["variants"][0],
+        "resent": result.resent,
+        "unserved": result.unserved,
+        "servers_mean": result.size_mean,
+        "servers_peak": result.size_peak,
+        "gpu_hours": result.gpu_hours,
+        "replicas": [replica_document(replica) for replica in result.replicas],
+        "sizes": [{"seconds": seconds, "servers": count} for seconds, count in result.sizes],
+    }
 
 
 def replica_document(replica: ReplicaResult) -> typed.Replica:
-    from kvplan.documents.fleet import Replica
-
     times = replica.times
-    return cast(
-        Replica,
-        {
-            "index": replica.index,
-            "gpu": replica.kind,
-            "role": replica.role,
-            "state": replica.state,
-            "seconds": replica.seconds,
-            "failures": replica.failures,
-            "requests": replica.requests,
-            "times": {
-                "ttft_p50": times["ttft"].p50,
-                "ttft_p99": times["ttft"].p99,
-                "tpot_p50": times["tpot"].p50,
-                "tpot_p99": times["tpot"].p99,
-            },
-            "busy": replica.busy,
-            "running": {"mean": replica.running_mean, "peak": replica.running_peak},
-            "waiting": {"mean": replica.waiting_mean, "peak": replica.waiting_peak},
-            "kv_usage": {"mean": replica.kv_usage_mean, "peak": replica.kv_usage_peak},
-            "preemptions": replica.preemptions,
-            "prefix_hit_rate": replica.hit_rate,
+    return {
+        "index": replica.index,
+        "gpu": replica.kind,
+        "role": replica.role,
+        "state": replica.state,
+        "seconds": replica.seconds,
+        "failures": replica.failures,
+        "requests": replica.requests,
+        "times": {
+            "ttft_p50": times["ttft"].p50,
+            "ttft_p99": times["ttft"].p99,
+            "tpot_p50": times["tpot"].p50,
+            "tpot_p99": times["tpot"].p99,
         },
-    )
+        "busy": replica.busy,
+        "running": {"mean": replica.running_mean, "peak": replica.running_peak},
+        "waiting": {"mean": replica.waiting_mean, "peak": replica.waiting_peak},
+        "kv_usage": {"mean": replica.kv_usage_mean, "peak": replica.kv_usage_peak},
+        "preemptions": replica.preemptions,
+        "prefix_hit_rate": replica.hit_rate,
+    }

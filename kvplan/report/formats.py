@@ -1,6 +1,6 @@
-"""The formats of an answer: one more is a function here, its name in `Format` and its line in `FORMS`.
+"""The output formats: to add one, write a function here, add its name to `Format` and its line to `FORMS`.
 
-The options, report files and what may be written over follow from these.
+The options, report files and overwrite checks follow from these.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,14 +19,14 @@ Format = Literal["table", "json", "csv", "markdown", "html"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command answers, in the shapes that formats are made of; each is made when it is asked for.
+    """A command's answer, in the forms that formats are made of; each is computed on demand.
 
-    screen    for a terminal; whether it can show blocks, of which bars are made
+    screen    for a terminal; its argument: True if the terminal can show block characters
     document  kvplan/*@1, as JSON values
     rows      all figures, for a spreadsheet
     page      for a pull request; its first block is the answer in a sentence
-    figures   what its HTML page draws before the tables
-    servers   whose starts are planned, with their releases: "vllm@0.33"; its HTML page names them at the foot
+    figures   charts that its HTML page shows before the tables
+    servers   planned servers with their releases, "vllm@0.33", for the foot of the HTML page
     """
 
     screen: "Callable[[bool], Sequence[Part]]"
@@ -39,11 +39,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A format: the suffix of its files ("": a screen is no file), and how an answer is written in it.
+    """A format: the suffix of its files ("": a screen is not a file), and how an answer is written in it.
 
-    lines  of a format of rows alone, how some of them are written: a sweep writes its rows as they come
-    needs  libraries that it takes
-    mark   the last line of a file, which shows nowhere, by which kvplan knows its own; "": it is known by its beginning
+    lines  for a format of rows only: writes some of them; a sweep writes its rows as they are computed
+    needs  libraries that it requires
+    mark   invisible last line by which kvplan recognizes its own files; "": recognized by its beginning
     """
 
     suffix: str
@@ -78,7 +78,7 @@ def as_html(answer: Answer) -> str:
 
 
 def as_text(answer: Answer) -> str:
-    """The screen as a pipe has it."""
+    """The screen as plain text."""
     from kvplan.report.lines import laid_out, plain
 
     return "".join(f"{plain(styled)}\n" for styled in laid_out(answer.screen(True)))
@@ -101,5 +101,5 @@ SUFFIXES: Final[Mapping[str, str]] = {form.suffix: name for name, form in FORMS.
 
 
 def rendered(answer: Answer, format: str) -> str:
-    """The answer as text."""
+    """Render the answer as text."""
     return FORMS[format].write(answer)

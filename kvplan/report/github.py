@@ -1,4 +1,4 @@
-"""A judged policy as GitHub reads it: annotations of a workflow, and the summary of a job's step."""
+"""A judged policy for GitHub: workflow annotations, and the summary of a job's step."""
 
 import os
 from collections.abc import Mapping
@@ -9,19 +9,19 @@ from kvplan.core.files import printable
 from kvplan.policy.result import CheckResult, Failure, Finding, Outcome
 from kvplan.report.policy_text import counts_text, document
 
-MOST_ANNOTATIONS: Final = 10  # GitHub shows so many of a kind for one step and drops the rest unsaid
-MAX_SUMMARY_BYTES: Final = 1 << 20  # of one step; GitHub drops a larger summary whole
+MOST_ANNOTATIONS: Final = 10  # GitHub shows this many of a kind per step and silently drops the rest
+MAX_SUMMARY_BYTES: Final = 1 << 20  # per step; GitHub drops a larger summary entirely
 
 COMMANDS: Final[Mapping[Outcome, str]] = {"fail": "error", "warn": "warning", "note": "notice", "skip": "notice"}
 
 
 def repository_path(path: str) -> str | None:
-    """A file as GitHub names it: from the root of the repository, with forward slashes; None: it lies outside.
+    """A file's path from the root of the repository, with forward slashes, or None if it is outside.
 
     The root is $GITHUB_WORKSPACE, else the current directory.
     """
     root = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
-    # A link inside the repository is named as it is; only where that fails are links on the way followed.
+    # A link inside the repository keeps its name; links on the way are followed only if that fails.
     for here, there in ((_absolute(root), _absolute(Path(path))), (root.resolve(), Path(path).resolve())):
         if there.is_relative_to(here):
             return there.relative_to(here).as_posix()
@@ -33,8 +33,7 @@ def _absolute(path: Path) -> Path:
 
 
 def github_lines(result: CheckResult) -> list[str]:
-    """At most 10 workflow commands, the worst findings first, the last of which may say how many more there are; then
-    the counts."""
+    """At most 10 workflow commands, the worst findings first, the last of which may count the rest; then the totals."""
     file = annotated_file(result.path)
     grouped = groups(result)
     limit = len(grouped) if len(grouped) <= MOST_ANNOTATIONS else MOST_ANNOTATIONS - 1
@@ -48,14 +47,19 @@ def annotated_file(path: str) -> str:
     return repository_path(path) or Path(path).as_posix()
 
 
+def failure_lines(failure: Failure) -> list[str]:
+    """Workflow commands for a check that could not run: one for each error."""
+    return [failure_line(error) for error in failure.all]
+
+
 def failure_line(failure: Failure) -> str:
-    """One workflow command for a check that could not be made, at its place where that is known."""
+    """One workflow command for an error, with its position if known."""
     place = "" if failure.mark is None else f",line={failure.mark.line},col={failure.mark.column}"
     return f"::error file={_property(annotated_file(failure.file))}{place},title=kvplan::{_data(failure.message)}"
 
 
 def groups(result: CheckResult) -> list[list[Finding]]:
-    """Findings that are annotated, the worst first; those that say the same of one line for several targets as one."""
+    """Findings to annotate, the worst first; those with the same text and line for several targets are grouped."""
     by_message: dict[tuple[object, ...], list[Finding]] = {}
     for outcome in COMMANDS:
         for finding in result.findings:
@@ -67,7 +71,7 @@ def groups(result: CheckResult) -> list[list[Finding]]:
 
 
 def annotation(group: list[Finding], file: str) -> str:
-    """One workflow command for findings that differ in their targets only."""
+    """One workflow command for findings that differ only in their targets."""
     first = group[0]
     title = f"{first.code} {first.name} {', '.join(finding.target for finding in group)}"
     where = f"file={_property(file)},line={first.line},col={first.column},title={_property(title)}"
@@ -80,7 +84,7 @@ def _said(finding: Finding) -> str:
 
 
 def _data(text: str) -> str:
-    """The text of a workflow command; percent signs and line ends would end it or be read as something else."""
+    """Escape text for a workflow command, where percent signs and line ends have a meaning."""
     escaped = text[:4000].replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return printable(escaped, 20_000)
 
@@ -93,12 +97,12 @@ def _property(text: str) -> str:
 
 
 def step_summary(result: CheckResult) -> str:
-    """The full table as Markdown, within what GitHub takes for one step."""
+    """The full table as Markdown, within GitHub's limit for one step."""
     return document(result, MAX_SUMMARY_BYTES // 2)
 
 
 def append_summary(path: str, text: str) -> str | None:
-    """Append to the file that $GITHUB_STEP_SUMMARY names; what keeps it from that, in one line, or None.
+    """Append to the file that $GITHUB_STEP_SUMMARY names; return the error as one line, or None.
 
     A summary that cannot be written must not fail a check that passed.
     """
@@ -107,10 +111,10 @@ def append_summary(path: str, text: str) -> str | None:
     try:
         size = file.stat().st_size if file.exists() else 0
         if size + len(data) > MAX_SUMMARY_BYTES:
-            return f"{where}: left as it is, as the table would make it larger than GitHub takes ({size:,} bytes held)"
+            return f"{where}: not changed: the table would make it larger than GitHub accepts ({size:,} bytes held)"
         with file.open("ab") as summary:
             summary.write(data)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        return f"{where}: cannot be written ({reason}); the table is left out"
+        return f"{where} cannot be written ({reason}); the table is omitted"
     return None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def junit_xml(result: CheckResult) -> str:
-    """The document. A warning passes, with its text as the case's output; no time is measured, so all are 0."""
+    """Render the XML. A warning passes, with its text as the case's output; times are not measured, so all are 0."""
     from xml.etree import ElementTree
 
     root = ElementTree.Element("testsuites", {"name": "kvplan check", **_counts(result.findings)})
@@ -22,7 +22,7 @@ def junit_xml(result: CheckResult) -> str:
 
 
 def failure_xml(failure: Failure) -> str:
-    """A check that could not be made: one suite with one case, which is in error."""
+    """Render a check that could not run: one suite with one case in error."""
     from xml.etree.ElementTree import Element, SubElement
 
     counts = {"tests": "1", "failures": "0", "errors": "1", "skipped": "0", "time": "0"}
@@ -31,7 +31,7 @@ def failure_xml(failure: Failure) -> str:
     suite = SubElement(root, "testsuite", {"name": path, **counts})
     case = SubElement(suite, "testcase", classname=path, name="policy", time="0")
     error = SubElement(case, "error", message=_text(failure.message), type=f"exit code {failure.exit_code}")
-    error.text = _text(str(failure))
+    error.text = _text("\n".join(map(str, failure.all)))
     return _document(root)
 
 
@@ -63,7 +63,7 @@ def _suite(target: TargetResult, path: str) -> "Element":
 
 
 def _case(finding: Finding, path: str, nth: int) -> "Element":
-    """The n-th finding of a name has a name of its own, as readers take cases of one name for one."""
+    """A test case; the n-th finding of a name gets a distinct name, because readers merge cases of the same name."""
     from xml.etree.ElementTree import Element, SubElement
 
     name = _text(f"{finding.code} {finding.name}" + (f" #{nth}" if nth > 1 else ""))
@@ -91,5 +91,5 @@ def _said(finding: Finding, path: str) -> str:
 
 
 def _text(untrusted: str) -> str:
-    """One line without what XML 1.0 cannot hold even escaped: control characters, half surrogates, U+FFFE."""
+    """One line without characters invalid in XML 1.0 even if escaped: control characters, lone surrogates, U+FFFE."""
     return printable(untrusted, 4000)

@@ -1,5 +1,6 @@
-"""Styled lines and tables: computed once, then written plain and whole to a pipe, colored and as wide as it is to a
-terminal."""
+"""Styled lines and tables: computed once, then written in full as plain text to a pipe, or in color and wrapped to the
+width of a terminal.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -13,18 +14,18 @@ if TYPE_CHECKING:
 
 Span = tuple[str, str]  # (text, rich style); "" is no style
 Line = tuple[Span, ...]
-SCREEN = 100  # columns that prose is made for
-COMMAND = "not bold cyan"  # style of a command: where it is divided, a shell still reads one line
-LABEL = 24  # characters of a label at most
-NARROWEST = 20  # columns of a terminal that lines are made for
+SCREEN = 100  # columns that prose is wrapped to
+COMMAND = "not bold cyan"  # style of a command: wrapped so that a shell still reads one line
+LABEL = 24  # maximum characters of a label
+NARROWEST = 20  # columns of the narrowest supported terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Text in lines of at most SCREEN characters, and of no more than a terminal has.
+    """Text wrapped to at most SCREEN characters, or to the terminal's width.
 
-    start   what the first line begins with; the later ones are indented as far, or by `indent`
-    most    lines of SCREEN characters; dots say that there were more
+    start   prefix of the first line; later ones are indented as far, or by `indent`
+    most    maximum lines of SCREEN characters; an ellipsis marks omitted text
     """
 
     start: str
@@ -58,7 +59,7 @@ def plain(styled: Line) -> str:
 
 
 def open_console(stream: TextIO) -> "Console | TextIO":
-    """What to print on: a rich console for a terminal (or where the environment forces colors), else the stream."""
+    """Choose where to print: a rich console for a terminal (or if the environment forces colors), else the stream."""
     import os
 
     forced = bool(os.environ.get("FORCE_COLOR")) or os.environ.get("TTY_COMPATIBLE") == "1"
@@ -74,7 +75,7 @@ def encoding_of(console: "Console | TextIO") -> str:
 
 
 def takes_blocks(console: "Console | TextIO") -> bool:
-    """Whether block characters can be written."""
+    """True if block characters can be written."""
     try:
         "█▏".encode(encoding_of(console))
     except (UnicodeEncodeError, LookupError):
@@ -83,7 +84,7 @@ def takes_blocks(console: "Console | TextIO") -> bool:
 
 
 def width_of(console: "Console | TextIO") -> int | None:
-    """Columns of a terminal; None of a pipe or a file, whose lines are as long as they are."""
+    """Columns of a terminal, or None for a pipe or a file, whose lines are not wrapped."""
     stream: TextIO = getattr(console, "file", None) or console  # type: ignore[assignment] # a console has one
     if not stream.isatty():
         return None
@@ -96,7 +97,7 @@ def width_of(console: "Console | TextIO") -> int | None:
 
 
 def write(screen: Iterable[Part], console: "Console | TextIO") -> None:
-    """Print lines and tables: nothing cut off, markup never parsed, what the encoding lacks as an escape."""
+    """Print lines and tables: nothing truncated, markup never parsed, unencodable characters escaped."""
     encoding, lines = encoding_of(console), laid_out(screen, width_of(console))
     if not getattr(console, "is_terminal", False):
         stream: TextIO = getattr(console, "file", None) or console  # type: ignore[assignment] # a console has one
@@ -121,7 +122,7 @@ def _safe(text: str, encoding: str) -> str:
 
 
 def laid_out(screen: Iterable[Part], width: int | None = None) -> Iterator[Line]:
-    """Lines of at most `width` characters, without control characters; None: as long as they are."""
+    """Lines of at most `width` characters, without control characters; None: not wrapped."""
     for item in screen:
         if isinstance(item, Table):
             yield from (line(text, "bold" if is_heading else "") for is_heading, text in as_text(item, width))
@@ -137,7 +138,7 @@ def laid_out(screen: Iterable[Part], width: int | None = None) -> Iterator[Line]
 
 
 def folded(styled: Line, width: int) -> Iterator[Line]:
-    """A line in several, divided at spaces; the later ones begin where the text after its label does."""
+    """Wrap a line at spaces; later lines are indented to the text after its label."""
     text = plain(styled)
     indent, is_command = _hanging(text, width), any(style == COMMAND for _, style in styled)
     start, mark = 0, " \\" if is_command else ""
@@ -151,15 +152,16 @@ def folded(styled: Line, width: int) -> Iterator[Line]:
 
 
 def _hanging(text: str, width: int) -> int:
-    """Where the text of a line begins, behind its label and figures: after the last gap in its first half, and in a
-    line that is not indented after its label."""
+    """Column at which a line's text starts after its label and figures: after the last gap in its first half, or for an
+    unindented line after its label.
+    """
     most = width // 2 if text.startswith(" ") else LABEL
     gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\S)", text) if gap.end() <= most]
     return gaps[-1] if gaps else min(len(text) - len(text.lstrip(" ")) + 2, width // 2)
 
 
 def _division(text: str, start: int, room: int, least: int, *, is_command: bool) -> int:
-    """Where a line ends that begins at `start`: at a space; of a command, before an option, wherever that is."""
+    """Position at which to wrap a line that begins at `start`: a space, or for a command the space before an option."""
     if len(text) - start <= room:
         return len(text)
     if is_command:
@@ -171,7 +173,7 @@ def _division(text: str, start: int, room: int, least: int, *, is_command: bool)
 
 
 def _between(styled: Line, start: int, end: int) -> Iterator[Span]:
-    """The spans of a part of a line."""
+    """Yield the spans of a part of a line."""
     place = 0
     for text, style in styled:
         part = text[max(0, start - place) : max(0, end - place)]

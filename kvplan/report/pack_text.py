@@ -18,7 +18,7 @@ from kvplan.servers.base import terms_of
 if TYPE_CHECKING:
     from kvplan.documents.pack import PackDocument, PackedServer
 
-TITLES = ("server", "model", "share", "free at start", "weights", "KV cache", "uses", "users", "at least")
+TITLES = ("server", "model", "utilization", "free before", "weights", "KV cache", "memory", "users", "low")
 FIRST_PORT = 8000
 
 
@@ -33,7 +33,7 @@ def first_line(packing: Packing) -> str:
     servers = f"{count} server{'s' if count > 1 else ''}"
     if not packing.fits:
         needed = packing.total - packing.left - packing.in_use
-        missing = f"{format_gib(-packing.left)} too much" if packing.left < 0 else "and no start order leaves room"
+        missing = f"{format_gib(-packing.left)} too much" if packing.left < 0 else "and no start order works"
         return f"{servers} do not fit on {where(packing)}: they need at least {format_gib(needed)}, {missing}"
     parts = (f"{printable(server.tenant.name, 80)} {users(server):,}" for server in packing.started)
     return f"{servers} fit on {where(packing)}, started in this order; users: {', '.join(parts)}"
@@ -64,15 +64,15 @@ def cells(server: Started, total: int) -> tuple[str, ...]:
 
 
 def pack_lines(packing: Packing) -> list[Part]:
-    """The answer, the table, and the commands to paste in their order."""
+    """The answer, the table, and the commands in order."""
     lines: list[Part] = [line(first_line(packing), "bold" if packing.fits else "bold red"), line(), table(packing)]
     used = format_gib(packing.total - packing.in_use - packing.left)
-    others = f", {format_gib(packing.in_use)} is used by other programs" if packing.in_use else ""
-    rest = f"{format_gib(packing.left)} stays free" if packing.fits else f"{format_gib(-packing.left)} are missing"
+    others = f", {format_gib(packing.in_use)} is used by other processes" if packing.in_use else ""
+    rest = f"{format_gib(packing.left)} is free" if packing.fits else f"{format_gib(-packing.left)} is missing"
     verb = "use" if packing.fits else "need"
     lines += [line(), line(f"The servers {verb} {used} of {format_gib(packing.total)}{others}; {rest}.")]
     if not packing.fits:
-        lines.append(line("Ask for fewer users or shorter contexts, quantize, or move a server to another GPU."))
+        lines.append(line("Use fewer users or shorter contexts, quantize, or move a server to another GPU."))
         return lines
     lines += [line(), line("Start them in this order, each after the previous one is ready:", "bold")]
     lines += [line(f"  {command(server, number)}", COMMAND) for number, server in enumerate(packing.started)]
@@ -80,7 +80,7 @@ def pack_lines(packing: Packing) -> list[Part]:
 
 
 def command(server: Started, number: int) -> str:
-    """What starts it, on a port of its own."""
+    """Command that starts it, on its own port."""
     return shlex.join([*serve_command(server.plan), "--port", str(FIRST_PORT + number)])
 
 
@@ -103,7 +103,7 @@ def pack_table(packing: Packing) -> Table:
 
 
 def pack_document(packing: Packing) -> PackDocument:
-    """kvplan/pack@1."""
+    """Build kvplan/pack@1."""
     return {
         "schema": "kvplan/pack@1",
         "fits": packing.fits,

@@ -1,16 +1,16 @@
-"""A page of Markdown: paragraphs, tables and what is folded away, for a pull request."""
+"""A page of Markdown: paragraphs, tables and folded sections, for a pull request."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvplan.core.table import Markdown, Table, as_markdown, markdown_text
 
-COMMAND: Final = "<!-- the command -->"  # where a page names the command that wrote it, which the writer of files knows
-Block = str | Table  # text is shown as it is unless it is Markdown already
+COMMAND: Final = "<!-- the command -->"  # placeholder for the command that wrote a page, filled in by the file writer
+Block = str | Table  # text is escaped unless it is already Markdown
 
 
 def page(blocks: Iterable[Block]) -> str:
-    """The blocks, a blank line between any two."""
+    """Join the blocks with blank lines."""
     return "\n\n".join(block_text(block) for block in blocks) + "\n"
 
 
@@ -44,7 +44,7 @@ def code(text: str) -> Markdown:
 
 
 def folded(title: str, blocks: Sequence[Block]) -> list[Block]:
-    """Blocks behind a click."""
+    """Blocks in a collapsed section."""
     return [Markdown(f"<details><summary>{html_text(title)}</summary>"), *blocks, Markdown("</details>")]
 
 
@@ -53,6 +53,6 @@ def html_text(text: str) -> str:
 
 
 def with_own_names(table: Table, left: int | tuple[int, ...] = 1) -> Table:
-    """The table with its first column as it is: names of kvplan's own, in which no sign is markup."""
+    """The table with its first column unescaped: kvplan's own names, which contain no markup."""
     rows = ((Markdown(first), *rest) if first.isidentifier() else (first, *rest) for first, *rest in table.rows)
     return Table.of(table.names, rows, left=left)

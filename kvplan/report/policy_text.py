@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from kvplan.report.drawing import Figure
 
 MAX_PAGE_BYTES: Final = 20_000_000
-MAX_COMMENT_BYTES: Final = 65_000  # GitHub takes 65,536 characters; a little is left for what a bot puts around it
-NOTE_BYTES: Final = 400  # kept free for the note that says what was cut
+MAX_COMMENT_BYTES: Final = 65_000  # GitHub allows 65,536 characters; the rest is for what a bot adds
+NOTE_BYTES: Final = 400  # reserved for the note on omitted parts
 WORDS: Final[dict[Outcome, str]] = {
     "fail": "failed", "warn": "warned", "note": "noted", "skip": "skipped", "pass": "passed",
 }  # fmt: skip
@@ -25,14 +25,18 @@ Cells = tuple[str, ...]
 
 
 def markdown(result: CheckResult) -> str:
-    """The comment; it begins with `marker(result.path)`, by which an earlier one is found and replaced."""
+    """The comment; it begins with `marker(result.path)`, by which a bot finds and replaces an earlier one."""
     return document(result, MAX_COMMENT_BYTES)
 
 
+MOST_FAILURES: Final = 20
+
+
 def failure_markdown(failure: Failure) -> str:
-    """The comment of a check that could not be made; it replaces an earlier one, as no answer is up to date."""
+    """The comment for a check that could not run; it replaces an earlier one, which is out of date."""
     heading = "### kvplan check: could not run, no rule was checked"
-    return f"{marker(failure.path)}\n{heading}\n\n**error**: {markdown_text(str(failure)[:8000])}\n"
+    errors = "\n\n".join(f"**error**: {markdown_text(str(error)[:8000])}" for error in failure.all[:MOST_FAILURES])
+    return f"{marker(failure.path)}\n{heading}\n\n{errors}\n"
 
 
 def html(result: CheckResult) -> str:
@@ -46,7 +50,7 @@ def failure_html(failure: Failure) -> str:
 
 
 def capacity_bars(result: CheckResult) -> "list[Figure]":
-    """How many requests of the full context each target holds."""
+    """Number of full-context requests that each target holds."""
     from kvplan.report.drawing import bars
 
     known = [(target.target, target.figures) for target in result.targets if target.figures is not None]
@@ -69,12 +73,12 @@ def page_of(comment: str, servers: Sequence[str] = (), figures: "Sequence[Figure
 
 
 def marker(path: str) -> str:
-    """A line that no reader sees and a bot can search for."""
+    """An invisible line that a bot can search for."""
     return f"<!-- kvplan-check: {quote(path[:400], safe='/', errors='replace')} -->"
 
 
 def document(result: CheckResult, most_bytes: int) -> str:
-    """The whole answer in at most so many bytes of UTF-8; what there is no room for is counted in a note."""
+    """The whole answer in at most this many bytes of UTF-8; a note counts what was omitted."""
     parts, room = [], most_bytes - NOTE_BYTES
     left_out: Counter[str] = Counter()
     for block in blocks(result):
@@ -96,9 +100,9 @@ def document(result: CheckResult, most_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines that stay together, and rows among them of which there may be fewer.
+    """Lines that stay together, and rows among them that may be omitted.
 
-    what  what the rows, or else the block, are counted as when they are left out
+    what  name of the rows, or else of the block, when omitted ones are counted
     """
 
     head: tuple[str, ...]
@@ -133,13 +137,13 @@ def blocks(result: CheckResult) -> Iterator[Block]:
 def _rows_block(
     head: tuple[str, ...], names: Sequence[str], rows: Iterable[Sequence[str]], tail: tuple[str, ...] = ()
 ) -> Block:
-    """A table of text whose rows may be left out."""
+    """A table of text whose rows may be omitted."""
     lines = as_markdown(Table.of(names, rows, left=len(names))).split("\n")
     return Block((*head, *lines[:2]), tuple(lines[2:]), tail)
 
 
 def counts_text(result: CheckResult) -> str:
-    """ "2 failed, 1 warned, 1 skipped, 12 passed", without what there is none of."""
+    """ "2 failed, 1 warned, 1 skipped, 12 passed", without zeros."""
     counts = [(result.count(outcome), word) for outcome, word in WORDS.items()]
     return ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing to check"
 
@@ -151,7 +155,7 @@ def _unmet_row(finding: Finding) -> Cells:
 
 
 def _skipped_rows(result: CheckResult) -> list[Cells]:
-    """What lacks the same thing is one row: the rules of a target, and the targets that lack it for the same rules."""
+    """Rows of skipped rules, merged by what is missing: a target's rules, then targets with the same rules."""
     rules: dict[tuple[str, str], list[str]] = {}
     for finding in result.findings:
         if finding.outcome == "skip":
@@ -214,12 +218,12 @@ def _rows(now: Figures, before: Figures) -> Iterator[tuple[str, str, str, str]]:
 
 
 def change(new: float, old: float, difference: str) -> str:
-    """ "+512 MiB (+3.3 %)"; "=" where nothing changed."""
+    """ "+512 MiB (+3.3 %)"; "=" if nothing changed."""
     if new == old:
         return "="
     sign = "+" if new > old else "-"
     share = 100 * abs(new - old) / abs(old) if old else 0.0
-    share_text = f" ({sign}{share:,.1f} %)" if share >= 0.05 else ""  # less would read as nothing
+    share_text = f" ({sign}{share:,.1f} %)" if share >= 0.05 else ""  # smaller values would round to 0
     return f"{sign}{difference}{share_text}"
 
 

@@ -1,4 +1,4 @@
-"""A recommendation as JSON, CSV, Markdown and a table; all from one document."""
+"""A recommendation as JSON, CSV, Markdown and a table, all from one document."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
-from kvplan.core.table import Markdown, Table
+from kvplan.core.table import Markdown, Table, Value
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.models.catalog import model_id
 from kvplan.planning.launch import serve_command
@@ -64,6 +64,7 @@ def placement_document(placement: Placement, users: int) -> typed.Placement:
         "num_gpus": placement.num_gpus,
         "tensor_parallel_size": args.tensor_parallel_size,
         "pipeline_parallel_size": args.pipeline_parallel_size,
+        "data_parallel_size": args.data_parallel_size,
         "replicas": placement.replicas,
         "changes": list(placement.changes),
         "users_low": placement.users("low"),
@@ -122,18 +123,20 @@ def cure_document(placement: Placement, fit: Fit, users: int) -> typed.Cure:
 
 
 def needs_of(placement: Placement, fit: Fit) -> list[str]:
-    """What a placement changes of what was asked, in words: "fp8 KV", "4 x l40s", "5,632 tokens"."""
+    """What a placement changes from the request, in words: "fp8 KV", "4 x l40s", "5,632 tokens"."""
     args = placement.plan.request.args
-    needs = [change for change in placement.changes if change != STAGES]
+    needs = [change for change in placement.changes if change not in (STAGES, WIDE)]
     if placement.num_gpus != fit.num_gpus:
         needs.append(several(placement.num_gpus, fit.gpu.name))
-    elif placement.replicas != fit.replicas and STAGES not in placement.changes:
+    elif placement.replicas != fit.replicas and not {STAGES, WIDE} & set(placement.changes):
         needs.append(split_text(placement_document(placement, 1)))
     if STAGES in placement.changes:
         needs.append(f"{args.pipeline_parallel_size} {STAGES}")
+    if WIDE in placement.changes:
+        needs.append(f"{args.data_parallel_size} data-parallel ranks sharing the experts")
     if placement.context < fit.max_model_len:
         needs.append(f"{placement.context:,} tokens")
-    if fit.utilization is not None and args.gpu_memory_utilization is not None:  # not stated, so chosen
+    if fit.utilization is not None and args.gpu_memory_utilization is not None:  # not fixed by the user, so chosen
         needs.append(f"utilization {args.gpu_memory_utilization}")
     return needs
 
@@ -154,7 +157,7 @@ def answer_document(answer: Answer, replicas: int) -> typed.Answer:
 
 
 def headline(doc: typed.RecommendationDocument) -> str:
-    """The answer in a sentence that begins with it: "Yes", "No", or the GPUs to take."""
+    """The answer in a sentence that begins with it: "Yes", "No", or the GPUs to use."""
     if doc["fit"] is not None:
         return fit_headline(doc, doc["fit"])
     if not doc["placements"]:
@@ -185,9 +188,9 @@ def demand(doc: typed.RecommendationDocument, *, of_model: bool = False) -> str:
         text += f" of {printable(question['model'])}"
     context = f"{question['max_model_len']:,} tokens"
     if question["lengths"] is not None:
-        text += f" with lengths {printable(question['lengths'])} in a context of {context}"
+        text += f" with lengths {printable(question['lengths'])} of at most {context}"
     elif question["mean_tokens"] is not None:
-        text += f" at {question['mean_tokens']:,} tokens on average in a context of {context}"
+        text += f", averaging {question['mean_tokens']:,} of {context}"
     else:
         text += f" at {context}{' each' if question['users'] > 1 else ''}"
     return f"{text} ({'conservative' if question['end'] == 'low' else 'likely'} estimate)"
@@ -206,14 +209,16 @@ def hold(count: int) -> str:
     return "serve" if count > 1 else "serves"
 
 
-NO_TIMES = "Response times are not considered: --slo does."
+NO_TIMES = "Latency is not considered; add --slo."
 
 
 def ranking(doc: typed.RecommendationDocument) -> str:
     prices = doc["question"]["prices"]
     if prices is None:
-        return f"Without --prices: fewest GPUs first, then least memory. {NO_TIMES}"
-    return f"Prices: {printable(prices)}, in dollars per GPU and hour. {NO_TIMES}"
+        changed = any({*placement["changes"]} - {WIDE} for placement in doc["placements"])
+        first = "full precision without pipeline stages first, then fewest GPUs" if changed else "fewest GPUs first"
+        return f"Without --prices: {first}, then least memory. {NO_TIMES}"
+    return f"Prices: {printable(prices)}, in $ per GPU-hour. {NO_TIMES}"
 
 
 HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilization", "seqs", "users", "total GiB")
@@ -245,9 +250,9 @@ def placement_table(doc: typed.RecommendationDocument, limit: int) -> tuple[list
     return [*HEADERS, *(PRICE_HEADERS if prices else ())], rows
 
 
-STAR = "* less precise than the checkpoint's own: check the quality first"
+STAR = "* less precise than the checkpoint's own: check quality first"
 STARS = (
-    "** pipeline stages: each adds latency, and all work only with many requests in flight; their time is not modeled"
+    "** pipeline stages: each adds latency, and all are busy only with many requests in flight; latency is not modeled"
 )
 
 
@@ -255,6 +260,18 @@ RANKS = (
     "*** servers of DP ranks: each rank has attention and a KV cache of its own, and all share one set of experts; "
     "their network is not modeled"
 )
+NODE_GPUS = 8
+NODES = (
+    "; beyond 8 GPUs a server runs over several nodes, with one command per node, and needs vLLM's "
+    "--data-parallel-size-local and --data-parallel-address"
+)
+
+
+def ranks_text(text: str, placements: Sequence[typed.Placement]) -> list[str]:
+    """The remark on data-parallel ranks, with that on nodes if one of these servers needs several; empty: no ranks."""
+    wide = [placement for placement in placements if WIDE in placement["changes"]]
+    spans = any(placement["num_gpus"] > NODE_GPUS * num_servers(placement) for placement in wide)
+    return [text + NODES * spans] if wide else []
 
 
 def is_less_precise(placement: typed.Placement) -> bool:
@@ -262,15 +279,14 @@ def is_less_precise(placement: typed.Placement) -> bool:
 
 
 def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
-    """What stands under the table of placements."""
+    """Remarks below the table of placements."""
     texts = []
     listed = doc["placements"][:limit]
     if any(is_less_precise(placement) for placement in listed):
         texts.append(STAR)
     if any(STAGES in placement["changes"] for placement in listed):
         texts.append(STARS)
-    if any(WIDE in placement["changes"] for placement in listed):
-        texts.append(RANKS)
+    texts += ranks_text(RANKS, listed)
     if len(doc["placements"]) > limit:
         texts.append(f"… and {len(doc['placements']) - limit:,} more: --limit {len(doc['placements'])}")
     return texts
@@ -280,8 +296,8 @@ TOO_SMALL, NO_START, IMPOSSIBLE = "Too small for one user", "Would not start", "
 
 
 def reasons(doc: typed.RecommendationDocument) -> dict[str, list[str]]:
-    """Heading -> why smaller or other servers hold nobody: the largest of each GPU, and what cannot be on any."""
-    # The failures of a GPU ascend: the last stays.
+    """Heading -> why smaller or other servers hold no user: the largest of each GPU, and what is impossible on any."""
+    # The failures of a GPU ascend: the last one is kept.
     headed: dict[str, list[str]] = {}
     largest = {failure["gpu"]: failure for failure in doc["failures"] if not failure["refused"]}
     for name, failure in largest.items():
@@ -299,7 +315,7 @@ def reasons(doc: typed.RecommendationDocument) -> dict[str, list[str]]:
 
 
 def gpus_text(count: int, gpu: str, memory: int) -> str:
-    """ "2 x l40s"; a GPU of which only the memory is stated has no name."""
+    """ "2 x l40s"; a GPU of which only the memory is known has no name."""
     if gpu == "custom":
         return f"{plural(count, 'GPU')} of {format_gib(memory)}"
     return f"{count} x {gpu}" if count > 1 else gpu
@@ -311,8 +327,8 @@ def fit_title(fit: typed.Fit) -> str:
 
 
 def fit_rows(fit: typed.Fit) -> list[tuple[str, str, typed.Answer]]:
-    """(setting, what it must be, its answer) for each setting that was sought."""
-    rows = [("as asked", verdict(fit["as_asked"], "enough", "not enough"), fit["as_asked"])]
+    """(setting, its required value, its answer) for each setting that was searched."""
+    rows = [("as set", verdict(fit["as_asked"], "enough", "not enough"), fit["as_asked"])]
     answer = fit["utilization"]
     if answer is not None:
         text = verdict(answer, f"{answer['value']} or more", "no value up to 0.99 is enough")
@@ -333,13 +349,19 @@ def fit_texts(fit: typed.Fit) -> list[tuple[str, str]]:
     return [(name, text) for name, text, _ in fit_rows(fit)]
 
 
-CURES = "What would serve them"
-LESS_PRECISE = "fp8 is less precise than the checkpoint's own format: check the quality first"
-NO_CURE = "Nothing tried serves them: an fp8 KV cache, shorter contexts, servers over two nodes at most."
+CURES = "What would serve these users"
+LESS_PRECISE = "fp8 is less precise than the checkpoint's own format: check quality first"
+SHARED_EXPERTS = "data-parallel ranks exchange tokens with the experts of all: their network is not modeled"
+NO_CURE = "No fix found: tried an fp8 KV cache, shorter contexts and servers on up to two nodes."
+
+
+def caveats(cures: Sequence[typed.Cure]) -> list[str]:
+    less_precise = any(is_less_precise(cure) for cure in cures)
+    return [LESS_PRECISE] * less_precise + ranks_text(SHARED_EXPERTS, cures)
 
 
 def cure_texts(fit: typed.Fit) -> list[tuple[str, str]]:
-    """(what a cure needs, what it gives), the best first."""
+    """(what a fix needs, its result), best first."""
     return [(together(cure["needs"]), cure_text(cure, fit)) for cure in fit["cures"]]
 
 
@@ -365,13 +387,18 @@ def split_text(placement: typed.Placement) -> str:
     split = f"TP {placement['tensor_parallel_size']}"
     if placement["pipeline_parallel_size"] > 1:
         split += f" x PP {placement['pipeline_parallel_size']}"
-    if WIDE in placement["changes"]:
-        return f"{plural(placement['replicas'], 'data-parallel rank')} of {split} with one set of experts"
-    return f"{plural(placement['replicas'], 'server')} of {split}"
+    if placement["data_parallel_size"] > 1:
+        split = f"DP {placement['data_parallel_size']}" + (f" x {split}" if split != "TP 1" else "")
+    return f"{plural(num_servers(placement), 'server')} of {split}"
+
+
+def num_servers(placement: typed.Placement) -> int:
+    """Commands to start: the data-parallel ranks of one server count once."""
+    return placement["replicas"] // placement["data_parallel_size"]
 
 
 def several(count: int, gpu: str) -> str:
-    """ "4 x l40s"; a GPU of which only the memory is stated has no name."""
+    """ "4 x l40s"; a GPU of which only the memory is known has no name."""
     return f"{count:,} such GPU{'s' * (count > 1)}" if gpu == "custom" else f"{count:,} x {gpu}"
 
 
@@ -380,7 +407,7 @@ def verdict(answer: typed.Answer, yes: str, no: str) -> str:
 
 
 def commands(doc: typed.RecommendationDocument) -> list[tuple[str, str]]:
-    """(what it starts, the command) of the answers to follow."""
+    """(what it starts, the command) of the recommended answers."""
     if doc["fit"] is not None:
         return _fit_commands(doc["fit"])
     return [(_placement_title(placement), placement["command"]) for placement in cheapest(doc["placements"])]
@@ -393,12 +420,13 @@ def _placement_title(placement: typed.Placement) -> str:
 
 def servers(placement: typed.Placement) -> str:
     """ "on 4 x l40s"; "each of 5 on 4 x l40s"."""
-    each = "" if placement["replicas"] == 1 else f"each of {placement['replicas']:,} "
+    count = num_servers(placement)
+    each = "" if count == 1 else f"each of {count:,} "
     return f"{each}on {servers_gpus(placement)}"
 
 
 def cheapest(placements: Sequence[typed.Placement]) -> list[typed.Placement]:
-    """The first placement, and the first one with changes where that costs less."""
+    """The first placement, and the first one with changes if that is cheaper."""
 
     def cost(placement: typed.Placement) -> tuple[float, int]:
         return placement["price_per_hour"] or 0.0, placement["num_gpus"]
@@ -409,7 +437,7 @@ def cheapest(placements: Sequence[typed.Placement]) -> list[typed.Placement]:
 
 
 def _fit_commands(fit: typed.Fit) -> list[tuple[str, str]]:
-    """What holds the users as asked; else the best cure, and the best of those that need no more GPUs."""
+    """Commands of the solution as requested; else of the best fix, and of the best fix that needs no more GPUs."""
     solution = fit["solution"]
     if solution is not None:
         return [(servers(solution) if solution["num_gpus"] > 1 else "", solution["command"])]
@@ -422,13 +450,13 @@ def _fit_commands(fit: typed.Fit) -> list[tuple[str, str]]:
 def _command_title(cure: typed.Cure) -> str:
     """ "fp8 KV and 4 x l40s: each of 2 on 2 x l40s"."""
     needs = together(cure["needs"])
-    return f"{needs}: {servers(cure)}" if cure["replicas"] > 1 else needs
+    return f"{needs}: {servers(cure)}" if num_servers(cure) > 1 else needs
 
 
 def servers_gpus(placement: typed.Placement) -> str:
-    ranks = placement["tensor_parallel_size"] * placement["pipeline_parallel_size"]
-    if ranks > 1:
-        return several(ranks, placement["gpu"])
+    count = placement["num_gpus"] // num_servers(placement)
+    if count > 1:
+        return several(count, placement["gpu"])
     return "one such GPU" if placement["gpu"] == "custom" else str(placement["gpu"])
 
 
@@ -456,8 +484,7 @@ def fit_lines(fit: typed.Fit, *, holds: bool) -> list[Line]:
         texts = cure_texts(fit)
         width = max(len(name) for name, _ in texts)
         lines += [line(), line(CURES, "bold"), *(line(f"  {name:<{width}}  {text}") for name, text in texts)]
-        if any(is_less_precise(cure) for cure in fit["cures"]):
-            lines.append(line(f"  {LESS_PRECISE}"))
+        lines += [line(f"  {text}") for text in caveats(fit["cures"])]
     elif not holds:
         lines += [line(), line(NO_CURE)]
     lines += [line(), line(fit_title(fit), "bold")]
@@ -479,7 +506,7 @@ def page(doc: typed.RecommendationDocument, limit: int) -> list[Block]:
 
 
 def cost_bars(doc: typed.RecommendationDocument, limit: int) -> list[Figure]:
-    """What each placement costs: dollars per hour where prices are given, else its number of GPUs."""
+    """Cost of each placement: dollars per hour if prices are given, else the number of GPUs."""
     prices = doc["question"]["prices"] is not None
     rows = [placement for placement in doc["placements"][:limit] if not prices or placement["price_per_hour"]]
     title = "Dollars per hour" if prices else "Number of GPUs"
@@ -493,8 +520,7 @@ def fit_parts(fit: typed.Fit, *, holds: bool) -> list[Block]:
     parts: list[Block] = [printable(fit["reason"], 300)] if fit["reason"] else []
     if fit["cures"]:
         parts.append(Table.of((CURES, ""), cure_texts(fit), left=2))
-        if any(is_less_precise(cure) for cure in fit["cures"]):
-            parts.append(LESS_PRECISE)
+        parts += caveats(fit["cures"])
     elif not holds:
         parts.append(NO_CURE)
     return [*parts, Table.of((fit_title(fit), ""), fit_texts(fit), left=2)]
@@ -512,15 +538,61 @@ FIT_COLUMNS = (
 
 
 def rows_table(doc: typed.RecommendationDocument) -> Table:
-    """Placements, then what holds nobody with its reason; or a row for each setting of given GPUs."""
+    """Placements, then those that hold no user with the reason; or a row per setting of given GPUs."""
     fit = doc["fit"]
     if fit is None:
-        placements = ({**placement, "changes": " + ".join(placement["changes"])} for placement in doc["placements"])
-        return _table(PLACEMENT_COLUMNS, [*placements, *doc["failures"]])
-    settings = ({**answer, **(answer["settings"] or {}), "setting": name} for name, _, answer in fit_rows(fit))
-    cures = ({**cure, "setting": "cure", "value": together(cure["needs"]), "holds": True} for cure in fit["cures"])
+        failures = [failure_row(failure) for failure in doc["failures"]]
+        return _table(PLACEMENT_COLUMNS, [*map(placement_row, doc["placements"]), *failures])
+    settings = [answer_row(name, answer) for name, _, answer in fit_rows(fit)]
+    cures: list[dict[str, Value]] = [
+        {**placement_row(cure), "setting": "cure", "value": together(cure["needs"]), "holds": True}
+        for cure in fit["cures"]
+    ]
     return _table(FIT_COLUMNS, [*settings, *cures])
 
 
-def _table(headers: Sequence[str], rows: Sequence[Mapping[str, object]]) -> Table:
+def _table(headers: Sequence[str], rows: Sequence[Mapping[str, Value]]) -> Table:
     return Table.of(headers, ([row.get(name) for name in headers] for row in rows))
+
+
+def placement_row(placement: typed.Placement) -> dict[str, Value]:
+    return {
+        "gpu": placement["gpu"],
+        "num_gpus": placement["num_gpus"],
+        "tensor_parallel_size": placement["tensor_parallel_size"],
+        "pipeline_parallel_size": placement["pipeline_parallel_size"],
+        "replicas": placement["replicas"],
+        "users_low": placement["users_low"],
+        "users_likely": placement["users_likely"],
+        "total_memory": placement["total_memory"],
+        "price_per_hour": placement["price_per_hour"],
+        "price_per_user": placement["price_per_user"],
+        "changes": " + ".join(placement["changes"]),
+        **settings_row(placement),
+    }
+
+
+def settings_row(settings: typed.Settings) -> dict[str, Value]:
+    return {
+        "kv_dtype": settings["kv_dtype"],
+        "max_model_len": settings["max_model_len"],
+        "gpu_memory_utilization": settings["gpu_memory_utilization"],
+        "max_num_seqs": settings["max_num_seqs"],
+        "command": settings["command"],
+    }
+
+
+def failure_row(failure: typed.Failure) -> dict[str, Value]:
+    return {"gpu": failure["gpu"], "num_gpus": failure["num_gpus"], "reason": failure["reason"]}
+
+
+def answer_row(setting: str, answer: typed.Answer) -> dict[str, Value]:
+    return {
+        "setting": setting,
+        "value": answer["value"],
+        "holds": answer["holds"],
+        "most_users": answer["most_users"],
+        "users_low": answer["users_low"],
+        "users_likely": answer["users_likely"],
+        **(settings_row(answer["settings"]) if answer["settings"] else {}),
+    }

@@ -1,4 +1,4 @@
-"""A row for each simulated request, as CSV or Parquet, written in pieces: a million rows are never one text."""
+"""A row per simulated request, as CSV or Parquet, written in pieces, so that a million rows are never one string."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ def columns(served: Served) -> tuple[Any, ...]:
 
 
 def require_parquet() -> None:
-    """Refuse Parquet where nothing can write it."""
+    """Raise EnvironmentProblem if pyarrow is missing."""
     if find_spec("pyarrow") is None:
         raise EnvironmentProblem(
             "--requests", "pyarrow is not installed", "pip install '.[parquet]' in kvplan's sources, or write .csv"
@@ -35,7 +35,7 @@ def require_parquet() -> None:
 
 
 def written(served: Served, form: str) -> Iterator[bytes]:
-    """The file's bytes, piece by piece."""
+    """Yield the file's bytes, piece by piece."""
     return as_parquet(served) if form == "parquet" else as_csv(served)
 
 
@@ -47,7 +47,7 @@ def as_csv(served: Served) -> Iterator[bytes]:
 
 
 def as_parquet(served: Served) -> Iterator[bytes]:
-    """A row group for each piece; times as float64, counts as int64."""
+    """A row group per piece; times as float64, counts as int64."""
     import io
 
     import pyarrow

@@ -1,4 +1,4 @@
-"""A live server's workload and what it used: on a screen, as Markdown, as CSV and as kvplan/rightsize@1."""
+"""A live server's load and its use of resources: on a screen, as Markdown, as CSV and as kvplan/rightsize@1."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kvplan.report.page import Block, heading
 if TYPE_CHECKING:
     from kvplan.documents.rightsize import RightsizeDocument
 
-# Tokens held on average lie 18 % below to 1 % above the truth where no prefix is shared, as longer requests run longer
-# (11 workloads of vLLM 0.33's own pages, tests/facts/usage_truth.jsonl); a shared prefix makes the truth smaller.
+# Mean held tokens are 18 % below to 1 % above the truth if no prefix is shared, because longer requests run longer
+# (11 workloads of vLLM 0.33's own pages, tests/facts/usage_truth.jsonl); a shared prefix lowers the true value.
 HELD_LOW, HELD_HIGH = 0.99, 1.22
-FULL = 0.9  # of a pool, beyond which bursts are preempted; a margin, not a measurement
-MARGIN = 1.25  # over what would just keep up: four fifths of the time in use; a margin, not a measurement
-SHARED = 0.05  # share of prompt tokens found in the cache, from which the pool holds them once
+FULL = 0.9  # fraction of a pool above which bursts are preempted; a margin, not a measurement
+MARGIN = 1.25  # over the minimum that keeps up: busy four fifths of the time; a margin, not a measurement
+SHARED = 0.05  # fraction of cached prompt tokens above which the pool is assumed to hold them once
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """How many times today's servers would do, and what decides."""
+    """Required multiple of today's servers, and what determines it."""
 
     low: float
     high: float
@@ -33,39 +33,44 @@ class Need:
 
 
 def need(used: Usage, growth: float) -> Need | None:
-    """None where the time between the pages is not known, or what would be needed cannot be told."""
+    """Required capacity, or None if the time between the pages is unknown or it cannot be determined."""
     if used.arrival_rate is None or used.seconds is None or used.pool_used is None:
         return None
     if used.queue_grows and used.mean_running:
         served = used.ended / used.seconds
         factor = growth * used.arrival_rate / served
-        return Need(factor, factor * MARGIN, "queue", f"{factor:.2f} to {factor * MARGIN:.2f} times today's servers")
+        return Need(factor, factor * MARGIN, "queue", f"{_span(factor, factor * MARGIN)} times the current servers")
     is_shared = (used.prefix_share or 0.0) > SHARED
     low = growth * used.pool_used * (0.0 if is_shared else HELD_LOW) / FULL
     high = growth * used.pool_used * HELD_HIGH / FULL
-    times = f"at most {high:.2f}" if is_shared else f"{low:.2f} to {high:.2f}"
-    return Need(low, high, "memory", f"{times} of today's servers")
+    times = f"at most {high:.2f}" if is_shared else _span(low, high)
+    return Need(low, high, "memory", f"{times} times the current servers")
+
+
+def _span(low: float, high: float) -> str:
+    ends = dict.fromkeys((f"{low:.2f}", f"{high:.2f}"))  # ends that are alike are written once
+    return " to ".join(ends)
 
 
 def first_line(used: Usage, growth: float) -> str:
     needed = need(used, growth)
-    load = f" {growth:g} times the load:" if growth != 1 else ""
+    load = f" for {growth:g} times the load," if growth != 1 else ""
     if needed is None:
         why = (
-            "the server restarted between the pages"
+            "the server restarted between the two /metrics pages"
             if used.restarted
-            else "add --interval with the time between the pages"
+            else "add --interval with the time between the /metrics pages"
         )
-        return f"{used.ended:,} requests of {used.mean_prompt:,.0f} + {used.mean_output:,.0f} tokens ended; {why}"
+        return f"{used.ended:,} requests of {used.mean_prompt:,.0f} + {used.mean_output:,.0f} tokens completed; {why}"
     if needed.by == "queue":
         return (
             f"The server cannot keep up: {rate(used.arrival_rate)} arrive, {rate(used.ended / (used.seconds or 1))} "
-            f"are served;{load} {needed.text} would be enough"
+            f"are served;{load} {needed.text} are enough"
         )
-    preempted = ", and preempts" if used.preemptions > used.ended / 20 else ""
+    preempted = " but preempts requests" if used.preemptions > used.ended / 20 else ""
     return (
-        f"The server keeps up{preempted}, with {share(used.pool_used)} of its KV cache in use;{load} by memory alone "
-        f"{needed.text} would be enough"
+        f"The server keeps up{preempted}, with {share(used.pool_used)} of its KV cache in use;{load} by memory alone, "
+        f"{needed.text} are enough"
     )
 
 
@@ -97,12 +102,12 @@ def rows(used: Usage) -> list[tuple[str, str]]:
         ("time per output token", number(milliseconds, " ms", 1)),
         ("time to first token", number(used.ttft_s, " s")),
         ("KV cache", "–" if used.pool_tokens is None else f"{used.pool_tokens:,} tokens"),
-        ("KV cache in use, mean", share(used.pool_used) + " (0 to 18 % low; less where prefixes are shared)"),
+        ("KV cache in use, mean", share(used.pool_used) + " (true value up to 18 % higher; less with shared prefixes)"),
     ]
 
 
 def rightsize_lines(used: Usage, growth: float) -> list[Part]:
-    """The answer, what was measured, and what that does not tell."""
+    """The answer, the measurements, and their limitations."""
     lines: list[Part] = [line(first_line(used, growth), "bold"), line(), Table.of(("measured", ""), rows(used), left=2)]
     return [*lines, line(), *(Paragraph("", text) for text in remarks(used))]
 
@@ -116,7 +121,7 @@ def remarks(used: Usage) -> Iterator[str]:
             "--max-num-seqs, raise it before adding servers."
         )
     if used.preemptions > used.ended / 20:
-        yield ("The KV cache is too small for what runs at once: lower --max-num-seqs to preempt less, or add memory.")
+        yield ("The KV cache is too small for the running requests: lower --max-num-seqs or add memory.")
     if not used.queue_grows:
         yield (
             "This considers memory only. To check that fewer servers are fast enough: kvplan simulate MODEL --gpu GPU "
@@ -132,14 +137,14 @@ def rightsize_page(used: Usage, growth: float) -> Iterator[Block]:
 
 
 def rightsize_table(used: Usage) -> Table:
-    """Every figure, one a row."""
+    """One row per figure."""
     document = rightsize_document(used, 1.0)
     values = [*document["workload"].items(), *document["use"].items()]
     return Table.of(("figure", "value"), values)
 
 
 def rightsize_document(used: Usage, growth: float) -> RightsizeDocument:
-    """kvplan/rightsize@1."""
+    """Build kvplan/rightsize@1."""
     needed = need(used, growth)
     return {
         "schema": "kvplan/rightsize@1",

@@ -1,4 +1,4 @@
-"""How many requests the pool of a run holds, by the length of their context."""
+"""How many requests fit in a run's pool, by context length."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +13,7 @@ SMALLEST_CONTEXT = 1024
 
 
 def contexts_table(run: Run) -> Table:
-    """How many requests the measured pool holds, by their length: powers of two, the run's own, the longest."""
+    """Number of requests that the measured pool holds, by length: powers of two, the run's own, the longest."""
     columns = (
         Column("context", "tokens"), Column("blocks_per_request", "count"), Column("bytes_per_request", "bytes"),
         Column("requests", "count"),
@@ -34,7 +34,7 @@ def contexts_table(run: Run) -> Table:
 
 
 def contexts(blocks: Callable[[int], int], usable: int, block_size: int, own: int, limit: int | None) -> list[int]:
-    """The lengths to show: 1k, 2k, 4k, ... as far as one request fits, the run's own and the longest possible."""
+    """Lengths to show: 1k, 2k, 4k, ... as far as one request fits, the run's own and the longest possible."""
     most = limit or 2**31 - 1
     longest = most if blocks(most) <= usable else _longest(blocks, usable, block_size, most)
     powers: list[int] = []
@@ -44,7 +44,7 @@ def contexts(blocks: Callable[[int], int], usable: int, block_size: int, own: in
 
 
 def _longest(blocks: Callable[[int], int], usable: int, block_size: int, most: int) -> int:
-    """The most tokens, in whole blocks, of which one request fits; blocks never fall with the length."""
+    """The longest request, in whole blocks, that fits; blocks never decrease with the length."""
     low, high = 0, most // block_size + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -53,7 +53,7 @@ def _longest(blocks: Callable[[int], int], usable: int, block_size: int, most: i
 
 
 def context_limit(run: Run) -> int | None:
-    """The longest context the model was made for, where its facts say."""
+    """The longest context that the model supports, if its config says so."""
     try:
         return spec_of(run).context_limit
     except KvplanError:
@@ -80,7 +80,7 @@ def windows_of(run: Run) -> list[int]:
 
 
 def blocks_per_request(tokens: int, windows: Iterable[int], block_size: int, in_flight: int) -> int:
-    """Blocks of one request of so many tokens: in each group all of them, or what a window and one step span."""
+    """Blocks of one request of this many tokens: in each group all of them, or what a window and one step span."""
     whole = -(-tokens // block_size)
     # A window need not start on a block boundary: one more block.
     spans = [-(-min(window - 1 + in_flight, tokens) // block_size) + 1 if window else whole for window in windows]

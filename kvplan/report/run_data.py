@@ -1,4 +1,4 @@
-"""Runs as a report shows them: HTML, Markdown, JSON and CSV are all written from these tables and sentences."""
+"""Runs in the form a report shows: HTML, Markdown, JSON and CSV are all written from these tables and sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from kvplan.core.table import Column, Table, Value
 from kvplan.measure.reconcile import COMPONENTS, Reconciliation, sources_of
 from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import Run
+from kvplan.measure.techniques import SOURCES as OUTSIDE
 from kvplan.report.run_contexts import contexts_table
 from kvplan.report.run_record import Stage, compared, device_of, number, stages_of, timed
 from kvplan.report.run_sentences import answer, banner, findings
@@ -16,8 +17,10 @@ from kvplan.report.run_tables import (
     allocators_table,
     environment_table,
     memory_table,
+    outside_table,
     pool_table,
     run_table,
+    savings_table,
     stages_table,
     timeline_table,
 )
@@ -27,16 +30,16 @@ SENTENCE = 2000  # characters
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """One run as a report shows it.
+    """One run in the form a report shows.
 
     label     its directory's name, unique in the report
     answer    one sentence: what fits, and how far the prediction was off
-    banner    what must be read first: killed, interrupted, failed; None for a complete run
-    notes     what was odd in the files
-    tables    by name, in the order shown; those without rows are left out
+    banner    status to read first: killed, interrupted, failed; None for a complete run
+    notes     irregularities in the files
+    tables    by name, in display order; empty ones are omitted
     findings  what a figure shows, by the figure's name
-    memory    the reconciliation, where there is one
-    samples   those with a time, in its order
+    memory    the reconciliation, if there is one
+    samples   those with a time, in time order
     """
 
     run: Run
@@ -55,7 +58,7 @@ class RunData:
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Everything a report shows; `comparison` sets several runs side by side and is None for one."""
+    """Everything that a report shows; `comparison` covers several runs and is None for one."""
 
     title: str
     runs: tuple[RunData, ...]
@@ -64,7 +67,7 @@ class ReportData:
 
 
 def report_data(runs: Sequence[Run], title: str | None = None) -> ReportData:
-    """Turn runs into what a report shows.
+    """Convert runs to report data.
 
     Raises InvalidInputError for a manifest that kvplan cannot have written.
     """
@@ -79,7 +82,7 @@ def default_title(runs: Sequence[RunData]) -> str:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """The runs' directory names; where two are alike, numbered in the order given."""
+    """Directory names of the runs; duplicates are numbered in the given order."""
     names = [run.path.resolve().name or "run" for run in runs]
     return [
         name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})" for i, name in enumerate(names)
@@ -103,8 +106,10 @@ def _run_data(run: Run, label: str) -> RunData:
     device = device_of(run)
     built = [
         memory_table(memory),
+        outside_table(memory),
         pool_table(memory),
         contexts_table(run),
+        savings_table(run),
         allocators_table(run),
         stages_table(run, samples, stages),
         run_table(run, model, device),
@@ -131,12 +136,12 @@ def _run_data(run: Run, label: str) -> RunData:
 
 
 def sentence(text: str) -> str:
-    """What is said, fit to be shown: names in it are of unknown origin."""
+    """Escape a sentence for display: it may contain names of unknown origin."""
     return printable(text, SENTENCE)
 
 
 def comparison_table(runs: Sequence[RunData]) -> Table:
-    """Several runs side by side, one row each."""
+    """Several runs compared, one row each."""
     columns = (
         Column("run"), Column("model"), Column("device"), Column("status"),
         Column("weights", "bytes"), Column("weights_error", "relative"),
@@ -166,8 +171,10 @@ def comparison_row(data: RunData) -> tuple[Value, ...]:
 
 
 def method_table(runs: Sequence[RunData]) -> Table:
-    """What the two numbers of each row are."""
+    """Sources of the two numbers of each row."""
     columns = (Column("component"), Column("predicted_from"), Column("measured_by"))
     devices = dict.fromkeys(data.memory.device for data in runs if data.memory is not None)
     sources = {(name, sources_of(name, device)): None for name in COMPONENTS for device in devices}
-    return Table("method", "What each row is", columns, tuple((name, *two) for name, two in sources))
+    outside = dict.fromkeys(row.component for data in runs if data.memory for row in data.memory.outside)
+    rows = [*((name, *two) for name, two in sources), *((name, *OUTSIDE[name]) for name in outside)]
+    return Table("method", "What each row is", columns, tuple(rows))

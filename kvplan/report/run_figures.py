@@ -42,7 +42,7 @@ from kvplan.report.sheets import (
 )
 from kvplan.servers.measurement import Row
 
-# Filled from below in this order, each from the stage on in which it is allocated.
+# Stacked from the bottom in this order, each from the stage in which it is allocated.
 ALLOCATED_IN = {"context": "", "weights": "weights", "buffers": "weights", "kv_cache": "pool", "cuda_graphs": "graphs"}
 REST = "activations and the rest"
 LETTER = 0.6 * TEXT  # pixels, about
@@ -50,7 +50,7 @@ LETTER = 0.6 * TEXT  # pixels, about
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure for the page: (sheet's name, SVG) for each width it can be drawn for, and what it shows."""
+    """A figure for the page: (sheet's name, SVG) for each available width, and what it shows."""
 
     name: str
     title: str
@@ -59,7 +59,7 @@ class Drawing:
 
 
 def run_drawings(data: RunData, prefix: str) -> dict[str, Drawing]:
-    """The figures that the run has data for, by name; `prefix` keeps ids of several runs apart."""
+    """Figures that the run has data for, by name; `prefix` keeps ids of several runs distinct."""
     drawn = {
         "memory": ("Predicted and measured, by component", draw_memory),
         "over_time": ("Memory over time", draw_over_time),
@@ -72,21 +72,21 @@ def run_drawings(data: RunData, prefix: str) -> dict[str, Drawing]:
 
 
 def comparison_drawing(data: ReportData) -> Drawing | None:
-    """All runs' measured memory, one bar each; none for a single run."""
+    """Measured memory of all runs, one bar each, or None for a single run."""
     if sum(run.memory is not None for run in data.runs) < 2:
         return None
     title = "Measured memory of each run, by component"
-    finding = {"comparison": "Each bar is as long as the measured rows; beside it stands what the device reported."}
+    finding = {"comparison": "Each bar is the sum of the measured rows; the label is what the device reported."}
     return drawing("comparison", title, finding, draw_comparison, data, "all")
 
 
 def drawing(
     name: str, title: str, findings: dict[str, str], draw: Callable[[Any, Sheet], Figure | None], data: Any, prefix: str
 ) -> Drawing | None:
-    """The figure on each sheet that it has data for; None where neither has."""
+    """Draw the figure on each sheet that it has data for, or return None if there is none."""
     svgs = []
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
-        # A sign that the measuring font lacks: the page's own fonts draw it.
+        # Characters missing from the measuring font: the page's own fonts draw them.
         warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
         for sheet in (WIDE, NARROW):
             figure = draw(data, sheet)
@@ -99,14 +99,14 @@ def drawing(
 
 
 def byte_axis(axis: Any, most: float, steps: int) -> None:
-    """Ticks at round binary sizes: 0, 256, 512 MiB."""
+    """Set ticks at round binary sizes: 0, 256, 512 MiB."""
     step = 1 << max(0, math.ceil(math.log2(max(most, 1) / steps)))
     axis.set_major_locator(FixedLocator([step * i for i in range(steps + 2) if step * i <= most * 1.05]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_size(round(value)) if value else "0"))
 
 
 def bars_frame(ax: Axes, sheet: Sheet, most: int) -> None:
-    """Round a panel of lying bars: sizes below, a grid across them, what the colors mean above."""
+    """Format a panel of horizontal bars: sizes below, a grid across, the color legend above."""
     byte_axis(ax.xaxis, most, 2 if sheet.is_narrow else 4)
     ax.grid(visible=False, axis="y")
     ax.grid(visible=True, axis="x", color=HEX["grid"], linewidth=1)
@@ -115,7 +115,7 @@ def bars_frame(ax: Axes, sheet: Sheet, most: int) -> None:
 
 
 def time_axis(axes: Sequence[Axes], data: RunData, sheet: Sheet, start: float) -> None:
-    """From `start` to the last sample, in seconds since the run began; the stages stand behind all panels."""
+    """Set the axis from `start` to the last sample, in seconds since the run began, with stages behind all panels."""
     ax, end = axes[-1], data.samples[-1]["t"]
     ax.set_xlim(start, end if end > start else start + 1)
     ax.xaxis.set_major_locator(MaxNLocator(5 if sheet.is_narrow else 8, steps=[1, 2, 5, 10]))
@@ -124,7 +124,7 @@ def time_axis(axes: Sequence[Axes], data: RunData, sheet: Sheet, start: float) -
 
 
 def stage_bands(axes: Sequence[Axes], data: RunData, sheet: Sheet) -> None:
-    """Every second stage shaded; names above the first panel where there is room."""
+    """Shade every second stage; names above the first panel if they fit."""
     left, right = axes[0].get_xlim()
     for i, stage in enumerate(merged(data.stages)):
         start, end = max(stage.start, left), min(stage.end, right)
@@ -139,14 +139,14 @@ def stage_bands(axes: Sequence[Axes], data: RunData, sheet: Sheet) -> None:
 
 
 def in_lines(name: str, pixels: float) -> str:
-    """A name in at most two lines of so many pixels; "" where it has no room."""
+    """Wrap a name into at most two lines of this many pixels; "" if it does not fit."""
     letters = int(pixels / LETTER)
     lines = textwrap.wrap(name, letters, break_long_words=False) if letters > 0 else []
     return "\n".join(lines) if len(lines) <= 2 and all(len(line) <= letters for line in lines) else ""
 
 
 def merged(stages: Iterable[Stage]) -> list[Stage]:
-    """Prefill and decode that alternate are one band, as are neighbors of the same name."""
+    """Merge alternating prefill and decode into one band, and neighbors of the same name."""
     bands: list[Stage] = []
     serving = ("prefill", "decode")
     stages = list(stages)
@@ -161,7 +161,7 @@ def merged(stages: Iterable[Stage]) -> list[Stage]:
 
 
 def thinned(samples: Sequence[Sample], key: str, points: int) -> list[Sample]:
-    """At most about `points` samples in order: of each stretch of time the one with most of `key`, and both ends."""
+    """About `points` samples at most, in order: from each interval the one with the largest `key`, and both ends."""
     have = having(samples, key)
     if len(have) <= points:
         return have
@@ -175,7 +175,7 @@ def thinned(samples: Sequence[Sample], key: str, points: int) -> list[Sample]:
 
 
 def is_drawable(samples: Sequence[Sample], key: str) -> bool:
-    """Whether there are two moments to draw a line between."""
+    """True if there are two points in time to draw a line between."""
     return len({sample["t"] for sample in having(samples, key)}) > 1
 
 
@@ -183,7 +183,7 @@ def is_drawable(samples: Sequence[Sample], key: str) -> bool:
 
 
 def draw_memory(data: RunData, sheet: Sheet) -> Figure | None:
-    """Pairs of bars, predicted above measured, with the sizes in text; components without bytes are left out."""
+    """Pairs of bars, predicted above measured, with sizes as text; components without bytes are omitted."""
     if data.memory is None:
         return None
     rows = [row for row in data.memory.rows if row.predicted or row.measured]
@@ -232,10 +232,10 @@ def draw_over_time(data: RunData, sheet: Sheet) -> Figure | None:
 
 
 def stacked(data: RunData, samples: Sequence[Sample], key: str) -> tuple[list[float], dict[str, list[float]]]:
-    """(times, bytes by component at each): what was measured, filled from below with the components' own sizes.
+    """(times, bytes by component at each): measured memory, filled from the bottom with the components' own sizes.
 
-    A component takes its measured size once the stage that allocates it has begun, never more than is there; what
-    remains are activations, the allocator's slack and what belongs to no row. The layers add up to what was measured.
+    A component takes its measured size once the stage that allocates it has begun, up to the total; the remainder is
+    activations, the allocator's slack and unattributed memory. The layers add up to the measured total.
     """
     sizes = {} if data.memory is None else {row.component: row.size for row in data.memory.rows}
     before = 0 if key == "rss" else data.run.peaks.get("before", {}).get(key, 0)
@@ -275,7 +275,7 @@ def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
 
 
 def measured_parts(rows: Iterable[Row]) -> dict[str, int]:
-    """Measured bytes of the components that have a color of their own, and of all others together."""
+    """Measured bytes of the components with their own color, and of all others together."""
     sizes = {row.component: max(0, row.size) for row in rows}
     parts = {name: sizes.pop(name, 0) for name in ("weights", "kv_cache", "context", "cuda_graphs")}
     return {**parts, "other": sum(sizes.values())}
@@ -291,7 +291,7 @@ def shortened(label: str, sheet: Sheet) -> str:
 
 
 def draw_kv(data: RunData, sheet: Sheet) -> Figure | None:
-    """Blocks handed out and blocks' worth of tokens in them; below, the requests that run and wait."""
+    """Allocated blocks and the blocks' worth of tokens in them; below, running and waiting requests."""
     if not is_drawable(data.samples, "num_used_blocks"):
         return None
     figure, (blocks, requests) = new_figure(sheet, 360, (1.5, 1))
@@ -320,7 +320,7 @@ def draw_kv(data: RunData, sheet: Sheet) -> Figure | None:
 
 
 def filled_key(data: RunData) -> str | None:
-    """Where samples say how many slots hold a token; None for an earlier run whose tokens may share slots."""
+    """Sample key of the number of slots with a token, or None for an older run whose tokens may share slots."""
     if any("num_filled_slots" in sample for sample in data.samples):
         return "num_filled_slots"
     is_shared = any(numbers(data.samples, "prefix_cache_hits")) or num_groups(data.run) > 1
@@ -328,7 +328,7 @@ def filled_key(data: RunData) -> str | None:
 
 
 def draw_requests(data: RunData, ax: Axes, sheet: Sheet) -> None:
-    """Requests that run, those that wait if ever one does, and a mark wherever one was preempted."""
+    """Draw running requests, waiting ones if there are any, and a mark at each preemption."""
     most = 0.0
     for key, color, style in (("num_requests_running", "accent", "-"), ("num_requests_waiting", "ink", (0, (3, 2)))):
         points = [(sample["t"], reading(sample, key)) for sample in thinned(data.samples, key, sheet.points)]
@@ -343,7 +343,7 @@ def draw_requests(data: RunData, ax: Axes, sheet: Sheet) -> None:
 
 
 def preempted_at(samples: Sequence[Sample], points: int) -> list[float]:
-    """Times by which more requests had been preempted than before; of moments too close to tell apart, the last."""
+    """Times at which the preemption count had grown; of times too close to distinguish, the last."""
     have = having(samples, "num_preemptions")
     none: Sample = {"num_preemptions": 0}
     times = [b["t"] for a, b in pairwise([none, *have]) if b["num_preemptions"] > a["num_preemptions"]]
@@ -352,13 +352,13 @@ def preempted_at(samples: Sequence[Sample], points: int) -> list[float]:
 
 
 def serving_start(data: RunData) -> float:
-    """When the first step began, as far as the samples tell."""
+    """Time at which the first step began, as far as the samples show."""
     return min((start for start, _ in servings(data.samples, "num_used_blocks")), default=0.0)
 
 
 def draw_throughput(data: RunData, sheet: Sheet) -> Figure | None:
-    """Prompt tokens computed and tokens generated per second, each on a scale of its own."""
-    kinds = {"prompt_tokens": "prompt tokens/s", "generation_tokens": "output tokens/s"}
+    """Prefill and output tokens per second, each on its own scale."""
+    kinds = {"prompt_tokens": "prefill tokens/s", "generation_tokens": "output tokens/s"}
     series = {label: rates(data, key, sheet.points // 2) for key, label in kinds.items()}
     series = {label: steps for label, steps in series.items() if steps}
     if not series or not is_drawable(data.samples, "generation_tokens"):
@@ -385,9 +385,9 @@ class Counted:
 
 
 def rates(data: RunData, key: str, points: int) -> list[tuple[list[float], list[float]]]:
-    """Per serving (n + 1 times, n tokens per second): a step's tokens are spread over the step, and over no other.
+    """Per serving (n + 1 times, n tokens per second): a step's tokens are spread over that step only.
 
-    No two times are closer than a `points`-th of the run, but for those of a serving that is shorter.
+    Times are at least a `points`-th of the run apart, except in a shorter serving.
     """
     least = (data.samples[-1]["t"] - data.samples[0]["t"]) / points if data.samples else 0.0
     pieces = (
@@ -397,7 +397,7 @@ def rates(data: RunData, key: str, points: int) -> list[tuple[list[float], list[
 
 
 def counted(samples: Sequence[Sample], key: str, start: float) -> list[Counted]:
-    """What a counter grew by, and when: since the last step that is known to have ended, idle time left out."""
+    """Increments of a counter and their times: since the last step known to have finished, without idle time."""
     intervals: list[Counted] = []
     count, begun, busy_s, num_steps = 0.0, start, 0.0, number(samples[0], "num_steps")
     for sample in samples:
@@ -407,15 +407,15 @@ def counted(samples: Sequence[Sample], key: str, start: float) -> list[Counted]:
             worked = math.inf if busy is None else max(0.0, busy - busy_s)
             intervals.append(Counted(max(begun, now - worked), now, value - count))
             count = value
-        elif num_steps is not None and steps in (num_steps, None):  # no step has ended since, as far as is known
+        elif num_steps is not None and steps in (num_steps, None):  # no step is known to have finished since
             continue
         begun, busy_s, num_steps = now, busy_s if busy is None else float(busy), steps
     return intervals
 
 
 def bars(parts: Iterable[Counted], start: float, least: float) -> tuple[list[float], list[float]]:
-    """(n + 1 times, n tokens per second): bars at least so many seconds wide, with every token in one of them."""
-    edges, values, rest = [start], [], 0.0  # the rest has no bar yet; all of it came within `least` of the last edge
+    """(n + 1 times, n tokens per second): bars at least this many seconds wide, with every token in one of them."""
+    edges, values, rest = [start], [], 0.0  # `rest` has no bar yet; all of it came within `least` of the last edge
 
     def add(end: float, tokens: float) -> None:
         values.append(tokens / (end - edges[-1]))
@@ -433,7 +433,7 @@ def bars(parts: Iterable[Counted], start: float, least: float) -> tuple[list[flo
         if part.end - edges[-1] >= least:
             add(part.end, rest)
             rest = 0.0
-    if rest and values:  # the run ended before its last bar was wide enough: the one before gives way, or takes it in
+    if rest and values:  # the run ended before its last bar was wide enough: replace or extend the previous one
         begin, last = edges[-2], values.pop() * (edges[-1] - edges[-2])
         edges.pop()
         if not last and end - least - begin >= least:
@@ -445,9 +445,9 @@ def bars(parts: Iterable[Counted], start: float, least: float) -> tuple[list[flo
 
 
 def servings(samples: Sequence[Sample], key: str) -> list[tuple[float, list[Sample]]]:
-    """(when its first step began, samples) of each engine that served: a second one (the baseline) counts anew."""
+    """(start of the first step, samples) of each engine that served: a second one (the baseline) restarts at 0."""
     parts: list[list[Sample]] = [[]]
-    last = 0.0  # steps that had ended when it was last said
+    last = 0.0  # finished steps at the last sample
     for sample in having(samples, key):
         num_steps = number(sample, "num_steps")
         if num_steps is not None and num_steps < last:

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no script, figures as inline SVG."""
+"""A report as one standalone HTML file: no network, no script, figures as inline SVG."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ SUMS = ("total", "reported", "not_reached_again", "held_before")
 
 
 def report_html(data: ReportData) -> str:
-    """The whole page; everything of unknown origin is escaped by the template."""
+    """Render the page; the template escapes everything of unknown origin."""
     return rendered_page(
         "run.html.jinja",
         title=printable(data.title, 300),
@@ -41,19 +41,19 @@ def shown_run(run: RunData, slug: str) -> Mapping[str, Any]:
 
 
 def is_zero(row: Sequence[Value]) -> bool:
-    """Whether a component of the memory table is 0 B on both sides: a sentence names it, its row is not shown."""
+    """True if a component of the memory table is 0 B on both sides: a sentence names it instead of a row."""
     return row[0] not in SUMS and row[1:3] == (0, 0)
 
 
 def zeros_text(run: RunData) -> str:
-    """Which components are not shown in the table because both sides say 0."""
+    """List the components omitted from the table because both sides are 0."""
     rows = run.tables["memory"].rows if "memory" in run.tables else ()
     names = [words(str(row[0])) for row in rows if is_zero(row)]
     return f"Predicted and measured 0 B: {', '.join(names)}." if names else ""
 
 
 def shown_table(table: Table, slug: str) -> Mapping[str, Any]:
-    """A table's cells as the template wants them: text, the number behind it, and on which side it stands."""
+    """A table's cells for the template: text, the number behind it, and its alignment."""
     places = table.shown_places
     return {
         "id": f"{slug}-{table.name}",

@@ -1,4 +1,4 @@
-"""What a run recorded, as a report reads it: its samples in order, its stages, and the comparison with its plan."""
+"""A run's records in the form a report needs: its samples in order, its stages, and the comparison with its plan."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +12,15 @@ from kvplan.measure.run_manifest import check_manifest, check_objects
 from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import Run
 
-ALLOCATED = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")  # rows the engine measures by itself
-LARGEST = 2**63  # no byte, token or nanosecond count is more; what is computed from such numbers stays finite
+ALLOCATED = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")  # rows that the engine measures itself
+LARGEST = 2**63  # larger than any byte, token or nanosecond count; keeps computed values finite
 DEVICES = {"cpu": "the CPU"}
 Values = TypeVar("Values", bound=Mapping[str, object])
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stretch of a run, in seconds since it began."""
+    """An interval of a run, in seconds since it began."""
 
     name: str
     start: float
@@ -28,26 +28,26 @@ class Stage:
 
 
 def num_groups(run: Run) -> int:
-    """Groups of layers that share a block table."""
+    """Number of groups of layers that share a block table."""
     return int(run.manifest.get("groups") or 1)
 
 
 def timed(samples: Iterable[Sample]) -> list[Sample]:
-    """The samples that have a time, in its order."""
+    """The samples that have a time, in time order."""
     return sorted(having(samples, "t"), key=lambda sample: reading(sample, "t"))
 
 
 def having(samples: Iterable[Values], key: str) -> list[Values]:
-    """The samples in which a finite number stands at a key."""
+    """The samples with a finite number at a key."""
     return [sample for sample in samples if number(sample, key) is not None]
 
 
 def number(values: Mapping[str, object], key: str) -> int | float | None:
-    """A number of a record that can have been measured, else None."""
+    """A plausible number of a record, or None."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if -LARGEST <= value <= LARGEST else None  # neither has NaN
+    return value if -LARGEST <= value <= LARGEST else None  # false for NaN
 
 
 def reading(sample: Mapping[str, object], key: str) -> int | float:
@@ -62,7 +62,7 @@ def numbers(samples: Iterable[Mapping[str, object]], key: str) -> list[int | flo
 
 
 def stages_of(run: Run, samples: Sequence[Sample]) -> list[Stage]:
-    """Every stretch of the run from its events; from the samples where the events are missing."""
+    """Every stage of the run from its events, or from the samples if the events are missing."""
     begun = [
         (float(event["t"]), str(event.get("stage")))
         for event in run.events
@@ -78,25 +78,25 @@ def stages_of(run: Run, samples: Sequence[Sample]) -> list[Stage]:
 
 
 def device_of(run: Run) -> str:
-    """The device for a sentence: the GPU's name, or the CPU."""
+    """Name of the device in a sentence: the GPU's name, or the CPU."""
     kind = str(run.manifest.get("device") or "an unknown device")
     return str(run.environment.get("gpu") or DEVICES.get(kind, kind))
 
 
 def memory_key(run: Run) -> str:
-    """The sample's figure of all memory: resident size on a CPU, the device's own on a GPU."""
+    """Key of a sample's total memory: resident size on a CPU, the device's own figure on a GPU."""
     return "rss" if run.manifest.get("device") == "cpu" else "device_used"
 
 
 def usable_blocks(run: Run) -> int:
-    """Blocks of the pool that requests may have: all but the one that stands for no block."""
+    """Blocks of the pool available to requests: all but the reserved one."""
     return max(0, int(run.memory.get("num_blocks", 0)) - 1)
 
 
 def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
-    """The reconciliation, or none and why.
+    """The reconciliation, or None and why.
 
-    Without a sample the device's own figure is unknown: only what the engine measured by itself is compared.
+    Without a sample, the device's own figure is unknown: only what the engine measured itself is compared.
     """
     check_objects(run)
     if run.manifest.get("memory") is not None:
@@ -111,4 +111,4 @@ def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
         return None, [str(error.renamed(path_text(run.path), ""))]
     rows = tuple(row for row in result.rows if row.component in ALLOCATED)
     only = replace(result, rows=rows, reported=sum(row.size for row in rows))
-    return only, ["no sample was taken: what the device itself reported is unknown"]
+    return only, ["no sample was taken, so the usage that the device reported is unknown"]

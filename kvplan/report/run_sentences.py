@@ -1,4 +1,4 @@
-"""The sentences of a report: what a run answers, why it is not complete, and what each figure shows."""
+"""Sentences of a report: a run's result, why it is incomplete, and what each figure shows."""
 
 import re
 from collections.abc import Sequence
@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from kvplan.core.table import Table, Value, text, words
 from kvplan.measure.reconcile import Reconciliation, sums
 from kvplan.measure.run_types import Sample
-from kvplan.measure.rundir import Run
+from kvplan.measure.rundir import BASELINES, Run
 from kvplan.report.run_record import having, memory_key, number, numbers, reading, usable_blocks
 from kvplan.servers.measurement import Row
-
-BASELINE = "baseline"  # the stage in which the other allocator runs
 
 
 def answer(run: Run, model: str, device: str, memory: Reconciliation | None, tables: dict[str, Table]) -> str:
@@ -24,7 +22,7 @@ def answer(run: Run, model: str, device: str, memory: Reconciliation | None, tab
 
 
 def capacity_text(run: Run, tables: dict[str, Table]) -> str:
-    """How many requests of the run's own context the pool holds."""
+    """Number of requests of the run's own context that the pool holds."""
     own = run.manifest["inputs"]["max_model_len"]
     contexts = tables["contexts"].rows if "contexts" in tables else ()
     requests = next((row[-1] for row in contexts if row[0] == own), None)
@@ -45,7 +43,7 @@ def accuracy(memory: Reconciliation) -> str:
 
 
 def deviation(row: Row) -> str:
-    """How far the predicted bytes lie from the measured, with the tables' sign: "exact", "3 MiB (0.3 %) above"."""
+    """Difference between predicted and measured bytes, with the tables' sign: "exact", "3 MiB (0.3 %) above"."""
     if row.error is None or row.relative is None:
         return "not comparable"
     if row.error == 0:
@@ -59,7 +57,7 @@ def plural(count: Value, noun: str) -> str:
 
 
 def banner(run: Run, samples: Sequence[Sample]) -> str | None:
-    """One sentence on a run that is not complete."""
+    """One sentence on an incomplete run, or None."""
     last = f" The last sample was taken {text(samples[-1]['t'], 's')} after it began." if samples else ""
     cause = f": {run.cause}" if run.cause else ""
     match run.status:
@@ -81,7 +79,7 @@ def banner(run: Run, samples: Sequence[Sample]) -> str | None:
 def findings(
     run: Run, samples: Sequence[Sample], memory: Reconciliation | None, tables: dict[str, Table]
 ) -> dict[str, str]:
-    """What each figure shows, in a sentence; by the figure's name."""
+    """What each figure shows, as a sentence, by the figure's name."""
     sentences = {
         "memory": memory_finding(memory),
         "sums": "" if memory is None else " ".join(words_in(sentence) for sentence in sums(memory)),
@@ -90,6 +88,7 @@ def findings(
         "throughput": throughput_finding(run),
         "gpu": gpu_finding(samples),
         "contexts": contexts_finding(run, tables.get("contexts")),
+        "outside": outside_finding(tables.get("outside"), run),
         "pool": pool_finding(tables.get("pool")),
         "allocators": allocators_finding(tables.get("allocators")),
     }
@@ -97,7 +96,7 @@ def findings(
 
 
 def words_in(sentence: str) -> str:
-    """Components' names as the tables beside write them."""
+    """Rename components as in the tables."""
     return re.sub(r"\w*_\w*", lambda name: words(name[0]), sentence)
 
 
@@ -112,7 +111,7 @@ def memory_finding(memory: Reconciliation | None) -> str:
         sentences.append(f"Furthest off: {words(worst.component)}, predicted {deviation(worst)}.")
     rest = sum(row.size for row in memory.rows if row.component == "unattributed")
     if rest > 0:
-        sentences.append(f"{text(rest, 'bytes')} of what the device reports belong to no row.")
+        sentences.append(f"{text(rest, 'bytes')} of what the device reports are not attributed.")
     elif rest < 0:
         sentences.append(f"The rows are {text(-rest, 'bytes')} more than the device reports.")
     return " ".join(sentences)
@@ -126,16 +125,16 @@ def peak_finding(run: Run, samples: Sequence[Sample]) -> str:
     peak = max(have, key=lambda sample: reading(sample, key))
     what = "resident memory" if key == "rss" else "device memory in use"
     when = f"{text(peak['t'], 's')} after the start, in the stage {peak.get('stage')}"
-    others = numbers((sample for sample in have if sample.get("stage") != BASELINE), key)
+    others = numbers((sample for sample in have if sample.get("stage") not in BASELINES), key)
     own = ""
-    if peak.get("stage") == BASELINE and others:
-        own = f"; the figure compared with the plan leaves that stage out: {text(max(others), 'bytes')}"
+    if peak.get("stage") in BASELINES and others:
+        own = f"; the figure compared with the plan excludes that stage: {text(max(others), 'bytes')}"
     return f"Most {what}: {text(reading(peak, key), 'bytes')}, {when}{own}."
 
 
 def kv_finding(run: Run, samples: Sequence[Sample]) -> str:
-    """The most of the samples and of what the engine counted after each step: steps pass between two samples."""
-    own = [sample for sample in samples if sample.get("stage") != BASELINE]
+    """Peak of the samples and of the engine's per-step counters: steps run between two samples."""
+    own = [sample for sample in samples if sample.get("stage") not in BASELINES]
     results = run.results
     used = numbers([*own, results.get("densest") or {}], "num_used_blocks")
     if not used:
@@ -171,25 +170,32 @@ def contexts_finding(run: Run, table: Table | None) -> str:
     most = run.manifest["inputs"]["max_num_seqs"]
     longest = max(int(row[0]) for row in table.rows if isinstance(row[0], int))
     return (
-        f"The longest request the pool holds alone has {longest:,} tokens. The scheduler of this run was told to run "
+        f"The longest request the pool holds alone has {longest:,} tokens. The scheduler of this run was limited to "
         f"at most {plural(most, 'request')} at once; the table counts blocks only."
     )
+
+
+def outside_finding(table: Table | None, run: Run) -> str:
+    if table is None:
+        return ""
+    if run.manifest.get("device") != "cpu":
+        return "No sum of the device's memory contains these."
+    return "On a CPU the host memory that is in use is resident too: above it is part of what is not attributed."
 
 
 def pool_finding(table: Table | None) -> str:
     if table is None or not any(row[0] == "kv_bytes_per_token" and row[2] is not None for row in table.rows):
         return ""
-    return "Measured KV bytes per token: allocated blocks, with their empty slots, over the tokens that they hold."
+    return "Measured KV bytes per token: allocated blocks, with their empty slots, divided by the tokens in them."
 
 
 def allocators_finding(table: Table | None) -> str:
     if table is None:
         return ""
-    paged, other = table.rows
-    ran = (
-        f"In the same pool, {paged[0]} blocks ran {plural(paged[1], 'request')} at once and {other[0]} ones "
-        f"{text(other[1], 'count')}"
-    )
-    if paged[3] is None or other[3] is None:
+    own, *others = table.rows
+    counts = [f"{other[0]} ones {text(other[1], 'count')}" for other in others]
+    ran = f"In the same pool, {own[0]} blocks ran {plural(own[1], 'request')} at once and {' and '.join(counts)}"
+    if any(row[3] is None for row in table.rows):
         return f"{ran}."
-    return f"{ran}; {text(paged[3], 'share')} and {text(other[3], 'share')} of what was allocated held no token."
+    shares = " and ".join(text(row[3], "share") for row in table.rows)
+    return f"{ran}; {shares} of the allocated slots were empty."

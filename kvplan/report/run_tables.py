@@ -1,4 +1,4 @@
-"""The tables that a report shows of one run."""
+"""Tables of one run in a report."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -6,13 +6,14 @@ from typing import Any
 
 from kvplan.core.table import BY_ROW, UNIT, Column, Table, Value
 from kvplan.measure.reconcile import Reconciliation
-from kvplan.measure.run_capacity import fragmentation
+from kvplan.measure.run_capacity import baselines, fragmentation
 from kvplan.measure.run_types import Sample, Served
 from kvplan.measure.rundir import Run
+from kvplan.measure.techniques import savings
 from kvplan.report.run_record import Stage, number, numbers
 
 TIMELINE_ROWS = 40
-# What a sample may hold, in the order of columns, with its unit.
+# Columns of a sample, in order, with their units.
 MEASURES = {
     "device_used": "bytes",
     "process_used": "bytes",
@@ -32,7 +33,7 @@ MEASURES = {
     "sm_clock_mhz": "MHz",
     "memory_clock_mhz": "MHz",
 }
-ENGINE_PEAKS = ("num_used_blocks", "num_requests_running")  # of PEAKS, those that a step's end sets
+ENGINE_PEAKS = ("num_used_blocks", "num_requests_running")  # those of PEAKS that the end of a step sets
 PEAKS = (
     "device_used", "process_used", "torch_allocated", "torch_reserved", "rss", "num_used_blocks",
     "num_requests_running", "power_w",
@@ -71,6 +72,26 @@ def memory_table(memory: Reconciliation | None) -> Table:
     return Table("memory", "Memory, predicted and measured", columns, tuple(rows))
 
 
+def outside_table(memory: Reconciliation | None) -> Table:
+    """KV in host memory and on disk, which no sum of the device's bytes contains."""
+    columns = (
+        Column("component"), Column("predicted", "bytes"), Column("measured", "bytes"), Column("relative", "relative"),
+        Column("error", "error"),
+    )  # fmt: skip
+    rows = () if memory is None else memory.outside
+    cells = tuple((row.component, row.predicted, row.measured, row.relative, row.error) for row in rows)
+    return Table("outside", "Beyond the device", columns, cells)
+
+
+def savings_table(run: Run) -> Table:
+    columns = (
+        Column("technique"), Column("saved", BY_ROW), Column("of", BY_ROW), Column(UNIT), Column("share", "share")
+    )  # fmt: skip
+    units = {"tokens": "tokens", "bytes/token": "bytes"}
+    rows = ((row.technique, row.saved, row.base, units[row.unit], row.share) for row in savings(run))
+    return Table("savings", "What each technique saved", columns, tuple(rows))
+
+
 def pool_table(memory: Reconciliation | None) -> Table:
     columns = (Column("name"), Column("predicted", BY_ROW), Column("measured", BY_ROW), Column(UNIT))
     capacity = () if memory is None else memory.capacity
@@ -79,19 +100,18 @@ def pool_table(memory: Reconciliation | None) -> Table:
 
 
 def allocators_table(run: Run) -> Table:
-    """The same workload in the same pool, by allocator; empty where only one ran."""
+    """The same workload in the same pool, by allocator; empty if only one ran."""
     columns = (
         Column("allocator"), Column("most_running", "count"), Column("output_tokens_per_s", "tokens/s"),
         Column("allocated_but_unused", "share"), Column("preemptions", "count"), Column("finished", "count"),
         Column("seconds", "s"),
     )  # fmt: skip
     results = run.results
-    other = results.get("baseline")
     served: list[tuple[str, Served]] = [(run.engine.get("allocator", "paged"), results)]
-    served += [(str(other.get("allocator")), other)] if other else []
-    rows = tuple(allocator_row(run, name, each) for name, each in served)
-    title = " beside ".join(name for name, _ in served).capitalize()
-    return Table("allocators", title, columns, rows if other else ())
+    served += [(str(other.get("allocator")), other) for other in baselines(results)]
+    rows = tuple(allocator_row(run, name, figures) for name, figures in served)
+    title = " and ".join(name for name, _ in served).capitalize()
+    return Table("allocators", title, columns, rows if len(rows) > 1 else ())
 
 
 def allocator_row(run: Run, name: str, results: Served) -> tuple[Value, ...]:
@@ -108,9 +128,9 @@ def allocator_row(run: Run, name: str, results: Served) -> tuple[Value, ...]:
 
 
 def stages_table(run: Run, samples: Sequence[Sample], stages: Sequence[Stage]) -> Table:
-    """Per stage: how often and how long, and the largest of each figure that was sampled.
+    """Per stage: number of times, duration, and the largest of each sampled figure.
 
-    A stage is named before its step runs: where no step ended in it, what the engine says is of the stage before.
+    A stage is named before its step runs: if no step ended in it, the engine's figures are those of the stage before.
     """
     recorded = run.peaks
     have = [key for key in PEAKS if numbers(samples, key) or any(key in peaks for peaks in recorded.values())]
@@ -129,7 +149,7 @@ def stages_table(run: Run, samples: Sequence[Sample], stages: Sequence[Stage]) -
 
 
 def timeline_table(samples: Sequence[Sample]) -> Table:
-    """The last sample of each of TIMELINE_ROWS equal stretches of the run; samples.jsonl holds them all."""
+    """The last sample of each of TIMELINE_ROWS equal intervals of the run; samples.jsonl has them all."""
     have = [key for key in MEASURES if numbers(samples, key)]
     columns = (Column("at", "s"), Column("stage"), *(Column(key, MEASURES[key]) for key in have))
     last: dict[int, Sample] = {}
@@ -143,7 +163,7 @@ def timeline_table(samples: Sequence[Sample]) -> Table:
     return Table("timeline", "Over time", columns, rows if have else ())
 
 
-# --- what the run was -------------------------------------------------------------------------------------------------
+# --- facts about the run ----------------------------------------------------------------------------------------------
 
 
 def run_table(run: Run, model: str, device: str) -> Table:
@@ -177,7 +197,7 @@ def environment_table(run: Run) -> Table:
 
 
 def described(name: str, value: Any) -> tuple[str, Value, str]:
-    """A fact of the manifest as (name, value, unit); what is neither number nor text is written as text."""
+    """A fact of the manifest as (name, value, unit); other types are converted to text."""
     label = FACT_NAMES.get(name, name)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return label, value, UNITS_OF_FACTS.get(name, "count")

@@ -10,13 +10,13 @@ from kvplan.report.page import Block, folded, heading, page
 from kvplan.report.run_data import ReportData, RunData
 
 CSV_COLUMNS = ("run", "table", "row", "column", "unit", "value")
-# Sentences under a table; else that of its own name.
+# Key of the sentence below a table; default: the table's name.
 BELOW = {"memory": ("memory", "sums"), "stages": ("over_time", "kv", "throughput", "gpu")}
-FOLDED = ("timeline", *FACTS)  # in Markdown, behind a click
+FOLDED = ("timeline", *FACTS)  # collapsed in Markdown
 
 
 def shapes(data: ReportData) -> Answer:
-    """The report in every format but HTML, which has figures; no terminal shows it, so its screen is the page."""
+    """The report in every format except HTML, which has figures; its screen is the Markdown page."""
     return Answer(
         lambda _: [line(text) for text in page(report_page(data)).split("\n")],
         lambda: report_document(data),
@@ -26,7 +26,7 @@ def shapes(data: ReportData) -> Answer:
 
 
 def report_document(data: ReportData) -> ReportDocument:
-    """kvplan/report@1: sizes in bytes, times in seconds, shares from 0 to 1; null where there is no value."""
+    """Build kvplan/report@1: sizes in bytes, times in seconds, fractions from 0 to 1; null if there is no value."""
     shared = {table.name: as_objects(table) for table in shared_tables(data)}
     return {
         "schema": "kvplan/report@1",
@@ -51,7 +51,7 @@ def run_object(run: RunData) -> RunObject:
 
 
 def shared_tables(data: ReportData) -> list[Table]:
-    """The tables that belong to no run."""
+    """Tables that belong to no single run."""
     return [table for table in (data.comparison, data.method) if table is not None and table.rows]
 
 
@@ -59,7 +59,7 @@ def shared_tables(data: ReportData) -> list[Table]:
 
 
 def report_table(data: ReportData) -> Table:
-    """One line per cell, so that tables of all shapes go into one file; `row` counts from 1 in each table."""
+    """One line per cell, so that tables of any shape fit in one file; `row` counts from 1 in each table."""
     rows: list[tuple[Value, ...]] = []
     for run in data.runs:
         texts = {"answer": run.answer, "banner": run.banner, "notes": "; ".join(run.notes) or None}

@@ -1,4 +1,4 @@
-"""A judged policy as SARIF 2.1.0 (OASIS standard), the form in which code scanning takes findings."""
+"""A judged policy as SARIF 2.1.0 (OASIS standard), the input format of code scanning."""
 
 from collections import Counter
 from contextlib import suppress
@@ -14,15 +14,15 @@ Document = dict[str, Any]
 
 SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT: Final = "kvplanTargetRule/v1"
-# 3.27.9, 3.27.10: "open" is a rule that lacks the facts to be judged; what is not "fail" has the level "none".
-# 3.27.9: "informational" is what is no problem.
+# 3.27.9, 3.27.10: "open" is a rule that lacks data to be judged; results other than "fail" have the level "none".
+# 3.27.9: "informational" is a result that is not a problem.
 KINDS: Final = {
     "fail": ("fail", "error"), "warn": ("fail", "warning"), "skip": ("open", "none"), "note": ("informational", "none"),
 }  # fmt: skip
 
 
 def sarif(result: CheckResult) -> Document:
-    """One run: every rule there is, and a result for each that failed, warned or could not be judged."""
+    """One run: every rule, and a result for each that failed, warned or could not be judged."""
     seen: Counter[tuple[str, str]] = Counter()
     results = []
     for finding in result.findings:
@@ -33,20 +33,23 @@ def sarif(result: CheckResult) -> Document:
 
 
 def failure_sarif(failure: Failure) -> Document:
-    """A run that failed, and a notification that says why; no results, as nothing was judged."""
+    """A failed run with a notification for each error; no results, because nothing was judged."""
+    invocation = {
+        "executionSuccessful": False,
+        "exitCode": failure.exit_code,
+        "toolExecutionNotifications": [notification(error) for error in failure.all],
+    }
+    return _log(invocation, [])
+
+
+def notification(failure: Failure) -> Document:
     mark = failure.mark
     region = {} if mark is None else {"region": {"startLine": mark.line, "startColumn": mark.column}}
-    notification = {
+    return {
         "level": "error",
         "message": {"text": _text(failure.message)},
         "locations": [{"physicalLocation": {"artifactLocation": _artifact(failure.file), **region}}],
     }
-    invocation = {
-        "executionSuccessful": False,
-        "exitCode": failure.exit_code,
-        "toolExecutionNotifications": [notification],
-    }
-    return _log(invocation, [])
 
 
 def _log(invocation: Document, results: list[Document]) -> Document:
@@ -106,7 +109,7 @@ def _location(finding: Finding, path: str) -> Document:
 
 
 def _artifact(path: str) -> Document:
-    """The policy file: relative to the repository's root; a file outside it by its absolute URI."""
+    """The policy file: relative to the repository's root, or its absolute URI if it is outside."""
     relative = repository_path(path)
     if relative is None:
         return {"uri": f"file://{quote(Path(path).absolute().as_posix(), errors='replace')}"}
@@ -114,7 +117,7 @@ def _artifact(path: str) -> Document:
 
 
 def _fingerprint(finding: Finding, nth: int) -> str:
-    """The same for the n-th finding of a rule of a target, wherever it stands in the file and whatever its numbers."""
+    """Fingerprint of the n-th finding of a rule of a target, independent of its line and numbers."""
     from hashlib import sha256
 
     return sha256(f"{finding.target}\0{finding.name}\0{nth}".encode("utf-8", "backslashreplace")).hexdigest()

@@ -1,5 +1,5 @@
-"""What every figure of a page is drawn on: sheets for a wide page and a phone, colors as roles of the style sheet, so
-that one drawing serves a light and a dark page, and inline SVG.
+"""Drawing area of every figure on a page: sheets for a wide page and a phone, inline SVG, and colors as roles of the
+style sheet, so that one drawing works on a light and a dark page.
 """
 
 import io
@@ -15,22 +15,22 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-# Colors are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
+# Colors are roles of the page's style sheet; matplotlib needs numbers, so each role has a placeholder color.
 ROLES = (
     "ink", "muted", "grid", "accent", "band", "paper", "c-context", "c-weights", "c-buffers", "c-kv_cache",
     "c-cuda_graphs", "c-rest", "c-other",
 )  # fmt: skip
 HEX = {role: f"#0a1b{i:02x}" for i, role in enumerate(ROLES)}
-TEXT: Final = 13  # pixels: the size of every word in a figure
+TEXT: Final = 13  # pixels: the size of all text in a figure
 MOST_IN_A_LINE = 6  # entries of a wide legend
 
-# Text of unknown origin is never read as a formula; fixed ids make the same run give the same file.
+# Text of unknown origin is never parsed as a formula; fixed ids make the output of a run reproducible.
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": TEXT}
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """How wide a figure is drawn, in pixels of the page; `points` is how many it resolves in time."""
+    """Width of a figure in pixels of the page; `points` is its resolution in time."""
 
     name: str
     width: int
@@ -38,14 +38,14 @@ class Sheet:
     is_narrow: bool
 
 
-# As wide as the column of a run's page, of an answer's, and of a telephone's: text is TEXT pixels where it is read.
+# The column widths of a run's page, of an answer's, and of a phone: text is TEXT pixels on screen.
 WIDE, WIDER, NARROW = Sheet("wide", 800, 280, False), Sheet("wide", 984, 400, False), Sheet("narrow", 350, 160, True)
 
 
 def new_figure(
     sheet: Sheet, height: int, panels: Sequence[float] = (1,), *, share_times: bool = True
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of sheet.width x height pixels with panels above one another, which share their times."""
+    """A figure of sheet.width x height pixels with stacked panels that share the time axis."""
     layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.05)
     figure = Figure(figsize=(sheet.width / 72, height / 72), dpi=72, layout=layout, facecolor="none")
     FigureCanvasSVG(figure)
@@ -63,7 +63,7 @@ def new_figure(
 
 
 def svg(figure: Figure, slug: str, title: str) -> str:
-    """The figure as an <svg> element for a page: colors by role, the page's font, ids of its own."""
+    """The figure as an <svg> element for a page: colors by role, the page's font, unique ids."""
     buffer = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=none)
@@ -82,9 +82,9 @@ def svg(figure: Figure, slug: str, title: str) -> str:
 
 
 def legend(ax: Axes, sheet: Sheet, title: str = "") -> None:
-    """Above the panel, under its title, without a frame.
+    """Draw the legend above the panel, under its title, without a frame.
 
-    What is too long for a line is divided evenly, on a phone in two columns.
+    Entries that do not fit on one line are divided evenly, on a phone into two columns.
     """
     num = len(ax.get_legend_handles_labels()[0])
     if not num:

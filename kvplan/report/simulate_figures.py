@@ -1,4 +1,4 @@
-"""A simulation as a picture: requests and the KV pool over time, and the share of requests answered by when."""
+"""A simulation as a picture: requests and the KV pool over time, and the fraction of requests answered by time."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.timeline import LEVELS
 
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
-COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, told apart by people who see few
-ROLES = ("accent", "c-cuda_graphs", "c-rest")  # the same on a page, where its style sheet says the colors
+COLORS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's color-blind safe colors
+ROLES = ("accent", "c-cuda_graphs", "c-rest")  # the same on a page, whose style sheet defines the colors
 INK, MUTED, GRID = "#1a1a1a", "#666666", "#dddddd"
 
 
@@ -33,8 +33,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel; shares are written in percent, a logarithmic axis is the one across; `span` is the range of what is
-    across, as parts of it."""
+    """One panel; fractions are shown in percent, a logarithmic scale is on the x axis; `span` is the range of x, as
+    fractions of it.
+    """
 
     title: str
     x: str
@@ -65,7 +66,7 @@ def panels(answer: Answer) -> tuple[Panel, ...]:
 
 
 def level(variant: Variant, name: str) -> tuple[tuple[float, float], ...]:
-    """Averages over the timeline's stretches, at their beginnings."""
+    """Averages over the timeline's intervals, at their beginnings."""
     timeline, index = variant.simulation.timeline, LEVELS.index(name)
     return tuple(
         (number * timeline.width_s, bucket.sums[index] / bucket.seconds)
@@ -80,13 +81,13 @@ def pool_usage(variant: Variant) -> tuple[tuple[float, float], ...]:
 
 
 def by_time(variant: Variant) -> tuple[tuple[float, float], ...]:
-    """(seconds, share of the requests whose first token came within them)."""
+    """(seconds, fraction of the requests whose first token came within them)."""
     waits = sorted(variant.simulation.records.times("ttft"))
     return tuple((wait, (rank + 1) / len(waits)) for rank, wait in enumerate(waits))
 
 
 def drawn(answer: Answer, format: str) -> bytes:
-    """The picture as a PNG or SVG file."""
+    """Render the picture as a PNG or SVG file."""
     with mpl.rc_context(SETTINGS):
         figure = Figure(figsize=(10.5, 10.5), layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
@@ -100,7 +101,7 @@ def drawn(answer: Answer, format: str) -> bytes:
 
 
 def sheets(answer: Answer) -> tuple[tuple[str, str], ...]:
-    """(sheet's name, SVG) of the picture for a page, a wide one and a phone's, in the page's own colors and font."""
+    """(sheet's name, SVG) of the picture for a wide page and a phone, in the page's own colors and font."""
     drawn_sheets = []
     with mpl.rc_context(PAGE_SETTINGS):
         for sheet in (WIDER, NARROW):
@@ -133,7 +134,7 @@ def draw_on_page(ax: Axes, panel: Panel, sheet: Sheet) -> None:
 
 
 def styled(panel: Panel, colors: Sequence[str]) -> Iterator[tuple[Series, str, str]]:
-    """Each line that has points, with its color and dashes: a color for each server, dashes for what waits."""
+    """Yield each line that has points, with its color and dashes: a color per server, dashes for waiting requests."""
     per_variant = 2 if panel.title == "Requests" else 1
     for place, series in enumerate(panel.series):
         if series.points:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvplan.core.table import Markdown, Table, markdown_text
+from kvplan.core.table import Markdown, Table, flattened, markdown_text
+from kvplan.core.units import plural
 from kvplan.models.catalog import model_id
 from kvplan.planning.user_counts import num_gpus
 from kvplan.report import formats
@@ -41,7 +42,7 @@ def duration(seconds: float) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Three or four digits, never an exponent: "5.53", "1,000,000", "0.000001"."""
+    """Format a rate with three or four digits and no exponent: "5.53", "1,000,000", "0.000001"."""
     if rate >= 1000:
         return f"{rate:,.0f}"
     return f"{rate:.4g}" if rate >= 1e-3 else f"{rate:.9f}".rstrip("0").rstrip(".")
@@ -55,20 +56,20 @@ def percent(share: float) -> str:
 
 
 def rows(answer: Answer) -> list[Row]:
-    """(what, its text for each variant)."""
+    """(label, its text for each variant)."""
     results = [variant.result for variant in answer.variants]
 
     def each(what: str, text: Callable[[Result], str]) -> Row:
         return what, [text(run) for run in results]
 
-    def spread(metric: Any) -> Callable[[Result], str]:
+    def spread(metric: Metric) -> Callable[[Result], str]:
         def text(run: Result) -> str:
             spread: Spread = run.times[metric]
             return f"{duration(spread.p50)} / {duration(spread.p90)} / {duration(spread.p99)}"
 
         return text
 
-    def between(metric: Any) -> Callable[[Result], str]:
+    def between(metric: Metric) -> Callable[[Result], str]:
         def text(run: Result) -> str:
             spread: Spread = run.times[metric]
             return " / ".join(
@@ -90,7 +91,7 @@ def rows(answer: Answer) -> list[Row]:
             lambda run: f"{percent(run.kv_usage_mean)} / {percent(run.kv_usage_peak)}",
         ),
         each(
-            "allocated slots left empty",
+            "KV fragmentation (empty slots)",
             lambda run: "-" if run.empty_slots is None else percent(run.empty_slots),
         ),
         each("prefix cache hits", lambda run: percent(run.hit_rate)),
@@ -107,7 +108,7 @@ def rows(answer: Answer) -> list[Row]:
         each("  likely range", between("latency")),
         each("requests per second", lambda run: f"{run.requests_per_s:,.2f}"),
         each("output tokens per second", tokens_text),
-        each("prompt tokens computed per second", lambda run: f"{run.prompt_tokens_per_s:,.0f}"),
+        each("prefill tokens per second", lambda run: f"{run.prompt_tokens_per_s:,.0f}"),
         each("duration", lambda run: duration(run.seconds)),
     ]
     for tier in range(max(len(run.tiers) for run in results)):
@@ -117,11 +118,12 @@ def rows(answer: Answer) -> list[Row]:
             each(f"tier {name} hits", partial(tier_hits, tier)),
         )
     if any(run.tiers for run in results):
+        place = 1 + next(place for place, row in enumerate(table_rows) if row[0] == "  likely range")
         table_rows.insert(
-            8, ("time to first token saved, mean", [saved_text(answer, variant) for variant in answer.variants])
+            place, ("time to first token saved, mean", [saved_text(answer, variant) for variant in answer.variants])
         )
     if any(run.rejected or run.failed for run in results):
-        table_rows.append(each("rejected as too long", lambda run: f"{run.rejected + run.failed:,}"))
+        table_rows.append(each("rejected (prompt too long)", lambda run: f"{run.rejected + run.failed:,}"))
     for number, promise in enumerate(answer.promises):
         table_rows.append(
             (
@@ -142,7 +144,7 @@ def tier_hits(tier: int, run: Result) -> str:
 
 
 def good_text(variant: Variant) -> str:
-    """Their share and, as load generators count goodput, how many per second."""
+    """Fraction of the requests within the targets, and their rate (goodput, as load generators count it)."""
     run, good = variant.result, variant.good or 0
     judged = run.judged + run.rejected + run.failed
     return f"{percent(good / max(1, judged))} ({rate_text(goodput(variant) or 0.0)}/s)"
@@ -155,7 +157,7 @@ def goodput(variant: Variant) -> float | None:
 
 
 def verdict_line(answer: Answer) -> str:
-    """The answer in a sentence: whether the targets are met, else how fast the answers come."""
+    """The answer in a sentence: whether the targets are met, or without targets the latency."""
     main = answer.variants[0]
     if main.result.queue_grows and not any(outcome.verdict == "broken" for outcome in main.outcomes):
         return queue_grows(answer)
@@ -186,7 +188,7 @@ def best_load(answer: Answer, main: Variant) -> str:
     if largest is None:
         return ""
     if largest.keeps is None:
-        return " No load that was tried meets the targets." if main.outcomes[0].verdict == "broken" else ""
+        return " No load tried meets the targets." if main.outcomes[0].verdict == "broken" else ""
     load = load_text(largest.keeps, users=answer.by_users)
     return f" The targets are likely met up to {load} {'users' if answer.by_users else 'requests/s'}."
 
@@ -194,23 +196,32 @@ def best_load(answer: Answer, main: Variant) -> str:
 def queue_grows(answer: Answer) -> str:
     run = answer.variants[0].result
     come, served = (rate_text(float(f"{rate:.3g}")) for rate in (run.arrival_rate or 0.0, run.requests_per_s))
-    return f"The queue grows without end: {come} requests/s come and {served} are served."
+    return f"Overloaded: {come} requests/s arrive, {served} are served; the queue keeps growing."
 
 
 def figures_line(answer: Answer) -> str:
     run, ranges = answer.variants[0].result, answer.ranges
     first, token = (
-        f"{duration(run.times[metric].p50)} ({span(*ranges.time(metric, run.times[metric].p50))})"
+        f"{metric.upper()} p50 {ranged(run.times[metric].p50, *ranges.time(metric, run.times[metric].p50))}"
         for metric in ("ttft", "tpot")
     )
     low, high = rate_range(answer, run, run.output_tokens_per_s)
     tokens = f"{run.output_tokens_per_s:,.0f} output tokens/s"
     tokens += "" if low == high else f" ({low:,.0f}-{high:,.0f})"
-    return f"With {answer.how}: first token after {first}, then {token} per token (medians), {tokens}."
+    refused = run.rejected + run.failed
+    lost = f"; {refused:,} of {run.num_requests:,} requests rejected" if refused else ""
+    return f"With {answer.how}: {first}, {token}, {tokens}{lost}."
+
+
+def ranged(value: float, low: float, high: float) -> str:
+    """Format a time and its range in one unit, that of the upper end: "0.92 s (0.46-2.13 s)"."""
+    if low == high:
+        return duration(value)
+    return f"{span(value, value, of=high)} ({span(low, high)})"
 
 
 def ttft_saved(answer: Answer, variant: Variant) -> float | None:
-    """Seconds by which the tiers bring the first token forward, on average; None for a run without them."""
+    """Mean reduction of the time to first token by the tiers, in seconds, or None for a run without them."""
     without = next((other.result for other in answer.variants if other.name == "without tiers"), None)
     if without is None or not variant.result.tiers:
         return None
@@ -232,17 +243,19 @@ def limit_text(outcome: Kept) -> str:
     return value_text(outcome, outcome.promise.limit)
 
 
-def span(low: float, high: float) -> str:
-    """A range of seconds: "22-61 ms", "0.4-1.3 s" in the unit of its upper end."""
-    if low == high:
+def span(low: float, high: float, of: float | None = None) -> str:
+    """Format a range of seconds: "22-61 ms", "0.4-1.3 s" in its upper end's unit; a single value in that of `of`."""
+    if low == high and of is None:
         return duration(low)
-    unit, scale = ("ms", 1000.0) if high < 0.9995 else ("s", 1.0)
-    digits = 2 if high * scale < 9.995 else 1 if high * scale < 99.95 and unit == "s" else 0
-    return f"{low * scale:,.{digits}f}-{high * scale:,.{digits}f} {unit}"
+    top = of or high
+    unit, scale = ("ms", 1000.0) if top < 0.9995 else ("s", 1.0)
+    digits = 2 if top * scale < 9.995 else 1 if top * scale < 99.95 and unit == "s" else 0
+    ends = (low,) if low == high else (low, high)
+    return f"{'-'.join(f'{end * scale:,.{digits}f}' for end in ends)} {unit}"
 
 
 def rate_range(answer: Answer, run: Result, value: float) -> tuple[float, float]:
-    """Low and high of a rate; where the server answers as many as come, it gives what they ask for."""
+    """(low, high) of a rate; if the server keeps up with arrivals, the rate is theirs."""
     if not answer.by_users and run.arrival_rate is not None and run.requests_per_s >= 0.95 * run.arrival_rate:
         return value, value
     return answer.ranges.rate(value, arrivals=None)
@@ -251,21 +264,21 @@ def rate_range(answer: Answer, run: Result, value: float) -> tuple[float, float]
 def kept_text(outcome: Kept) -> str:
     if outcome.value is None:
         return "not served MISSED"
-    verdict = outcome.verdict
+    verdict = {"kept": "met", "broken": "MISSED"}.get(outcome.verdict, outcome.verdict)
     value = value_text(outcome, outcome.value)
-    if outcome.low is None or outcome.high is None or outcome.low == outcome.high or verdict == "kept":
-        return f"{value} {'MISSED' if verdict == 'broken' else verdict}"
-    return f"{value} {'MISSED' if verdict == 'broken' else verdict} ({span(outcome.low, outcome.high)})"
+    if outcome.low is None or outcome.high is None or outcome.low == outcome.high or verdict == "met":
+        return f"{value} {verdict}"
+    return f"{value} {verdict} ({span(outcome.low, outcome.high)})"
 
 
 def largest_text(variant: Variant, *, users: bool) -> str:
-    """The largest load that keeps the promises, and the smallest tried that does not."""
+    """The largest load that meets the targets, and the smallest tried that does not."""
     largest = variant.largest
     assert largest is not None
     if largest.keeps is None:
         return f"none ({load_text(largest.breaks or 0.0, users=users)} fails)"
     if largest.breaks is None:
-        return "too few requests to find it"
+        return "not found: too few requests"
     return f"{load_text(largest.keeps, users=users)} ({load_text(largest.breaks, users=users)} fails)"
 
 
@@ -283,12 +296,12 @@ def title(answer: Answer) -> str:
 def facts(answer: Answer) -> list[tuple[str, str]]:
     plan, settings = answer.plan, answer.plan.settings
     pool = (
-        f"{plan.capacity.num_blocks:,} blocks of {plan.pool.block_size} tokens, up to {settings.max_num_seqs:,} "
-        f"concurrent requests, {settings.max_num_batched_tokens:,} tokens per step"
+        f"{plan.capacity.num_blocks:,} blocks of {plural(plan.pool.block_size, 'token')}, "
+        f"up to {settings.max_num_seqs:,} concurrent requests, {settings.max_num_batched_tokens:,} tokens per step"
     )
     unseen = answer.ranges.unseen
     like = (
-        f"wider, because the times were fitted to no published result with {' or '.join(unseen)}"
+        f"wider: no published result with {' or '.join(unseen)} to fit the times to"
         if unseen
         else "covers 5 in 6 published results"
     )
@@ -296,7 +309,7 @@ def facts(answer: Answer) -> list[tuple[str, str]]:
 
 
 def figures_table(answer: Answer) -> Table:
-    """A row for each figure, a column for each variant."""
+    """A row per figure, a column per variant."""
     names = ["", *(variant.name for variant in answer.variants)]
     return Table.of(names, ([what, *texts] for what, texts in rows(answer)))
 
@@ -343,21 +356,14 @@ def metrics_table(answer: Answer) -> Table:
         (
             (variant.name, name, value)
             for variant in answer.variants
-            for name, value in flat(result_document(answer, variant))
+            for name, value in flattened(result_document(answer, variant), lists=False)
+            if name != "name"
         ),
     )
 
 
-def flat(document: Mapping[str, object], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in document.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{before}{key}.")
-        elif not isinstance(value, list) and key != "name":
-            yield f"{before}{key}", value
-
-
 def document(answer: Answer) -> typed.SimulationDocument:
-    """kvplan/simulation@1."""
+    """Build kvplan/simulation@1."""
     plan = answer.plan
     return {
         "schema": "kvplan/simulation@1",
@@ -457,7 +463,7 @@ def _spread(answer: Answer, metric: Metric, run: Result) -> typed.Spread:
 
 
 def timeline_table(simulation: Run) -> Table:
-    """A row per stretch of time: averages of the steps that began in it, the highest of each, tokens given."""
+    """A row per time interval: averages over the steps that began in it, the maximum of each, output tokens."""
     names = ["start_s", *(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"]
     timeline, rows = simulation.timeline, list[list[Any]]()
     for number, bucket in enumerate(timeline.buckets):

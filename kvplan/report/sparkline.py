@@ -1,13 +1,13 @@
-"""A figure's history in a line of characters."""
+"""A figure's history as a line of characters."""
 
 from collections.abc import Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-ASCII = "_.:-=+*#"  # for a terminal that lacks the blocks
+ASCII = "_.:-=+*#"  # for a terminal that lacks block characters
 
 
 def sparkline(values: Sequence[float | None], cells: int, *, top: float | None = None, blocks: bool = True) -> str:
-    """The last values in so many cells, the newest rightmost, blank where there is none.
+    """Draw the last values in this many cells, the newest rightmost, blank if missing.
 
     0 is the lowest character and anything above it a higher one, up to the highest at `top`; None: the largest value.
     """

@@ -1,4 +1,4 @@
-"""A sweep as a picture: users per GPU, and per dollar, against context, a curve for each GPU and the front over all."""
+"""A sweep as a picture: users per GPU, and per dollar, against context, with a curve per GPU and the Pareto front."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,16 @@ from kvplan.core.units import KIB
 from kvplan.planning.sweep import Curves, front_of
 
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
-MOST_CURVES = 12  # more can neither be told apart nor listed
-# Okabe and Ito's colors, told apart by people who see few: six, then again with dashes.
+MOST_CURVES = 12  # more can be neither told apart nor listed
+# Okabe and Ito's color-blind safe colors: six, then again with dashes.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, MUTED, GRID = "#1a1a1a", "#666666", "#dddddd"
-INCHES = (9.0, 4.8)  # of one panel
+INCHES = (9.0, 4.8)  # per panel
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: (context, value) points of each curve by its label, of the front over all, and how many are not
-    shown."""
+    """One panel: (context, value) points of each labeled curve and the Pareto front, and how many curves are hidden."""
 
     title: str
     unit: str
@@ -35,7 +34,7 @@ class Panel:
 
 
 def panels(curves: Curves) -> list[Panel]:
-    """Users per GPU, and where prices are known users per dollar."""
+    """Users per GPU and, if prices are known, users per dollar."""
     drawn = [panel("Users per GPU", "users per GPU", curves.per_gpu)]
     if curves.per_dollar:
         drawn.append(panel("Users per dollar and hour", "users per $/h", curves.per_dollar))
@@ -49,13 +48,13 @@ def panel(title: str, unit: str, curves: Mapping[tuple[str, str], Mapping[int, f
         for (model, gpu), points in curves.items()
     ]
     named.sort(key=lambda curve: -max(value for _, value in curve[1]))
-    # Of several models no front: more users of a smaller one beat nothing.
+    # No front over several models: more users of a smaller model are not better.
     front = () if several else tuple(front_of(list(curves.values())))
     return Panel(title, unit, tuple(named[:MOST_CURVES]), front, max(0, len(named) - MOST_CURVES))
 
 
 def picture(curves: Curves, format: str) -> bytes:
-    """The figure as a PNG or SVG file."""
+    """Render the figure as a PNG or SVG file."""
     with mpl.rc_context(SETTINGS):
         figure = draw(panels(curves))
         buffer = io.BytesIO()
@@ -75,7 +74,7 @@ def draw(panels: Sequence[Panel]) -> Figure:
 
 
 def style_of(place: int) -> tuple[str, str]:
-    """(color, dashes) of the curve at a place of the legend: the same in every panel."""
+    """(color, dashes) of the curve at a position in the legend: the same in every panel."""
     return COLORS[place % len(COLORS)], ("-", "--", ":")[place // len(COLORS) % 3]
 
 
@@ -107,7 +106,7 @@ def draw_panel(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
 
 
 def scale(ax: Axes, panel: Panel) -> None:
-    """Contexts by doublings, labeled as they are written; users by tens."""
+    """Scale contexts by powers of 2 and users by powers of 10."""
     contexts = sorted({context for _, points in panel.curves for context, _ in points})
     values = [value for _, points in panel.curves for _, value in points]
     if len(contexts) > 1:
@@ -124,7 +123,7 @@ def scale(ax: Axes, panel: Panel) -> None:
 
 
 def tokens_text(tokens: int) -> str:
-    """A context as people write it: 32k, 1M, else its digits."""
+    """Format a context: 32k, 1M, else its digits."""
     for size, sign in ((KIB * KIB, "M"), (KIB, "k")):
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size}{sign}"

@@ -1,4 +1,4 @@
-"""A sweep's rows as CSV and JSON, written part by part, and as a table of those columns that vary."""
+"""A sweep's rows as CSV and JSON, written in parts, and as a table of the columns that vary."""
 
 import heapq
 import json
@@ -19,7 +19,7 @@ from kvplan.report.page import Block, bold
 from kvplan.servers.base import terms_of
 
 SWEEP = "kvplan/sweep@1"
-MOST_REASONS = 1_000  # distinct ones that are counted
+MOST_REASONS = 1_000  # distinct reasons to count
 SHOWN_REASONS = 3
 
 Key = Callable[[Row], tuple[Any, ...]]
@@ -30,7 +30,7 @@ Key = Callable[[Row], tuple[Any, ...]]
 
 @dataclass(slots=True)
 class Tally:
-    """How many combinations there are of each kind, and why some are impossible."""
+    """Number of combinations of each kind, and why some are impossible."""
 
     fitting: int = 0
     short: int = 0
@@ -60,7 +60,7 @@ def json_head(prices: str | None, *, pareto: bool) -> str:
 
 
 def json_rows(rows: Iterable[Row], *, first: bool) -> str:
-    """One line per row; `first`: no row comes before."""
+    """One line per row; `first`: no row precedes."""
     encode = json.JSONEncoder(allow_nan=False).encode
     lines = [encode(dict(zip(Row._fields, row, strict=True))) for row in rows]
     if not lines:
@@ -96,7 +96,7 @@ class Best:
 
 
 def key_of(sort: str, models: Sequence[str]) -> Key:
-    """What a table begins with: fitting rows first, then by context, or by a figure, the largest first."""
+    """Sort key of a table: fitting rows first, then by context, or by a figure, the largest first."""
     order = {name: i for i, name in enumerate(models)}
     match sort:
         case "users":
@@ -121,7 +121,7 @@ def key_of(sort: str, models: Sequence[str]) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: its header, the field whose values vary, how a row is shown."""
+    """A column of the table: its header, the field whose values vary, and the cell's text."""
 
     header: str
     field: str
@@ -155,7 +155,7 @@ LEFT = ("model", "GPU", "engine", "weights in", "dtype")
 
 
 def varying(grid: Grid) -> list[Column]:
-    """The columns of the axes that have more than one value."""
+    """Columns of the axes that have more than one value."""
     models, gpus, contexts = grid.shape
     sizes = {
         "model": models,
@@ -204,7 +204,7 @@ def headers(*, prices: bool) -> list[str]:
 
 
 def subject(grid: Grid, rows: Sequence[Row]) -> str:
-    """What all rows share: "llama-3.1-8b on a100-80g at 32,768 tokens"."""
+    """What all rows have in common: "llama-3.1-8b on a100-80g at 32,768 tokens"."""
     first = grid.requests[0]
     models, gpus, contexts = grid.shape
     text = printable(first.spec.name) if models == 1 else f"{models} models"
@@ -221,14 +221,13 @@ def subject(grid: Grid, rows: Sequence[Row]) -> str:
 
 
 def headline(grid: Grid, rows: Sequence[Row], tally: Tally) -> str:
-    counted = "1 combination" if tally.combinations == 1 else f"{tally.combinations:,} combinations"
     fit = "fits" if tally.fitting == 1 else "fit"
-    return f"{subject(grid, rows)}: {counted}, {tally.fitting:,} {fit}"
+    return f"{tally.fitting:,} of {plural(tally.combinations, 'combination')} {fit}: {subject(grid, rows)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The rows that a reader sees of a sweep, and what is not among them."""
+    """The rows shown of a sweep, and a count of the others."""
 
     grid: Grid
     rows: Sequence[Row]
@@ -249,7 +248,7 @@ class Shown:
         return headline(self.grid, self.rows, self.tally)
 
     def parts(self) -> list[Part]:
-        """The rows, with what they share above and what is not among them below."""
+        """The rows, with their common values above and a summary of the others below."""
         parts: list[Part] = [line(f"{self.title}; Pareto-optimal rows:" if self.pareto else self.title, "bold"), line()]
         parts += [self.table] if self.rows else []
         return parts + [line(text) for text in footer(self.tally, self.left_out, self.alike)]
@@ -260,13 +259,13 @@ class Shown:
         return parts + [text.strip() for text in footer(self.tally, self.left_out, self.alike) if text]
 
     def answer(self, document: Callable[[], Any]) -> Answer:
-        """Of the formats that are not written row by row."""
+        """The answer for formats that are not written row by row."""
         rows = lambda: Table.of(Row._fields, self.rows)  # noqa: E731
         servers = [row.engine for row in self.rows]
         return Answer(lambda _: self.parts(), document, rows, self.page, self.figures, servers)
 
     def figures(self) -> list[Figure]:
-        """How many users each of the rows serves."""
+        """Number of users that each of the rows serves."""
         axes = varying(self.grid)
         rows = (
             (", ".join(column.text(row) for column in axes), row.users or 0, plural(row.users or 0, "user"))
@@ -279,7 +278,7 @@ def footer(tally: Tally, left_out: int, alike: int) -> list[str]:
     texts = [f"… and {left_out:,} more: --format csv"] if left_out else []
     if alike:
         others = "1 other combination holds" if alike == 1 else f"{alike:,} other combinations hold"
-        texts.append(f"{others} as many users on as many of the same GPUs, with flags further from the defaults.")
+        texts.append(f"{others} the same users on the same GPUs with flags further from the defaults.")
     if tally.impossible:
         subject = "1 combination is" if tally.impossible == 1 else f"{tally.impossible:,} combinations are"
         texts += ["", f"{subject} not possible:"]

@@ -1,4 +1,4 @@
-"""The HTML pages' templates: one environment, one style sheet, one guard against text of unknown origin."""
+"""Templates of the HTML pages: one environment, one style sheet, and escaping of text of unknown origin."""
 
 import re
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ NO_BREAK = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 
 def rendered_page(template: str, *, servers: Sequence[str] = (), **values: Any) -> str:
-    """A template of this folder, filled in; every value is escaped but where the template says `safe`.
+    """Render a template of this folder; every value is escaped unless the template marks it `safe`.
 
-    servers  whose starts are planned, with their releases, as the foot of the page names them
+    servers  planned servers with their releases, for the foot of the page
     """
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -39,7 +39,7 @@ def planned_for(servers: Sequence[str]) -> str:
 
 
 def source_of(name: str) -> str:
-    """The text of a file beside this one."""
+    """Text of a file in this package."""
     return files("kvplan.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -51,5 +51,5 @@ def kvplan_version() -> str:
 
 
 def unbroken(sentence: str) -> str:
-    """No line break between a number and its unit."""
+    """Replace spaces between a number and its unit with no-break spaces."""
     return re.sub(r"(?<=\d) (?=(?:%|[KMGT]?i?B|s|W|MHz)(?!\w))", NO_BREAK, sentence)

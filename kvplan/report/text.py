@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvplan.core.table import Markdown, Table, markdown_text
+from kvplan.core.table import Markdown, Table, Value, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size, plural
 from kvplan.documents.artifact import plan_document
 from kvplan.planning.explain import explain as explained
-from kvplan.planning.plan import MemoryBreakdown, Plan
+from kvplan.planning.plan import Plan
 from kvplan.report.console import (
     LABELS,
     caveats,
@@ -28,82 +28,83 @@ from kvplan.report.console import (
 )
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.page import Block, block_text, bold, bullets, code, folded
+from kvplan.servers.plans import budget_sizes
 
 if TYPE_CHECKING:
     from kvplan.documents.plan import PlanDocument
 
-# Columns are paths of the JSON document; they only ever grow at the end.
-COLUMNS = (
-    "inputs.model.name",
-    "inputs.model.id",
-    "inputs.engine",
-    "inputs.gpu.name",
-    "inputs.num_gpus",
-    "inputs.args.tensor_parallel_size",
-    "inputs.args.pipeline_parallel_size",
-    "inputs.args.data_parallel_size",
-    "inputs.settings.max_model_len",
-    "inputs.settings.dtype",
-    "inputs.settings.gpu_memory_utilization",
-    "inputs.settings.max_num_seqs",
-    "inputs.settings.max_num_batched_tokens",
-    "fits",
-    "deficit",
-    "memory.total",
-    "memory.budget",
-    *(f"memory.{row}" for row in MemoryBreakdown.ROWS),
-    "memory.unused_detail.context",
-    "memory.unused_detail.outside_budget",
-    "memory.unused_detail.slack",
-    "memory.load_peak",
-    "kv.dtype",
-    "kv.bytes_per_token",
-    "kv.bytes_per_request",
-    "kv.state_bytes_per_request",
-    "kv.block_size",
-    "kv.bytes_per_block",
-    "kv.blocks_per_request",
-    "kv.num_blocks",
-    "kv.tokens",
-    "concurrency.max",
-    "concurrency.low",
-    "concurrency.high",
-    "concurrency.replicas",
-    "parameters.total",
-    "parameters.active",
-    "flags.command",
-    "concurrency.users",
-    "concurrency.users_low",
-    "concurrency.users_high",
-    "concurrency.pool_users",
-    "memory.missing",
-    "memory.unused_detail.over_budget",
-    "memory.unused_detail.over_gpu",
-)
 
-
-def value_at(document: PlanDocument, path: str) -> Any:
-    """The value at a dotted path."""
-    value: Any = document
-    for key in path.split("."):
-        value = value[key]
-    return value
+def plan_cells(doc: PlanDocument) -> dict[str, Value]:
+    """A plan's row of CSV. Columns are paths of the JSON document; new ones are only added at the end."""
+    inputs, memory, kv, concurrency = doc["inputs"], doc["memory"], doc["kv"], doc["concurrency"]
+    args, settings, unused = inputs["args"], inputs["settings"], memory["unused_detail"]
+    rows = {"weights": memory["weights"], **budget_sizes(memory), "kv_cache": memory["kv_cache"]}
+    return {
+        "inputs.model.name": inputs["model"]["name"],
+        "inputs.model.id": inputs["model"]["id"],
+        "inputs.engine": inputs["engine"],
+        "inputs.gpu.name": inputs["gpu"]["name"],
+        "inputs.num_gpus": inputs["num_gpus"],
+        "inputs.args.tensor_parallel_size": args["tensor_parallel_size"],
+        "inputs.args.pipeline_parallel_size": args["pipeline_parallel_size"],
+        "inputs.args.data_parallel_size": args["data_parallel_size"],
+        "inputs.settings.max_model_len": settings["max_model_len"],
+        "inputs.settings.dtype": settings["dtype"],
+        "inputs.settings.gpu_memory_utilization": settings["gpu_memory_utilization"],
+        "inputs.settings.max_num_seqs": settings["max_num_seqs"],
+        "inputs.settings.max_num_batched_tokens": settings["max_num_batched_tokens"],
+        "fits": doc["fits"],
+        "deficit": doc["deficit"],
+        "memory.total": memory["total"],
+        "memory.budget": memory["budget"],
+        **{f"memory.{name}": size for name, size in rows.items()},
+        "memory.unused": memory["unused"],
+        "memory.unused_detail.context": unused["context"],
+        "memory.unused_detail.outside_budget": unused["outside_budget"],
+        "memory.unused_detail.slack": unused["slack"],
+        "memory.load_peak": memory["load_peak"],
+        "kv.dtype": kv["dtype"],
+        "kv.bytes_per_token": kv["bytes_per_token"],
+        "kv.bytes_per_request": kv["bytes_per_request"],
+        "kv.state_bytes_per_request": kv["state_bytes_per_request"],
+        "kv.block_size": kv["block_size"],
+        "kv.bytes_per_block": kv["bytes_per_block"],
+        "kv.blocks_per_request": kv["blocks_per_request"],
+        "kv.num_blocks": kv["num_blocks"],
+        "kv.tokens": kv["tokens"],
+        "concurrency.max": concurrency["max"],
+        "concurrency.low": concurrency["low"],
+        "concurrency.high": concurrency["high"],
+        "concurrency.replicas": concurrency["replicas"],
+        "parameters.total": doc["parameters"]["total"],
+        "parameters.active": doc["parameters"]["active"],
+        "flags.command": doc["flags"]["command"],
+        "concurrency.users": concurrency["users"],
+        "concurrency.users_low": concurrency["users_low"],
+        "concurrency.users_high": concurrency["users_high"],
+        "concurrency.pool_users": concurrency["pool_users"],
+        "memory.missing": memory["missing"],
+        "memory.unused_detail.over_budget": unused["over_budget"],
+        "memory.unused_detail.over_gpu": unused["over_gpu"],
+        "host_memory.kv_offloading": doc["host_memory"]["kv_offloading"],
+        "host_memory.users": doc["host_memory"]["users"],
+    }
 
 
 def plans_table(plans: Sequence[Plan]) -> Table:
     """One row per plan."""
-    documents = map(plan_document, plans)
-    return Table.of(COLUMNS, ([value_at(document, path) for path in COLUMNS] for document in documents))
+    rows = [plan_cells(plan_document(plan)) for plan in plans]
+    return Table.of(tuple(rows[0]), (tuple(row.values()) for row in rows))
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def memory_bars(plans: Sequence[Plan]) -> list[Figure]:
-    """Where each GPU's memory goes, a bar for each plan."""
+    """Memory breakdown of each GPU, one bar per plan."""
     documents = [plan_document(plan) for plan in plans]
     bars = tuple(memory_bar(doc, label) for doc, label in zip(documents, labels(documents), strict=True))
-    note = "The dashed line is the budget that the server may use; what is hatched in red is more than the GPU has."
+    note = "Dashed line: the server's memory budget. Hatched in red: more than the GPU has."
     return [Bars("Where the memory of each GPU goes", bars, note)] if bars else []
 
 
@@ -117,7 +118,7 @@ def memory_bar(doc: PlanDocument, label: str) -> Bar:
 
 
 def labels(documents: Sequence[PlanDocument]) -> list[str]:
-    """What tells the plans apart: model, GPU and context, as far as they differ."""
+    """Labels that distinguish the plans: model, GPU and context, as far as they differ."""
     names = [name_of(doc) for doc in documents]
     gpus = [where(doc) for doc in documents]
     contexts = [f"{doc['kv']['max_model_len']:,} tokens" for doc in documents]
@@ -129,7 +130,7 @@ def labels(documents: Sequence[PlanDocument]) -> list[str]:
 
 
 def plans_page(plans: Sequence[Plan], *, explain: bool = False) -> list[Block]:
-    """One plan in full, several as a table; with `explain` each one's formulas below, folded."""
+    """One plan in full, or several as a table; with `explain`, followed by each one's formulas, collapsed."""
     documents = [plan_document(plan) for plan in plans]
     parts: list[Block] = _one(documents[0]) if len(documents) == 1 else [bold(fitting(documents)), _several(documents)]
     if explain:
@@ -184,6 +185,9 @@ def _figures(doc: PlanDocument) -> Table:
     ]
     if users["log_differs"] is not None:
         rows.append(["", users["log_differs"]])
+    host = doc["host_memory"]
+    if host["kv_offloading"]:
+        rows.append(["beyond the GPU", f"{format_gib(host['kv_offloading'])} of host memory, {host['users']:,} users"])
     return Table.of(("KV cache and users", ""), rows)
 
 
@@ -198,8 +202,8 @@ def _assumed(doc: PlanDocument) -> Block:
         for each in doc["assumptions"]
     ]
     if not rows:
-        return "Nothing is modeled: every number is derived."
-    return Table.of(("modeled, not derived", "GiB", "range", "formula"), rows, left=(0, 3))
+        return "No estimates: every number is computed."
+    return Table.of(("estimated component", "GiB", "range", "formula"), rows, left=(0, 3))
 
 
 def _several(documents: Sequence[PlanDocument]) -> Table:

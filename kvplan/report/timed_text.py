@@ -1,10 +1,9 @@
-"""Placements within targets of time, as JSON, CSV, Markdown and a table; all from one document."""
+"""Placements that meet latency targets, as JSON, CSV, Markdown and a table, all from one document."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
@@ -16,7 +15,9 @@ from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, bullets, code
+from kvplan.report.recommend_text import LESS_PRECISE
 from kvplan.report.simulate_text import duration, percent, rate_text, span
+from kvplan.simulate.ranges import unseen_remark
 
 if TYPE_CHECKING:
     from kvplan.documents import timed as typed
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from kvplan.simulate.slo import Kept
 
 METHOD = (
-    "Each server is simulated at an even share of the load. Placements that are not simulated need at least the "
-    "servers that a closed form gives."
+    "Each server is simulated at an even share of the load. Placements that are not simulated show "
+    "the analytical minimum."
 )
 
 
@@ -50,6 +51,7 @@ def document(request: Request, load: str, demand: Demand, placed: Placed) -> typ
         "failures": [
             {"gpu": each.gpu, "num_gpus": each.num_gpus, "reason": each.reason} for each in placed.missed
         ],
+        "unseen": sorted({what for each in placed.timed for what in each.ranges.unseen}),
     }  # fmt: skip
     doc["answer"] = headline(doc)
     return doc
@@ -61,7 +63,8 @@ def placement_document(each: Timed, demand: Demand) -> typed.TimedPlacement:
     per_s = each.result.output_tokens_per_s
     if demand.rate is not None and each.result.finished:
         per_s = demand.rate / each.servers * sum_of(each) / each.result.finished
-    tokens = each.servers * per_s * 3600
+    total_per_s = each.servers * per_s
+    tokens = total_per_s * 3600
     return {
         "gpu": kind.gpu,
         "servers": servers,
@@ -71,7 +74,8 @@ def placement_document(each: Timed, demand: Demand) -> typed.TimedPlacement:
         "changes": list(kind.changes),
         "price_per_hour": price,
         "price_per_million_output_tokens": None if price is None or not tokens else price / tokens * 1e6,
-        "output_tokens_per_s": per_s,
+        "output_tokens_per_s": total_per_s,
+        "server_output_tokens_per_s": per_s,
         "kv_usage_peak": each.result.kv_usage_peak,
         "targets": [target_document(outcome) for outcome in each.outcomes],
         "warnings": list(warnings(kind)),
@@ -80,7 +84,7 @@ def placement_document(each: Timed, demand: Demand) -> typed.TimedPlacement:
 
 
 def sum_of(each: Timed) -> float:
-    """Output tokens of the run."""
+    """Number of output tokens of the run."""
     return each.result.output_tokens_per_s * each.result.seconds
 
 
@@ -108,7 +112,7 @@ def bounded_document(each: Candidate, spare: int) -> typed.Bounded:
 
 def warnings(kind: Candidate) -> list[str]:
     if num_gpus(kind.plan) > 1 and kind.plan.request.gpu.interconnect == "pcie":
-        return ["its GPUs exchange every layer's results over PCIe"]
+        return ["its GPUs communicate over PCIe at every layer"]
     return []
 
 
@@ -123,7 +127,7 @@ def headline(doc: typed.TimedRecommendationDocument) -> str:
     question = doc["question"]
     targets, load = " and ".join(question["targets"]), question["load"]
     if not doc["placements"]:
-        return f"No: nothing tried serves {load}, with {targets}."
+        return f"No: no placement tried serves {load} with {targets}."
     best = doc["placements"][0]
     spare = f", {best['spare']} of them spare" if best["spare"] else ""
     price = "" if best["price_per_hour"] is None else f", {dollars(best['price_per_hour'])}/hour"
@@ -133,7 +137,8 @@ def headline(doc: typed.TimedRecommendationDocument) -> str:
         if servers == best["num_gpus"] == 1
         else f": {plural(servers, 'server')} of TP {best['tensor_parallel_size']}"
     )
-    return f"Take {best['num_gpus']} x {best['gpu']}{split}{spare}{price}. Serves {load}, with {targets}."
+    changes = f" with {' and '.join(best['changes'])}" if best["changes"] else ""
+    return f"Take {best['num_gpus']} x {best['gpu']}{changes}{split}{spare}{price}. Serves {load}, with {targets}."
 
 
 def dollars(amount: float) -> str:
@@ -169,7 +174,7 @@ def placements_table(doc: typed.TimedRecommendationDocument, limit: int) -> Tabl
             *(price_cells(each) if has_price else []),
             *(target_text(target) for target in each["targets"]),
             percent(each["kv_usage_peak"]),
-            rate_text(float(f"{each['output_tokens_per_s'] * (each['servers'] - each['spare']):.3g}")),
+            rate_text(float(f"{each['output_tokens_per_s']:.3g}")),
         ]
         for each in doc["placements"][:limit]
     ]
@@ -185,13 +190,17 @@ def price_cells(each: typed.TimedPlacement) -> list[str]:
 
 def remarks(doc: typed.TimedRecommendationDocument) -> list[str]:
     texts = [f"{each['num_gpus']} x {each['gpu']}: {text}" for each in doc["placements"] for text in each["warnings"]]
+    if any(change.startswith("fp8") for each in doc["placements"] for change in each["changes"]):
+        texts.append(LESS_PRECISE)
+    if doc["unseen"]:
+        texts.append(unseen_remark(doc["unseen"]))
     if doc["bounded"]:
         others = ", ".join(
             f"{each['num_gpus']} x {each['gpu']} (TP {each['tensor_parallel_size']}"
             f"{''.join(f', {change}' for change in each['changes'])})"
             for each in doc["bounded"][:6]
         )
-        texts.append(f"Not simulated, at least: {others}{', ...' if len(doc['bounded']) > 6 else ''}")
+        texts.append(f"Not simulated (minimum): {others}{', ...' if len(doc['bounded']) > 6 else ''}")
     texts += [f"{each['gpu']} x{each['num_gpus']}: {printable(each['reason'], 200)}" for each in doc["failures"]]
     return texts
 
@@ -218,7 +227,7 @@ def page(doc: typed.TimedRecommendationDocument, limit: int) -> list[Block]:
 
 
 def cost_bars(doc: typed.TimedRecommendationDocument, limit: int) -> list[Figure]:
-    """What each placement costs, or without prices how many GPUs it takes."""
+    """Cost of each placement, or without prices its number of GPUs."""
     placements = doc["placements"][:limit]
     names = [", ".join((f"{place['num_gpus']} x {place['gpu']}", *place["changes"])) for place in placements]
     prices = [place["price_per_hour"] for place in placements]
@@ -229,20 +238,37 @@ def cost_bars(doc: typed.TimedRecommendationDocument, limit: int) -> list[Figure
     return bars("GPUs", ((name, count, plural(count, "GPU")) for name, count in zip(names, counts, strict=True)))
 
 
-COLUMNS: Sequence[str] = (
-    "gpu", "servers", "spare", "num_gpus", "tensor_parallel_size", "price_per_hour", "price_per_million_output_tokens",
-    "output_tokens_per_s", "kv_usage_peak", "command",
-)  # fmt: skip
+Column = Literal[
+    "gpu",
+    "servers",
+    "spare",
+    "num_gpus",
+    "tensor_parallel_size",
+    "price_per_hour",
+    "price_per_million_output_tokens",
+    "output_tokens_per_s",
+    "server_output_tokens_per_s",
+    "kv_usage_peak",
+    "command",
+]
+COLUMNS: Final[tuple[Column, ...]] = get_args(Column)
+ENDS: Final[tuple[Literal["low", "high"], ...]] = ("low", "high")
 
 
 def rows_table(doc: typed.TimedRecommendationDocument) -> Table:
-    """A row for each placement that was simulated, with a column for each target."""
+    """A row per simulated placement, with three columns per target: its value and the ends of the range."""
     names = [target["promise"] for target in doc["placements"][0]["targets"]] if doc["placements"] else []
     rows = (
-        [*(dict(each)[name] for name in COLUMNS), *(target["value"] for target in each["targets"])]
-        for each in doc["placements"]
+        [
+            *(placement[name] for name in COLUMNS),
+            *(target["value"] for target in placement["targets"]),
+            *(target[end] for target in placement["targets"] for end in ENDS),
+            " and ".join(placement["changes"]),
+        ]
+        for placement in doc["placements"]
     )
-    return Table.of((*COLUMNS, *names), rows)
+    ends = [f"{name} {end}" for name in names for end in ENDS]
+    return Table.of((*COLUMNS, *names, *ends, "changes"), rows)
 
 
 def shapes(doc: typed.TimedRecommendationDocument, limit: int) -> Answer:

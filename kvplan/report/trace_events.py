@@ -1,10 +1,10 @@
-"""What happened when, for ui.perfetto.dev: tracks of slices, counters and instants, in Perfetto's format or as JSON."""
+"""Events over time for ui.perfetto.dev: tracks of slices, counters and instants, in Perfetto's format or as JSON."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from kvplan.core.errors import EnvironmentProblem
 from kvplan.measure.rundir import Run
@@ -15,18 +15,37 @@ if TYPE_CHECKING:
 
 FORMATS: Final = {".pftrace": "pftrace", ".json": "json"}
 GENERATOR: Final = "written by kvplan"
-SAMPLED: Final = {  # of a run's samples: those that no step counts, and their unit
-    "rss": "bytes", "torch_allocated": "bytes", "torch_reserved": "bytes", "device_used": "bytes",
-    "process_used": "bytes", "num_kv_tokens": "", "num_filled_slots": "", "generation_tokens": "", "power_w": "W",
+Sampled = Literal[
+    "rss",
+    "torch_allocated",
+    "torch_reserved",
+    "device_used",
+    "process_used",
+    "num_kv_tokens",
+    "num_filled_slots",
+    "generation_tokens",
+    "power_w",
+    "sm_clock_mhz",
+]
+SAMPLED: Final[dict[Sampled, str]] = {  # sampled values of a run that steps do not report, and their units
+    "rss": "bytes",
+    "torch_allocated": "bytes",
+    "torch_reserved": "bytes",
+    "device_used": "bytes",
+    "process_used": "bytes",
+    "num_kv_tokens": "",
+    "num_filled_slots": "",
+    "generation_tokens": "",
+    "power_w": "W",
     "sm_clock_mhz": "MHz",
-}  # fmt: skip
+}
 FLAG: Final = "--trace-events"
-SEQUENCE: Final = 1  # of packets: one writer wrote them all
+SEQUENCE: Final = 1  # of packets: all are from one writer
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What lasted; seconds."""
+    """An interval; seconds."""
 
     name: str
     start: float
@@ -36,7 +55,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A line of the page: slices that follow each other, perhaps in one that spans them, and instants."""
+    """A line of the page: consecutive slices, optionally inside one that spans them, and instants."""
 
     name: str
     slices: Sequence[Slice]
@@ -55,7 +74,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What is drawn together: a server, or a run's samples. `kind` is what its tracks are, for the line above them."""
+    """Tracks drawn together: a server's, or a run's samples. `kind` is the heading of its tracks."""
 
     name: str
     counters: Sequence[Counter]
@@ -64,7 +83,7 @@ class Process:
 
 
 def require_perfetto() -> None:
-    """Refuse Perfetto's own format where nothing can write it."""
+    """Raise EnvironmentProblem if perfetto is missing."""
     if find_spec("perfetto") is None:
         raise EnvironmentProblem(
             FLAG, "perfetto is not installed", "pip install '.[trace]' in kvplan's sources, or write .json"
@@ -72,15 +91,15 @@ def require_perfetto() -> None:
 
 
 def written(processes: Iterable[Process], form: str) -> Iterator[bytes]:
-    """The file's bytes, piece by piece."""
+    """Yield the file's bytes, piece by piece."""
     return as_pftrace(processes) if form == "pftrace" else as_json(processes)
 
 
-# --- what there is ----------------------------------------------------------------------------------------------------
+# --- contents ---------------------------------------------------------------------------------------------------------
 
 
 def server(tracks: Tracks) -> Process:
-    """A server: its counters of every step, and a track for each request in the order they came."""
+    """A server: its counters at every step, and a track per request in order of arrival."""
     begin = tracks.begin_s
     counters = [
         Counter(name, "", [(begin + seconds, value) for seconds, value in points])
@@ -100,7 +119,7 @@ def _request(request: RequestTrack, begin: float) -> Track:
 
 
 def samples(run: Run) -> Process:
-    """A run's stages, and what was measured at times of its own."""
+    """A run's stages, and the values sampled between steps."""
     counters = [Counter(name, unit, points) for name, unit in SAMPLED.items() if (points := _sampled(run, name))]
     stages = [(event["t"], str(event["stage"])) for event in run.events if event.get("event") == "stage"]
     ends = [start for start, _ in stages[1:]] + [run.samples[-1]["t"] if run.samples else 0.0]
@@ -108,11 +127,10 @@ def samples(run: Run) -> Process:
     return Process("samples", counters, "run", [Track("stages", slices)])
 
 
-def _sampled(run: Run, name: str) -> list[tuple[float, int | float]]:
+def _sampled(run: Run, name: Sampled) -> list[tuple[float, int | float]]:
     points = []
     for sample in run.samples:
-        values: Mapping[str, object] = sample
-        value = values.get(name)
+        value: object = sample.get(name)  # from a file: may be anything
         if isinstance(value, int | float):
             points.append((sample["t"], value))
     return points
@@ -122,7 +140,7 @@ def _sampled(run: Run, name: str) -> list[tuple[float, int | float]]:
 
 
 def as_pftrace(processes: Iterable[Process]) -> Iterator[bytes]:
-    """A perfetto.protos.Trace, a piece for each track: their concatenation is the whole message."""
+    """A perfetto.protos.Trace in pieces, one per track: their concatenation is the whole message."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
     uuid = 0
@@ -154,7 +172,7 @@ def as_pftrace(processes: Iterable[Process]) -> Iterator[bytes]:
 
 
 def counted(counter: Counter, uuid: int) -> Iterator["TracePacket"]:
-    """A packet for each value."""
+    """Yield a packet for each value."""
     for seconds, value in counter.points:
         packet = _packet(seconds, uuid, "TYPE_COUNTER")
         if isinstance(value, int):
@@ -165,7 +183,7 @@ def counted(counter: Counter, uuid: int) -> Iterator["TracePacket"]:
 
 
 def drawn(track: Track, uuid: int) -> Iterator["TracePacket"]:
-    """Begin and end of each slice, in order; where one ends as the next begins, the end comes first."""
+    """Begin and end of each slice, in order; if one ends as the next begins, the end comes first."""
     if track.whole is not None:
         yield _begin(track.whole, uuid)
     for part in track.slices:
@@ -212,7 +230,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def as_json(processes: Iterable[Process]) -> Iterator[bytes]:
-    """Trace events in microseconds: a process for each process, a thread for each track."""
+    """Trace events in microseconds: a process per process, a thread per track."""
     separator = f'{{"otherData": {{"generator": "{GENERATOR}"}}, "traceEvents": ['
     for pid, process in enumerate(processes, 1):
         for event in _events(process, pid):

@@ -1,14 +1,14 @@
-"""The flags that serve the most, as JSON, CSV, Markdown and a table; all from one document."""
+"""The flags with the highest throughput, as JSON, CSV, Markdown and a table, all from one document."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from kvplan.core.files import printable
-from kvplan.core.table import Table
+from kvplan.core.table import Table, Value
 from kvplan.core.units import GIB, plural
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
@@ -19,23 +19,27 @@ from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.simulate_text import duration, percent, rate_text
 from kvplan.report.timed_text import limit_text, target_document, target_text
 from kvplan.servers.arguments import ARGUMENTS
-from kvplan.simulate.ranges import verdict
-from kvplan.simulate.settings import TURNED
+from kvplan.servers.base import server_of, terms_of
+from kvplan.simulate.ranges import unseen_remark, verdict
+from kvplan.simulate.settings import TURNED, is_flag_of
+from kvplan.simulate.tuning import MARGIN
 
 if TYPE_CHECKING:
     from kvplan.documents import tune as typed
     from kvplan.simulate.steady import Demand
-    from kvplan.simulate.tuning import Choice, Tuned
+    from kvplan.simulate.tuning import Choice, Nearest, Tuned
 
+HIGHEST_RATE: Final = "the highest rate within the targets"  # what is sought where no --rate is given
 METHOD: Final = (
-    "Every setting is rated in closed form; those of the table were simulated, each at the largest load that keeps the "
-    "targets. In brackets: on servers as slow and as fast as the range of times allows."
+    "All settings are estimated analytically; those in the table were simulated, each at its highest load within the "
+    "targets. Parentheses: the range if step times are at the slow or the fast end of their range."
 )
 
 
 def document(
     base: Request, num_gpus: int, load: str, demand: Demand, rate: float | None, tuned: Tuned
 ) -> typed.TuneDocument:
+    unseen = () if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base))).unseen
     context = base.args.max_model_len
     assert isinstance(context, int), "the command states one"
     reasons = Counter(refused.reason for refused in tuned.refused)
@@ -58,8 +62,11 @@ def document(
         "num_settings": tuned.num_settings,
         "num_simulated": tuned.num_simulated,
         "settings": [setting_document(base, choice, tuned) for choice in tuned.choices],
-        "limits": list(limits_of(tuned.choices[0])) if tuned.choices else [],
+        "limits": list(limits_of(base, tuned.choices[0])) if tuned.choices and not tuned.is_light_load else [],
+        "too_few_requests": tuned.is_light_load,
+        "nearest": None if tuned.nearest is None else nearest_document(base, tuned.nearest),
         "failures": [{"reason": reason, "settings": count} for reason, count in reasons.most_common()],
+        "unseen": list(unseen),
     }
     doc["answer"] = headline(doc)
     return doc
@@ -99,7 +106,18 @@ def setting_document(base: Request, choice: Choice, tuned: Tuned) -> typed.Tuned
     }
 
 
-def limits_of(choice: Choice) -> Sequence[str]:
+def nearest_document(base: Request, nearest: Nearest) -> typed.NearestSetting:
+    setting = nearest.setting
+    return {
+        "servers": setting.replicas,
+        "tensor_parallel_size": setting.tensor_parallel_size,
+        "requests_per_s": nearest.rate,
+        "targets": [target_document(target) for target in nearest.outcomes],
+        "command": shlex.join(serve_command(plan(setting.request(base)))),
+    }
+
+
+def limits_of(base: Request, choice: Choice) -> Sequence[str]:
     """What keeps a setting from serving more."""
     run = choice.tried.run
     assert run is not None
@@ -110,29 +128,36 @@ def limits_of(choice: Choice) -> Sequence[str]:
     ]
     figures, highest = run.result, choice.tried.setting.max_num_seqs
     if highest is not None and figures.running_peak >= highest:
-        texts.append(f"all of --max-num-seqs {highest} running")
+        flag = terms_of(base.release.engine).own_flags.get("max_num_seqs", "--max-num-seqs")
+        texts.append(f"{flag} {highest} reached")
     if figures.kv_usage_peak >= FULL:
         texts.append(f"KV cache up to {percent(figures.kv_usage_peak)} in use")
     if not texts and choice.tried.rate >= choice.rated.capacity:
-        texts.append("all that the server computes: more requests would only wait")
+        texts.append("compute: more requests would only wait")
     if figures.preemptions:
         texts.append(plural(figures.preemptions, "preemption"))
     return texts
 
 
-CLOSE: Final = 0.85  # of a limit, from which on it is what keeps a server from serving more
+CLOSE: Final = 0.85  # fraction of a limit from which it counts as what keeps a server from serving more
 FULL: Final = 0.9
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def flags_text(flags: Mapping[str, Any]) -> str:
-    words: list[str] = []
-    for name, value in flags.items():
-        flag = name.replace("_", "-")
-        text = f"{value / GIB:g}" if ARGUMENTS[name].kind == "gib" else str(value)
-        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", text]
+def flags_text(doc: typed.TuneDocument, setting: typed.TunedSetting) -> str:
+    """The changed settings, as the server's own flags."""
+    server, words = server_of(doc["question"]["engine"]), []
+    for name, value in setting["flags"].items():
+        row = ARGUMENTS[name].flag(server.name)
+        assert row is not None, "a setting has flags of its server"
+        flag = (row.names[0] if row.names else name).replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value == (row.on is not False) else f"--no-{flag}")
+            continue
+        text = str(value) if isinstance(value, str) or ARGUMENTS[name].kind != "gib" else f"{value / GIB:g}"
+        words += [f"--{flag}", server.terms.own_values.get(text, text)]
     return " ".join(words)
 
 
@@ -141,17 +166,42 @@ def headline(doc: typed.TuneDocument) -> str:
     within = f" within {', '.join(question['targets'])}" if question["targets"] else ""
     gpus = f"{question['num_gpus']} x {question['gpu']}"
     if not doc["settings"]:
-        return f"No: no setting of {question['model']} on {gpus} serves {question['load']}{within}."
+        load = question["load"]
+        if load.endswith(HIGHEST_RATE):
+            load = f"any rate of {load.removesuffix(f', {HIGHEST_RATE}')}"
+        return f"No: no setting of {question['model']} on {gpus} serves {load}{within}.{nearest_text(doc)}"
     best = doc["settings"][0]
-    start = {"kept": "Yes: run", "broken": "No: at most run", "too close to call": "Too close to call: run"}
-    run = "Run" if doc["verdict"] is None else start[doc["verdict"]]
-    sought = "" if question["requests_per_s"] is None else f" of the {rate_text(question['requests_per_s'])} sought"
-    flags = flags_text(best["flags"]) or "the defaults"
-    served = f"{range_text(best)} requests/s{sought}{within}{gain_text(doc)}"
-    return f"{run} {servers_text(best)}with {flags}: {served}."
+    flags = flags_text(doc, best) or "the defaults"
+    run = f"{servers_text(best)}with {flags}" if servers_text(best) else flags
+    if doc["too_few_requests"]:
+        return (
+            f"Run {run}: at least {range_text(best)} requests/s{within}; the load has too few requests to choose flags "
+            "by (raise --num-requests)."
+        )
+    if doc["verdict"] is None or question["requests_per_s"] is None:
+        return f"Run {run}: {range_text(best)} requests/s{within}{gain_text(doc)}."
+    start = {"kept": "Yes", "broken": "No", "too close to call": "Too close to call"}[doc["verdict"]]
+    sought = f"{rate_text(question['requests_per_s'])} requests/s{within}"
+    return f"{start}: {sought}. Best: {run}, {range_text(best)} requests/s{gain_text(doc)}."
 
 
-def servers_text(setting: typed.TunedSetting) -> str:
+def nearest_text(doc: typed.TuneDocument) -> str:
+    """What comes nearest to the targets, where nothing meets them."""
+    nearest = doc["nearest"]
+    if nearest is None:
+        return ""
+    values = [
+        f"{target['promise']} {target_text(target)}"
+        for target in nearest["targets"]
+        if target["value"] is None or target["value"] > target["limit"]
+    ]
+    where = servers_text(nearest).strip()
+    rate = nearest["requests_per_s"]
+    how = "" if rate is None else f" at {rate_text(float(f'{rate:.2g}'))} requests/s"
+    return f" Nearest: {where + ' with ' if where else ''}the defaults{how}, {', '.join(values)}."
+
+
+def servers_text(setting: typed.TunedSetting | typed.NearestSetting) -> str:
     if setting["servers"] == setting["tensor_parallel_size"] == 1:
         return ""
     return f"{plural(setting['servers'], 'server')} of TP {setting['tensor_parallel_size']} "
@@ -161,23 +211,35 @@ def range_text(setting: typed.TunedSetting) -> str:
     rate = rate_text(float(f"{setting['requests_per_s']:.3g}"))
     if setting["low"] is None or setting["high"] is None:
         return rate
-    low, high = (rate_text(float(f"{end:.2g}")) for end in (setting["low"], setting["high"]))
+    low, high = (rate_text(float(f"{end:.2g}")) if end else "none" for end in (setting["low"], setting["high"]))
     return f"{rate} ({low}-{high})"
 
 
 def gain_text(doc: typed.TuneDocument) -> str:
-    """How much more than what the server takes by itself; its range where both were simulated at the ends."""
+    """Gain over the server's defaults, with its range if both were simulated at the ends."""
     best = doc["settings"][0]
     usual = next((setting for setting in doc["settings"] if setting["is_default"]), None)
     if usual is None:
-        return "; the defaults do not keep it"
+        return f"; the defaults do not meet the targets{more_text(doc)}"
     if usual is best:
-        return ""
+        return more_text(doc)
     gains = [best["requests_per_s"] / usual["requests_per_s"] - 1]
     if best["low"] and usual["low"] and best["high"] and usual["high"]:
         gains += [best["low"] / usual["low"] - 1, best["high"] / usual["high"] - 1]
-    span = "" if len(gains) == 1 else f" ({min(gains):.0%} to {max(gains):.0%})"
-    return f"; {gains[0]:.0%}{span} more than the defaults{defaults_text(usual, best)}"
+    ends = list(dict.fromkeys(f"{gain:.0%}" for gain in (min(gains), max(gains))))
+    span = f" ({' to '.join(ends)})" if len(ends) > 1 else ""
+    return f"; {gains[0]:.0%} more than the defaults{defaults_text(usual, best)}{span}{more_text(doc)}"
+
+
+def more_text(doc: typed.TuneDocument) -> str:
+    """The setting that serves more than the answer, if a simpler one was chosen."""
+    best = doc["settings"][0]
+    rates = [setting["requests_per_s"] for setting in doc["settings"]]
+    gain = max(rates) / best["requests_per_s"] - 1
+    if gain < MARGIN - 1:
+        return ""
+    fastest = doc["settings"][rates.index(max(rates))]
+    return f"; {flags_text(doc, fastest) or 'the defaults'} would serve {gain:.0%} more"
 
 
 def defaults_text(usual: typed.TunedSetting, best: typed.TunedSetting) -> str:
@@ -187,15 +249,18 @@ def defaults_text(usual: typed.TunedSetting, best: typed.TunedSetting) -> str:
 
 
 def chosen(doc: typed.TuneDocument) -> list[typed.TunedSetting]:
-    """The settings that no other beats, and the defaults."""
-    return [setting for setting in doc["settings"] if setting["on_front"] or setting["is_default"]]
+    """The Pareto-optimal settings and the defaults."""
+    best, *others = doc["settings"]
+    if doc["too_few_requests"]:
+        return [best]  # the others' rates are where the search ended, too
+    return [best, *(setting for setting in others if setting["on_front"] or setting["is_default"])]
 
 
 def settings_table(doc: typed.TuneDocument, limit: int) -> Table:
     names = [target["promise"] for target in doc["settings"][0]["targets"]]
     rows = [
         [
-            flags_text(setting["flags"]) or "(defaults)",
+            flags_text(doc, setting) or "(defaults)",
             f"{setting['servers']} x TP {setting['tensor_parallel_size']}",
             range_text(setting),
             rate_text(float(f"{setting['output_tokens_per_s']:.3g}")),
@@ -214,12 +279,16 @@ def remarks(doc: typed.TuneDocument) -> list[str]:
         texts.append(f"What limits it: {'; '.join(doc['limits'])}.")
     if doc["settings"]:
         front = sum(setting["on_front"] for setting in doc["settings"])
-        texts.append(
-            f"{doc['num_settings']:,} settings, {doc['num_simulated']:,} simulated, {front} that no other beats in "
-            "every respect (requests, times, precision of the KV cache)."
-        )
-        if "kv_cache_dtype" in doc["settings"][0]["flags"]:
+        outcome = f"{front} Pareto-optimal (requests/s, latency, KV cache precision)"
+        if doc["too_few_requests"]:
+            outcome = "the defaults reached no limit before the requests ended"
+        texts.append(f"{doc['num_settings']:,} settings, {doc['num_simulated']:,} simulated, {outcome}.")
+        if any(setting["low"] == 0 for setting in chosen(doc)):
+            texts.append("None at the low end: if steps are as slow as their range allows, the targets are missed.")
+        if any("kv_cache_dtype" in setting["flags"] for setting in chosen(doc)):
             texts.append("An fp8 KV cache is less precise; no published result says how much faster it is.")
+    if doc["unseen"]:
+        texts.append(unseen_remark(doc["unseen"]))
     texts += [
         f"{plural(failure['settings'], 'setting')}: {printable(failure['reason'], 200)}" for failure in doc["failures"]
     ]
@@ -249,29 +318,41 @@ def page(doc: typed.TuneDocument, limit: int) -> list[Block]:
 
 
 def served_bars(doc: typed.TuneDocument, limit: int) -> list[Figure]:
-    """What each setting of the table serves."""
+    """Throughput of each setting in the table."""
     settings = chosen(doc)
-    names = [flags_text(setting["flags"]) or "(defaults)" for setting in settings]
+    names = [flags_text(doc, setting) or "(defaults)" for setting in settings]
     rates = [(setting["requests_per_s"], range_text(setting)) for setting in settings]
     rows = ((name, *rate) for name, rate in zip(names, rates, strict=True))
     return bars("Requests per second within the targets", rows, limit)
 
 
-COLUMNS: Final = (
-    "servers", "tensor_parallel_size", "requests_per_s", "low", "high", "output_tokens_per_s",
-    "closed_form_requests_per_s", "running_peak", "kv_usage_peak", "preemptions", "on_front", "is_default", "command",
-)  # fmt: skip
+Column = Literal[
+    "servers",
+    "tensor_parallel_size",
+    "requests_per_s",
+    "low",
+    "high",
+    "output_tokens_per_s",
+    "closed_form_requests_per_s",
+    "running_peak",
+    "kv_usage_peak",
+    "preemptions",
+    "on_front",
+    "is_default",
+    "command",
+]
+COLUMNS: Final[tuple[Column, ...]] = get_args(Column)
 
 
 def rows_table(doc: typed.TuneDocument) -> Table:
-    """A row for each setting that was simulated, with a column for each flag that may be turned and each target."""
+    """A row per simulated setting, with a column per tuned flag and per target."""
     names = [target["promise"] for target in doc["settings"][0]["targets"]] if doc["settings"] else []
-    rows = (
-        [*(dict(setting)[name] for name in COLUMNS), *(setting["flags"].get(name) for name in TURNED),
-         *(target["value"] for target in setting["targets"])]
-        for setting in doc["settings"]
-    )  # fmt: skip
-    return Table.of((*COLUMNS, *TURNED, *names), rows)
+    turned = [name for name in TURNED if is_flag_of(name, server_of(doc["question"]["engine"]).name)]
+    rows: list[list[Value]] = [[setting[name] for name in COLUMNS] for setting in doc["settings"]]
+    for row, setting in zip(rows, doc["settings"], strict=True):
+        row += [setting["flags"].get(name) for name in turned]
+        row += [target["value"] for target in setting["targets"]]
+    return Table.of((*COLUMNS, *turned, *names), rows)
 
 
 def shapes(doc: typed.TuneDocument, limit: int) -> Answer:

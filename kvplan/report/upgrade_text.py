@@ -1,4 +1,4 @@
-"""What another release does to servers: on a screen, as Markdown, as CSV and as kvplan/upgrade@1."""
+"""Effect of another release on servers: on a screen, as Markdown, as CSV and as kvplan/upgrade@1."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REST = "all other differences"
 
 
 def title(server: Upgraded) -> str:
-    """What the server is: "chat: qwen3-8b on l40s, 32,768 tokens"."""
+    """Title of a server: "chat: qwen3-8b on l40s, 32,768 tokens"."""
     from kvplan.planning.diff import plan_side
 
     subject = plan_side(server.old).title
@@ -37,7 +37,7 @@ def title(server: Upgraded) -> str:
 
 
 def sentence(server: Upgraded) -> str:
-    """One server's answer in a sentence without its subject."""
+    """One server's result as a sentence without its subject."""
     old, new, after = server.old.request.release.label, server.release.label, server.new
     if isinstance(after, KvplanError):
         return f"cannot be planned with {new}: {after}"
@@ -49,6 +49,10 @@ def sentence(server: Upgraded) -> str:
             return f"starts with neither {old} nor {new}: {why(server)}"
         case "starts":
             return f"starts with {new}, but not with {old}: {plural(users(after), 'user')}"
+        case "as before" if old == new:
+            return (
+                f"{old} is the release to upgrade from and to: it serves {plural(counted, 'user')}; choose another --to"
+            )
         case "as before":
             return f"starts with {new} and serves {plural(counted, 'user')}, as with {old}"
         case _:
@@ -78,7 +82,7 @@ def first_line(result: Upgrade) -> str:
 
 
 def upgrade_lines(result: Upgrade) -> list[Part]:
-    """The answer, then server by server what changes and by which change."""
+    """The answer, then for each server what changes and which change causes it."""
     is_bad = any(server.outcome in WORSE for server in result.servers)
     lines: list[Part] = [line(first_line(result), "bold red" if is_bad else "bold")]
     for server in result.servers:
@@ -87,7 +91,7 @@ def upgrade_lines(result: Upgrade) -> list[Part]:
         lines += _server_lines(server)
     if result.others:
         names = ", ".join(printable(name, 80) for name in result.others)
-        lines += [line(), Paragraph("", f"Left out because another server runs them: {names}")]
+        lines += [line(), Paragraph("", f"Skipped (another server): {names}")]
     return lines
 
 
@@ -111,10 +115,10 @@ def _server_lines(server: Upgraded) -> list[Part]:
         which = f"{quiet} of the {between}" if quiet < between else f"None of the {between}"
         does = "affect neither KV cache nor users" if quiet < between else "affects KV cache or users"
         lines += [line(), Paragraph("", f"{which} known changes between these releases {does}.")]
-    if not server.old.request.release.is_compared:
-        label = server.old.request.release.label
-        known_by = terms_of(label).known_by
-        lines.append(Paragraph("", f"{label}: modeled from {known_by}; not compared with the running server."))
+    for release in dict.fromkeys((server.old.request.release, server.release)):
+        if not release.is_compared:
+            text = f"{release.label}: rules come from {terms_of(release.label).known_by} and have not been checked "
+            lines.append(Paragraph("", text + "against a running server."))
     return lines
 
 
@@ -161,7 +165,7 @@ def upgrade_table(result: Upgrade) -> Table:
 
 
 def upgrade_document(result: Upgrade) -> UpgradeDocument:
-    """kvplan/upgrade@1."""
+    """Build kvplan/upgrade@1."""
     return {
         "schema": "kvplan/upgrade@1",
         "old": result.old,

@@ -1,26 +1,25 @@
-"""Why a server failed, on one screen: what happened, where the memory went, and what cures it."""
+"""Why a server failed, on one screen: what happened, the memory breakdown, and the fixes."""
 
 import re
+from collections.abc import Sequence
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import GIB, format_gib
-from kvplan.documents.diagnosis import TAKEN, CureDocument, DiagnosisDocument
+from kvplan.documents.diagnosis import CureDocument, DiagnosisDocument, Memory
 from kvplan.report.console import LABELS, STYLES, bar
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.lines import COMMAND, Line, line
 from kvplan.report.page import Block, bold, code
-
-ROWS = (*TAKEN, "unattributed")
-
+from kvplan.servers.plans import budget_sizes
 
 RANKS = "tensor_parallel_size"
-NOTICED = ("max_num_seqs", "max_model_len")  # kinds of which the figures alone do not say what changes for users
-WITHOUT_FIGURES = ("host_memory_or_shm", "encoder_cache_too_small")  # causes of which no plan says more
+NOTICED = ("max_num_seqs", "max_model_len")  # kinds whose numbers alone do not show the effect on users
+WITHOUT_FIGURES = ("host_memory_or_shm", "encoder_cache_too_small")  # causes to which a plan adds nothing
 
 
 def why_lines(doc: DiagnosisDocument, *, blocks: bool = True) -> list[Line]:
-    """The document as lines; `blocks`: bars of block characters, else of #."""
+    """Lines of the document; `blocks`: draw bars with block characters, else with #."""
     style = "bold" if doc["outcome"] == "started" else "bold red"
     parts = [
         [line(doc["summary"], style)],
@@ -34,7 +33,7 @@ def why_lines(doc: DiagnosisDocument, *, blocks: bool = True) -> list[Line]:
 
 
 def cure_table(doc: DiagnosisDocument) -> Table:
-    """A row for each cure."""
+    """A row per fix."""
     names = ("cause", "kind", "flags", "text", "starts", "users", "max_model_len", "proof", "command")
     rows = []
     for cure in doc["cures"]:
@@ -57,7 +56,7 @@ def cure_table(doc: DiagnosisDocument) -> Table:
 
 
 def why_page(doc: DiagnosisDocument) -> list[Block]:
-    """The document for a page: the cause, its evidence, and what cures it."""
+    """The document as a page: the cause, its evidence, and the fixes."""
     parts: list[Block] = [bold(doc["summary"])]
     if doc["evidence"]:
         parts.append(
@@ -72,17 +71,22 @@ def why_page(doc: DiagnosisDocument) -> list[Block]:
 
 
 def why_bars(doc: DiagnosisDocument) -> list[Figure]:
-    """Where the memory of a rank went; nothing where the log does not say."""
+    """Memory breakdown of a rank; empty if the log does not say."""
     memory = doc["memory"]
     if memory is None:
         return []
-    sizes = {name: int(memory[name]) for name in ROWS}  # type: ignore[literal-required] # rows are keys of it
+    sizes = taken(memory)
     sizes |= {"kv_cache": max(0, memory["kv_available"]), "unused": memory["unused"]}
     parts = tuple(Piece(LABELS.get(name, name), size, format_gib(size), name) for name, size in sizes.items() if size)
     needed = Piece("KV cache", memory["kv_needed"], format_gib(memory["kv_needed"]), "kv_cache")
     rows = [Bar("the GPU", parts, format_gib(memory["total"]))]
     rows += [Bar("one request needs", (needed,), needed.text)] if memory["kv_needed"] else []
     return [Bars("Where the memory of each GPU goes", tuple(rows))]
+
+
+def taken(memory: Memory) -> dict[str, int]:
+    """Bytes by component, in display order."""
+    return {"weights": memory["weights"], **budget_sizes(memory), "unattributed": memory["unattributed"]}
 
 
 def evidence_lines(doc: DiagnosisDocument) -> list[Line]:
@@ -92,8 +96,8 @@ def evidence_lines(doc: DiagnosisDocument) -> list[Line]:
 
 
 def shortened(text: str, most: int = 180) -> str:
-    """A line of a log without what stands before its error, cut to two lines of a screen."""
-    error = re.search(r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? ", text)
+    """A log line without what precedes its error (a prefix, a progress bar), shortened to two lines of a screen."""
+    error = re.search(r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? |(?:CUDA|HIP|NCCL) (?:error|out of memory)", text)
     text = text if error is None else text[error.start() :]
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -102,13 +106,13 @@ def memory_lines(doc: DiagnosisDocument, *, blocks: bool) -> list[Line]:
     memory = doc["memory"]
     if memory is None:
         return []
-    sizes = {name: int(memory[name]) for name in ROWS}  # type: ignore[literal-required] # rows are keys of it
+    sizes = taken(memory)
     total = memory["total"]
     several = (doc["num_gpus"] or 1) > 1
     title = "Where each GPU's memory goes" if several else "Where the memory goes"
     by_log = memory["basis"] == "log"
     where = f"{doc['num_gpus']} x {doc['gpu']}" if several else str(doc["gpu"])
-    about = "by the log alone" if by_log else f"{printable(doc['model'] or '')} on {where}"
+    about = "from the log" if by_log else f"{printable(doc['model'] or '')} on {where}"
     lines = [line(f"{title} ({about})", "bold")]
     for name, size in sizes.items():
         if size:
@@ -118,7 +122,7 @@ def memory_lines(doc: DiagnosisDocument, *, blocks: bool) -> list[Line]:
     lines.append(_row(LABELS["kv_cache"], free, total, STYLES["kv_cache"], needed, blocks=blocks))
     last = "missing" if memory["missing"] else "the rest" if by_log else "unused"
     size = int(memory["missing"] or memory["unused"])
-    note = "  more than the GPU has" if memory["missing"] else "" if by_log else "  outside the server's share"
+    note = "  more than the GPU has" if memory["missing"] else "" if by_log else "  above the server's budget"
     lines.append(_row(last, size, total, "dim", note, blocks=blocks, drawn=not memory["missing"]))
     lines.append(_row("total", total, total, "", "", blocks=blocks, drawn=False))
     return lines
@@ -130,34 +134,41 @@ def _row(label: str, size: int, total: int, style: str, note: str, *, blocks: bo
 
 
 def cure_lines(doc: DiagnosisDocument) -> list[Line]:
-    """Each cure with what it costs, and the commands of the best ones."""
+    """Each fix with its cost, and the commands of the best ones."""
     if not doc["cures"]:
         return []
     planned = [cure for cure in doc["cures"] if cure["starts"]]
     proved = [cure for cure in doc["cures"] if not cure["starts"] and cure["proof"]]
     others = [cure for cure in doc["cures"] if not cure["starts"] and not cure["proof"]]
+    if others and doc["cures"][0] is others[0]:  # best first: an action before a value that may not be enough
+        return [*other_lines(others, "Fixes"), *([line()] if proved else []), *proved_lines(proved)]
     lines: list[Line] = []
     if planned:
-        lines.append(line("Fixes that start according to a plan, best first", "bold"))
+        lines.append(line("Fixes verified by a plan, best first", "bold"))
         runs = doc["outcome"] == "started"
         lines += [line(f"  {number}. {cure_text(cure, runs=runs)}") for number, cure in enumerate(planned, 1)]
     if proved:
-        lines += [line()] if lines else []
-        lines.append(line("Fixes that follow from the log's own figures (no plan was made)", "bold"))
-        lines += [line(f"  {'-'} {' and '.join(map(printable, cure['flags']))}: {cure['proof']}") for cure in proved]
+        lines += [*([line()] if lines else []), *proved_lines(proved)]
     if others:
-        title = "Other fixes (not checked with a plan)" if lines else "Fixes (not checked with a plan)"
-        lines += [line()] if lines else []
-        lines.append(line(title, "bold"))
-        lines += [line(f"  {'-'} {cure_text(cure)}") for cure in others]
+        title = "Other fixes" if lines else "Fixes"
+        lines += [*([line()] if lines else []), *other_lines(others, title)]
     command = doc["cures"][0]["command"]
     if command is not None:
-        lines += [line(), line("Paste", "bold"), line(f"  {printable(command, 4000)}", COMMAND)]
+        lines += [line(), line("Command with fix 1", "bold"), line(f"  {printable(command, 4000)}", COMMAND)]
     return lines
 
 
+def proved_lines(cures: Sequence[CureDocument]) -> list[Line]:
+    texts = [f"  - {' and '.join(map(printable, cure['flags']))}: {cure['proof']}" for cure in cures]
+    return [line("Fixes computed from the log (no plan was made)", "bold"), *map(line, texts)] if texts else []
+
+
+def other_lines(cures: Sequence[CureDocument], title: str) -> list[Line]:
+    return [line(f"{title} (not checked with a plan)", "bold"), *(line(f"  - {cure_text(cure)}") for cure in cures)]
+
+
 def cure_text(cure: CureDocument, *, runs: bool = False) -> str:
-    """ "--max-model-len 34720: 1.01 users of 34,720 tokens"; of a server that runs, what users notice as well."""
+    """ "--max-model-len 34720: 1.01 users of 34,720 tokens"; for a running server, also the effect on users."""
     text = effect_text(cure)
     return f"{text}; {cure['text']}" if runs and cure["effect"] and cure["kind"] in NOTICED else text
 
@@ -180,7 +191,7 @@ def effect_text(cure: CureDocument) -> str:
 
 
 def rest_lines(doc: DiagnosisDocument) -> list[Line]:
-    """What was inferred, what is missing, and what else there is to say."""
+    """What was inferred, what is missing, and further notes."""
     lines = [
         line(f"Inferred: {each['what']} {printable(each['value'])} ({each['source']})", "dim")
         for each in doc["inferred"]
@@ -190,5 +201,5 @@ def rest_lines(doc: DiagnosisDocument) -> list[Line]:
         lines.append(line(f"To find the cause, add {'; '.join(printable(need, 300) for need in doc['needs'])}."))
     has_flags = any(cure["flags"] for cure in doc["cures"])
     if doc["missing"] and doc["memory_question"] and doc["cause"] not in WITHOUT_FIGURES and has_flags:
-        lines.append(line(f"For fixes with figures, add {' '.join(doc['missing'])}."))
+        lines.append(line(f"For exact fixes, add {' '.join(doc['missing'])}."))
     return lines

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server: one face over the bundled engine, or over its twin that computes nothing."""
+"""OpenAI-compatible server: one HTTP API over the bundled engine or over a simulated backend (the twin)."""

@@ -1,4 +1,4 @@
-"""What clients get, in OpenAI's shapes: whole answers, chunks of a stream, usage, log-probabilities."""
+"""Responses in OpenAI's format: complete responses, stream chunks, usage, log-probabilities."""
 
 import json
 import time
@@ -12,27 +12,30 @@ from kvplan.serve.jobs import Job, Piece
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as it grows."""
+    """One completion, accumulated piece by piece."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     reason: str | None = None
+    stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: Sequence[Any] = ()
 
     def take(self, piece: Piece) -> None:
         self.text += piece.text
         self.num_cached_tokens = piece.num_cached_tokens
+        self.prompt_logprobs = self.prompt_logprobs or piece.prompt_logprobs
         if piece.token_id is not None:
             self.token_ids.append(piece.token_id)
             self.logprobs.append(piece.logprobs)
         if piece.finish is not None:
-            self.reason = piece.finish.reason
+            self.reason, self.stop_reason = piece.finish.reason, piece.finish.stop_reason
 
 
 def usage(jobs: Sequence[Job], choices: Sequence[Choice]) -> dict[str, Any]:
-    """Tokens of the prompts, each once, and of all answers."""
+    """Return the usage object: prompt tokens, each prompt counted once, and tokens of all completions."""
     prompts = {id(job.prompt): len(job.prompt) for job in jobs}
     cached = {id(job.prompt): choice.num_cached_tokens for job, choice in zip(jobs, choices, strict=True)}
     prompt, answer = sum(prompts.values()), sum(len(choice.token_ids) for choice in choices)
@@ -45,7 +48,7 @@ def usage(jobs: Sequence[Job], choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 class Shape(Protocol):
-    """How a kind of answer is written: completions and chat differ in nothing else."""
+    """Response format of an endpoint: the only difference between completions and chat."""
 
     prefix: str
 
@@ -60,7 +63,7 @@ class Shape(Protocol):
 
 @dataclass(slots=True)
 class Texts:
-    """Token ids as texts, for log-probabilities."""
+    """Converter of token ids to texts, for log-probabilities."""
 
     tokenizer: Any
 
@@ -71,13 +74,31 @@ class Texts:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Prompts to be echoed in their completions.
+
+    prompts   (text, token ids); n: completions per prompt
+    is_alone  True if only the prompts were requested (max_tokens 0)
+    """
+
+    prompts: list[tuple[str, list[int]]]
+    n: int
+    is_alone: bool
+
+    def of(self, choice: Choice) -> tuple[str, list[int]]:
+        return self.prompts[choice.index // self.n]
+
+
 @dataclass(slots=True)
 class CompletionShape:
-    """`text_completion`."""
+    """`text_completion` responses and their chunks."""
 
     texts: Texts
     with_logprobs: bool
-    offsets: dict[int, int] = field(default_factory=dict)  # characters written of each choice's log-probabilities
+    echo: Echo | None = None
+    echoed: set[int] = field(default_factory=set)
+    offsets: dict[int, int] = field(default_factory=dict)  # choice -> text offset of its next token
     prefix: str = "cmpl"
 
     def head(self, model: str, *, stream: bool) -> dict[str, Any]:
@@ -87,38 +108,46 @@ class CompletionShape:
         return None
 
     def whole(self, head: dict[str, Any], choices: Sequence[Choice]) -> dict[str, Any]:
-        return {**head, "choices": [self._choice(choice, choice.text, choice.token_ids, choice.logprobs, choice.reason)
-                                    for choice in choices]}  # fmt: skip
+        rows = [self._choice(choice, choice.text, choice.token_ids, choice.logprobs) for choice in choices]
+        return {**head, "choices": rows}
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         ids = [] if piece.token_id is None else [piece.token_id]
-        reason = None if piece.finish is None else piece.finish.reason
-        return self._choice(choice, piece.text, ids, [piece.logprobs] * len(ids), reason)
+        return self._choice(choice, piece.text, ids, [piece.logprobs] * len(ids))
 
-    def _choice(
-        self, choice: Choice, text: str, ids: Sequence[int], logprobs: Sequence[Any], reason: str | None
-    ) -> dict[str, Any]:
+    def _choice(self, choice: Choice, text: str, ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
+        if self.echo is not None and choice.index not in self.echoed:
+            self.echoed.add(choice.index)
+            prompt, prompt_ids = self.echo.of(choice)
+            before = choice.prompt_logprobs or [None] * len(prompt_ids)
+            if self.echo.is_alone:
+                text, ids, logprobs = prompt, prompt_ids, before
+            else:
+                text, ids, logprobs = prompt + text, [*prompt_ids, *ids], [*before, *logprobs]
         rows = self._logprobs(choice.index, ids, logprobs) if self.with_logprobs else None
-        return {"index": choice.index, "text": text, "logprobs": rows, "finish_reason": reason, "stop_reason": None}
+        ends = {"finish_reason": choice.reason, "stop_reason": choice.stop_reason}
+        return {"index": choice.index, "text": text, "logprobs": rows, **ends}
 
     def _logprobs(self, index: int, ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
         rows: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, row in zip(ids, logprobs, strict=True):
-            if row is None:
-                continue
             text, offset = self.texts(token), self.offsets.get(index, 0)
-            top = {self.texts(other): finite(value) for other, value in row.top}
             rows["text_offset"].append(offset)
-            rows["token_logprobs"].append(finite(row.chosen))
             rows["tokens"].append(text)
-            rows["top_logprobs"].append({text: finite(row.chosen), **top})
+            if row is None:  # a prompt's first token has no log-probability
+                rows["token_logprobs"].append(None)
+                rows["top_logprobs"].append(None)
+            else:
+                top = {self.texts(other): finite(value) for other, value in row.top}
+                rows["token_logprobs"].append(finite(row.chosen))
+                rows["top_logprobs"].append({text: finite(row.chosen), **top})
             self.offsets[index] = offset + len(text)
         return rows
 
 
 @dataclass(slots=True)
 class ChatShape:
-    """`chat.completion` and its chunks."""
+    """`chat.completion` responses and their chunks."""
 
     texts: Texts
     num_top: int | None  # None: no log-probabilities
@@ -141,7 +170,7 @@ class ChatShape:
             "message": {"role": "assistant", "content": choice.text, "refusal": None},
             "logprobs": self._logprobs(choice.token_ids, choice.logprobs),
             "finish_reason": choice.reason,
-            "stop_reason": None,
+            "stop_reason": choice.stop_reason,
         }
 
     def chunk(self, choice: Choice, piece: Piece) -> dict[str, Any]:
@@ -150,7 +179,8 @@ class ChatShape:
             "index": choice.index,
             "delta": {"content": piece.text},
             "logprobs": self._logprobs(ids, [piece.logprobs] * len(ids)),
-            "finish_reason": None if piece.finish is None else piece.finish.reason,
+            "finish_reason": choice.reason,
+            **({} if choice.reason is None else {"stop_reason": choice.stop_reason}),
         }
 
     def _logprobs(self, ids: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any] | None:
@@ -169,7 +199,7 @@ class ChatShape:
 
 
 def event(document: dict[str, Any]) -> bytes:
-    """A line of a stream of server-sent events."""
+    """Return a document as a server-sent event."""
     return (
         b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
     )

@@ -1,4 +1,4 @@
-"""The HTTP face: routes, bodies within their limits, answers whole or streamed, errors in OpenAI's shape."""
+"""HTTP API: routes, request size and time limits, complete or streamed responses, errors in OpenAI's format."""
 
 import asyncio
 import hmac
@@ -11,31 +11,33 @@ from typing import Any, Final
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from kvplan.serve.answers import DONE, ChatShape, Choice, CompletionShape, Shape, Texts, event, usage
+from kvplan.serve.answers import DONE, ChatShape, Choice, CompletionShape, Echo, Shape, Texts, event, usage
+from kvplan.serve.cancellation import SHUTTING_DOWN, Cancellation
 from kvplan.serve.chat import ChatTemplate, messages_of
 from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, parsed, read
-from kvplan.serve.generation import Generation, Limits, checked_lengths, encode, prompts_of, started
+from kvplan.serve.generation import Generation, Limits, checked_lengths, encode, prompts_of, started, texts_of
 from kvplan.serve.openapi import openapi
 from kvplan.serve.worker import Worker
 
-BODY_S: Final = 30.0  # in which a body must have come
+BODY_S: Final = 30.0  # timeout for receiving a request body
 MAX_BODY_BYTES: Final = 16 << 20
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the server says of itself.
+    """Served model and server settings.
 
-    names     of the model; the first is the one that answers and metrics give
-    num_tokens  of the model's vocabulary
-    version   of kvplan
-    adapters  paths of adapters by name: clients name one in place of the model
-    api_keys  one of which every request under /v1 must bring; none: any may come
+    names     model names; responses and metrics use the first
+    num_tokens  vocabulary size of the model
+    version   version of kvplan
+    adapters  adapter name -> path; clients use the name in place of the model's
+    api_keys  keys accepted under /v1; if empty, no key is required
     """
 
     names: tuple[str, ...]
@@ -50,16 +52,17 @@ class Served:
 
 
 class Api:
-    """The handlers, over one worker."""
+    """HTTP handlers over one worker."""
 
     def __init__(self, worker: Worker, served: Served) -> None:
         self.worker, self.served = worker, served
+        worker.end_token = served.template.end_token(worker.backend.tokenizer)
         self.is_draining = False
         self._created = int(time.time())
         self._spec = openapi(served.names[0], served.version, served.num_tokens)
 
     def app(self) -> Starlette:
-        """The application; the worker's thread runs as long as it does."""
+        """Return the ASGI application, whose lifespan starts and stops the worker's thread."""
 
         @asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -87,7 +90,8 @@ class Api:
         routes = [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in posts.items()]
         routes += [Route(path, self._guarded(handler), methods=["GET"]) for path, handler in gets.items()]
         handlers: Mapping[Any, Any] = {HTTPException: _http_error}
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
+        middleware = [Middleware(Cancellation, _error(SHUTTING_DOWN))]
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -112,7 +116,7 @@ class Api:
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         given = token.strip().encode("utf-8", "replace")
-        if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, key.encode()) for key in keys]):  # noqa: C419 -- as long for every key
+        if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, key.encode()) for key in keys]):  # noqa: C419 -- constant time: compare every key
             raise ApiError("Incorrect API key provided", status=401, kind="AuthenticationError")
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -140,22 +144,29 @@ class Api:
             raise ApiError(f"The model `{name[:200]}` does not exist.", status=404, kind="NotFoundError", param="model")
         return name or names[0]
 
-    # --- answers ------------------------------------------------------------------------------------------------
+    # --- generation ---------------------------------------------------------------------------------------------
 
     async def completions(self, request: Request) -> Response:
         values = read(await self._body(request), COMPLETION)
         model = self._check_model(values["model"])
         special = True if values["add_special_tokens"] is None else values["add_special_tokens"]
         prompts = prompts_of(values["prompt"], self.worker.backend.tokenizer, special=special)
-        shape = CompletionShape(Texts(self.worker.backend.tokenizer), values["logprobs"] is not None)
-        return await self._answer(request, shape, model, values, prompts, values["max_tokens"], values["logprobs"])
+        max_tokens, tokenizer = values["max_tokens"], self.worker.backend.tokenizer
+        echo = None
+        if values["echo"]:
+            texts = texts_of(values["prompt"], prompts, tokenizer)
+            echo = Echo(list(zip(texts, prompts, strict=True)), values["n"], is_alone=max_tokens == 0)
+        elif not max_tokens:
+            raise ApiError("max_tokens must be at least 1, or 0 with echo", param="max_tokens")
+        shape = CompletionShape(Texts(tokenizer), values["logprobs"] is not None, echo)
+        return await self._answer(request, shape, model, values, prompts, max(1, max_tokens), values["logprobs"])
 
     async def chat(self, request: Request) -> Response:
         values = read(await self._body(request), CHAT)
         model = self._check_model(values["model"])
         prompt = self._chat_prompt(values, values["messages"])
         if values["top_logprobs"] and not values["logprobs"]:
-            raise ApiError("top_logprobs: needs logprobs to be true", param="top_logprobs")
+            raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
         num_top = values["top_logprobs"] if values["logprobs"] else None
         shape = ChatShape(Texts(self.worker.backend.tokenizer), num_top)
         max_tokens = values["max_completion_tokens"]
@@ -166,17 +177,18 @@ class Api:
     def _chat_prompt(self, values: dict[str, Any], messages: Any) -> list[int]:
         options = {"add_generation_prompt": values["add_generation_prompt"], **(values["chat_template_kwargs"] or {})}
         text = self.served.template.prompt(messages_of(messages), options)
-        return encode(self.worker.backend.tokenizer, text, special=bool(values["add_special_tokens"]))
+        return encode(self.worker.backend.tokenizer, text, special=bool(values["add_special_tokens"]), param="messages")
 
     async def _answer(
         self, request: Request, shape: Shape, model: str, values: dict[str, Any], prompts: list[list[int]],
         max_tokens: int | None, logprobs: int | None,
     ) -> Response:  # fmt: skip
         if self.is_draining:
-            raise ApiError("the server is shutting down", status=503, kind="ServiceUnavailableError")
+            raise SHUTTING_DOWN
         if values["stop"] and self.worker.backend.tokenizer is None:
             raise ApiError("stop: the model has no tokenizer; use stop_token_ids", param="stop")
-        answers = checked_lengths(prompts, max_tokens, self.worker.backend.max_model_len)
+        param = "messages" if "messages" in values else "prompt"
+        answers = checked_lengths(prompts, max_tokens, self.worker.backend.max_model_len, param)
         with_usage, each_usage = _stream_options(values)
         adapter = model if model in self.served.adapters else None
         generation = started(self.worker, self.served.limits, prompts, values, answers, logprobs, shape.prefix, adapter)
@@ -184,7 +196,7 @@ class Api:
         head = {"id": name, **shape.head(model, stream=bool(values["stream"]))}
         if values["stream"]:
             lines = self._stream(request, generation, shape, head, with_usage=with_usage, each_usage=each_usage)
-            first = await anext(lines)  # a request that is refused is answered with its status
+            first = await anext(lines)  # a rejected request raises here and gets an error status
             return StreamingResponse(_chained(first, lines), media_type="text/event-stream")
         choices = [Choice(job.index) for job in generation.jobs]
         async with _watched(request, generation, self.served.request_timeout_s):
@@ -198,7 +210,7 @@ class Api:
         self, request: Request, generation: Generation, shape: Shape, head: dict[str, Any], *, with_usage: bool,
         each_usage: bool,
     ) -> AsyncIterator[bytes]:  # fmt: skip
-        """Events of a stream; the first comes with the first piece, so that what is refused can be answered so."""
+        """Yield a stream's events, the first one with the first piece, so that a rejected request can raise before."""
         choices = [Choice(job.index) for job in generation.jobs]
         opened: set[int] = set()
         try:
@@ -231,7 +243,7 @@ class Api:
         values = read(await self._body(request), TOKENIZE)
         self._check_model(values["model"])
         if (values["prompt"] is None) == (values["messages"] is None):
-            raise ApiError("tokenize: needs either prompt or messages", param="prompt")
+            raise ApiError("tokenize needs either prompt or messages", param="prompt")
         tokenizer = self.worker.backend.tokenizer
         if values["messages"] is not None:
             tokens = self._chat_prompt(values, values["messages"])
@@ -255,7 +267,7 @@ class Api:
         if tokenizer is None:
             raise ApiError("detokenize: the model has no tokenizer", param="tokens")
         if any(not 0 <= token < self.served.num_tokens for token in values["tokens"]):
-            raise ApiError("tokens: must be token ids of the model", param="tokens")
+            raise ApiError("tokens must be token ids of the model", param="tokens")
         return JSONResponse({"prompt": tokenizer.decode(values["tokens"], skip_special_tokens=False)})
 
     async def models(self, request: Request) -> Response:
@@ -266,7 +278,7 @@ class Api:
         return JSONResponse(self._model(self._check_model(request.path_params["name"])))
 
     def _model(self, name: str) -> dict[str, Any]:
-        path = self.served.adapters.get(name)  # an adapter's card is as vLLM's
+        path = self.served.adapters.get(name)  # an adapter's card matches vLLM's
         return {
             "id": name,
             "object": "model",
@@ -292,22 +304,22 @@ class Api:
 
 
 def _stream_options(values: dict[str, Any]) -> tuple[bool, bool]:
-    """(usage at the end, usage in every chunk)."""
+    """Return (whether usage comes at the end, whether it comes in every chunk)."""
     options = values["stream_options"] or {}
     if options and not values["stream"]:
-        raise ApiError("stream_options: needs stream to be true", param="stream_options")
+        raise ApiError("stream_options needs stream to be true", param="stream_options")
     for name, value in options.items():
         if name not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
-            raise ApiError(f"stream_options.{name[:60]}: this server does not know it", param="stream_options")
+            raise ApiError(f"stream_options.{name[:60]}: unknown field", param="stream_options")
         if not isinstance(value, bool | None):
-            raise ApiError(f"stream_options.{name[:60]}: must be true or false", param="stream_options")
+            raise ApiError(f"stream_options.{name[:60]} must be true or false", param="stream_options")
     with_usage = bool(options.get("include_usage"))
     return with_usage, with_usage and bool(options.get("continuous_usage_stats"))
 
 
 @asynccontextmanager
 async def _watched(request: Request, generation: Generation, timeout_s: float | None) -> AsyncIterator[None]:
-    """Give the request up when its client goes, or its time is over, or the block is left."""
+    """Abort the request when its client disconnects, it times out, or the block exits."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -333,7 +345,7 @@ async def _chained(first: bytes, lines: AsyncIterator[bytes]) -> AsyncIterator[b
         async for line in lines:
             yield line
     finally:
-        await lines.aclose()  # type: ignore[attr-defined] # it is a generator
+        await lines.aclose()  # type: ignore[attr-defined] # an async generator
 
 
 def _error(error: ApiError) -> Response:

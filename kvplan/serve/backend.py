@@ -1,4 +1,4 @@
-"""What a server needs of whatever answers its requests: the engine and its twin both have these names."""
+"""Backend interface of the server, implemented by the engine and its twin."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -6,13 +6,18 @@ from typing import Any, Protocol
 from engine.config import SamplingParams
 from engine.request import Request, RequestOutput, TokenUpdate
 from engine.scheduler import Scheduler
+from kvplan.core.errors import EnvironmentProblem
+
+
+class BackendLostError(EnvironmentProblem):
+    """The backend cannot run another step: the server has to be started again."""
 
 
 class Backend(Protocol):
-    """An engine that one thread owns: `engine.Engine` is one, `kvplan.serve.twin.Twin` another.
+    """An engine owned by one thread: `engine.Engine` or `kvplan.serve.twin.Twin`.
 
-    tokenizer      a tokenizers.Tokenizer; None where prompts can be token ids only
-    scheduler      whose queues and blocks are what /metrics shows
+    tokenizer      a tokenizers.Tokenizer; None if prompts can only be token ids
+    scheduler      source of the queue and block figures in /metrics
     """
 
     @property
@@ -26,7 +31,7 @@ class Backend(Protocol):
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether step() has anything to do, or an output to give."""
+        """True if step() has work to do or an output to return."""
 
     def submit(
         self,
@@ -39,10 +44,10 @@ class Backend(Protocol):
         adapter: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> Request:
-        """Queue a request; on_token is called for each of its tokens. Raises what refuses it."""
+        """Queue a request; on_token is called for each of its tokens. Raise an error if it is rejected."""
 
     def abort(self, request_id: str) -> object:
-        """End a request now and take its blocks; no effect on one that has ended."""
+        """End a request now and free its blocks; no effect if it has ended."""
 
     def step(self) -> list[RequestOutput]:
-        """Run a batch; the outputs of the requests that ended since the last call."""
+        """Run a batch; return the outputs of the requests that ended since the last call."""

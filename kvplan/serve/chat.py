@@ -1,4 +1,4 @@
-"""Chat messages as a prompt: the tokenizer's own template, run in a sandbox, or a plain one."""
+"""Rendering of chat messages to a prompt: the tokenizer's chat template, run in a sandbox, or ChatML."""
 
 import json
 from collections.abc import Mapping
@@ -9,8 +9,9 @@ from typing import Any, Final
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import path_text, read_text
 from kvplan.serve.fields import ApiError
+from kvplan.serve.text import end_token_of
 
-PLAIN: Final = (  # where the model's own is not known: ChatML
+PLAIN: Final = (  # ChatML, if the model has no template of its own
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -20,7 +21,7 @@ SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """A template and the names of special tokens that it may use."""
+    """A chat template and the special tokens that it may use."""
 
     def __init__(self, source: str = PLAIN, tokens: Mapping[str, str] | None = None) -> None:
         from jinja2 import TemplateError, nodes
@@ -28,7 +29,7 @@ class ChatTemplate:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         class Generation(Extension):
-            """`{% generation %}`, which marks an answer for training and changes no text."""
+            """The `{% generation %}` tag, which marks a response for training and does not change the text."""
 
             tags = {"generation"}  # noqa: RUF012 -- jinja2's own form
 
@@ -46,15 +47,23 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
-            raise InvalidInputError("chat template", f"is not a jinja2 template ({error})", "mend it") from error
+            raise InvalidInputError("chat template", f"is not a jinja2 template ({error})", "fix it") from error
+
+    def end_token(self, tokenizer: Any) -> int | None:
+        """Return the id of the end token that the tokenizer's files state, or None."""
+        text = self._tokens.get("eos_token")
+        if tokenizer is None or text is None:
+            return end_token_of(tokenizer)
+        token: int | None = tokenizer.token_to_id(text)
+        return token
 
     def prompt(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
-        """The text of a conversation, `options` being what else the template may use; ApiError for what it refuses."""
+        """Return the prompt text; options: further template variables. Raise ApiError if the template fails."""
         try:
             text = self._template.render(messages=messages, **{**self._tokens, **options})
-        except Exception as error:  # a template is a program of its own
+        except Exception as error:  # a template can raise anything
             raise ApiError(
-                f"messages: the chat template refuses them ({str(error)[:200]})", param="messages"
+                f"messages: the chat template rejects them ({str(error)[:200]})", param="messages"
             ) from error
         if len(text) > MAX_PROMPT_CHARS:
             raise ApiError("messages: too long", param="messages")
@@ -70,7 +79,7 @@ def _refuse(message: str) -> None:
 
 
 def template_of(directory: Path | None) -> ChatTemplate:
-    """The template beside a tokenizer: chat_template.jinja, or in tokenizer_config.json; else the plain one."""
+    """Return the template from chat_template.jinja or tokenizer_config.json of a tokenizer's directory, else ChatML."""
     if directory is None:
         return ChatTemplate()
     path = directory / "tokenizer_config.json"
@@ -87,7 +96,7 @@ def template_of(directory: Path | None) -> ChatTemplate:
     if own.exists():
         return ChatTemplate(read_text(own, MAX_TEMPLATE_BYTES), tokens)
     source = config.get("chat_template")
-    if isinstance(source, list):  # several by name
+    if isinstance(source, list):  # several named templates
         named = {row.get("name"): row.get("template") for row in source if isinstance(row, dict)}
         source = named.get("default")
     return ChatTemplate(source if isinstance(source, str) else PLAIN, tokens)
@@ -100,16 +109,16 @@ def _token(value: Any) -> str | None:
 
 
 def messages_of(value: Any) -> list[dict[str, Any]]:
-    """The messages of a body, their content as text."""
+    """Return a body's messages with their content as text; raise ApiError if they are malformed."""
     if not isinstance(value, list) or not value:
-        raise ApiError("messages: must be a list of at least one message", param="messages")
+        raise ApiError("messages must be a list of at least one message", param="messages")
     return [_message(message, number) for number, message in enumerate(value)]
 
 
 def _message(value: Any, number: int) -> dict[str, Any]:
     where = f"messages[{number}]"
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        raise ApiError(f"{where}: must be an object with a role", param="messages")
+        raise ApiError(f"{where} must be an object with a role", param="messages")
     return {**value, "content": _content(value.get("content"), where)}
 
 
@@ -124,8 +133,8 @@ def _content(value: Any, where: str) -> str:
             for part in value:
                 if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                     kind = part.get("type") if isinstance(part, dict) else part
-                    raise ApiError(f"{where}.content: only text can be served ({str(kind)[:40]})", param="messages")
+                    raise ApiError(f"{where}.content: only text is supported ({str(kind)[:40]})", param="messages")
                 parts.append(part["text"])
             return "\n".join(parts)
         case _:
-            raise ApiError(f"{where}.content: must be a text or a list of parts", param="messages")
+            raise ApiError(f"{where}.content must be a text or a list of parts", param="messages")

@@ -1,4 +1,4 @@
-"""What a request may say: one table for each kind of body, from which bodies are read and the OpenAPI page is made."""
+"""Request fields: one table per kind of body, used to validate bodies and to generate the OpenAPI document."""
 
 import json
 import re
@@ -9,18 +9,19 @@ from typing import Any, Final, Literal
 
 from engine.config import MOST_BIASES
 
-MOST_ANSWERS: Final = 128  # OpenAI's
+MOST_ANSWERS: Final = 128  # OpenAI's limit of n
 MOST_STOPS: Final = 64
 MOST_STOP_CHARS: Final = 1024
+MOST_LOGPROBS: Final = 20  # vLLM's default --max-logprobs
 MOST_BIAS: Final = 100
-TOKEN_ID: Final = re.compile("(0|[1-9][0-9]{0,17})")  # each token by a single name
+TOKEN_ID: Final = re.compile("(0|[1-9][0-9]{0,17})")  # no leading zeros: one spelling per token
 MOST_SEED: Final = 2**63 - 1
 MOST_EXACT: Final = 2**53
 Kind = Literal["integer", "number", "boolean", "string", "strings", "integers", "biases", "object", "any"]
 
 
 class ApiError(Exception):
-    """An answer that is none: its HTTP status, OpenAI's type of error, and the field it is about."""
+    """An error response: HTTP status, OpenAI error type, and the field at fault."""
 
     def __init__(
         self, message: str, *, status: int = 400, kind: str = "BadRequestError", param: str | None = None
@@ -37,11 +38,11 @@ class ApiError(Exception):
 class Field:
     """A field of a body.
 
-    strings   a text, or a list of texts
-    biases    an object: token ids, written as texts, to numbers from -100 to 100
-    minimum, maximum  of a number, both allowed; above: greater than
-    inert     the values that change nothing, of a field whose others this server cannot serve; None: it can
-    ignored   it says nothing about the answer
+    strings   a string or a list of strings
+    biases    an object: token ids, as strings, to numbers from -100 to 100
+    minimum, maximum  inclusive bounds of a number; above: exclusive lower bound
+    inert     the only accepted values, without effect, of an unsupported field; None: supported
+    ignored   accepted with any value, without effect on the response
     """
 
     kind: Kind
@@ -54,7 +55,7 @@ class Field:
     required: bool = False
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema; what may be left out may be null."""
+        """Return the field's JSON Schema; optional fields may be null."""
         own = {} if self.ignored else self._own_schema()
         return own if self.required or not own else {"anyOf": [own, {"type": "null"}]}
 
@@ -123,9 +124,9 @@ COMMON: Final = {
 }
 COMPLETION: Final = {
     "prompt": Field("any", required=True),
-    "max_tokens": Field("integer", 16, minimum=1),
-    "logprobs": Field("integer", minimum=0, maximum=1024),
-    "echo": Field("boolean", inert=(False,)),
+    "max_tokens": Field("integer", 16, minimum=0),
+    "logprobs": Field("integer", minimum=0, maximum=MOST_LOGPROBS),
+    "echo": Field("boolean", False),
     "suffix": Field("string", inert=("",)),
     "best_of": Field("integer", inert=(1,)),
     "add_special_tokens": Field("boolean", True),
@@ -136,7 +137,7 @@ CHAT: Final = {
     "max_tokens": Field("integer", minimum=1),
     "max_completion_tokens": Field("integer", minimum=1),
     "logprobs": Field("boolean", False),
-    "top_logprobs": Field("integer", 0, minimum=0, maximum=20),
+    "top_logprobs": Field("integer", 0, minimum=0, maximum=MOST_LOGPROBS),
     "add_generation_prompt": Field("boolean", True),
     "add_special_tokens": Field("boolean", False),
     "chat_template_kwargs": Field("object"),
@@ -169,7 +170,7 @@ DETOKENIZE: Final = {
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """A body as the JSON object that it has to be."""
+    """Parse a body; raise ApiError if it is not a JSON object."""
     try:
         value = json.loads(data, parse_float=_number, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -180,7 +181,7 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def _number(text: str) -> float:
-    """A number with a point; 1.0 is a whole number in JSON."""
+    """Parse a number with a decimal point or exponent; 1.0 is an integer in JSON."""
     value = float(text)
     return int(value) if value.is_integer() and abs(value) < MOST_EXACT else value
 
@@ -190,16 +191,16 @@ def _refuse_constant(name: str) -> None:
 
 
 def read(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
-    """Every field of a table, as the body has it or by default; ApiError for what cannot be served."""
+    """Return every field of a table with its value or default; raise ApiError for unknown or unsupported values."""
     for name in body:
         if name not in table:
-            raise ApiError(f"{name[:80]}: this server does not know the field; leave it out", param=name[:80])
+            raise ApiError(f"{name[:80]}: unknown field; remove it", param=name[:80])
     values = {}
     for name, field in table.items():
         value = body.get(name)
         if value is None:
             if field.required:
-                raise ApiError(f"{name}: missing; state it", param=name)
+                raise ApiError(f"{name} is required", param=name)
             values[name] = field.default
         else:
             values[name] = _checked(name, field, value)
@@ -210,10 +211,10 @@ def _checked(name: str, field: Field, value: Any) -> Any:
     if field.ignored:
         return None
     if not _is_kind(field.kind, value):
-        raise ApiError(f"{name}: must be {WORDS[field.kind]} ({_shown(value)})", param=name)
+        raise ApiError(f"{name} must be {WORDS[field.kind]} ({_shown(value)})", param=name)
     if field.inert is not None:
         if value not in field.inert:
-            raise ApiError(f"{name}: this server cannot serve it ({_shown(value)}); leave it out", param=name)
+            raise ApiError(f"{name}: not supported ({_shown(value)}); remove it", param=name)
         return None
     for fits, words in (
         (field.minimum is None or value >= field.minimum, f"at least {field.minimum}"),
@@ -221,7 +222,7 @@ def _checked(name: str, field: Field, value: Any) -> Any:
         (field.above is None or value > field.above, f"above {field.above}"),
     ):
         if not fits:
-            raise ApiError(f"{name}: must be {words} ({_shown(value)})", param=name)
+            raise ApiError(f"{name} must be {words} ({_shown(value)})", param=name)
     return (value,) if field.kind == "strings" and isinstance(value, str) else value
 
 

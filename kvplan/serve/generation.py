@@ -1,4 +1,4 @@
-"""From a body to answers: prompts and parameters, jobs for the worker, and their pieces until the last."""
+"""Generation for one HTTP request: prompts, sampling parameters, jobs for the worker, and their pieces."""
 
 import asyncio
 import uuid
@@ -13,8 +13,8 @@ from kvplan.serve.fields import ApiError, is_whole
 from kvplan.serve.jobs import Group, Job, Piece
 from kvplan.serve.worker import Worker, refusal_text
 
-MOST_ANSWERS: Final = 1024  # of one HTTP request
-GONE, EXPIRED = -1, -2  # in place of an answer's index: the client has left; the request's time is over
+MOST_ANSWERS: Final = 1024  # completions per HTTP request
+GONE, EXPIRED = -1, -2  # in place of a completion's index: client disconnected; request timed out
 BUSY: Final = (
     "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 )
@@ -25,14 +25,14 @@ BACKLOG: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds the queue: unfinished requests, and prompt tokens without an answer yet; None: nothing."""
+    """Queue limits: unfinished requests, and prompt tokens of requests without a first token; None: no limit."""
 
     max_num_queued_reqs: int | None
     max_num_queued_tokens: int | None = None
 
 
 def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, index: int) -> SamplingParams:
-    """The parameters of one answer of several; each draws by a seed of its own, as vLLM's do."""
+    """Return the sampling parameters of completion `index` of n; each has its own seed, as in vLLM."""
     seed = values["seed"]
     try:
         return SamplingParams(
@@ -46,6 +46,7 @@ def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, ind
             stop=tuple(values["stop"]),
             stop_token_ids=tuple(values["stop_token_ids"]),
             logprobs=logprobs,
+            prompt_logprobs=logprobs if values.get("echo") else None,  # as vLLM
             repetition_penalty=values["repetition_penalty"],
             presence_penalty=values["presence_penalty"],
             frequency_penalty=values["frequency_penalty"],
@@ -55,23 +56,24 @@ def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, ind
         raise ApiError(str(error)) from error
 
 
-def encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
-    """A text's tokens."""
+def encode(tokenizer: Any, text: str, *, special: bool, param: str = "prompt") -> list[int]:
+    """Tokenize a text of a field of the body; raise ApiError without a tokenizer or for invalid Unicode."""
     if tokenizer is None:
-        raise ApiError("prompt: the model has no tokenizer; send token ids", param="prompt")
+        remedy = "send token ids" if param == "prompt" else "send token ids to /v1/completions"
+        raise ApiError(f"{param}: the model has no tokenizer; {remedy}", param=param)
     try:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
-    except (UnicodeError, TypeError) as error:  # half of a surrogate pair, which JSON can write
-        raise ApiError("prompt: contains text that is not Unicode; mend it", param="prompt") from error
+    except (UnicodeError, TypeError) as error:  # unpaired surrogates, which JSON allows
+        raise ApiError(f"{param}: the text is not valid Unicode; fix it", param=param) from error
     return ids
 
 
 def prompts_of(value: Any, tokenizer: Any, *, special: bool) -> list[list[int]]:
-    """One prompt or several, texts or token ids, as token ids."""
+    """Return one or several prompts, given as texts or token ids, as lists of token ids."""
     if isinstance(value, str):
         return [encode(tokenizer, value, special=special)]
     if not isinstance(value, list) or not value:
-        raise ApiError("prompt: must be a text, a list of token ids, or a list of these", param="prompt")
+        raise ApiError("prompt must be a text, a list of token ids, or a list of these", param="prompt")
     if all(map(is_whole, value)):
         return [value]
     prompts = []
@@ -81,29 +83,43 @@ def prompts_of(value: Any, tokenizer: Any, *, special: bool) -> list[list[int]]:
         elif isinstance(prompt, list) and prompt and all(map(is_whole, prompt)):
             prompts.append(prompt)
         else:
-            raise ApiError("prompt: must be a text, a list of token ids, or a list of these", param="prompt")
+            raise ApiError("prompt must be a text, a list of token ids, or a list of these", param="prompt")
     return prompts
 
 
-def checked_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, context: int) -> list[int]:
-    """The longest answer to each prompt; ApiError where prompt and answer exceed the context, as vLLM refuses them."""
+def texts_of(value: Any, prompts: Sequence[list[int]], tokenizer: Any) -> list[str]:
+    """Return the prompts as texts for echo."""
+    given = [value] if isinstance(value, str) or all(map(is_whole, value)) else value
+    if tokenizer is None:
+        raise ApiError("echo: the model has no tokenizer; remove it", param="echo")
+    return [
+        own if isinstance(own, str) else tokenizer.decode(prompt, skip_special_tokens=False)
+        for own, prompt in zip(given, prompts, strict=True)
+    ]
+
+
+def checked_lengths(
+    prompts: Sequence[Sequence[int]], max_tokens: int | None, context: int, param: str = "prompt"
+) -> list[int]:
+    """Return the output limit for each prompt of a field of the body; raise ApiError with vLLM's message if it exceeds
+    the context."""
     answers = []
     for prompt in prompts:
         if not prompt:
-            raise ApiError("prompt: has no tokens; send at least one", param="prompt")
+            raise ApiError(f"{param}: the text has no tokens; send at least one", param=param)
         if len(prompt) >= context or (max_tokens is not None and len(prompt) + max_tokens > context):
             completion = "" if max_tokens is None else f" and {max_tokens} in the completion"
             raise ApiError(
                 f"This model's maximum context length is {context} tokens. However, you requested {len(prompt)} tokens "
                 f"in the messages{completion}. Please reduce the length of the messages or completion.",
-                param="max_tokens" if max_tokens is not None and len(prompt) < context else "prompt",
+                param="max_tokens" if max_tokens is not None and len(prompt) < context else param,
             )
         answers.append(context - len(prompt) if max_tokens is None else max_tokens)
     return answers
 
 
 class Generation:
-    """The answers of one HTTP request, while they run."""
+    """The running completions of one HTTP request."""
 
     def __init__(self, worker: Worker, jobs: list[Job], pieces: "asyncio.Queue[tuple[int, Piece]]") -> None:
         self.jobs = jobs
@@ -111,7 +127,7 @@ class Generation:
         self._left = len(jobs)
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """(index of the answer, what it got) until all have ended; ApiError where one is refused or goes wrong."""
+        """Yield (completion index, piece) until all have ended; raise ApiError if one is rejected or fails."""
         while self._left:
             index, piece = await self._pieces.get()
             if index == GONE:
@@ -126,18 +142,18 @@ class Generation:
                     kind="BadRequestError" if is_own else "InternalServerError",
                 )
             if piece.finish is not None and piece.finish.reason == "error":
-                raise ApiError(piece.finish.error or "the request went wrong", status=500, kind="InternalServerError")
+                raise ApiError(piece.finish.error or "the request failed", status=500, kind="InternalServerError")
             self._left -= piece.finish is not None
             yield index, piece
-            await asyncio.sleep(0)  # a queue that is full would keep the loop from everybody else
+            await asyncio.sleep(0)  # a full queue would starve the event loop
 
     def abandon(self) -> None:
-        """Give up what still runs, and let nobody wait for it."""
+        """Abort the unfinished completions and end `pieces`: the client has disconnected."""
         self._worker.abort(self.jobs)
         self._pieces.put_nowait((GONE, Piece()))
 
     def expire(self) -> None:
-        """Give up what still runs: its time is over."""
+        """Abort the unfinished completions: the request has timed out."""
         self._worker.abort(self.jobs)
         self._pieces.put_nowait((EXPIRED, Piece()))
 
@@ -149,10 +165,10 @@ def started(
     worker: Worker, limits: Limits, prompts: list[list[int]], values: dict[str, Any], answers: list[int],
     logprobs: int | None, prefix: str, adapter: str | None = None,
 ) -> Generation:  # fmt: skip
-    """Hand the jobs of a request to the worker; ApiError (503) where its queue is full."""
+    """Submit a request's jobs to the worker; raise ApiError (503) if its queue is full."""
     n = values["n"]
     if len(prompts) * n > MOST_ANSWERS:
-        raise ApiError(f"n: {len(prompts)} prompts x {n} answers; at most {MOST_ANSWERS} in one request", param="n")
+        raise ApiError(f"n: {len(prompts)} prompts x {n} completions; at most {MOST_ANSWERS} in one request", param="n")
     check_admission(worker, limits, len(prompts) * n)
     pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
     name, jobs = f"{prefix}-{uuid.uuid4().hex}", []
@@ -180,7 +196,7 @@ def started(
 
 
 def check_admission(worker: Worker, limits: Limits, num: int) -> None:
-    """Refuse what the queue has no room for, with vLLM's status and words, and count it."""
+    """Raise ApiError with vLLM's status and message if the queue is full, and count the rejection."""
     max_reqs, max_tokens = limits.max_num_queued_reqs, limits.max_num_queued_tokens
     if max_reqs is not None and len(worker.jobs) + num > max_reqs:
         worker.metrics.rejected("max_num_queued_reqs")
@@ -191,5 +207,5 @@ def check_admission(worker: Worker, limits: Limits, num: int) -> None:
 
 
 def finite(value: float) -> float:
-    """A log-probability as JSON can write it, with vLLM's least."""
+    """Return a log-probability that JSON can represent, clipped to vLLM's minimum of -9999."""
     return max(value, -9999.0) if isfinite(value) else -9999.0

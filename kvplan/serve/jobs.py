@@ -1,7 +1,8 @@
-"""One answer that a client waits for: what it asks, what it got so far, and when."""
+"""Job: one completion that a client waits for, with its parameters, progress and times."""
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from engine.request import Request
 
 @dataclass(slots=True)
 class Timed:
-    """When things happened to a request, on the monotonic clock; 0: not yet."""
+    """Event times of a request on the monotonic clock; 0: not yet."""
 
     arrived: float = field(default_factory=time.monotonic)
     queued: float = 0.0
@@ -22,17 +23,22 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an answer ended: by vLLM's reasons, or with an error's text."""
+    """End of a completion: vLLM's finish reason, or an error's text.
+
+    stop_reason  the stop string or the id of the stop token; None at the model's end token and any other end
+    """
 
     reason: str
     error: str | None = None
+    stop_reason: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a request got in one step: a token at most, its text, and the end where it is that.
+    """Output of a request: at most one token, its text, and the finish if it is the last piece.
 
-    refused  it never ran: what the backend had against it
+    refused  the backend's error if it rejected the request
+    prompt_logprobs  log-probabilities of the prompt's tokens, with the first piece, if requested
     """
 
     token_id: int | None = None
@@ -41,18 +47,19 @@ class Piece:
     finish: Finish | None = None
     num_cached_tokens: int = 0
     refused: Exception | None = None
+    prompt_logprobs: Sequence[Any] = ()
 
 
 @dataclass(slots=True)
 class Group:
-    """The answers to one prompt, as vLLM's metrics count them: at the end of the last."""
+    """The completions of one prompt, which vLLM's metrics count once, at the end of the last."""
 
     n: int = 1
     most_tokens: int = 0
     num_ended: int = 0
 
     def ended(self, num_tokens: int) -> bool:
-        """Count one that has ended; True for the last."""
+        """Count an ended completion; return True if it is the last."""
         self.num_ended += 1
         self.most_tokens = max(self.most_tokens, num_tokens)
         return self.num_ended == self.n
@@ -60,10 +67,10 @@ class Group:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """One answer that is wanted: made in the event loop, run in the backend's thread.
+    """One requested completion: created in the event loop, run in the backend's thread.
 
-    index  of the answer among those of its HTTP request; pieces go to their common queue with it
-    group  those to the same prompt
+    index  index among the completions of its HTTP request; tags its pieces in their common queue
+    group  completions of the same prompt
     """
 
     request_id: str
@@ -76,8 +83,8 @@ class Job:
     cache_salt: str | None = None
     adapter: str | None = None
     times: Timed = field(default_factory=Timed)
-    request: Request | None = None  # the backend's, in its thread only
-    delay: float = 0.0  # seconds by which its client sees tokens later than the backend gives them
-    num_told: int = 0  # tokens passed on, in its thread only
-    has_token: bool = False  # in the loop only
-    has_ended: bool = False  # in the loop only
+    request: Request | None = None  # the backend's request; used in its thread only
+    delay: float = 0.0  # seconds between a token's step and its delivery to the client
+    num_told: int = 0  # tokens passed on; used in the backend's thread only
+    has_token: bool = False  # used in the loop only
+    has_ended: bool = False  # used in the loop only

@@ -1,13 +1,12 @@
-"""The server's /metrics page, by vLLM's names, types, labels and buckets (0.33, v1/metrics/loggers.py).
+"""The server's /metrics page, with vLLM's names, types, labels and buckets (0.33, v1/metrics/loggers.py).
 
-Every figure is one that vLLM's page has; what this server has nothing to say of (other nodes, images) is left
-out of it rather than served as 0.
+Metrics that do not apply to this server (other nodes, images) are omitted rather than served as 0.
 """
 
 import time
 from collections.abc import Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -47,14 +46,14 @@ TRANSFER_BYTES: Final = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 2
 
 
 def steps_125(limit: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, ... up to a number: vLLM's buckets of tokens."""
+    """Return 1, 2, 5, 10, 20, ... up to the limit: vLLM's token buckets."""
     return tuple(
         digit * 10**power for power, digit in product(range(len(str(limit))), (1, 2, 5)) if digit * 10**power <= limit
     )
 
 
 class ServerMetrics:
-    """All figures of one server; they are counted in the backend's thread, and read from any."""
+    """All metrics of one server; updated in the backend's thread, readable from any thread."""
 
     def __init__(
         self,
@@ -63,13 +62,13 @@ class ServerMetrics:
         cache_config: Mapping[str, str],
         num_drafts: int = 0,
         max_loras: int = 0,
-        tiers: "Tiers | None" = None,
+        tiers: "Tiers[Any] | None" = None,
     ) -> None:
-        """What the page says.
+        """Register the metrics.
 
-        num_drafts  tokens that are guessed at a time; 0: without speculation, of which the page then says nothing
-        max_loras   slots for adapters; 0: the page says nothing of them
-        tiers       KV beyond the device; None: none, of which the page then says nothing
+        num_drafts  draft tokens per step; 0: no speculation, and no metrics for it
+        max_loras   slots for adapters; 0: no adapter metrics
+        tiers       KV offloading tiers; None: no tiers, and no metrics for them
         """
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
@@ -77,7 +76,7 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
         self._labels = {"model_name": model_name, "engine": "0"}
         self._max_model_len = max_model_len
-        self._queries = self._hits = self._preemptions = 0  # of the scheduler, as far as they are counted
+        self._queries = self._hits = self._preemptions = 0  # scheduler counts reported so far
         self._step_tokens = 0
         self._drafts = self._speculation(num_drafts)
         self._draft_counts = (0,) * len(self._drafts)
@@ -94,7 +93,7 @@ class ServerMetrics:
         )
         info.labels(**cache_config, engine="0").set(1)
         self._max_loras = str(max_loras)
-        self._adapters: list[str] = []  # that have requests, in the order in which they came by them
+        self._adapters: list[str] = []  # adapters with requests, in order of first use
         self._lora_info = self._lora_gauge() if max_loras else None
 
     def _gauge(self, name: str, text: str) -> Gauge:
@@ -129,9 +128,9 @@ class ServerMetrics:
         return Gauge("vllm:lora_requests_info", "Running stats on lora requests.", names, registry=self.registry)
 
     def _adapters_now(self, gauge: Gauge, scheduler: Scheduler) -> None:
-        """Both labels name every adapter with a request, as vLLM 0.33's do; the value is the time.
+        """Set the adapter gauge: both labels list every adapter with a request, as in vLLM 0.33; the value is the time.
 
-        A set of labels that no longer holds goes: vLLM leaves it, with the time when it last held.
+        Outdated label sets are removed; vLLM leaves them, with the time when they last applied.
         """
         unfinished = sorted((*scheduler.running, *scheduler.waiting), key=lambda seq: seq.arrival)
         present = dict.fromkeys(seq.adapter for seq in unfinished if seq.adapter is not None)
@@ -204,7 +203,9 @@ class ServerMetrics:
         )
 
     def _speculation(self, num_drafts: int) -> list[Counter]:
-        """Drafts, their tokens, those that held, and how many of those in each place; none without speculation."""
+        """Return counters of drafts, draft tokens, accepted tokens, and accepted tokens per position; empty without
+        speculation.
+        """
         if not num_drafts:
             return []
         places = tuple(map(str, range(num_drafts)))
@@ -218,7 +219,7 @@ class ServerMetrics:
             *by_place.values(),
         ]
 
-    # --- what happens -------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------
 
     def rejected(self, limit: str) -> None:
         self._rejections[limit].inc()
@@ -227,7 +228,7 @@ class ServerMetrics:
         self.last_error = f"{type(error).__name__}: {error}"[:500]
 
     def tokens(self, job: "Job", pieces: "list[Piece]", now: float) -> None:
-        """What a request got in a step; its client sees it later by the request's delay."""
+        """Record a request's tokens of a step; its client sees them after the request's delay."""
         now += job.delay
         num = sum(piece.token_id is not None for piece in pieces)
         if not num:
@@ -252,7 +253,7 @@ class ServerMetrics:
         self._by_source["external_kv_transfer"].inc(num_loaded)
 
     def step(self, scheduler: Scheduler) -> None:
-        """The end of a step."""
+        """Record the end of a step."""
         stats = scheduler.prefix_cache_stats
         self._prefix_queries.inc(stats.queries - self._queries)
         self._prefix_hits.inc(stats.hits - self._hits)
@@ -263,7 +264,7 @@ class ServerMetrics:
             for counter, now, before in zip(self._drafts, counts, self._draft_counts, strict=True):
                 counter.inc(now - before)
             self._draft_counts = counts
-        if self._step_tokens:  # vLLM, too, leaves out steps that gave nobody a token
+        if self._step_tokens:  # like vLLM, skip steps that sampled no token
             self._step_len.observe(self._step_tokens)
         self._step_tokens = 0
         if self._offload is not None:
@@ -281,7 +282,7 @@ class ServerMetrics:
             self._adapters_now(self._lora_info, scheduler)
 
     def ended(self, job: "Job", reason: str) -> None:
-        """The end of a request, by whatever reason."""
+        """Record the end of a request, for whatever reason."""
         times, request, now = job.times, job.request, time.monotonic() + job.delay
         assert request is not None
         num_tokens = request.seq.num_output_tokens
@@ -296,7 +297,7 @@ class ServerMetrics:
         self._max_tokens.observe(job.params.max_tokens)
         self._computed.observe(len(job.prompt) - request.num_cached_tokens)
         scheduled = times.scheduled or now
-        # A request's delay is part of its prefill, as a client would have it.
+        # A request's delay counts as prefill time, as it appears to a client.
         first, last = times.first_token or scheduled, times.last_token or scheduled
         self._phases["queue"].observe(max(0.0, scheduled - times.queued))
         self._phases["prefill"].observe(max(0.0, first - scheduled))
@@ -305,14 +306,14 @@ class ServerMetrics:
         self._per_token.observe((last - first) / (num_tokens - 1) if num_tokens > 1 else 0.0)
 
     def page(self) -> bytes:
-        """The page in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class OffloadMetrics:
-    """KV beyond the device, by the names of vLLM's offloading connector (v1/offloading/metrics.py)."""
+    """Metrics of KV offloading, with the names of vLLM's offloading connector (v1/offloading/metrics.py)."""
 
-    def __init__(self, page: ServerMetrics, tiers: "Tiers") -> None:
+    def __init__(self, page: ServerMetrics, tiers: "Tiers[Any]") -> None:
         self._tiers = tiers
         queried = "External prefix cache queries from KV connector cross-instance cache sharing, in terms of number of "
         self._queries = page._counter("external_prefix_cache_queries", f"{queried}queried tokens.")[""]
@@ -340,10 +341,29 @@ class OffloadMetrics:
             page._gauge(f"kv_offload_cpu_cache_{name}usage_perc", f"CPU cache {name.replace('_', ' ')}usage, 0 to 1.")
             for name in ("", "write_", "read_")
         )
-        self._seen = (0, 0, 0)  # of the counts below, as far as they are counted
+        self._disk = getattr(tiers.host, "disk", None)
+        self._lost = {} if self._disk is None else self._lost_files(page)
+        self._seen_lost: dict[str, int] = {}
+        self._seen = (0, 0, 0)  # counts reported so far: queries, hits, refused stores
+
+    @staticmethod
+    def _lost_files(page: ServerMetrics) -> dict[str, Counter]:
+        """Return this server's own counters of lost files; vLLM does not check files."""
+        counter = Counter(
+            "kvplan:kv_offload_files_lost",
+            "Number of KV files that were damaged, or that the disk did not take.",
+            (*page._labels, "reason"),
+            registry=page.registry,
+        )
+        return {reason: counter.labels(**page._labels, reason=reason) for reason in ("damaged", "unwritten")}
 
     def step(self) -> None:
-        """The end of a step."""
+        """Record the end of a step."""
+        if self._disk is not None:
+            lost = {"damaged": self._disk.num_damaged, "unwritten": self._disk.num_unwritten}
+            for reason, count in lost.items():
+                self._lost[reason].inc(count - self._seen_lost.get(reason, 0))
+            self._seen_lost = lost
         tiers, pool = self._tiers, self._tiers.connector.pool
         stats = tiers.scheduler_stats
         counts = (stats.queries, stats.hits, tiers.connector.num_refused)

@@ -1,4 +1,4 @@
-"""The OpenAPI page, made of the tables that bodies are read by."""
+"""The OpenAPI document, generated from the tables that validate request bodies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ ANSWERS = {"4XX": "What is wrong with the request.", "5XX": "What the server can
 
 
 def own_schemas(model: str, num_tokens: int) -> dict[str, Any]:
-    """Of the fields that say more than their kind."""
+    """Return the schemas of fields that need more than their kind's schema."""
     tokens = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": num_tokens - 1}}
     kinds = [{**TEXT, "minLength": 1}, {**tokens, "minItems": 1}]
     prompt = {"anyOf": [*kinds, {"type": "array", "items": {"anyOf": kinds}, "minItems": 1}]}
@@ -53,7 +53,7 @@ def own_schemas(model: str, num_tokens: int) -> dict[str, Any]:
 
 
 def body(table: Mapping[str, Field], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a body."""
+    """Return the schema of a request body."""
     properties = {name: own.get(name) or field.schema() for name, field in table.items() if field.inert is None}
     required = [name for name, field in table.items() if field.required]
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -64,17 +64,17 @@ def body(table: Mapping[str, Field], own: Mapping[str, Any]) -> dict[str, Any]:
 NEEDED = {
     "stream_options": "stream",
     "top_logprobs": "logprobs",
-}  # fields that say something only where another is true
+}  # fields that have an effect only if another one is true
 
 
 def needed(name: str, switch: str) -> dict[str, Any]:
-    """A schema: the field says nothing, or the other is true."""
+    """Return a schema that requires `switch` to be true if field `name` has an effect."""
     nothing: dict[str, Any] = {"properties": {name: {"enum": [None, 0, {}]}}}
     return {"anyOf": [nothing, {"properties": {switch: {"const": True}}, "required": [switch]}]}
 
 
 def tokenize_body(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a text, or of messages."""
+    """Return the schema of a /tokenize body: a prompt or messages."""
     kinds = []
     for name, other in (("prompt", "messages"), ("messages", "prompt")):
         table = {key: field for key, field in TOKENIZE.items() if key != other}
@@ -83,7 +83,7 @@ def tokenize_body(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def openapi(model: str, version: str, num_tokens: int) -> dict[str, Any]:
-    """The page for a server of this model, whose tokens are 0 to num_tokens - 1."""
+    """Return the OpenAPI document for a server of this model, with token ids from 0 to num_tokens - 1."""
     own = own_schemas(model, num_tokens)
     errors = {
         status: {"description": text, "content": {"application/json": {"schema": ERROR}}}

@@ -1,4 +1,4 @@
-"""Tensor parallelism: rank 0 serves, and tells the others what it does with its engine, so that all do it alike."""
+"""Tensor parallelism: rank 0 serves and broadcasts its engine calls, so that all ranks make the same calls."""
 
 import signal
 from collections.abc import Callable
@@ -9,10 +9,11 @@ from engine import Engine
 from engine.config import SamplingParams
 from engine.request import Request, RequestOutput, TokenUpdate
 from engine.scheduler import Scheduler
+from kvplan.serve.backend import BackendLostError
 
 
 class Leader:
-    """Rank 0's engine as a backend; every call is one of all ranks."""
+    """Rank 0's engine as a backend; every call is broadcast to all ranks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -59,26 +60,34 @@ class Leader:
         return self._engine.step()
 
     def idle(self) -> None:
-        """Let the others know that rank 0 is there: they give it up after a while."""
+        """Send a heartbeat to the other ranks, which otherwise time out."""
         self._tell("wait")
 
     def close(self) -> None:
         self._tell("end")
 
     def _tell(self, command: str, request_id: str = "") -> None:
-        self._engine.tp.from_first((command, request_id))
+        call_of_rank_0(self._engine, (command, request_id))
+
+
+def call_of_rank_0(engine: Engine, call: tuple[str, str] = ("", "")) -> tuple[str, str]:
+    """Return rank 0's call on every rank; raise BackendLostError if a rank has gone."""
+    try:
+        return engine.tp.from_first(call)
+    except RuntimeError as error:  # of gloo and of NCCL alike
+        raise BackendLostError("serve", "another rank has gone; its log says why", "start all ranks again") from error
 
 
 def follow(engine: Engine) -> None:
-    """Do what rank 0 does until it ends; signals are rank 0's to act on."""
+    """Repeat rank 0's engine calls until it ends; signals are left to rank 0."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     while True:
-        command, request_id = engine.tp.from_first(("", ""))
-        with suppress(Exception):  # what one rank refuses, or fails at, all do; rank 0 tells the client
+        command, request_id = call_of_rank_0(engine)
+        with suppress(Exception):  # all ranks fail alike; rank 0 reports the error to the client
             match command:
                 case "submit":
-                    engine.submit([])  # rank 0's prompt comes in its place
+                    engine.submit([])  # replaced by rank 0's prompt
                 case "abort":
                     engine.abort(request_id)
                 case "step":

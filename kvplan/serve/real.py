@@ -1,31 +1,32 @@
-"""The bundled engine as a backend: its memory beside the plan's, as its start logs them and /metrics has them."""
+"""The bundled engine as a backend: measured and planned memory, for the start-up log and /metrics."""
 
-from typing import Final
+from typing import Any
 
-from engine import Engine
-from kvplan.core.units import GIB
+import torch
+
+from engine import Engine, EngineConfig
+from engine.state_slots import are_in_blocks, with_room_for_states
 from kvplan.models.spec import ModelSpec
 from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
 from kvplan.serve.worker import Hooks
+from kvplan.servers.bundled.log_rows import planned_bytes
+from kvplan.servers.bundled.log_wordings import device_line, pool_line, prefix, row_line
 from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
-from kvplan.servers.vllm.tiers import PAGE
-from kvplan.sizing.layout import cdiv
-
-ROWS: Final = ("weights", "buffers", "activations", "kv_cache")
+from kvplan.servers.metrics import SERVED_BY
 
 
 def start_of(engine: Engine) -> Start:
-    """What is known of a running engine, and the backend that it is."""
-    facts = (cache_config(engine), [*measured_log(engine), *rows(engine)], engine.spec.name, engine.spec.vocab_size)
-    if engine.config.tensor_parallel_size == 1:
+    """Return a running engine as a ready backend, with its start-up facts."""
+    facts = (cache_config(engine), start_log(engine), engine.spec.name, engine.spec.vocab_size)
+    if engine.tp.num_ranks == 1:
         return Start(engine, *facts, Hooks(close=engine.close), tiers=engine.tiers)
     leader = Leader(engine)
     return Start(leader, *facts, Hooks(idle=leader.idle, close=leader.close))
 
 
 def inputs_of(engine: Engine) -> EngineInputs:
-    """What the engine was given, as the planner's rules for it want it."""
+    """Return the engine's settings as inputs of the planner's rules."""
     config, memory, device = engine.config, engine.memory_report(), engine.device.type
     dtype = engine.spec.dtype if config.dtype == "auto" else config.dtype
     return EngineInputs(
@@ -38,22 +39,26 @@ def inputs_of(engine: Engine) -> EngineInputs:
         max_num_batched_tokens=config.max_num_batched_tokens,
         gpu_memory_utilization=config.gpu_memory_utilization,
         tensor_parallel_size=config.tensor_parallel_size,
-        num_blocks=memory.num_blocks,  # how many there are is what was measured: their bytes are predicted
+        num_blocks=memory.num_blocks,  # the number is measured, their bytes are predicted
         backend="torch" if device == "cpu" or config.backend == "torch" else "triton",
         batches_in_flight=config.batches_in_flight(device),
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         fully_sharded_loras=config.fully_sharded_loras,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        stage=engine.tp.stage,
+        partition=tuple(map(int, (config.pp_layer_partition or "").split(","))) if config.pp_layer_partition else (),
+        states_in_blocks=are_in_blocks(engine.spec, config),
     )
 
 
 def draft_of(engine: Engine) -> ModelSpec | None:
-    """The model that guesses beside the engine's."""
+    """Return the spec of the engine's draft model, or None."""
     return next((companion.spec for companion in engine.runner.companions), None)
 
 
 def num_tokens(engine: Engine) -> int:
-    """Tokens that the pool holds, counted as vLLM logs them."""
+    """Return the pool's capacity in tokens, as vLLM logs it."""
     return engine.memory_report().num_blocks // len(engine.runner.groups) * engine.config.block_size
 
 
@@ -61,6 +66,7 @@ def cache_config(engine: Engine) -> dict[str, str]:
     config = engine.config
     return labels(
         {
+            SERVED_BY: "kvplan",
             "block_size": config.block_size,
             "user_specified_block_size": True,
             "cache_dtype": config.kv_cache_dtype,
@@ -74,29 +80,54 @@ def cache_config(engine: Engine) -> dict[str, str]:
     )
 
 
-def measured_log(engine: Engine) -> list[str]:
-    """What start-up took, measured, in the words of a server's log."""
-    memory = engine.memory_report()
-    return [
-        f"Starting to load model {engine.spec.name}...",
-        f"Using max model len {engine.max_model_len}",
-        f"Chunked prefill is enabled with max_num_batched_tokens={engine.config.max_num_batched_tokens}.",
-        f"Model loading took {(memory.weights + memory.buffers + memory.lora) / GIB:.6f} GiB memory and 0.00 seconds",
-        f"Available KV cache memory: {memory.kv_cache / GIB:.6f} GiB",
-        f"GPU KV cache size: {num_tokens(engine):,} tokens",
-    ]
+def arguments_of(spec: ModelSpec, config: EngineConfig, called: str, release: str) -> dict[str, Any]:
+    """The arguments that determine the memory, resolved, before a model is loaded."""
+    dtype = spec.dtype if config.dtype == "auto" else config.dtype
+    speculative = config.speculative_config
+    draft = None if speculative is None else speculative.model
+    return {
+        "kvplan_release": release,
+        "model": called,
+        "device": config.device,
+        "dtype": dtype,
+        "kv_cache_dtype": dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        "block_size": with_room_for_states(spec, config).block_size,
+        "states_in_blocks": are_in_blocks(spec, config) or None,
+        "max_model_len": config.max_model_len or spec.max_model_len,
+        "max_num_seqs": config.num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "num_gpu_blocks_override": config.num_blocks,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "pp_layer_partition": config.pp_layer_partition,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "max_loras": config.max_loras,
+        "max_lora_rank": config.max_lora_rank,
+        "fully_sharded_loras": config.fully_sharded_loras,
+        "num_speculative_tokens": None if speculative is None else speculative.num_speculative_tokens,
+        "draft_model": draft.name if isinstance(draft, ModelSpec) else draft and str(draft),
+        "kv_offloading_size": config.kv_offloading_size,
+    }
 
 
-def rows(engine: Engine) -> list[str]:
-    """The plan beside it, in bytes."""
-    memory = engine.memory_report()
+def start_log(engine: Engine) -> list[str]:
+    """Return this rank's lines: the device, planned and measured bytes, and the pool."""
+    memory, inputs = engine.memory_report(), inputs_of(engine)
     drafts = Speculation(engine.config.rows_per_seq - 1, draft_of(engine))
-    predicted = predict(engine.spec, inputs_of(engine), non_torch=memory.non_torch, speculation=drafts)
-    lines = [f"{'bytes':<12} {'planned':>16} {'measured':>16}"]
-    for name in (*ROWS, *["lora"] * (engine.config.max_loras > 0)):
-        lines.append(f"{name:<12} {getattr(predicted, name):>16,} {getattr(memory, name):>16,}")
+    sized = predict(engine.spec, inputs, non_torch=memory.non_torch, speculation=drafts)
+    planned = planned_bytes(sized, engine.config.kv_offloading_size)
+    measured = {name: getattr(memory, name) for name in planned if name != "kv_offload"}
     if engine.tiers is not None:
-        chunk = cdiv(predicted.kv_cache // memory.num_blocks, PAGE) * PAGE  # a block of all layers, in whole pages
-        planned = round((engine.config.kv_offloading_size or 0) * GIB) // chunk * chunk
-        lines.append(f"{'kv_offload':<12} {planned:>16,} {engine.tiers.host.memory.nbytes:>16,}")
-    return lines
+        measured["kv_offload"] = engine.tiers.host.memory.nbytes
+    if not engine.config.max_loras:
+        del measured["lora"]
+    device = str(engine.device)
+    gpu = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else None
+    lines = [
+        device_line(device, gpu, inputs.backend, inputs.batches_in_flight, memory.total, memory.non_torch),
+        *(row_line(name, planned[name], size) for name, size in measured.items()),
+        pool_line(memory.num_blocks, num_tokens(engine)),
+    ]
+    ranks = engine.tp
+    return [prefix(ranks.stage * ranks.size + ranks.rank, ranks.num_ranks) + text for text in lines]

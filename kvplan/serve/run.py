@@ -1,7 +1,9 @@
-"""Runs the application on a socket until it is told to stop; what runs then is finished first."""
+"""Serving of the application on a socket, with graceful shutdown."""
 
 import asyncio
+import os
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,14 +14,15 @@ from kvplan.core.errors import EnvironmentProblem
 from kvplan.serve.app import Api
 
 MAX_HEADER_BYTES: Final = 64 << 10
-HEADER_S: Final = 10.0  # in which a connection must send its first request's headers
+HEADER_S: Final = 10.0  # timeout for the headers of a connection's first request
 KEEP_ALIVE_S: Final = 5
 BACKLOG: Final = 2048
 MOST_CONNECTIONS: Final = 10_000
+FORCED_S: Final = 1.0  # from a second signal to the end, for clients to get their errors
 
 
 class Protocol(H11Protocol):
-    """HTTP/1.1 that does not wait for ever for a connection's first request."""
+    """HTTP/1.1 protocol with a timeout for a connection's first request."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -35,19 +38,50 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which tells the application that it is to end."""
+    """uvicorn server that marks the API as draining on an exit signal, and ends at once on a second one.
+
+    on_forced  called with a second signal's number
+    """
 
     def __init__(self, config: uvicorn.Config, api: Api) -> None:
         super().__init__(config)
         self._api = api
+        self.on_forced: Callable[[int], None] = ignore
 
     def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.should_exit:  # uvicorn takes a second SIGINT alone
+            self.force_exit = True
+            self.on_forced(sig)
         self._api.is_draining = True
         super().handle_exit(sig, frame)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves the requests and the lifespan to the event loop's end
+            for task in self.server_state.tasks:
+                task.cancel()
+            await self.lifespan.shutdown()
+
+
+def ignore(signal_number: int) -> None: ...
+
+
+def end_soon(signal_number: int) -> None:
+    """End the process in FORCED_S, whatever it is doing by then: a step, a copy or a file."""
+    timer = threading.Timer(FORCED_S, os._exit, (128 + signal_number,))
+    timer.daemon = True
+    timer.start()
+
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0: one that the system chooses. EnvironmentProblem where it cannot."""
+    """Return a listening socket (port 0: chosen by the system); raise EnvironmentProblem if that fails."""
+    listener = bind(host, port)
+    begin(listener)
+    return listener
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that does not listen yet: clients are refused; raise EnvironmentProblem if that fails."""
     where = f"--host {host} --port {port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -57,15 +91,25 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise EnvironmentProblem(where, f"cannot be used ({error.strerror})", "choose another --port") from error
     return listener
 
 
+def begin(listener: socket.socket) -> None:
+    """Listen; raise EnvironmentProblem if another process has begun to, on the same port."""
+    host, port = listener.getsockname()[:2]
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        where = f"--host {host} --port {port}"
+        raise EnvironmentProblem(where, f"cannot be used ({error.strerror})", "choose another --port") from error
+
+
 def server(api: Api, drain_s: int) -> Server:
-    """uvicorn's server of the application, with its limits."""
+    """Return the uvicorn server of the application, with its limits."""
     config = uvicorn.Config(
         api.app(),
         http=Protocol,
@@ -84,8 +128,17 @@ def server(api: Api, drain_s: int) -> Server:
 
 
 def serve(api: Api, listener: socket.socket, drain_s: int, on_ready: Callable[[], None]) -> None:
-    """Answer until SIGTERM or SIGINT; requests that run then have drain_s seconds to end."""
+    """Serve until SIGTERM or SIGINT; unfinished requests then have drain_s seconds to end, until a second signal.
+
+    If the backend is lost, fail what is unfinished and raise its error.
+    """
     running = server(api, drain_s)
+    running.on_forced = end_soon
+
+    def leave() -> None:
+        api.is_draining = running.should_exit = True
+
+    api.worker.on_lost = leave
 
     async def main() -> None:
         task = asyncio.create_task(running.serve(sockets=[listener]))
@@ -96,3 +149,5 @@ def serve(api: Api, listener: socket.socket, drain_s: int, on_ready: Callable[[]
         await task
 
     asyncio.run(main())
+    if api.worker.lost is not None:
+        raise api.worker.lost

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the model's own tokenizer, or a stand-in for a model of which only the config is known."""
+"""Tokenization: the model's own tokenizer, or a stand-in for a model with only a config."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -16,7 +16,7 @@ NUM_BYTES: Final = 256
 
 
 def tokenizer_of(directory: Path | None, vocab_size: int) -> Any:
-    """The tokenizer of a directory; without a directory the stand-in. None where neither can be had."""
+    """Return a directory's tokenizer, or the stand-in without a directory (None if the vocabulary is too small)."""
     if directory is None:
         return stand_in(vocab_size)
     tokenizer = read_tokenizer(directory)
@@ -26,10 +26,10 @@ def tokenizer_of(directory: Path | None, vocab_size: int) -> Any:
 
 
 def stand_in(vocab_size: int) -> Any:
-    """A tokenizer that loses nothing: up to three letters a token where the vocabulary has room, else bytes.
+    """Return a lossless tokenizer: up to three letters per token as far as the vocabulary allows, else bytes.
 
-    A text has nearly twice the tokens that a trained tokenizer makes of it: where their number matters, the model's own
-    belongs here. None for a vocabulary smaller than the bytes.
+    It makes nearly twice as many tokens as a trained tokenizer; use the model's own if their number matters.
+    Return None if the vocabulary has fewer than 256 tokens.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -39,7 +39,7 @@ def stand_in(vocab_size: int) -> Any:
     merges: list[tuple[str, str]] = []
     for left, right in _merges():
         if left + right not in vocab:
-            if len(vocab) + 1 >= vocab_size:  # one is left for the end
+            if len(vocab) + 1 >= vocab_size:  # one is reserved for the end token
                 break
             vocab[left + right] = len(vocab)
         merges.append((left, right))
@@ -55,7 +55,7 @@ def stand_in(vocab_size: int) -> Any:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Two letters of a piece, then the third on either side."""
+    """Yield BPE merges: first pairs of letters, then a third letter on either side."""
     firsts = SPACE + ascii_lowercase
     yield from product(firsts, ascii_lowercase)
     for first, middle, last in product(firsts, ascii_lowercase, ascii_lowercase):
@@ -64,5 +64,5 @@ def _merges() -> Iterator[tuple[str, str]]:
 
 
 def end_token_of(tokenizer: Any) -> int | None:
-    """The stand-in's token for the end of an answer."""
+    """Return the stand-in's end-of-text token id, or None."""
     return None if tokenizer is None else tokenizer.token_to_id(END)

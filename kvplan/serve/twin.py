@@ -1,28 +1,33 @@
-"""A server's twin: the engine's scheduler and pool for any planned model and GPU, its steps as long as the plan says.
+"""Simulated backend (the twin): the engine's scheduler and pool for any planned model and GPU, with modeled step times.
 
-Nothing is computed. The answer is a fixed text, begun where the prompt and the seed say, so that the same request gets
-the same tokens; it ends after as many as the server was told to give, or where the request says.
+No model runs. Every response is part of a fixed text; prompt and seed determine its start, so that the same request
+gets the same tokens. It ends after the server's configured number of tokens, or at the request's own limits.
 """
 
 import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+from random import Random
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from engine.config import SamplingParams
+from engine.draft_rules import draft_rules
+from engine.drafting import DraftingScheduler, scheduler_of
 from engine.request import Request, RequestOutput, TokenUpdate, prompt_token_ids, stop_token_ids
-from engine.scheduler import Batch, Scheduler
+from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
 from kvplan.planning.plan import Plan
+from kvplan.serve.drafts import Drafts
 from kvplan.serve.text import end_token_of
 from kvplan.simulate.setup import groups, scheduler_config
 from kvplan.simulate.steptime import StepTime, attention_kinds, outside
-from kvplan.simulate.work import Reach, StepWork
+from kvplan.simulate.tiers import TimedTiers
+from kvplan.simulate.work import batch_work
 
 ANSWER: Final = (
     " This answer was written by no model. A scheduler gave the request its blocks of memory and its share of each "
@@ -32,8 +37,11 @@ ANSWER: Final = (
 )
 
 
+REST_S: Final = 0.005  # longest wait for a copy in a step with nothing to run
+
+
 class Clock(Protocol):
-    """Seconds that go by."""
+    """A clock in seconds."""
 
     def now(self) -> float: ...
 
@@ -41,7 +49,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The machine's own."""
+    """The machine's monotonic clock."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -52,7 +60,7 @@ class WallClock:
 
 @dataclass(frozen=True, slots=True)
 class TwinLogprobs:
-    """Of a token that had no rival."""
+    """Log-probabilities of a token with probability 1."""
 
     chosen: float
     top: tuple[tuple[int, float], ...]
@@ -60,7 +68,7 @@ class TwinLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A batch that runs until `end`."""
+    """A batch in flight until `end`."""
 
     batch: Batch
     end: float
@@ -69,9 +77,11 @@ class Flight:
 class Twin:
     """A backend without a model.
 
-    speed          how much faster than the plan its clock runs
-    output_tokens  of an answer that nothing else ends
-    adapters       paths by name: they decide who runs beside whom, and what is found in the prefix cache
+    speed          speed-up of the clock over the plan's step times
+    output_tokens  length of a response that nothing else ends
+    adapters       adapter name -> path: affects batching and prefix-cache hits
+    drafts         speculative decoding: draft tokens and their acceptance
+    tiers          KV offloading tiers
     """
 
     def __init__(
@@ -85,11 +95,14 @@ class Twin:
         output_tokens: int = 128,
         clock: Clock | None = None,
         adapters: Mapping[str, str] = MappingProxyType({}),
+        drafts: Drafts | None = None,
+        tiers: TimedTiers | None = None,
     ) -> None:
         config = scheduler_config(plan, "paged")
         self.tokenizer = tokenizer
         self.max_model_len = config.max_model_len
-        self.scheduler = Scheduler(config, plan.capacity.num_blocks, groups(plan))
+        self.tiers, self._drafts = tiers, drafts
+        self.scheduler = self._scheduler(config, plan)
         self._clock = clock or WallClock()
         self._reaches = tuple(kind.reach for kind in attention_kinds(plan))
         self._step_time, self._outside, self._speed = step_time, outside(step_time), speed
@@ -100,11 +113,25 @@ class Twin:
         self._words = [0] if tokenizer is None else tokenizer.encode(ANSWER, add_special_tokens=False).ids
         self._adapters = adapters
         self._requests: dict[str, Request] = {}
-        self._starts: dict[str, int] = {}  # where in the text a request's answer begins
+        self._starts: dict[str, int] = {}  # request id -> start of its response in the text
+        self._luck: dict[str, Random] = {}  # request id -> random source of draft acceptance
         self._in_flight: deque[Flight] = deque()
-        self._free_at = 0.0  # when the device will have run all that it was given
-        self._ended: list[Request] = []  # the next step gives their outputs
+        self._free_at = 0.0  # time at which the simulated device becomes idle
+        self._ended: list[Request] = []  # the next step returns their outputs
         self._ids = count(1)
+
+    def _scheduler(self, config: SchedulerConfig, plan: Plan) -> Scheduler:
+        if self.tiers is not None:
+            return self.tiers.scheduler(config, plan.capacity.num_blocks)
+        if self._drafts is not None:
+            rules = draft_rules(
+                self._drafts.method,
+                self._drafts.num_drafts,
+                enable_prefix_caching=config.enable_prefix_caching,
+                num_modules=self._drafts.num_modules,
+            )
+            config = replace(config, drafts=rules)
+        return scheduler_of(config, plan.capacity.num_blocks, groups(plan))
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -124,10 +151,10 @@ class Twin:
             raise InvalidInputError(
                 "logit_bias",
                 "this server simulates and has no logits: its answer is a fixed text",
-                "leave it out, or serve a model",
+                "remove it, or serve a model",
             )
         if adapter is not None and adapter not in self._adapters:
-            raise InvalidInputError("adapter", f"{adapter!r:.60} is not known", "name another, or leave it out")
+            raise InvalidInputError("adapter", f"{adapter!r:.60} is not known", "name another, or remove it")
         keys = () if adapter is None else (("lora", adapter, self._adapters[adapter]),)
         seq = Sequence(
             request_id or f"request-{next(self._ids)}",
@@ -137,12 +164,19 @@ class Twin:
             extra_keys=keys if cache_salt is None else (*keys, cache_salt),
             adapter=adapter,
             stop_token_ids=stop_token_ids(params, self._eos, self.tokenizer),
+            skips_cache=params.prompt_logprobs is not None,
         )
-        if not self._eos and not params.ignore_eos:  # no token could end it
+        if not self._eos and not params.ignore_eos:  # no end token exists
             seq.max_tokens = min(seq.max_tokens, self._output_tokens)
         self.scheduler.add(seq)
         request = self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
-        self._starts[seq.request_id] = _start(seq.token_ids, params.seed) % len(self._words)
+        if params.prompt_logprobs is not None:
+            rivals = params.prompt_logprobs
+            request.prompt_logprobs += [_logprobs(token, rivals) for token in seq.token_ids[1:]]
+        start = _start(seq.token_ids, params.seed)
+        self._starts[seq.request_id] = start % len(self._words)
+        if self._drafts is not None:
+            self._luck[seq.request_id] = Random(start)
         return request
 
     def abort(self, request_id: str) -> object:
@@ -150,36 +184,41 @@ class Twin:
         if request is not None:
             self.scheduler.abort(request_id)
             request.on_token = None
-            del self._starts[request_id]
+            self._forget(request_id)
         return request
 
+    def _forget(self, request_id: str) -> None:
+        del self._starts[request_id]
+        self._luck.pop(request_id, None)
+
     def delay(self, request: Request) -> float:
-        """Seconds by which its user sees tokens later than the steps give them, as of now."""
+        """Return the current delay in seconds between a request's step and its tokens' delivery to the client."""
         request_s, crowd_s, prompt_token_s = self._outside
         others = max(0, len(self.scheduler.running) - 1)
         return (request_s + crowd_s * others + prompt_token_s * request.seq.num_prompt_tokens) / self._speed
 
     @property
     def has_unfinished(self) -> bool:
-        return self.scheduler.has_unfinished or bool(self._ended)
+        is_copying = self.tiers is not None and self.tiers.is_busy
+        return self.scheduler.has_unfinished or bool(self._ended) or is_copying
 
     # --- one step -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """Schedule a batch, and wait for the oldest one where as many are in flight as may be."""
-        if self.scheduler.has_unfinished:
+        """Schedule a batch; wait for the oldest one if the batch queue is full. Return outputs of ended requests."""
+        if self.scheduler.has_unfinished or (self.tiers is not None and self.tiers.is_busy):
             try:
                 self._run()
             except Exception as error:
                 self._fail(f"the step failed: {error!r:.200}")
                 raise
         else:
-            self._in_flight.clear()  # of requests that have all ended
+            self._in_flight.clear()  # all their requests have ended
         ended, self._ended = self._ended, []
         return [request.output() for request in ended]
 
     def _fail(self, why: str) -> None:
-        """End every request: what the scheduler believes of them can no longer be trusted."""
+        """End every request with an error, as the scheduler's state can no longer be trusted."""
         self._in_flight.clear()
         for request in list(self._requests.values()):
             self.scheduler.fail(request.seq.request_id, why)
@@ -187,65 +226,95 @@ class Twin:
 
     def _run(self) -> None:
         batch = self.scheduler.schedule()
+        begin = self._clock.now() if self.tiers is None else self._copy(self.tiers, batch)
         for seq in batch.new:
             self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
         for seq in batch.failed:
             self._end(self._requests[seq.request_id])
         if batch.num_tokens:
-            seconds = self._step_time.seconds(batch_work(batch, self._reaches)) / self._speed
-            self._free_at = max(self._clock.now(), self._free_at) + seconds
+            seconds = self._step_time.seconds(batch_work(batch, self._reaches))
+            if self._drafts is not None and self._drafts.passes is not None:
+                seconds += self._drafts.passes.seconds(batch)
+            self._free_at = max(begin, self._free_at) + seconds / self._speed
             self._in_flight.append(Flight(batch, self._free_at))
         depth = self.scheduler.config.batch_queue_depth
         if self._in_flight and (len(self._in_flight) == depth or not batch.num_tokens):
             self._take_in(self._in_flight.popleft())
+        elif self.tiers is not None and not self._in_flight:
+            self._clock.sleep_until(self._next_copy(self.tiers))
+        if self.tiers is not None:
+            self.tiers.take_in_at(self._clock.now() * self._speed)
+
+    def _copy(self, tiers: TimedTiers, batch: Batch) -> float:
+        """Begin a step's copies; return the time at which the step may write."""
+        return tiers.begin_at(self._clock.now() * self._speed, batch.transfers) / self._speed
+
+    def _next_copy(self, tiers: TimedTiers) -> float:
+        """Return the end time of the next copy, at most REST_S from now, as requests may arrive before."""
+        now, end = self._clock.now(), tiers.host.next_end
+        return now if end is None else min(now + REST_S, end / self._speed)
 
     def _take_in(self, flight: Flight) -> None:
-        """Wait until a batch has run, and give its tokens."""
+        """Wait until a batch has run, and deliver its tokens."""
         self._clock.sleep_until(flight.end)
         seqs = [seq for seq in flight.batch.samples if not seq.is_finished]
-        tokens = {seq.request_id: self._token(seq) for seq in seqs}
-        self.scheduler.update(flight.batch, tokens)
+        tokens = {seq.request_id: self._tokens(seq, flight.batch) for seq in seqs}
+        self.scheduler.update_several(flight.batch, tokens)
         for seq in seqs:
-            self._receive(self._requests[seq.request_id], tokens[seq.request_id])
+            self._receive(self._requests[seq.request_id])
+        self._propose(flight.batch)
 
-    def _token(self, seq: Sequence) -> int:
-        place, params = seq.num_output_tokens, self._requests[seq.request_id].params
+    def _tokens(self, seq: Sequence, batch: Batch) -> list[int]:
+        """Return a sequence's tokens of a step: the accepted drafts and one token after them."""
+        num_drafts = 0 if seq in batch.padded else len(batch.drafts.get(seq, ()))
+        num_held = 0
+        if num_drafts:
+            assert self._drafts is not None
+            num_held = self._drafts.num_accepted(self._luck[seq.request_id], num_drafts)
+        return [self._token(seq, seq.num_output_tokens + place) for place in range(num_held + 1)]
+
+    def _propose(self, batch: Batch) -> None:
+        """Propose drafts for every running sequence, unless async scheduling has done so on the device."""
+        if not isinstance(self.scheduler, DraftingScheduler) or self.scheduler.config.is_async or batch.skips_drafts:
+            return
+        drafts = [0] * batch.num_next_drafts  # their ids do not matter
+        self.scheduler.propose({seq: drafts for seq in batch.samples if seq.status == "running"})
+
+    def _token(self, seq: Sequence, place: int) -> int:
+        params = self._requests[seq.request_id].params
         if self._eos and not params.ignore_eos and place + 1 >= self._output_tokens:
             return min(self._eos)
         token: int = self._words[(self._starts[seq.request_id] + place) % len(self._words)]
         return token
 
-    def _receive(self, request: Request, token: int) -> None:
+    def _receive(self, request: Request) -> None:
+        """Pass a sequence's new tokens on to its request."""
         seq, params = request.seq, request.params
-        logprobs: Any = None if params.logprobs is None else TwinLogprobs(0.0, ((token, 0.0),)[: params.logprobs])
-        if request.receive(token, logprobs):
-            self.scheduler.finish(seq.request_id, "stop")
-            seq.finish_reason = "stop"  # also where its length has ended it
-        if request.on_token is not None:
-            request.on_token(request.update(token))
+        for token in seq.token_ids[seq.num_prompt_tokens + request.num_received :]:
+            logprobs = None if params.logprobs is None else _logprobs(token, params.logprobs)
+            if request.receive(token, logprobs):
+                request.forget_unreceived()
+                self.scheduler.finish(seq.request_id, "stop")
+                seq.finish_reason = "stop"  # even if the length limit has ended it too
+            if request.on_token is not None:
+                request.on_token(request.update(token))
+            if not request.num_unreceived:  # cut off by a stop string
+                break
         if seq.is_finished:
             self._end(request)
 
     def _end(self, request: Request) -> None:
         request_id = request.seq.request_id
-        if self._requests.pop(request_id, None) is not None:  # else a callback has aborted it
-            del self._starts[request_id]
+        if self._requests.pop(request_id, None) is not None:  # None: aborted by a callback
+            self._forget(request_id)
             self._ended.append(request)
 
 
-def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:
-    """What a batch computes and reads; its tokens are counted as computed already."""
-    spans = [(seq.num_computed_tokens, n) for seq, n in batch.num_tokens.items()]
-    return StepWork(
-        num_tokens=sum(n for _, n in spans),
-        num_samples=len(batch.samples),
-        num_seqs=len(spans),
-        read=tuple(sum(reach.span(end, n) for end, n in spans) for reach in reaches),
-        pairs=tuple(sum(reach.pairs(end, n) for end, n in spans) for reach in reaches),
-    )
+def _logprobs(token: int, num_top: int) -> Any:
+    return TwinLogprobs(0.0, ((token, 0.0),)[:num_top])
 
 
 def _start(prompt: list[int], seed: int | None) -> int:
-    """A number of the prompt and the seed, the same on every machine."""
+    """Return a machine-independent hash of the prompt and the seed."""
     text = f"{seed or 0}:{','.join(map(str, prompt))}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

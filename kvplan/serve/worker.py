@@ -1,4 +1,4 @@
-"""The one thread that owns the backend: requests come in by a queue, what they get goes back to the event loop."""
+"""The thread that owns the backend: requests arrive in a queue, outputs go back to the event loop."""
 
 import asyncio
 import queue
@@ -6,17 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from engine.request import Request, RequestOutput, TokenUpdate
-from kvplan.core.errors import KvplanError
-from kvplan.serve.backend import Backend
+from kvplan.core.errors import KvplanError, SettingError
+from kvplan.serve.backend import Backend, BackendLostError
 from kvplan.serve.jobs import Finish, Job, Piece
 from kvplan.serve.metrics import ServerMetrics
 
 IDLE_S: Final = 30.0
-MOST_FAILURES: Final = 3  # steps in a row that may fail before the server says that it is not well
+MOST_FAILURES: Final = 3  # consecutive failed steps after which /health reports 503
+
+
+CLIENT_WORDS: Final = {"prompt_logprobs": "logprobs with echo", "speculative_config": "speculation"}
 
 
 def no_delay(request: Request) -> float:
@@ -28,10 +31,10 @@ def do_nothing() -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a backend wants besides, called in its thread.
+    """Optional callbacks of a backend, called in its thread.
 
-    delay  seconds by which a client sees a request's tokens later than the backend gives them, asked at the first token
-    idle   called now and then while nothing is to be done; close: at the end
+    delay  seconds between a request's step and its tokens' delivery to the client; called at the first token
+    idle   called periodically while there is no work; close: called at the end
     """
 
     delay: Callable[[Request], float] = no_delay
@@ -43,17 +46,20 @@ NO_HOOKS: Final = Hooks()
 
 
 class Worker:
-    """Owns a backend; `submit`, `abort` and `close` are called in the event loop."""
+    """Owner of a backend and its thread; call `submit`, `abort` and `close` in the event loop."""
 
     def __init__(self, backend: Backend, metrics: ServerMetrics, hooks: Hooks = NO_HOOKS) -> None:
         self.backend, self.metrics, self._hooks = backend, metrics, hooks
+        self.end_token: int | None = None  # the tokenizer's own, which is no stop reason
         self.is_well = True
-        self.jobs: dict[str, Job] = {}  # in the loop: those that have not ended
+        self.lost: Exception | None = None  # in the loop: what ended the thread before its time
+        self.on_lost: Callable[[], None] = do_nothing  # called in the loop
+        self.jobs: dict[str, Job] = {}  # in the loop: unfinished jobs
         self._inbox: queue.SimpleQueue[Job | str | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="kvplan-engine", daemon=True)
-        self._own: dict[str, Job] = {}  # in the thread: those the backend has
-        self._pieces: dict[Job, list[Piece]] = {}  # in the thread: of this step
+        self._own: dict[str, Job] = {}  # in the thread: jobs submitted to the backend
+        self._pieces: dict[Job, list[Piece]] = {}  # in the thread: this step's pieces
         self._failures = 0
 
     # --- in the event loop --------------------------------------------------------------------------------------
@@ -64,10 +70,13 @@ class Worker:
 
     def submit(self, job: Job) -> None:
         self.jobs[job.request_id] = job
-        self._inbox.put(job)
+        if self.lost is None:
+            self._inbox.put(job)
+        else:
+            self._give(job, [failed(self.lost)])
 
     def abort(self, jobs: Iterable[Job]) -> None:
-        """Give up those that have not ended: their blocks are free before the next step."""
+        """Abort the unfinished jobs; their blocks are freed before the next step."""
         for job in jobs:
             if self.jobs.pop(job.request_id, None) is not None:
                 job.has_ended = True
@@ -79,14 +88,21 @@ class Worker:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Prompt tokens of the requests without a first token, as vLLM counts them."""
+        """Number of prompt tokens of requests without a first token, counted as in vLLM."""
         return sum(len(job.prompt) for job in self.jobs.values() if not job.has_token)
 
     def close(self) -> None:
-        """End the thread after its step, whatever is still running."""
+        """End the thread after its current step, even if requests are unfinished."""
         self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join()
+
+    def _lose(self, error: Exception) -> None:
+        """Fail what is unfinished: the backend's thread has ended by this error."""
+        self.lost = error
+        for job in list(self.jobs.values()):
+            self._give(job, [failed(error)])
+        self.on_lost()
 
     def _deliver(self, pieces: dict[Job, list[Piece]]) -> None:
         for job, parts in pieces.items():
@@ -96,7 +112,7 @@ class Worker:
                 self._give(job, parts)
 
     def _give(self, job: Job, pieces: list[Piece]) -> None:
-        if job.has_ended:  # given up meanwhile
+        if job.has_ended:  # aborted meanwhile
             return
         for piece in pieces:
             job.has_token = True
@@ -108,6 +124,17 @@ class Worker:
     # --- in the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # whatever it is, nothing can follow
+            self.is_well = False
+            self.metrics.failed(error)
+            self._pieces.clear()
+            if self._loop is not None:
+                with suppress(RuntimeError):  # the loop has ended, and nobody waits
+                    self._loop.call_soon_threadsafe(self._lose, error)
+
+    def _work(self) -> None:
         while self._take_in():
             if self.backend.has_unfinished:
                 self._step()
@@ -117,7 +144,7 @@ class Worker:
         self._hooks.close()
 
     def _take_in(self) -> bool:
-        """What has come, waiting for it where nothing else is to be done; False: the end."""
+        """Process new submissions and aborts, blocking if the backend is idle; return False on close."""
         wait = not self.backend.has_unfinished
         while True:
             try:
@@ -146,7 +173,9 @@ class Worker:
                 adapter=job.adapter,
                 on_token=self._on_token,
             )
-        except Exception as error:  # whatever is wrong with one request must not end the others
+        except BackendLostError:
+            raise
+        except Exception as error:  # an invalid request must not affect the others
             self._pieces[job] = [Piece(refused=error)]
             return
         job.times.queued = time.monotonic()
@@ -164,6 +193,8 @@ class Worker:
         try:
             outputs = self.backend.step()
             self._failures = 0
+        except BackendLostError:
+            raise
         except Exception as error:  # the engine has ended the batch's requests; their outputs come with the next step
             outputs = []
             self._failures += 1
@@ -192,8 +223,10 @@ class Worker:
             job.delay = self._hooks.delay(job.request)
         logprobs = job.request.logprobs
         chosen = logprobs[job.num_told] if job.num_told < len(logprobs) else None
+        prompt = () if job.num_told or job.params.prompt_logprobs is None else job.request.prompt_logprobs
         job.num_told += 1
-        piece = Piece(update.token_id, update.text, chosen, num_cached_tokens=job.request.num_cached_tokens)
+        cached = job.request.num_cached_tokens
+        piece = Piece(update.token_id, update.text, chosen, num_cached_tokens=cached, prompt_logprobs=prompt)
         self._pieces.setdefault(job, []).append(piece)
 
     def _end(self, output: RequestOutput) -> None:
@@ -201,19 +234,44 @@ class Worker:
         if job is None:
             return
         reason = output.finish_reason
-        finish = Finish("error" if reason == "out_of_blocks" else reason, output.error)
+        assert job.request is not None
+        stop = stop_reason(job.request, self.end_token) if reason == "stop" else None
+        finish = Finish("error" if reason == "out_of_blocks" else reason, output.error, stop)
         pieces = self._pieces.setdefault(job, [])
         last = pieces.pop() if pieces else Piece(num_cached_tokens=output.num_cached_tokens)
-        pieces.append(Piece(last.token_id, last.text, last.logprobs, finish, last.num_cached_tokens))
+        pieces.append(replace(last, finish=finish))
         self.metrics.ended(job, finish.reason)
 
     def _send(self) -> None:
         pieces, self._pieces = self._pieces, {}
         if pieces and self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits
+            with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._deliver, pieces)
 
 
+def stop_reason(request: Request, end_token: int | None) -> int | str | None:
+    """Return what stopped a request, as vLLM does: a string, or a token id other than the tokenizer's end token.
+
+    A model may have further end tokens, whose ids are reasons; if the tokenizer states none, none of them is a reason.
+    """
+    if request.stop_string is not None:
+        return request.stop_string
+    params, token = request.params, request.seq.token_ids[-1]
+    if token == end_token and not params.ignore_eos:
+        return None
+    if params.stop:  # a special token named as a stop string: vLLM never stops there
+        text: str | None = request.tokenizer.id_to_token(token)
+        if text in params.stop:
+            return text
+    return None if end_token is None and token not in params.stop_token_ids else token
+
+
+def failed(error: Exception) -> Piece:
+    return Piece(finish=Finish("error", refusal_text(error)))
+
+
 def refusal_text(error: Exception) -> str:
-    """What a client is told of an error: kvplan's own words, and of others the kind alone."""
+    """Return a client-facing message: the text of a KvplanError, only the type of any other error."""
+    if isinstance(error, SettingError):
+        error = error.in_words(CLIENT_WORDS)
     return str(error) if isinstance(error, KvplanError) else f"internal error ({type(error).__name__})"

@@ -1,8 +1,8 @@
-"""The engine arguments: one table, a field of `EngineArgs` and its row for each.
+"""The engine arguments: one table with a field of `EngineArgs` and a row for each.
 
-Every place that names an argument reads it here: the commands' options and the panels of their help, --engine-arg,
-pasted and printed commands of every server, the arguments that logs list, the keys of a policy and the schemas. To add
-one, add a field and give it an effect. Flags that kvplan sizes nothing of stand in servers/<name>/arguments.py.
+Everything that names an argument reads this table: the commands' options and help panels, --engine-arg, pasted and
+printed commands of every server, the arguments that logs list, policy keys and the schemas. To add an argument, add a
+field and use it. Flags whose effect kvplan does not size are in servers/<name>/arguments.py.
 """
 
 import re
@@ -37,22 +37,21 @@ Kind = Literal[
 ]  # fmt: skip
 COMMON: Final = "Model, GPU and server"
 Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts"]
-Server = Literal["vllm", "sglang"]
 MAX_RANKS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What a server calls an argument.
+    """A server's name and syntax for an argument.
 
-    names    with underscores; the first is what its command is printed with and its log lists
-    short    behind a single dash
-    on       the value that a switch stands for; None: it has a counterpart, --no-..., or takes a value
+    names    with underscores; the first is used in printed commands and in the server's log
+    short    single-dash form
+    on       the value that a switch sets; None: it has a --no-... counterpart, or takes a value
     values   the server's words for a value -> kvplan's
-    since    the change of a release that brought the first name; `earlier`: what it was called before, "" for nothing
-    beside   a switch without which it counts for nothing
-    printed  whether it is a flag of its own in a printed command
-    off      the value that says as much as leaving it out
+    since    the release change that introduced the first name; `earlier`: its name before that, "" for none
+    beside   a switch without which it has no effect
+    printed  whether it is a separate flag in a printed command
+    off      the value that is equivalent to leaving it out
     """
 
     names: tuple[str, ...] = ()
@@ -68,14 +67,14 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One engine argument: how it is read, shown in help, and what each server calls it.
+    """One engine argument: how it is parsed, shown in help, and what each server calls it.
 
     help, metavar  of its option
-    options        the names of its option beside the long one
-    choices        its values, where they are few
-    most           the largest count that makes sense; more is a slip of the pen
+    options        option names besides the long one
+    choices        its values, if there are few
+    most           the largest sensible count; anything above is treated as a typo
     many           whether its option takes several values
-    sglang, vllm   None: that server has no such argument; of vLLM, a Flag without names goes by the argument's own
+    sglang, vllm   None: that server has no such argument; for vLLM, a Flag without names uses the argument's own name
     """
 
     kind: Kind
@@ -104,7 +103,7 @@ def _sglang(
     since: str = "",
     earlier: str = "",
 ) -> Argument:
-    """An argument that SGLang alone has."""
+    """Define an argument that only SGLang has."""
     flag = Flag((name,), on=on, since=since, earlier=earlier)
     return Argument(kind, f"SGLang: {help}", metavar, vllm=None, sglang=flag)
 
@@ -114,13 +113,13 @@ def _sglang(
 
 @dataclass(frozen=True, slots=True)
 class EngineArgs:
-    """What the user asked for; None means "not given", and the server decides."""
+    """Engine arguments as the user gave them; None means "not given": the server decides."""
 
     max_model_len: Annotated[
         int | Literal["auto"] | None,
         Argument(
             "context",
-            "Context length: 32k; separate several with commas; auto (or -1): the longest that fits. Default: the "
+            "Context length, e.g. 32k; separate several with commas; auto (or -1): the longest that fits. Default: the "
             "model's maximum.",
             "TOKENS",
             ("--ctx",),
@@ -158,10 +157,10 @@ class EngineArgs:
         str | None,
         Argument(
             "text",
-            "Layers of each pipeline stage: 20,22,19 (VLLM_PP_LAYER_PARTITION, SGLANG_PP_LAYER_PARTITION).",
+            "Layers of each pipeline stage, e.g. 20,22,19 (VLLM_PP_LAYER_PARTITION, SGLANG_PP_LAYER_PARTITION).",
             "N,N,...",
             panel="Parallelism",
-            vllm=Flag(("pp_layer_partition",), printed=False),  # an environment variable of both servers
+            vllm=Flag(("pp_layer_partition",), printed=False),  # set by an environment variable in both servers
             sglang=Flag(("pp_layer_partition",), printed=False),
         ),
     ] = None
@@ -190,10 +189,22 @@ class EngineArgs:
             vllm=Flag(short=("dcp",)),
         ),
     ] = 1
+    prefill_context_parallel_size: Annotated[
+        int,
+        Argument(
+            "count",
+            "Number of ranks each prompt's computation is split across; each holds the weights and the KV cache.",
+            "N",
+            ("--pcp", "-pcp"),
+            "Parallelism",
+            most=MAX_RANKS,
+            vllm=Flag(short=("pcp",)),
+        ),
+    ] = 1
     cp_kv_cache_interleave_size: Annotated[
         int | None,
         Argument(
-            "count", "Tokens in a row that one rank keeps of a request's split KV cache.", "N", panel="Parallelism"
+            "count", "Consecutive tokens of a request on one rank of its split KV cache.", "N", panel="Parallelism"
         ),
     ] = None
     enable_expert_parallel: Annotated[
@@ -220,11 +231,11 @@ class EngineArgs:
         int,
         Argument(
             "count",
-            "Spare copies of experts in each layer, over all ranks.",
+            "Redundant experts per layer, over all ranks.",
             "N",
             panel="Parallelism",
             most=1023,  # vLLM's own limit
-            vllm=Flag(("num_redundant_experts",), printed=False),  # a part of --eplb-config; a flag until 0.11
+            vllm=Flag(("num_redundant_experts",), printed=False),  # part of --eplb-config; a flag until 0.11
             sglang=Flag(("ep_num_redundant_experts",), off="0"),
         ),
     ] = 0
@@ -232,18 +243,18 @@ class EngineArgs:
         int,
         Argument(
             "count",
-            "vLLM: steps whose expert loads EPLB keeps.",
+            "vLLM: number of steps of expert loads that EPLB keeps.",
             "N",
             panel="Parallelism",
             most=10**6,
-            vllm=Flag(("eplb_window_size",), printed=False),  # a part of --eplb-config
+            vllm=Flag(("eplb_window_size",), printed=False),  # part of --eplb-config
         ),
     ] = 1000
     all2all_backend: Annotated[
         str | None,
         Argument(
             "text",
-            "How tokens reach the ranks of their experts: vLLM deepep_low_latency, ...; SGLang deepep, ...",
+            "All-to-all backend for expert parallelism: vLLM deepep_low_latency, ...; SGLang deepep, ...",
             "NAME",
             panel="Parallelism",
             sglang=Flag(("moe_a2a_backend",)),
@@ -254,20 +265,20 @@ class EngineArgs:
         _sglang(
             "flag",
             "enable_dp_attention",
-            "divide attention over the --dp data-parallel ranks, within --tp.",
+            "split attention over the --dp data-parallel ranks inside --tp.",
             on=True,
         ),
     ] = None
     enable_dp_lm_head: Annotated[
         bool | None,
-        _sglang("flag", "enable_dp_lm_head", "divide the output head as DP attention divides attention.", on=True),
+        _sglang("flag", "enable_dp_lm_head", "split the output head as DP attention splits attention.", on=True),
     ] = None
     moe_dense_tp_size: Annotated[
         int | None,
-        _sglang("count", "moe_dense_tp_size", "ranks that share a dense MLP of a mixture of experts: 1.", "N"),
+        _sglang("count", "moe_dense_tp_size", "tensor-parallel size of the dense MLPs of an MoE model; only 1.", "N"),
     ] = None
     gpu_memory_utilization: Annotated[
-        float | None, Argument("fraction", "Fraction of GPU memory the server may use: 0.92.", "SHARE")
+        float | None, Argument("fraction", "Fraction of GPU memory the server may use, e.g. 0.92.", "SHARE")
     ] = None
     mem_fraction_static: Annotated[
         float | None,
@@ -358,7 +369,7 @@ class EngineArgs:
     cpu_offload_gb: Annotated[
         int | None,
         Argument(
-            "gib", "Weights of each GPU that are kept in host memory.", "GIB", sglang=Flag(("cpu_offload_gb",), off="0")
+            "gib", "Weights of each GPU to offload to host memory.", "GIB", sglang=Flag(("cpu_offload_gb",), off="0")
         ),
     ] = None
     offload_backend: Annotated[
@@ -373,7 +384,7 @@ class EngineArgs:
         int | None,
         Argument(
             "count",
-            "Layers in a group, of which the last ones' weights are kept in host memory.",
+            "Layers per group for weight offloading; the last --offload-num-in-group of each are offloaded.",
             "N",
             sglang=Flag(("offload_group_size",), off="-1"),
         ),
@@ -382,25 +393,26 @@ class EngineArgs:
         int | None,
         Argument(
             "count",
-            "Layers of each group whose weights are kept in host memory.",
+            "Layers per group whose weights are offloaded to host memory.",
             "N",
             sglang=Flag(("offload_num_in_group",)),
         ),
     ] = None
     offload_prefetch_step: Annotated[
         int | None,
-        Argument("count", "Layers fetched ahead from host memory.", "N", sglang=Flag(("offload_prefetch_step",))),
+        Argument("count", "Layers to prefetch from host memory.", "N", sglang=Flag(("offload_prefetch_step",))),
     ] = None
     enable_sleep_mode: Annotated[
-        bool | None, Argument("flag", "Let the server sleep: weights move to host memory, the KV cache is given back.")
+        bool | None,
+        Argument("flag", "Allow the server to sleep: weights move to host memory and the KV cache is freed."),
     ] = None
     kv_offloading_backend: Annotated[
         Literal["native", "lmcache"] | None,
-        Argument("choice", "What keeps the KV cache of --kv-offloading-size.", choices=("native", "lmcache")),
+        Argument("choice", "KV offloading backend for --kv-offloading-size.", choices=("native", "lmcache")),
     ] = None
     kv_transfer_config: Annotated[
         str | None,
-        Argument("json", 'KV connector: {"kv_connector": "NixlConnector", "kv_role": "kv_both"}.', "JSON"),
+        Argument("json", 'KV connector, e.g. {"kv_connector": "NixlConnector", "kv_role": "kv_both"}.', "JSON"),
     ] = None
     lmcache_max_local_cpu_size: Annotated[
         int | None,
@@ -408,7 +420,7 @@ class EngineArgs:
             "gib",
             "Host memory of LMCache in each rank, as LMCACHE_MAX_LOCAL_CPU_SIZE.",
             "GIB",
-            vllm=Flag(("lmcache_max_local_cpu_size",), printed=False),  # a variable of its environment
+            vllm=Flag(("lmcache_max_local_cpu_size",), printed=False),  # set by an environment variable
         ),
     ] = None
     enable_prefix_caching: Annotated[
@@ -451,7 +463,7 @@ class EngineArgs:
         Literal["auto", "generate", "pooling"],
         Argument(
             "choice",
-            "Whether the model writes answers, or embeds, ranks or classifies (pooling).",
+            "Whether the model generates text, or embeds, ranks or classifies (pooling).",
             choices=("auto", "generate", "pooling"),
             vllm=Flag(since="runner_flag"),  # before, --task: servers/vllm/launch.py
         ),
@@ -460,7 +472,7 @@ class EngineArgs:
         Literal["auto", "none", "embed", "classify"],
         Argument(
             "choice",
-            "What a pooling server makes of a model that writes answers.",
+            "How to convert a generative model for pooling.",
             choices=("auto", "none", "embed", "classify"),
             vllm=Flag(since="runner_flag"),
         ),
@@ -469,19 +481,19 @@ class EngineArgs:
         str | None,
         Argument(
             "limits",
-            'Maximum items per prompt: image=0,video=0 or {"image": {"count": 2, "width": 512}}.',
+            'Maximum items per prompt, e.g. image=0,video=0 or {"image": {"count": 2, "width": 512}}.',
             "LIMITS",
         ),
     ] = None
     mm_processor_kwargs: Annotated[
         str | None,
-        Argument("json", 'Settings of the image processor: {"max_pixels": 1003520}.', "JSON"),
+        Argument("json", 'Settings of the image processor, e.g. {"max_pixels": 1003520}.', "JSON"),
     ] = None
     disable_chunked_mm_input: Annotated[bool, Argument("flag", "Compute every image, video or sound in one step.")] = (
         False
     )
     skip_mm_profiling: Annotated[
-        bool, Argument("flag", "Leave the encoder out of the profiling run: its peak is not set aside.")
+        bool, Argument("flag", "Skip the encoder in the profiling run: no memory is reserved for it.")
     ] = False
     mm_encoder_tp_mode: Annotated[
         Literal["weights", "data"],
@@ -522,7 +534,7 @@ class EngineArgs:
         str | None,
         Argument(
             "names",
-            "Modules that adapters may change: q_proj,o_proj. Default: all.",
+            "Modules that adapters may change, e.g. q_proj,o_proj. Default: all.",
             "NAMES",
             panel="Adapters and drafts",
             sglang=Flag(("lora_target_modules",)),
@@ -540,10 +552,10 @@ class EngineArgs:
         ),
     ] = None
     enable_tower_connector_lora: Annotated[
-        bool, Argument("flag", "Adapters may change the encoder, too.", panel="Adapters and drafts")
+        bool, Argument("flag", "Allow adapters to change the encoder.", panel="Adapters and drafts")
     ] = False
     enable_mixed_moe_lora_format: Annotated[
-        bool, Argument("flag", "Take adapters of experts in both formats.", panel="Adapters and drafts")
+        bool, Argument("flag", "Accept adapters of experts in both formats.", panel="Adapters and drafts")
     ] = False
     enable_moe_shared_loras: Annotated[
         bool,
@@ -562,7 +574,7 @@ class EngineArgs:
             "N",
             panel="Adapters and drafts",
             most=1000,
-            vllm=Flag(printed=False),  # a part of --speculative-config
+            vllm=Flag(printed=False),  # part of --speculative-config
             sglang=Flag(("speculative_num_steps",)),
         ),
     ] = 0
@@ -573,7 +585,7 @@ class EngineArgs:
             "Speculative decoding method. Default: from the draft model's config.",
             panel="Adapters and drafts",
             choices=METHODS,
-            vllm=Flag(printed=False),  # a part of --speculative-config
+            vllm=Flag(printed=False),  # part of --speculative-config
             sglang=Flag(("speculative_algorithm",), printed=False),  # its names: servers/sglang/drafts.py
         ),
     ] = None
@@ -673,7 +685,7 @@ class EngineArgs:
         Literal["prefill", "decode"] | None,
         Argument(
             "choice",
-            "SGLang: what this server does of requests that others begin or finish.",
+            "SGLang: role in prefill/decode disaggregation.",
             panel="SGLang",
             choices=("prefill", "decode"),
             vllm=None,
@@ -687,18 +699,24 @@ class EngineArgs:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all ranks: replicas have their own, ranks of DP attention lie within the tensor ranks."""
-        replicas = 1 if self.enable_dp_attention else self.data_parallel_size
-        return self.tensor_parallel_size * self.pipeline_parallel_size * replicas
+        """Number of GPUs of all ranks: replicas have their own, and DP attention ranks are a subset of the
+        tensor ranks.
+        """
+        return self.world_size * (1 if self.enable_dp_attention else self.data_parallel_size)
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs of one replica."""
+        return self.tensor_parallel_size * self.prefill_context_parallel_size * self.pipeline_parallel_size
 
     @property
     def attention_ranks(self) -> int:
-        """Ranks that share attention."""
+        """Number of ranks that share attention."""
         return self.tensor_parallel_size // (self.data_parallel_size if self.enable_dp_attention else 1)
 
     @property
     def partition(self) -> tuple[int, ...]:
-        """The layers of each pipeline stage as stated; empty: the server's own division."""
+        """Layers of each pipeline stage as given; empty for the server's default partition."""
         if self.pp_layer_partition is None or self.pipeline_parallel_size == 1:
             return ()
         numbers = self.pp_layer_partition.split(",")
@@ -722,13 +740,21 @@ SHORT: Final[dict[str, str]] = {
 }
 
 
+def option_words() -> dict[str, str]:
+    """The option of kvplan's commands for each argument, the short one if there is one: --tp, --ctx."""
+    return {
+        name: row.options[0].partition("/")[0] if row.options else "--" + name.replace("_", "-")
+        for name, row in ARGUMENTS.items()
+    }
+
+
 def lacking(server: str) -> Iterator[str]:
-    """The arguments that a server does not have, and another has."""
+    """Arguments that this server lacks and another server has."""
     return (name for name, row in ARGUMENTS.items() if row.flag(server) is None)
 
 
 def spellings(server: str) -> dict[str, str]:
-    """Every name that a server has or had for an argument -> the argument."""
+    """Map every current or former name of an argument on this server to the argument."""
     names: dict[str, str] = {}
     for argument, row in ARGUMENTS.items():
         flag = row.flag(server)
@@ -738,7 +764,7 @@ def spellings(server: str) -> dict[str, str]:
 
 
 def listed_names() -> Iterator[str]:
-    """The names under which servers list their arguments, when they print or log them."""
+    """Names that servers use for their arguments when they print or log them."""
     for argument, row in ARGUMENTS.items():
         for flag in (row.vllm, row.sglang):
             if flag is not None and flag.printed:
@@ -749,9 +775,9 @@ def listed_names() -> Iterator[str]:
 
 
 def flag_words(server: str, release: "Version", args: EngineArgs, stated: Mapping[str, Any]) -> list[str]:
-    """The flags of a server's command that say what the arguments say, in the order of the table.
+    """Flags of a server's command that set these arguments, in table order.
 
-    stated  what the plan says in place of an argument; None: nothing. All else is said where it is not the default.
+    stated  values from the plan that replace an argument's; None: omit it. All others are included if not the default.
     """
     words: list[str] = []
     for name, row in ARGUMENTS.items():
@@ -781,10 +807,10 @@ def flag_words(server: str, release: "Version", args: EngineArgs, stated: Mappin
 
 
 def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> Any:
-    """The value of an engine argument, as EngineArgs holds it.
+    """Parse the value of an engine argument as EngineArgs stores it.
 
-    option  what errors call it
-    vllm    read numbers as vLLM would ("32k" is 32,000)
+    option  its name in error messages
+    vllm    parse numbers as vLLM does ("32k" is 32,000)
     """
     argument = ARGUMENTS[name]
     if name == "offload_group_size" and text.strip() == "0":  # off, as by default
@@ -826,12 +852,12 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
 
 
 def is_vllm_size(text: str) -> bool:
-    """Whether a size is written in vLLM's own way, with one letter behind it: 10G (binary), 10g (decimal)."""
+    """True if a size uses vLLM's own one-letter suffix: 10G (binary), 10g (decimal)."""
     return re.fullmatch(r"[0-9.]+[kmgtKMGT]", text) is not None
 
 
 def stated_bytes(size: int, option: str) -> int:
-    """A size that somebody states for weights or a KV pool; a bare "16" is more likely 16 GB, and is asked back."""
+    """Parse the size of weights or a KV pool; reject a bare "16", which more likely means 16 GB."""
     if size < MIB:
         raise UsageError(option, f"is implausibly small ({size:,} bytes)", "write the unit, for example 16GiB")
     return size
@@ -840,11 +866,11 @@ def stated_bytes(size: int, option: str) -> int:
 def vllm_size_note(option: str, text: str, size: int) -> str:
     other = text[:-1] + text[-1].swapcase()
     kinds = ("binary", "decimal") if text[-1].isupper() else ("decimal", "binary")
-    return f"{option} {text}: is {size:,} bytes ({kinds[0]}), as vLLM reads it; {other} would be {kinds[1]}"
+    return f"{option} {text} is {size:,} bytes ({kinds[0]}), as in vLLM; {other} would be {kinds[1]}"
 
 
 def switch(text: str, option: str) -> bool:
-    """true or false."""
+    """Parse true or false."""
     value = {"true": True, "false": False}.get(text.lower())
     if value is None:
         raise UsageError(option, f"is neither true nor false ({printable(text, 40)!r})", "write one of them")
@@ -852,17 +878,17 @@ def switch(text: str, option: str) -> bool:
 
 
 def gib(text: str, option: str) -> int:
-    """A number of GiB, as vLLM's --kv-offloading-size takes it, in bytes; a size with its unit will do too."""
+    """Parse GiB as vLLM's --kv-offloading-size takes it and return bytes; a size with a unit is accepted too."""
     if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
         return int(float(text) * GIB)
     return parse_size(text, option)
 
 
-MOST_JSON: Final = 20_000  # characters; no server takes a config of so many
+MOST_JSON: Final = 20_000  # characters; no server takes a config this large
 
 
 def json_object(text: str, option: str) -> str:
-    """A JSON object as one line of text, as json.dumps writes it, also of what a log has; dotted flags add up."""
+    """Parse a JSON object (also from a log) to one line, as json.dumps writes it; dotted flags are merged."""
     import json
 
     parsed = None
@@ -878,27 +904,29 @@ def json_object(text: str, option: str) -> str:
 
 
 def pythonic(text: str) -> str:
-    """JSON of what a log has in Python's words."""
+    """Return JSON for a value that a log shows in Python syntax."""
     words = {"True": "true", "False": "false", "None": "null"}
     return re.sub(r"\b(True|False|None)\b", lambda match: words[match[0]], text.replace("'", '"'))
 
 
 def names(text: str, option: str) -> str:
-    """Names with commas between them, each once, in order; commas, spaces or a list in JSON may stand between them."""
+    """Parse names separated by commas, spaces or as a JSON list; return them comma-separated, deduplicated, in
+    order.
+    """
     words = re.sub(r"[\[\]\"',\s]+", " ", text).split()
     if not words or not all(re.fullmatch(r"[\w.*-]{1,100}", word) for word in words):
         raise UsageError(option, f"is not a list of names ({printable(text, 60)!r})", "write q_proj,o_proj")
     return ",".join(sorted(dict.fromkeys(words)))
 
 
-NO_LIMIT: Final = 999  # vLLM's own count for an input whose options say none
+NO_LIMIT: Final = 999  # vLLM's count for a modality whose options set none
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many items of an input a prompt may have, and the largest that the profiling run makes; None: unlimited.
+    """Most items of a modality in a prompt, and the largest item that the profiling run uses; None: unlimited.
 
-    length  samples of a sound
+    length  audio samples
     """
 
     count: int = NO_LIMIT
@@ -909,7 +937,7 @@ class Limit:
 
     @property
     def document(self) -> Any:
-        """The count alone, or an object of what is said."""
+        """Return the count, or an object if sizes are given too."""
         sizes = {name: value for name in SIZES if (value := getattr(self, name)) is not None}
         return {"count": self.count, **sizes} if sizes else self.count
 
@@ -919,10 +947,10 @@ SIZES_OF: Final = {"image": SIZES[:2], "video": SIZES[:3], "audio": SIZES[3:]}  
 
 
 def limits(text: str, option: str) -> str | None:
-    """Items of each input that a prompt may have, as "image=2,video=0" or, with sizes, as JSON; None where none is.
+    """Parse per-prompt item limits as "image=2,video=0" or, with sizes, as JSON; None if there are none.
 
-    vLLM takes a JSON object, whose values are counts or options with a count; its older releases took this form, and
-    its log has Python's.
+    vLLM takes a JSON object whose values are counts or options with a count; its older releases took the first form,
+    and its log shows Python syntax.
     """
     import json
 
@@ -941,7 +969,7 @@ def limits(text: str, option: str) -> str | None:
 
 
 def limit_pairs(text: str) -> dict[str, Any]:
-    """Input -> what stands for it; an impossible pair where the text is no list of limits."""
+    """Split limits into modality -> value; return an invalid pair if the text is not a list of limits."""
     import json
 
     if text.lstrip().startswith("{"):
@@ -957,7 +985,7 @@ def limit_pairs(text: str) -> dict[str, Any]:
 
 
 def limit_of(name: str, value: Any) -> Limit | None:
-    """One limit; None for what vLLM would not read."""
+    """Parse one limit, or return None if vLLM would reject it."""
     options = value if isinstance(value, dict) else {"count": value}
     if not re.fullmatch(r"[a-z_]{1,30}", name) or not {*options} <= {"count", *SIZES_OF.get(name, ())}:
         return None
@@ -970,13 +998,13 @@ def limit_of(name: str, value: Any) -> Limit | None:
 
 
 def limits_of(text: str | None) -> dict[str, Limit]:
-    """The limits that EngineArgs holds."""
+    """Parse the limits that EngineArgs stores."""
     read = {name: limit_of(name, value) for name, value in limit_pairs(text).items()} if text else {}
     return {name: limit for name, limit in read.items() if limit is not None}
 
 
 def processor_kwargs(text: str | None) -> dict[str, Any]:
-    """The processor's settings that EngineArgs holds."""
+    """Parse the processor settings that EngineArgs stores."""
     import json
 
     parsed = json.loads(text) if text else {}

@@ -1,14 +1,14 @@
-"""A server of models as the planner sees it, and the one list of those it knows.
+"""A model server as seen by the planner, and the list of those supported.
 
-A server is a folder whose server.py has the names of `Server`, and its line in `SERVERS`: no class tree, no plug-ins.
-Rooms above ask it and its words (`Terms`); they name none. It is loaded when it is first asked for: vLLM is planned
-without SGLang.
+A server is a folder whose server.py defines the names of `Server`, plus its line in `SERVERS`: no class tree, no
+plug-ins. Code above uses it and its wording (`Terms`) without naming a server. It is loaded on first use: planning for
+vLLM does not import SGLang.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
     from kvplan.servers.plans import HostRow, Plan, Request, Sized
     from kvplan.servers.releases import Version
     from kvplan.servers.settings import Settings
+    from kvplan.servers.start import Refusal
     from kvplan.servers.words import Other, ServeCommand, Started, Variable
+    from kvplan.sizing.weights import Layout
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a server's numbers come from, for provenance.
+    """Sources of a server's numbers, for provenance.
 
-    charge     bytes and blocks of tokens and requests
+    charge     bytes and blocks charged for tokens and requests
     pool       number of blocks
-    budget     bytes that the server may use
-    users      requests that decode at once
+    budget     bytes that the server may allocate
+    users      concurrent decoding requests
     arguments  defaults of its arguments
-    described  of a release whose own answers were not compared, `{label}`; None: no release's were, all is formula
+    described  of a release that was not compared with the server's own results, `{label}`; None: formulas only
     """
 
     charge: str
@@ -48,31 +50,33 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A server's own words. In braces: what a view fills in.
+    """A server's own wording. Braces are filled in by a view.
 
     title              its name in prose
-    engines            what --engine takes of it, in a message; example: of its versions
-    label_words        whether a label says more of it than its release (`+flashinfer`)
-    budget             what it may use: {budget}, {share}
-    log                what its log says of users: {concurrency}, {tokens}
+    engines            what --engine accepts for it, in a message; example: of its versions
+    label_words        whether a label says more than the release (`+flashinfer`)
+    budget             memory that it may use: {budget}, {share}
+    log                what its log reports about users: {concurrency}, {tokens}
     logs_concurrency   whether that is a number of users
-    seqs_flag          flag of the largest batch; context_flag: of the longest request
-    share_argument     argument that says how much of the memory it may use
-    slots_flag         flag that gives states more slots, where these bound the batch; None: they do not
-    risk, risk_row     what may happen at the low end of the range: of a plan, and of a row of several
-    shorter            what then helps
-    checks_start       whether it looks for free memory and state blocks, and refuses to start without
-    keeps_share        whether a share of memory is kept back for what is not planned row by row
-    simulated          whether `simulate` has its scheduler; recommended: whether `recommend` may turn its arguments
-    prompts_first      the release whose scheduler, which runs prompts before it decodes, is simulated; None: vLLM's is
+    seqs_flag          flag for the largest batch; context_flag: for the longest request
+    share_argument     argument for its fraction of the memory
+    slots_flag         flag that adds state slots, if these bound the batch; None: they do not
+    risk, risk_row     what may happen at the low end of the range: for a plan, and for one row of several
+    shorter            the remedy in that case
+    checks_start       whether it checks free memory and state blocks, and refuses to start without them
+    keeps_share        whether a fraction of the memory is reserved for what is not planned row by row
+    simulated          whether `simulate` has its scheduler; recommended: whether `recommend` may change its arguments
+    prompts_first      the release whose prefill-first scheduler is simulated; None: vLLM's is
     outside            what the memory outside the budget is
-    uncompared         (text, source) about the rules of a release whose own answers were not compared: {label}
-    known_by           what the rules of such a release are taken from
-    adapter_slots      slots for LoRA adapters where their number is not given
+    uncompared         (text, source) about the rules of a release not compared with the server's own results: {label}
+    known_by           the sources of the rules for such a release
+    adapter_slots      slots for LoRA adapters if their number is not given
     program            the words that start it, before its arguments; image: its container image, with {release}
-    share              the engine argument that says its share of the memory
-    port               that it listens on unless told
-    own_flags          engine argument -> its own flag, where that is not the argument's name; own_values: of values
+    share              the engine argument for its fraction of the memory
+    port               default port
+    needs_drafter      whether a number of draft tokens is refused if nothing drafts them; if not, it is ignored
+    own_kv_dtypes      whether it has KV cache dtypes that no other server has
+    own_flags          engine argument -> its own flag, if not the argument's name; own_values: same for values
     """
 
     title: str
@@ -103,13 +107,15 @@ class Terms:
     port: int = 8000
     adapter_slots: int = 1
     prompts_first: str | None = None
+    needs_drafter: bool = False
+    own_kv_dtypes: bool = False
     own_flags: Mapping[str, str] = field(default_factory=dict)
     own_values: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One step of the explanation: a title and lines of plain text."""
+    """One step of the explanation: a title and plain-text lines."""
 
     title: str
     lines: tuple[str, ...]
@@ -117,13 +123,13 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A server's own part of --explain, its numbers put in.
+    """A server's own part of --explain, with its numbers filled in.
 
-    block_size  why its blocks are that large
-    pools       how blocks and states share its memory
+    block_size  why blocks have this size
+    pools       how blocks and states share memory
     budget      from the GPU's total to the bytes of the KV cache
-    users       from these to requests
-    more        sections of its own
+    users       from these bytes to requests
+    more        additional sections
     """
 
     block_size: str
@@ -135,14 +141,14 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """How a server is started.
+    """Commands and calls that start a server.
 
-    launcher     the words in front of its flags
+    launcher     the words before its flags
     model_flag   the flag that names the model
-    takes_model  whether its engine's call takes the model without a name
-    call         its engine in Python: the class, and what the module may be called in front of it
-    call_args    what such a call says of the arguments
-    images       what names of its images contain, beside its own
+    takes_model  whether its engine's constructor takes the model as a positional argument
+    call         its engine in Python: the class, and the module prefixes it may be called with
+    call_args    arguments implied by such a call
+    images       substrings of its images' names, besides its own name
     """
 
     launcher: tuple[str, ...]
@@ -154,29 +160,31 @@ class Starts:
 
 
 class Server(Protocol):
-    """What the planner asks of a server.
+    """Interface of a server, as the planner uses it.
 
-    release    the release by its number (None: the newest known), with the words of its label (`+flashinfer`)
-    labels     what a shell's completion of --engine offers
-    context    tokens of the longest request where none is asked for
-    seqs_cure  the flag that lets more requests run at once, where `max_num_seqs` run
-    rest_last  whether layers that stages cannot share evenly go to the last ones
-    drafter    the request with the draft that really stands beside the model, and what was decided for the user
-    settings   what it runs with, its pool not yet known
-    size       its memory on each stage, its pool, and what that holds
-    starts     how it is started, and `start`: what a shell's command starts of it, None for nothing
-    parse      what the words behind its name say
-    flags      its flags that are no argument of kvplan's table: (those it reads, by what it makes of them; the others)
+    release    the release by number (None: the newest known), with the words of its label (`+flashinfer`)
+    labels     completions for --engine
+    context    tokens of the longest request if none is given
+    seqs_cure  the flag that lets more requests run at once, when `max_num_seqs` run
+    rest_last  whether layers that do not divide evenly among stages go to the last ones
+    drafter    the request with the draft model that is actually loaded, and what was decided for the user
+    settings   the settings it runs with, before its pool is known
+    gate       why it would refuse to start with the memory free before loading, at that end of a plan's range
+    layout     how it shards a model over ranks: the request's, or a draft's, in the dtype of the request's
+    size       its memory on each stage, its pool, and what the pool holds
+    starts     how it is started, and `start`: what a shell command starts of it, None if nothing
+    parse      parses the words after its name
+    flags      its flags that are not in kvplan's table: (those it reads, by effect; the others)
     variables  environment variables that change its memory
-    read_pair  `--engine-arg k=v` where k is its own name of an argument; None where it is none
-    kept_back  bytes of each GPU that must stay free beside what the plan's rows say, for peaks it does not plan
-    launch     the words of the command that starts what was planned
+    read_pair  `--engine-arg k=v` if k is its own name for an argument, else None
+    kept_back  bytes of each GPU that must stay free in addition to the plan's rows, for peaks it does not plan
+    launch     the words of the command that starts the planned server
     explain    the formulas behind a plan
-    host       what it takes of the host's memory
-    logs       how its start-up log is read; None where it is not
-    failures   how it tells of its failures; None where its logs of them are not read
-    metrics    its names on a /metrics page; None where its page is not read
-    bench      its own load generator; None where its commands and results are not read
+    host       its use of host memory
+    logs       how its start-up log is read, or None if it is not
+    failures   how it reports failures, or None if its failure logs are not read
+    metrics    its metric names, or None if its /metrics page is not read
+    bench      its own load generator, or None if its commands and results are not read
     """
 
     @property
@@ -191,12 +199,15 @@ class Server(Protocol):
     def seqs_cure(self, spec: "ModelSpec", args: "EngineArgs", max_num_seqs: int) -> str: ...
     def drafter(self, request: "Request") -> tuple["Request", list[str]]: ...
     def settings(self, request: "Request") -> "Settings": ...
+    def layout(self, request: "Request", spec: "ModelSpec") -> "Layout": ...
     def size(self, request: "Request") -> "Sized": ...
+    def gate(self, plan: "Plan", end: Literal["low", "likely"]) -> "Refusal | None": ...
     @property
     def starts(self) -> Starts: ...
     def start(self, words: list[str]) -> "Started | None": ...
     def parse(self, words: list[str]) -> "ServeCommand": ...
     def flags(self) -> "tuple[Mapping[str, str], Mapping[str, Other]]": ...
+    def scheduling(self) -> "tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]": ...
     def variables(self) -> "Mapping[str, Variable]": ...
     def read_pair(self, text: str) -> "tuple[str, Any] | None": ...
     def kept_back(self, plan: "Plan") -> int: ...
@@ -210,7 +221,9 @@ class Server(Protocol):
 
 
 def _listed(folder: str) -> Callable[[], Server]:
-    """The server of a folder, loaded when it is asked for; that it has every name is checked in the folder itself."""
+    """Return the loader of a server's folder, which imports it on first use; the folder checks that it has every
+    name.
+    """
 
     def server() -> Server:
         module: Any = import_module(f"kvplan.servers.{folder}.server")
@@ -225,27 +238,41 @@ SERVERS: dict[str, Callable[[], Server]] = {
 }
 
 
+class Reader(Protocol):
+    """A server whose logs and failures are read; it is planned by rules of its own, and --engine does not name it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def terms(self) -> Terms: ...
+    def logs(self) -> "Logs | None": ...
+    def failures(self) -> "Failures | None": ...
+
+
+OWN: Final[dict[str, Callable[[], Reader]]] = {"kvplan": _listed("bundled")}
+
+
+def readers() -> dict[str, Callable[[], Reader]]:
+    """Every server whose logs may be read."""
+    return {**SERVERS, **OWN}
+
+
 def server_of(engine: str) -> Server:
-    """The server of a label (`vllm@0.33+flashinfer`) or a name; KeyError for one that is not listed."""
+    """Return the server of a label (`vllm@0.33+flashinfer`) or name; KeyError if it is not listed."""
     return SERVERS[engine.partition("@")[0]]()
 
 
-DEFAULT: Final = "vllm"
-
-
 def parse_engine(text: str) -> "Version":
-    """`vllm`, `vllm@0.33`, `vllm@0.11.0`, `vllm@0.9+flashinfer`, `sglang`, `sglang@0.4.3`."""
+    """Parse `vllm`, `vllm@0.33`, `vllm@0.11.0`, `vllm@0.9+flashinfer`, `sglang` or `sglang@0.4.3`."""
     engine, *words = text.split("+")
     name, _, number = engine.partition("@")
     if name not in SERVERS:
         *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
-        raise UsageError(
-            f"--engine {text!r}", "is not a server that kvplan models", f"use {', '.join(forms)} or {last}"
-        )
+        raise UsageError(f"--engine {text!r}", "is not a supported server", f"use {', '.join(forms)} or {last}")
     server = server_of(name)
     if words and not server.terms.label_words:
         others = [terms.title for terms in map(terms_of, SERVERS) if terms.label_words]
-        raise UsageError(f"--engine {text}", f"+{words[0]} is of {' and '.join(others)} alone", "leave it out")
+        raise UsageError(f"--engine {text}", f"+{words[0]} is supported only by {' and '.join(others)}", "remove it")
     if not number:
         return server.release(None, words)
     fields = number.removeprefix("v").partition(".post")[0].split(".")
@@ -255,24 +282,24 @@ def parse_engine(text: str) -> "Version":
 
 
 def terms_of(engine: str) -> Terms:
-    return server_of(engine).terms
+    return readers()[engine.partition("@")[0]]().terms
 
 
 def titles(can: Callable[[Terms], bool]) -> tuple[str, str]:
-    """The servers that can do something: (their names in prose, what --engine takes of them)."""
+    """Servers with a capability: (their names in prose, what --engine accepts for them)."""
     able = {name: server().terms for name, server in SERVERS.items() if can(server().terms)}
     return " and ".join(terms.title for terms in able.values()), " or ".join(able)
 
 
 def logs_of_servers() -> "dict[str, Logs]":
-    """How each server's start-up log is read, by its name."""
-    tables = {name: server().logs() for name, server in SERVERS.items()}
+    """Return the log reader of each server, by server name."""
+    tables = {name: reader().logs() for name, reader in readers().items()}
     return {name: table for name, table in tables.items() if table is not None}
 
 
 def logs_of(engine: str) -> "Logs":
-    """How the logs of a server are read that reads any."""
-    table = server_of(engine).logs()
+    """Return the log reader of a server, which must have one."""
+    table = readers()[engine]().logs()
     assert table is not None
     return table
 
@@ -283,11 +310,11 @@ def generators() -> "list[Generator]":
 
 
 def failures_of_servers() -> "dict[str, Failures]":
-    """How each server tells of its failures, by its name."""
-    tables = {name: server().failures() for name, server in SERVERS.items()}
+    """Return the failure messages of each server, by server name."""
+    tables = {name: reader().failures() for name, reader in readers().items()}
     return {name: table for name, table in tables.items() if table is not None}
 
 
 def kind_of_cause(cause: str) -> str:
-    """What a cause of one server alone is called by what speaks of any; other causes are their own kind."""
+    """Map a cause that only one server has to the general kind; other causes are their own kind."""
     return next((own.causes[cause] for own in failures_of_servers().values() if cause in own.causes), cause)

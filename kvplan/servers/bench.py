@@ -1,4 +1,4 @@
-"""A server's own load generator: its command line and its result files, which each server says in its bench.py."""
+"""A server's own load generator: its command line and result files, as defined in each server's bench.py."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ Spread = Callable[[int, float], tuple[int, int]]  # (length, range ratio) -> (sh
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """One tool.
+    """One load generator.
 
     is_called  what its command looks like
     spread     how `--random-range-ratio` draws lengths
-    whole      what its result files call the time of a whole request; marks: keys that they alone have
+    whole      the key for end-to-end latency in its result files; marks: keys that only they have
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Constants measured by a run on one machine, kept in a file (kvplan/calibration@1) and used in place of modeled ones.
 
-They hold for the device and the software they were measured with; for any other they would be guesses, and are refused.
+They apply only to the device and software they were measured with and are rejected for any other.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from kvplan.servers.estimates import Estimate
 
 CALIBRATION = "kvplan/calibration@1"
 COMPONENTS = ("context", "non_torch", "cuda_graphs", "allocator_slack")
-# What a server of another make finds on the same GPU and driver: not its graphs, which its own kernels decide.
+# What another server uses on the same GPU and driver: not CUDA graphs, which depend on its own kernels.
 FOR_SERVERS = ("context", "non_torch")
 SAME_TOTAL = 0.01  # a GPU's total differs by less between drivers
 
 
 class FittedSteps(TypedDict):
-    """Factors on a step's modeled time, fitted to benchmark runs; errors are medians, left_out of each run by the fit
-    of the others.
+    """Factors on a step's modeled time, fitted to benchmark runs; errors are medians, left_out those of each run under
+    a fit of the others.
     """
 
     model: str
@@ -33,7 +33,7 @@ class FittedSteps(TypedDict):
 
 
 class MeasuredSteps(TypedDict):
-    """Seconds of one model's step by itself, and for each token and byte of KV in it."""
+    """Seconds of one model's step: a constant part, and per token and per byte of KV."""
 
     model: str
     seconds: dict[str, float]
@@ -41,7 +41,7 @@ class MeasuredSteps(TypedDict):
     median_error: float
 
 
-_REQUIRED = TypedDict(  # `for` is a word of Python
+_REQUIRED = TypedDict(  # `for` is a Python keyword
     "_REQUIRED",
     {
         "schema": Literal["kvplan/calibration@1"],
@@ -54,8 +54,8 @@ _REQUIRED = TypedDict(  # `for` is a word of Python
 
 
 class CalibrationDocument(_REQUIRED, total=False):
-    """Constants of one device and its software: bytes measured by a run, seconds of its steps, or factors on them that
-    were fitted to benchmark results, which `tools` wrote.
+    """Constants of one device and its software: bytes and step times measured by a run, or factors on step times fitted
+    to benchmark results, which `tools` wrote.
     """
 
     tensor_parallel_size: int
@@ -69,15 +69,15 @@ class CalibrationDocument(_REQUIRED, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured, in bytes by component, and on what.
+    """Measured constants, in bytes by component, and the machine they were measured on.
 
     key                     device, driver and software
-    device_total            bytes of the device as the run was given it
-    activation_coefficient  measured activation peak over the predicted one
-    step_time               what its steps took; None where the run had too few
-    model                   that ran; None in a file that does not say
-    graph_bytes             by the size of their batch, as text
-    run_id                  of the run that was measured
+    device_total            bytes of the device as given to the run
+    activation_coefficient  measured over predicted activation peak
+    step_time               measured step times, or None if the run had too few steps
+    model                   that ran, or None if the file does not say
+    graph_bytes             by batch size, as text
+    run_id                  of the measured run
     tensor_parallel_size    its ranks
     """
 
@@ -101,8 +101,8 @@ FACTORS = ("device", "server", "link", "request")
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds of one model's step by itself, and for each prompt token, output token and byte of KV in it; or factors
-    on the modeled ones, fitted to so many benchmark runs.
+    """Seconds of one model's step: a constant part, and per prompt token, output token and byte of KV; or factors on
+    the modeled ones, with the number of benchmark runs they were fitted to.
     """
 
     model: str
@@ -112,7 +112,7 @@ class StepSeconds:
 
 
 def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's constants hold for."""
+    """Device and software that a run's constants apply to."""
     environment = manifest.get("environment") or {}
     packages = environment.get("packages") or {}
     return {
@@ -127,7 +127,7 @@ def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def document(
     manifest: Mapping[str, Any], status: str, measured: Mapping[str, int], activation_coefficient: float, run: str
 ) -> CalibrationDocument:
-    """A run's constants as JSON values; those of half a run, or of a device that played a smaller one, are none."""
+    """Return a run's constants as JSON values; none for an incomplete run or a device that emulates a smaller one."""
     if status != "complete":
         raise InvalidInputError("--calibrate", f"the run is {status}", "use a completed run")
     if (manifest.get("engine") or {}).get("memory_limit") is not None:
@@ -147,13 +147,13 @@ def document(
 
 
 def run_id(manifest: Mapping[str, Any]) -> str | None:
-    """One run's own name, wherever its directory lies; None where its manifest says too little."""
+    """A run's unique name, independent of its directory, or None if its manifest says too little."""
     parts = [manifest.get(name) for name in ("host", "pid", "started_utc")]
     return None if None in parts else " ".join(map(str, parts))
 
 
 def read(path: Path) -> Calibration:
-    """Raises InvalidInputError for what is not a calibration."""
+    """Read a calibration file. Raise InvalidInputError if it is not one."""
     content = load_json(path)
     measured, key, total = (content.get(name) for name in ("measured", "for", "device_total"))
     if content.get("schema") != CALIBRATION or not isinstance(measured, dict) or not isinstance(key, dict):
@@ -197,7 +197,7 @@ def _step_time(content: Any, path: Path) -> StepSeconds | None:
     if any(isinstance(value, bool) or not isinstance(value, int | float) or value < 0 for value in values):
         raise InvalidInputError(path_text(path), "step_time must hold seconds (0 or more)", "the file is damaged")
     if not any(values):
-        raise InvalidInputError(path_text(path), "step_time says that a step takes no time", "the file is damaged")
+        raise InvalidInputError(path_text(path), "step_time is 0 for a step", "the file is damaged")
     return StepSeconds(content["model"], {term: float(seconds[term]) for term in TERMS})
 
 
@@ -216,7 +216,7 @@ def _factors(content: Mapping[str, Any], path: Path) -> StepSeconds:
 
 
 def check_run(calibration: Calibration, manifest: Mapping[str, Any]) -> None:
-    """Refuse constants for a run that was not made with the same device and software."""
+    """Reject constants for a run on a different device or with different software."""
     differing = [
         f"{name} {calibration.key.get(name)!r} there, {value!r} here"
         for name, value in key_of(manifest).items()
@@ -229,7 +229,7 @@ def check_run(calibration: Calibration, manifest: Mapping[str, Any]) -> None:
 
 
 def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
-    """The constants as a plan takes them, where they were measured on such a GPU."""
+    """Return the constants that a plan uses, if measured on such a GPU."""
     device = printable(str(calibration.key.get("device")), 80)
     if device == "cpu":
         raise InvalidInputError(calibration.origin, "was measured on a CPU", f"calibrate on a {gpu.name}")
@@ -247,7 +247,7 @@ def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
 
 
 def step_seconds(calibration: Calibration, gpu: GpuSpec, model: str) -> StepSeconds:
-    """A step by what is in it, or factors on it, where they were measured with this model on such a GPU."""
+    """Step times or factors, if measured with this model on such a GPU."""
     if calibration.step_time is None:
         raise InvalidInputError(
             calibration.origin,

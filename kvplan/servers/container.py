@@ -1,7 +1,7 @@
-"""A container of a compose file or a Kubernetes manifest, as the command that it runs.
+"""A container of a compose file or Kubernetes manifest, as the command that it runs.
 
-Nothing is expanded or run: `image:`, `entrypoint:`, `command:`, `args:`, `environment:` and `env:` become one line of a
-shell, which kvplan/servers/pasted.py reads like any other. Sources: the Compose specification; kubernetes.io, Pod v1.
+Nothing is expanded or run: `image:`, `entrypoint:`, `command:`, `args:`, `environment:` and `env:` become one shell
+line, which kvplan/servers/pasted.py reads like any other. Sources: the Compose specification; kubernetes.io, Pod v1.
 """
 
 import re
@@ -11,28 +11,32 @@ from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.servers.arguments import spellings
-from kvplan.servers.base import DEFAULT as DEFAULT
 from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.releases import DEFAULT
 from kvplan.servers.shell import is_shell, names_server, script_flag
 
 _KEYS: Final = re.compile(
     r"^[ \t]*(?:-[ \t]+)?(?:image|entrypoint|command|args|environment|env|services|containers)[ \t]*:", re.MULTILINE
 )
-# What the text of a list of arguments begins with: `- --model`, `["--model"`, `args:`.
+# How the text of an argument list begins: `- --model`, `["--model"`, `args:`.
 _LIST: Final = re.compile(r"-[ \t]+[\"']?--|\[\s*[\"']|(?:-[ \t]+)?(?:args|command)[ \t]*:")
 _MODEL: Final = re.compile(r"--model(?:[-_]path)?(?:=.*)?", re.DOTALL)
-ELSEWHERE: Final = ("env_file", "envFrom")  # name the place of variables
-MOST_NODES: Final = 20_000  # an alias of an alias may stand for very many
+ELSEWHERE: Final = ("env_file", "envFrom")  # name a file or object that holds variables
+MOST_NODES: Final = 20_000  # an alias of an alias can expand to very many
 
 
 def is_manifest(text: str) -> bool:
-    """Whether a pasted text is YAML that starts containers, or the list of one's arguments, not a shell's line."""
+    """True if a pasted text is YAML that starts containers, or a container's argument list, rather than a shell
+    line.
+    """
     many = "\n" in text.strip() and len(_KEYS.findall(text)) > 1
     return many or _LIST.match(text.strip()) is not None
 
 
 def server_for(words: list[str]) -> tuple[str, ...]:
-    """What starts the server that such arguments are of; the default one where no flag is another's alone."""
+    """Return the start command of the server that these arguments belong to; the default server if no flag is
+    specific.
+    """
     flags = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
     default = spellings(DEFAULT).keys() | {server_of(DEFAULT).starts.model_flag}
     for name in SERVERS:
@@ -43,7 +47,7 @@ def server_for(words: list[str]) -> tuple[str, ...]:
 
 
 def shell_line(text: str) -> tuple[str, str | None]:
-    """(the shell line of the one container that runs a server, its image)."""
+    """Return (shell line, image) of the one container that runs a server."""
     every = list(_containers(_parsed(text)))
     containers = [each for each in every if _names_server(_image(each), *_words(each))]
     if not containers:  # arguments that load a model
@@ -53,7 +57,7 @@ def shell_line(text: str) -> tuple[str, str | None]:
         raise UsageError("--from-command", f"{many}", "paste the one container, or its command")
     container = containers[0]
     words, image = _words(container), _image(container)
-    if not _names_server(image, *words):  # an image of one's own, or none
+    if not _names_server(image, *words):  # a custom image, or none
         words = [*server_for(words), *words]
     pairs = [name if value is None else f"{name}={value}" for name, value in variables_of(container)]
     script = script_of(words)
@@ -84,7 +88,7 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
-    """Every mapping that has an image, a command or arguments, but for init containers."""
+    """Every mapping with an image, a command or arguments, except init containers."""
     left: list[Any] = [
         {"args": each} if isinstance(each, list) and all(isinstance(word, str) for word in each) else each
         for each in documents
@@ -96,7 +100,7 @@ def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
         if count > MOST_NODES:
             raise UsageError("--from-command", "the manifest is too large", "paste the container's command")
         if isinstance(node, dict):
-            image = node.get("image")  # of which Helm values make a mapping, in some charts with the command in it
+            image = node.get("image")  # Helm values have a mapping here, in some charts including the command
             is_nested = isinstance(image, dict) and bool({"command", "args"} & image.keys())
             if {"image", "command", "args"} & node.keys() and not is_nested:
                 yield node
@@ -106,7 +110,7 @@ def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _image(container: dict[str, Any]) -> str:
-    """The image's name; Helm values write repository and tag apart."""
+    """Image name; Helm values give repository and tag separately."""
     image = container.get("image")
     if isinstance(image, dict):
         parts = (image.get("repository"), image.get("tag"))
@@ -115,7 +119,7 @@ def _image(container: dict[str, Any]) -> str:
 
 
 def _words(container: dict[str, Any]) -> list[str]:
-    """Entrypoint, command and arguments, one after the other."""
+    """Concatenate entrypoint, command and arguments."""
     words: list[str] = []
     for key in ("entrypoint", "command", "args"):
         value = container.get(key)
@@ -134,15 +138,15 @@ def _split(text: str) -> list[str]:
 
 
 def script_of(words: list[str]) -> str | None:
-    """The script of `sh -c SCRIPT`."""
+    """Return the script of `sh -c SCRIPT`."""
     flag = script_flag(words) if words and is_shell(words[0]) else None
     return None if flag is None else words[flag + 1]
 
 
 def variables_of(container: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """(name, value) of `environment:` and `env:`; None for a value that lies elsewhere (valueFrom, a bare name).
+    """(name, value) of `environment:` and `env:`; None for a value defined elsewhere (valueFrom, a bare name).
 
-    `env_file:` and `envFrom:` stand for the variables that they name a place of.
+    `env_file:` and `envFrom:` stand for the variables of the file or object they name.
     """
     yield from ((key, None) for key in ELSEWHERE if container.get(key))
     for key in ("environment", "env"):

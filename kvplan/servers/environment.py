@@ -1,8 +1,8 @@
 """Environment variables of a server: which of them change its memory, how, and in which releases.
 
-A table for each server, in servers/<name>/variables.py. A variable sets what is known of how the server was started (a
-field of Version) or an engine argument, or it does something that is not modeled, and is refused where it concerns the
-model. All others are named in one note, never with their values, which may be secrets.
+One table per server, in servers/<name>/variables.py. A variable sets a known property of how the server was started (a
+field of Version) or an engine argument, or it does something that is not modeled and is rejected if it concerns the
+model. All others are named in one note, without their values, which may be secrets.
 """
 
 import re
@@ -27,7 +27,7 @@ ENV_FILE: Final = "--env-file"  # stands for the variables of a file, which is n
 
 
 def variables() -> dict[str, Variable]:
-    """The variables of all servers, by name."""
+    """Return the variables of all servers, by name."""
     return {name: variable for server in SERVERS for name, variable in server_of(server).variables().items()}
 
 
@@ -35,9 +35,9 @@ def variables() -> dict[str, Variable]:
 
 
 def given(earlier: Iterable[list[str]], before: list[str]) -> Environment:
-    """What a server's process finds set: exported by the commands before its own, or assigned in front of it.
+    """Environment of a server's process: exported by the commands before its own, or assigned in front of it.
 
-    before  the words in front of the server in its own command: assignments, wrappers, or `docker run` and its options
+    before  the words before the server in its own command: assignments, wrappers, or `docker run` and its options
     """
     known = variables()
     return {name: value if name in known else None for name, value in _assigned(earlier, before).items()}
@@ -58,7 +58,7 @@ def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
             elif not exports:
                 break
             if exports and (re.fullmatch(_NAME, name) or name == ENV_FILE):
-                variables[name] = shell.get(name)  # of a bare name that was never assigned: what the shell had before
+                variables[name] = shell.get(name)  # a bare name that was never assigned: the shell's previous value
     variables |= {name: value for name, value in shell.items() if name in variables}
     for word in before:
         if re.fullmatch(_ASSIGNMENT, word, re.DOTALL):
@@ -67,9 +67,9 @@ def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
 
 
 def _passed(words: list[str]) -> Iterator[tuple[str, str | None]]:
-    """The variables that `docker run -e NAME=value --env NAME` sets; a bare name's value is the host's.
+    """Variables that `docker run -e NAME=value --env NAME` sets; a bare name takes the host's value.
 
-    A file of variables stands by its flag: what it holds is not known.
+    A variable file is represented by its flag: its content is not known.
     """
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in ("-e", "--env"):
@@ -94,9 +94,9 @@ def _passed(words: list[str]) -> Iterator[tuple[str, str | None]]:
 def applied(
     environment: Environment, release: Version, args: EngineArgs, spec: ModelSpec
 ) -> tuple[Version, EngineArgs, str | None]:
-    """A request's release and arguments with what the environment decides, and a note of all other variables.
+    """Apply the environment to a request's release and arguments, and return a note of all other variables.
 
-    What was said in so many words (`--engine vllm@0.9+v0`, a flag) wins, as a flag does over SGLang's variables.
+    Explicit choices (`--engine vllm@0.9+v0`, a flag) win, as a flag does over SGLang's variables.
     """
     others: list[str] = []
     known = variables() if environment else {}
@@ -111,9 +111,7 @@ def applied(
             else:
                 args = _with(args, variable.sets, value, _ARGS_DEFAULTS)
         elif text not in variable.usual and variable.concerns and variable.concerns(spec, args):
-            raise UnsupportedModelError(
-                name, f"{variable.effect}, which is not modeled for {spec.name}", "leave it out"
-            )
+            raise UnsupportedModelError(name, f"{variable.effect}, which is not modeled for {spec.name}", "remove it")
     if not others:
         return release, args, None
     names = ", ".join(printable(name, 80) for name in dict.fromkeys(others))
@@ -124,7 +122,7 @@ _Record = TypeVar("_Record", Version, EngineArgs)
 
 
 def _with(record: _Record, name: str, value: object, defaults: Mapping[str, object]) -> _Record:
-    """The record with a field decided, unless something has decided it before."""
+    """Return the record with a field set, unless it was set before."""
     changes: dict[str, Any] = {name: value}
     return replace(record, **changes) if getattr(record, name) == defaults[name] else record
 
@@ -134,24 +132,23 @@ _ARGS_DEFAULTS: Final[Mapping[str, object]] = {field.name: field.default for fie
 
 
 def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
-    """The value of the field, read as the server reads it. The text itself is not shown: it may be a secret in the
-    wrong place."""
+    """Parse the value as the server reads it. The text itself is not shown: it may be a secret in the wrong
+    place.
+    """
     if text is None or re.search(r"\$[A-Za-z_{(]|`", text):
         raise UsageError(name, "its value is not in the command", "write it there")
     if variable.kind == "text":
         return text
     if variable.kind == "gib":
         if not re.fullmatch(r"[0-9]{1,6}(?:\.[0-9]{1,9})?", text.strip()):
-            raise UsageError(
-                name, f"is not a number of GiB, as {variable.server} wants it", "write one, or leave it out"
-            )
+            raise UsageError(name, f"is not a number of GiB, as {variable.server} requires", "write one, or remove it")
         return int(float(text) * GIB)
     if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()):
-        raise UsageError(name, f"is not a whole number, as {variable.server} wants it", "write 0 or 1, or leave it out")
+        raise UsageError(name, f"is not a whole number, as {variable.server} requires", "write 0 or 1, or remove it")
     number = int(text)
     if variable.kind == "size" and number not in SIZES_MIB:
         unit = " MiB" if name.endswith("_MB") else ""
-        raise UsageError(name, f"is not a size from 1 to {SIZES_MIB[-1]:,}{unit}", "write one, or leave it out")
+        raise UsageError(name, f"is not a size from 1 to {SIZES_MIB[-1]:,}{unit}", "write one, or remove it")
     return number if variable.kind == "size" else (number != 0) == (variable.kind == "on")
 
 
@@ -164,7 +161,7 @@ def assignments(release: Version, args: EngineArgs) -> list[str]:
         if variable.sets in ARGUMENTS:
             flag, value = ARGUMENTS[variable.sets].flag(release.engine), getattr(args, variable.sets)
             lacks = flag is not None and (not flag.printed or (flag.since and not release.has(flag.since)))
-            if value and lacks:  # no flag says it, or none yet
+            if value and lacks:  # no flag sets it, or none in this release
                 words.append(f"{name}={value / GIB:.9g}" if variable.kind == "gib" else f"{name}={value}")
             continue
         value = getattr(release, variable.sets, None) if variable.sets in _RELEASE_DEFAULTS else None

@@ -1,4 +1,4 @@
-"""Bytes that are modeled: their range, the formula with its numbers put in, its source, and how it is known."""
+"""Modeled bytes: range, formula with numbers filled in, source, and how it is known."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ Kind = Literal["exact", "formula", "calibrated", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes on one rank, low <= likely <= high; `formula` has its numbers put in."""
+    """Bytes on one rank, low <= likely <= high; `formula` has its numbers filled in."""
 
     low: int
     likely: int

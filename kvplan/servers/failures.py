@@ -1,7 +1,7 @@
-"""How a failed server's words are written down: rows of one type, and those of torch, NCCL and the host.
+"""Failure messages of servers: the type of their rows, and the rows of torch, NCCL and the host.
 
-A server's own rows are in its folder (vllm/failures.py, sglang/failures.py). Text is compared without white space,
-quotes and backticks, since terminals, issue forms and Python's tracebacks break lines and words at will.
+A server's own rows are in its folder (vllm/failures.py, sglang/failures.py). Text is compared without whitespace,
+quotes and backticks, because terminals, issue forms and Python tracebacks break lines and words arbitrarily.
 """
 
 import re
@@ -40,7 +40,7 @@ Cause = Literal[
     "quantization_mismatch",
     "not_memory",
 ]
-# Which memory flags change something about; what they do not change is no memory question.
+# Causes that memory flags affect; all others are unrelated to memory.
 MEMORY_CAUSES: Final[frozenset[Cause]] = frozenset(
     {
         "kv_too_small_for_max_len", "no_kv_memory", "free_memory_below_utilization", "oom_loading_weights",
@@ -55,7 +55,7 @@ Phase = Literal["arguments", "load", "profile", "pool", "capture", "warmup", "se
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size as a line states it, in bytes; low and high bound what it was before it was rounded to two decimals."""
+    """A size as logged, in bytes; low and high bound the value before rounding to two decimals."""
 
     text: str
     bytes: int
@@ -65,18 +65,18 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Every number that the failing lines state; sizes are of one rank."""
+    """Every number in the failing lines; sizes are per rank."""
 
     needed_bytes: Size | None = None  # KV cache of one request of `context` tokens
-    available_bytes: Size | None = None  # KV cache there is
-    tried_bytes: Size | None = None  # by the allocation that failed
+    available_bytes: Size | None = None  # KV cache memory available
+    tried_bytes: Size | None = None  # of the failed allocation
     free_bytes: Size | None = None
     total_bytes: Size | None = None
-    in_use_bytes: Size | None = None  # by this process
+    in_use_bytes: Size | None = None  # in use by this process
     other_process_bytes: Size | None = None
     budget_bytes: Size | None = None  # utilization x total
     allocated_bytes: Size | None = None  # by torch's tensors
-    reserved_bytes: Size | None = None  # by torch, in no tensor
+    reserved_bytes: Size | None = None  # reserved by torch but unallocated
     private_pools_bytes: Size | None = None  # of CUDA graphs
     initial_free_bytes: Size | None = None
     current_free_bytes: Size | None = None
@@ -98,7 +98,7 @@ class Figures:
     available_tokens: int | None = None
     retracted: int | None = None
     preemptions: int | None = None
-    running: int | None = None  # requests at once
+    running: int | None = None  # concurrent requests
     utilization: float | None = None
     mem_fraction: float | None = None
     gpu: str | None = None
@@ -119,7 +119,7 @@ NAMES: Final = frozenset(field.name for field in fields(Figures))
 
 
 def figure(name: str, text: str) -> Size | int | float | str:
-    """A figure from its text."""
+    """Parse a figure."""
     if name in _TEXTS:
         return text
     if name in _SHARES:
@@ -143,25 +143,25 @@ def _written(name: str) -> str:
     return _SIZE if name.endswith("_bytes") else _COUNT
 
 
-REACH: Final = 600  # squeezed characters after a phrase in which its figures are looked for
+REACH: Final = 600  # squeezed characters after a phrase within which its figures are searched
 LEAD: Final = 160  # and before it
 
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """One message of a server, of torch or of the system that tells why it stopped.
+    """One message of a server, of torch or of the system that explains why it stopped.
 
-    cause     what it proves; None where the part of start-up decides (torch's out of memory)
-    phrase    the words that must be there, as they are written
+    cause     what it proves; None if the start-up phase decides (torch's out of memory)
+    phrase    literal text that must be present
     releases  in which it was seen
     source    file of the server, or an issue that quotes it
-    figures   patterns around the phrase, <name> standing for a figure; each is looked for on its own
-    needs     a pattern that must be there too, around the phrase; "" for none
-    unless    a pattern around the phrase with which it is something else; "" for none
-    anywhere  a pattern that must be somewhere in the log; "" for none
-    phase     the part of start-up that writes it
-    strength  "decisive"; "general": the decisive line may stand below; "hint": a sign where no error is
-    fatal     whether the server ends by it
+    figures   patterns around the phrase, with <name> for a figure; each is searched on its own
+    needs     a pattern that must also match around the phrase; "" for none
+    unless    a pattern around the phrase that rules it out; "" for none
+    anywhere  a pattern that must match somewhere in the log; "" for none
+    phase     the start-up phase that writes it
+    strength  "decisive"; "general": the decisive line may follow; "hint": a symptom without an error
+    fatal     whether the server exits
     """
 
     cause: Cause | None
@@ -181,13 +181,13 @@ _DROPPED: Final = re.compile(r"[\s'\"`*\\\u200b\ufeff\xa0]+")
 
 
 def squeezed(text: str) -> str:
-    """Text without what pastes add or lose: white space, quotes, backticks, stars, backslashes."""
+    """Remove what copy and paste adds or loses: whitespace, quotes, backticks, asterisks, backslashes."""
     return _DROPPED.sub("", text)
 
 
 @cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern of a row, for squeezed text."""
+    """Compile a row's pattern for squeezed text."""
     plain = re.sub(r"[ '\"`]+", "", pattern)
     return re.compile(re.sub(r"<(\w+)>", lambda match: f"(?P<{match[1]}>{_written(match[1])})", plain))
 
@@ -197,22 +197,22 @@ Part = tuple[Cause | None, Phase]
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How a server tells of its failures, and which causes are its own.
+    """A server's failure messages, and the causes that only it has.
 
     wordings   its messages
-    frames     functions in a traceback -> the part of start-up they are; the first row that a trace holds decides
-    marks      healthy lines -> the part that follows them; own_marks: whether no other server writes them
-    ready      what it says when it serves; starts: when it begins
-    files      what only its own paths and commands hold, in small letters
-    parts      part of start-up -> what running out of memory there is; a cause of None: the phase alone is told
-    last_part  what such an error is by the last mark alone, where that differs from the part it names
-    of_size    which part a size tells: (what was tried, whether graphs were captured, functions of the trace)
-    sent_back  cause where somebody says that requests were sent back to the queue
-    causes     causes of its own -> what the planner calls their kind
-    processes  patterns of how its processes name themselves before a line, and of what they say of each other
-    kinds      cause -> a pattern of messages that no table knows
-    of_releases  patterns that only some releases write, beside the messages; their first and last
-    raised_again  part of start-up -> functions below which it alone raises another error for the one that it caught
+    frames     functions in a traceback -> their start-up phase; the first row found in a trace decides
+    marks      healthy lines -> the phase that follows; own_marks: whether no other server writes them
+    ready      the line that says it is serving; starts: that it is starting
+    files      strings that only its own paths and commands contain, in lowercase
+    parts      start-up phase -> the cause if memory runs out there; a cause of None: only the phase is reported
+    last_part  the same when only the last mark is known, if different
+    of_size    phase implied by a size: (attempted size, whether graphs were captured, functions of the trace)
+    sent_back  cause if a message says that requests were preempted
+    causes     causes of its own -> the planner's name for their kind
+    processes  patterns of its processes' line prefixes, and of how they refer to each other
+    kinds      cause -> a pattern of messages that are in no table
+    of_releases  patterns, besides the messages, that only some releases write; their first and last release
+    raised_again  start-up phase -> functions below which it alone re-raises a caught error as another
     """
 
     wordings: tuple[Wording, ...]
@@ -233,14 +233,14 @@ class Failures:
     of_releases: tuple[tuple[str, str], ...] = ()
 
 
-# Parts that a table of frames names as their cause.
+# Phases that a frame table names as their cause.
 TOLD_BY_FRAMES: Final[Mapping[str, Part]] = {
     "oom_sampler_warmup": ("oom_sampler_warmup", "warmup"),
     "lora_memory": ("lora_memory", "load"),
     "host_memory_or_shm": ("host_memory_or_shm", "load"),
 }
 
-# torch names the GPU, what it tried, what was free and whose memory the rest is.
+# torch reports the GPU, the attempted size, the free memory and who holds the rest.
 TORCH_FIGURES: Final = (
     "Tried to allocate <tried_bytes>",
     r"total capacity of <total_bytes>",
@@ -256,7 +256,7 @@ TORCH_FIGURES: Final = (
 )
 
 _TORCH: Final = "torch c10/cuda/CUDACachingAllocator.cpp"
-# What torch, the driver and its libraries say when an allocation fails; the part of start-up decides the cause.
+# Messages of torch, the driver and its libraries when an allocation fails; the start-up phase decides the cause.
 OUT_OF_MEMORY: Final[tuple[Wording, ...]] = (
     Wording(None, "CUDA out of", "any", _TORCH, TORCH_FIGURES),
     Wording(None, "HIP out of memory.", "any", _TORCH, TORCH_FIGURES),
@@ -280,7 +280,9 @@ def _host(phrase: str, source: str, needs: str = "", unless: str = "") -> Wordin
 
 
 def _killed(phrase: str, source: str) -> Wording:
-    """A process ended by SIGKILL: by the system where memory ends, but SGLang ends its own so after any error."""
+    """A process killed by SIGKILL: by the system when out of memory, though SGLang kills its own processes after
+    any error.
+    """
     return Wording("host_memory_or_shm", phrase, "any", source, strength="hint")
 
 
@@ -296,9 +298,9 @@ def _capability(phrase: str, source: str, needs: str = "", unless: str = "") -> 
     return Wording("dtype_or_capability", phrase, "any", source, needs=needs, unless=unless)
 
 
-# What the host, the driver and the libraries below both servers say.
+# Messages of the host, the driver and the libraries below both servers.
 SYSTEM: Final[tuple[Wording, ...]] = (
-    # the host's memory and shared memory
+    # host memory and shared memory
     _host("OOMKilled", "Kubernetes, Docker: reason of a container's end"),
     _host("Out of memory: Killed process", "Linux mm/oom_kill.c"),
     _host("Memory cgroup out of memory", "Linux mm/oom_kill.c"),
@@ -339,7 +341,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _host("lack of CPU swap space", "vLLM 0.6-0.10 core/scheduler.py"),
     _host("on startup is less than desired CPU memory utilization", "vLLM v1/worker/cpu_worker.py"),
     _host("on kv cache allocation is less than requested memory for kv", "vLLM v1/worker/cpu_worker.py"),
-    # how processes find each other and speak
+    # how processes connect and communicate
     _nccl("NCCL error", "vLLM distributed/device_communicators/pynccl_wrapper.py", unless="out of memory"),
     _nccl("DistBackendError", "torch", unless="out of memory"),
     _nccl("ncclUnhandledCudaError", "torch", unless="out of memory"),
@@ -365,7 +367,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _nccl("Did not receive response from front-end process within", "vLLM v1/engine/core.py"),
     _nccl("Timed out waiting for engine core", "vLLM v1/engine"),
     _nccl("can't start new thread", "Python"),
-    # what the GPU cannot do
+    # not supported by the GPU
     _capability("no kernel image is available for execution on the device", "CUDA"),
     _capability("is not compatible with the current PyTorch installation", "torch/cuda/__init__.py", needs="sm_"),
     _capability("FlashAttention only supports Ampere GPUs or newer", "flash-attn"),
@@ -391,7 +393,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
         "quantization_mismatch", "is not divisible by weight quantization block", "any",
         "vLLM and SGLang layers/quantization/fp8.py", phase="load",
     ),
-    # an error of code, data or driver
+    # an error in code, data or driver
     _other("illegal memory access", "CUDA"),
     _other("Memory access fault by GPU", "ROCm"),
     _other("illegal instruction was encountered", "CUDA"),
@@ -405,7 +407,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _other("error while attempting to bind on address", "asyncio"),
 )  # fmt: skip
 
-# What the processes above a failed worker say of it: never the cause, and the last line of most pastes.
+# Messages of the parents of a failed worker: never the cause, and the last line of most pastes.
 WRAPPERS: Final = (
     "Engine core initialization failed",
     "WorkerProc initialization failed",

@@ -1,4 +1,4 @@
-"""What a server's figures are called, and what they count."""
+"""Names and units of a server's figures."""
 
 from typing import Final, Literal
 
@@ -8,8 +8,8 @@ from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, Sou
 Unit = Literal["bytes", "blocks", "tokens", "requests"]
 PARTS: Final = ("weights", "activations", "non_torch", "cuda_graphs", "kv_cache")
 POOL: Final = ("blocks", "tokens", "concurrency")
-RUNNING: Final = "max_running_requests"  # of SGLang alone, which logs it
-ENCODER: Final = "encoder_tokens"  # of vLLM alone, where it encodes images, videos or sounds
+RUNNING: Final = "max_running_requests"  # logged only by SGLang
+ENCODER: Final = "encoder_tokens"  # only in vLLM, if it encodes images, videos or audio
 UNITS: Final[dict[str, Unit]] = {
     "blocks": "blocks", "tokens": "tokens", "concurrency": "requests", RUNNING: "requests", ENCODER: "tokens"
 }  # fmt: skip
@@ -23,7 +23,7 @@ def sized(component: str, logged: Reading | None, source: Source, note: str = ""
 
 
 def difference(component: str, whole: Reading, part: Reading, note: str) -> Figure:
-    """One logged size less another."""
+    """The difference of two logged sizes."""
     return Figure(component, "bytes", whole.size - part.size, whole.rounding + part.rounding, note)
 
 
@@ -37,18 +37,18 @@ def missing(component: str, why: str) -> Figure:
 
 
 def smallest_kv(log: ServerLog) -> Reading | None:
-    """The pool's GiB on the rank with least, which decides how many blocks all have."""
+    """The pool's GiB on the rank with the least, which sets the number of blocks for all."""
     return log.least("available_kv") or log.least("kv_in_use")
 
 
 def row_of(log: ServerLog, figure: Figure, prediction: Prediction) -> Row:
-    """One component of one stage, or of the server."""
+    """One component of one stage, or of the whole server."""
     (row,) = reconcile({figure.component: prediction}, Measurement(log.called, (figure,)))
     return row
 
 
 def plain(case: Case) -> tuple[Row, ...]:
-    """Weights, the KV cache and its tokens as they were logged, beside the plan."""
+    """Logged weights, KV cache and tokens compared with the plan."""
     log, made = case.log, case.planned(case.request)
     tokens = log.least("kv_tokens")
     measured = Measurement(

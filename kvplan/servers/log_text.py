@@ -1,4 +1,4 @@
-"""A log's text, before anything is known of servers: what a collector put around its lines, and lists of arguments."""
+"""A log's text, independent of the server: removing a log collector's wrapping, and parsing argument lists."""
 
 import json
 import re
@@ -9,20 +9,22 @@ MAX_LINE: Final = 16 << 10
 
 # --- what a collector put around a line -------------------------------------------------------------------------------
 
-MOST_LINES_OF_A_RECORD: Final = 16  # a record is one line; some collectors put a few into one
-MOST_WRAPPINGS: Final = 3  # a collector's records, collected by another one
+MOST_LINES_OF_A_RECORD: Final = 16  # a record is one line; some collectors join a few
+MOST_WRAPPINGS: Final = 3  # a collector's records, collected again by another
 # Kubernetes: "2025-08-21T18:18:05.123456789Z stderr F text" (kubernetes.io, CRI logging format).
 _CRI: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2}) std(?:out|err) "
     r"[A-Z](?::\S{1,9})? "
 )
 # Docker's json-file driver: {"log":"text\n","stream":"stderr","time":"..."}; structured logs call it "message", "msg"
-# or "textPayload". Read by its key, so that a record that was cut is read as far as it goes.
+# or "textPayload". Matched by key, so that a truncated record is read as far as it goes.
 _JSON: Final = re.compile(r'"(?:log|message|msg|textPayload)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)*)', re.DOTALL)
 
 
 def unwrapped(text: str) -> list[str]:
-    """A line as the server wrote it, without what Docker or Kubernetes put around it; several where a record has."""
+    """Return a line as the server wrote it, without Docker's or Kubernetes' wrapping; several if a record has
+    several.
+    """
     for _ in range(MOST_WRAPPINGS):
         match = _CRI.match(text)
         if match is not None:
@@ -37,7 +39,7 @@ def unwrapped(text: str) -> list[str]:
 
 
 def _from_json(text: str) -> str | None:
-    """What a JSON string stands for, without an escape that was cut off at its end; None for what is none."""
+    """Decode a JSON string without a truncated escape at its end, or None if it is not one."""
     for cut in (0, *range(1, 7)):
         try:
             plain = json.loads(f'"{text[: len(text) - cut]}"', strict=False)
@@ -55,9 +57,9 @@ _ITEM: Final = re.compile(r"""\s{0,4}(['"]?)([A-Za-z_]\w{0,60})\1\s{0,4}[=:]\s{0
 
 
 def arguments(text: str) -> dict[str, str]:
-    """`name=value` or `'name': value` up to the bracket that closes, or the end; values as text, `None` left out.
+    """Parse `name=value` or `'name': value` up to the closing bracket or the end; values are text, `None` is omitted.
 
-    Text in quotes loses them; a nested list or object stays as it is written. Nothing is evaluated.
+    Quotes are removed; a nested list or object stays as written. Nothing is evaluated.
     """
     values: dict[str, str] = {}
     for item in _items(text):
@@ -69,11 +71,11 @@ def arguments(text: str) -> dict[str, str]:
 
 
 def _items(text: str) -> Iterable[str]:
-    """The parts between commas outside brackets."""
+    """Split at commas outside brackets."""
     depth, parts = 0, list[str]()
     for token in _TOKEN.finditer(text[:MAX_LINE]):
         word = token[0]
-        if word in ("'", '"'):  # a text that is not closed: what follows cannot be told apart
+        if word in ("'", '"'):  # unterminated quote: the rest cannot be split
             break
         if word in "([{":
             depth += 1

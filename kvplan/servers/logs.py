@@ -1,6 +1,6 @@
-"""What a server's start-up log says: the figures that are read of any, and what each server answers of its own.
+"""Contents of a server's start-up log: the figures read from any server, and what each server reads from its own.
 
-A server's own table and readers stand in servers/<name>/log.py (`Logs`); the text is read by kvplan.measure.serverlog.
+A server's own table and readers are in servers/<name>/log.py (`Logs`); kvplan.measure.serverlog reads the text.
 """
 
 import re
@@ -19,14 +19,14 @@ from kvplan.servers.words import Environment
 SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
 COUNT: Final = r"[0-9](?:[0-9,]{0,18}[0-9])?"
 SHARE: Final = r"[0-9]{1,7}(?:\.[0-9]{1,8})?"
-# Fact -> how its figure is written. Sizes are GiB of one rank.
+# Fact -> format of its figure. Sizes are GiB per rank.
 FACTS: Final[dict[str, str]] = {
     "total_memory": SIZE,
     "free_at_start": SIZE,
     "budget": SIZE,
     "utilization": SHARE,
     "weights": SIZE,
-    "consumed": SIZE,  # weights + what grew outside torch
+    "consumed": SIZE,  # weights + non-torch growth
     "activations": SIZE,
     "peak_torch": SIZE,  # weights + activations
     "non_torch": SIZE,
@@ -44,9 +44,9 @@ FACTS: Final[dict[str, str]] = {
     "free_at_end": SIZE,
     "num_blocks": COUNT,
     "kv_tokens": COUNT,
-    "kv_tokens_refused": COUNT,  # the pool of a server that did not start for it
+    "kv_tokens_refused": COUNT,  # the pool of a server that refused to start with it
     "pool_tokens": COUNT,  # of one pool; a hybrid model has several
-    "full_tokens": COUNT,  # of the pool that keeps all tokens
+    "full_tokens": COUNT,  # of the full-attention pool
     "max_concurrency": SHARE,
     "concurrency_context": COUNT,
     "context": COUNT,
@@ -57,10 +57,29 @@ FACTS: Final[dict[str, str]] = {
     "attention_block_size": COUNT,
     "context_parallel": COUNT,
     "max_running": COUNT,
+    # of the bundled engine, whose sizes are whole bytes
+    **dict.fromkeys(
+        (
+            "weights_bytes",
+            "buffers_bytes",
+            "activations_bytes",
+            "lora_bytes",
+            "kv_cache_bytes",
+            "kv_offload_bytes",
+            "total_bytes",
+            "non_torch_bytes",
+            "batches_in_flight",
+        ),
+        COUNT,
+    ),
+    "before": "bytes {1,40}planned {1,40}measured",  # a table of releases whose lines are not read
+    "engine_device": r"cpu|cuda(?::[0-9]{1,3})?",
+    "backend": "torch|triton",
+    "simulated": r"[a-z][a-z0-9.@+]{1,60}",
     "version": r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,60}",
     "model": r"[^\s'\",]{1,300}",
     "gpu": r"[A-Za-z0-9][A-Za-z0-9_. -]{2,60}?",
-    "engine_kind": r"V[01]|model weights take|# (?:GPU|CUDA|cuda|rocm|hpu|xpu|neuron) blocks",  # but V1, the first
+    "engine_kind": r"V[01]|model weights take|# (?:GPU|CUDA|cuda|rocm|hpu|xpu|neuron) blocks",  # not the first V1
     "sampler": r"Using FlashInfer|FlashInfer is not available|FlashInfer is available, but it is not enabled|"
     r"FlashInfer version >= 0\.2\.3 required",
     "graph_profiling": "enabled|disabled",
@@ -71,8 +90,8 @@ FACTS: Final[dict[str, str]] = {
 class Wording:
     """One message of a server.
 
-    phrase    what a line must hold for the pattern to be tried, from LEAD characters before it on
-    pattern   <fact> stands for its figure (FACTS); the rest is a regular expression, of bounded repetitions
+    phrase    text that a line must contain before the pattern is tried, starting LEAD characters before it
+    pattern   <fact> stands for its figure (FACTS); the rest is a regular expression with bounded repetition
     versions  the releases in which it was seen
     """
 
@@ -97,10 +116,10 @@ def compiled(wording: Wording) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One figure as a line gave it.
+    """One figure from a line.
 
-    rank  the process it came from, as the line's prefix names it; "" where no prefix does
-    line  number of the line in what was read, from 1
+    rank  the process that wrote it, as in the line's prefix; "" if there is none
+    line  line number in the text that was read, from 1
     """
 
     fact: str
@@ -118,12 +137,12 @@ class Reading:
 
     @property
     def size(self) -> int:
-        """Bytes, of a figure in GiB."""
+        """Bytes of a figure given in GiB."""
         return round(self.value * GIB)
 
     @property
     def half_digit(self) -> float:
-        """Half of one in the last place that was written, in the unit it was written in."""
+        """Half a unit of the last written digit, in the unit it was written in."""
         return 0.5 * 10.0 ** -len(self.text.partition(".")[2])
 
     @property
@@ -136,10 +155,10 @@ class Reading:
 class ServerLog:
     """The last start in a log.
 
-    flags     arguments by name, as text; what was asked for wins over what the server resolved
-    readings  every figure, in the order of the log
-    starts    how many starts the log holds; first_line: where the last one begins
-    called    what errors call it: a log, or a /metrics page that stands for one
+    flags     arguments by name, as text; requested values win over those the server resolved
+    readings  every figure, in log order
+    starts    number of starts in the log; first_line: where the last one begins
+    called    its name in error messages: a log, or a /metrics page used as one
     """
 
     engine: str
@@ -157,14 +176,14 @@ class ServerLog:
         return next((reading for reading in self.readings if reading.fact == fact), None)
 
     def by_rank(self, fact: str) -> dict[str, Reading]:
-        """The first figure of each rank that gave one."""
+        """The first figure of each rank that has one."""
         by_rank: dict[str, Reading] = {}
         for reading in self.all(fact):
             by_rank.setdefault(reading.rank, reading)
         return by_rank
 
     def least(self, fact: str) -> Reading | None:
-        """The smallest figure of any rank: the pool is as large as the rank with the least room lets it be."""
+        """The smallest figure of any rank: the rank with the least room limits the pool."""
         return min(self.all(fact), key=lambda reading: reading.value, default=None)
 
     def text(self, fact: str) -> str | None:
@@ -173,18 +192,18 @@ class ServerLog:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """The workers that gave figures, named as the log names them."""
+        """The workers with figures, named as in the log."""
         return tuple(dict.fromkeys(reading.rank for reading in self.readings if reading.fact in RANK_FACTS))
 
     @property
     def release(self) -> tuple[int, int] | None:
-        """(major, minor) of the version, None for one that names no release (a build without tags says 0.1.dev)."""
+        """(major, minor) of the version, or None if it names no release (a build without tags says 0.1.dev)."""
         match = re.match(r"v?([0-9]{1,3})\.([0-9]{1,3})(?!\.?dev)", self.text("version") or "")
         return (int(match[1]), int(match[2])) if match else None
 
     @property
     def model(self) -> str | None:
-        """The model as the server was told it: an id or a path of its own machine."""
+        """The model as given to the server: an id, or a path on its own machine."""
         return next((self.flags[name] for name in MODEL_FLAGS if name in self.flags), None) or self.text("model")
 
 
@@ -205,12 +224,12 @@ RANK_FACTS: Final = frozenset(
 
 # --- what a server answers of its own logs ----------------------------------------------------------------------------
 
-Context = Literal["known", "derived", "unknown"]  # derived: from the concurrency, which is then not predicted
+Context = Literal["known", "derived", "unknown"]  # derived: from the logged concurrency, which is then not predicted
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A log, or a /metrics page that stands for one, and what it is compared with.
+    """A log, or a /metrics page used as one, and what it is compared with.
 
     planned    the plan of a request
     gpu_known  whether the request's GPU is the log's; context: where the longest request comes from
@@ -225,7 +244,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Rows that are predicted from the pool's size as it was logged, and that size in words; "" for none."""
+    """Rows predicted from the pool's logged size, and that size in words; "" for none."""
 
     rows: tuple[Row, ...] = ()
     pool: str = ""
@@ -233,14 +252,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Tokens that a log says are drafted: the method by kvplan's name, the log's word for it, and engine arguments."""
+    """Logged speculative decoding: kvplan's name of the method, the log's word for it, and engine arguments."""
 
     method: str
     called: str
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
-# Not taken from a list of arguments, which says them whether they were asked for or not. Drafts: `Logs.draft`.
+# Not taken from an argument list, which includes them whether requested or not. Drafts: `Logs.draft`.
 NOT_ASKED: Final = (
     "quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "speculative_method",
     "speculative_eagle_topk", "speculative_num_draft_tokens",
@@ -248,7 +267,7 @@ NOT_ASKED: Final = (
 
 
 def plain_engine(log: ServerLog) -> str | None:
-    """The server's newest rules."""
+    """The server's name, which stands for its newest rules."""
     return log.engine
 
 
@@ -257,7 +276,7 @@ def plain_label(log: ServerLog, request: Request) -> str:
 
 
 def plain_flags(log: ServerLog) -> dict[str, str]:
-    """The arguments of a list, by the names that the table has of the server or its own, and the context as logged."""
+    """Listed arguments, under the names in the table or the server's own, and the context as logged."""
     names, context = spellings(log.engine), log.first("context")
     flags = {} if context is None else {"max_model_len": context.text.replace(",", "")}
     named = {names.get(name, name): text for name, text in log.flags.items()}
@@ -292,28 +311,33 @@ def nothing_given(case: Case) -> Given:
     return Given()
 
 
+def no_lines(plan: Plan) -> list[str]:
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """How a server's logs are read.
+    """Log reader of a server.
 
     wordings     the messages whose figures are read
-    lists        what opens a list of its arguments: the newest that a start has is read, each kind for itself
-    resolved     those of them that say what it made of the arguments, not what it was told
-    list_names   names of a list that count beside those of the table
-    commands     what a line must hold for the command that started it to be looked for; that begins there
-    first_words  phrases that a process says first; once: those, and lists, that it says once
-    engine       its release as --engine takes it; None where the log names none
-    label        the same as a comparison shows it
+    lists        what opens an argument list: the newest of each kind in a start is read
+    resolved     those lists that show resolved settings rather than requested ones
+    list_names   names in a list that count in addition to the table's
+    commands     text that a line must contain to be searched for the start command, which begins there
+    first_words  phrases that a process logs first; once: those, and lists, that it logs once
+    engine       its release as --engine takes it, or None if the log names none
+    label        the same as shown in a comparison
     names        its name of an argument in a list -> the argument's
-    flags        engine arguments, as text: what was asked for, else what it says it resolved
-    command      (flags as its lists have them, flags whose effect is not sized) of the words of a command
-    words        the words of its command, of a list of arguments behind its opening; opening: that opening
-    argument_of  the argument that a flag's name of its is about; takes_value: whether a value follows that flag
-    draft        what it says of drafts
-    environment  what the log shows of its environment, as variables
-    notes        what the release and defaults taken from the log rest on, by whether the GPU is known
-    rows         what takes the memory, and the pool that is left, from the inputs alone
-    given        the pool's figures from its size as it was logged
+    flags        engine arguments, as text: requested values, else the resolved ones it logs
+    command      parses a command's words: (flags as in its lists, flags whose effect is not sized)
+    words        builds its command from an argument list after its opening; opening: that opening
+    argument_of  the argument that one of its flags sets; takes_value: whether a value follows that flag
+    draft        what it logs about speculative decoding
+    environment  the environment that the log implies, as variables
+    notes        the basis of the release and defaults taken from the log, by whether the GPU is known
+    rows         memory use and the remaining pool, from the inputs alone
+    given        the pool's figures from its size as logged
+    lines        what the start of a planned server would log
     """
 
     wordings: tuple[Wording, ...]
@@ -337,3 +361,4 @@ class Logs:
     environment: Callable[[ServerLog, Version], Environment] = no_environment
     notes: Callable[[ServerLog, EngineArgs, bool], list[str]] = no_notes
     given: Callable[[Case], Given] = nothing_given
+    lines: Callable[[Plan], list[str]] = no_lines

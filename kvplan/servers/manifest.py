@@ -1,4 +1,4 @@
-"""Manifests: the containers of a Kubernetes or compose file that serve a model, each as the command that it runs.
+"""Manifests: the model-serving containers of a Kubernetes or compose file, each as the command that it runs.
 
 Reads Pod, Deployment, StatefulSet, Job and whatever else holds `containers:`, LeaderWorkerSet, KServe's
 InferenceService and LLMInferenceService, Helm values of vLLM's production stack, and compose files. Nothing is
@@ -27,28 +27,28 @@ TEMPLATE_CURE: Final = "give what `helm template` prints"
 _TOP_KEYS: Final = r"^(?:apiVersion|kind|services|servingEngineSpec)[ \t]*:"
 _NUMBER: Final = r"[0-9]{1,6}"
 GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
-# What other objects are made from; they serve nothing themselves.
+# Templates for other objects; they serve nothing themselves.
 RUNTIMES: Final = (
     "ServingRuntime", "ClusterServingRuntime", "LLMInferenceServiceConfig", "CustomResourceDefinition",
     "PodTemplate",
 )  # fmt: skip
 KSERVE_FORMATS: Final = ("huggingface", "vllm")
-LLM_ARGUMENTS: Final = "VLLM_ADDITIONAL_ARGS"  # what KServe's runtime puts behind its own `vllm serve`
+LLM_ARGUMENTS: Final = "VLLM_ADDITIONAL_ARGS"  # KServe's runtime appends it to its own `vllm serve`
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """A container that serves a model.
 
-    id         its name among those of the file
+    id         unique name within the file
     container  its own name
-    line       place of it in the file, from 1
-    command    the shell's line that starts it, read by kvplan/servers/pasted.py
-    image      its image, "" where the file names none
-    num_gpus   GPUs that its pod asks for; None: not said
-    num_pods   pods that make one server; replicas: servers
-    gpu        the GPU by a label of its node, and `gpu_label` that label; None: none says it
-    notes      what was assumed
+    line       its line in the file, from 1
+    command    the shell line that starts it, read by kvplan/servers/pasted.py
+    image      its image, "" if the file names none
+    num_gpus   GPUs that its pod requests; None: not given
+    num_pods   pods per server; replicas: servers
+    gpu        the GPU by a label of its node, and `gpu_label` that label; None: no label names it
+    notes      assumptions
     """
 
     id: str
@@ -65,32 +65,32 @@ class Served:
 
 
 class Mapped(dict[str, Any]):
-    """A mapping of the file with the line that it begins in."""
+    """A mapping of the file with its first line number."""
 
     line: int = 1
 
 
 class Place(NamedTuple):
-    """What a container's surroundings say of it."""
+    """Settings that a container inherits from its surroundings."""
 
     name: str
     replicas: int = 1
     num_pods: int = 1
-    model: str | None = None  # served by it, where its surroundings say so
-    words: tuple[str, ...] = ()  # arguments that its surroundings add
+    model: str | None = None  # the model, if given there
+    words: tuple[str, ...] = ()  # arguments added there
     kserve: bool = False
     is_compose: bool = False
 
 
 def is_manifest_file(text: str) -> bool:
-    """Whether a file is a manifest, not a policy."""
+    """True if a file is a manifest rather than a policy."""
     return re.search(_TOP_KEYS, text, re.MULTILINE) is not None and re.search(r"^targets[ \t]*:", text, re.M) is None
 
 
 def served(text: str, where: str) -> list[Served]:
-    """Every container of a manifest that serves a model; UsageError where there is none.
+    """Return every container of a manifest that serves a model. Raise UsageError if there is none.
 
-    where  what errors call the manifest
+    where  name of the manifest in error messages
     """
     if len(text) > MAX_CHARS:
         raise UsageError(where, f"is longer than {MAX_CHARS:,} characters ({len(text):,})", "split the file")
@@ -110,7 +110,7 @@ def served(text: str, where: str) -> list[Served]:
 
 
 def named_apart(containers: list[Served]) -> list[Served]:
-    """The containers with ids of their own: the object's name, with the container's where an object has several."""
+    """Give the containers unique ids: the object's name, plus the container's if an object has several."""
     counts: dict[str, int] = {}
     for each in containers:
         counts[each.id] = counts.get(each.id, 0) + 1
@@ -128,12 +128,12 @@ def named_apart(containers: list[Served]) -> list[Served]:
 
 
 def documents(text: str, where: str) -> list[Any]:
-    """The documents of the text with every scalar as text; a template is refused in one line."""
+    """Parse the documents with every scalar as text; reject a template with a one-line error."""
     import yaml
 
     base: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
-    class Loader(base):  # type: ignore[misc] # the loader in C where there is one
+    class Loader(base):  # type: ignore[misc] # the C loader if available
         def construct_mapping(self, node: Any, deep: bool = False) -> Mapped:
             pairs = Mapped(super().construct_mapping(node, deep=True))
             pairs.line = node.start_mark.line + 1
@@ -155,9 +155,9 @@ def documents(text: str, where: str) -> list[Any]:
 
 
 def serving_places(document: Any, where: str, unnamed: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
-    """(what is said around it, container, its pod) for everything in a document that may be a container's.
+    """(place, container, its pod) for everything in a document that may be a container.
 
-    Init containers are never among them.
+    Init containers are skipped.
     """
     if not isinstance(document, dict):
         return
@@ -212,7 +212,7 @@ def of_pod(pod: Mapped, place: Place) -> Iterator[tuple[Place, Mapped, Mapped]]:
 
 
 def inference_service(predictor: Mapped, name: str, where: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
-    """KServe: a predictor's model, which its runtime serves, or its containers."""
+    """Return KServe predictors: a model served by its runtime, or containers."""
     place = Place(name, max(whole(predictor.get("minReplicas"), 1, "minReplicas", where), 1))
     model, workers = mapping(predictor, "model"), mapping(predictor, "workerSpec")
     if model:
@@ -237,7 +237,7 @@ PARALLEL: Final = {
 
 
 def llm_inference_service(spec: Mapped, name: str, where: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
-    """KServe's LLMInferenceService: `template` decodes, `prefill` is a server of its own beside it."""
+    """KServe's LLMInferenceService: `template` decodes, `prefill` is a separate server."""
     model = hub_id(str(mapping(spec, "model").get("uri", "")))
     for part, suffix in ((spec, ""), (mapping(spec, "prefill"), "-prefill")):
         pod, parallel = mapping(part, "template"), mapping(part, "parallelism")
@@ -247,7 +247,7 @@ def llm_inference_service(spec: Mapped, name: str, where: str) -> Iterator[tuple
         ranks, local = parallel.get("data"), parallel.get("dataLocal")
         num_pods = whole(ranks, 1, "data", where) // max(whole(local, 1, "dataLocal", where), 1) if local else 1
         place = Place(name + suffix, count_of(part, where), max(num_pods, 1), model, tuple(words), kserve=True)
-        if part is spec and not pod:  # KServe's own template alone
+        if part is spec and not pod:  # only KServe's own template
             pod = Mapped(containers=[Mapped(name="main")])
         for body in pod.get("containers") or ():
             if isinstance(body, dict) and body.get("name", "main") == "main":
@@ -255,19 +255,19 @@ def llm_inference_service(spec: Mapped, name: str, where: str) -> Iterator[tuple
 
 
 def hub_id(uri: str) -> str | None:
-    """The Hub id of hf://org/name; None for a model that lies elsewhere."""
+    """Hub id of hf://org/name, or None if the model is stored elsewhere."""
     match = re.fullmatch(r"hf://([^/:]+/[^/:]+)(?::.*)?", uri)
     return None if match is None else match[1]
 
 
 def production_stack(spec: Mapped, where: str) -> Iterator[tuple[Place, Mapped, Mapped]]:
-    """The deployments that the chart makes of servingEngineSpec.modelSpec, as its template writes their commands."""
+    """Deployments that the chart renders from servingEngineSpec.modelSpec, with commands as in its template."""
     for number, model in enumerate(spec["modelSpec"], 1):
         if not isinstance(model, dict) or model.get("enabled") == "false":
             continue
         name = str(model.get("name") or f"model-{number}")
         if mapping(model, "raySpec").get("enabled") == "true":
-            raise UsageError(where, f"{printable(name, 60)} runs in a Ray cluster (raySpec), not read", "leave it out")
+            raise UsageError(where, f"{printable(name, 60)} runs in a Ray cluster (raySpec), not read", "remove it")
         if not model.get("modelURL"):
             raise UsageError(where, f"{printable(name, 60)} names no modelURL", "add it")
         body = Mapped(
@@ -304,7 +304,7 @@ STACK_FLAGS: Final = {
 
 
 def stack_words(config: Mapped) -> list[str]:
-    """The flags of vllmConfig; without enablePrefixCaching the chart turns prefix caching off."""
+    """Flags for vllmConfig; without enablePrefixCaching the chart turns prefix caching off."""
     words = [word for key, flag in STACK_FLAGS.items() if key in config for word in (f"--{flag}", str(config[key]))]
     if "enableChunkedPrefill" in config:
         is_on = config["enableChunkedPrefill"] == "true"
@@ -318,7 +318,7 @@ def stack_words(config: Mapped) -> list[str]:
 
 
 def read_container(place: Place, body: Mapped, pod: Mapped, where: str) -> list[Served]:
-    """The container, if it serves."""
+    """Return the container if it serves a model."""
     image = str(body.get("image") or "") if not isinstance(body.get("image"), dict) else ""
     notes: list[str] = []
     if place.is_compose:
@@ -358,7 +358,7 @@ def read_container(place: Place, body: Mapped, pod: Mapped, where: str) -> list[
 
 
 def serves(entrypoint: list[str], words: list[str], image: str) -> bool:
-    """Whether a container starts a server: by its words, or with arguments for the image's own entrypoint."""
+    """True if a container starts a server: by its words, or with arguments for the image's own entrypoint."""
     script = container.script_of(words)
     if script is not None:
         return any(re.search(pattern, script) for pattern in SERVER_COMMANDS)
@@ -376,7 +376,7 @@ SERVER_COMMANDS: Final = tuple(
 
 
 def is_server_image(image: str) -> bool:
-    """Whether an image starts a server by itself: vllm/vllm-openai and its like."""
+    """True if an image starts a server by itself: vllm/vllm-openai and similar."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     return any(server in name for server in SERVERS) and not re.search(r"router|gateway|proxy|bench|exporter", name)
 
@@ -384,7 +384,9 @@ def is_server_image(image: str) -> bool:
 def kserve_words(
     place: Place, entrypoint: list[str], arguments: list[str], variables: Mapping[str, str | None]
 ) -> tuple[list[str], list[str]]:
-    """KServe's runtimes start vLLM themselves: `--model_id` names the model, or `uri:` and `storageUri:` do."""
+    """Words for KServe's runtimes, which start vLLM themselves: `--model_id`, `uri:` or `storageUri:` names the
+    model.
+    """
     if entrypoint and names_server(entrypoint):
         return entrypoint, [*arguments, *place.words]
     if entrypoint:
@@ -407,7 +409,7 @@ KSERVE_OWN: Final = ("model_id", "model_name", "model_dir", "backend", "task_nam
 
 
 def words_of(value: Any, variables: Mapping[str, str | None]) -> list[str]:
-    """The words of a command or its arguments, with $(NAME) as Kubernetes expands it."""
+    """Words of a command or its arguments, with $(NAME) expanded as in Kubernetes."""
     if isinstance(value, str):
         words = split_words(value)
     else:
@@ -423,7 +425,7 @@ def split_words(text: str) -> list[str]:
 
 
 def expanded(text: str, variables: Mapping[str, str | None]) -> str:
-    """$(NAME) by the container's variables; $$(NAME) stands for itself, an unknown name stays."""
+    """Expand $(NAME) from the container's variables; $$(NAME) is an escape, an unknown name stays."""
 
     def value(match: re.Match[str]) -> str:
         if match[0].startswith("$$"):
@@ -434,7 +436,7 @@ def expanded(text: str, variables: Mapping[str, str | None]) -> str:
 
 
 def with_variables(script: str, variables: Mapping[str, str | None]) -> str:
-    """A shell's $NAME, ${NAME} and ${NAME:-default} by the container's variables, as far as they are known."""
+    """Expand a shell's $NAME, ${NAME} and ${NAME:-default} from the container's variables, as far as known."""
 
     def value(match: re.Match[str]) -> str:
         name, default = match[1] or match[3], match[2]
@@ -446,7 +448,7 @@ def with_variables(script: str, variables: Mapping[str, str | None]) -> str:
 
 
 def serving_line(script: str, variables: Mapping[str, str | None]) -> str:
-    """The exports of a script and the statement that starts a server, with the variables that are known expanded."""
+    """Return a script's exports and the statement that starts a server, with known variables expanded."""
     known, assigned = dict(variables), list[str]()
     for line in statements(script):
         match = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"]*\"|'[^']*')", line)
@@ -461,7 +463,9 @@ def serving_line(script: str, variables: Mapping[str, str | None]) -> str:
 
 
 def statements(script: str) -> Iterator[str]:
-    """The lines of a script, those that a backslash or an open quote continues joined; comments and blank ones go."""
+    """Split a script into statements, joining lines continued by a backslash or an open quote; drop comments and
+    blanks.
+    """
     pending = ""
     for line in re.sub(r"\\\r?\n", " ", script).splitlines():
         pending = f"{pending}\n{line}" if pending else line
@@ -477,7 +481,7 @@ def statements(script: str) -> Iterator[str]:
 
 
 def interpolated(body: Mapped, notes: list[str]) -> Mapped:
-    """A compose service with ${NAME:-default} at its default: what the shell has set is not known."""
+    """Return a compose service with ${NAME:-default} set to its default: the shell's own value is not known."""
 
     def walk(value: Any) -> Any:
         if isinstance(value, str):
@@ -507,7 +511,7 @@ def interpolated_text(text: str, notes: list[str]) -> str:
 
 
 def environment_of(body: Mapping[str, Any], place: Place) -> dict[str, str | None]:
-    """The container's variables; None where the value lies elsewhere. LeaderWorkerSet gives its pods three more."""
+    """The container's variables, None for a value defined elsewhere. LeaderWorkerSet adds three to its pods."""
     variables: dict[str, str | None] = {}
     if place.num_pods > 1:
         variables = {"LWS_GROUP_SIZE": str(place.num_pods), "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "leader"}
@@ -525,7 +529,7 @@ def is_name(text: str) -> bool:
 
 
 def gpus_of(body: Mapping[str, Any], where: str) -> int | None:
-    """GPUs that a container asks for; a slice of one (MIG) is refused."""
+    """Number of GPUs that a container requests; a MIG slice is rejected."""
     resources = mapping(body, "resources")
     for part in ("limits", "requests"):
         for name, value in mapping(resources, part).items():
@@ -543,7 +547,7 @@ def gpus_of(body: Mapping[str, Any], where: str) -> int | None:
 
 
 def devices_of(device: Any, where: str) -> int | None:
-    """GPUs of one entry of a compose file's `devices:`; None for all of the machine's."""
+    """Number of GPUs of one entry in a compose file's `devices:`, or None for all of the machine's."""
     if not isinstance(device, dict):
         return None
     if isinstance(device.get("device_ids"), list):
@@ -553,7 +557,7 @@ def devices_of(device: Any, where: str) -> int | None:
 
 
 def labels_of(pod: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Labels that the pod's node must have, each with the values it may be; those of a compose service say its GPU."""
+    """Required labels of the pod's node, each with its allowed values; those of a compose service name its GPU."""
     for key, value in mapping(pod, "labels").items():
         if key == PRODUCT and isinstance(value, str):
             yield key, [value]
@@ -594,7 +598,7 @@ def count_of(spec: Mapping[str, Any], where: str) -> int:
 
 
 def whole(value: Any, default: int, name: str, where: str) -> int:
-    """A whole number as written; `default` where none is."""
+    """Parse a whole number; `default` if there is none."""
     if value in (None, "", "null", "~"):
         return default
     if not isinstance(value, str) or re.fullmatch(_NUMBER, value) is None:

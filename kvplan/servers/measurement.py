@@ -1,5 +1,6 @@
-"""What was measured, by component, whoever measured it: a profile run, a server's log or its /metrics page; and one
-reconciliation of it with what a plan predicted."""
+"""Measured figures by component, from any source (a profile run, a server's log or its /metrics page), and their
+reconciliation with a plan's predictions.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,15 +11,15 @@ from kvplan.servers.estimates import Kind
 
 Source = Literal["run", "log", "page"]
 WHERE: Final[Mapping[Source, str]] = {"run": "in the run", "log": "in the log", "page": "on the page"}
-SMALLEST_SHARE: Final = 0.0005  # that is not shown as 0.0 %
+SMALLEST_SHARE: Final = 0.0005  # smallest share not shown as 0.0 %
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured figure of a component; None where there is none, and then `note` says why.
+    """A measured figure of a component; None if there is none: then `note` says why.
 
-    rounding  half of the last digit that was written
-    note      how it was measured, where that is not plain
+    rounding  half of the last written digit
+    note      how it was measured, if not obvious
     """
 
     component: str
@@ -30,7 +31,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The figures of one source, a component each."""
+    """The figures of one source, one per component."""
 
     source: Source
     figures: tuple[Figure, ...]
@@ -40,7 +41,7 @@ class Measurement:
 
     @property
     def missing(self) -> str:
-        """Why a figure is missing that the source may hold: "not in the log"."""
+        """Reason for a figure that the source could have had but lacks: "not in the log"."""
         return not_in(self.source)
 
 
@@ -50,11 +51,11 @@ def not_in(source: Source) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a plan predicts of a component; None where it cannot.
+    """A plan's prediction for a component; None if there is none.
 
-    low, high  what it may be, where the rounding of measured inputs leaves it open
+    low, high  its range, if rounded inputs leave it open
     kind       how it was predicted
-    why        what is known of a difference, or why nothing is predicted
+    why        the known reason for a difference, or why nothing is predicted
     """
 
     value: float | None
@@ -66,12 +67,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A component, predicted and measured; None where there is no such figure, and then `why` says so.
+    """A component, predicted and measured; None for a missing figure: then `why` says so.
 
-    low, high  what the prediction may be, where the rounding of its inputs leaves it open
-    rounding   half of the last digit that was measured
+    low, high  range of the prediction, if rounded inputs leave it open
+    rounding   half of the last measured digit
     kind       how it was predicted
-    why        the reason for a difference, where it is known, or for a missing figure
+    why        the known reason for a difference, or for a missing figure
     """
 
     component: str
@@ -86,7 +87,7 @@ class Row:
 
     @property
     def size(self) -> int:
-        """The measured figure of a row of bytes; 0 where there is none."""
+        """Measured bytes of a row, 0 if there are none."""
         return int(self.measured or 0)
 
     @property
@@ -95,14 +96,14 @@ class Row:
 
     @property
     def relative(self) -> float | None:
-        """Error over measured; 0 where both are 0, None where only the measured is."""
+        """Error over measured; 0 if both are 0, None if only the measured value is."""
         if self.error is None or (not self.measured and self.error):
             return None
         return self.error / abs(self.measured) if self.measured else 0.0
 
     @property
     def is_exact(self) -> bool | None:
-        """Whether the two agree as far as the measured digits go; None where one is missing."""
+        """True if prediction and measurement agree to the measured digits, or None if one is missing."""
         if self.predicted is None or self.measured is None:
             return None
         low = self.predicted if self.low is None else self.low
@@ -111,7 +112,7 @@ class Row:
 
 
 def reconcile(predictions: Mapping[str, Prediction], measurement: Measurement) -> tuple[Row, ...]:
-    """A row for each component: the measured figure beside what was predicted of it."""
+    """Return a row per component: measured figure and prediction."""
     return tuple(_row(figure, predictions.get(figure.component, Prediction(None))) for figure in measurement.figures)
 
 
@@ -127,13 +128,14 @@ def _row(figure: Figure, prediction: Prediction) -> Row:
 
 
 def compared(rows: Iterable[Row]) -> list[Row]:
-    """The rows with two figures to hold against each other."""
+    """Rows with both figures."""
     return [row for row in rows if row.error is not None]
 
 
 def exceeds(rows: Sequence[tuple[str, Row]], limits: Limits) -> list[str]:
-    """The rows that are off by more than their limit and by more than what was measured is rounded to, each under the
-    name it has in a sentence, as `name +3.2%`."""
+    """Rows whose error exceeds both their limit and the rounding of the measurement, each as `name +3.2%` with the name
+    it has in a sentence.
+    """
     over = []
     for name, row in rows:
         limit = limits.of(row.component)
@@ -145,7 +147,7 @@ def exceeds(rows: Sequence[tuple[str, Row]], limits: Limits) -> list[str]:
 
 
 def error_text(row: Row) -> str:
-    """How far off a row is: a share, or its unit where the share would read as none."""
+    """Error of a row: a percentage, or in its unit if the percentage would round to zero."""
     short = "B" if row.unit == "bytes" else row.unit
     if row.relative is None:
         return f"{_digits(row.predicted or 0)} {short}, measured none"

@@ -1,17 +1,20 @@
-"""The names on a server's /metrics page: a table that each server fills in (vllm/metrics.py, sglang/metrics.py)."""
+"""Names on a server's /metrics page: a table that each server fills in (vllm/metrics.py, sglang/metrics.py)."""
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Final
 
 from kvplan.core.records import dataclass
+
+SERVED_BY: Final = "served_by"  # label of the constants, on a page of the bundled engine: it has vLLM's names
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Tokens that one metric counts as they are computed, by its label `mode`.
+    """Tokens counted by one metric as they are computed, by its label `mode`.
 
-    modes  figure -> the modes that are its tokens
-    ranks  labels of one replica: where several of its ranks say a figure, these are the same tokens
+    modes  figure -> the modes whose tokens it sums
+    ranks  labels of ranks within a replica: figures of several ranks count the same tokens
     """
 
     metric: str
@@ -21,9 +24,10 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What counts a workload between two pages: field of measure/usage.py -> counter, or the sum of a histogram.
+    """Metrics that measure a workload between two pages: field of measure/usage.py -> counter, or the sum of a
+    histogram.
 
-    started  metric that says when the counting began, in Unix time
+    started  metric with the Unix time at which counting began
     since    the first release that has them all, in words
     """
 
@@ -35,15 +39,15 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """A server's names of what kvplan reads.
+    """A server's names for the metrics that kvplan reads.
 
-    prefix    what each of its metrics begins with
+    prefix    prefix of each of its metrics
     figures   figure of measure/server_metrics.py -> the metric's names, the newest first
-    facts     constant -> the fact of a log it stands for; flags: -> the engine argument
-    info      metric whose labels the constants are; None: each is a metric
-    chosen    constant -> the label that says "True" where the user chose it; else it is no flag
-    counted   tokens that are counted as they are computed, where the page has that
-    workload  what counts a workload, or why nothing does
+    facts     constant -> the log fact it corresponds to; flags: -> the engine argument
+    info      metric whose labels are the constants; None: each is a metric
+    chosen    constant -> the label that says "True" if the user set it; otherwise it is no flag
+    counted   tokens counted as they are computed, if the page has them
+    workload  counters of a workload, or why there are none
     """
 
     prefix: str
@@ -57,7 +61,7 @@ class Metrics:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every metric of a page that says how the server is doing and was set up."""
+        """Every metric that describes the server's state and configuration."""
         constants = (*self.facts, *self.flags) if self.info is None else (self.info,)
         counted = () if self.counted is None else (self.counted.metric,)
         return (*constants, *counted, *(name for names in self.figures.values() for name in names))

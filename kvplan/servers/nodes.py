@@ -1,4 +1,4 @@
-"""Nodes: which GPU a label of a Kubernetes node stands for.
+"""Nodes: the GPU that a Kubernetes node label stands for.
 
 Sources: NVIDIA's GPU feature discovery (nvidia.com/gpu.product is the device's name with dashes), Google's list of
 accelerators (cloud.google.com/gke-accelerator), Karpenter's instance-gpu-name, and the clouds' lists of machine types.
@@ -20,7 +20,7 @@ KARPENTER: Final[dict[str, str]] = {
     "t4": "t4", "a10g": "a10g", "l4": "l4", "l40s": "l40s", "v100": "v100-16g", "h100": "h100-80g", "h200": "h200",
     "b200": "b200", "b300": "b300",
 }  # fmt: skip
-# The beginning of a machine type's name, the longest first where one begins another.
+# Prefix of a machine type's name, longer prefixes first if one begins with another.
 MACHINES: Final[dict[str, str]] = {
     "g4dn.": "t4", "g5.": "a10g", "g6.": "l4", "g6e.": "l40s", "p3.": "v100-16g", "p4d.": "a100-40g",
     "p4de.": "a100-80g", "p5.": "h100-80g", "p5e.": "h200", "p5en.": "h200", "p6-b200.": "b200", "p6-b300.": "b300",
@@ -36,7 +36,7 @@ FAMILY_LABELS: Final = ("karpenter.k8s.aws/instance-family",)
 
 
 def gpu_of_labels(labels: Iterable[tuple[str, list[str]]]) -> tuple[str | None, str]:
-    """(the GPU, the label that says it); None where no label does, or where they leave a choice."""
+    """(GPU, the label that names it); None if no label names it or they are ambiguous."""
     known: dict[str, str] = {}
     for key, values in labels:
         names = {gpu_of(key, value) for value in values}
@@ -48,7 +48,7 @@ def gpu_of_labels(labels: Iterable[tuple[str, list[str]]]) -> tuple[str | None, 
 
 
 def gpu_of(key: str, value: str) -> str | None:
-    """The GPU that one label says."""
+    """GPU named by one label."""
     if key in (PRODUCT, "gpu.nvidia.com/model"):
         return gpu_of_product(value)
     if key == "cloud.google.com/gke-accelerator":
@@ -62,7 +62,7 @@ def gpu_of(key: str, value: str) -> str | None:
 
 
 def gpu_of_product(product: str) -> str | None:
-    """The GPU by its device name with dashes: "NVIDIA-H100-80GB-HBM3", "Tesla-T4-SHARED"; a MIG slice is none."""
+    """GPU by its device name with dashes: "NVIDIA-H100-80GB-HBM3", "Tesla-T4-SHARED"; None for a MIG slice."""
     if "-MIG-" in product:
         return None
     product_name = plain(product.removesuffix("-SHARED"))
@@ -77,7 +77,7 @@ def gpu_of_product(product: str) -> str | None:
 
 
 def product_of(device_name: str) -> str:
-    """The label of a node with such GPUs."""
+    """Node label for such GPUs."""
     return re.sub(r"\s+", "-", device_name)
 
 

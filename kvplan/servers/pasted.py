@@ -1,6 +1,6 @@
-"""A pasted command of any server: a shell's line, a compose file, a Kubernetes manifest, or a piece of Python.
+"""A pasted command of any server: a shell line, a compose file, a Kubernetes manifest, or a piece of Python.
 
-The text is split as a shell would and never run. A flag that changes memory in a way kvplan does not size is refused.
+The text is split like a shell line and never run. A flag whose effect on memory kvplan does not size is rejected.
 """
 
 import re
@@ -12,7 +12,8 @@ from kvplan.core.errors import NoServerError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import environment, shell
 from kvplan.servers.base import SERVERS, server_of
-from kvplan.servers.words import ServeCommand, refuse
+from kvplan.servers.releases import DEFAULT
+from kvplan.servers.words import Note, ServeCommand, refuse
 
 if TYPE_CHECKING:
     from kvplan.servers.manifest import Served
@@ -21,14 +22,14 @@ MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of a server at once
 
 
 def too_long(text: str) -> tuple[str, str]:
-    """What is wrong with a text of more than MAX_COMMAND_CHARS, and the remedy."""
-    return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,})", "paste the server's command alone"
+    """(problem, remedy) for a text of more than MAX_COMMAND_CHARS."""
+    return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,})", "paste only the server's command"
 
 
 def read_command(text: str) -> ServeCommand:
-    """What a pasted server command asks for.
+    """Parse a pasted server command.
 
-    Raises UsageError for a command without a server, a misspelt flag, a value the server would not read, and for flags
+    Raise UsageError for a command without a server, a misspelled flag, a value the server would reject, and for flags
     whose effect on memory kvplan does not size.
     """
     command = parse(text)
@@ -37,10 +38,10 @@ def read_command(text: str) -> ServeCommand:
 
 
 def parse(text: str) -> ServeCommand:
-    """The same, with the flags that are refused listed in it."""
+    """Parse a pasted server command, listing rejected flags in the result instead of raising."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
-    from kvplan.servers import container, images, manifest, snippet  # of no account for most commands
+    from kvplan.servers import container, images, manifest, snippet  # not needed for most commands
 
     if snippet.is_snippet(text):
         name, words = snippet.words_of(text)
@@ -54,8 +55,8 @@ def parse(text: str) -> ServeCommand:
     line, image = container.shell_line(text)
     command = _parse_line(line)
     if image is not None and re.search("|".join(SERVERS), text) is None:
-        title = server_of(command.engine or container.DEFAULT).terms.title
-        command.notes.append(f"--from-command: {printable(image, 100)}: its arguments are read as {title}'s")
+        title = server_of(command.engine or DEFAULT).terms.title
+        command.notes.append(Note(f"{printable(image, 100)}: its arguments are read as {title}'s"))
     for name in SERVERS:
         label = images.of_words(name, [image or ""]).label
         if label is not None and (command.engine or name) == name:
@@ -64,7 +65,9 @@ def parse(text: str) -> ServeCommand:
 
 
 def parse_manifest(text: str) -> ServeCommand:
-    """The command of the one container of a whole manifest that serves; several are refused by name."""
+    """Parse the command of the only serving container in a manifest; if there are several, raise an error naming
+    them.
+    """
     from kvplan.servers import manifest
 
     containers = manifest.served(text, "--from-command")
@@ -79,14 +82,13 @@ def parse_manifest(text: str) -> ServeCommand:
 
 
 def parse_container(served: "Served") -> ServeCommand:
-    """The command of a container of a manifest; its image says the release."""
-    from kvplan.servers import container
+    """Parse the command of a manifest's container; its image implies the release."""
 
     command = _parse_line(served.command)
-    command.notes += [f"--from-command: {note}" for note in served.notes]
+    command.notes += map(Note, served.notes)
     if served.image and re.search("|".join(SERVERS), served.command) is None:
-        title = server_of(command.engine or container.DEFAULT).terms.title
-        command.notes.append(f"--from-command: {printable(served.image, 100)}: its arguments are read as {title}'s")
+        title = server_of(command.engine or DEFAULT).terms.title
+        command.notes.append(Note(f"{printable(served.image, 100)}: its arguments are read as {title}'s"))
     return command
 
 
@@ -94,16 +96,16 @@ WRAPPERS = ("docker", "podman", "sudo", "env")
 
 
 def is_command(words: list[str]) -> bool:
-    """Whether words are a whole command, not a model and flags."""
+    """True if words are a whole command rather than a model and flags."""
     is_wrapped = words[0] in WRAPPERS or "=" in words[0]
     return is_wrapped or any(server_of(name).start(words) is not None for name in SERVERS)
 
 
 def served_by(engine: str, words: list[str]) -> list[str]:
-    """The command of a server (`vllm@0.33`) for a model and its flags."""
+    """Return the command of a server (`vllm@0.33`) for a model and its flags."""
     name = engine.partition("@")[0]
     if name not in SERVERS:
-        return words  # the reader of --engine says so
+        return words  # the reader of --engine reports it
     starts = server_of(name).starts
     return [*starts.launcher, f"--{starts.model_flag.replace('_', '-')}", *words]
 
@@ -116,7 +118,7 @@ def _is_file(name: str) -> bool:
 
 
 def _parse_line(text: str) -> ServeCommand:
-    """The server's command in a shell's line; what else stands in it is of no account."""
+    """Parse the server's command in a shell line and ignore the rest of it."""
     if text.lstrip().startswith("--"):
         from kvplan.servers.container import server_for
 
@@ -131,7 +133,7 @@ def _parse_line(text: str) -> ServeCommand:
             command = server.parse(started.words)
             command.engine = started.engine or command.engine
             command.args = {**started.args, **command.args}
-            command.notes += [f"--from-command: {note}" for note in started.notes]
+            command.notes += map(Note, started.notes)
             command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
             return command
     if len(commands) == 1 and len(commands[0]) == 1 and _is_file(commands[0][0]):

@@ -1,6 +1,6 @@
-"""The nouns of an answer: what is asked of a server, what its rules say, and the plan that comes of it.
+"""Data model of an answer: the request, what a server's rules return, and the resulting plan.
 
-They stand below the servers, which are handed a Request and give back a Sized; planning.plan makes the Plan.
+Below the servers in the import order: they take a Request and return a Sized; planning.plan makes the Plan.
 """
 
 from dataclasses import field
@@ -13,12 +13,11 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
-from kvplan.servers.releases import Version
+from kvplan.servers.pages import rates
+from kvplan.servers.pool import Capacity, Pool
+from kvplan.servers.releases import DEFAULT, Version, newest_of
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import pages as vllm_pages
-from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.pool import Capacity, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How long requests really are; where nothing is stated every one is as long as the context.
+    """Actual request lengths; by default every request is as long as the context.
 
-    mean_tokens    tokens a request holds on average; None: not stated
-    lengths        a distribution of them, for an answer with a bound on overflow
-    overflow       probability that the pool overflows, at most
-    shared_prefix  tokens every request starts with
+    mean_tokens    mean tokens per request; None: not given
+    lengths        their distribution, for an answer with a bound on overflow
+    overflow       highest acceptable probability that the pool overflows
+    shared_prefix  tokens of a prefix common to all requests
     """
 
     mean_tokens: int | None = None
@@ -43,7 +42,7 @@ class Load:
     shared_prefix: int = 0
 
     def longest(self, context: int) -> int:
-        """Tokens of the longest request there is."""
+        """Tokens of the longest request."""
         if self.lengths is not None:
             return min(self.lengths.longest, context)
         return self.mean_tokens or context
@@ -51,11 +50,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class UserAnswer:
-    """The largest number of independent users whose blocks overflow the pool with at most the probability asked for.
+    """The largest number of independent users whose blocks overflow the pool with at most the requested probability.
 
-    overflow_probability  that of `users`
-    method                how it was computed, for the reader
-    is_lower_bound        a few more may fit: the sum was taken on a grid
+    overflow_probability  for `users`
+    method                how it was computed, in words
+    is_lower_bound        a few more may fit: the sum was computed on a grid
     """
 
     users: int
@@ -66,19 +65,19 @@ class UserAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Everything a plan is made from.
+    """All inputs of a plan.
 
-    weights_bytes  the whole checkpoint's bytes when the user states them: spread evenly over the ranks
-    checkpoint     what the model's files hold; wins over the spec's own sizes
-    draft          a speculative model that shares the GPU
-    memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not stated
-    measured       constants of this GPU in place of modeled ones, by name
+    weights_bytes  bytes of the whole checkpoint if given: divided evenly among the ranks
+    checkpoint     contents of the model's files; overrides the spec's own sizes
+    draft          a draft model that shares the GPU
+    memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not given
+    measured       measured constants of this GPU that replace modeled ones, by name
     """
 
     spec: ModelSpec
     gpu: GpuSpec
     args: EngineArgs = field(default_factory=EngineArgs)
-    release: Version = field(default_factory=lambda: vllm.version(vllm.NEWEST))
+    release: Version = field(default_factory=lambda: newest_of(DEFAULT))
     load: Load = field(default_factory=Load)
     weights_bytes: int | None = None
     checkpoint: "Checkpoint | None" = None
@@ -89,7 +88,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A rank's memory before the pool is cut from it."""
+    """A rank's memory before the pool is allocated from it."""
 
     budget: int
     groups: dict[str, int]
@@ -98,8 +97,8 @@ class Budget:
 
 
 class BudgetRows(TypedDict):
-    """What a server's budget is spent on beside weights and the KV cache, in bytes of one rank. One more row is a key
-    here, a field of MemoryBreakdown, and its estimate in a server's `size`.
+    """Use of a server's budget besides weights and the KV cache, in bytes of one rank. To add a row, add a key here, a
+    field of MemoryBreakdown, and its estimate in a server's `size`.
     """
 
     buffers: Count
@@ -120,13 +119,18 @@ class Rows(BudgetRows):
 BUDGET_ROWS: Final = tuple(BudgetRows.__annotations__)
 
 
+def budget_sizes(rows: BudgetRows) -> dict[str, int]:
+    """Rows of a budget by name, in order, from a record that may have more keys."""
+    return {name: rows[name] for name in BUDGET_ROWS}  # type: ignore[literal-required] # its own keys
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderBudget:
-    """Images, videos and sounds that a server encodes at once.
+    """Images, videos and audio that a server encodes at once.
 
-    compute_tokens, cache_tokens   that a step encodes at most, and that are kept of earlier ones
-    profiled, items_per_batch      the input whose largest items set its peak, and how many at once; 0: none does
-    tokens_per_item, items_per_prompt  of the largest item of each input, and how many of these a prompt has room for
+    compute_tokens, cache_tokens   most tokens that a step encodes, and that are cached from earlier steps
+    profiled, items_per_batch      the modality whose largest items set its peak, and items per batch; 0: none does
+    tokens_per_item, items_per_prompt  per modality: tokens of its largest item, and how many of those fit in a prompt
     """
 
     compute_tokens: int
@@ -139,12 +143,12 @@ class EncoderBudget:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """What a server's rules say: its settings, its pool, each stage's memory, and what that holds.
+    """Result of a server's rules: its settings, its pool, each stage's memory, and what the pool holds.
 
-    blocks    of the pool when what is estimated is at its worst and best; ends: the server's figure then
+    blocks    of the pool at the worst and best end of the estimates; ends: the server's own figure at those
     kv_cache  bytes of the pool on the rank that decides
-    given_out what of them counts against the budget; None: all
-    seqs      sequences that run at most at both ends; None: as many as the settings say
+    given_out the part of them that counts against the budget; None: all
+    seqs      most concurrent sequences at both ends; None: as many as the settings allow
     """
 
     settings: Settings
@@ -166,11 +170,11 @@ class MemoryBreakdown:
     """One rank's memory in bytes, none of it negative: the rows less `missing` add up to `total`.
 
     budget      total x utilization: a limit, not a row
-    missing     by how much the other rows exceed the GPU; either this or `unused` is 0
-    load_peak   weights while they load, when that is more than what stays
-    context, outside_budget, slack   what `unused` consists of
-    over_budget, over_gpu            by how much the rows exceed the budget, and the budget with the context the GPU;
-                                     where either is not 0, context + outside_budget + slack is more than `unused` by it
+    missing     how much the other rows exceed the GPU by; either this or `unused` is 0
+    load_peak   weights while loading, if more than what stays
+    context, outside_budget, slack   parts of `unused`
+    over_budget, over_gpu            how much the rows exceed the budget, and budget plus context exceed the GPU;
+    if either is not 0, context + outside_budget + slack is more than `unused` by that amount
     """
 
     total: int
@@ -195,20 +199,20 @@ class MemoryBreakdown:
 
     @property
     def headroom(self) -> int:
-        """What is left of the GPU; negative by what is missing."""
+        """Bytes left on the GPU; negative if bytes are missing."""
         return self.unused - self.missing
 
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """How many requests one replica serves at once; `replicas` of them run side by side.
+    """Number of requests that one replica serves concurrently; there are `replicas` of them.
 
     max, low, high  the server's own figure, all requests at the full context in the worst moment of their prefill; low
-                    and high where what is estimated is at its worst and best
-    pool            users that the pool holds by the load's measure (planning.users.users_held); low and high as above,
-                    None for a distribution of lengths: each would cost as much again
-    max_num_seqs    requests that the scheduler runs at most; seqs_low and seqs_high at both ends: under SGLang slots
-                    for states bound them, which are a share of the memory
+    and high at the worst and best end of the estimates
+    pool            users that the pool holds under the given load (planning.users.users_held); low and high as above,
+    None for a distribution of lengths: each would take as long to compute again
+    max_num_seqs    most requests that the scheduler runs; seqs_low and seqs_high at both ends: under SGLang state
+    slots bound them, which take a fraction of the memory
     """
 
     max: float
@@ -224,7 +228,7 @@ class Concurrency:
 
     @property
     def users(self) -> int:
-        """The number to buy by: users served at once."""
+        """Users served concurrently: the number to size hardware by."""
         return min(self.pool.users, self.max_num_seqs)
 
     @property
@@ -238,9 +242,9 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `fits` is False when the server would refuse to start; `deficit` is then what is missing per rank.
+    """A plan. `fits` is False if the server would refuse to start; `deficit` is then what is missing per rank.
 
-    refusal  why it would not start although its KV cache has room; None where it starts, or the cache has no room
+    refusal  why it would not start although its KV cache fits, or None if it starts or the cache does not fit
     """
 
     request: Request
@@ -265,32 +269,35 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> int:
-        """KV bytes that one more token adds on one rank of `stage`, windows counted as open; a draft's included."""
+        """KV bytes per additional token on one rank of `stage`, with windows not yet full; including a draft
+        model's.
+        """
         draft = self.request.draft
-        own = vllm_pages.rates(self.request.spec, self.pool.how, self.stage)[0]
-        return own + (vllm_pages.rates(draft, self.pool.how, 0)[0] if draft is not None else 0)
+        own = rates(self.request.spec, self.pool.how, self.stage)[0]
+        return own + (rates(draft, self.pool.how, 0)[0] if draft is not None else 0)
 
     @property
     def state_bytes(self) -> int:
         """Constant bytes per sequence on one rank of `stage` (recurrent states)."""
-        return vllm_pages.rates(self.request.spec, self.pool.how, self.stage)[1]
+        return rates(self.request.spec, self.pool.how, self.stage)[1]
 
     @property
     def bytes_per_request(self) -> int:
-        """Pool bytes a full-context request is charged on one rank."""
+        """Pool bytes charged to a full-context request on one rank."""
         return self.capacity.blocks_per_request * self.capacity.bytes_per_block
 
 
-MEAN_KEYS = ("mean_tokens", "prompt_tokens", "output_tokens")  # what states the mean length
+MEAN_KEYS = ("mean_tokens", "prompt_tokens", "output_tokens")  # they set the mean length
 
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """Bytes that a server takes of the host's memory.
+    """Host memory that a server uses, in bytes.
 
-    per       of each rank, or once of each replica
-    compared  with what somebody else's server said of it; empty: with nothing, it is modeled
-    tokens    whose KV it keeps for later, of requests of the full context; 0: none
+    per       rank, or replica
+    compared  what it was compared with; empty: nothing, it is modeled
+    tokens    tokens whose KV it keeps, for requests of the full context; 0: none
+    in_shm    it lies in /dev/shm
     """
 
     name: Literal["swap_space", "kv_offloading", "kv_transfer", "weights", "shared_memory", "checkpoint", "adapters"]
@@ -300,6 +307,7 @@ class HostRow:
     source: str
     compared: str
     tokens: int = 0
+    in_shm: bool = False
 
 
 def check_load(request: Request, context: int) -> None:

@@ -1,4 +1,4 @@
-"""What a server runs with, once everything that was left open is decided."""
+"""A server's settings after everything left open is decided."""
 
 from kvplan.core.records import dataclass
 from kvplan.servers.releases import Version
@@ -6,14 +6,14 @@ from kvplan.servers.releases import Version
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings a server runs with: the user's, and its own where none were given.
+    """The settings a server runs with: the user's, or its defaults.
 
-    batches           batches scheduled at once; in_flight_tokens are what windows are charged for
-    first_engine      it is vLLM's V0 that runs
-    runner_v2         it is model runner V2 that runs
-    backend           the attention backend that was asked for, by its plain name; None: the server's choice
-    graphs_in_budget  an estimate of the CUDA graphs is subtracted before the KV pool is sized
-    prefix_caching    finished blocks are kept for requests that begin alike
+    batches           batches scheduled at once; windows are charged for in_flight_tokens
+    first_engine      vLLM's V0 engine runs
+    runner_v2         model runner V2 runs
+    backend           the requested attention backend, without its suffix; None: the server's choice
+    graphs_in_budget  a CUDA graph estimate is subtracted before the KV pool is sized
+    prefix_caching    finished blocks are kept for requests with the same prefix
     """
 
     version: Version

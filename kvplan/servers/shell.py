@@ -1,4 +1,4 @@
-"""A shell's line as commands, each as words: nothing is expanded or run."""
+"""A shell line as commands, each a list of words: nothing is expanded or run."""
 
 import re
 from typing import Final
@@ -7,27 +7,27 @@ from kvplan.core.errors import UsageError
 from kvplan.servers.base import SERVERS
 from kvplan.servers.environment import given
 
-# Plain strings, compiled when first used: most commands need none of them.
-_ENDS: Final = r"\|\|?|&&?|;"  # the words between two commands of a shell's line
+# Plain strings, compiled on first use: most commands need none of them.
+_ENDS: Final = r"\|\|?|&&?|;"  # separators between two commands
 _REDIRECTS: Final = r"(?:\d?>|&>|<)"
 _COMMENT: Final = r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:(?<=\s)|^)#[^\n]*"""  # a quoted part, or a comment
 _IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*(?:{servers})[\w.-]*(?::[\w.-]+)?(?:@sha256:[0-9a-f]+)?"
 _SCRIPT: Final = r"-[a-z]*c"
 SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh")
-MOST_SHELLS: Final = 4  # of one inside the other
+MOST_SHELLS: Final = 4  # nested shells
 
 
-MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of vLLM at once
+MAX_COMMAND_CHARS = 16 * 1024  # enough for every flag of vLLM at once
 
 
 def too_long(text: str) -> str:
-    return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,}); paste the server's command alone"
+    return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,}); paste only the server's command"
 
 
 def split(text: str, depth: int = 0) -> list[list[str]]:
-    """The commands of a shell's line, each as words; comments go, lines join, nothing is expanded or run.
+    """Split a shell line into commands, each a list of words; remove comments, join lines, expand and run nothing.
 
-    A command that hands a script to a shell (`docker run IMAGE bash -c '...'`) is the script's commands.
+    A command that passes a script to a shell (`docker run IMAGE bash -c '...'`) yields the script's commands.
     """
     import shlex
 
@@ -51,7 +51,9 @@ def split(text: str, depth: int = 0) -> list[list[str]]:
 
 
 def scripted(words: list[str], depth: int) -> list[list[str]]:
-    """The commands of the script that the words hand to a shell, after an export of what they set; else the words."""
+    """Commands of the script that the words pass to a shell, after an export of their variables; otherwise the
+    words.
+    """
     flag = script_flag(words)
     if flag is None or depth == MOST_SHELLS:
         return [words]
@@ -60,12 +62,12 @@ def scripted(words: list[str], depth: int) -> list[list[str]]:
     images = [word for word in front if re.fullmatch(_IMAGE.format(servers="|".join(SERVERS)), word)]
     commands = [
         [*images, *each] if names_server(each) else each for each in split(words[flag + 1], depth + 1)
-    ]  # the image says which release it is
+    ]  # the image implies the release
     return [["export", *variables], *commands] if variables else commands
 
 
 def script_flag(words: list[str]) -> int | None:
-    """Where the flag is whose value is a script for a shell: `bash -lc SCRIPT`, `--entrypoint bash IMAGE -c SCRIPT`."""
+    """Index of the flag whose value is a shell script: `bash -lc SCRIPT`, `--entrypoint bash IMAGE -c SCRIPT`."""
     shell = next((index for index, word in enumerate(words) if is_shell(word)), len(words))
     flags = (index for index in range(shell + 1, len(words) - 1) if re.fullmatch(_SCRIPT, words[index]))
     return next(flags, None)
@@ -76,7 +78,7 @@ def is_shell(word: str) -> bool:
 
 
 def names_server(words: list[str]) -> bool:
-    """Whether the words start a server themselves, and are not arguments of an image's own."""
+    """True if the words start a server themselves rather than being arguments for an image's entrypoint."""
     pairs = zip(words, [*words, ""][1:], strict=True)
     return any(
         (word.rpartition("/")[2] in SERVERS and following in ("serve", "bench"))

@@ -1,8 +1,8 @@
 """A pasted piece of Python that builds an engine, `LLM(model=..., ...)` or `sgl.Engine(...)`, as a server's words.
 
-Nothing is run: the text is parsed, and a value is a literal, arithmetic on numbers, or a name that is assigned one
-once. Sources: vLLM 0.33 entrypoints/llm.py (keywords beyond its own go to EngineArgs); SGLang 0.5.23 srt/entrypoints/
-engine.py (keywords are those of ServerArgs).
+Nothing is run: the text is parsed, and a value is a literal, arithmetic on numbers, or a name assigned once. Sources:
+vLLM 0.33 entrypoints/llm.py (other keywords go to EngineArgs); SGLang 0.5.23 srt/entrypoints/engine.py (keywords are
+those of ServerArgs).
 """
 
 import ast
@@ -24,17 +24,17 @@ _OPERATORS: Final[Mapping[type[ast.operator], Any]] = {
     ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
 }  # fmt: skip
 MOST: Final = 2**63
-MOST_ENDS: Final = 200  # closing parentheses tried as a call's end
-Server = tuple[str, list[str]]  # its name, and the words behind it
+MOST_ENDS: Final = 200  # closing parentheses tried as the end of a call
+Server = tuple[str, list[str]]  # its name, and the words after it
 
 
 def is_snippet(text: str) -> bool:
-    """Whether a pasted text builds an engine in Python."""
+    """True if a pasted text builds an engine in Python."""
     return any(_server_of(match) for match in _CALL.finditer(text))
 
 
 def _server_of(match: "re.Match[str]") -> str | None:
-    """The server whose engine a call builds."""
+    """Server whose engine a call builds."""
     for server in SERVERS:
         name, modules = server_of(server).starts.call
         if match["name"] == name and match["module"] in modules:
@@ -43,7 +43,9 @@ def _server_of(match: "re.Match[str]") -> str | None:
 
 
 def words_of(text: str) -> Server:
-    """The one call in it as (server, words of its command line); UsageError for what cannot be read without running."""
+    """(server, words of its command line) of the only such call. Raise UsageError if it cannot be read without
+    running it.
+    """
     text = re.sub(r"^(?:>>>|\.\.\.) ?", "", textwrap.dedent(text).strip(), flags=re.MULTILINE)
     calls, names = _calls(text)
     if len(calls) != 1:
@@ -63,8 +65,9 @@ def words_of(text: str) -> Server:
 
 
 def _calls(text: str) -> tuple[list[tuple[str, ast.Call]], dict[str, ast.expr]]:
-    """The calls that build an engine, and what the names in the text stand for; a call alone where the rest is no
-    Python."""
+    """(calls that build an engine, value of each name in the text); a single call if the text is not valid Python as a
+    whole.
+    """
     tree = _parsed(text)
     if tree is not None:
         matches = []
@@ -85,7 +88,7 @@ def _calls(text: str) -> tuple[list[tuple[str, ast.Call]], dict[str, ast.expr]]:
 
 
 def _first_call(text: str) -> ast.Call | None:
-    """The call that a text begins with, up to the parenthesis that closes it."""
+    """Parse the call that a text begins with, up to its closing parenthesis."""
     ends = [match.end() for match in re.finditer(r"\)", text)]
     for end in ends[:MOST_ENDS]:
         tree = _parsed(text[:end])
@@ -101,14 +104,14 @@ def _parsed(text: str) -> ast.Module | None:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the text's own literals
+            warnings.simplefilter("ignore")  # about literals in the text
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def _names(tree: ast.Module) -> dict[str, ast.expr]:
-    """What is assigned to each name; not those that are assigned twice."""
+    """Map each name to its assigned value, except names assigned twice."""
     names: dict[str, ast.expr] = {}
     twice = set()
     for node in ast.walk(tree):
@@ -162,7 +165,7 @@ def _evaluated(node: ast.expr) -> Any:
 
 
 def _flag(name: str, value: Any, server: str) -> Iterator[str]:
-    """A keyword as the flag that says the same; None is the default, and so is False but for vLLM's own switches."""
+    """Return the flag equivalent to a keyword; None is the default, and so is False except for vLLM's own switches."""
     dashed = name.replace("_", "-")
     match value:
         case None:

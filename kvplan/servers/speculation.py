@@ -1,7 +1,7 @@
 """Speculative decoding: which method drafts, with which model or head, and how many tokens at once.
 
-What is asked for (a method, a draft, a number) becomes the draft that stands beside the model: an independent model, a
-head of its own checkpoint (EAGLE, EAGLE-3, DFlash, DSpark), the model's own layers of multi-token prediction, or none.
+The request (a method, a draft, a number) is resolved to the draft that runs with the model: an independent model, a
+head of its own checkpoint (EAGLE, EAGLE-3, DFlash, DSpark), the model's own multi-token prediction layers, or none.
 Source: vLLM 0.33 config/speculative.py.
 """
 
@@ -14,19 +14,19 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.methods import HEADS, METHODS, NO_DRAFT
 from kvplan.servers.plans import Request
 
-DRAFT_TOKENS: Final = 5  # of a draft that comes without a number of tokens; a common choice
+DRAFT_TOKENS: Final = 5  # default number of draft tokens; a common choice
 SUFFIX_TOKENS: Final = 24  # vLLM 0.33 suffix_decoding_max_tree_depth
 
 
 def drafter(request: Request, server: str) -> tuple[Request, list[str]]:
-    """The request with the draft that really stands beside the model, and what was decided for the user.
+    """Return the request with the draft that is actually loaded, and notes on what was decided for the user.
 
     server  its name, for messages
-    Raises UsageError for what contradicts itself, UnsupportedModelError for a head that is not modeled.
+    Raise UsageError for contradictory settings, UnsupportedModelError for a head that is not modeled.
     """
     args, draft = request.args, request.draft
     method = args.speculative_method
-    if draft is not None and draft.head:  # it stands there already
+    if draft is not None and draft.head:  # already resolved
         return request, []
     if method is None and draft is None:
         return request, []
@@ -35,19 +35,21 @@ def drafter(request: Request, server: str) -> tuple[Request, list[str]]:
         method = method_of(draft)
     if method not in METHODS:
         problem = f"is not one that is modeled ({', '.join(METHODS)})"
-        raise UsageError(f"speculative method {printable(method, 40)!r}", problem, "leave it out")
+        raise UsageError(f"speculative method {printable(method, 40)!r}", problem, "remove it")
     if method in NO_DRAFT and draft is not None:
-        raise UsageError(f"speculative method {method}", f"drafts without a model ({draft.name})", "leave one out")
-    if draft is None and method in (*HEADS, "draft_model"):
+        raise UsageError(f"speculative method {method}", f"drafts without a model ({draft.name})", "use only one")
+    if draft is None and method == "dspark" and brings_spark(request.spec):
+        draft = spark_of(request.spec)
+    elif draft is None and method in (*HEADS, "draft_model"):
         raise UsageError(f"speculative method {method}", "needs a draft", "name one with --draft-model")
     notes: list[str] = []
     if method == "mtp":
         draft = mtp_of(request)
-    elif draft is not None and method != "draft_model":
+    elif draft is not None and method != "draft_model" and not draft.head:
         draft = head_of(draft, method, request.spec)
-    tokens = args.num_speculative_tokens or default_tokens(method, request)
+    tokens = args.num_speculative_tokens or default_tokens(method, replace(request, draft=draft))
     if not args.num_speculative_tokens and method not in ("mtp", "suffix"):
-        notes.append(f"no --num-speculative-tokens: {tokens} are taken; {server} wants a number")
+        notes.append(f"no --num-speculative-tokens: {tokens} are assumed; {server} requires a number")
     check(request, draft, method, tokens)
     named = args.speculative_method is not None or method != "draft_model"
     args = replace(args, speculative_method=method if named else None, num_speculative_tokens=tokens)
@@ -61,10 +63,25 @@ def method_of(draft: ModelSpec) -> str:
 
 
 def mtp_of(request: Request) -> ModelSpec:
-    """The model's own head, or that of the checkpoint that was named in its place."""
+    """The model's own MTP head, or that of the checkpoint named instead."""
     from kvplan.models.families import mtp
 
     return mtp.mtp_head(request.draft or request.spec)
+
+
+def brings_spark(spec: ModelSpec) -> bool:
+    """True if the model's own checkpoint has a DSpark head."""
+    if "dspark_markov_rank" not in spec.config:  # other models do not need the import
+        return False
+    from kvplan.models.families import spark
+
+    return spark.has_spark(spec)
+
+
+def spark_of(spec: ModelSpec) -> ModelSpec:
+    from kvplan.models.families import spark
+
+    return spark.spark_head(spec)
 
 
 def head_of(draft: ModelSpec, method: str, target: ModelSpec) -> ModelSpec:
@@ -74,7 +91,7 @@ def head_of(draft: ModelSpec, method: str, target: ModelSpec) -> ModelSpec:
 
 
 def default_tokens(method: str, request: Request) -> int:
-    """Tokens drafted where nobody says how many: a head's own number of layers or its block."""
+    """Default number of draft tokens: a head's number of layers or its block."""
     if method == "mtp":
         from kvplan.models.families import mtp
 
@@ -89,15 +106,16 @@ def default_tokens(method: str, request: Request) -> int:
 
 
 def check(request: Request, draft: ModelSpec | None, method: str, tokens: int) -> None:
-    """What a server refuses at start-up."""
+    """Reject what a server rejects at start-up."""
     args, spec = request.args, request.spec
     if method == "mtp":
         from kvplan.models.families import mtp
 
+        check_assistant(request)
         steps = mtp.num_layers(request.draft or spec)
         if tokens > steps and tokens % steps:
             problem = f"is not a multiple of the {steps} layers of multi-token prediction of {spec.name}"
-            raise UsageError(f"num_speculative_tokens {tokens}", problem, "use one")
+            raise UsageError(f"num_speculative_tokens {tokens}", problem, "use one of them")
     if method == "draft_model" and draft is not None and draft.vocab_size != spec.vocab_size:
         raise UsageError(
             f"--draft-model {draft.name}",
@@ -105,8 +123,60 @@ def check(request: Request, draft: ModelSpec | None, method: str, tokens: int) -
             "name a draft of the same family",
         )
     if draft is not None and args.pipeline_parallel_size > 1:
-        raise UsageError(
-            "--draft-model", "drafts with pipeline parallelism are not modeled", "use --tp, or leave the drafts out"
-        )
+        check_stages(request, draft, method)
     if draft is not None and draft.has_states and draft is not spec:
         raise UnsupportedModelError(draft.name, "a draft with recurrent states is not modeled")
+
+
+def check_assistant(request: Request) -> None:
+    """Reject Gemma 4's heads with other models, and in releases that do not support them."""
+    from kvplan.models.families import mtp
+
+    draft, spec = request.draft, request.spec
+    if draft is None or not mtp.is_assistant(draft):
+        return
+    width = draft.config.get("backbone_hidden_size")
+    if spec.model_type != "gemma4_text" or width != spec.hidden_size:
+        problem = f"was made for a Gemma 4 of width {width}, and {spec.name} has {spec.hidden_size}"
+        raise UsageError(f"--draft-model {draft.name}", problem, "name that of the model")
+    if not (request.release.has("gemma_assistants") or request.release.has("drafts_of_gemma")):
+        label = request.release.label
+        raise UnsupportedModelError(
+            f"--draft-model {draft.name}", f"is not modeled in {label}", "use vllm@0.21 or sglang@0.5.23"
+        )
+
+
+# Model types whose own head was compared on the last of several stages, and those whose class also builds the embedding
+# there for a head that shares it (vLLM 0.33 models/llama.py and qwen2.py: spec_decode_needs_target_embed).
+STAGED_HEADS: Final = (
+    "deepseek_v3",
+    "deepseek_v4",
+    "gemma4_text",
+    "glm4_moe",
+    "glm_moe_dsa",
+    "glm5_next_text",
+    "nemotron_h",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+)
+EMBEDDED_TWICE: Final = ("gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_5_text")
+
+
+def check_stages(request: Request, draft: ModelSpec, method: str) -> None:
+    """Reject drafts with pipeline stages that vLLM does not start, and those that were not compared."""
+    flag, kind = f"pipeline_parallel_size {request.args.pipeline_parallel_size}", request.spec.model_type
+    if not request.release.has("staged_drafts"):
+        problem = f"drafts with pipeline parallelism are not modeled in {request.release.label}"
+        raise UsageError("--draft-model", problem, "use --tp, or remove the drafts")
+    if method == "eagle":
+        raise UsageError(flag, "vLLM does not start with an EAGLE head: two layers have one name", "use --tp")
+    if method == "draft_model":
+        problem = f"vLLM cuts an independent draft ({draft.name}) at the stages, too, which is not modeled"
+        raise UnsupportedModelError(flag, problem, "use --tp, or a head of the model's own")
+    if method == "mtp" and kind not in STAGED_HEADS:
+        problem = f"{draft.name} is not modeled with pipeline parallelism"
+        raise UnsupportedModelError(flag, problem, "use --tp, or remove the drafts")
+    if method in HEADS and kind not in EMBEDDED_TWICE:
+        problem = f"vLLM's class of {kind} keeps no embedding for {draft.name} on its last stage, or is not compared"
+        raise UnsupportedModelError(flag, problem, "use --tp, or remove the drafts")

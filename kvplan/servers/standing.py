@@ -1,7 +1,8 @@
-"""Flags of a server that kvplan's table of arguments does not have: without effect on GPU memory, or refused.
+"""Flags of a server that are not in kvplan's table of arguments: without effect on GPU memory, or rejected.
 
-The lists stand in servers/<name>/arguments.py, as names by what is said of them. In a list, `name!` takes no value,
-and `name=a|b` is refused but for these values, which change nothing.
+The lists are in servers/<name>/arguments.py, as names grouped by the text about them. In a list, `name!` takes no
+value, and `name=a|b` is rejected except for these values, which change nothing. servers/<name>/scheduling.py says in
+the same form how they affect scheduling in a simulation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,24 +13,35 @@ from kvplan.servers.base import server_of
 from kvplan.servers.words import Other
 
 Standing = Literal["modeled", "no effect on memory", "refused"]
-REFUSED: Final = "refused: "  # what is said of flags that are read, so that the plan can refuse them
+REFUSED: Final = "refused: "  # marks flags that are read so that the plan can reject them
 
 
-def others(server: str, no_effect: Mapping[str, str], refused: Mapping[str, str]) -> dict[str, Other]:
-    """Flags by name, from lists of names by reason; one that is an argument of the table is that, and no other."""
+def others(
+    server: str, no_effect: Mapping[str, str], refused: Mapping[str, str], order: Mapping[str, str]
+) -> dict[str, Other]:
+    """Flags by name, from lists of names by reason; arguments of the table are left out.
+
+    order  flags that a simulation rejects
+    """
     flags: dict[str, Other] = {}
+    reorders = {name: (reason, usual) for name, reason, usual, _ in entries(order)}
     for lists, is_refused in ((no_effect, False), (refused, True)):
-        for reason, names in lists.items():
-            for text in names.split():
-                name, _, usual = text.partition("=")
-                values = tuple(usual.split("|")) if usual else ()
-                flags[name.rstrip("!")] = Other(reason, is_refused, name.endswith("!"), values)
+        for name, reason, usual, is_switch in entries(lists):
+            flags[name] = Other(reason, is_refused, is_switch, usual, *reorders.get(name, ()))
     own = spellings(server)
     return {name: other for name, other in flags.items() if name not in own}
 
 
+def entries(lists: Mapping[str, str]) -> Iterator[tuple[str, str, tuple[str, ...], bool]]:
+    """(name, text about it, values that change nothing, whether it takes no value)."""
+    for reason, names in lists.items():
+        for text in names.split():
+            name, _, usual = text.partition("=")
+            yield name.rstrip("!"), reason, tuple(usual.split("|")) if usual else (), name.endswith("!")
+
+
 def standings(server: str) -> Iterator[tuple[str, Standing, str]]:
-    """(name, standing, what it is about or why it is refused) of every flag of a server that kvplan knows."""
+    """(name, standing, its subject or the reason for rejecting it) of every flag of a server that kvplan knows."""
     for argument, row in ARGUMENTS.items():
         flag = row.flag(server)
         if flag is not None and (flag.printed or not flag.names):
@@ -42,3 +54,17 @@ def standings(server: str) -> Iterator[tuple[str, Standing, str]]:
     for name, other in others.items():
         usual = f" (but for {', '.join(other.usual)})" if other.usual else ""
         yield name, "refused" if other.is_refused else "no effect on memory", other.reason + usual
+
+
+Order = Literal["modeled", "no effect on the order", "refused"]
+
+
+def orders(server: str) -> Iterator[tuple[str, Order, str]]:
+    """(name, standing, reason) of the flags that affect scheduling in a simulation."""
+    modeled, no_effect, refused = server_of(server).scheduling()
+    lists: tuple[tuple[Order, Mapping[str, str]], ...] = (
+        ("modeled", modeled), ("no effect on the order", no_effect), ("refused", refused)
+    )  # fmt: skip
+    for standing, names in lists:
+        for name, reason, usual, _ in entries(names):
+            yield name, standing, reason + (f" (but for {', '.join(usual)})" if usual else "")

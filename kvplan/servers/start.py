@@ -1,4 +1,4 @@
-"""Why a server whose KV cache has room does not start all the same.
+"""Reasons why a server does not start although its KV cache fits.
 
 Source: vLLM 0.33 v1/worker/utils.py (request_memory) and config/compilation.py (resolve_cudagraph_mode_and_sizes);
 SGLang 0.5.23 srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
@@ -13,12 +13,12 @@ from kvplan.core.units import format_apart, format_gib
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What the server refuses.
+    """A server's refusal to start.
 
-    by        what it lacks
+    by        what is missing
     text      the reason in words
-    argument  the engine argument that cures it, and `values` with which it starts: likely, and surely
-    deficit   bytes that are missing on each GPU
+    argument  the engine argument that fixes it, and `values` with which it starts: likely, and certainly
+    deficit   bytes missing on each GPU
     """
 
     by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item"]
@@ -29,71 +29,72 @@ class Refusal:
 
     @property
     def flag(self) -> str:
-        """The likely cure; empty where there is none."""
+        """The likely fix; empty if there is none."""
         return f"--{self.argument.replace('_', '-')} {self.values[0]}" if self.values else ""
 
 
 def free_memory(total: int, utilization: float, free: int, least_free: int, in_use: int) -> Refusal | None:
-    """vLLM starts only where as much is free as it may use.
+    """Return a refusal if less memory is free than vLLM may use: it does not start then.
 
-    free        bytes of `total` that are left beside the CUDA context and `in_use` bytes of the host and others
-    least_free  the same where those hold the most they may
+    free        bytes of `total` left by the CUDA context and `in_use` bytes of the host and other processes
+    least_free  the same if those hold the most they may
     """
     needed = ceil(total * utilization)
     if needed <= free:
         return None
-    others = f" (others hold {format_gib(in_use)})" if in_use else ""
+    others = f"; other processes use {format_gib(in_use)}" if in_use else ""
     wants, has = format_apart(needed, max(0, free))
-    text = f"it wants {wants} free at the start ({utilization:g} of {format_gib(total)}), of which {has} are{others}"
+    text = f"it needs {wants} free ({utilization:g} of {format_gib(total)}) but only {has} is free{others}"
     shares = dict.fromkeys(floor(100 * room / total) / 100 for room in (free, least_free) if 100 * room >= total)
     return Refusal("free_memory", text, "gpu_memory_utilization", tuple(shares), needed - free)
 
 
 def state_blocks(max_num_seqs: int, num_blocks: int, least_blocks: int, bytes_per_block: int) -> Refusal | None:
-    """With recurrent states and CUDA graphs vLLM wants a block for every sequence that it may run."""
+    """Return a refusal if sequences outnumber blocks, which vLLM rejects with recurrent states and CUDA graphs."""
     if max_num_seqs <= num_blocks:
         return None
-    text = f"each of {max_num_seqs:,} sequences needs a block for its state, and the pool has {num_blocks:,}"
+    text = f"each of {max_num_seqs:,} sequences needs a block for its state, but the pool has {num_blocks:,}"
     counts = dict.fromkeys(count for count in (num_blocks, least_blocks) if count > 0)
     return Refusal("state_blocks", text, "max_num_seqs", tuple(counts), (max_num_seqs - num_blocks) * bytes_per_block)
 
 
 def stated_pool(stated: int, room: int, most_room: int, argument: str, unit: int) -> Refusal | None:
-    """A pool that was stated is allocated as it is, whatever the checks before it: the GPU may run out of memory.
+    """Return a refusal if a pool of explicit size, which is allocated without further checks, exceeds the GPU.
 
     stated    its bytes
-    room      bytes that weights, activations and the rest leave of the GPU, likely; most_room: where they take least
-    argument  what stated it, in units of so many bytes
+    room      bytes that weights, activations and the rest likely leave on the GPU; most_room: if they take least
+    argument  the argument that sizes it, in units of so many bytes
     """
     if stated <= most_room:
         return None
     takes, left = format_apart(stated, max(0, room))
-    text = f"the pool that was stated takes {takes}, and the rest leaves {left}"
+    text = f"the stated pool needs {takes}, but only {left} is free"
     return Refusal("stated_pool", text, argument, (room // unit,) if room >= unit else (), stated - room)
 
 
 def whole_item(name: str, tokens: int, most: int) -> Refusal | None:
-    """vLLM starts only where a step has room for the largest image, video or sound that may not be split."""
+    """Return a refusal if a step has no room for the largest image, video or audio that may not be split."""
     if tokens <= most:
         return None
-    text = f"the largest {name} takes {tokens:,} tokens, which one step computes, and a step has {most:,}"
+    text = f"the largest {name} has {tokens:,} tokens, which must fit in one step of {most:,}"
     return Refusal("whole_item", text, "max_num_batched_tokens", (tokens,), 0)
 
 
 def kept_back(fraction: float, reserved: int, needed: int, usual: float | None) -> Refusal | None:
-    """SGLang checks nothing, and turns all but what the fraction keeps back into its pool: where that is less than
-    what is allocated beside the pool, the GPU runs out of memory before the server listens.
+    """Return a refusal if SGLang's reserve is smaller than what it allocates outside the pool.
 
-    reserved  bytes that the fraction keeps back, and what the pool rounds off
-    needed    bytes allocated beside what the pool gives out, at least: CUDA graphs and activations come on top
-    usual     the fraction that SGLang's own rule of thumb gives
+    SGLang does not check this: the GPU runs out of memory before the server listens.
+
+    reserved  bytes that the fraction reserves, and what the pool rounds off
+    needed    lower bound of bytes allocated outside the pool, before CUDA graphs and activations
+    usual     the fraction from SGLang's own rule of thumb
     """
     if needed <= reserved:
         return None
     needs, has = format_apart(needed, reserved)
     text = (
-        f"a fraction of {fraction:g} keeps back {has} of what is free at the start, and SGLang's table of requests and "
-        f"the pages it never gives out take {needs}, before CUDA graphs and activations"
+        f"a fraction of {fraction:g} reserves {has} of the memory free at start-up, but SGLang's request table and "
+        f"unusable pages take {needs}, before CUDA graphs and activations"
     )
     values = () if usual is None or usual >= fraction else (floor(1000 * usual) / 1000,)
     return Refusal("kept_back", text, "mem_fraction_static", values, needed - reserved)

@@ -1,61 +1,43 @@
-"""Weights of one rank, as a server loads them: sized from the model, read from its files, or stated."""
+"""Weights of one rank as a server loads them: sized from the model, read from its files, or given."""
 
+from dataclasses import replace
+from functools import lru_cache
 from math import ceil
 
 from kvplan.core.errors import UsageError
+from kvplan.models.spec import ModelSpec, Place
 from kvplan.servers.base import server_of
+from kvplan.servers.methods import HEADS
 from kvplan.servers.plans import Request
-from kvplan.servers.vllm import rules as vllm
 from kvplan.sizing import weights
 from kvplan.sizing.weights import Layout
 
 
 def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layout:
-    args = request.args
+    """Layout on the requested ranks: what its server replicates, pads or leaves out."""
+    args, server = request.args, server_of(request.release.engine)
     replicas = 1 if args.enable_dp_attention else args.data_parallel_size
-    ep = args.tensor_parallel_size * replicas if args.enable_expert_parallel else 1
-    return Layout(
+    sharers = replicas * args.prefill_context_parallel_size  # experts are sharded over them, too
+    ep = args.tensor_parallel_size * sharers if args.enable_expert_parallel else 1
+    return replace(
+        server.layout(request, request.spec),
         tp=args.tensor_parallel_size,
         pp=args.pipeline_parallel_size,
         stage=stage,
         ep=ep,
-        dp=replicas,
+        dp=sharers,
         sm=request.gpu.sm,
-        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
         online=online_scheme(request) if online else None,
-        rest_last=server_of(request.release.engine).rest_last,
-        left_out=vllm.left_out(request.spec, args, request.release),
-        whole_towers=args.mm_encoder_tp_mode == "data" and request.release.engine != "sglang",
-        tower_tp=1 if _keeps_towers_whole(request) else 0,
-        expert_tile=vllm.expert_tile(request.spec, args, request.gpu.sm, request.release),
+        rest_last=server.rest_last,
         redundant=args.num_redundant_experts,
-        whole_shared=vllm.keeps_shared_whole(request.spec, args, request.release),
         partition=args.partition,
-        dense_tp=1 if _keeps_dense_whole(request) else 0,
         attention_tp=args.attention_ranks if args.enable_dp_attention else 0,
         head_tp=args.attention_ranks if args.enable_dp_lm_head else 0,
-        marlin=args.max_loras > 0 and request.release.engine == "vllm",
     )
 
 
-def _keeps_dense_whole(request: Request) -> bool:
-    """Whether dense layers are whole on each rank: SGLang's flag counts in models that have experts, too."""
-    args, spec = request.args, request.spec
-    by_flag = bool(args.moe_dense_tp_size and spec.experts_per_token)
-    return by_flag or vllm.keeps_dense_whole(spec, args, request.release)
-
-
-def _keeps_towers_whole(request: Request) -> bool:
-    """Whether SGLang puts the whole tower on each rank."""
-    if request.args.mm_encoder_tp_mode != "data" or request.release.engine != "sglang":
-        return False
-    from kvplan.servers.sglang.models import keeps_towers_whole  # of no account to another server
-
-    return keeps_towers_whole(request.spec, request.args)
-
-
 def own_layout(request: Request, stage: int) -> Layout | None:
-    """The layout of weights that the spec itself sizes; None for a checkpoint's own sizes and stated bytes."""
+    """Layout of weights that the spec itself sizes, or None for a checkpoint's own sizes and given bytes."""
     sized = request.weights_bytes is None and request.checkpoint is None
     return weight_layout(request, stage) if sized else None
 
@@ -64,9 +46,9 @@ ONLINE_METHODS = ("fp8", "experts_int8")
 
 
 def online_scheme(request: Request) -> str | None:
-    """The scheme a server quantizes to while loading; None when the checkpoint is taken as it is.
+    """Scheme a server quantizes to while loading, or None if the checkpoint is loaded unchanged.
 
-    Raises UsageError for a --quantization that contradicts the checkpoint or cannot be done while loading.
+    Raise UsageError for a --quantization that contradicts the checkpoint or cannot be applied while loading.
     """
     method, stored = request.args.quantization, request.spec.quantization
     if method is None:
@@ -74,7 +56,7 @@ def online_scheme(request: Request) -> str | None:
     if stored is not None:
         if method.removesuffix("_marlin") != stored.method.removesuffix("_marlin"):
             raise UsageError(
-                f"--quantization {method}", f"{request.spec.name} is stored as {stored.method}", "leave the flag out"
+                f"--quantization {method}", f"{request.spec.name} is stored as {stored.method}", "remove the flag"
             )
         return None
     if method not in ONLINE_METHODS:
@@ -90,16 +72,18 @@ def online_scheme(request: Request) -> str | None:
 
 
 def takes_headers(request: Request) -> bool:
-    """Whether the files' own sizes are what a server keeps: not when it quantizes while loading, nor for MXFP4, which
-    it pads for its kernels."""
+    """True if the files' own sizes are what a server keeps: not if it quantizes while loading, nor for MXFP4, which it
+    pads for its kernels.
+    """
     assert request.checkpoint is not None
-    padded = "mxfp4" in vllm.scheme_kinds(request.spec)
+    padded = "mxfp4" in request.spec.scheme_kinds
     return bool(request.checkpoint.tensors) and not padded and online_scheme(request) is None
 
 
 def rank_weights(request: Request, stage: int) -> dict[str, int]:
-    """Weight bytes of one rank by tensor group; a draft model's are `draft`, a stated total is `stated`."""
+    """Weight bytes of one rank by tensor group; those of a draft model are `draft`, a given total is `stated`."""
     args = request.args
+    request = embedded(request)
     if request.weights_bytes is not None:
         ranks = args.tensor_parallel_size * args.pipeline_parallel_size
         groups = {"stated": ceil(request.weights_bytes / ranks)}
@@ -109,28 +93,59 @@ def rank_weights(request: Request, stage: int) -> dict[str, int]:
         groups = dict(stored_weights(request.spec, request.checkpoint, weight_layout(request, stage)))
     else:
         groups = dict(weights.rank_weights(request.spec, weight_layout(request, stage)))
-    if request.draft is not None:
-        groups["draft"] = weights.total_weights(request.draft, draft_layout(request))
+    if request.draft is not None and stage == args.pipeline_parallel_size - 1:
+        groups["draft"] = weights.total_weights(*drafted(request))
     return groups
 
 
-def draft_layout(request: Request, *, joined: bool = True) -> Layout:
-    """How a draft's weights are spread: as its target's, on one stage, in the target's dtype.
+def drafted(request: Request) -> tuple[ModelSpec, Layout]:
+    """The draft and its layout; with pipeline stages a head of the model's own keeps its embedding."""
+    draft = request.draft
+    assert draft is not None
+    if draft.head == "mtp" and request.args.pipeline_parallel_size > 1:
+        outer = tuple(replace(w, shared=w.shared and w.group != "embedding") for w in draft.other_weights)
+        draft = replace(draft, other_weights=outer)
+    return draft, draft_layout(request)
 
-    joined  what it shares with its target is the target's; False: while it loads
+
+def embedded(request: Request) -> Request:
+    """The request with the embedding on the last pipeline stage, too, if a head shares it there."""
+    draft, args = request.draft, request.args
+    if draft is None or args.pipeline_parallel_size == 1 or draft.head not in HEADS:
+        return request
+    return replace(request, spec=_embedded_twice(request.spec))
+
+
+@lru_cache(maxsize=64)
+def _embedded_twice(spec: ModelSpec) -> ModelSpec:
+    both = tuple(
+        replace(weight, place=Place.FIRST_AND_LAST)
+        if weight.group == "embedding" and weight.place is Place.FIRST
+        else weight
+        for weight in spec.other_weights
+    )
+    return replace(spec, other_weights=both)
+
+
+def draft_layout(request: Request, *, joined: bool = True) -> Layout:
+    """Layout of a draft's weights: as its target's, on one stage, in the target's dtype.
+
+    joined  tensors shared with the target are not duplicated; False: while it loads
     """
     args, draft = request.args, request.draft
     assert draft is not None
     ranks = args.tensor_parallel_size * args.data_parallel_size
+    own = server_of(request.release.engine).layout(request, draft)
     return Layout(
         tp=args.tensor_parallel_size,
         ep=ranks if args.enable_expert_parallel and draft.experts_per_token else 1,
         dp=args.data_parallel_size,
         sm=request.gpu.sm,
-        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
+        dtype=own.dtype,
         online=online_scheme(request) if draft.head == "mtp" else None,
-        expert_tile=vllm.expert_tile(draft, args, request.gpu.sm, request.release),
+        expert_tile=own.expert_tile,
         joined=joined,
         redundant=args.num_redundant_experts if draft.experts_per_token else 0,
-        whole_shared=vllm.keeps_shared_whole(draft, args, request.release),
+        whole_shared=own.whole_shared,
+        twice_scaled=own.twice_scaled,
     )

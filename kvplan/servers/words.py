@@ -1,6 +1,6 @@
-"""The words of a server's command: flags, variables and their values, and what they come to.
+"""The words of a server's command: flags, variables and their values, and how they are parsed.
 
-What each server calls its arguments stands in kvplan/servers/arguments.py, its other flags in servers/<name>/.
+Each server's names for arguments are in kvplan/servers/arguments.py, its other flags in servers/<name>/.
 """
 
 import re
@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, Final, Literal
 
-from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import Faults, UnsupportedModelError, UsageError, sentence
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import ARGUMENTS, SHORT, EngineArgs, read_argument, switch
 from kvplan.servers.releases import Number, Version
 
-MOST_UNKNOWN: Final = 200  # flags in no list; no server has so many
-EXPERT_RANKS: Final = "ep"  # a number of ranks that share experts, among the arguments until the tensor ranks are known
+MOST_UNKNOWN: Final = 200  # flags in no list; no real command has so many
+EXPERT_RANKS: Final = "ep"  # number of ranks that share experts, kept here until the tensor ranks are known
 _VARIABLE: Final = r"\$[A-Za-z_{(]|`|\{\{"
 
 
@@ -27,11 +27,11 @@ Concerns = Callable[[ModelSpec, EngineArgs], bool]
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable that changes what a server's memory holds.
+    """An environment variable that changes a server's memory.
 
-    sets      the field of Version, else of EngineArgs, that it decides; "" where its effect is not modeled
-    since     the first release that reads it as the effect says; until: the first that does so no more
-    concerns  of a variable without a field: the models and arguments for which it is refused, but for `usual` values
+    sets      the field of Version, else of EngineArgs, that it sets; "" if its effect is not modeled
+    since     the first release that reads it this way; until: the first that no longer does
+    concerns  for a variable without a field: the models and arguments it is rejected for, except for `usual` values
     """
 
     server: str
@@ -52,38 +52,55 @@ class Variable:
         )
 
 
-# Name -> value: None for a variable that is passed through, and for all that are of no account: they may be secrets.
+# Name -> value: None for a variable passed through, and for irrelevant ones: they may be secrets.
 Environment = dict[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A flag that is no argument of the table.
+    """A flag that is not in the table of arguments.
 
-    reason      what it is about, or why it is refused and what to write instead
-    is_refused  it changes what is held in GPU memory in a way that kvplan does not size
+    reason      its subject, or why it is rejected and what to write instead
+    is_refused  it changes GPU memory in a way that kvplan does not size
     is_switch   it takes no value
-    usual       values of a refused one that change nothing
+    usual       values of a rejected flag that change nothing
+    order       why a simulation rejects it: it changes scheduling; "": it does not
+    in_order    values that do not change scheduling; for a switch "true" or "false"
     """
 
     reason: str
     is_refused: bool
     is_switch: bool
     usual: tuple[str, ...] = ()
+    order: str = ""
+    in_order: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note on a command; `flag`, with its value, if it is about one. The caller adds where the command came from."""
+
+    text: str
+    flag: str = ""
+
+    def of(self, source: str) -> str:
+        """The note prefixed with the command's origin: `--from-command`, a policy's key."""
+        return sentence(f"{source} {self.flag}", self.text) if self.flag else f"{source}: {self.text}"
 
 
 @dataclass(slots=True)
 class ServeCommand:
-    """What a pasted command says.
+    """A parsed server command.
 
     args       field of EngineArgs -> value, only those that were given
-    engine     "vllm@0.33.0" where an image's tag says it
-    ignored    flags of no account for GPU memory, by name: their values may be secrets
-    refused    flags that change what is held in it in a way that is not sized, each with the reason
-    unknown    flags that stand in no list: what they do to memory cannot be said
-    readings   notes of numbers that kvplan's own flags would read differently
+    engine     "vllm@0.33.0" if an image's tag implies it
+    ignored    flags that do not affect GPU memory, by name: their values may be secrets
+    refused    flags that change GPU memory in a way that is not sized, each with the reason
+    reordering flags that change scheduling in a way that is not simulated, each with the reason
+    unknown    flags in no list: their effect on memory is not known
+    readings   notes on numbers that kvplan's own flags would parse differently
     notes      other notes
-    environment  variables that the server's process finds set, with the values of those that change its memory
+    environment  variables set for the server's process, with the values of those that change its memory
     """
 
     model: str | None = None
@@ -93,19 +110,20 @@ class ServeCommand:
     args: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    reordering: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    readings: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    readings: list[Note] = field(default_factory=list)
     environment: Environment = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a shell's command starts.
+    """A server that a shell command starts.
 
-    words   the words behind the server's name
-    engine  "vllm@0.11.2" where the image in front says it
-    args    what the way it is started says
+    words   the words after the server's name
+    engine  "vllm@0.11.2" if the image before it implies it
+    args    arguments implied by the way it is started
     notes   what the image leaves open
     """
 
@@ -116,19 +134,22 @@ class Started:
 
 
 def refuse(command: ServeCommand) -> None:
-    """Raise UsageError for the first flag whose effect on memory is not sized."""
+    """Raise UsageError for flags whose effect on memory is not sized."""
+    faults = Faults()
     for flag, reason in command.refused.items():
         problem, _, remedy = reason.partition("; ")
-        raise UsageError(f"--from-command {printable(flag, 60)}", problem, remedy)
+        with faults.part():
+            raise UsageError(f"--from-command {printable(flag, 60)}", problem, remedy)
+    faults.refuse()
 
 
 def is_value(word: str) -> bool:
-    """Whether a word after a flag belongs to it: it is no flag itself (-1 is a value)."""
+    """True if a word after a flag is its value rather than another flag (-1 is a value)."""
     return not word.startswith("-") or re.fullmatch(r"-\d+", word) is not None or word == "-"
 
 
 def flag_name(word: str, shorts: Mapping[str, str] = SHORT) -> tuple[str, str | None]:
-    """(name with underscores, value behind =) of a flag; dotted parts of a JSON flag stay in the name."""
+    """(name with underscores, value after =) of a flag; dotted parts of a JSON flag stay in the name."""
     flag, equals, value = word.partition("=")
     name = flag.lstrip("-").replace("-", "_")
     if not flag.startswith("--"):
@@ -149,7 +170,7 @@ def literal(value: str, what: str) -> str:
 
 
 def flag_text(word: str) -> str:
-    """A flag as it was written, without a value behind it, which may be a secret."""
+    """Return a flag as it was written, without a value, which may be a secret."""
     return word.partition("=")[0]
 
 
@@ -160,11 +181,14 @@ def only_value(values: list[str], option: str) -> str:
 
 
 def take_other(command: ServeCommand, flag: str, other: Other, values: list[str], *, negated: bool = False) -> None:
-    """Note a flag that is no argument of the table: refused, unless its value changes nothing."""
+    """Record a flag that is not in the table: rejected unless its value changes nothing; likewise for scheduling."""
     if other.is_refused and not negated and (not values or any(value not in other.usual for value in values)):
         command.refused.setdefault(flag, other.reason)
     else:
         command.ignored.append(flag)
+    stated = values or ["false" if negated else "true"]
+    if other.order and any(value not in other.in_order for value in stated):
+        command.reordering.setdefault(flag, other.order)
 
 
 def take_unknown(command: ServeCommand, flag: str) -> None:
@@ -178,7 +202,7 @@ def take_unknown(command: ServeCommand, flag: str) -> None:
 
 
 def near_flag(name: str, arguments: "frozenset[str]", others: Mapping[str, Other]) -> str | None:
-    """The flag that a misspelt one may have meant, where taking it or not makes a difference."""
+    """The flag that a misspelled one may stand for, if taking it or not makes a difference."""
     import difflib
 
     near = difflib.get_close_matches(name, [*arguments, *others], n=1, cutoff=0.85)
@@ -187,7 +211,7 @@ def near_flag(name: str, arguments: "frozenset[str]", others: Mapping[str, Other
 
 
 def over_experts(args: dict[str, Any], option: str) -> None:
-    """Put --enable-expert-parallel in place of a number of expert ranks, which must be the tensor ranks."""
+    """Replace a number of expert ranks, which must equal the tensor ranks, with --enable-expert-parallel."""
     ranks = args.pop(EXPERT_RANKS, 1)
     if ranks > 1:
         if ranks != args.get("tensor_parallel_size", 1):
@@ -196,15 +220,15 @@ def over_experts(args: dict[str, Any], option: str) -> None:
 
 
 def pair_name(text: str) -> str:
-    """The key of `--engine-arg k=v` as arguments are called."""
+    """Normalize the key of `--engine-arg k=v` to an argument's name."""
     name = text.partition("=")[0].strip().lstrip("-").replace("-", "_")
     return SHORT.get(name, name)
 
 
 def read_pair(text: str) -> tuple[str, Any]:
-    """`--engine-arg k=v` as (field, value); a key that is no engine argument is an error with near misses.
+    """Parse `--engine-arg k=v` to (field, value); a key that is no engine argument is an error with suggestions.
 
-    The flags that turn a switch off are taken as well: no_async_scheduling=true.
+    The flags that turn a switch off are accepted as well: no_async_scheduling=true.
     """
     key, equals, value = text.partition("=")
     name, option = pair_name(text), f"--engine-arg {printable(key, 60)}"
@@ -217,9 +241,8 @@ def read_pair(text: str) -> tuple[str, Any]:
         flags = "--draft-model, --speculative-method and --num-speculative-tokens"
         raise UsageError(option, "names another model", f"write {flags}")
     if name not in ARGUMENTS:
-        import difflib
+        from kvplan.core.near import meant, near_names
 
-        near = difflib.get_close_matches(name, ARGUMENTS, n=3, cutoff=0.6)
-        hint = f"did you mean {', '.join(near)}?" if near else "see the option names of `kvplan estimate --help`"
+        hint = meant(near_names(name, ARGUMENTS), "see the option names of `kvplan estimate --help`")
         raise UsageError(option, "is not an engine argument that kvplan models", hint)
     return name, read_argument(name, value.strip(), option)

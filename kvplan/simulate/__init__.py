@@ -1,1 +1,1 @@
-"""A workload over a plan, in time: the engine's own scheduler and block manager with a clock in place of the model."""
+"""Simulation of a workload on a plan: the engine's own scheduler and block manager, with a clock for the model."""

@@ -1,4 +1,4 @@
-"""A server's share of a fleet's requests, simulated by another process."""
+"""One replica's share of a fleet's requests, simulated in a separate process."""
 
 from array import array
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from kvplan.workloads.trace import TraceRequest
 
 @dataclass(slots=True)
 class Share:
-    """Arrivals that can travel to another process: what a router sends to one server.
+    """Picklable arrivals: the requests that a router sends to one server.
 
-    prefixes  ids of each request; empty where none has any
+    prefixes  prefix ids of each request; empty if no request has any
     """
 
     times: "array[float]" = field(default_factory=lambda: array("d"))
@@ -47,12 +47,12 @@ class Share:
         return self.times[i], TraceRequest(self.times[i], self.prompts[i], self.outputs[i], prefixes)
 
     def ended(self, time: float) -> None:
-        """The clock does not care."""
+        """Do nothing: arrival times do not depend on completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """How a server is made, and what it is to serve."""
+    """A server's run factory and the requests to serve."""
 
     start: Callable[[Arrivals, int | None], Run]
     run_len: int | None
@@ -61,7 +61,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a run leaves when it has ended."""
+    """Picklable results of a finished run."""
 
     clock: float
     records: Records
@@ -71,7 +71,7 @@ class Finished:
     num_preemptions: int
 
     def give(self, run: Run) -> None:
-        """To a run that has served nothing: it is as if it had served this."""
+        """Copy the results into a fresh run, as if it had served the requests itself."""
         run.clock, run.records, run.timeline, run.counts = self.clock, self.records, self.timeline, self.counts
         if isinstance(run, Unshared):
             run.prefix_cache_stats, run.num_preemptions = self.prefix_cache_stats, self.num_preemptions
@@ -81,7 +81,7 @@ class Finished:
 
 
 def finished(_: None, task: Task) -> Finished:
-    """The whole run of a server."""
+    """Run a server to the end and return its results."""
     run = task.start(task.share, task.run_len)
     run.run()
     return Finished(run.clock, run.records, run.timeline, run.counts, run.prefix_cache_stats, run.num_preemptions)

@@ -1,4 +1,4 @@
-"""When requests come: by the clock, whatever the server does, or from users who wait for their answers."""
+"""Arrival processes: open loop (fixed arrival times) and closed loop (users who wait for each response)."""
 
 import random
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from typing import Protocol
 
 from kvplan.workloads.trace import TraceRequest
 
-Stages = tuple[tuple[float, float], ...]  # (requests per second, seconds); the last rate goes on
+Stages = tuple[tuple[float, float], ...]  # (requests per second, seconds); the last rate continues
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Gaps between arrivals: gamma-distributed, `shape` as the load generators' burstiness.
+    """Gamma-distributed gaps between arrivals; `shape` is the load generators' burstiness.
 
-    shape  1: a Poisson process; less: bursts; inf: all gaps alike
+    shape  1: a Poisson process; below 1: bursts; inf: constant gaps
     """
 
     shape: float = 1.0
 
     def gaps(self, seed: int) -> Iterator[float]:
-        """Gaps of mean 1."""
+        """Yield gaps with mean 1."""
         if self.shape == inf:
             yield from repeat(1.0)
         rng = random.Random(f"arrivals {seed}")
@@ -31,9 +31,9 @@ class Process:
             yield rng.gammavariate(self.shape, 1 / self.shape)
 
     def times(self, stages: Stages, seed: int) -> Iterator[float]:
-        """Seconds at which requests come, the first at 0; a rate of infinity is all at once.
+        """Yield arrival times in seconds, the first at 0; with an infinite rate all are 0.
 
-        A gap is passed at the rate of the stage it lies in: the rest of it at the next stage's.
+        A gap that spans two stages is scaled by each stage's rate in turn.
         """
         arrival = begun = 0.0
         left = iter(stages)
@@ -50,25 +50,25 @@ class Process:
 
 
 def retimed(requests: Iterator[TraceRequest], times: Iterator[float]) -> Iterator[TraceRequest]:
-    """The same requests at other times."""
+    """Yield the same requests with new arrival times."""
     return (replace(request, arrival_s=arrival) for request, arrival in zip(requests, times, strict=False))
 
 
 class Arrivals(Protocol):
-    """Requests in the order they come."""
+    """Requests in order of arrival."""
 
     def next_time(self) -> float | None:
-        """Seconds at which the next request comes; None: no more, unless one ends first."""
+        """Return the next request's arrival time in seconds, or None if none is left or one has to end first."""
 
     def pop(self) -> tuple[float, TraceRequest]:
-        """The next request and its time."""
+        """Return the next request and its arrival time."""
 
     def ended(self, time: float) -> None:
-        """A request of theirs has ended."""
+        """Note that one of these requests has ended."""
 
 
 class Open:
-    """Requests at their own times, `speed` times as fast."""
+    """Open-loop requests at their own arrival times, `speed` times as fast."""
 
     def __init__(self, requests: Iterator[TraceRequest], speed: float = 1.0) -> None:
         self._requests, self._speed = requests, speed
@@ -84,13 +84,13 @@ class Open:
         return request.arrival_s / self._speed, request
 
     def ended(self, time: float) -> None:
-        """The clock does not care."""
+        """Do nothing: arrival times do not depend on completions."""
 
 
 class Closed:
-    """`num_users` who each send a request, wait for its end, think, and send the next; they join over `ramp_s`.
+    """`num_users` users who each send a request, wait for its end, think, and send the next; they join over `ramp_s`.
 
-    timed  no request is sent before its own time: a load generator's limit of concurrent requests over a rate
+    timed  never send a request before its arrival time: a load generator's concurrency limit on top of a rate
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Closed:
     ) -> None:
         self._requests, self._think_s, self._timed = requests, think_s, timed
         self._next = next(requests, None)
-        self._times = [user * ramp_s / num_users for user in range(num_users)]  # a heap: when each idle user sends
+        self._times = [user * ramp_s / num_users for user in range(num_users)]  # heap: next send of each idle user
 
     def next_time(self) -> float | None:
         if not self._times or self._next is None:

@@ -1,8 +1,8 @@
-"""What a user's own benchmark runs say of a step's time: four factors on the shipped constants.
+"""Calibration of step times to a user's own benchmark runs: four factors on the shipped constants.
 
-The factors (on what the device takes, on what the server adds, on what ranks say to each other, on a request outside of
-the steps) are those that bring the simulated figures nearest to the measured ones; each is pulled to 1 as strongly as
-the errors of the shipped constants suggest, so that three runs are enough and thirty are not overruled.
+The factors (device time, server overhead, communication between ranks, per-request time outside of the steps) minimize
+the error of the simulated figures against the measured ones. Each is regularized toward 1 by the known error of the
+shipped constants, so that three runs are enough and thirty are not overruled.
 """
 
 import math
@@ -16,16 +16,16 @@ from kvplan.simulate.constants import Constants, constants_of, scaled
 from kvplan.simulate.steptime import Shares, roofline
 
 FACTORS: Final = ("device", "server", "link", "request")
-PULL: Final = {"device": 0.15, "server": 0.4, "link": 0.5, "request": 0.7}  # spread of each, in logarithms: assumed
+PULL: Final = {"device": 0.15, "server": 0.4, "link": 0.5, "request": 0.7}  # log-scale prior: assumed
 WEIGHTS: Final = {"tpot": 1.0, "ttft": 0.4, "output_tokens_per_s": 0.7}
-PRECISION: Final = 0.1  # spread of a run's own figures, and of what the model leaves out
+PRECISION: Final = 0.1  # log standard deviation of a run's figures, including what the model leaves out
 ROUNDS: Final = 3
 MOST: Final = 0.7  # a factor lies between 0.5 and 2
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A run: its plan, its load, and what was measured: (metric, statistic, value), times in milliseconds."""
+    """A benchmark run: its plan, its load and its measured (metric, statistic, value) rows, times in milliseconds."""
 
     plan: Plan
     load: BenchLoad
@@ -34,7 +34,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Factors by name, and the median of |predicted / measured - 1| before and after."""
+    """Fitted factors by name, and the median of |predicted / measured - 1| before and after the fit."""
 
     factors: Mapping[str, float]
     error_before: float
@@ -43,11 +43,11 @@ class Fit:
 
 def predicted(measurement: Measurement, factors: Mapping[str, float]) -> Figures:
     values: Constants = scaled(constants_of(measurement.plan), factors)
-    return figures(measurement.plan, roofline(measurement.plan, Shares(), (), values), measurement.load)
+    return figures(measurement.plan, roofline(measurement.plan, Shares(), values), measurement.load)
 
 
 def log_errors(measurement: Measurement, factors: Mapping[str, float]) -> list[tuple[float, float]]:
-    """(logarithm of predicted over measured, its weight) of each figure."""
+    """Return (log(predicted / measured), weight) of each measured figure."""
     figures = predicted(measurement, factors)
     errors = []
     for metric, statistic, value in measurement.values:
@@ -59,7 +59,7 @@ def log_errors(measurement: Measurement, factors: Mapping[str, float]) -> list[t
 
 
 def fitted(measurements: Sequence[Measurement], progress: Callable[[str], None] = lambda _: None) -> Fit:
-    """The factors of all runs; ranks that speak to nobody leave `link` at 1."""
+    """Fit the factors to all runs; `link` stays 1 if no run uses tensor parallelism."""
     has_ranks = any(each.plan.request.args.tensor_parallel_size > 1 for each in measurements)
     free = [name for name in FACTORS if name != "link" or has_ranks]
 
@@ -101,7 +101,7 @@ def median_error(measurements: Sequence[Measurement], factors: Mapping[str, floa
 
 
 def solved(square: list[list[float]], right: list[float]) -> list[float]:
-    """x of square x = right, by elimination; the matrix is positive definite, as every factor is pulled."""
+    """Solve square x = right by Gaussian elimination; the matrix is positive definite because of the regularization."""
     rows = [[*row, value] for row, value in zip(square, right, strict=True)]
     size = len(rows)
     for pivot in range(size):
@@ -118,7 +118,7 @@ def solved(square: list[list[float]], right: list[float]) -> list[float]:
 
 
 def without_each(measurements: Sequence[Measurement]) -> float | None:
-    """The median error of each run under the factors of the others; None of one run."""
+    """Return the leave-one-out median error, or None if there is only one run."""
     if len(measurements) < 2:
         return None
     sizes = []

@@ -1,4 +1,4 @@
-"""A load generator's load, simulated, with the figures that the generator prints."""
+"""Simulation of a load generator's run, with the figures that the generator prints."""
 
 import math
 import random
@@ -14,19 +14,19 @@ from kvplan.simulate.setup import Setup
 from kvplan.simulate.steptime import StepTime
 from kvplan.workloads.trace import TraceRequest
 
-WAVES: Final = 3  # of users: the first, where all send at once, and two in which they follow one another
-DRIFT: Final = 0.1  # share of an answer by which users of one length come apart, who all began together
-MOST_BY_CLOCK: Final = 1500  # requests simulated of a load by the clock
+WAVES: Final = 3  # requests per user: the first, which all users send at once, and two more
+DRIFT: Final = 0.1  # spread of response lengths that desynchronizes users who started together
+MOST_BY_CLOCK: Final = 1500  # requests simulated of an open-loop load
 
 
 @dataclass(frozen=True, slots=True)
 class BenchLoad:
-    """What is sent.
+    """The load that a generator sends.
 
-    users, rate  one of them; a rate of infinity is all requests at once
-    num_prompts  that the generator sent
-    requests     so many of them, with arrivals at the rate
-    run_len      tokens that one prefix id of a request stands for
+    users, rate  exactly one is set; an infinite rate sends all requests at once
+    num_prompts  number of requests that the generator sent
+    requests     makes the given number of requests, with arrivals at the rate
+    run_len      tokens per prefix id of a request
     """
 
     users: int | None
@@ -36,12 +36,12 @@ class BenchLoad:
     run_len: int | None = None
 
     def simulated(self, max_num_seqs: int) -> tuple[int, int]:
-        """(requests that are simulated, the first wave of them, which is not judged where it was a small part)."""
+        """Return (number of simulated requests, size of the first wave if it is left out of the figures, else 0)."""
         if self.users is not None:
             users = min(self.users, self.num_prompts)
             waves = min(WAVES, max(1, round(self.num_prompts / users)))
             return max(users * waves, min(3, self.num_prompts)), users if waves == WAVES else 0
-        if self.rate == math.inf:  # more than so many only make it longer
+        if self.rate == math.inf:  # more requests only make the run longer
             at_once = min(self.num_prompts, max_num_seqs)
             return min(self.num_prompts, WAVES * at_once), 0
         return min(self.num_prompts, MOST_BY_CLOCK), 0
@@ -49,19 +49,23 @@ class BenchLoad:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Milliseconds by metric and statistic ("ttft_p50"), and output tokens per second of the whole server."""
+    """Times in milliseconds by metric and statistic ("ttft_p50"), and output tokens per second of the whole server."""
 
     times: Mapping[str, float]
     output_tokens_per_s: float
 
 
 def steady(
-    prompt: float, output: float, rate: float | None, *, is_constant: bool
+    prompt: float, output: float, rate: float | None, *, is_constant: bool, keeps_step: bool = False
 ) -> Callable[[int], Iterator[TraceRequest]]:
-    """Requests of one length, evenly or in a Poisson process; answers to users drift apart, as over many waves."""
+    """Return a factory of requests of one length, at constant gaps or in a Poisson process.
+
+    Response lengths of closed-loop users vary by DRIFT, as users drift apart over many waves; not with `keeps_step`:
+    under prefill-first scheduling all users wait for each other's prefills.
+    """
 
     def requests(number: int) -> Iterator[TraceRequest]:
-        rng, spread = random.Random(1), DRIFT if rate is None else 0.0
+        rng, spread = random.Random(1), 0.0 if keeps_step or rate is not None else DRIFT
         answers = (max(1, round(output * rng.uniform(1 - spread, 1 + spread))) for _ in range(number))
         return timed(((max(1, round(prompt)), answer) for answer in answers), rate, is_constant=is_constant)
 
@@ -71,7 +75,7 @@ def steady(
 def listed(
     lengths: tuple[tuple[int, int], ...], rate: float | None, *, is_constant: bool
 ) -> Callable[[int], Iterator[TraceRequest]]:
-    """Requests of the stated lengths, over and over."""
+    """Return a factory of requests that cycle through the given (prompt, output) lengths."""
 
     def requests(number: int) -> Iterator[TraceRequest]:
         return timed((lengths[index % len(lengths)] for index in range(number)), rate, is_constant=is_constant)
@@ -88,7 +92,7 @@ def timed(lengths: Iterator[tuple[int, int]], rate: float | None, *, is_constant
 
 
 def figures(plan: Plan, step_time: StepTime, load: BenchLoad) -> Figures:
-    """The run's figures; UsageError where nothing of it is served."""
+    """Simulate the load and return its figures; raise UsageError if no request is served."""
     number, skipped = load.simulated(plan.settings.max_num_seqs)
     stream = load.requests(number)
     arrivals: Arrivals = Open(stream) if load.users is None else Closed(stream, min(load.users, load.num_prompts))
@@ -108,7 +112,7 @@ def figures(plan: Plan, step_time: StepTime, load: BenchLoad) -> Figures:
 
 
 def mean_of(every: list[float], judged: list[float], skipped: int, num_prompts: int) -> float:
-    """The mean over all prompts: the first wave counts as often as it was sent, not as often as it was simulated."""
+    """Return the mean over all prompts, the first wave weighted by its share of the prompts sent, not simulated."""
     later = sum(judged) / len(judged)
     if not skipped or skipped >= num_prompts or len(every) <= len(judged):
         return later
@@ -118,7 +122,7 @@ def mean_of(every: list[float], judged: list[float], skipped: int, num_prompts: 
 
 
 def tokens_per_s(records: Records, times: Mapping[str, float], skipped: int, clock: float) -> float:
-    """Where users follow one another, by Little's law: so many are inside all the time."""
+    """Return output tokens per second: by Little's law if a first wave is skipped (constant concurrency)."""
     if not skipped:
         return sum(records.output) / clock
     judged = [output for number, output in zip(records.number, records.output, strict=True) if number > skipped]

@@ -1,4 +1,4 @@
-"""Load generators that belong to no server: guidellm, aiperf, and genai-perf before it.
+"""Server-independent load generators: guidellm, aiperf and its predecessor genai-perf.
 
 Sources: guidellm 0.3.0 to 0.6.0 (`guidellm benchmark`: __main__.py, benchmark/profile.py, dataset/synthetic.py) and
 0.8.1 (`guidellm run`: schemas/benchmark, schemas/data); aiperf 0.13.0 (config/flags/cli_config.py and its converters,
@@ -19,7 +19,7 @@ from kvplan.simulate.pasted import OPTION, Grammar, promise, uniform, values_of,
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One tool: what its command looks like, and its words, that of the command last, in those of `kvplan simulate`."""
+    """One tool: a pattern of its command, and the translation of its arguments to options of `kvplan simulate`."""
 
     is_called: str
     options: Callable[[list[str]], dict[str, str]]
@@ -34,7 +34,7 @@ def last(values: Mapping[str, list[str]]) -> dict[str, str]:
 
 
 def after(words: list[str], *names: str) -> list[str]:
-    """What follows these words of the command."""
+    """Return the words after these words of the command."""
     for name in names:
         words = words[words.index(name) + 1 :] if name in words else words
     return words
@@ -47,7 +47,7 @@ def number(text: str, flag: str) -> float:
 
 
 def counted(rate: str, flag: str, count: int | None, seconds: float | None, ends: tuple[str, str]) -> int:
-    """Requests sent within a time at a rate, or as many as are stated; ends: the flags that say so."""
+    """Return the number of requests: `count`, or those sent in `seconds` at the rate; ends: the two flags' names."""
     if seconds is None and count is None:
         raise refused(f"the command does not say how many requests it sends ({ends[0]} is missing)", f"add {ends[0]}")
     if seconds is None:
@@ -95,7 +95,7 @@ SYNTHETIC: Final = {"kind", "source", "samples", "prefix_tokens", "prefix_count"
 
 
 def guidellm(words: list[str]) -> dict[str, str]:
-    """`guidellm run` from 0.7 on, `guidellm benchmark` before."""
+    """Translate `guidellm run` (0.7 and newer) or `guidellm benchmark` (before)."""
     if "benchmark" in words:
         return guidellm_benchmark(last(values_of(after(words, "benchmark"), OLD_GUIDELLM)))
     values = values_of(after(words, "run"), GUIDELLM)
@@ -105,9 +105,9 @@ def guidellm(words: list[str]) -> dict[str, str]:
     kind = profile.pop("kind", "")
     known = {"rate", "streams", "max_concurrency", "rampup_duration"}
     for key in profile.keys() - known:
-        raise refused(f"{key} of --profile has no counterpart in a simulation", "leave it out of the command")
+        raise refused(f"{key} of --profile has no counterpart in a simulation", "remove it from the command")
     if profile.get("rampup_duration", "0") not in ("0", "0.0"):
-        raise refused("rampup_duration of --profile cannot be simulated", "leave it out of the command")
+        raise refused("rampup_duration of --profile cannot be simulated", "remove it from the command")
     options = profile_options(kind, profile.get("rate", profile.get("streams")), profile.get("max_concurrency"))
     ends = constraints(values.get("constraint", []))
     count = whole(ends, "max_requests", 0) if "max_requests" in ends else None
@@ -129,7 +129,7 @@ def guidellm_benchmark(stated: Mapping[str, str]) -> dict[str, str]:
     options = profile_options(kind, rate, rate if kind == "throughput" else None)
     data = synthetic_pairs(stated.get("data", ""))
     count = whole(stated, "max-requests", 0) if "max-requests" in stated else None
-    if "samples" in data:  # it ends with its data
+    if "samples" in data:  # the run ends when its data does
         count = min(whole(data, "samples", 0), count or 10**9)
     seconds = number(stated["max-seconds"], "--max-seconds") if "max-seconds" in stated else None
     options["num_requests"] = str(
@@ -142,7 +142,7 @@ def guidellm_benchmark(stated: Mapping[str, str]) -> dict[str, str]:
 
 
 def profile_options(kind: str, rate: str | None, limit: str | None) -> dict[str, str]:
-    """How requests come; each stream of a concurrent profile sends as soon as it is answered."""
+    """Return the arrival options; each stream of a concurrent profile sends as soon as its last request ends."""
     options = {"rate": "inf"}
     match kind:
         case "synchronous":
@@ -156,7 +156,7 @@ def profile_options(kind: str, rate: str | None, limit: str | None) -> dict[str,
             options = {"rate": rate} | ({} if kind == "poisson" else {"arrivals": "constant"})
             return options | ({} if limit is None else {"max_concurrency": streams(limit)})
         case "constant" | "async" | "poisson" | "concurrent":
-            raise refused(f"the profile {kind} of guidellm needs a rate", "state it in the command")
+            raise refused(f"the profile {kind} of guidellm needs a rate", "add it to the command")
         case _:
             raise refused(
                 f"the profile {printable(kind, 40) or '(none)'} of guidellm finds its own rates",
@@ -171,7 +171,7 @@ def streams(text: str) -> str:
 
 
 def constraints(texts: list[str]) -> dict[str, str]:
-    """Kind -> its limit, of those that end a run; limits of errors end none here."""
+    """Return kind -> limit of the constraints; error limits never end a simulated run."""
     ends = {}
     for text in texts:
         stated = pairs(text, "--constraint")
@@ -183,7 +183,7 @@ def constraints(texts: list[str]) -> dict[str, str]:
 
 
 def pairs(text: str, flag: str) -> dict[str, str]:
-    """`a=1,b=2` or a JSON object; values as text."""
+    """Parse `a=1,b=2` or a JSON object; values stay text."""
     if text.lstrip().startswith("{"):
         try:
             document = json.loads(text)
@@ -204,12 +204,12 @@ def flat(document: dict[str, Any], before: str) -> dict[str, str]:
 
 
 def synthetic_pairs(text: str) -> dict[str, str]:
-    """Nothing of a file or a data set."""
+    """Return the key-value pairs of --data, or none if it names a file or a data set."""
     return pairs(text, "--data") if "=" in text or text.lstrip().startswith("{") else {}
 
 
 def synthetic(text: str) -> dict[str, str]:
-    """Lengths of guidellm's synthetic texts; every prompt has the prefix in front."""
+    """Return the length options of guidellm's synthetic data; every prompt starts with the shared prefix."""
     data = synthetic_pairs(text)
     if data.get("kind", "synthetic_text") != "synthetic_text" or "prompt_tokens" not in data:
         raise refused(
@@ -217,19 +217,21 @@ def synthetic(text: str) -> dict[str, str]:
             "write them to a --trace, or state --prompt-tokens and --output-tokens",
         )
     for key in data.keys() - SYNTHETIC:
-        raise refused(f"{printable(key, 40)} of --data has no counterpart in a simulation", "leave it out")
+        raise refused(f"{printable(key, 40)} of --data has no counterpart in a simulation", "remove it")
     for key in ("prefix_count", "turns"):
         if data.get(key, "1") != "1":
             raise refused(f"{key} of --data above 1 cannot be simulated", f"use {key}=1")
     if "output_tokens" not in data:
-        raise refused("--data has no output_tokens: answers end when the model ends them", "state output_tokens")
+        raise refused("--data has no output_tokens: outputs end when the model ends them", "state output_tokens")
     prefix = whole(data, "prefix_tokens", 0)
     lengths = {"prompt_tokens": spread(data, "prompt", prefix), "output_tokens": spread(data, "output", 0)}
     return lengths | ({"shared_prefix": str(prefix)} if prefix else {})
 
 
 def spread(data: Mapping[str, str], side: str, prefix: int) -> str:
-    """As IntegerRangeSampler draws: a normal cut at its ends, five deviations off if not stated; else uniform."""
+    """Return the distribution that IntegerRangeSampler draws from: a clipped normal (default: at 5 standard
+    deviations), or uniform without a deviation.
+    """
     name = f"{side}_tokens"
     mean, deviation = whole(data, name, 0), whole(data, f"{name}_stdev", 0)
     low = whole(data, f"{name}_min", max(1, mean - 5 * deviation))
@@ -289,7 +291,7 @@ def aiperf(words: list[str]) -> dict[str, str]:
 
 
 def genai_perf(words: list[str]) -> dict[str, str]:
-    """As aiperf's, but gaps at a rate are alike (perf_analyzer's own default) and prompts are 100 unless stated."""
+    """Translate as for aiperf, but with constant gaps (perf_analyzer's default) and 100 prompts by default."""
     return aiperf_options(after(words, "genai-perf", "profile"), GENAI_PERF)
 
 
@@ -336,7 +338,7 @@ def aiperf_arrivals(stated: Mapping[str, str], pattern: str) -> dict[str, str]:
 
 def aiperf_lengths(stated: Mapping[str, str], kind: str) -> dict[str, str]:
     if "osl" not in stated:
-        raise refused("without --osl answers end when the model ends them", "state --osl (--output-tokens-mean)")
+        raise refused("without --osl outputs end when the model ends them", "state --osl (--output-tokens-mean)")
     prefix = whole(stated, "system", 0)
     if whole(stated, "prefixes", 0) > 1:
         raise refused("several prefixes, one drawn for each prompt, cannot be simulated", "use --num-prefix-prompts 1")
@@ -350,7 +352,7 @@ def aiperf_lengths(stated: Mapping[str, str], kind: str) -> dict[str, str]:
 
 
 def normal(kind: str, stated: Mapping[str, str], side: str, default: int, prefix: int) -> str:
-    """A normal of which what is not above 0 is drawn again (aiperf) or counts as one token (genai-perf)."""
+    """Return a normal distribution; values below 1 are redrawn (aiperf) or clipped to 1 token (genai-perf)."""
     mean = whole(stated, side, default)
     text = stated.get(f"{side}-stddev", "0")
     if mean < 1:

@@ -1,7 +1,7 @@
-"""What a server makes of the data sheet: shares of it that are reached, and seconds that are lost on the way.
+"""Step-time constants: achieved fractions of the GPU's data-sheet rates, and overheads in seconds.
 
 Fitted to published results of real servers by `python -m benchmarks.timing.fit` (tests/facts/time_cases.csv names each
-result and its source); the errors on sources, models and GPUs that a fit has not seen are in docs/accuracy.md.
+result and its source); errors on held-out sources, models and GPUs are in docs/accuracy.md.
 """
 
 from collections.abc import Mapping
@@ -14,22 +14,23 @@ from kvplan.servers.plans import Plan
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """One server's.
+    """Step-time constants of one server type.
 
-    weights, experts, kv  shares of the memory's bandwidth that dense weights, experts and keys and values are read at
-    widened               the same of experts that are stored in fewer bits than this GPU multiplies
-    flops, attention      shares of the FLOP rate that matmuls and (query, key) pairs reach
-    layer                 seconds that a layer adds to a step: kernels that start and end
-    prefill_layer         seconds below which no layer stays where prompts are computed: kernels launched one by one
-    step, sequence        seconds that a step takes of the server itself, and each sequence in it
-    switch, switch_s      an all-reduce over NVLink or Infinity Fabric: share of the link, seconds for each doubling of
+    weights, experts, kv  achieved fractions of memory bandwidth for reading dense weights, experts and KV
+    widened               fraction for experts stored in fewer bits than this GPU multiplies (dequantized first)
+    flops, attention      achieved fractions of the FLOP rate in matmuls and in attention
+    layer                 seconds that a layer adds to a step: starting and ending kernels
+    prefill_layer         minimum seconds of a layer in a prefill step: kernels are launched one by one
+    step, sequence        server overhead in seconds, per step and per sequence in it
+    switch, switch_s      all-reduce over NVLink or Infinity Fabric: fraction of the link, seconds per doubling of
                           ranks
-    switch_large          the share that is reached by what is beyond SMALL_BYTES of an all-reduce
-    pcie, pcie_s          the same over PCIe
-    request, crowd, prompt_token  seconds that a request spends outside of the steps, those for each other request that
-                          is answered meanwhile, and those of each of its prompt tokens
-    first_step, first_sequence  what vLLM's first engine (0.7 and older), which prepares its steps one after the other
-                          in Python, adds to a step, and for each sequence
+    switch_large          fraction of the link for the part of an all-reduce beyond SMALL_BYTES
+    pcie, pcie_s          all-reduce over PCIe, peer to peer
+    host, host_s          all-reduce through host memory, between GPUs without peer access (GeForce)
+    request, crowd, prompt_token  seconds that a request spends outside of the steps: fixed, per other running request,
+                          and per prompt token
+    first_step, first_sequence  extra seconds per step and per sequence in vLLM V0 (0.7 and older), which prepares its
+                          steps sequentially in Python
     """
 
     weights: float
@@ -47,6 +48,8 @@ class Constants:
     switch_large: float
     pcie: float
     pcie_s: float
+    host: float
+    host_s: float
     request: float
     crowd: float
     prompt_token: float
@@ -68,22 +71,24 @@ V1: Final = Constants(
     switch=0.15,
     switch_s=1.95e-6,
     switch_large=0.33,
-    pcie=0.082,
-    pcie_s=30e-6,
+    pcie=0.27,
+    pcie_s=28e-6,
+    host=0.053,
+    host_s=26e-6,
     request=14e-3,
     crowd=0.12e-3,
     prompt_token=3e-6,
-    first_step=2.8e-3,
-    first_sequence=65e-6,
+    first_step=2.5e-3,
+    first_sequence=50e-6,
 )
 
 
-# Up to so much vLLM's own all-reduce sends; NCCL's rings take over beyond.
+# Largest all-reduce of vLLM's custom kernel; NCCL's rings take over beyond.
 SMALL_BYTES: Final = 8 * 2**20  # vllm/distributed/device_communicators/custom_all_reduce.py: max_size
 
 
 def scaled(constants: Constants, factors: Mapping[str, float]) -> Constants:
-    """Constants with what the device, the server, the link and a request take multiplied; 1 leaves them as they are."""
+    """Return the constants with device, server, link and request times multiplied by their factors."""
     device, server, link, request = (factors[name] for name in ("device", "server", "link", "request"))
     return replace(
         constants,
@@ -102,6 +107,8 @@ def scaled(constants: Constants, factors: Mapping[str, float]) -> Constants:
         switch_s=constants.switch_s * link,
         pcie=constants.pcie / link,
         pcie_s=constants.pcie_s * link,
+        host=constants.host / link,
+        host_s=constants.host_s * link,
         request=constants.request * request,
         crowd=constants.crowd * request,
         prompt_token=constants.prompt_token * request,
@@ -109,7 +116,7 @@ def scaled(constants: Constants, factors: Mapping[str, float]) -> Constants:
 
 
 def adapted(constants: Constants, plan: Plan) -> Constants:
-    """Constants fitted to vLLM's second engine, for the engine of a plan."""
+    """Return constants fitted to vLLM V1, adapted to the engine of a plan."""
     release = plan.request.release
     if release.runs_first_engine:
         return replace(
@@ -121,5 +128,5 @@ def adapted(constants: Constants, plan: Plan) -> Constants:
 
 
 def constants_of(plan: Plan) -> Constants:
-    """Those of a plan's server."""
+    """Return the constants of a plan's server."""
     return adapted(V1, plan)

@@ -1,16 +1,16 @@
-"""What happened in a run, in numbers."""
+"""Event counters of a run."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Counts:
-    """What happened, in numbers."""
+    """Event counters of a run."""
 
     arrived: int = 0
-    rejected: int = 0  # a prompt that the context does not hold
-    failed: int = 0  # larger than the whole pool
+    rejected: int = 0  # prompts longer than the context
+    failed: int = 0  # requests larger than the whole pool
     steps: int = 0
-    jumped: int = 0  # of those, the ones run together
-    prompt_tokens: int = 0  # computed, those of preempted sequences again
+    jumped: int = 0  # of those, steps simulated in one batch
+    prompt_tokens: int = 0  # computed, counted again after a preemption
     output_tokens: int = 0

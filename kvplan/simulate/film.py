@@ -1,4 +1,4 @@
-"""The KV pool step by step: which block holds what, from the scheduler's own tables."""
+"""Animation of the KV pool: the owner of each block at each step, from the scheduler's own tables."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source
 
-FREE: Final = 0  # nobody's, and nothing of use in it
-CACHED: Final = 1  # free, and a prompt that begins alike would find it
-SHARED: Final = 2  # of several requests
-EMPTY: Final = 3  # reserved for a request, and nothing stored in it yet
-FIRST: Final = 4  # from here on: the number of the request, plus this
+FREE: Final = 0  # free, without cached contents
+CACHED: Final = 1  # free, with contents in the prefix cache
+SHARED: Final = 2  # used by several requests
+EMPTY: Final = 3  # allocated to a request, nothing stored in it yet
+FIRST: Final = 4  # owned by one request: its number plus FIRST
 MOST_STEPS: Final = 2_000
-MOST_BLOCKS: Final = 65_535  # that a page can draw
+MOST_BLOCKS: Final = 65_535  # limit of the page that draws them
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The state right after a step was scheduled: seconds, requests, tokens of the step, preemptions so far."""
+    """State right after a step was scheduled: seconds, requests, tokens of the step, preemptions so far."""
 
     seconds: float
     running: int
@@ -34,9 +34,9 @@ class Frame:
 
 @dataclass(slots=True)
 class Film:
-    """Frames, and what changes in the pool at each: (block, its new owner), block 1 first.
+    """Frames, and the changes of the pool at each: (block, new owner), sorted by block.
 
-    num_blocks  usable ones; block 0 is nobody's
+    num_blocks  usable blocks; block 0 is the null block
     """
 
     num_blocks: int
@@ -47,11 +47,11 @@ class Film:
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> "Film":
-        """An empty film of a scheduler's pool."""
+        """Return an empty film of a scheduler's pool."""
         return cls(scheduler.blocks.num_usable_blocks, scheduler.blocks.groups[0].block_size)
 
     def take(self, scheduler: Scheduler, batch: Batch, seconds: float) -> None:
-        """A frame of the step that was just scheduled; no effect on a film that is full."""
+        """Record a frame of the step that was just scheduled, unless the film is full."""
         if self.is_full:
             return
         before, after = self._owners, owners(scheduler)
@@ -69,7 +69,7 @@ class Film:
 
 
 def owners(scheduler: Scheduler) -> dict[int, int]:
-    """CACHED, SHARED, EMPTY or a request's number plus FIRST, for each block that is not FREE."""
+    """Return the owner of each block that is not FREE: CACHED, SHARED, EMPTY or a request's number plus FIRST."""
     pool = scheduler.blocks.pool if isinstance(scheduler.blocks, BlockManager) else None
     cells = {} if pool is None else dict.fromkeys(pool.key_of, CACHED)
     for seq in scheduler.running:
@@ -84,19 +84,19 @@ def owners(scheduler: Scheduler) -> dict[int, int]:
 
 
 def number_of(seq: Sequence) -> int:
-    """A request's number: of "17" and of "request-17" it is 17."""
+    """Return a request's number: 17 for the ids "17" and "request-17"."""
     return int(seq.request_id.rpartition("-")[2])
 
 
 def check_drawable(num_blocks: int, cure: str) -> None:
-    """Refuse a film of a pool of so many blocks, block 0 included, where a page cannot draw them all."""
+    """Raise UsageError if a pool of `num_blocks` blocks (block 0 included) is too large to draw."""
     if num_blocks > MOST_BLOCKS + 1:
         problem = f"a pool of {num_blocks:,} blocks is more than the {MOST_BLOCKS:,} that a page draws"
         raise UsageError("--film", problem, cure)
 
 
 def filmed(setups: Iterable[tuple[str, Setup]], source: Source, arrivals_of: Callable[[], Arrivals]) -> dict[str, Film]:
-    """The first MOST_STEPS steps of each run, every step scheduled by itself."""
+    """Record the first MOST_STEPS steps of each run, without jumping over any."""
     films = {}
     for name, setup in setups:
         simulation = setup.simulation(arrivals_of(), source.run_len)

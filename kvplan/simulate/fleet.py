@@ -1,13 +1,13 @@
-"""Many servers behind a router, in one time: replicas of one kind or of several, that come, go and fail.
+"""A fleet of replicas behind a router on one clock: one or several kinds, with autoscaling and failures.
 
-Every replica is a run of its own (kvplan.simulate.runs). Only what reaches it from outside ties it to the others: the
-requests that the router sends it. So a replica is brought up to a moment when a request is sent to it, or when a
-router that looks at loads might see one of its answers end; with routers that look at nothing, replicas are as many
-simulations apart, each with its share of the requests, and can be run by as many processes.
+Every replica is a run of its own (kvplan.simulate.runs), coupled to the others only by the requests that the router
+sends it. So a replica is simulated up to a time only when it gets a request, or when a load-aware router might see one
+of its requests end. If the router ignores loads, the replicas are independent simulations, each with its share of the
+requests, and can run in separate processes.
 
-Prompts computed elsewhere (`prefill` replicas) are handed to `decode` replicas over a link: each prefill replica sends
-one prompt's keys and values at a time. The decode replica computes the last prompt token again, as vLLM's does.
-Not in it: the network of requests and answers, and the blocks that a prompt holds until it is sent.
+With disaggregation, `prefill` replicas hand prompts to `decode` replicas over a link: each prefill replica sends one
+prompt's KV at a time. The decode replica recomputes the last prompt token, as vLLM's does.
+Not modeled: the network latency of requests and responses, and the blocks that a prompt occupies until it is sent.
 """
 
 from array import array
@@ -35,11 +35,11 @@ State = Literal["starting", "serving", "draining", "down", "gone"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Replicas that are alike.
+    """A group of identical replicas.
 
-    start        makes a run over arrivals, for a length of prefix runs
-    token_bytes  of keys and values for a token, over all ranks
-    num_gpus     of one replica
+    start        makes a run from arrivals and the tokens per prefix id
+    token_bytes  KV bytes per token, over all ranks
+    num_gpus     GPUs per replica
     """
 
     name: str
@@ -51,7 +51,7 @@ class Kind:
 
 @dataclass(slots=True)
 class Sent:
-    """A request on its way: its number in the fleet, when its user sent it, and itself."""
+    """A routed request: its number in the fleet, its arrival time at the fleet, and the request itself."""
 
     number: int
     arrival: float
@@ -59,7 +59,7 @@ class Sent:
 
 
 class Inbox:
-    """Arrivals of one replica: what the router sends it."""
+    """Arrivals of one replica: the requests that the router sends it."""
 
     def __init__(self, on_end: Callable[[float], None]) -> None:
         self._queue: deque[tuple[float, TraceRequest]] = deque()
@@ -78,27 +78,29 @@ class Inbox:
         self._on_end(time)
 
     def numbers(self, count: int) -> range:
-        """Of the `count` requests that were put in, those that are still there."""
+        """Return the numbers of the requests still queued, of the `count` that were put in."""
         return range(count - len(self._queue) + 1, count + 1)
 
 
 @dataclass(slots=True)
 class Life:
-    """A replica between two failures: its run, and for each of its requests the number it has in the fleet."""
+    """A replica between two failures: its run, and the fleet number of each of its requests."""
 
     run: Run
     inbox: Inbox
     numbers: "array[int]" = field(default_factory=lambda: array("q"))
     sent: list[Sent] = field(default_factory=list)
-    num_handed: int = 0  # records whose prompts have been handed over
+    num_handed: int = 0  # records handed over to decode replicas
 
 
 @dataclass(slots=True)
 class Replica:
     """One server of the fleet.
 
-    load      requests that were sent to it and have not been answered
-    up        seconds for which it was paid: from its start to its end
+    load      requests sent to it that have not finished
+    begun, ended  seconds between which it is paid for
+    down_s        seconds of those before down_since in which it was starting or down
+    down_since    since when it has been starting or down, or None
     """
 
     index: int
@@ -106,6 +108,8 @@ class Replica:
     state: State = "serving"
     begun: float = 0.0
     ended: float | None = None
+    down_s: float = 0.0
+    down_since: float | None = None
     load: int = 0
     lives: list[Life] = field(default_factory=list)
     link_free: float = 0.0
@@ -117,7 +121,7 @@ class Replica:
 
 
 class Router(Protocol):
-    """Chooses among the replicas that serve; `looks` at loads, which must then be those of the moment."""
+    """Chooses one of the serving replicas; `looks` is True if it reads loads, which must then be current."""
 
     looks: bool
 
@@ -126,7 +130,7 @@ class Router(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A replica is lost, with all that it holds, from `start` on for so many seconds."""
+    """Loss of a replica and its requests, from `start` for `seconds`."""
 
     replica: int
     start: float
@@ -135,13 +139,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Autoscale:
-    """As Kubernetes' autoscaler does with an average value: ceil(total / target) replicas, unless it is nearly so.
+    """Autoscaling as Kubernetes does for an average value: ceil(total / target) replicas, unless within tolerance.
 
-    target     requests per replica that are sent and not answered
-    every      seconds between two decisions, and by which the reading that one is made on is old
+    target     unfinished requests per replica
+    every      seconds between two decisions, and the age of the reading that a decision uses
     provision  seconds until a new replica serves
-    settle     seconds over which the highest decision counts before replicas are given back
-    tolerance  of the ratio, within which nothing is done
+    settle     seconds over which the highest decision counts before replicas are removed
+    tolerance  deviation of the ratio from 1 that changes nothing
 
     Source: the documentation of Kubernetes' HorizontalPodAutoscaler: every 15 s, 10 %, 300 s.
     """
@@ -157,7 +161,7 @@ class Autoscale:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Over which prompts are handed from prefill to decode: bytes per second of a prefill replica, and a delay."""
+    """Link from prefill to decode replicas: bytes per second of each prefill replica, and a delay in seconds."""
 
     bandwidth: float
     latency: float = 0.0
@@ -168,10 +172,10 @@ Event = tuple[float, int, Callable[[float], None]]
 
 @dataclass(slots=True)
 class Fleet:
-    """All replicas over one stream of arrivals.
+    """All replicas, serving one stream of arrivals.
 
-    kinds  of the replicas that are there from the start, in their order
-    stop   asked now and then; True ends the run early
+    kinds  kind of each initial replica, in order
+    stop   polled; True ends the run early
     """
 
     kinds: tuple[Kind, ...]
@@ -188,19 +192,19 @@ class Fleet:
     replicas: list[Replica] = field(default_factory=list)
     num_arrived: int = 0
     num_finished: int = 0
-    num_resent: int = 0  # because a replica failed
+    num_resent: int = 0  # sent again because a replica failed
     records: Records = field(default_factory=Records)
-    sizes: list[tuple[float, int]] = field(default_factory=list)  # (seconds, replicas that serve), at each change
+    sizes: list[tuple[float, int]] = field(default_factory=list)  # (seconds, serving replicas) at each change
     origin: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _events: list[Event] = field(default_factory=list)
     _num_events: int = 0
-    _ends: list[tuple[float, int, int]] = field(default_factory=list)  # answers that users have not seen yet
-    _bounds: list[tuple[float, int, int]] = field(default_factory=list)  # before which a replica ends nothing
-    _held: deque[Sent] = field(default_factory=deque)  # no replica serves
+    _ends: list[tuple[float, int, int]] = field(default_factory=list)  # finished requests that users have not seen yet
+    _bounds: list[tuple[float, int, int]] = field(default_factory=list)  # heap of lower bounds of each next end
+    _held: deque[Sent] = field(default_factory=deque)  # requests that wait for a serving replica
     _readings: deque[tuple[float, int]] = field(default_factory=deque)
     _decisions: deque[tuple[float, int]] = field(default_factory=deque)
-    _looks: bool = False  # whether loads must be those of the moment
-    _is_tied: bool = False  # whether an answer may bring the next request
+    _looks: bool = False  # whether loads must be current
+    _is_tied: bool = False  # whether a finished request may trigger the next one
     _arrivals_of: "array[float]" = field(default_factory=lambda: array("d"))
     _versions: list[int] = field(default_factory=list)
 
@@ -219,11 +223,11 @@ class Fleet:
 
     @property
     def is_apart(self) -> bool:
-        """Whether nothing that happens on one replica changes what another is sent."""
+        """True if nothing that happens on one replica changes the requests of another."""
         return not self._looks and not self.failures
 
     def run(self, jobs: Jobs = 1) -> None:
-        """To the end of the last request, or until `stop` says so; by `jobs` processes where replicas are apart."""
+        """Run until the last request ends or `stop` returns True; in `jobs` processes if replicas are independent."""
         if is_shared(jobs) and self.is_apart:
             self._run_apart(jobs)
         else:
@@ -233,7 +237,7 @@ class Fleet:
         self._finish()
 
     def _run_apart(self, jobs: Jobs) -> None:
-        """As in one process; stopped early, the fleet is those replicas that are done."""
+        """Run the replicas in processes, with the same results; if stopped early, drop those that are not done."""
         shares = self._shares()
         tasks = [
             Task(replica.kind.start, self.run_len, share) for replica, share in zip(self.replicas, shares, strict=True)
@@ -251,7 +255,7 @@ class Fleet:
             self.num_arrived = self.num_finished
 
     def _shares(self) -> list[Share]:
-        """What the router sends to each replica."""
+        """Route all arrivals; return the requests of each replica."""
         shares = [Share() for _ in self.replicas]
         serving = self._serving("server")
         while (time := self.arrivals.next_time()) is not None:
@@ -265,7 +269,7 @@ class Fleet:
         return shares
 
     def _advance(self) -> bool:
-        """The next thing that happens: a user sees an answer, a replica changes, a request comes, steps are run."""
+        """Process the next event: a response seen by its user, a replica's change, an arrival, or steps of a run."""
         next_at = self.arrivals.next_time()
         arrival = inf if next_at is None else next_at
         event = self._events[0][0] if self._events else inf
@@ -298,10 +302,10 @@ class Fleet:
         return True
 
     def _bring_up(self, first: float) -> None:
-        """Run the replica whose next answer may be the soonest, as far as nothing can reach it from outside."""
+        """Run the replica with the earliest possible end, up to the next time something outside can affect it."""
         bound, index, _ = heappop(self._bounds)
         run = self.replicas[index].run
-        if self._is_tied:  # an answer may bring it a request
+        if self._is_tied:  # its own end may bring it a request
             first = min(first, nextafter(bound, inf))
         run.run(first)
         self._note_bound(index, run.earliest_end())
@@ -355,7 +359,7 @@ class Fleet:
             self._note_bound(replica.index, max(time, life.run.clock))
 
     def _hand_over(self, replica: Replica, time: float) -> None:
-        """Send the prompts that a prefill replica has computed."""
+        """Send the prompts that a prefill replica has computed to decode replicas."""
         assert self.link is not None
         life = replica.lives[-1]
         numbers = life.run.records.number
@@ -378,14 +382,14 @@ class Fleet:
     # --- replicas -----------------------------------------------------------------------------------------------
 
     def _start(self, kind: Kind, time: float, state: State = "serving") -> Replica:
-        replica = Replica(len(self.replicas), kind, state, begun=time)
+        replica = Replica(len(self.replicas), kind, state, begun=time, down_since=time if state == "starting" else None)
         self.replicas.append(replica)
         self._versions.append(0)
         self._renew(replica, time)
         return replica
 
     def _renew(self, replica: Replica, time: float) -> None:
-        """A run with nothing in it."""
+        """Give a replica a fresh run."""
 
         def on_end(seen: float) -> None:
             if self._looks:
@@ -400,9 +404,9 @@ class Fleet:
             raise UsageError(
                 "--disaggregate",
                 "prompts that share prefixes, and layers with windows or states, cannot be handed over in a simulation",
-                "leave it out, or use a model that keeps every token and a load without shared prefixes",
+                "remove it, or use a model that keeps every token and a load without shared prefixes",
             )
-        if replica.kind.role == "prefill":  # what a request spends outside of steps it spends once
+        if replica.kind.role == "prefill":  # the time outside of steps counts once, on the decode replica
             run.request_s = run.crowd_s = run.prompt_token_s = 0.0
         run.clock = time
         replica.lives.append(Life(run, inbox))
@@ -425,13 +429,14 @@ class Fleet:
             return
         run, life = replica.run, replica.lives[-1]
         run.run(time)
-        for seen, index, _ in sorted(self._ends):  # answers that are whole, on their way to users
+        for seen, index, _ in sorted(self._ends):  # complete responses on their way to users
             if index == replica.index:
                 self._see(replica, seen)
         self._ends = [end for end in self._ends if end[1] != replica.index]
         heapify(self._ends)
         replica.state, replica.load = "down", 0
         replica.failures += 1
+        replica.down_since = time if replica.down_since is None else replica.down_since
         self._versions[replica.index] += 1
         lost = sorted([*run.live(), *life.inbox.numbers(len(life.numbers))])
         self._renew(replica, time)
@@ -445,6 +450,7 @@ class Fleet:
     def _return(self, replica: Replica, time: float) -> None:
         if replica.state in ("down", "starting"):
             replica.state = "serving"
+            replica.down_s, replica.down_since = replica.down_s + time - (replica.down_since or 0.0), None
             replica.run.clock = max(replica.run.clock, time)
             self._note_size(time)
             stranded, self._held = self._held, deque()
@@ -452,7 +458,7 @@ class Fleet:
                 self._route(sent, time)
 
     def _scale(self, time: float) -> None:
-        """Read, and decide on the reading before."""
+        """Take a load reading, and decide on the previous one."""
         scale = self.autoscale
         assert scale is not None
         total = sum(replica.load for replica in self.replicas if replica.state == "serving") + len(self._held)
@@ -494,12 +500,12 @@ class Fleet:
 
     @property
     def num_held(self) -> int:
-        """Requests that no replica could take."""
+        """Number of requests that wait for a serving replica."""
         return len(self._held)
 
     @property
     def counts(self) -> Counts:
-        """Of all replicas; requests that nobody could take have failed."""
+        """Counts over all replicas; requests that no replica could take count as failed."""
         parts = [run.counts for run in self.runs]
         return Counts(
             arrived=self.num_arrived,
@@ -512,7 +518,7 @@ class Fleet:
         )
 
     def _finish(self) -> None:
-        """All records in one, by the numbers and arrivals of the fleet."""
+        """Merge all records, with the fleet's request numbers and arrival times."""
         prompts: dict[int, tuple[float, int, int]] = {}
         rows: list[tuple[int, Records, int]] = []
         for replica in self.replicas:

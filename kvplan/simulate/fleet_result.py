@@ -1,8 +1,8 @@
-"""What a fleet showed, as figures: of all its replicas, and of each."""
+"""Figures of a fleet run: overall and per replica."""
 
 from dataclasses import dataclass
 
-from kvplan.simulate.fleet import Fleet, Replica
+from kvplan.simulate.fleet import Fleet, Replica, Role, State
 from kvplan.simulate.records import METRICS, Metric
 from kvplan.simulate.result import Result, Spread, queue_grows, spread
 from kvplan.simulate.runs import Run
@@ -11,16 +11,17 @@ from kvplan.simulate.timeline import LEVELS
 
 @dataclass(frozen=True, slots=True)
 class ReplicaResult:
-    """One replica: from its start to its end, or the fleet's.
+    """One replica's figures, from its start to its end or the fleet's.
 
-    times  as the replica knows them: from the moment at which a request was sent to it
-    busy   share of that time in which it ran a step
+    seconds  time in which it was up: rented, and neither starting nor down
+    times    measured from the time the request was sent to the replica
+    busy     fraction of `seconds` spent in steps
     """
 
     index: int
     kind: str
-    role: str
-    state: str
+    role: Role
+    state: State
     seconds: float
     failures: int
     requests: int
@@ -38,12 +39,12 @@ class ReplicaResult:
 
 @dataclass(frozen=True, slots=True)
 class FleetResult:
-    """All replicas together.
+    """Figures of the whole fleet.
 
-    total      figures as of one server; the highest levels are those of one replica
+    total      figures as if of one server; peaks are the highest of any one replica
     resent     requests that were sent again because a replica failed
-    gpu_hours  of all replicas, from their starts to their ends
-    sizes      (seconds, replicas that serve), at each change
+    gpu_hours  GPU hours of all replicas, from their starts to their ends
+    sizes      (seconds, serving replicas) at each change
     """
 
     total: Result
@@ -57,12 +58,12 @@ class FleetResult:
 
 
 def fleet_result(fleet: Fleet, skipped: int = 0, *, by_clock: bool = False) -> FleetResult:
-    """The figures of a fleet whose run has ended; the first `skipped` arrivals are not among its times."""
+    """Return the figures of a finished fleet run; its times leave out the first `skipped` arrivals."""
     seconds = fleet.clock
     replicas = tuple(replica_result(replica, seconds) for replica in fleet.replicas)
     ends = [*(time for time, _ in fleet.sizes[1:]), seconds]
     area = sum(count * max(0.0, end - start) for (start, count), end in zip(fleet.sizes, ends, strict=True))
-    hours = sum(up_seconds(replica, seconds) * replica.kind.num_gpus for replica in fleet.replicas) / 3600
+    hours = sum(rented_seconds(replica, seconds) * replica.kind.num_gpus for replica in fleet.replicas) / 3600
     return FleetResult(
         total=total(fleet, skipped, by_clock=by_clock),
         resent=fleet.num_resent,
@@ -75,12 +76,19 @@ def fleet_result(fleet: Fleet, skipped: int = 0, *, by_clock: bool = False) -> F
     )
 
 
-def up_seconds(replica: Replica, seconds: float) -> float:
+def rented_seconds(replica: Replica, seconds: float) -> float:
     return max(0.0, (seconds if replica.ended is None else replica.ended) - replica.begun)
 
 
+def up_seconds(replica: Replica, seconds: float) -> float:
+    """Return the seconds of a run of `seconds` in which the replica was neither starting nor down."""
+    end = seconds if replica.ended is None else replica.ended
+    still_down = 0.0 if replica.down_since is None else end - replica.down_since
+    return max(0.0, rented_seconds(replica, seconds) - replica.down_s - max(0.0, still_down))
+
+
 def area(runs: list[Run], level: str) -> float:
-    """Level x seconds, summed."""
+    """Return the integral of a level over time, summed over the runs."""
     place = LEVELS.index(level)
     return sum(bucket.sums[place] for run in runs for bucket in run.timeline.buckets)
 
@@ -113,7 +121,7 @@ def replica_result(replica: Replica, seconds: float) -> ReplicaResult:
 
 
 def total(fleet: Fleet, skipped: int, *, by_clock: bool) -> Result:
-    """As of one server."""
+    """Return the fleet's figures as if of one server."""
     records, counts, runs, seconds = fleet.records, fleet.counts, list(fleet.runs), fleet.clock
     looked_up = sum(run.prefix_cache_stats.queries for run in runs)
     hits = sum(run.prefix_cache_stats.hits for run in runs)

@@ -1,10 +1,11 @@
-"""A load generator's command line as the load it sends, in the words of `kvplan simulate`.
+"""Translation of a load generator's command line to options of `kvplan simulate`.
 
-Each server's own tool stands in servers/<name>/bench.py, those of nobody's server in clients.py.
+Each server's own tool is in servers/<name>/bench.py, server-independent ones in clients.py.
 """
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from kvplan.core.errors import UsageError
@@ -17,7 +18,7 @@ from kvplan.simulate.pasted import OPTION, Grammar, promise, uniform, values_of,
 MAX_CHARS: Final = 16 * 1024
 SHAREGPT: Final = "sharegpt"
 RANDOM: Final = ("random", "random-ids")
-# What changes neither lengths nor arrivals: names of flags that take a value, and of switches.
+# Flags that change neither lengths nor arrivals: those with a value, and switches.
 VALUES: Final = frozenset(
     {
         "label", "backend", "base-url", "host", "port", "endpoint", "header", "tokenizer", "tokenizer-mode",
@@ -55,7 +56,7 @@ def is_generator(text: str) -> bool:
 
 
 def options_of(text: str) -> dict[str, str]:
-    """The options of `kvplan simulate` that say the same; UsageError where a flag has no such option."""
+    """Return the equivalent options of `kvplan simulate`; raise UsageError if a flag has none."""
     generator = next((tool for tool in generators() if re.search(tool.is_called, text)), None)
     client = next((tool for tool in CLIENTS if re.search(tool.is_called, text)), None)
     if client is not None and len(text) <= MAX_CHARS:
@@ -87,7 +88,7 @@ def options_of(text: str) -> dict[str, str]:
 
 
 def flags(text: str, generator: Generator) -> dict[str, str]:
-    """Flag -> value, dashes between words; a flag that is given twice counts last, as for the tools."""
+    """Return flag (with dashes) -> value; the last value of a repeated flag wins, as in the tools."""
     values = values_of(words_of(text), Grammar(generator.name, READ, VALUES, SWITCHES, frozenset({"goodput"})))
     return {name: " ".join(words) if name == "goodput" else words[-1] for name, words in values.items()}
 
@@ -106,15 +107,13 @@ def random_lengths(stated: Mapping[str, str], generator: Generator) -> dict[str,
 
 
 def ratios(text: str) -> tuple[float, float]:
-    """Of prompts and of answers: `0.2`, or `{"input": 0.2, "output": 0.5}`."""
+    """Parse the (prompt, output) range ratios: `0.2`, or `{"input": 0.2, "output": 0.5}`."""
     pair = re.fullmatch(r"\s*\{\s*['\"]input['\"]\s*:\s*([0-9.]+)\s*,\s*['\"]output['\"]\s*:\s*([0-9.]+)\s*\}\s*", text)
-    try:
-        low_high = (float(pair[1]), float(pair[2])) if pair else (float(text), float(text))
-    except ValueError:
-        low_high = (-1.0, -1.0)
-    if not all(0 <= ratio <= 1 for ratio in low_high):
-        raise UsageError(OPTION, f"--random-range-ratio {printable(text, 60)} is no share", "write 0 to 1")
-    return low_high
+    with suppress(ValueError):
+        low, high = (float(pair[1]), float(pair[2])) if pair else (float(text), float(text))
+        if 0 <= low <= 1 and 0 <= high <= 1:
+            return low, high
+    raise UsageError(OPTION, f"--random-range-ratio {printable(text, 60)} is no share", "write 0 to 1")
 
 
 def arrivals(stated: Mapping[str, str]) -> dict[str, str]:

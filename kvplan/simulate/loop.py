@@ -1,9 +1,9 @@
-"""The loop: arrivals, the engine's scheduler, a clock that moves by what each step would take.
+"""The simulation loop: arrivals, the engine's scheduler, and a clock that advances by each step's estimated time.
 
 Steps in which every running sequence decodes one token and nothing else happens are run together (`_jump`): the clock
-still moves step by step, with the same numbers in the same order, and the block manager is still asked at every step
-at which a sequence takes, gives back or publishes a block. What a jump leaves behind is therefore what the steps
-would have left: the same blocks by id, the same eviction order, the same times to the last bit.
+still advances step by step, with the same numbers in the same order, and the block manager is still called at every
+step at which a sequence allocates, frees or publishes a block. So a jump leaves the same state as single steps: the
+same block ids, the same eviction order, the same times to the last bit.
 """
 
 from collections import deque
@@ -21,16 +21,16 @@ from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records
 from kvplan.simulate.requests import Content, Prefixes, TokenCount, content_of, sequence
 from kvplan.simulate.steptime import StepTime
-from kvplan.simulate.tiers import Tiers
+from kvplan.simulate.tiers import TimedTiers
 from kvplan.simulate.timeline import Timeline
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest
 
-MOST_STEPS = 512  # of one jump: its events are listed beforehand
+MOST_STEPS = 512  # per jump: its events are listed in advance
 
 
 class _AnyToken(Mapping[str, int]):
-    """The token every sequence samples: its id matters to nobody."""
+    """The same sampled token for every sequence; no code depends on its id."""
 
     def __getitem__(self, request_id: str) -> int:
         return 0
@@ -46,7 +46,7 @@ ANY_TOKEN = _AnyToken()
 
 
 class Watcher(Protocol):
-    """Sees what becomes of requests, and each batch that is scheduled by itself; seconds are the clock's."""
+    """Observer of requests and of each individually scheduled batch; seconds are simulated time."""
 
     def arrive(self, seq: Sequence, seconds: float) -> None: ...
 
@@ -57,26 +57,27 @@ class Watcher(Protocol):
 
 @dataclass(slots=True)
 class Live:
-    """A request that has not ended."""
+    """An unfinished request."""
 
     content: Content
     arrival: float
-    admitted: float | None = None  # until it is
+    admitted: float | None = None  # None: not admitted yet
     first_token: float | None = None
     cached: int = 0
     loaded: int = 0
-    outside: float = 0.0  # seconds that its user sees tokens later than the steps give them
+    outside: float = 0.0  # seconds between a token's step and its arrival at the user
 
 
 @dataclass(slots=True)
 class Simulation:
-    """One run.
+    """A simulated run of one server.
 
-    run_len  tokens that one prefix id of a request stands for
-    request_s, crowd_s, prompt_token_s  seconds that a request spends outside of the steps, those for each other one
-             that runs, and those of each token of its prompt
-    on_step  sees each batch that is scheduled by itself, right after it was
-    stop     asked now and then; True ends the run early
+    run_len  tokens per prefix id of a request
+    request_s, crowd_s, prompt_token_s  seconds that a request spends outside of the steps: fixed, per other running
+             request, and per prompt token
+    on_step  called with each individually scheduled batch, right after scheduling
+    stop     polled; True ends the run early
+    order, num_spare_blocks  scheduler class, and blocks that must stay free during decode
     """
 
     config: SchedulerConfig
@@ -86,7 +87,7 @@ class Simulation:
     step_time: StepTime
     arrivals: Arrivals
     run_len: int | None = None
-    tiers: Tiers | None = None
+    tiers: TimedTiers | None = None
     jump: bool = True
     on_step: Callable[["Simulation", Batch], None] | None = None
     watcher: Watcher | None = None
@@ -94,6 +95,8 @@ class Simulation:
     request_s: float = 0.0
     crowd_s: float = 0.0
     prompt_token_s: float = 0.0
+    order: type[Scheduler] = Scheduler
+    num_spare_blocks: int = 0
 
     clock: float = 0.0
     records: Records = field(default_factory=Records)
@@ -101,16 +104,20 @@ class Simulation:
     counts: Counts = field(default_factory=Counts)
     scheduler: Scheduler = field(init=False)
     _live: dict[Sequence, Live] = field(default_factory=dict)
-    _unanswered: dict[Sequence, None] = field(default_factory=dict)  # those without a first token
+    _unanswered: dict[Sequence, None] = field(default_factory=dict)  # sequences without a first token
     _in_flight: deque[tuple[Batch, StepWork]] = field(default_factory=deque)
     _prefixes: Prefixes = field(default_factory=Prefixes)
-    _is_stuck: bool = False  # those that wait cannot be admitted before blocks come free
+    _is_stuck: bool = False  # waiting sequences cannot be admitted until blocks are freed
     _last_step_s: float = 0.01
     _until: float = inf
     _slot_group: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config, self.num_blocks, self.groups)
+        self.scheduler = (
+            self.order(self.config, self.num_blocks, self.groups)
+            if self.tiers is None
+            else self.tiers.scheduler(self.config, self.num_blocks)
+        )
         whole = [g for g, group in enumerate(self.groups) if not isinstance(group, MambaGroup)]
         self._slot_group = whole[0] if whole else None
 
@@ -127,32 +134,35 @@ class Simulation:
         return self.scheduler.blocks.num_usable_blocks
 
     def run(self, until: float = inf) -> None:
-        """To the end of the last request, to the last step that begins before `until`, or as `stop` says."""
+        """Run until the last request ends, no step begins before `until`, or `stop` returns True."""
         self._until = until
         while self._advance():
             if self.stop is not None and self.stop(self):
                 return
 
     def live(self) -> list[int]:
-        """Numbers of the requests that have come and not ended."""
+        """Return the numbers of the unfinished requests that have arrived."""
         return [live.content.number for live in self._live.values()]
 
     def earliest_end(self) -> float:
-        """A time before which no request of those here ends; inf of none."""
+        """Return a lower bound of the time at which the next request ends, or inf if there is no request."""
         if self._live:
             return self.clock
         next_at = self.arrivals.next_time()
         return inf if next_at is None else next_at
 
     def _advance(self) -> bool:
-        """A step, several at once, or the wait for the next request; False when nothing is left."""
+        """Run one step, jump over several, or wait for the next request; return False if nothing is left."""
         self._take_arrivals()
         if not self.scheduler.has_unfinished and not any(batch.num_tokens for batch, _ in self._in_flight):
             self._in_flight.clear()
             arrival = self.arrivals.next_time()
             if arrival is None or arrival >= self._until:
                 return False
-            self.clock = max(self.clock, arrival)
+            if self.tiers is not None and self.tiers.is_busy:
+                self._copy(self.tiers, arrival)
+            else:
+                self.clock = max(self.clock, arrival)
             return True
         if self.clock >= self._until:
             return False
@@ -179,12 +189,12 @@ class Simulation:
             return
         if self.watcher is not None:
             self.watcher.arrive(seq, arrival)
-        if len(self.scheduler.waiting) == 1:  # nobody waited: this one may go at once
+        if len(self.scheduler.waiting) == 1:  # the queue was empty: this request may be admitted at once
             self._is_stuck = False
         self._live[seq] = Live(content, arrival)
         self._unanswered[seq] = None
         if self.clock > arrival:
-            self.timeline.add_wait(arrival, self.clock - arrival)
+            self.timeline.add_wait(arrival, self.clock - arrival, len(self.scheduler.waiting))
 
     def _queue(self, seq: Sequence, content: Content) -> None:
         self.scheduler.add(seq)
@@ -192,23 +202,22 @@ class Simulation:
     def _admitted(self, batch: Batch) -> None:
         for seq in (*batch.new, *batch.resumed):
             live = self._live[seq]
-            hit = batch.hits[seq]
-            loaded = 0 if self.tiers is None else self.tiers.admit(seq, live.content, hit)
             if live.admitted is None:
-                live.admitted, live.cached, live.loaded = self.clock, hit, loaded
+                live.admitted, live.loaded = self.clock, seq.num_loaded_tokens
+                live.cached = batch.hits[seq] - live.loaded
+                if self.tiers is not None:
+                    self.tiers.looked_up += seq.num_prompt_tokens
 
     def _end(self, seq: Sequence) -> None:
         live = self._live.pop(seq)
         self._unanswered.pop(seq, None)
-        if self.tiers is not None:
-            self.tiers.drop(seq)
         if seq.finish_reason == "out_of_blocks":
             self.counts.failed += 1
         else:
             rows = self.records
             rows.number.append(live.content.number)
             rows.arrival.append(live.arrival)
-            assert live.admitted is not None  # it has ended
+            assert live.admitted is not None  # as it has ended
             assert live.first_token is not None
             rows.admitted.append(live.admitted)
             rows.first_token.append(live.first_token)
@@ -221,19 +230,18 @@ class Simulation:
         self.arrivals.ended(self.clock + live.outside)
 
     def _outside(self, seq: Sequence) -> float:
-        """Seconds of a request outside of the steps, by which its user sees every token later."""
+        """Return the seconds that a request spends outside of the steps, which delay each of its tokens."""
         others = self.crowd_s * (len(self.scheduler.running) - 1) if self.crowd_s else 0.0
         return self.request_s + max(0.0, others) + self.prompt_token_s * seq.num_prompt_tokens
 
     # --- one step -----------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Schedule a batch; run the oldest when as many are in flight as may be."""
+        """Schedule a batch; run the oldest one if the batch queue is full."""
         batch = self.scheduler.schedule()
         self._admitted(batch)
         if self.tiers is not None:
-            for seq in batch.preempted:
-                self.tiers.drop(seq)
+            self.clock = self.tiers.begin_at(self.clock, batch.transfers)
         for seq in batch.failed:
             self._end(seq)
         if self.on_step is not None:
@@ -242,24 +250,37 @@ class Simulation:
             self.watcher.schedule(self.scheduler, batch, self.clock)
         quiet = not (batch.new or batch.resumed or batch.preempted or batch.failed)
         if quiet and not batch.num_tokens and not any(ahead.num_tokens for ahead, _ in self._in_flight):
-            raise InvalidInputError(
-                "simulation",
-                "nothing can be scheduled although requests wait; a step of --max-num-batched-tokens "
-                f"{self.config.max_num_batched_tokens} is too small for a block",
-                "raise it",
-            )
+            assert self.tiers is not None, "nothing can be scheduled although requests wait"
+            assert self.tiers.is_busy, "nothing can be scheduled although requests wait for copies"
+            self._wait_for_copies(self.tiers, self.arrivals.next_time())
+            return
         self._in_flight.append((batch, self._work(batch)))
         done: list[Sequence] = []
         while len(self._in_flight) == self.config.batch_queue_depth or (self._in_flight and not batch.num_tokens):
             done = self._run(*self._in_flight.popleft())
             if self._in_flight:
                 break
-        # Where a prompt took the budget, somebody may be admitted as soon as it is done.
+        # If a prompt used up the budget, a sequence may be admitted as soon as that prompt is done.
         is_decode = len(batch.num_tokens) == sum(batch.num_tokens.values()) == len(self.scheduler.running)
         self._is_stuck = quiet and not done and is_decode and bool(self.scheduler.waiting)
+        if self.tiers is not None:
+            self._is_stuck &= not self.tiers.is_busy  # a finished copy may allow an admission
+            self.tiers.take_in_at(self.clock)
+
+    def _copy(self, tiers: TimedTiers, arrival: float) -> None:
+        """Run a step of copies only, while no request is unfinished."""
+        self.clock = tiers.begin_at(self.clock, self.scheduler.schedule().transfers)
+        self._wait_for_copies(tiers, arrival)
+
+    def _wait_for_copies(self, tiers: TimedTiers, arrival: float | None) -> None:
+        """Advance the clock to the end of the next copy or to the next arrival."""
+        ends = [moment for moment in (tiers.host.next_end, arrival) if moment is not None]
+        if tiers.host.next_end is not None:
+            self.clock = max(self.clock, min(ends))
+        tiers.take_in_at(self.clock)
 
     def _run(self, batch: Batch, work: StepWork) -> list[Sequence]:
-        """Let the clock move by a batch and take in its tokens; returns those that ended."""
+        """Advance the clock by a batch and process its tokens; return the sequences that ended."""
         seconds = self.step_time.seconds(work) if batch.num_tokens else 0.0
         if batch.num_tokens:
             self._last_step_s = seconds
@@ -275,8 +296,6 @@ class Simulation:
                 live.outside = self._outside(seq)
                 live.first_token = self.clock + live.outside
                 del self._unanswered[seq]
-        if self.tiers is not None:
-            self._store_prompts(batch)
         for seq in done:
             self._end(seq)
         return done
@@ -285,73 +304,61 @@ class Simulation:
         scheduler = self.scheduler
         used = scheduler.blocks.num_usable_blocks - scheduler.blocks.num_free_blocks
         stored = sum([seq.num_computed_tokens for seq in scheduler.running])
-        levels = (len(scheduler.running), len(scheduler.waiting), used, stored, self._slots())
+        levels = (len(scheduler.running), scheduler.num_waiting, used, stored, self._slots())
         self.timeline.add(self.clock, seconds, levels, num_tokens)
         self.counts.output_tokens += num_tokens
 
     def _slots(self) -> int:
-        """Tokens that the running sequences' blocks of one group have room for."""
+        """Return the token capacity of the running sequences' blocks in one group."""
         if self._slot_group is None:
             return 0
         g = self._slot_group
         return self.groups[g].block_size * sum([len(seq.block_table[g]) for seq in self.scheduler.running])
 
     def _work(self, batch: Batch) -> StepWork:
-        """The batch's work; its tokens are counted as computed already."""
+        """Return the batch's work; num_computed_tokens must already include its tokens."""
         read, pairs = [0] * len(self.reaches), [0] * len(self.reaches)
-        loaded = [0] * (0 if self.tiers is None else len(self.tiers.tiers))
         num_tokens = 0
         for seq, n in batch.num_tokens.items():
             end = seq.num_computed_tokens
-            if n == 1 and end > seq.num_prompt_tokens:  # most: one token of an answer
+            if n == 1 and end > seq.num_prompt_tokens:  # the common case: decode
                 num_tokens += 1
                 for k, reach in enumerate(self.reaches):
                     tokens = end if reach.tokens is None or end < reach.tokens else reach.tokens
                     read[k] += tokens
                     pairs[k] += tokens
                 continue
-            if self.tiers is not None and end - n < seq.num_prompt_tokens:
-                taken, from_tier = self.tiers.split(seq, end - n, end)
-                n -= taken
-                loaded = [a + b for a, b in zip(loaded, from_tier, strict=True)]
-                if n == 0:
-                    continue
             num_tokens += n
             self.counts.prompt_tokens += max(0, min(n, seq.num_prompt_tokens - (end - n)))
             for k, reach in enumerate(self.reaches):
                 read[k] += reach.span(end, n)
                 pairs[k] += reach.pairs(end, n)
-        return StepWork(num_tokens, len(batch.samples), len(batch.num_tokens), tuple(read), tuple(pairs), tuple(loaded))
-
-    def _store_prompts(self, batch: Batch) -> None:
-        """Prompts that this batch completed go to the tiers."""
-        assert self.tiers is not None
-        for seq in batch.samples:
-            if seq.num_output_tokens == 1 and seq in self._live:
-                self.tiers.store(seq, self._live[seq].content)
+        return StepWork(num_tokens, len(batch.samples), len(batch.num_tokens), tuple(read), tuple(pairs))
 
     # --- several steps at once ----------------------------------------------------------------------------------
 
     def _jump(self) -> int:
-        """Run the steps up to the next in which anything but decoding can happen; returns how many, perhaps none."""
+        """Run the steps up to the next one that may do more than decode; return their number, possibly 0."""
         if not self.jump or not self._is_steady():
             return 0
         most = MOST_STEPS
         arrival = self.arrivals.next_time()
-        if arrival is not None and not self._keeps_waiting():  # about as many as there is time for
+        if arrival is not None and not self._keeps_waiting():  # about as many steps as fit before the arrival
             most = min(most, int((arrival - self.clock) / max(self._last_step_s, 1e-9)) + 2)
         if self._until < inf:
             most = min(most, int((self._until - self.clock) / max(self._last_step_s, 1e-9)) + 2)
         return self._decode_together(most) if most > 1 else 0
 
     def _keeps_waiting(self) -> bool:
-        """Whether a request that comes now only joins those that wait."""
+        """True if a request that arrives now could not be admitted."""
         return self._is_stuck or len(self.scheduler.running) >= self.config.max_num_seqs
 
     def _is_steady(self) -> bool:
-        """Whether the next step decodes one token of every running sequence and admits nobody."""
+        """True if the next step decodes one token of every running sequence and admits none."""
         scheduler, depth = self.scheduler, self.config.batch_queue_depth
         running = scheduler.running
+        if self.tiers is not None and (self.tiers.is_busy or scheduler.num_deferred):
+            return False
         if not running or len(running) > self.config.max_num_batched_tokens or depth > 2:
             return False
         if scheduler.waiting and not self._keeps_waiting():
@@ -368,8 +375,10 @@ class Simulation:
         return all([seq.num_computed_tokens == len(seq.token_ids) and seq.num_in_flight_tokens == 1 for seq in running])  # noqa: C419
 
     def _decode_together(self, most: int) -> int:
-        """Up to `most` steps, fewer where a request comes, where blocks run out, or where they come free and somebody
-        waits for them."""
+        """Run up to `most` steps; fewer if a request arrives, blocks run out, or blocks are freed that others wait for.
+
+        Return the number of steps.
+        """
         together = _Together(self, most)
         next_at = self.arrivals.next_time()
         while together.done < most and self.clock < self._until:
@@ -382,14 +391,14 @@ class Simulation:
                 break
             if together.ended:
                 next_at = self.arrivals.next_time()
-                if self.scheduler.waiting or not self.scheduler.running:
+                if self.scheduler.waiting or not self.scheduler.running or self.tiers is not None:
                     break
         together.settle()
         return together.done
 
 
 class _Together:
-    """Steps in which all running sequences decode, run as one: only those sequences are touched that a step changes."""
+    """Consecutive decode-only steps of all running sequences, which touch only the sequences that a step changes."""
 
     def __init__(self, simulation: Simulation, most: int) -> None:
         self.simulation, self.done, self.ended = simulation, 0, False
@@ -398,12 +407,13 @@ class _Together:
         self._seqs = list(scheduler.running)
         self._computed = [seq.num_computed_tokens for seq in self._seqs]
         self._known = [len(seq.token_ids) for seq in self._seqs]
-        self._left = dict.fromkeys(range(len(self._seqs)))  # places of those that have not ended
+        self._left = dict.fromkeys(range(len(self._seqs)))  # places of the unfinished sequences
         self._events: dict[int, list[int]] = {}  # step -> places whose tables may change at it
-        self._ends: dict[int, list[int]] = {}  # step -> places whose last token it is
+        self._ends: dict[int, list[int]] = {}  # step -> places that get their last token at it
         self._is_paged = config.allocator == "paged"
+        self._num_spare = simulation.num_spare_blocks
         self._can_drop = isinstance(self._blocks, BlockManager) and bool(self._blocks.dropping)
-        self._cuts_prompts = any(isinstance(group, MambaGroup) for group in simulation.groups)  # to whole blocks
+        self._cuts_prompts = any(isinstance(group, MambaGroup) for group in simulation.groups)  # at block boundaries
         for place, seq in enumerate(self._seqs):
             if self._is_paged:
                 self._plan(place, seq)
@@ -420,7 +430,7 @@ class _Together:
         self._slot_size = 0 if g is None else simulation.groups[g].block_size
 
     def _plan(self, place: int, seq: Sequence) -> None:
-        """Note the next step at which the tables change: the first whose tokens are no longer quiet."""
+        """Schedule the next step at which the sequence's block tables may change."""
         event = max(self.done, seq.num_tokens_until_change - self._computed[place])
         if event in self._events:
             self._events[event].append(place)
@@ -428,10 +438,12 @@ class _Together:
             self._events[event] = [place]
 
     def step(self) -> bool:
-        """One step; False, and nothing done, when it might preempt or admit somebody."""
+        """Run one step; return False, with nothing done, if it might preempt or admit a sequence."""
         simulation, t = self.simulation, self.done
         last = self._ends.get(t, ())
         changing = sorted(place for place in self._events.pop(t, ()) if place in self._left)
+        if self._num_spare and self._blocks.num_free_blocks < len(changing) + self._num_spare:
+            return False
         if (last and self._leaves_budget()) or (changing and not self._grow(changing, last)):
             return False
         count = len(self._left)
@@ -459,15 +471,17 @@ class _Together:
         return True
 
     def _leaves_budget(self) -> bool:
-        """Whether a sequence whose last token is in flight leaves its place in the step to one that waits for that."""
+        """True if a sequence whose last token is in flight frees token budget for which another one waits."""
         simulation, count = self.simulation, len(self._left)
         if not (self._is_async and simulation.scheduler.waiting) or count >= simulation.config.max_num_seqs:
             return False
         return count >= simulation.config.max_num_batched_tokens or self._cuts_prompts
 
     def _grow(self, changing: list[int], last: Iterable[int]) -> bool:
-        """Ask the block manager for every sequence whose tables may change; False where it might have to refuse, or
-        may give back what somebody waits for."""
+        """Allocate the blocks of every sequence whose tables may change.
+
+        Return False if blocks might run out, or might be freed while a sequence waits for them.
+        """
         simulation, blocks, t = self.simulation, self._blocks, self.done
         waits = bool(simulation.scheduler.waiting) and len(self._left) < simulation.config.max_num_seqs
         if len(changing) * len(simulation.groups) > blocks.num_free_blocks or (waits and self._can_drop):
@@ -487,7 +501,7 @@ class _Together:
         return True
 
     def _end(self, last: Iterable[int]) -> None:
-        """Those whose last token this step gave go, as the scheduler lets them go."""
+        """Finish the sequences whose last token this step sampled, as the scheduler does."""
         simulation, t = self.simulation, self.done
         for place in last:
             seq = self._seqs[place]
@@ -509,7 +523,7 @@ class _Together:
         simulation._is_stuck = False
 
     def _set(self, place: int, t: int) -> None:
-        """A sequence as it is after t steps."""
+        """Bring a sequence to its state after t steps."""
         seq = self._seqs[place]
         seq.num_computed_tokens = self._computed[place] + t
         tokens = seq.token_ids
@@ -517,7 +531,7 @@ class _Together:
         tokens.count = self._known[place] + t
 
     def settle(self) -> None:
-        """Leave every sequence, and the batch in flight, as the steps would have."""
+        """Bring every sequence and the batch in flight to the state after the steps."""
         for place in self._left:
             self._set(place, self.done)
         if self._pending is not None and self.done:
@@ -527,16 +541,16 @@ class _Together:
 
 
 class _DecodeLoad:
-    """The work of consecutive steps in which the same sequences decode: it grows by one token each, up to its reach."""
+    """Work of consecutive decode steps of the same sequences: grows by one token per sequence, up to the reach."""
 
     def __init__(self, reaches: tuple[Reach, ...], context_lens: list[int]) -> None:
-        """context_lens  of the first step, that step's token included"""
+        """Start the steps; context_lens: context lengths at the first step, including that step's token."""
         self._read = [sum([reach.read(length) for length in context_lens]) for reach in reaches]
         self._slopes = [
             sum([reach.tokens is None or length < reach.tokens for length in context_lens]) for reach in reaches
         ]
         self._reaches = reaches
-        self._ends: dict[int, list[int]] = {}  # step -> kinds that one sequence fewer goes on growing in
+        self._ends: dict[int, list[int]] = {}  # step -> kinds in which one sequence stops growing
         for kind, reach in enumerate(reaches):
             if reach.tokens is not None:
                 for length in context_lens:
@@ -545,7 +559,7 @@ class _DecodeLoad:
         self._step = 0
 
     def leave(self, context_len: int) -> None:
-        """A sequence whose next step would have been of this context takes part no longer."""
+        """Remove a sequence; context_len: its context length at what would be its next step."""
         for kind, reach in enumerate(self._reaches):
             self._read[kind] -= reach.read(context_len)
             if reach.tokens is None:
@@ -555,7 +569,7 @@ class _DecodeLoad:
                 self._ends[self._step + reach.tokens - context_len].remove(kind)
 
     def step(self, count: int) -> StepWork:
-        """The next step's work, of `count` sequences."""
+        """Return the next step's work for `count` sequences."""
         for kind in self._ends.pop(self._step, ()):
             self._slopes[kind] -= 1
         read = tuple(self._read)

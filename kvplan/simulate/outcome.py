@@ -1,4 +1,4 @@
-"""What `simulate` answers: a run for each variant, with the promises that were asked about."""
+"""Results of `simulate`: one run per variant, with the requested latency targets."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.fleet_result import FleetResult
 from kvplan.simulate.ranges import Ranges
 from kvplan.simulate.result import Result
+from kvplan.simulate.routers import RouterName
 from kvplan.simulate.runs import Run
 from kvplan.simulate.slo import Kept, Largest, Promise
 
@@ -15,8 +16,8 @@ from kvplan.simulate.slo import Kept, Largest, Promise
 class Variant:
     """One way to run the same load.
 
-    largest  None where nothing is promised, or all requests come at once
-    good     requests that keep every promised time by themselves
+    largest  largest load within the targets; None without targets or if all requests arrive at once
+    good     requests that meet every latency target individually
     """
 
     name: str
@@ -29,7 +30,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All of it; the first variant is the one that was asked for."""
+    """Complete result of `simulate`; the first variant is the requested one."""
 
     plan: Plan
     load: str
@@ -43,10 +44,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class FleetAnswer:
-    """What a fleet answers: figures as of one server, and those of its replicas."""
+    """Result of a fleet simulation: figures as if of one server, and those of its replicas."""
 
     total: Answer  # its variant's run is that of the first replica
     result: FleetResult
     fleet: Fleet
-    router: str
+    router: RouterName
     servers: str

@@ -1,4 +1,4 @@
-"""A pasted command of a load generator, as its flags."""
+"""Parsing of a pasted load-generator command into flags."""
 
 import re
 import shlex
@@ -14,10 +14,10 @@ OPTION: Final = "--bench-command"
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The flags of one tool: long ones without their dashes, short ones with theirs.
+    """The flags of one tool: long flags without dashes, short flags with their dash.
 
-    read      spelling -> the name it is read by
-    values    flags with a value that change neither lengths nor arrivals; switches: those without one
+    read      spelling -> canonical name
+    values    flags with a value that change neither lengths nor arrivals; switches: such flags without a value
     several   names that take all words up to the next flag
     """
 
@@ -40,7 +40,7 @@ def words_of(text: str) -> list[str]:
 
 
 def values_of(words: list[str], grammar: Grammar) -> dict[str, list[str]]:
-    """Name -> its values in the order they are given; UsageError for a flag that has no counterpart here."""
+    """Return name -> values in order of appearance; raise UsageError for a flag that cannot be simulated."""
     values: dict[str, list[str]] = {}
     known = grammar.read.keys() | grammar.values | grammar.switches
     name: str | None = None
@@ -53,7 +53,7 @@ def values_of(words: list[str], grammar: Grammar) -> dict[str, list[str]]:
             elif flag not in known:
                 raise UsageError(
                     OPTION, f"{dashed(flag)} of {grammar.tool} has no counterpart in a simulation",
-                    "leave it out of the command",
+                    "remove it from the command",
                 )  # fmt: skip
             else:
                 name = grammar.read.get(flag, flag)
@@ -78,7 +78,7 @@ def uniform(low: int, high: int) -> str:
 
 
 def promise(text: str, names: Mapping[str, str], example: str) -> str:
-    """`ttft:2000` of milliseconds as `ttft=2000ms`; names: the tool's word -> that of `--slo`."""
+    """Convert `ttft:2000` (milliseconds) to `ttft=2000ms`; names: the tool's metric -> that of `--slo`."""
     name, _, limit = text.partition(":")
     if name not in names or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", limit):
         raise UsageError(OPTION, f"--goodput {printable(text, 60)} is not understood", f"write {example}")

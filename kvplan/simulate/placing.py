@@ -1,7 +1,7 @@
-"""Which GPUs serve a load within targets of time: the fewest servers of each placement, the cheapest first.
+"""GPU selection under latency targets: the fewest servers of each placement, cheapest first.
 
 A placement's rate is first bounded in closed form; the cheapest by that bound are then simulated. Servers share the
-load evenly: each gets its part of the rate, as routing at random gives it, or of the users.
+load evenly: each gets an equal share of the rate, as with random routing, or of the users.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,19 +22,19 @@ from kvplan.simulate.source import Source
 from kvplan.simulate.steptime import Shares, StepTime, attention_kinds, step_time
 from kvplan.simulate.work import StepWork
 
-SAMPLE: Final = 500  # requests whose mean lengths stand for the load in the closed form
-SHORT_LIST: Final = 4  # placements that are simulated
+SAMPLE: Final = 500  # requests whose mean lengths represent the load in the closed form
+SHORT_LIST: Final = 4  # number of placements to simulate
 MOST_SERVERS: Final = 4096
-ALONE: Final = "with one request alone a token takes longer than promised"
+ALONE: Final = "with a single request a token takes longer than the target"
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is to be served, all servers together.
+    """The load on all servers together, and its targets.
 
-    rate     requests per second; None: `users` who each wait for an answer, think, and join over `ramp_s`
-    spare    servers beside those that the load needs
-    strict   whether the whole range of a time must keep its promise, not only the likely value
+    rate     requests per second; None: `users` who each wait for a response, think, and join over `ramp_s`
+    spare    servers in addition to those that the load needs
+    strict   whether the whole range of a time must meet its target, not only the likely value
     """
 
     source: Source
@@ -50,20 +50,20 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Tokens of a request."""
+    """Mean token counts per request."""
 
     prompt: float
     output: float
 
     @property
     def cached_tokens(self) -> float:
-        """In the cache while it decodes, on average."""
+        """Mean number of tokens in the KV cache while a request decodes."""
         return self.prompt + self.output / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One kind of server, and how many the closed form needs at least."""
+    """A kind of server, and the minimum number of servers by the closed form."""
 
     plan: Plan
     step_time: StepTime
@@ -79,7 +79,7 @@ class Candidate:
         return servers * num_gpus(self.plan)
 
     def cost(self, servers: int) -> tuple[Any, ...]:
-        """What makes it cheaper: dollars where there is a price, else GPUs and their memory."""
+        """Sort key of the cost: dollars per hour if priced, then GPUs, their memory and the number of changes."""
         gpus = self.gpus(servers)
         price = inf if self.price_per_hour is None else self.price_per_hour * gpus
         return price, gpus, gpus * self.plan.request.gpu.total_memory, len(self.changes)
@@ -87,7 +87,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A candidate that was simulated: its servers, without the spare ones, and one server's figures at its share."""
+    """A simulated candidate: its servers (without spares), and one server's figures at its share of the load."""
 
     candidate: Candidate
     servers: int
@@ -98,7 +98,7 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """Why servers of a kind do not do, however many there are."""
+    """The reason why no number of servers of a kind meets the targets."""
 
     gpu: str
     num_gpus: int
@@ -107,7 +107,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The short list, cheapest first; what was bounded only, and what does not do."""
+    """Simulated candidates, cheapest first; candidates with only a bound; placements that do not work."""
 
     timed: tuple[Timed, ...]
     bounded: tuple[Candidate, ...]
@@ -115,7 +115,7 @@ class Placed:
 
 
 def placed(question: Question, requests: Iterable[Request], demand: Demand) -> Placed:
-    """The cheapest placements that keep the promises, of each GPU and split that the closed form leaves."""
+    """Return the cheapest placements that meet the targets, among the GPUs and splits that pass the closed form."""
     means = means_of(demand.source)
     candidates: list[Candidate] = []
     missed: list[Missed] = []
@@ -145,7 +145,7 @@ def placed(question: Question, requests: Iterable[Request], demand: Demand) -> P
 
 
 def dearer(each: Candidate, best: tuple[Any, ...], timed: Sequence[Timed]) -> bool:
-    """Whether at its bound it costs more than what is known, on a GPU that is in the list already."""
+    """True if even its lower bound costs more than the best so far, on a GPU that is already in the list."""
     return each.cost(each.servers) > best and any(choice.candidate.gpu == each.gpu for choice in timed)
 
 
@@ -160,8 +160,8 @@ def means_of(source: Source) -> Means:
 def candidate(
     question: Question, request: Request, changes: tuple[str, ...], demand: Demand, means: Means
 ) -> Candidate | Missed:
-    """A kind of server with the servers that its bound asks for; or why it cannot be simulated."""
-    ranks = request.args.tensor_parallel_size * request.args.pipeline_parallel_size
+    """Return a kind of server with its minimum number of servers, or the reason why it does not work."""
+    ranks = request.args.world_size
     try:
         made = plan(replace(request, load=replace(request.load, lengths=None)))
         check(made)
@@ -186,7 +186,7 @@ def ranges_of(made: Plan, demand: Demand) -> ranges.Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """The most one server can do: requests per second, and how many are inside; `why`: nothing."""
+    """Maximum of one server: requests per second, and requests in progress; why: the reason if the rate is 0."""
 
     rate: float
     users: float = 0.0
@@ -196,9 +196,8 @@ class Steady:
 def steady_rate(
     made: Plan, times: StepTime, means: Means, promises: Sequence[Promise], spans: Mapping[str, ranges.Bounds]
 ) -> Steady:
-    """An upper bound of what one server serves: steps in which a constant number of requests decode while prompts are
-    read at the rate at which they end. A time per token above its promise bounds that number, and so do the pool and
-    --max-num-seqs.
+    """Return an upper bound of one server's rate: a constant number of requests decode while new prompts are
+    prefilled at the rate at which requests end. The TPOT target, the pool and --max-num-seqs limit that number.
     """
     kinds = attention_kinds(made)
     blocks = made.pool.allocated_blocks(max(1, round(means.cached_tokens)))
@@ -230,7 +229,7 @@ def steady_rate(
 
 
 def fewest_servers(each: Candidate, demand: Demand) -> Timed | Missed:
-    """The fewest servers that keep every promise, from the closed form's number on: by doubling steps, then halves."""
+    """Return the fewest servers that meet all targets: doubling steps from the closed form's number, then bisection."""
     tried: dict[int, Timed | None] = {}
 
     def keeps(servers: int) -> bool:
@@ -257,7 +256,7 @@ def fewest_servers(each: Candidate, demand: Demand) -> Timed | Missed:
 
 
 def simulated(each: Candidate, demand: Demand, servers: int) -> Timed | None:
-    """One server's run at its share of the load; None where it misses a promise."""
+    """Simulate one server at its share of the load; return None if it misses a target."""
     setup, source = Setup(each.plan, each.step_time), demand.source
     spans = ranges_of(each.plan, demand)
     if demand.rate is not None:

@@ -1,4 +1,4 @@
-"""How often requests are preempted: one figure of a run, for rules about it."""
+"""Share of preempted requests in a simulated run, for rules about it."""
 
 from kvplan.core.errors import KvplanError
 from kvplan.planning.plan import Plan
@@ -9,10 +9,9 @@ from kvplan.simulate.steptime import AtLeast, Shares, StepTime, roofline
 
 
 def preempted_share(plan: Plan, source: Source, rate: float, tpot_s: float | None) -> float | str:
-    """The share of the requests that are preempted, or cannot be served at all, at `rate` per second.
+    """Return the share of requests that are preempted or cannot be served at `rate` per second, or an error message.
 
-    tpot_s  what an output token is said to take at least; None: what the roofline says
-    A text says why it cannot be told.
+    tpot_s  minimum seconds per output token, as stated by the user; None: the roofline's estimate
     """
     try:
         check(plan)

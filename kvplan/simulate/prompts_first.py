@@ -1,7 +1,7 @@
-"""Who runs in SGLang's next step: prompts first, in chunks; else one token of everybody who runs; retraction when full.
+"""SGLang's scheduler: chunked prefill first, else one decode step of all running requests; retraction when full.
 
 Rules as in SGLang 0.5.23 (managers/scheduler.py, schedule_policy.py, schedule_batch.py), compared step by step with its
-own code (tests/facts/sglang_schedules.jsonl). First come, first served; one pool of keys and values, pages of a token.
+own code (tests/facts/sglang_schedules.jsonl). First come, first served; one KV pool with pages of one token.
 """
 
 from array import array
@@ -16,18 +16,18 @@ from kvplan.core.errors import InvalidInputError
 from kvplan.core.records import dataclass as record
 from kvplan.simulate.radix import Node, Radix
 
-MOST_NEW: Final = 4096  # tokens of an answer that are planned for: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION
+MOST_NEW: Final = 4096  # most output tokens to reserve for: SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION
 FIRST_RATIO: Final = 0.7  # SGLANG_INIT_NEW_TOKEN_RATIO, times the conservativeness
-LEAST_RATIO: Final = 0.14  # of that: SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
+LEAST_RATIO: Final = 0.14  # minimum, relative to the first ratio: SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
 DECAY_STEPS: Final = 600
 REFRESH_PASSES: Final = 32  # WAITING_PREFIX_REFRESH_INTERVAL
 MOST_TOUCHED: Final = 128  # WAITING_QUEUE_PREFIX_MATCH_MAX
-RETRACT_STEPS: Final = 20  # tokens of each that stays, made free when one is retracted
+RETRACT_STEPS: Final = 20  # tokens freed for each remaining request when one is retracted
 
 
 @record(frozen=True, slots=True)
 class Limits:
-    """Of a server; `chunk` None: prompts are never cut."""
+    """A server's scheduling limits; chunk: None without chunked prefill."""
 
     num_tokens: int
     max_running: int
@@ -41,11 +41,11 @@ class Limits:
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """A request that has not ended.
+    """An unfinished request.
 
-    prefix    tokens that are stored before its next chunk; end: those after it
+    prefix    tokens stored before its next chunk; end: tokens stored after it
     stored    tokens that it has slots for, `cached` of them in the tree, up to `node`
-    chunks    of its prompt in flight that are not the last
+    chunks    prompt chunks in flight, except the last chunk
     """
 
     seq: Sequence
@@ -69,13 +69,13 @@ class Live:
 
     @property
     def left(self) -> int:
-        """Tokens of its answer that are planned for."""
+        """Output tokens to reserve for the rest of the request."""
         return min(self.max_tokens - self.num_output, MOST_NEW)
 
 
 @dataclass(slots=True)
 class Step:
-    """A batch in flight: a prefill, whose last request may have a prompt that goes on, or a decode."""
+    """A batch in flight: decode, or prefill; goes_on: the request whose prompt continues in the next chunk."""
 
     members: list[Live]
     is_prefill: bool
@@ -84,7 +84,7 @@ class Step:
 
 
 class Budget:
-    """What a prefill may still take (PrefillAdder)."""
+    """Remaining token budget of a prefill batch (PrefillAdder)."""
 
     def __init__(self, pool: "Pool", running: list[Live], ratio: float, limits: Limits) -> None:
         self.pool, self.total, self.current = pool, 0.0, 0
@@ -104,7 +104,7 @@ class Budget:
         return not self.is_out and (self.tokens <= 0 or (self.chunk is not None and self.chunk <= 0))
 
     def take(self, length: int, answer: int) -> None:
-        self.total += length + 1 + answer  # a page for what rounding may take
+        self.total += length + 1 + answer  # one page more for rounding
         self.current += length + 1
         self.tokens -= length
         if self.chunk is not None:
@@ -112,7 +112,7 @@ class Budget:
 
 
 class Pool:
-    """Slots of tokens, and the tree that keeps what is no longer computed."""
+    """Token slots, and the radix tree of cached tokens."""
 
     def __init__(self, limits: Limits) -> None:
         self.num_usable_blocks = self.free = limits.num_tokens
@@ -137,12 +137,12 @@ class Pool:
         live.prefix = live.cached = length
 
     def keep(self, live: Live, length: int) -> None:
-        """Publish its first tokens; what another published meanwhile is given back."""
+        """Publish a request's first `length` tokens; free slots of tokens that another one published meanwhile."""
         if not self.is_shared:
             return
         before, node = self.tree.insert(live.tokens[:length])
         self.free += max(0, before - live.cached)
-        if live.num_prompt < length:  # an answer may go before its prompt
+        if live.num_prompt < length:  # the response may be evicted before its prompt
             self.tree.insert(live.tokens[: live.num_prompt])
         self.tree.lock(node)
         self.tree.unlock(live.node or self.tree.root)
@@ -155,7 +155,7 @@ class Pool:
 
 
 class PromptsFirst:
-    """Owns who waits and who runs, and the pool."""
+    """The scheduler's state: waiting and running requests, and the pool."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.blocks = limits, Pool(limits)
@@ -166,8 +166,8 @@ class PromptsFirst:
         self.ratio = self.first_ratio
         self._decoding: list[Live] = []
         self._is_full = False
-        self._num_passes = 0  # that looked at who waits
-        self._goes_on: Live | None = None  # whose prompt is cut
+        self._num_passes = 0  # scheduling passes with waiting requests
+        self._goes_on: Live | None = None  # request whose prompt continues in the next chunk
         self._last: Step | None = None
         self._in_flight: deque[Step] = deque()
         self._rows: dict[Live, None] = {}
@@ -182,12 +182,19 @@ class PromptsFirst:
         return [live.seq for live in self._rows]
 
     @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
     def is_prefill(self) -> bool:
-        """Whether the last batch computes prompts."""
+        """True if the last batch is a prefill."""
         return self._last is not None and self._last.is_prefill
 
     def add(self, seq: Sequence, tokens: "array[int]") -> None:
-        """Queue a request; one that could never run is refused, a long answer is cut (init_req_max_new_tokens)."""
+        """Queue a request, its max_tokens clipped to the limits (init_req_max_new_tokens).
+
+        Raise InvalidInputError if its prompt can never fit.
+        """
         longest = min(self.limits.context_len - 1, self.limits.num_tokens - 1)
         max_tokens = min(seq.max_tokens, longest - len(tokens) - 1, self.limits.num_tokens - len(tokens) - 2)
         if max_tokens < 1:
@@ -197,7 +204,7 @@ class PromptsFirst:
         self.waiting.append(live)
 
     def schedule(self) -> Batch:
-        """The next batch; empty where nothing can run before one in flight ends."""
+        """Return the next batch; empty if nothing can run before a batch in flight ends."""
         self._merge()
         step = self._prefill()
         if step is None and self._decoding:
@@ -211,7 +218,7 @@ class PromptsFirst:
         return step.batch
 
     def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
-        """Take in a batch's tokens; returns who ended."""
+        """Process a batch's tokens; return the sequences that ended."""
         if not batch.num_tokens:
             return []
         step = self._in_flight.popleft()
@@ -239,7 +246,7 @@ class PromptsFirst:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _merge(self) -> None:
-        """Prompts that are computed join those that decode (get_next_batch_to_run)."""
+        """Merge requests whose prefill is complete into the decode batch (get_next_batch_to_run)."""
         left_out = {self._goes_on}
         if self._goes_on is not None and self._goes_on.end > self._goes_on.prefix:
             self.blocks.keep(self._goes_on, self._goes_on.end)
@@ -300,7 +307,7 @@ class PromptsFirst:
         return self._launch_prefill(admitted)
 
     def _touch_waiting(self) -> None:
-        """Now and then what waits counts as used, the next to run last (_touch_waiting_prefixes)."""
+        """Periodically mark waiting prompts' prefixes as used, the next to run last (_touch_waiting_prefixes)."""
         if not self.waiting:
             return
         if self._num_passes % REFRESH_PASSES == 0:
@@ -309,7 +316,7 @@ class PromptsFirst:
         self._num_passes += 1
 
     def _continue(self, live: Live, budget: Budget) -> Live | None:
-        """The next chunk of a prompt that was cut; itself where that is not the last."""
+        """Schedule the next chunk of a chunked prompt; return the request if more chunks follow, else None."""
         assert budget.chunk is not None
         room = min(budget.chunk, int(budget.remaining))
         room = room if room > 0 else budget.chunk
@@ -320,7 +327,7 @@ class PromptsFirst:
 
     def _admit(self, live: Live, budget: Budget, admitted: list[Live]) -> str:
         assert live.matched is not None
-        self.blocks.tree.lock(live.matched)  # what it needs is not there to evict
+        self.blocks.tree.lock(live.matched)  # its own prefix must not count as evictable
         length = len(live.tokens) - live.prefix
         if length + max(0, live.left) + 1 >= budget.remaining:
             self.blocks.tree.unlock(live.matched)
@@ -359,7 +366,7 @@ class PromptsFirst:
         (batch.resumed if live.seq.num_preemptions else batch.new).append(live.seq)
 
     def _decode(self) -> Step | None:
-        """One token of everybody who runs (update_running_batch)."""
+        """Schedule one token of every running request (update_running_batch)."""
         before = len(self._decoding)
         ahead = set(self._in_flight[0].members) if self.limits.overlap and self._in_flight else set()
         ending = [live for live in self._decoding if live in ahead and live.num_output + 1 >= live.max_tokens]
@@ -388,7 +395,7 @@ class PromptsFirst:
         return step if step.members else None
 
     def _retract(self, step: Step) -> None:
-        """Those with the shortest answers give their slots back until the others can go on (retract_decode)."""
+        """Retract requests, shortest output first, until the others can continue (retract_decode)."""
         order = sorted(self._decoding, key=lambda live: (live.num_output, -live.num_prompt), reverse=True)
         is_first = True
         while is_first or not self.blocks.make(len(order)):

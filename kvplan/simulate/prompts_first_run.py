@@ -1,4 +1,4 @@
-"""A run of a server that computes prompts before it decodes: the loop over that scheduler, step by step."""
+"""Simulated run of a prefill-first server: the loop over its scheduler, step by step."""
 
 from array import array
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any, cast
 from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.units import GIB
 from kvplan.models.spec import FullAttention, LatentAttention
 from kvplan.servers.base import terms_of
 from kvplan.servers.plans import Plan
@@ -14,28 +15,21 @@ from kvplan.simulate.loop import Simulation
 from kvplan.simulate.prompts_first import Limits, PromptsFirst
 from kvplan.simulate.requests import Content
 
-MAX_PREFILL_TOKENS = 16_384  # --max-prefill-tokens, where prompts are cut: never what bounds a step
-ORDER_FLAGS = frozenset(
-    {
-        "--schedule-policy", "--schedule-conservativeness", "--enable-mixed-chunk", "--max-prefill-tokens",
-        "--prefill-max-requests", "--prefill-decode-interval", "--enable-priority-scheduling", "--retraction-policy",
-        "--enable-dynamic-chunking", "--enable-prefill-delayer", "--radix-eviction-policy", "--disaggregation-mode",
-        "--speculative-algorithm", "--enable-hierarchical-cache", "--enable-two-batch-overlap",
-    }
-)  # fmt: skip
-ORDER_DEFAULTS = {"--schedule-policy": "fcfs"}  # srt/server_args.py
-RUN_BITS = 24  # of a token's place in its run; the others say whose it is
+MAX_PREFILL_TOKENS = 16_384  # default of --max-prefill-tokens; never the limit of a step with chunked prefill
+# --prefill-decode-interval is 22 for these models on Hopper (srt/arg_groups/model_overrides/qwen3_vl.py).
+PAUSED = frozenset({"Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"})
+RUN_BITS = 24  # low bits: a token's place in its run; high bits: the chain or request it belongs to
 
 
 @dataclass(slots=True)
 class PromptsFirstRun(Simulation):
-    """As Simulation; its steps are never run together."""
+    """A Simulation that never jumps over steps."""
 
     limits: Limits | None = None
 
     def __post_init__(self) -> None:
         assert self.limits is not None
-        self.scheduler = cast("Scheduler", PromptsFirst(self.limits))  # as much of one as the loop asks for by steps
+        self.scheduler = cast("Scheduler", PromptsFirst(self.limits))  # has what the loop uses without jumps
         self._slot_group, self.jump = None, False
 
     def _queue(self, seq: Sequence, content: Content) -> None:
@@ -43,7 +37,7 @@ class PromptsFirstRun(Simulation):
 
 
 def tokens_of(seq: Sequence, content: Content) -> "array[int]":
-    """Ids of a prompt's tokens: alike where requests share a prefix, nobody else's beyond."""
+    """Return synthetic token ids of a prompt: equal over shared prefixes, unique to the request after them."""
     ids = array("q")
     for chain in content.chains:
         length = min(content.run_len, content.shared_len - len(ids))
@@ -56,7 +50,7 @@ def tokens_of(seq: Sequence, content: Content) -> "array[int]":
 def limits_of(plan: Plan) -> Limits:
     settings, capacity = plan.settings, plan.capacity
     return Limits(
-        num_tokens=capacity.num_blocks - 1,  # without the one that is never given out
+        num_tokens=capacity.num_blocks - 1,  # without the block that is never allocated
         max_running=settings.max_num_seqs,
         chunk=settings.max_num_batched_tokens,
         max_prefill_tokens=max(MAX_PREFILL_TOKENS, settings.max_num_batched_tokens),
@@ -67,7 +61,7 @@ def limits_of(plan: Plan) -> Limits:
 
 
 def config_of(limits: Limits) -> SchedulerConfig:
-    """What the loop asks of a scheduler's config."""
+    """Return the SchedulerConfig fields that the loop reads."""
     assert limits.chunk is not None
     return SchedulerConfig(
         max_num_batched_tokens=limits.chunk,
@@ -78,24 +72,12 @@ def config_of(limits: Limits) -> SchedulerConfig:
     )
 
 
-def refuse_flags(command: str, plan: Plan) -> None:
-    """What of a pasted server command changes who runs next, and is not simulated."""
-    if terms_of(plan.request.release.engine).prompts_first is None:
-        return
-    words = command.split()
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        flag = name.replace("_", "-")
-        if flag in ORDER_FLAGS and (value if equals else following) != ORDER_DEFAULTS.get(flag):
-            raise UsageError(f"simulate {flag}", "changes who runs next in a way that is not simulated", "leave it out")
-
-
 def check(plan: Plan) -> None:
-    """Refuse what was not compared with the server's own scheduler."""
+    """Raise an error for releases, models and flags that were not compared with the server's own scheduler."""
     spec, release = plan.request.spec, plan.request.release
     terms = terms_of(release.engine)
     label = f"{release.engine}@{terms.prompts_first}"
-    if release.label not in (label, label.rpartition(".")[0]):  # without a patch number it is the newest
+    if release.label not in (label, label.rpartition(".")[0]):  # without a patch number: the newest
         raise UsageError(
             f"simulate --engine {release.label}",
             f"{terms.title}'s scheduler is that of {terms.prompts_first}; other releases' were not compared",
@@ -108,13 +90,20 @@ def check(plan: Plan) -> None:
             f"{terms.title}'s pools of windows and states cannot be simulated",
             "use --engine vllm",
         )
+    gpu = plan.request.gpu
+    if spec.architecture in PAUSED and gpu.sm == 90 and gpu.total_memory >= 60 * GIB and not spec.text_only:
+        raise UnsupportedModelError(
+            f"simulate: {spec.name}",
+            f"{terms.title} pauses between its prompts on Hopper GPUs, which is not simulated",
+            "use --engine vllm, or another GPU",
+        )
     args = plan.request.args
     for flag, is_set in (
         ("--disaggregation-mode", args.disaggregation_mode is not None),
         ("--enable-hierarchical-cache", bool(args.enable_hierarchical_cache)),
     ):
         if is_set:
-            raise UsageError(f"simulate {flag}", "changes who runs next in a way that is not simulated", "leave it out")
+            raise UsageError(f"simulate {flag}", "changes who runs next in a way that is not simulated", "remove it")
     page = plan.capacity.tokens // (plan.capacity.num_blocks - 1) if plan.fits else 1
     if page != 1:
         raise UsageError("simulate", f"pages of {page} tokens cannot be simulated", "use --block-size 1")

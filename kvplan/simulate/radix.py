@@ -24,7 +24,7 @@ class Node:
 
 
 def common(a: "array[int]", b: "array[int]") -> int:
-    """How many leading tokens are alike."""
+    """Return the length of the common prefix."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -38,7 +38,7 @@ def common(a: "array[int]", b: "array[int]") -> int:
 
 
 class Radix:
-    """The tree; `num_evictable` are its tokens that nobody locks."""
+    """The radix tree; num_evictable: its tokens that are not locked."""
 
     def __init__(self) -> None:
         self._clock = count(1)
@@ -47,7 +47,7 @@ class Radix:
         self.num_evictable = 0
 
     def match(self, tokens: "array[int]") -> tuple[int, Node]:
-        """Tokens that are there, and the node that they end at; what is met counts as used now."""
+        """Return the number of cached leading tokens and the node where they end; mark that path as used now."""
         node, length = self._walk(tokens, touches=False)
         used: float = next(self._clock)
         step: Node | None = node
@@ -57,7 +57,7 @@ class Radix:
         return length, node
 
     def insert(self, tokens: "array[int]") -> tuple[int, Node]:
-        """Tokens that were there, and the node that all end at."""
+        """Insert tokens; return the number that were cached already and the node where all of them end."""
         node, length = self._walk(tokens, touches=True)
         if length < len(tokens):
             leaf = Node(tokens[length:], node, next(self._clock))
@@ -87,7 +87,7 @@ class Radix:
         return upper
 
     def lock(self, node: Node) -> None:
-        """Keep all tokens up to this node's."""
+        """Lock all tokens up to and including this node's."""
         while node.parent is not None:
             if not node.locks:
                 self.num_evictable -= len(node.key)
@@ -102,7 +102,7 @@ class Radix:
             node = node.parent
 
     def evict(self, num_tokens: int) -> int:
-        """Give whole leaves back, the longest unused first, until so many tokens are free; returns how many are."""
+        """Evict whole leaves, least recently used first, to free `num_tokens` tokens; return the number freed."""
         leaves = [node for node in self._nodes() if not node.children and not node.locks]
         heapify(leaves)
         freed = 0

@@ -1,4 +1,4 @@
-"""What is kept of every finished request, and nothing else."""
+"""Records of finished requests: the only per-request data that a run keeps."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ def _ints() -> "array[int]":
 
 @dataclass(slots=True)
 class Records:
-    """A row per request that ended well; times in seconds from the start.
+    """One row per successfully finished request; times in seconds from the start.
 
-    number      in the order they came, from 1
-    admitted    when it was first scheduled
-    cached      prompt tokens it found on the GPU; loaded: those that came from a tier
+    number      order of arrival, from 1
+    admitted    time at which the request was first scheduled
+    cached      prompt tokens found in the GPU's prefix cache; loaded: prompt tokens loaded from a tier
     """
 
     number: "array[int]" = field(default_factory=_ints)
@@ -40,7 +40,7 @@ class Records:
         return len(self.arrival)
 
     def times(self, metric: "Metric", after: int = 0) -> list[float]:
-        """Seconds of each request that came after the first `after`.
+        """Return the metric in seconds of each request that arrived after the first `after`.
 
         ttft     from arrival to the first token
         tpot     per token after the first, of requests with at least two
@@ -66,10 +66,11 @@ class Records:
 
 
 def percentile(values: list[float], share: float, beyond: int = 0) -> float | None:
-    """The smallest value with at least `share` of all at or below it (nearest rank); None of none.
+    """Return the smallest value with at least `share` of all values at or below it (nearest rank).
 
-    beyond  how many more there are that lie above every value; None where the percentile is one of those
+    beyond  number of additional values above all others
+    Return None if there are no values, or if the percentile is one of those beyond.
     """
     count = len(values) + beyond
-    rank = max(1, -(-count * round(share * 10_000) // 10_000))  # ceil, without the dust of floating point
+    rank = max(1, -(-count * round(share * 10_000) // 10_000))  # ceil, free of rounding errors
     return sorted(values)[rank - 1] if rank <= len(values) else None

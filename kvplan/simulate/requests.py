@@ -1,4 +1,4 @@
-"""Requests as the scheduler takes them: sequences without tokens, whose blocks have names instead of hashes."""
+"""Requests as scheduler sequences without token ids, whose blocks have names instead of hashes."""
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Any, cast, overload
 from engine.sequence import Sequence
 from kvplan.workloads.trace import TraceRequest
 
-INDEX_BITS = 40  # of a block's number within a sequence; the rest of a name says whose it is
+INDEX_BITS = 40  # low bits of a name: the block's index in its sequence; high bits: the chain or request
 
 
 class TokenCount:
-    """Stands for a list of token ids of which only the number matters."""
+    """Stand-in for a list of token ids of which only the length matters."""
 
     __slots__ = ("count",)
 
@@ -26,13 +26,13 @@ class TokenCount:
 
 
 class Prefixes:
-    """Gives every chain of prefix ids a number: equal numbers mean equal tokens up to the chain's end."""
+    """Numbering of chains of prefix ids: equal numbers mean equal tokens up to the chain's end."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], int] = {}
 
     def chains(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The number of each leading part of `ids`."""
+        """Return the number of each leading part of `ids`."""
         chains, parent = [], 0
         for each in ids:
             parent = self._numbers.setdefault((parent, each), len(self._numbers) + 1)
@@ -42,10 +42,10 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What the tokens of one request are, as far as equality goes.
+    """Identity of one request's tokens, sufficient to compare requests.
 
-    number       of the request; names the tokens that are its own
-    chains       of the prompt's leading runs of `run_len` tokens
+    number       number of the request; identifies the tokens that it shares with none
+    chains       chain numbers of the prompt's leading runs of `run_len` tokens
     shared_len   tokens that those runs cover
     """
 
@@ -55,7 +55,7 @@ class Content:
     shared_len: int
 
     def block_key(self, index: int, block_size: int) -> int:
-        """The name of a full block: equal for equal tokens up to its end, and for nothing else."""
+        """Return the name of a full block; two names are equal if and only if all tokens up to the block's end are."""
         last = (index + 1) * block_size - 1
         if last < self.shared_len:
             return (self.chains[last // self.run_len] << INDEX_BITS | index) << 1
@@ -63,7 +63,7 @@ class Content:
 
 
 class BlockKeys(Many[int]):
-    """The names of a sequence's blocks, worked out when asked for; as long as its tokens can ever make it."""
+    """Lazily computed names of a sequence's blocks, up to its maximum length."""
 
     __slots__ = ("_block_size", "_content", "_count")
 
@@ -84,7 +84,7 @@ class BlockKeys(Many[int]):
 
 
 def sequence(request: TraceRequest, number: int, content: Content, block_sizes: set[int]) -> Sequence:
-    """A sequence of a request's lengths; `number` is its id."""
+    """Return a sequence with a request's lengths and `number` as its id."""
     seq = Sequence(
         str(number), cast("list[int]", TokenCount(request.prompt_tokens)), request.output_tokens
     )  # the scheduler only counts them

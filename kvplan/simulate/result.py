@@ -1,4 +1,4 @@
-"""What a run showed, as figures."""
+"""Figures of a simulated run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ SHARES = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds: mean and percentiles by nearest rank."""
+    """Mean and nearest-rank percentiles in seconds."""
 
     mean: float
     p50: float
@@ -21,7 +21,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class TierResult:
-    """Tokens a tier served, and their share of the prompt tokens looked up."""
+    """Tokens served by a tier, and their share of the prompt tokens looked up."""
 
     name: str
     hit_tokens: int
@@ -32,14 +32,14 @@ class TierResult:
 class Result:
     """One run's figures; averages are over time, from the first arrival to the last end.
 
-    judged           requests whose times are in `times`: all but each user's first, where users wait for answers
-    rejected         requests with a prompt that the context does not hold; failed: larger than the whole pool
-    preempted        requests that were preempted at least once; preemptions: how often that happened
-    kv_usage         share of the pool's blocks in use, mean and highest
-    empty_slots      share of the slots of running requests' blocks in which nothing is stored; None: states only
+    judged           requests whose times are in `times`: all, but without each user's first in a closed loop
+    rejected         requests with a prompt longer than the context; failed: larger than the whole pool
+    preempted        requests preempted at least once; preemptions: number of preemptions
+    kv_usage         share of the pool's blocks in use, mean and peak
+    empty_slots      share of unused slots in running requests' blocks; None if not tracked (states only, prefill first)
     hit_rate         share of the looked-up prompt tokens found in the GPU's prefix cache
-    arrival_rate     finished requests per second between the first and the last of their arrivals; None of one
-    queue_grows      whether requests come faster than they are served, by the clock
+    arrival_rate     finished requests per second between the first and the last of their arrivals; None if at most one
+    queue_grows      True if requests of an open loop arrive faster than they are served
     """
 
     num_requests: int
@@ -72,13 +72,13 @@ class Result:
     queue_grows: bool = False
 
 
-GROWTH = 1.8  # of a queue that grows steadily the last quarter of the arrivals waits 7/3 as long as the second
+GROWTH = 1.8  # in a steadily growing queue the last quarter of the arrivals waits 7/3 as long as the second
 
 
 def queue_grows(records: Records) -> bool:
-    """Whether the time in queue goes on growing as long as requests come.
+    """True if the time in queue keeps growing as long as requests arrive.
 
-    Told by the last quarter of the arrivals: it waits much longer than the second, and longer than it is served.
+    The criterion: the last quarter of the arrivals waits much longer than the second quarter, and longer than it runs.
     """
     order = sorted(range(len(records)), key=lambda row: records.arrival[row])
     if len(order) < 40:
@@ -105,9 +105,9 @@ def spread(values: list[float]) -> Spread:
 
 
 def result(simulation: Run, skipped: int = 0, *, by_clock: bool = False) -> Result:
-    """The figures of a run that has ended; the first `skipped` arrivals are not among its times.
+    """Return the figures of a finished run; its times leave out the first `skipped` arrivals.
 
-    by_clock  requests come whatever the server does, so that a queue may grow without end
+    by_clock  True for an open loop, whose queue may grow without limit
     """
     records, timeline, counts = simulation.records, simulation.timeline, simulation.counts
     seconds = max(records.ended, default=simulation.clock)
@@ -141,8 +141,8 @@ def result(simulation: Run, skipped: int = 0, *, by_clock: bool = False) -> Resu
         tiers=()
         if tiers is None
         else tuple(
-            TierResult(tier.spec.name, tier.hit_tokens, tier.hit_tokens / tiers.looked_up if tiers.looked_up else 0.0)
-            for tier in tiers.tiers
+            TierResult(spec.name, tokens, tokens / tiers.looked_up if tiers.looked_up else 0.0)
+            for spec, tokens in zip(tiers.specs, tiers.hit_tokens, strict=True)
         ),
         loaded_tokens=sum(records.loaded),
         requests_per_s=len(records) / seconds if seconds else 0.0,

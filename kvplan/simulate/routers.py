@@ -1,4 +1,4 @@
-"""How a router chooses a replica."""
+"""Routing policies of a fleet."""
 
 import random
 from collections import OrderedDict
@@ -8,16 +8,16 @@ from kvplan.simulate.fleet import Replica, Router
 from kvplan.workloads.trace import TraceRequest
 
 RouterName = Literal["round-robin", "least-loaded", "prefix", "random"]
-# A router that looks at caches sends a request where most of its prompt is, unless loads differ too much.
+# A cache-aware router picks the replica that caches most of the prompt, unless loads differ too much.
 # Source: the defaults of the gateway SMG, docs/getting-started/load-balancing.md.
 CACHE_THRESHOLD: Final = 0.3
 BALANCE_ABS: Final = 64
 BALANCE_REL: Final = 1.5
-MOST_PREFIXES: Final = 1 << 20  # that it remembers
+MOST_PREFIXES: Final = 1 << 20  # prefixes that the router remembers
 
 
 class RoundRobin:
-    """One after another."""
+    """Each replica in turn."""
 
     looks = False
 
@@ -30,7 +30,7 @@ class RoundRobin:
 
 
 class Random:
-    """Any, each as likely."""
+    """A uniformly random replica."""
 
     looks = False
 
@@ -42,7 +42,7 @@ class Random:
 
 
 class LeastLoaded:
-    """The one with the fewest requests that are not answered; of several, the one that waited longest."""
+    """The replica with the fewest unfinished requests; ties go to the one least recently chosen."""
 
     looks = True
 
@@ -59,8 +59,8 @@ class LeastLoaded:
 
 
 class Prefix:
-    """The one that was last sent most of the prompt, by what the router remembers; the least loaded where that is
-    little, or where loads differ too much.
+    """The replica that was sent the longest prefix of the prompt, as far as the router remembers; the least loaded
+    one if that prefix is short or loads differ too much.
     """
 
     looks = True
@@ -68,7 +68,7 @@ class Prefix:
     def __init__(self, run_len: int | None) -> None:
         self._run_len = run_len or 1
         self._least = LeastLoaded()
-        self._chains: OrderedDict[tuple[int, int], int] = OrderedDict()  # (replica, chain) -> nothing, by last use
+        self._chains: OrderedDict[tuple[int, int], int] = OrderedDict()  # LRU set of (replica, chain)
         self._numbers: dict[tuple[int, int], int] = {}
 
     def choose(self, replicas: list[Replica], request: TraceRequest) -> Replica:

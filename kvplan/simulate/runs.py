@@ -1,4 +1,4 @@
-"""A run of one server: over the engine's scheduler, or by what changes where requests share nothing."""
+"""Run types of one server: over the engine's scheduler, or event-driven if requests share no prefix."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ Run = Simulation | Unshared
 
 
 class Served(Protocol):
-    """What a run or a fleet served."""
+    """Records and counts of a run or a fleet."""
 
     @property
     def records(self) -> Records: ...

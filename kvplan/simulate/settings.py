@@ -1,4 +1,4 @@
-"""The flags that a server's throughput depends on, and the values that they may take."""
+"""Flags that affect a server's throughput, and their candidate values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -6,11 +6,13 @@ from itertools import product
 from typing import Any, Final
 
 from kvplan.planning.plan import Request
+from kvplan.servers.arguments import ARGUMENTS
+from kvplan.servers.base import server_of, terms_of
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Flags of a server and how many such servers the GPUs make; None: as the server takes it, or as stated."""
+    """Flags of a server, and the number of replicas on the GPUs; None: the server's default, or the stated value."""
 
     tensor_parallel_size: int
     replicas: int
@@ -21,12 +23,13 @@ class Setting:
     block_size: int | None = None
     enable_prefix_caching: bool | None = None
     kv_offloading_size: int | None = None
+    mem_fraction_static: float | None = None
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Engine arguments that are turned, beside the split."""
+        """Engine arguments that the setting changes, in addition to the split."""
         turned = {name: value for name in TURNED if (value := getattr(self, name)) is not None}
-        return turned if self.kv_offloading_size is None else {**turned, "kv_offloading_backend": "lmcache"}
+        return turned if self.kv_offloading_size is None else {**turned, "kv_offloading_backend": "native"}
 
     def request(self, base: Request) -> Request:
         turned = {"tensor_parallel_size": self.tensor_parallel_size, **self.changes}
@@ -42,12 +45,15 @@ STEPS: Final[Mapping[str, tuple[Any, ...]]] = {
     "block_size": (32,),
     "enable_prefix_caching": (False,),
     "kv_offloading_size": (),
+    "mem_fraction_static": (0.9,),
 }
+# Flags that the simulation of prefill-first servers does not support: their pages have one token.
+NOT_PROMPTS_FIRST: Final = frozenset({"block_size"})
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """All settings that may be chosen: the values of each flag, None among them, and the splits."""
+    """Search space: the candidate values of each flag, including None, and the (TP size, replicas) splits."""
 
     splits: tuple[tuple[int, int], ...]
     values: Mapping[str, tuple[Any, ...]]
@@ -58,7 +64,9 @@ class Space:
             yield Setting(tp, replicas, *picks)
 
     def near(self, setting: Setting) -> Iterator[Setting]:
-        """Settings one flag away: the next value of a number, any other of what is no number; the precision stays."""
+        """Yield settings that differ in one flag: adjacent values of a number, any other value of the rest; the KV
+        cache dtype stays.
+        """
         for name in TURNED[1:]:
             values, own = self.values[name], getattr(setting, name)
             for value in values:
@@ -70,12 +78,17 @@ def is_next(values: Sequence[Any], own: Any, value: Any) -> bool:
     return value is None or abs(values.index(value) - values.index(own)) == 1
 
 
+def is_flag_of(argument: str, server: str) -> bool:
+    """True if a server has the argument."""
+    return ARGUMENTS[argument].flag(server) is not None
+
+
 def space(
     base: Request, stated: frozenset[str], num_gpus: int, *, fp8: bool, has_prefixes: bool, host: int = 0
 ) -> Space:
-    """What may be turned: nothing that is stated, and prefix caching only where prompts share something.
+    """Return the search space without stated flags; prefix caching is included only if prompts share prefixes.
 
-    host  bytes beside the GPUs of a server that may hold prompts
+    host  bytes of a server's host memory that may store KV
     """
     sizes = [size for size in (1, 2, 4, 8, 16) if num_gpus % size == 0]
     if "tensor_parallel_size" in stated:
@@ -83,6 +96,10 @@ def space(
     values: dict[str, tuple[Any, ...]] = {
         name: (None,) if name in stated else (None, *steps) for name, steps in STEPS.items()
     }
+    server, terms = server_of(base.release.engine).name, terms_of(base.release.engine)
+    for name in STEPS:
+        if not is_flag_of(name, server) or (terms.prompts_first is not None and name in NOT_PROMPTS_FIRST):
+            values[name] = (None,)
     if not fp8:
         values["kv_cache_dtype"] = (None,)
     if not has_prefixes:

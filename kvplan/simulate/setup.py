@@ -1,43 +1,47 @@
-"""From a plan to a simulation: the scheduler's limits, the pool and its groups as the server would have them."""
+"""Conversion of a plan to a simulation: scheduler limits, pool and groups as in the server."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
-from engine.scheduler import SchedulerConfig
+from engine.scheduler import Scheduler, SchedulerConfig
 from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import GIB, format_bytes, format_size
 from kvplan.models.spec import LatentAttention
 from kvplan.planning.plan import Plan
+from kvplan.planning.user_counts import num_gpus
 from kvplan.servers.base import terms_of, titles
-from kvplan.servers.vllm.deepseek_v4 import is_v4
-from kvplan.servers.vllm.pool import KVGroup
+from kvplan.servers.pasted import read_command
+from kvplan.servers.pool import KVGroup, chunk_bytes, offloaded_bytes
 from kvplan.simulate import prompts_first_run
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.prompts_first_run import PromptsFirstRun
 from kvplan.simulate.runs import Run
 from kvplan.simulate.steptime import StepTime, attention_kinds, outside
-from kvplan.simulate.tiers import Tiers, TierSpec, tiers
+from kvplan.simulate.tiers import MOST_TIERS, TierSpec, TimedTiers
 from kvplan.simulate.unshared import Unshared, is_unshared
+from kvplan.simulate.whole_prompts import NUM_SPARE_BLOCKS, WholePrompts, runs_whole_prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a run is made of, whatever comes in: it can be run any number of times.
+    """Everything a run needs except arrivals; it can be run any number of times.
 
-    chunk_tokens  of the tiers
+    chunk_tokens  tokens per chunk of the tiers; None: one block
     """
 
     plan: Plan
     step_time: StepTime
     tiers: tuple[TierSpec, ...] = ()
-    chunk_tokens: int = 256
+    chunk_tokens: int | None = None
     allocator: Literal["paged", "contiguous"] = "paged"
 
     def run(self, arrivals: Arrivals, run_len: int | None = None) -> Run:
-        """A fresh run over these arrivals, by what changes where requests share nothing: the figures are the same."""
+        """Return a new run over these arrivals; event-driven (with the same figures) if requests share no prefix."""
         by_step = self.simulation(arrivals, run_len)
-        if isinstance(by_step, PromptsFirstRun) or by_step.tiers is not None:
+        if isinstance(by_step, PromptsFirstRun) or by_step.tiers is not None or by_step.order is not Scheduler:
             return by_step
         if not is_unshared(by_step.config, by_step.groups, by_step.reaches, run_len):
             return by_step
@@ -53,11 +57,12 @@ class Setup:
         )
 
     def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
-        """A fresh run over these arrivals; `run_len` tokens stand behind one prefix id."""
+        """Return a new step-by-step run over these arrivals; run_len: tokens per prefix id."""
         request_s, crowd_s, prompt_token_s = outside(self.step_time)
         if terms_of(self.plan.request.release.engine).prompts_first is not None:
             if self.tiers or self.allocator != "paged":
-                raise UsageError("simulate", "--tier and --baseline are of vLLM's scheduler", "use --engine vllm")
+                flag = "--tier" if self.tiers else "--baseline"
+                raise UsageError(flag, "needs vLLM's scheduler", "use --engine vllm, or remove it")
             limits = prompts_first_run.limits_of(self.plan)
             return PromptsFirstRun(
                 config=prompts_first_run.config_of(limits),
@@ -72,6 +77,7 @@ class Setup:
                 prompt_token_s=prompt_token_s,
                 limits=limits,
             )
+        is_whole = runs_whole_prompts(self.plan)
         return Simulation(
             config=scheduler_config(self.plan, self.allocator),
             num_blocks=self.plan.capacity.num_blocks,
@@ -83,25 +89,32 @@ class Setup:
             request_s=request_s,
             crowd_s=crowd_s,
             prompt_token_s=prompt_token_s,
-            tiers=empty_tiers(self.plan, self.tiers, self.chunk_tokens) if self.tiers else None,
+            tiers=timed_tiers(self.plan, self.tiers, self.chunk_tokens),
+            order=WholePrompts if is_whole else Scheduler,
+            num_spare_blocks=NUM_SPARE_BLOCKS if is_whole else 0,
         )
 
 
-DRAFTED: Final = "leave it out: how many drafted tokens are accepted is not modeled"
-OFFLOADED: Final = "leave it out: the time in which weights come from the host is not modeled"
+DRAFTED: Final = "remove it: how many draft tokens are accepted is not modeled"
+OFFLOADED: Final = "remove it: the time to fetch weights from the host is not modeled"
 
 
-def check(plan: Plan) -> None:
-    """Refuse what the simulation does not model, with what to do instead, and a server that does not start."""
+def check(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False) -> None:
+    """Raise an error with a remedy if the simulation does not model the plan or the server does not start.
+
+    specs   offloading tiers
+    drafts  True if the number of accepted draft tokens is stated
+    """
     name = plan.request.spec.name
-    refuse_unmodeled(plan)
+    refuse_unmodeled(plan, specs, drafts=drafts)
     if not plan.fits:
-        raise UsageError(
-            "simulate", f"{name} does not fit on {plan.request.gpu.name}", "see what would fit with `kvplan estimate`"
-        )
+        each = " on each GPU" if num_gpus(plan) > 1 else ""
+        short = f", {format_bytes(plan.deficit)} short{each}" if plan.deficit else ""
+        problem = f"{name} does not fit on {plan.request.gpu.name}{short}"
+        raise UsageError("simulate", problem, "see what would fit with `kvplan estimate`")
 
 
-def refuse_unmodeled(plan: Plan) -> None:
+def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False) -> None:
     args, name = plan.request.args, plan.request.spec.name
     if not terms_of(plan.request.release.engine).simulated:
         names, engines = titles(lambda terms: terms.simulated)
@@ -114,8 +127,9 @@ def refuse_unmodeled(plan: Plan) -> None:
         "--pipeline-parallel-size": args.pipeline_parallel_size > 1,
         "--data-parallel-size": args.data_parallel_size > 1,
         "--decode-context-parallel-size": args.decode_context_parallel_size > 1,
-        "--draft-model": plan.request.draft is not None,
-        "--num-speculative-tokens": args.num_speculative_tokens > 0,
+        "--prefill-context-parallel-size": args.prefill_context_parallel_size > 1,
+        "--draft-model": plan.request.draft is not None and not drafts,
+        "--num-speculative-tokens": args.num_speculative_tokens > 0 and not drafts,
         "--cpu-offload-gb": bool(args.cpu_offload_gb),
         "--offload-group-size": (args.offload_group_size or 0) > 0,
     }
@@ -134,7 +148,8 @@ def refuse_unmodeled(plan: Plan) -> None:
     if terms_of(plan.request.release.engine).prompts_first is not None:
         prompts_first_run.check(plan)
         return
-    if is_v4(plan.request.spec):
+    check_tiers(plan, specs)
+    if plan.request.spec.is_compressed_mla:
         raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool cannot be simulated")
     if not args.enable_chunked_prefill and plan.settings.max_num_batched_tokens < plan.capacity.max_model_len:
         raise UsageError(
@@ -142,6 +157,13 @@ def refuse_unmodeled(plan: Plan) -> None:
             "without chunked prefill a step must hold a whole prompt",
             f"raise --max-num-batched-tokens to {plan.capacity.max_model_len}",
         )
+
+
+def refuse_reordering(command: str) -> None:
+    """Raise UsageError for the first flag of a pasted server command that changes scheduling and is not modeled."""
+    for flag, reason in read_command(command).reordering.items():
+        problem, _, remedy = reason.partition("; ")
+        raise UsageError(f"simulate {printable(flag, 60)}", problem, remedy)
 
 
 def scheduler_config(plan: Plan, allocator: Literal["paged", "contiguous"]) -> SchedulerConfig:
@@ -158,7 +180,7 @@ def scheduler_config(plan: Plan, allocator: Literal["paged", "contiguous"]) -> S
 
 
 def groups(plan: Plan) -> tuple[Group, ...]:
-    """The pool's groups in the engine's terms."""
+    """Return the pool's groups as the engine's types."""
     return tuple(_group(group, plan.request.spec.name) for group in plan.pool.groups)
 
 
@@ -180,7 +202,7 @@ def _group(group: KVGroup, name: str) -> Group:
                 "use --no-enable-prefix-caching, or vllm@0.28 or newer",
             )
         case "state":
-            return MambaGroup(first.block_size)
+            return MambaGroup(first.block_size, checkpoint_alignment=first.checkpoint_alignment)
         case "ring":
             raise UnsupportedModelError(f"simulate: {name}", "a ring of index keys cannot be simulated")
         case "cross":
@@ -189,7 +211,69 @@ def _group(group: KVGroup, name: str) -> Group:
             assert_never(first.kind)
 
 
-def empty_tiers(plan: Plan, specs: tuple[TierSpec, ...], chunk_tokens: int) -> Tiers:
-    """Tiers for this model's KV: a token costs what all ranks hold of it, latents once."""
+def token_bytes(plan: Plan) -> int:
+    """Return KV bytes per token over all ranks; replicated latents count once."""
     shared = any(isinstance(cache, LatentAttention) for caches in plan.request.spec.layers for cache in caches)
-    return tiers(specs, chunk_tokens, plan.bytes_per_token * (1 if shared else plan.request.args.tensor_parallel_size))
+    return plan.bytes_per_token * (1 if shared else plan.request.args.tensor_parallel_size)
+
+
+def timed_tiers(plan: Plan, specs: tuple[TierSpec, ...], chunk_tokens: int | None = None) -> TimedTiers | None:
+    """Return empty tiers for this model's blocks, in chunks of vLLM's connector, or None without specs."""
+    if not specs:
+        return None
+    request, blocks = plan.request, chunk_blocks(plan, chunk_tokens)
+    _, block_bytes = offloaded_bytes(request.args, request.release, plan.pool)
+    chunk = chunk_bytes(blocks * block_bytes, request.release)
+    for spec in specs:
+        if spec.capacity < chunk:
+            raise UsageError(f"--tier {spec.name}", f"{spec.capacity:,} bytes hold no chunk of {chunk:,}", "raise it")
+    return TimedTiers(
+        specs,
+        groups(plan),
+        block_bytes,
+        chunk,
+        blocks_per_chunk=blocks,
+        enable_prefix_caching=plan.settings.prefix_caching,
+    )
+
+
+def chunk_blocks(plan: Plan, chunk_tokens: int | None) -> int:
+    """Return the number of blocks per chunk; raise UsageError if the chunk is not a multiple of the block size."""
+    sizes = {group.first.block_size for group in plan.pool.groups}
+    if chunk_tokens is None:
+        return 1
+    if len(sizes) > 1:
+        raise UsageError("--tier-chunk", "the groups of the KV cache have blocks of several sizes", "remove it")
+    (size,) = sizes
+    if chunk_tokens % size:
+        raise UsageError(
+            "--tier-chunk",
+            f"must be a multiple of the block of {size} tokens ({chunk_tokens:,})",
+            f"use {-(-chunk_tokens // size) * size}",
+        )
+    return chunk_tokens // size
+
+
+def check_tiers(plan: Plan, specs: tuple[TierSpec, ...]) -> None:
+    """Raise an error for tiers that the server cannot have, and for the server's own tiers without a --tier."""
+    args, name = plan.request.args, plan.request.spec.name
+    if args.kv_transfer_config is not None:
+        raise UsageError("simulate", "--kv-transfer-config cannot be simulated", "remove it, or use --tier")
+    if args.kv_offloading_backend == "lmcache":
+        raise UsageError("simulate", "LMCache cannot be simulated", "remove --kv-offloading-backend")
+    if args.kv_offloading_size and not specs:
+        size = f"cpu={args.kv_offloading_size / GIB:g}GiB@25GB/s"
+        problem = "how fast host memory is copied depends on the host, and nobody stated it"
+        raise UsageError("--kv-offloading-size", problem, f"write --tier {size} with its speed")
+    if args.kv_offloading_size and specs[0].capacity != args.kv_offloading_size:
+        stated = format_size(args.kv_offloading_size)
+        problem = f"{format_size(specs[0].capacity)}, and --kv-offloading-size is {stated}"
+        raise UsageError(f"--tier {specs[0].name}", problem, "give them one size")
+    if len(specs) > MOST_TIERS:
+        raise UsageError("--tier", f"{len(specs)} tiers", "name host memory, and files below it")
+    if specs and runs_whole_prompts(plan):
+        raise UsageError("--tier", "vLLM's first engine kept no KV beyond the GPU", "use vllm@0.10 or newer")
+    if specs and plan.state_bytes:
+        raise UsageError("--tier", f"{name} has recurrent states, which token chunks cannot store", "remove it")
+    if specs and any(group.first.kind == "chunked" for group in plan.pool.groups):
+        raise UsageError("--tier", f"{name} has chunked layers, which cannot be offloaded", "remove it")

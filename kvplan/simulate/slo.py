@@ -1,10 +1,10 @@
-"""What users are promised, whether a run keeps it, and the largest load that does."""
+"""Latency targets: parsing, evaluation on a run, and the largest load that meets them."""
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import Faults, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_duration, parse_fraction
 from kvplan.simulate.ranges import Ranges, Verdict, verdict
@@ -12,13 +12,15 @@ from kvplan.simulate.records import METRICS, Metric, percentile
 from kvplan.simulate.runs import Served
 
 OPTION = "--slo"
-FORMS = "write ttft=2s,tpot=50ms,preempt<1% (of ttft, tpot, queue, latency: the 99th percentile; ttft.p95=2s another)"
+FORMS = "metrics are ttft, tpot, queue, latency (p99, or e.g. ttft.p95=2s) and preempt<1%"
 DEFAULT_SHARE = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A percentile of a time in seconds, at most `limit`; or, without a metric, the share of requests preempted."""
+    """A target: percentile `share` of a metric in seconds, or without a metric the share of preempted requests, is at
+    most `limit`.
+    """
 
     metric: Metric | None
     share: float
@@ -29,16 +31,16 @@ class Promise:
         return "preempted" if self.metric is None else f"{self.metric} p{self.share * 100:g}"
 
     def value(self, simulation: Served, skipped: int) -> float | None:
-        """What the run showed of the requests that are judged; None where the percentile is a request that got nothing.
+        """Return the value over the judged requests, or None if the percentile is a request that was not served.
 
-        A request that is refused (too long for the context or the pool) misses every promise.
+        A refused request (too long for the context or the pool) misses every target.
         """
         records, refused = simulation.records, refused_requests(simulation)
         if self.metric is not None:
             times = records.times(self.metric, skipped)
             if times or refused:
                 return percentile(times, self.share, refused)
-            # Answers of one token have no time per token after the first.
+            # Responses of one token have no time per token after the first.
             return 0.0 if any(number > skipped for number in records.number) else None
         judged = [count for number, count in zip(records.number, records.preemptions, strict=True) if number > skipped]
         if not judged:
@@ -52,7 +54,7 @@ def refused_requests(simulation: Served) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A promise, what the run showed, and its range; with nothing to show it is not kept."""
+    """A target with the run's value and its range; a target without a value is missed."""
 
     promise: Promise
     value: float | None
@@ -61,12 +63,12 @@ class Kept:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the likely value keeps it."""
+        """True if the likely value meets the target."""
         return self.value is not None and self.value <= self.promise.limit
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it is kept over the whole range, nowhere in it, or in a part."""
+        """Whether the target is met over the whole range, nowhere in it, or in part of it."""
         if self.value is None:
             return "broken"
         low = self.value if self.low is None else self.low
@@ -74,31 +76,36 @@ class Kept:
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:
-    promises: list[Promise] = []
+    promises, faults = list[Promise](), Faults()
     for part in text.split(","):
-        match = re.fullmatch(r"([a-z]+)(?:\.p([0-9]{1,2}(?:\.[0-9]{1,2})?))?(?:=|<=?)(.+)", part.strip())
-        if match is None:
-            raise UsageError(OPTION, f"{printable(part)!r} is not understood", f"{FORMS}")
-        name, share, limit = match.groups()
-        if name in ("preempt", "preempted") and share is None:
-            promise = Promise(None, 1.0, 0.0 if limit in ("0", "0%") else parse_fraction(limit, OPTION))
-        elif name in METRICS:
-            of = DEFAULT_SHARE if share is None else float(share) / 100
-            if of <= 0:
-                raise UsageError(OPTION, f"{printable(part)!r} names the percentile 0", f"{FORMS}")
-            promise = Promise(METRICS[METRICS.index(name)], of, parse_duration(limit, OPTION))
-        else:
-            raise UsageError(OPTION, f"{printable(part)!r} is not understood", f"{FORMS}")
-        if any((other.metric, other.share) == (promise.metric, promise.share) for other in promises):
-            raise UsageError(OPTION, f"{promise.name} is set twice", "leave one out")
-        promises.append(promise)
+        with faults.part():
+            promise = parse_promise(part)
+            if any((other.metric, other.share) == (promise.metric, promise.share) for other in promises):
+                raise UsageError(OPTION, f"{promise.name} is set twice", "use only one")
+            promises.append(promise)
+    faults.refuse()
     return tuple(promises)
+
+
+def parse_promise(part: str) -> Promise:
+    match = re.fullmatch(r"([a-z]+)(?:\.p([0-9]{1,2}(?:\.[0-9]{1,2})?))?(?:=|<=?)(.+)", part.strip())
+    if match is None:
+        raise UsageError(OPTION, f"{printable(part)!r} is not understood", f"{FORMS}")
+    name, share, limit = match.groups()
+    if name in ("preempt", "preempted") and share is None:
+        return Promise(None, 1.0, 0.0 if limit in ("0", "0%") else parse_fraction(limit, f"{OPTION} {name}"))
+    if name not in METRICS:
+        raise UsageError(OPTION, f"unknown metric {printable(name)!r}", f"{FORMS}")
+    of = DEFAULT_SHARE if share is None else float(share) / 100
+    if of <= 0:
+        raise UsageError(OPTION, f"{printable(part)!r} names the percentile 0", f"{FORMS}")
+    return Promise(METRICS[METRICS.index(name)], of, parse_duration(limit, f"{OPTION} {name}"))
 
 
 def outcomes(
     promises: tuple[Promise, ...], simulation: Served, skipped: int, ranges: Ranges | None = None
 ) -> tuple[Kept, ...]:
-    """Each promise with what the run showed; without ranges a figure is taken for exact."""
+    """Return each target with the run's value; without ranges a value counts as exact."""
     return tuple(kept_promise(promise, promise.value(simulation, skipped), ranges) for promise in promises)
 
 
@@ -109,9 +116,9 @@ def kept_promise(promise: Promise, value: float | None, ranges: Ranges | None) -
 
 
 def good_requests(promises: tuple[Promise, ...], simulation: Served, skipped: int) -> int:
-    """Requests that are judged and keep every promised time by themselves: what load generators call goodput.
+    """Return the number of judged requests that meet every latency target individually (goodput).
 
-    An answer of one token keeps any time per token.
+    A response of one token meets any TPOT target.
     """
     records = simulation.records
     limits = {promise.metric: promise.limit for promise in promises if promise.metric is not None}
@@ -129,13 +136,13 @@ def good_requests(promises: tuple[Promise, ...], simulation: Served, skipped: in
 
 
 class Broken:
-    """Tells while a run goes on that a promise can no longer be kept: already too many requests have missed it."""
+    """Stop condition of a run: True as soon as too many requests have missed a target for it to be met."""
 
     def __init__(self, promises: tuple[Promise, ...], num_requests: int, skipped: int) -> None:
         self._promises, self._skipped = promises, skipped
         judged = num_requests - skipped
-        # By nearest rank the percentile is kept while at most this many lie above the limit.
-        self._may_miss = [judged - _rank(judged, promise) for promise in promises]
+        # By nearest rank, the target is met while at most this many requests lie above the limit.
+        self._may_miss = [may_miss(promise, judged) for promise in promises]
         self._missed = [0] * len(promises)
         self._seen = 0
 
@@ -151,10 +158,15 @@ class Broken:
         return any(missed + refused > may for missed, may in zip(self._missed, self._may_miss, strict=True))
 
 
+def may_miss(promise: Promise, judged: int) -> int:
+    """Return how many of the requests may miss the target."""
+    return judged - _rank(judged, promise)
+
+
 def _rank(judged: int, promise: Promise) -> int:
-    """How many requests must keep the promise."""
+    """Return how many requests must meet the target."""
     if promise.metric is None:
-        most = round(judged * promise.limit)  # the product of floats may lie on either side of a whole number
+        most = round(judged * promise.limit)  # float products may fall on either side of an integer
         return judged - (most if judged == 0 or most / judged <= promise.limit else most - 1)
     return max(1, -(-judged * round(promise.share * 10_000) // 10_000))
 
@@ -170,7 +182,7 @@ def _misses(promise: Promise, simulation: Served, row: int) -> bool:
             return records.admitted[row] - records.arrival[row] > promise.limit
         case "latency":
             return records.ended[row] - records.arrival[row] > promise.limit
-        case "tpot":  # requests of one token have none, so that the number judged is only known at the end
+        case "tpot":  # responses of one token have none, so the number judged is known only at the end
             return False
 
 
@@ -179,7 +191,7 @@ def _misses(promise: Promise, simulation: Served, row: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest load that keeps every promise, and the smallest that was tried and breaks one; None: none did."""
+    """The largest load tried that meets all targets, and the smallest that misses one; None if there was none."""
 
     keeps: float | None
     breaks: float | None
@@ -191,12 +203,12 @@ DOUBLINGS = 12
 
 
 def largest_rate(start: float, keeps: Callable[[float], bool]) -> Largest:
-    """By doubling or halving from `start`, then bisection to 2 %."""
+    """Search by doubling or halving from `start`, then bisect to 2 %."""
     return _largest(start, keeps, lambda low, high: (low + high) / 2 if high > low * (1 + PRECISION) else None)
 
 
 def largest_users(start: int, keeps: Callable[[int], bool], most: int) -> Largest:
-    """The same over whole users, at most `most`."""
+    """Search as largest_rate does, over integer users up to `most`."""
 
     def between(low: float, high: float) -> float | None:
         return (int(low) + int(high)) // 2 if high - low > 1 and high > low * (1 + PRECISION) else None

@@ -1,4 +1,4 @@
-"""What is simulated: the requests of a trace, of a named profile, or of stated lengths, and how they come."""
+"""Request sources: a trace, a named profile or stated lengths, with their arrivals."""
 
 import random
 from bisect import bisect_right
@@ -17,11 +17,11 @@ Requests = Callable[[float], Iterator[TraceRequest]]  # at a rate in requests pe
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Requests that can be had again and again, faster or slower.
+    """A replayable request stream with an adjustable rate.
 
-    requests  `num_requests` of them, in order, at a rate
-    rate      as published or as the trace has it; None where nobody says
-    run_len   tokens that one prefix id of a request stands for
+    requests  makes the stream, in order of arrival, at a rate
+    rate      requests per second as published or as in the trace; None if unknown
+    run_len   tokens per prefix id of a request
     """
 
     name: str
@@ -32,26 +32,26 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def open(self, rate: float) -> Arrivals:
-        """By the clock, at `rate` requests per second on average."""
+        """Return open-loop arrivals at `rate` requests per second on average."""
         return Open(islice(self.requests(rate), self.num_requests))
 
     def timed(self, stages: Stages, process: Process, seed: int) -> Iterator[TraceRequest]:
-        """All of them at other times: by rates that follow each other, and another process."""
+        """Yield all requests with the arrival times of another process and consecutive stages of rates."""
         return islice(retimed(self.requests(self.rate or 1.0), process.times(stages, seed)), self.num_requests)
 
     def closed(self, num_users: int, think_s: float, ramp_s: float, *, first_counts: bool = False) -> Arrivals:
-        """From users who wait for their answers; the first starts at once, the last after `ramp_s`."""
+        """Return closed-loop arrivals; the first user starts at once, the last after `ramp_s`."""
         if num_users >= self.num_requests and not first_counts:
             raise UsageError(
                 f"--users {num_users:,}",
-                f"there are only {self.num_requests:,} requests, and each user's first one is not counted",
+                f"there are only {self.num_requests:,} requests, and each user's first request is not counted",
                 "raise --num-requests",
             )
         return Closed(islice(self.requests(1.0), self.num_requests), num_users, think_s, ramp_s)
 
 
 def from_trace(trace: Trace, num_requests: int | None) -> Source:
-    """A trace's requests; another rate stretches or squeezes its times evenly."""
+    """Return a trace as a source; another rate scales its arrival times."""
     rows = trace.requests[:num_requests]
     span = rows[-1].arrival_s - rows[0].arrival_s
     rate = (len(rows) - 1) / span if trace.has_arrivals and span > 0 else None
@@ -60,7 +60,7 @@ def from_trace(trace: Trace, num_requests: int | None) -> Source:
     def requests(amount: float) -> Iterator[TraceRequest]:
         speed = 1.0 if rate is None else amount / rate
         for number, row in enumerate(rows):
-            # Without times of their own they come evenly.
+            # Requests without arrival times are spaced evenly.
             arrival = number / amount if rate is None else (row.arrival_s - start) / speed
             yield replace(row, arrival_s=arrival)
 
@@ -76,7 +76,7 @@ def from_profile(profile: Profile, num_requests: int, seed: int, shared_prefix: 
 
 
 def from_lengths(prompt: Lengths, output: Lengths, num_requests: int, seed: int, shared_prefix: int) -> Source:
-    """Lengths drawn from two distributions, independently, in a Poisson process."""
+    """Return a source of independently drawn lengths, in a Poisson process."""
 
     def requests(rate: float) -> Iterator[TraceRequest]:
         rng = random.Random(seed)
@@ -99,13 +99,13 @@ def _drawn(lengths: Lengths, rng: random.Random) -> Iterator[int]:
 
 
 def with_shared_prefix(source: Source, tokens: int) -> Source:
-    """The same requests, the first `tokens` of every prompt alike; only for requests that say nothing of that."""
+    """Return the source with the first `tokens` of every prompt shared; raise UsageError if it has prefix ids."""
     if source.run_len is not None:
-        raise UsageError("--shared-prefix", "the trace already states which prompts share a prefix", "leave it out")
+        raise UsageError("--shared-prefix", "the trace already states which prompts share a prefix", "remove it")
 
     def requests(rate: float) -> Iterator[TraceRequest]:
         for row in source.requests(rate):
-            # A prompt that is not longer has one token of its own, as every request computes at least one.
+            # A shorter prompt is extended by one token of its own, as every request computes at least one.
             yield replace(row, prompt_tokens=max(row.prompt_tokens, tokens + 1), prefix_ids=(0,))
 
     return replace(source, requests=requests, run_len=tokens)

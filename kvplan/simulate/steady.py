@@ -1,4 +1,4 @@
-"""A load that is sought, and what a setting serves of it in closed form."""
+"""The load to tune for, and a setting's throughput in closed form."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from kvplan.core.errors import KvplanError
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.base import terms_of
 from kvplan.simulate import ranges
 from kvplan.simulate.constants import Constants
 from kvplan.simulate.settings import Setting
@@ -18,20 +19,20 @@ from kvplan.simulate.tiers import TierSpec
 from kvplan.simulate.work import StepWork
 from kvplan.workloads.trace import TraceRequest
 
-SAMPLE: Final = 500  # requests whose mean lengths stand for the load in the closed form
+SAMPLE: Final = 500  # requests whose mean lengths represent the load in the closed form
 How = Literal["rate", "users", "at once"]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests and how they come, to all servers together; their number is sought, or given.
+    """Requests and their arrivals, for all servers together.
 
-    rows       requests in order, their arrivals at one request per second
-    how        "rate": at a rate that is sought; "users": of so many who each wait for an answer; "at once": all
-    users      of "users"; think_s, ramp_s theirs; first_counts: whether each user's first request is judged
-    tier       host memory that a setting may use for prompts
-    run_len    tokens that one prefix id of a request stands for
-    constants  in place of the fitted ones
+    rows       requests in order, with arrivals at one request per second
+    how        "rate": the largest rate is searched; "users": closed loop of `users`; "at once": all at time 0
+    users      with think_s and ramp_s, for "users"; first_counts: whether each user's first request is judged
+    tier       host memory that a setting may use to offload KV
+    run_len    tokens per prefix id of a request
+    constants  replacement of the fitted constants
     """
 
     rows: tuple[TraceRequest, ...]
@@ -49,11 +50,10 @@ class Demand:
     def tiers(self, setting: Setting) -> tuple[TierSpec, ...]:
         return () if self.tier is None or setting.kv_offloading_size is None else (self.tier,)
 
-    def times(self, made: Plan, tiers: tuple[TierSpec, ...] = ()) -> StepTime:
-        bandwidths = tuple(tier.bandwidth for tier in tiers)
+    def times(self, made: Plan) -> StepTime:
         if self.constants is not None:
-            return roofline(made, Shares(), bandwidths, self.constants)
-        return step_time(made, Shares(), self.calibration, bandwidths)
+            return roofline(made, Shares(), self.constants)
+        return step_time(made, Shares(), self.calibration)
 
     def ranges(self, made: Plan) -> ranges.Ranges:
         return ranges.modeled(made) if self.calibration is None else ranges.measured()
@@ -64,7 +64,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Tokens of a request; computed: of its prompt, where prefixes are cached."""
+    """Mean tokens per request; computed: prompt tokens not found in the prefix cache."""
 
     prompt: float
     output: float
@@ -72,7 +72,7 @@ class Means:
 
 
 def means_of(rows: Sequence[TraceRequest], run_len: int | None) -> Means:
-    """Of the first requests; a prefix that was seen before is taken to be cached."""
+    """Return the means of the first requests; a prefix seen before counts as cached."""
     sample = list(islice(rows, SAMPLE))
     prompt = sum(row.prompt_tokens for row in sample) / len(sample)
     output = sum(row.output_tokens for row in sample) / len(sample)
@@ -87,9 +87,9 @@ def means_of(rows: Sequence[TraceRequest], run_len: int | None) -> Means:
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """A setting in closed form: requests per second of all servers, those decoding in one, seconds per token.
+    """A setting rated in closed form: requests/s of all servers, sequences decoding on one server, seconds per token.
 
-    capacity  requests per second whatever the promises: more than this only wait
+    capacity  requests per second regardless of the targets: any more only wait
     """
 
     setting: Setting
@@ -101,18 +101,18 @@ class Rated:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a setting cannot be."""
+    """An impossible setting, with the reason."""
 
     setting: Setting
     reason: str
 
 
 def rated(shared: tuple[Request, Demand, Means], setting: Setting) -> Rated | Refused:
-    """One setting, planned; no rate where its times miss a promise however few requests come."""
+    """Plan and rate one setting; the rate is 0 if it misses a target however few requests arrive."""
     base, demand, means = shared
     try:
         made = plan(setting.request(base))
-        check(made)
+        check(made, demand.tiers(setting))
         times = demand.times(made)
     except KvplanError as error:
         return Refused(setting, error.problem)
@@ -120,10 +120,10 @@ def rated(shared: tuple[Request, Demand, Means], setting: Setting) -> Rated | Re
 
 
 def steady(setting: Setting, made: Plan, times: StepTime, demand: Demand, means: Means) -> Rated:
-    """Steps in which a constant number of requests decode, some of which compute a prompt's chunk beside.
+    """Rate a setting by steps in which a constant number of requests decode, some with a prefill chunk in addition.
 
-    With users, or all at once, as many decode as there can be; at a rate the number that serves most within the
-    promises.
+    For users, or all at once, that number is the highest possible; for a rate, the one with the highest rate within
+    the targets.
     """
     settings = made.settings
     blocks = made.pool.allocated_blocks(max(1, round(means.prompt + means.output / 2)))
@@ -136,8 +136,9 @@ def steady(setting: Setting, made: Plan, times: StepTime, demand: Demand, means:
     best = Rated(setting, 0.0, 0.0, inf)
     if demand.how == "users":
         highest = min(highest, max(1.0, demand.users / setting.replicas))
-    # Prompts and answers share a step's tokens, so that no more than these decode where prompts always wait.
-    highest = max(1.0, min(highest, settings.max_num_batched_tokens / (1 + computed / max(1.0, means.output))))
+    if not is_prompts_first(made):
+        # Prefill and decode share a step's token budget: no more than this decode while prompts always wait.
+        highest = max(1.0, min(highest, settings.max_num_batched_tokens / (1 + computed / max(1.0, means.output))))
     capacity, is_within = 0.0, True
     for count in (highest,) if demand.how != "rate" else up_to(highest):
         mean = step(made, times, means, count, computed)
@@ -163,23 +164,41 @@ def up_to(highest: float) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Seconds of a token, and of the first one where nobody waits."""
+    """Seconds per output token, and to the first token without queueing."""
 
     tpot: float
     first: float
 
 
 def step(made: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
-    """The mean step with so many requests decoding."""
+    """Return the mean step times while `count` requests decode."""
+    if is_prompts_first(made):
+        return alternating(made, times, means, count, computed)
     room = max(1.0, made.settings.max_num_batched_tokens - count)
-    per_step = computed * count / max(1.0, means.output)  # prompt tokens for every token of an answer
+    per_step = computed * count / max(1.0, means.output)  # prompt tokens per decode step
     chunks = ceil(computed / room)
-    share = min(1.0, chunks * count / max(1.0, means.output))  # of the steps that compute a prompt's chunk
+    share = min(1.0, chunks * count / max(1.0, means.output))  # fraction of steps with a prefill chunk
     mixed = times.seconds(work(made, means, count, max(computed / chunks, per_step), computed))
     plain = times.seconds(work(made, means, count, 0.0, computed)) if share < 1.0 else 0.0
     request_s, crowd_s, prompt_token_s = outside(times)
     first = chunks * mixed + request_s + crowd_s * (count - 1) + prompt_token_s * means.prompt
     return Step(share * mixed + (1 - share) * plain, first)
+
+
+def is_prompts_first(made: Plan) -> bool:
+    return terms_of(made.request.release.engine).prompts_first is not None
+
+
+def alternating(made: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
+    """Return the mean step times if prefill has full steps of its own, in which no request decodes."""
+    chunk = float(made.settings.max_num_batched_tokens)
+    prefill = times.seconds(work(made, means, 0.0, chunk, computed))
+    per_step = computed * count / max(1.0, means.output)  # prompt tokens per decode step
+    request_s, crowd_s, prompt_token_s = outside(times)
+    plain = times.seconds(work(made, means, count, 0.0, computed))
+    first = max(1.0, computed / chunk) * times.seconds(work(made, means, 0.0, min(chunk, computed), computed))
+    first += request_s + crowd_s * (count - 1) + prompt_token_s * means.prompt
+    return Step(plain + prefill * per_step / chunk, first)
 
 
 def work(made: Plan, means: Means, count: float, prompt: float, computed: float) -> StepWork:

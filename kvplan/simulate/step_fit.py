@@ -1,7 +1,7 @@
-"""What a step takes, fitted to a run's samples: seconds per step, prompt token, output token and byte of KV read.
+"""Step times fitted to a run's samples: seconds per step, prompt token, output token and byte of KV read.
 
-Between two samples the engine was busy for so long, in so many steps, with so many tokens: one equation each. The
-coefficients are the least-squares solution among those that are not negative.
+Each pair of consecutive samples gives one equation: busy seconds from steps, tokens and KV reads. The coefficients are
+the non-negative least-squares solution.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from typing import Any
 
 from kvplan.servers.calibration import TERMS, MeasuredSteps
 
-FEWEST = 20  # equations; four unknowns want more than a handful
+FEWEST = 20  # equations, for four unknowns
 NEEDED = ("busy_s", "num_steps", "prompt_tokens", "generation_tokens", "num_kv_tokens")
-STAGES = ("prefill", "decode")  # of the run itself, not of its baseline
+STAGES = ("prefill", "decode")  # stages of the run itself, without its baseline
 
 
 def fitted(samples: Sequence[Mapping[str, Any]], model: str, kv_token_bytes: int) -> MeasuredSteps | None:
-    """`step_time` of a calibration: the model, the seconds of each term, how many equations and how well they agree.
+    """Return a calibration's `step_time`: the model, the seconds of each term, the number of equations and their error.
 
-    kv_token_bytes  that a step reads for each token in the pool
-    None where the samples hold too few steps, or too little variety to tell the terms apart.
+    kv_token_bytes  bytes that a step reads per token in the pool
+    Return None if the samples have too few steps, or too little variety to separate the terms.
     """
     equations = [
         ((steps, prompt, output, steps * kv * kv_token_bytes), busy)
@@ -41,7 +41,7 @@ def fitted(samples: Sequence[Mapping[str, Any]], model: str, kv_token_bytes: int
 
 
 def _intervals(samples: Sequence[Mapping[str, Any]]) -> list[tuple[float, int, int, int, float]]:
-    """(busy seconds, steps, prompt tokens, output tokens, mean KV tokens) between consecutive samples with steps."""
+    """Return (busy seconds, steps, prompt, output, mean KV tokens) between consecutive samples with steps."""
     served = [sample for sample in samples if sample.get("stage") in STAGES and all(name in sample for name in NEEDED)]
     intervals = []
     for a, b in pairwise(served):
@@ -54,8 +54,10 @@ def _intervals(samples: Sequence[Mapping[str, Any]]) -> list[tuple[float, int, i
 
 
 def _least_squares(rows: list[tuple[float, ...]], values: list[float]) -> list[float] | None:
-    """The best non-negative coefficients: of every subset of terms, the plain solution; the best that has no minus."""
-    import numpy as np  # only here: calibrating is not a light command
+    """Return the best non-negative coefficients: least squares over every subset of terms, the best without negatives,
+    or None if no subset has a solution.
+    """
+    import numpy as np  # here, as no other command needs it at start-up
 
     matrix, target = np.array(rows, dtype=float), np.array(values, dtype=float)
     scale = np.abs(matrix).max(axis=0)

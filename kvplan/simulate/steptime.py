@@ -1,18 +1,17 @@
-"""How long a step takes: a roofline with what a server adds to it, or coefficients that a run measured.
+"""Step time: a roofline with server overhead, or coefficients measured in a run.
 
-One rank, all times in seconds (constants and where they come from: kvplan/simulate/constants.py):
+One rank, all times in seconds (constants and their sources: kvplan/simulate/constants.py):
 
-    matmuls    hypot(weights read / bandwidth, 2 x parameters x tokens / FLOP rate), each at the share that is reached
+    matmuls    hypot(weights read / bandwidth, 2 x parameters x tokens / FLOP rate), at the achieved fractions
     attention  max(KV read / bandwidth, FLOPs of (query, key) pairs / FLOP rate)
-    layers     a cost of each layer; where prompts are computed a layer's launch is a floor
-    ranks      2 all-reduces a layer: a cost for each doubling of ranks, and the bytes over their link
-    server     a cost of the step, and of each sequence in it
-    tiers      bytes / that tier's bandwidth, one after another
+    layers     a cost per layer; in prefill steps kernel launches are a floor
+    ranks      2 all-reduces per layer: a cost per doubling of ranks, and the bytes over their link
+    server     a cost per step, and per sequence in it
 
-FLOPs are those of the numbers that are multiplied. A linear layer's weights and inputs are as its scheme stores them,
-where the GPU has such arithmetic; attention and everything that is not quantized is in 16 bits (`number_format`).
+The FLOP rate is that of the number format multiplied: for a linear layer the format of its scheme if the GPU supports
+it; for attention and everything unquantized 16 bits (`number_format`).
 
-What is not in it: the vision tower, sampling with penalties.
+Not modeled: the vision tower, sampling with penalties.
 """
 
 from collections import Counter
@@ -48,7 +47,7 @@ from kvplan.sizing.weights import num_params, scheme_for
 
 
 class StepTime(Protocol):
-    """What a step costs, and how that was found, for the reader."""
+    """Seconds of a step, and a text for the user that explains the model."""
 
     @property
     def text(self) -> str: ...
@@ -58,19 +57,19 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Parts of the data sheet's bandwidth and FLOP/s that are reached, where a user says so; None: as fitted."""
+    """User-stated fractions of data-sheet bandwidth and FLOP/s that are achieved; None: the fitted value."""
 
     weights: float | None = None
     kv: float | None = None
     flops: float | None = None
 
 
-# --- what a model's layers ask of a step ----------------------------------------------------------------------------
+# --- work of a model's layers ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Layers of one reach on one rank: KV bytes per token read, FLOPs per (query, key) pair."""
+    """All layers of one reach on one rank: KV bytes per token read, FLOPs per (query, key) pair."""
 
     reach: Reach
     token_bytes: int
@@ -78,9 +77,9 @@ class Attention:
 
 
 def attention_kinds(plan: Plan) -> tuple[Attention, ...]:
-    """A rank's attention layers by reach, in the order of the model; states read and write their bytes per token.
+    """Return a rank's attention layers by reach, in model order, without recurrent states.
 
-    Scores and values cost 2 x heads x (key + value width) FLOPs per pair; latents are attended to as they lie.
+    Scores and values cost 2 x heads x (key + value width) FLOPs per pair; latents are used without decompression.
     """
     spec, tp = plan.request.spec, plan.request.args.tensor_parallel_size
     dtype = plan.settings.kv_dtype
@@ -107,14 +106,14 @@ UNTIMED: Final[Mapping[type, str]] = {
 
 
 def _reach(cache: LayerCache, name: str) -> Reach | None:
-    """How far back a layer reads; None for states, whose bytes do not grow."""
+    """Return how far back a layer reads, or None for recurrent states, whose size is constant."""
     match cache:
         case FullAttention() | LatentAttention(sparse=False):
             return Reach(None)
         case SlidingWindow(window=window):
             return Reach(window)
         case ChunkedAttention(chunk=chunk):
-            return Reach(chunk)  # at most: a query at a chunk's beginning reads less
+            return Reach(chunk)  # upper bound: a query early in a chunk reads less
         case RecurrentState():
             return None
         case LatentAttention() | SparseIndexer() | KeyIndex() | WindowLatent() | CompressedLatent() | CrossAttention():
@@ -128,7 +127,7 @@ def _reach(cache: LayerCache, name: str) -> Reach | None:
 
 
 def _width(cache: LayerCache) -> int:
-    """Key and value elements that one head's query meets per token."""
+    """Return the key plus value elements per token that one head's query is multiplied with."""
     match cache:
         case (
             FullAttention(head_dim=k, head_dim_v=v)
@@ -146,9 +145,9 @@ def _width(cache: LayerCache) -> int:
 class Matmuls:
     """A rank's weights as a step uses them.
 
-    dense_bytes, expert_bytes    read by every step; read where a token is sent there
-    dense_params, active_params  elements per token outside the experts, and of the experts it is sent to
-    num_experts, experts_per_token  0 of none
+    dense_bytes, expert_bytes    bytes read in every step; bytes of all experts, read if tokens are routed to them
+    dense_params, active_params  elements per token outside the experts, and in the experts it is routed to
+    num_experts, experts_per_token  0 without experts
     narrow                       of these elements, those multiplied in less than 16 bits: (format, elements)
     """
 
@@ -161,14 +160,14 @@ class Matmuls:
     narrow: tuple[tuple[str, int], ...] = ()
 
     def bytes_read(self, num_tokens: int) -> float:
-        """Of all experts, those expected to get a token when each token picks at random."""
+        """Return the bytes read, with the expected share of experts in use if each token picks experts at random."""
         if not self.num_experts:
             return float(self.dense_bytes)
         missed = (1 - self.experts_per_token / self.num_experts) ** num_tokens
         return self.dense_bytes + self.expert_bytes * (1 - missed)
 
 
-LOOKED_UP = ("embedding", "vision_audio")  # a row per token, or not in a text step at all
+LOOKED_UP = ("embedding", "vision_audio")  # read one row per token, or not used in a text step
 
 
 def matmuls(plan: Plan) -> Matmuls:
@@ -193,12 +192,12 @@ def matmuls(plan: Plan) -> Matmuls:
 
 
 def number_format(scheme: Scheme | None, gpu: GpuSpec, *, narrow_inputs: bool) -> str | None:
-    """What a layer of this scheme is multiplied in: fp8, int8 or fp4; None for 16 bits.
+    """Return the number format in which a layer of this scheme is multiplied (fp8, int8, fp4), or None for 16 bits.
 
-    Source: vLLM 0.33's kernels. Weights alone in 4 bits are widened first (Marlin), as is everything on a GPU that
-    lacks the format. Scales of 16 or 32 numbers (nvfp4, mxfp4, mxfp8) came with the arithmetic in fp4. Beside layers in
-    fp8 (DeepSeek-V4) mxfp4 meets inputs in mxfp8, at fp8's rate; alone (gpt-oss) its inputs stay in bfloat16
-    (fused_moe/oracle/mxfp4.py prefers those kernels).
+    Source: vLLM 0.33's kernels. Weight-only 4-bit layers are dequantized first (Marlin), as is every format that the
+    GPU lacks. Block scales of 16 or 32 numbers (nvfp4, mxfp4, mxfp8) need a GPU with fp4 arithmetic. In models with
+    fp8 layers (DeepSeek-V4) mxfp4 weights get mxfp8 inputs, at fp8's rate; in models without (gpt-oss) inputs stay in
+    bfloat16 (fused_moe/oracle/mxfp4.py prefers those kernels).
     """
     if scheme is None or scheme.variant == WEIGHT_ONLY:
         return None
@@ -218,14 +217,14 @@ def number_format(scheme: Scheme | None, gpu: GpuSpec, *, narrow_inputs: bool) -
 
 
 def narrow_params(plan: Plan) -> Counter[str]:
-    """Elements that a token is multiplied with in fewer than 16 bits, by format, over all ranks."""
+    """Return the weight elements per token that are multiplied in fewer than 16 bits, by format, over all ranks."""
     spec, online = plan.request.spec, weight_layout(plan.request, 0).online
     narrow_inputs = spec.quantization is not None and spec.quantization.default is not None
     counts: Counter[str] = Counter()
     placed: list[tuple[int | None, Weight]] = [(None, weight) for weight in spec.other_weights]
     placed += [(index, weight) for index, weights in enumerate(spec.layer_weights) for weight in weights]
     for layer, weight in placed:
-        if weight.group in LOOKED_UP or online == "experts_int8":  # experts_int8 widens its weights
+        if weight.group in LOOKED_UP or online == "experts_int8":  # experts_int8 dequantizes its weights
             continue
         name = number_format(scheme_for(spec, weight, layer, online), plan.request.gpu, narrow_inputs=narrow_inputs)
         if name is not None:
@@ -239,18 +238,20 @@ def narrow_params(plan: Plan) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Seconds by the slower of memory and arithmetic, and what a server adds; see the module's text.
+    """Roofline step time plus server overhead; see the module's docstring.
 
-    dense, expert        seconds to read the weights of every step, and all experts
-    missed               share of the experts that one token leaves unread
-    token                seconds of arithmetic for each token
-    kv_byte, pairs       seconds for a byte of keys and values, and for a (query, key) pair of each kind of layers
-    state_bytes          of a sequence's states, read and written
-    step, sequence       seconds of every step, those of its layers and of the ranks' latency too, and of each sequence
-    floor                seconds below which the layers do not stay where prompts are computed
-    link                 seconds for each token between ranks, up to `small` of them; `large` for each beyond
-    narrow               (elements per token, FLOP/s) of what is multiplied in fewer than 16 bits
-    request_s, crowd_s, prompt_token_s  of a request outside of the steps, for each other one, for each prompt token
+    dense, expert        seconds to read the weights used in every step, and all experts
+    missed               share of the experts that one token does not use
+    token                seconds of arithmetic per token
+    kv_byte, pairs       seconds per byte of KV, and per (query, key) pair of each kind of layers
+    state_bytes          bytes of a sequence's recurrent states, both read and written
+    layers               seconds of overhead of all layers
+    step, sequence       seconds per step, including the latency of its all-reduces, and per sequence
+    floor                minimum seconds of the layers in a prefill step
+    link                 seconds per token between ranks, for up to `small` tokens; large: for each token beyond
+    narrow               (elements per token, FLOP/s) of weights multiplied in fewer than 16 bits
+    request_s, crowd_s, prompt_token_s  seconds of a request outside of the steps: fixed, per other running request,
+                         and per prompt token
     """
 
     dense: float
@@ -266,7 +267,6 @@ class Roofline:
     step: float
     sequence: float
     link: float
-    tier_bandwidths: tuple[int, ...]
     text: str
     narrow: tuple[tuple[int, int], ...] = ()
     small: int = 1 << 60
@@ -290,19 +290,17 @@ class Roofline:
             total += self.step + self.sequence * work.num_seqs + self.link * min(tokens, self.small)
             if tokens > self.small:
                 total += self.large * (tokens - self.small)
-        for size, bandwidth in zip(work.loaded, self.tier_bandwidths, strict=False):
-            total += size / bandwidth
         return total
 
     def decode_terms(self, count: int) -> tuple[float, float, float]:
-        """What `seconds` adds, in this order, to the attention of `count` sequences that decode a token each."""
+        """Return the terms that `seconds` adds, in this order, to the attention of `count` decoding sequences."""
         weights = self.dense + (self.expert * (1 - self.missed**count) if self.expert else 0.0)
         server = self.step + self.sequence * count + self.link * min(count, self.small)
         return hypot(weights, count * self.token) + self.layers, server, self.large * max(0, count - self.small)
 
 
 def widens_experts(plan: Plan) -> bool:
-    """Whether experts are stored in fewer bits than this GPU multiplies, so that they are widened first."""
+    """True if experts are stored in fewer bits than this GPU multiplies and must be dequantized first."""
     spec, online = plan.request.spec, weight_layout(plan.request, 0).online
     for index, weights in enumerate(spec.layer_weights):
         for weight in weights:
@@ -310,7 +308,7 @@ def widens_experts(plan: Plan) -> bool:
                 scheme = scheme_for(spec, weight, index, online)
                 if scheme is None:
                     return False
-                if scheme.kind == "mxfp4":  # such kernels are there wherever its numbers are, whatever the inputs
+                if scheme.kind == "mxfp4":  # GPUs with fp4 have kernels for it whatever the inputs' format
                     return plan.request.gpu.fp4_flops is None
                 return number_format(scheme, plan.request.gpu, narrow_inputs=True) is None
     return False
@@ -319,10 +317,11 @@ def widens_experts(plan: Plan) -> bool:
 RANKS: Final = {"nvlink": "NVLink", "infinity-fabric": "Infinity Fabric", "pcie": "PCIe"}
 
 
-def roofline(
-    plan: Plan, shares: Shares, tier_bandwidths: tuple[int, ...] = (), constants: Constants | None = None
-) -> Roofline:
-    """Raises UsageError for a GPU whose figures nobody states, UnsupportedModelError for layers without a model."""
+def roofline(plan: Plan, shares: Shares, constants: Constants | None = None) -> Roofline:
+    """Return a plan's roofline.
+
+    Raise UsageError for a GPU with unknown bandwidth or FLOP/s, UnsupportedModelError for layers that are not modeled.
+    """
     gpu, spec = plan.request.gpu, plan.request.spec
     flops = gpu.fp16_flops if plan.settings.dtype == "float16" else gpu.bf16_flops
     if gpu.memory_bandwidth is None or flops is None:
@@ -361,7 +360,6 @@ def roofline(
         step=own.step + latency,
         sequence=own.sequence,
         link=link,
-        tier_bandwidths=tier_bandwidths,
         text=text,
         narrow=tuple((count, rate) for _, count, rate in narrow),
         small=SMALL_BYTES // (BYTES_16_BIT * spec.hidden_size),
@@ -373,32 +371,36 @@ def roofline(
 
 
 def link_of(plan: Plan, constants: Constants) -> tuple[float, float, str]:
-    """(seconds of a step's all-reduces without their bytes, seconds for each token's bytes, how ranks speak)."""
+    """Return (latency of a step's all-reduces in seconds, seconds per token for their bytes, description)."""
     ranks, gpu, spec = plan.request.args.tensor_parallel_size, plan.request.gpu, plan.request.spec
     if ranks == 1:
         return 0.0, 0.0, ""
-    own = (constants.switch, constants.switch_s), (constants.pcie, constants.pcie_s)
-    share, latency = own[0] if is_switched(gpu) else own[1]
+    if is_switched(gpu):
+        share, latency = constants.switch, constants.switch_s
+    elif gpu.lacks_peer_access:
+        share, latency = constants.host, constants.host_s
+    else:
+        share, latency = constants.pcie, constants.pcie_s
     bandwidth = gpu.interconnect_bandwidth or PCIE_4
     count = 2 * spec.num_layers
-    size = spec.hidden_size * BYTES_16_BIT * 2 * (ranks - 1) / ranks  # what one rank sends: reduce, then gather
-    name = RANKS.get(gpu.interconnect or "", "PCIe")
+    size = spec.hidden_size * BYTES_16_BIT * 2 * (ranks - 1) / ranks  # bytes one rank sends: reduce, then gather
+    name = RANKS.get(gpu.interconnect or "", "PCIe") + (" through the host" if gpu.lacks_peer_access else "")
     text = f"; {ranks} ranks over {name} at {share:.0%} of {bandwidth / 1e9:,.0f} GB/s"
     return count * latency * log2(ranks), count * size / (share * bandwidth), text
 
 
 def is_switched(gpu: GpuSpec) -> bool:
-    """Whether ranks speak over a link of their own."""
+    """True if GPUs communicate over NVLink or Infinity Fabric."""
     return gpu.interconnect in ("nvlink", "infinity-fabric")
 
 
-PCIE_4: Final = 64 * 10**9  # of a GPU whose interconnect nobody states
+PCIE_4: Final = 64 * 10**9  # bytes/s for a GPU with unknown interconnect
 BYTES_16_BIT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Another step time, and no step shorter than what a token is said to take."""
+    """Another step time, with a minimum per step."""
 
     base: StepTime
     least_s: float
@@ -413,7 +415,7 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Another step time, every step longer or shorter by a factor."""
+    """Another step time, scaled by a factor."""
 
     base: StepTime
     factor: float
@@ -427,8 +429,8 @@ class Scaled:
 
 
 def outside(step_time: StepTime) -> tuple[float, float, float]:
-    """Seconds that a request, each other one beside it, and each token of its prompt spend outside of the steps; none
-    of steps that were measured.
+    """Return a request's seconds outside of the steps (fixed, per other running request, per prompt token); zeros for
+    measured steps.
     """
     match step_time:
         case Roofline(request_s=request_s, crowd_s=crowd_s, prompt_token_s=prompt_token_s):
@@ -444,11 +446,10 @@ def outside(step_time: StepTime) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A step's seconds as a sum of what was fitted to a run's steps (kvplan.servers.calibration.TERMS)."""
+    """Step time as a linear function fitted to a run's steps (kvplan.servers.calibration.TERMS)."""
 
     coefficients: Mapping[str, float]
     kinds: tuple[Attention, ...]
-    tier_bandwidths: tuple[int, ...]
     text: str
 
     def seconds(self, work: StepWork) -> float:
@@ -458,15 +459,13 @@ class Measured:
         each = self.coefficients
         total = each["step"] + each["output_token"] * work.num_samples + each["kv_byte"] * kv
         total += each["prompt_token"] * max(0, work.num_tokens - work.num_samples)
-        for size, bandwidth in zip(work.loaded, self.tier_bandwidths, strict=False):
-            total += size / bandwidth
         return total
 
 
-def step_time(plan: Plan, shares: Shares, calibration: str | None, tier_bandwidths: tuple[int, ...] = ()) -> StepTime:
-    """The roofline, or what --calibration measured on such a GPU with such a model."""
+def step_time(plan: Plan, shares: Shares, calibration: str | None) -> StepTime:
+    """Return the roofline, or the step time that --calibration measured on such a GPU with such a model."""
     if calibration is None:
-        return roofline(plan, shares, tier_bandwidths)
+        return roofline(plan, shares)
     from pathlib import Path
 
     from kvplan.servers.calibration import read, step_seconds
@@ -474,7 +473,7 @@ def step_time(plan: Plan, shares: Shares, calibration: str | None, tier_bandwidt
     measured = read(Path(calibration))
     steps = step_seconds(measured, plan.request.gpu, plan.request.spec.name)
     if steps.factors:
-        line = roofline(plan, shares, tier_bandwidths, scaled(constants_of(plan), steps.factors))
+        line = roofline(plan, shares, scaled(constants_of(plan), steps.factors))
         factors = ", ".join(f"{name} x {value:.2f}" for name, value in steps.factors.items())
         return replace(line, text=f"{line.text}; fitted to {steps.runs} runs in {measured.origin} ({factors})")
-    return Measured(steps.seconds, attention_kinds(plan), tier_bandwidths, f"measured: {measured.origin}")
+    return Measured(steps.seconds, attention_kinds(plan), f"measured: {measured.origin}")

@@ -1,4 +1,4 @@
-"""Averages over time in a fixed number of buckets, however long it takes."""
+"""Averages over time in a bounded number of buckets, however long the run."""
 
 from dataclasses import dataclass, field
 
@@ -6,14 +6,14 @@ MAX_BUCKETS = 1024
 FIRST_WIDTH_S = 0.125
 
 
-# What holds during a step: sequences that run and wait, blocks in use, tokens stored, slots given to them.
+# Levels during a step: running and waiting sequences, blocks in use, tokens stored, slots allocated to them.
 LEVELS = ("running", "waiting", "used_blocks", "stored_tokens", "slots")
 WAITING = LEVELS.index("waiting")
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Seconds of the steps that began in it, level x seconds, and the highest of each."""
+    """Seconds of the steps that began in the bucket, sums of level x seconds, and each level's peak."""
 
     seconds: float = 0.0
     sums: list[float] = field(default_factory=lambda: [0.0] * len(LEVELS))
@@ -27,7 +27,7 @@ class Bucket:
         self.tokens += other.tokens
 
     def put(self, seconds: float, sums: tuple[float, ...], levels: tuple[int, ...], tokens: int) -> None:
-        """Sums that steps were added to elsewhere, and the highest of each level in them."""
+        """Store sums to which the caller has added steps, and raise the peaks to the levels in them."""
         self.seconds = seconds
         self.sums[:] = sums
         peaks = self.peaks
@@ -45,7 +45,7 @@ class Timeline:
         self.buckets: list[Bucket] = []
 
     def add(self, start: float, seconds: float, levels: tuple[int, ...], tokens: int) -> None:
-        """A step: what held while it ran, and the tokens it gave."""
+        """Add a step: the levels while it ran, and the number of tokens it sampled."""
         bucket = self._bucket(start)
         bucket.seconds += seconds
         bucket.tokens += tokens
@@ -55,12 +55,14 @@ class Timeline:
             if level > peaks[i]:
                 peaks[i] = level
 
-    def add_wait(self, start: float, seconds: float) -> None:
-        """A request that came while a step ran, and waited for its end."""
-        self._bucket(start).sums[WAITING] += seconds
+    def add_wait(self, start: float, seconds: float, waiting: int) -> None:
+        """Add the wait of a request that arrived during a step; waiting: queue length including it."""
+        bucket = self._bucket(start)
+        bucket.sums[WAITING] += seconds
+        bucket.peaks[WAITING] = max(bucket.peaks[WAITING], waiting)
 
     def bucket(self, start: float) -> tuple[Bucket, float]:
-        """The bucket of a step that begins at `start`, and where the next one begins."""
+        """Return the bucket of a step that begins at `start`, and the next bucket's start."""
         bucket = self._bucket(start)
         return bucket, (int(start / self.width_s) + 1) * self.width_s
 
@@ -83,7 +85,7 @@ class Timeline:
         self.buckets, self.width_s = merged, self.width_s * 2
 
     def mean(self, level: str, seconds: float) -> float:
-        """Time average over `seconds`."""
+        """Return a level's time average over `seconds`."""
         index = LEVELS.index(level)
         return sum(bucket.sums[index] for bucket in self.buckets) / seconds if seconds else 0.0
 

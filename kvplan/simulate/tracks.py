@@ -1,4 +1,4 @@
-"""Requests and counters over time, from a scheduler's own queues: what `--trace-events` writes."""
+"""Requests and counters over time, from a scheduler's own queues: the data of `--trace-events`."""
 
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -11,7 +11,7 @@ from kvplan.simulate.loop import Simulation
 from kvplan.simulate.setup import Setup
 
 Phase = Literal["queued", "prefill", "decode"]
-# Those of a step, by the names of the engine's figures and vLLM's metrics.
+# Counters of a step, named as in the engine's stats and vLLM's metrics.
 COUNTERS: Final = (
     "num_requests_running", "num_requests_waiting", "num_used_blocks", "num_cached_blocks", "num_batched_tokens",
 )  # fmt: skip
@@ -19,11 +19,11 @@ COUNTERS: Final = (
 
 @dataclass(slots=True)
 class RequestTrack:
-    """One request: the phases it went through, in seconds.
+    """Timeline of one request, in seconds.
 
-    phases     (name, start, end), one after the other; prefill lasts until the next token is sampled
-    preempted  when its blocks were taken
-    figures    what is known of it beside times
+    phases     consecutive (name, start, end); prefill lasts until the next token is sampled
+    preempted  times of its preemptions
+    figures    other values of the request
     """
 
     name: str
@@ -36,7 +36,7 @@ class RequestTrack:
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended: its phase, since when, and the tokens known at its last admission."""
+    """An unfinished request: its phase, the phase's start, and the tokens known at its last admission."""
 
     track: RequestTrack
     phase: Phase
@@ -46,10 +46,10 @@ class _Open:
 
 @dataclass(slots=True)
 class Tracks:
-    """A server's requests in the order they ended, and its counters: (seconds, value) where the value changes.
+    """A server's requests in the order they ended, and its counters as (seconds, value) at each change.
 
-    begin_s  added to all seconds: when the server's clock began
-    last_s   when something happened last
+    begin_s  start of the server's clock, added to all seconds
+    last_s   time of the last event
     """
 
     name: str
@@ -58,21 +58,21 @@ class Tracks:
     requests: list[RequestTrack] = field(default_factory=list)
     counters: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: {name: [] for name in COUNTERS})
     _open: dict[Sequence, _Open] = field(default_factory=dict)
-    _admitted: dict[Sequence, None] = field(default_factory=dict)  # of those, the ones that were admitted before
+    _admitted: dict[Sequence, None] = field(default_factory=dict)  # open requests that have been admitted
 
     def arrive(self, seq: Sequence, seconds: float) -> None:
-        """A request has come."""
+        """Record a request's arrival."""
         self._open[seq] = _Open(RequestTrack(f"request {number_of(seq)}", seconds), "queued", seconds)
 
     def schedule(self, scheduler: Scheduler, batch: Batch, seconds: float) -> None:
-        """A batch was chosen: who is admitted, who gives way, and what the pool holds now."""
+        """Record a scheduled batch: admissions, preemptions and the pool's usage."""
         self.last_s = seconds
         for seq in batch.preempted:
             self._preempt(seq, seconds)
         for seq in batch.failed:
             self._close(seq, seconds)
         for seq in (*batch.new, *batch.resumed):
-            if self._open[seq].phase != "queued":  # it began again between steps
+            if self._open[seq].phase != "queued":  # restarted between steps
                 self._preempt(seq, seconds)
             self._enter(seq, "prefill", seconds)
             self._admitted[seq] = None
@@ -81,7 +81,7 @@ class Tracks:
         self._count(scheduler, sum(batch.num_tokens.values()), seconds)
 
     def update(self, scheduler: Scheduler, seconds: float) -> None:
-        """A batch's tokens were taken in: who has a first token, and who ended."""
+        """Record a batch's results: first tokens and ends of requests."""
         self.last_s = seconds
         for seq in list(self._admitted):
             entry = self._open[seq]
@@ -93,13 +93,13 @@ class Tracks:
             self._count(scheduler, 0, seconds)
 
     def finish(self) -> "Tracks":
-        """The run is over; so are the tracks of requests that did not end."""
+        """Close the tracks of unfinished requests at the end of the run."""
         for seq in list(self._open):
             self._close(seq, max(self.last_s, self._open[seq].since))
         return self
 
     def complete(self, simulation: Simulation) -> "Tracks":
-        """The same at the end of a simulation, with the times at which users see tokens beside those of the steps."""
+        """Close the tracks at the end of a simulation, and add the times at which users see tokens."""
         self.finish()
         by_name, records = {request.name: request for request in self.requests}, simulation.records
         for number, first_token, ended in zip(records.number, records.first_token, records.ended, strict=True):
@@ -147,7 +147,7 @@ class Tracks:
 
 
 def follow(name: str, setup: Setup, arrivals: Arrivals, run_len: int | None) -> tuple[Simulation, Tracks]:
-    """A fresh run, every step scheduled by itself, and the tracks that it will fill."""
+    """Return a new run that never jumps over steps, and the tracks that it will fill."""
     simulation, tracks = setup.simulation(arrivals, run_len), Tracks(name)
     simulation.jump, simulation.watcher = False, tracks
     return simulation, tracks

@@ -1,17 +1,18 @@
-"""A server whose requests share nothing, run by what changes: the same steps as the engine's scheduler takes.
+"""Event-driven simulation of a server whose requests share no prefix, with the same steps as the engine's scheduler.
 
-Where no two prompts begin alike, a block's name tells nobody anything: how many are free, and in which order they are
-evicted, is all that matters. Then a step in which sequences only decode is three numbers, and only those sequences
-are touched that take a block, end, begin or give way. Rules, order and floating-point operations are those of
-kvplan.simulate.loop over engine.scheduler, and tests hold every figure of a run to be the same to the last bit.
+If no two prompts share a prefix, block identities do not matter: only how many blocks are free and in which order they
+are evicted. Then a decode-only step is three numbers, and only sequences that allocate a block, end, begin or are
+preempted need work. Rules, order and floating-point operations are those of kvplan.simulate.loop over
+engine.scheduler; tests check that every figure of a run is the same to the last bit.
 
-Only for what `is_unshared` says: one group of layers that keep every token, first come first served, no tiers.
+Only for the cases of `is_unshared`: one group of full-attention layers, first come first served, no tiers.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import cycle, islice
 from math import inf
 from typing import Any, Final, Literal
 
@@ -26,24 +27,25 @@ from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest
 
 SURE: Final = 1 + 1e-9
+SHORT: Final = 8  # fewest steps for which counting blocks ahead pays off
 State = Literal["waiting", "reading", "decoding", "ending", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver(TraceRequest):
-    """A request whose prompt was computed elsewhere: all but its last token is here when it comes."""
+    """A request whose prompt was prefilled elsewhere: KV of all but its last token arrives with it."""
 
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """A request that has not ended.
+    """An unfinished request.
 
-    length    tokens at which it ends
-    known     tokens that are computed before it decodes: its prompt, and after a preemption its answer so far
-    computed  while it reads; a decoding one has `offset` + the number of the last step scheduled
-    order     of admission
-    begun     the step that computed the last of its known tokens
-    stalled   the step that it sat out for want of a block
+    length    total tokens at which it ends
+    known     tokens to prefill: its prompt, and after a preemption also its output so far
+    computed  computed tokens during prefill; during decode they are `offset` + the number of the last scheduled step
+    order     order of admission
+    begun     step that computed the last of its known tokens, or None
+    stalled   last step that it skipped for lack of a block, or None
     """
 
     number: int
@@ -57,10 +59,10 @@ class Live:
     offset: int = 0
     blocks: int = 0
     order: int = 0
-    begun: int = -1
-    stalled: int = -1
+    begun: int | None = None
+    stalled: int | None = None
     preemptions: int = 0
-    admitted: float | None = None  # until it is
+    admitted: float | None = None  # None: not admitted yet
     first_token: float | None = None
     cached: int = 0
     loaded: int = 0
@@ -69,24 +71,24 @@ class Live:
 
 @dataclass(slots=True)
 class Step:
-    """A batch that is scheduled: its work, who gets a first token by it, and whose last token it gives."""
+    """A scheduled batch: its work, and the requests that get their first and their last token from it."""
 
     work: StepWork
     firsts: list[Live] = field(default_factory=list)
     lasts: list[Live] = field(default_factory=list)
-    is_plain: bool = False  # every one of `work` decodes and goes on
+    is_plain: bool = False  # all its sequences decode and none ends
 
 
 class Pool:
-    """Free blocks: those without contents first, then contents in the order in which they were given up.
+    """Free blocks: empty ones are allocated first, then cached ones in the order in which they were freed.
 
-    A sequence's contents are evicted from their end, so what is left of them is a beginning, a length.
+    A sequence's cached blocks are evicted from their end, so the rest is a prefix, described by its length.
     """
 
     def __init__(self, num_blocks: int, *, keeps: bool) -> None:
         self.free = self._empty = num_blocks
         self._keeps = keeps
-        self._left: deque[list[int]] = deque()  # [blocks] of contents, the next to be evicted first
+        self._left: deque[list[int]] = deque()  # [cached blocks] of each sequence, next to be evicted first
         self._of: dict[Live, list[int]] = {}
 
     def take(self, count: int) -> None:
@@ -106,7 +108,7 @@ class Pool:
                 left.popleft()
 
     def give_back(self, count: int, cached: int) -> list[int] | None:
-        """`cached` of the blocks have contents; returns those where they are kept."""
+        """Free `count` blocks, `cached` of them with contents; return their queue entry, or None if none are kept."""
         self.free += count
         if not self._keeps or not cached:
             self._empty += count
@@ -117,22 +119,22 @@ class Pool:
         return remains
 
     def leave(self, seq: Live, count: int, cached: int) -> None:
-        """Blocks of a sequence that will come back for their contents."""
+        """Free the blocks of a preempted sequence, which can reuse their contents later."""
         remains = self.give_back(count, cached)
         if remains is not None:
             self._of[seq] = remains
 
     def hit(self, seq: Live) -> int:
-        """Blocks that still have a sequence's contents."""
+        """Return the number of blocks that still have a sequence's contents."""
         remains = self._of.get(seq)
         return remains[0] if remains else 0
 
     def revive(self, seq: Live) -> None:
-        """It takes them."""
+        """Reallocate the blocks that still have a sequence's contents to it."""
         remains = self._of.pop(seq, None)
         if remains:
             self.free -= remains[0]
-            remains[0] = 0  # an empty entry goes when its turn comes
+            remains[0] = 0  # the empty entry is dropped when its turn comes
 
     def forget(self, seq: Live) -> None:
         self._of.pop(seq, None)
@@ -141,7 +143,7 @@ class Pool:
 def is_unshared(
     config: SchedulerConfig, groups: tuple[Group, ...], reaches: tuple[Reach, ...], run_len: int | None
 ) -> bool:
-    """Whether a server's steps are those of this module."""
+    """True if this module can simulate a server's steps."""
     return (
         run_len is None
         and len(groups) == 1
@@ -158,7 +160,7 @@ def is_unshared(
 
 @dataclass(slots=True)
 class Unshared:
-    """One run; fields as those of kvplan.simulate.loop.Simulation."""
+    """A simulated run of one server; fields as in kvplan.simulate.loop.Simulation."""
 
     config: SchedulerConfig
     num_blocks: int
@@ -182,15 +184,15 @@ class Unshared:
     _pool: Pool = field(init=False)
     _waiting: deque[Live] = field(default_factory=deque)
     _running: list[Live] = field(default_factory=list)
-    _reading: Live | None = None  # the one whose known tokens are computed in parts: the last that was admitted
+    _reading: Live | None = None  # request in chunked prefill: the last one admitted
     _pending: Step | None = None
-    _number: int = 0  # of the last step scheduled
+    _number: int = 0  # number of the last scheduled step
     _admissions: int = 0
-    _decoding: int = 0  # how many decode, and their computed tokens
+    _decoding: int = 0  # number of decoding requests; _read: their computed tokens
     _read: int = 0
     _stored: int = 0
-    _growing: dict[int, list[Live]] = field(default_factory=dict)  # step -> who wants a block then
-    _ending: dict[int, list[Live]] = field(default_factory=dict)  # step -> whose last token it gives
+    _growing: dict[int, list[Live]] = field(default_factory=dict)  # step -> requests that need a block then
+    _ending: dict[int, list[Live]] = field(default_factory=dict)  # step -> requests that get their last token then
     _agenda: list[int] = field(default_factory=list)  # a heap of these steps
     _fixed: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
@@ -211,7 +213,7 @@ class Unshared:
         return len(self._waiting)
 
     def run(self, until: float = inf) -> None:
-        """To the end of the last request, to the last step that begins before `until`, or as `stop` says."""
+        """Run until the last request ends, no step begins before `until`, or `stop` returns True."""
         arrivals = self.arrivals
         while True:
             next_at = arrivals.next_time()
@@ -232,17 +234,17 @@ class Unshared:
                 return
 
     def live(self) -> list[int]:
-        """Numbers of the requests that have come and not ended."""
+        """Return the numbers of the unfinished requests that have arrived."""
         return [seq.number for seq in (*self._running, *self._waiting)]
 
     def earliest_end(self) -> float:
-        """A time before which no request of those here ends; inf of none."""
+        """Return a lower bound of the time at which the next request ends, or inf if there is no request."""
         if not self._running and not self._waiting:
             next_at = self.arrivals.next_time()
             return inf if next_at is None else next_at
         if self._waiting or self._decoding != len(self._running) or self.arrivals.next_time() is not None:
             return self.clock
-        # A step takes no less than the next, as what is read only grows.
+        # No step takes less time than the next one would take now, as the KV that is read only grows.
         steps = min(self._ending) - self._number + self.config.batch_queue_depth - 1
         work = StepWork(self._decoding, self._decoding, self._decoding, (self._read,), (self._read,))
         return self.clock + steps * self.step_time.seconds(work) * (1 - 1e-9)
@@ -262,7 +264,7 @@ class Unshared:
             seq.loaded = prompt - 1
         self._waiting.append(seq)
         if self.clock > arrival:
-            self.timeline.add_wait(arrival, self.clock - arrival)
+            self.timeline.add_wait(arrival, self.clock - arrival, len(self._waiting))
 
     def _end(self, seq: Live, *, failed: bool = False) -> None:
         seq.state = "gone"
@@ -273,7 +275,7 @@ class Unshared:
             rows = self.records
             rows.number.append(seq.number)
             rows.arrival.append(seq.arrival)
-            assert seq.admitted is not None  # it has ended
+            assert seq.admitted is not None  # as it has ended
             assert seq.first_token is not None
             rows.admitted.append(seq.admitted)
             rows.first_token.append(seq.first_token)
@@ -288,7 +290,7 @@ class Unshared:
     # --- one step -----------------------------------------------------------------------------------------------
 
     def _iterate(self) -> None:
-        """Schedule a step; run the oldest when as many are in flight as may be."""
+        """Schedule a step; run the oldest one if the batch queue is full."""
         self._number += 1
         step = self._schedule()
         if self.config.batch_queue_depth == 1:
@@ -309,7 +311,7 @@ class Unshared:
             for seq in self._growing.pop(number, ())
             if seq.offset + number - 1 == seq.blocks * size and seq.state == "decoding"
         ]
-        if self.num_preemptions and len(growing) > 1:  # planned before it gave way, and again after
+        if self.num_preemptions and len(growing) > 1:  # planned before a preemption and again after it
             growing = list(dict.fromkeys(growing))
         needed = len(growing)
         lasts = [
@@ -352,7 +354,7 @@ class Unshared:
         step.work = StepWork(tokens, samples, seqs, (read,), (pairs,))
 
     def _finish(self, lasts: list[Live], step: Step) -> None:
-        """Those whose last token this step gives decode no more."""
+        """Remove the requests that get their last token in this step from the decoding ones."""
         for seq in lasts:
             seq.state = "ending"
             self._decoding -= 1
@@ -361,7 +363,7 @@ class Unshared:
         step.lasts += lasts
 
     def _compute(self, seq: Live, part: int, load: list[int], step: Step) -> None:
-        """Compute so many of a sequence's known tokens."""
+        """Compute `part` of a sequence's known tokens."""
         start, number = seq.computed, self._number
         end = seq.computed = start + part
         self._stored += part
@@ -446,7 +448,7 @@ class Unshared:
             stats.queries += seq.known
 
     def _run(self, step: Step) -> None:
-        """Let the clock move by a step; its tokens are there."""
+        """Advance the clock by a step and process its tokens."""
         work = step.work
         if work.num_tokens:
             seconds = self.step_time.seconds(work)
@@ -461,7 +463,7 @@ class Unshared:
                 self._running.remove(seq)
                 self._stored -= seq.computed
                 self._pool.give_back(seq.blocks, seq.computed // self._size)
-            else:  # it gave way while its last token was on its way
+            else:  # preempted while its last token was in flight
                 self._waiting.remove(seq)
         for seq in step.firsts:
             if seq.first_token is None:
@@ -474,7 +476,7 @@ class Unshared:
     # --- a step for which there are too few blocks --------------------------------------------------------------
 
     def _schedule_short(self, growing: list[Live], lasts: list[Live]) -> Step:
-        """One after another, as the scheduler goes through them; the last admitted gives way."""
+        """Schedule sequences one by one, as the engine's scheduler does, preempting the last admitted."""
         number, size, pool = self._number, self._size, self._pool
         budget = self.config.max_num_batched_tokens
         placed: dict[Live, int] = {}
@@ -509,7 +511,7 @@ class Unshared:
             seq.blocks += missing
             placed[seq] = part
             budget -= part
-        # Whoever decodes and was placed computes a token; whoever decodes and was not sits this step out.
+        # Decoding sequences that were placed compute a token; the others skip this step.
         step, load = Step(StepWork()), [0, 0, 0, 0, 0]
         self._decoding = self._read = 0
         for seq in self._running:
@@ -547,11 +549,11 @@ class Unshared:
         return self.config.batch_queue_depth == 2 and seq.stalled != self._number - 1
 
     def _computed(self, seq: Live) -> int:
-        """Tokens of a running sequence that are computed, or in flight, before this step."""
+        """Return a running sequence's tokens that are computed or in flight before this step."""
         return seq.offset + self._number - 1 if seq.state == "decoding" else seq.computed
 
     def _give_way(self, seq: Live, placed: dict[Live, int]) -> None:
-        """Take a sequence's blocks; it waits, before all others, to be computed again."""
+        """Preempt a sequence: free its blocks and put it at the head of the queue."""
         computed = self._computed(seq)
         cached = computed // self._size
         is_sampling = seq.state in ("decoding", "ending")
@@ -572,7 +574,7 @@ class Unshared:
         self._waiting.appendleft(seq)
 
     def _drop(self, seq: Live) -> None:
-        """Take the blocks of a sequence that the whole pool does not hold."""
+        """Free the blocks of a sequence that is larger than the whole pool."""
         computed = self._computed(seq)
         self._running.remove(seq)
         self._stored -= computed
@@ -582,7 +584,7 @@ class Unshared:
     # --- several steps at once ----------------------------------------------------------------------------------
 
     def _is_plain(self) -> bool:
-        """Whether the next step decodes one token of every running sequence and admits nobody."""
+        """True if the next step decodes one token of every running sequence and admits none."""
         count = self._decoding
         if not count or count != len(self._running):
             return False
@@ -593,19 +595,98 @@ class Unshared:
         return not self._waiting or self._is_stuck()
 
     def _is_stuck(self) -> bool:
-        """Whether the first that waits cannot be admitted before somebody ends."""
+        """True if the first waiting request cannot be admitted before a running one ends."""
         if self._decoding >= min(self.config.max_num_seqs, self.config.max_num_batched_tokens):
             return True
         return -(-self._waiting[0].known // self._size) > self._pool.free - self._watermark
 
     def _decode(self, bound: float) -> int:
-        """Run the steps up to the next at which somebody ends, or which begins at `bound`; returns how many."""
+        """Run the steps before the next end of a request that begin before `bound`; return their number."""
+        return self._glide(bound) or self._walk(bound)
+
+    def _glide(self, bound: float) -> int:
+        """Run the steps at once if there are enough blocks and step time grows linearly; return 0 if not, or if too
+        few. Each sequence needs a block every `size` steps, so blocks are counted by the step's index modulo `size`.
+        """
+        line, size, count, pool = self.step_time, self._size, self._decoding, self._pool
+        if self._waiting or not isinstance(line, Roofline) or len(line.kinds) != 1:
+            return 0
+        first, clock = self._number, self.clock
+        steps = min(self._ending) - 1 - first
+        if steps * count > size * (pool.free - count) or steps < SHORT:
+            return 0
+        fixed = self._fixed.get(count)
+        if fixed is None:
+            fixed = self._fixed[count] = line.decode_terms(count)
+        weights_s, server_s, large_s = fixed
+        is_late = self.config.batch_queue_depth == 2
+        now = self._read if is_late else self._read + count
+        kind_bytes, byte_s, pair_s = line.kinds[0].token_bytes, line.kv_byte, line.pairs[0]
+        kv, growth, far = 2 * line.state_bytes * count + kind_bytes * now, kind_bytes * count, now + count * steps
+        seconds = kv * byte_s + weights_s + server_s
+        # Both grow linearly: what is clearly larger at both ends is larger in between.
+        if (
+            large_s
+            or clock + SHORT * seconds > bound
+            or kv * byte_s <= SURE * pair_s * now
+            or (kv + kind_bytes * count * steps) * byte_s <= SURE * pair_s * far
+        ):
+            return 0
+        growths = [0] * size
+        for seq in self._running:
+            growths[(-first - seq.offset) % size] += 1  # in the step after its blocks are full
+        stored, used, number, horizon = self._stored, self.num_blocks - 1 - pool.free, first, first + steps
+        num_running = len(self._running)
+        while clock < bound and number < horizon:
+            bucket, edge = self.timeline.bucket(clock)
+            seconds_sum, (running_sum, waiting_sum, used_sum, stored_sum, _) = bucket.seconds, bucket.sums
+            limit, begun, place = min(bound, edge), number, (number - first) % size
+            # Add step by step, as the clock does: sums of products would differ in their last bits.
+            for taken in islice(cycle(growths[place:] + growths[:place]), horizon - number):
+                used += taken
+                stored += count
+                number += 1
+                seconds = kv * byte_s + weights_s + server_s
+                kv += growth
+                seconds_sum += seconds
+                running_sum += num_running * seconds
+                used_sum += used * seconds
+                stored_sum += stored * seconds
+                clock += seconds
+                if clock >= limit:
+                    break
+            sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
+            levels = num_running, 0, used, stored, used * size
+            bucket.put(seconds_sum, sums, levels, (number - begun) * count)
+        pool.take(used - (self.num_blocks - 1 - pool.free))
+        for seq in self._running:
+            blocks = -(-(seq.offset + number) // size)
+            if blocks > seq.blocks:
+                seq.blocks = blocks
+                self._plan_growth(seq)
+        while self._agenda[0] <= number:
+            self._growing.pop(heappop(self._agenda), None)
+        self._read += count * (number - first)
+        self._number, self.clock, self._stored = number, clock, stored
+        self._note_decoded(number - first, is_late=is_late)
+        return number - first
+
+    def _note_decoded(self, steps: int, *, is_late: bool) -> None:
+        count, read = self._decoding, self._read
+        self.counts.steps += steps
+        self.counts.jumped += steps
+        self.counts.output_tokens += steps * count
+        if is_late:
+            self._pending = Step(StepWork(count, count, count, (read,), (read,)), is_plain=True)
+
+    def _walk(self, bound: float) -> int:
+        """Run the steps from one block allocation to the next; return their number."""
         size, count, pool = self._size, self._decoding, self._pool
         number, first = self._number, self._number
         clock, read, stored = self.clock, self._read, self._stored
         num_running, num_waiting = len(self._running), len(self._waiting)
         used = self.num_blocks - 1 - pool.free
-        is_late = self.config.batch_queue_depth == 2  # the step that runs was scheduled one earlier
+        is_late = self.config.batch_queue_depth == 2  # the step that runs was scheduled one step earlier
         agenda, growing, ending = self._agenda, self._growing, self._ending
         times = self.step_time
         line = times if isinstance(times, Roofline) and len(times.kinds) == 1 else None
@@ -629,7 +710,7 @@ class Unshared:
                     break
                 there = growing.pop(last, [])
                 changed = [seq for seq in there if seq.offset + number == seq.blocks * size and seq.state == "decoding"]
-                if self.num_preemptions and len(changed) > 1:  # planned before it gave way, and again after
+                if self.num_preemptions and len(changed) > 1:  # planned before a preemption and again after it
                     changed = list(dict.fromkeys(changed))
                 if len(changed) > pool.free:
                     growing[last] = there
@@ -648,18 +729,18 @@ class Unshared:
                 for seq in changed:
                     seq.blocks += 1
                     self._plan_growth(seq)
-            # The clock's own arithmetic, step by step: sums of products would differ in their last bits.
+            # Add step by step, as the clock does: sums of products would differ in their last bits.
             if line is not None and not num_waiting and not large_s:
                 now = read if is_late else read + count
                 far = now + count * (last - number)
                 kv, growth = state_bytes + kind_bytes * now, kind_bytes * count
-                # Both grow evenly, so that what is larger at both ends, and clearly, is larger in between.
+                # Both grow linearly: what is clearly larger at both ends is larger in between.
                 if (
                     kv * byte_s > SURE * pair_s * now
                     and (state_bytes + kind_bytes * far) * byte_s > SURE * pair_s * far
                 ):
                     taken = 0
-                    for taken in range(1, last - number + 1):  # noqa: B007 -- used behind the loop
+                    for taken in range(1, last - number + 1):  # noqa: B007 -- used after the loop
                         stored += count
                         seconds = kv * byte_s + weights_s + server_s
                         kv += growth
@@ -699,12 +780,7 @@ class Unshared:
         sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
         bucket.put(seconds_sum, sums, (num_running, num_waiting, used, stored, used * size), (number - begun) * count)
         self._number, self.clock, self._read, self._stored = number, clock, read, stored
-        self.counts.steps += steps
-        self.counts.jumped += steps
-        self.counts.output_tokens += steps * count
-        if is_late:
-            work = StepWork(count, count, count, (read,), (read,))
-            self._pending = Step(work, is_plain=True)
+        self._note_decoded(steps, is_late=is_late)
         return steps
 
 

@@ -1,28 +1,30 @@
-"""What a step computes and reads, counted in integers, so that both ways of stepping add up to the same.
+"""Work of a step (tokens computed, KV read), in integers, so that single steps and jumps give equal sums.
 
-A model's layers are merged into kinds of equal reach: those that read every token and those that read the last
-`reach`. Of each kind a step has `read` tokens (whose keys and values it loads) and `pairs` (query, key).
+A model's layers are grouped by reach: those that read every token and those that read the last `reach`. For each
+group a step has `read` (tokens whose KV it loads) and `pairs` ((query, key) pairs).
 """
 
 from dataclasses import dataclass
 
+from engine.scheduler import Batch
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Layers that see the last `tokens` tokens, the query included; None: all of them."""
+    """Reach of a layer: the last `tokens` tokens, including the query; None: all tokens."""
 
     tokens: int | None
 
     def read(self, context_len: int) -> int:
-        """Tokens whose KV the last query of a context reads."""
+        """Return the number of tokens whose KV the last query of a context reads."""
         return context_len if self.tokens is None else min(context_len, self.tokens)
 
     def span(self, context_len: int, query_len: int) -> int:
-        """Tokens whose KV the last `query_len` queries read between them."""
+        """Return the number of tokens whose KV the last `query_len` queries read in total, each token once."""
         return context_len if self.tokens is None else min(context_len, self.tokens - 1 + query_len)
 
     def pairs(self, context_len: int, query_len: int) -> int:
-        """(query, key) pairs of the last `query_len` queries: sum of read(c) for c in the contexts they end."""
+        """Return the (query, key) pairs of the last `query_len` queries: the sum of read(c) over their contexts c."""
         first = context_len - query_len + 1
         if self.tokens is None or context_len <= self.tokens:
             return (first + context_len) * query_len // 2
@@ -34,13 +36,12 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step.
+    """Work of one step.
 
-    num_tokens   tokens that are computed
+    num_tokens   tokens computed
     num_samples  sequences that get a token
     num_seqs     sequences in the step
-    read, pairs  by kind of reach
-    loaded       bytes that come from each tier in place of being computed
+    read, pairs  tokens read and (query, key) pairs, by kind of reach
     """
 
     num_tokens: int = 0
@@ -48,4 +49,15 @@ class StepWork:
     num_seqs: int = 0
     read: tuple[int, ...] = ()
     pairs: tuple[int, ...] = ()
-    loaded: tuple[int, ...] = ()
+
+
+def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:
+    """Return a batch's work; num_computed_tokens must already include its tokens."""
+    spans = [(seq.num_computed_tokens, n) for seq, n in batch.num_tokens.items()]
+    return StepWork(
+        num_tokens=sum(n for _, n in spans),
+        num_samples=len(batch.samples) + sum(map(len, batch.drafts.values())),
+        num_seqs=len(spans),
+        read=tuple(sum(reach.span(end, n) for end, n in spans) for reach in reaches),
+        pairs=tuple(sum(reach.pairs(end, n) for end, n in spans) for reach in reaches),
+    )

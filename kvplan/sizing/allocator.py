@@ -1,10 +1,10 @@
-"""What torch's caching allocator adds to the tensors a server asks for: it hands out whole blocks.
+"""Overhead of torch's caching allocator on top of a server's tensors: it allocates whole blocks.
 
-A server's log counts the allocator's blocks, not its tensors, and the pool is cut from what the blocks leave. Source:
+A server's log counts the allocator's blocks, not its tensors, and the pool gets what the blocks leave. Source:
 torch 2.x c10/cuda/CUDACachingAllocator.cpp: sizes are rounded to 512 bytes; up to 1 MiB they come from segments of
-2 MiB, below 10 MiB from segments of 20 MiB, larger ones in segments of their own, of whole 2 MiB. What is left of a
-block is split off only where it is 512 bytes (small) or more than 1 MiB (large); else it goes with the block. For
-Qwen2.5-7B that is 57 MiB in all, by which the logs of vLLM 0.6 to 0.10 exceed its parameters.
+2 MiB, below 10 MiB from segments of 20 MiB, larger ones from segments of their own, in multiples of 2 MiB. The
+remainder of a block is split off only if it is 512 bytes (small) or more than 1 MiB (large); otherwise it stays with
+the block. For Qwen2.5-7B that is 57 MiB in total, by which the logs of vLLM 0.6 to 0.10 exceed its parameters.
 """
 
 from bisect import bisect_left, insort
@@ -32,7 +32,7 @@ LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB
 
 
 def blocks(sizes: Iterable[int]) -> tuple[int, int]:
-    """(bytes that blocks take beyond the tensors, bytes of all segments) for tensors made in this order and kept."""
+    """(bytes of blocks beyond the tensors, bytes of all segments) for tensors allocated in this order and kept."""
     free: tuple[list[int], list[int]] = ([], [])  # free ends of the small and of the large segments, by size
     added = segments = 0
     for size in sizes:
@@ -63,31 +63,35 @@ def segment(size: int) -> int:
 
 
 def excess(sizes: Iterable[int]) -> int:
-    """Bytes that blocks take beyond the tensors, allocated in this order and kept."""
+    """Bytes of blocks beyond the tensors, allocated in this order and kept."""
     return blocks(sizes)[0]
 
 
-HOPPER_MXFP4 = 256  # Triton's layout of MXFP4 values on compute capability 9.x pads their inputs to this many
+WIDE_SCALE = 2  # bytes of a scale of Marlin's kernels, one per output and block of inputs
+HOPPER_MXFP4 = 256  # Triton's layout of MXFP4 values on compute capability 9.x pads inputs to a multiple of this
 
 
 def loaded(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> list[tuple[int, int]]:
-    """(bytes once the kernels have laid it out, bytes as created) of each tensor of a weight.
+    """(bytes in the kernels' layout, bytes as created) of each tensor of a weight.
 
-    gpt-oss on H100 with vLLM 0.11 loads as 13.47 and 64.38 GiB where its parameters are 12.83 and 60.78 GiB: 7 % of the
+    gpt-oss on H100 with vLLM 0.11 loads as 13.47 and 64.38 GiB while its parameters are 12.83 and 60.78 GiB: 7 % of the
     values of each expert (llm-d-benchmark, empirical-vllm-memory-results.md).
     """
     values, scales, bias = weight_tensors(spec, weight, layer, layout)
-    loaded_bytes = values
+    loaded_bytes, loaded_scales = values, scales
     scheme = scheme_for(spec, weight, layer, layout.online)
     if scheme is not None and scheme.kind == "mxfp4" and layout.sm // 10 == 9:
         inputs, _ = local_shape(weight, expert_tp(layout))
         loaded_bytes = values * up(inputs, HOPPER_MXFP4) // inputs
-    return [(loaded_bytes, values), (scales, scales), (bias, bias)]
+    if scheme is not None and scheme.kind == "fp8_block" and layout.wide_scales:
+        loaded_scales = WIDE_SCALE * values // (scheme.block or (128, 128))[1]  # one byte for each value
+    return [(loaded_bytes, values), (loaded_scales, scales), (bias, bias)]
 
 
 def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Each tensor of one rank as `loaded` says, in about the order a server makes them: towers, embedding, rotary
-    tables, layers, head."""
+    """Each tensor of one rank as (bytes in the kernels' layout, bytes as created), in about the order a server creates
+    them: towers, embedding, rotary tables, layers, head.
+    """
     others = [weight for weight in spec.other_weights if on_stage(weight.place, layout)]
     last = [weight for weight in others if weight.group in ("norm", "lm_head")]
     towers = [weight for weight in others if weight.group == "vision_audio"]
@@ -95,7 +99,7 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
     for weight in (*towers, *first):
         yield from loaded(spec, weight, None, layout)
     for rope in spec.ropes:
-        if rope.served:  # as long as the context, which is not known here
+        if rope.served:  # as long as the context, which is unknown here
             continue
         table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
         yield table, table
@@ -111,12 +115,12 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=4096)
 def weights_excess(spec: ModelSpec, layout: Layout) -> int:
-    """Bytes that a rank's weights and rotary tables take once loaded, beyond the tensors themselves."""
+    """Bytes of a rank's loaded weights and rotary tables beyond the tensors themselves."""
     made = list(tensors(spec, layout))
     return excess(final for final, _ in made) + sum(final - created for final, created in made)
 
 
 @lru_cache(maxsize=4096)
 def weights_reserved(spec: ModelSpec, layout: Layout) -> int:
-    """Bytes of the segments that a rank's weights and rotary tables come from: what the device has less of."""
+    """Bytes of the segments for a rank's weights and rotary tables: the device's loss of free memory."""
     return blocks(final for final, _ in tensors(spec, layout))[1]

@@ -1,7 +1,7 @@
-"""What a model's checkpoint weighs on disk, from its config: every tensor as it is stored, not split and not padded.
+"""Size of a model's checkpoint on disk, from its config: every tensor as stored, not sharded and not padded.
 
-Blocks for speculation (multi-token prediction) and second copies of a tied head are not counted: a server that is not
-asked to speculate leaves them on disk.
+Multi-token prediction layers and second copies of a tied head are not counted: a server leaves them on disk unless
+it speculates.
 """
 
 from kvplan.models.spec import ModelSpec, Weight
@@ -11,7 +11,7 @@ FULL_PRECISION = ("float32", "float")  # served in 16 bits, stored in 32
 
 
 def stored_dtype(spec: ModelSpec) -> str:
-    """The dtype the config states for the files: a checkpoint in float32 is served in bfloat16."""
+    """The config's dtype for the files: a float32 checkpoint is served in bfloat16."""
     text = spec.config.get("text_config")
     for level in (spec.config, text if isinstance(text, dict) else {}):
         stated = level.get("dtype") or level.get("torch_dtype")
@@ -21,8 +21,8 @@ def stored_dtype(spec: ModelSpec) -> str:
 
 
 def tensor_bytes(spec: ModelSpec, weight: Weight, layer: int | None, dtype: str) -> int:
-    """Bytes of one weight in the files: its values, what scales them, and its bias, of all its experts."""
-    if weight.quantizable and not weight.counted:  # a second copy of a matrix, which a server makes (Gemma 4's K as V)
+    """Bytes of one weight in the files: values, scales and bias, for all its experts."""
+    if weight.quantizable and not weight.counted:  # a second copy of a matrix, made by the server (Gemma 4's K as V)
         return 0
     parts = [part.size for part in weight.parts]
     scheme = scheme_for(spec, weight, layer, None)
@@ -32,13 +32,13 @@ def tensor_bytes(spec: ModelSpec, weight: Weight, layer: int | None, dtype: str)
         size = element * weight.inputs * weight.outputs
     else:
         size = linear_bytes(scheme, weight.inputs, parts)
-        if scheme.kind in ("gptq", "gptq_int8"):  # each matrix has the group of every input: `g_idx`, 32 bits
+        if scheme.kind in ("gptq", "gptq_int8"):  # each matrix stores the group of every input: `g_idx`, 32 bits
             size += 4 * weight.inputs * max(1, len(weight.sources))
     return (size + bias) * max(1, weight.experts)
 
 
 def stored_bytes(spec: ModelSpec) -> int | None:
-    """Bytes of all tensors of the checkpoint; None for a quantization whose layout kvplan does not know."""
+    """Bytes of all tensors of the checkpoint, or None for a quantization whose layout kvplan does not know."""
     if spec.quantization is not None and not spec.quantization.known:
         return None
     dtype = stored_dtype(spec)

@@ -1,6 +1,6 @@
-"""Bytes of what a layer remembers, on one rank: per token, or per sequence for recurrent states.
+"""Cache bytes of a layer on one rank: per token, or per sequence for recurrent states.
 
-Source: vLLM 0.33 v1/kv_cache_interface.py; each number equals the server's own capacity code on every case compared.
+Source: vLLM 0.33 v1/kv_cache_interface.py; each number equals the server's own capacity code in every compared case.
 """
 
 from typing import assert_never
@@ -32,6 +32,18 @@ KV_DTYPES = (
     "fp8_per_token_head", "int4_per_token_head", "nvfp4", "nvfp4_4over6", "nvfp4_ds_mla", "turboquant_k8v4",
     *TURBOQUANT_BITS,
 )  # fmt: skip
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+SHORT_DTYPES = {"half": "float16", "float": "float32"}
+
+
+def check_dtype(stated: str) -> None:
+    if SHORT_DTYPES.get(stated, stated) not in DTYPES:
+        raise UsageError(f"--dtype {stated!r}", "is not one that servers compute in", f"use {', '.join(DTYPES)}")
+
+
+def check_kv_dtype(stated: str) -> None:
+    if stated not in KV_DTYPES:
+        raise UsageError(f"--kv-cache-dtype {stated!r}", "is unknown to kvplan", f"use one of {', '.join(KV_DTYPES)}")
 
 
 def cdiv(a: int, b: int) -> int:
@@ -71,11 +83,11 @@ def cell_bytes(dtype: str, k_dim: int, v_dim: int) -> int:
 
 
 def latent_bytes(dtype: str, latent: int, rope: int) -> int:
-    """Bytes of one token of an MLA layer: the latent and the rope key, whole on every rank."""
+    """Bytes of one token of an MLA layer: the latent and the rope key, replicated on every rank."""
     match dtype:
-        case "fp8_ds_mla":  # 512 fp8 + 4 fp32 scales + 64 bf16 rope, whose room is there without a rope key too
+        case "fp8_ds_mla":  # 512 fp8 + 4 fp32 scales + 64 bf16 rope, which is reserved even without a rope key
             return latent + 4 * cdiv(latent, 128) + 2 * (rope or DS_MLA_ROPE)
-        case "nvfp4_ds_mla":  # 512 in 4 bits + an fp8 scale per 16, 64 in fp8: 352 for DeepSeek
+        case "nvfp4_ds_mla":  # 512 at 4 bits + an fp8 scale per 16, 64 in fp8: 352 for DeepSeek
             return latent // 2 + latent // 16 + rope
         case "bfloat16" | "float16" | "float32" | "fp8" | "fp8_e4m3" | "fp8_e5m2":
             return cell_bytes(dtype, latent + rope, 0)
@@ -87,12 +99,13 @@ def local_units(part: Part, tp: int) -> int:
     if part.sharing is Sharing.GROUPS:
         return cdiv(part.units, tp)
     if part.units % tp:
-        raise UsageError(f"tensor_parallel_size {tp}", f"does not divide the {part.units} heads of a recurrent state")
+        problem = f"does not divide the {part.units} heads of a recurrent state"
+        raise UsageError(f"tensor_parallel_size {tp}", problem, "use a divisor")
     return part.units // tp
 
 
 def local_kv_heads(heads: int, tp: int) -> int:
-    """KV heads on one rank; repeated when there are more ranks than heads."""
+    """KV heads on one rank; replicated if there are more ranks than heads."""
     if heads % tp and tp % heads:
         raise UsageError(
             f"tensor_parallel_size {tp}",
@@ -107,7 +120,9 @@ def state_bytes(
 ) -> int:
     """Bytes of one sequence's state in one layer: the convolution's columns and the recurrence."""
     if ssm_dtype not in (None, *ELEMENT_BYTES):
-        raise UsageError(f"mamba_ssm_cache_dtype {ssm_dtype!r}", f"is not one of {', '.join(ELEMENT_BYTES)}", "use one")
+        raise UsageError(
+            f"mamba_ssm_cache_dtype {ssm_dtype!r}", f"is not one of {', '.join(ELEMENT_BYTES)}", "use one of them"
+        )
     columns = state.conv_kernel - 1 + spec_tokens
     channels = sum(local_units(part, tp) * part.width for part in state.convolution)
     recurrence = local_units(Part(state.heads), tp) * state.head_shape[0] * state.head_shape[1] if state.heads else 0
@@ -142,23 +157,25 @@ def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:
 
 
 def index_key_bytes(dim: int) -> int:
-    """An index key in fp8 and its scales."""
+    """Bytes of an fp8 index key and its scales."""
     return dim + cdiv(dim, INDEXER_SCALE_GROUP) * 4
 
 
 def ring_bytes(cache: LayerCache) -> int:
-    """Bytes of a request's keys and gates, in bfloat16, that an indexer has not pooled yet."""
+    """Bytes of a request's bfloat16 keys and gates that an indexer has not pooled yet."""
     return cache.pool * 2 * cache.head_dim * 2 if isinstance(cache, SparseIndexer) and cache.pool > 1 else 0
 
 
 def v4_latent_bytes(head_dim: int, rope: int) -> int:
-    """DeepSeek-V4's vector: rope part in bfloat16, the rest in fp8, a scale byte per 64, padded to 8: 584 for 512."""
+    """Bytes of DeepSeek-V4's vector: rope part in bfloat16, the rest in fp8, a scale byte per 64, padded to 8:
+    584 for 512.
+    """
     plain = head_dim - rope
     return plain + 2 * rope + cdiv(cdiv(plain, 64), 8) * 8
 
 
 def bytes_per_token(spec: ModelSpec, dtype: str, tp: int = 1) -> int:
-    """KV bytes that one more token adds on one rank, every layer counted as if nothing were out of its window."""
+    """KV bytes per additional token on one rank, with no window full yet in any layer."""
     return sum(token_bytes(cache, dtype, tp) for caches in spec.layers for cache in caches)
 
 

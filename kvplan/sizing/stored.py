@@ -1,7 +1,7 @@
-"""Weight bytes per rank from what a checkpoint's files hold, tensor by tensor.
+"""Weight bytes per rank from a checkpoint's files, tensor by tensor.
 
-The headers say how large every tensor is; the model's facts say how a server splits it. A tensor that the facts do not
-name is counted whole on every rank, which is the safe side.
+The headers give each tensor's size; the model's facts say how a server shards it. A tensor that the facts do not
+name is counted in full on every rank, to be on the safe side.
 """
 
 import re
@@ -18,13 +18,13 @@ from kvplan.sizing.weights import BYTES, Layout, expert_copies, held_dtype, laye
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"(experts)\.\d+\.")
-# What checkpoints append to a module's name: the tensor itself, and the scales and zeros of quantized ones.
+# Suffixes after a module's name in checkpoints: the tensor itself, and the scales and zeros of quantized ones.
 _SUFFIX = re.compile(
     r"\.(weight|bias|qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_scale_2|weight_scale_inv|"
     r"weight_shape|weight_zero_point|weight_global_scale|input_scale|input_global_scale|input_zero_point)$"
 )
 
-# GGUF's names for a layer's modules, and for what stands outside the layers (ggml-org/llama.cpp, gguf-py constants).
+# GGUF's names for a layer's modules, and for those outside the layers (ggml-org/llama.cpp, gguf-py constants).
 _GGUF_LAYER = re.compile(r"^blk\.(\d+)\.")
 GGUF_NAMES = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -35,19 +35,19 @@ GGUF_NAMES = {
     "ffn_down_exps": "mlp.experts.0.down_proj", "token_embd": "model.embed_tokens", "output": "lm_head",
     "output_norm": "model.norm",
 }  # fmt: skip
-KEPT = ("scales", "_scale", "_scale_2", "_scale_inv")  # endings of tensors that stay in the dtype they are stored in
+KEPT = ("scales", "_scale", "_scale_2", "_scale_inv")  # suffixes of tensors that stay in their stored dtype
 
 
 @lru_cache(maxsize=64)
 def by_source(spec: ModelSpec, layer: int) -> dict[str, tuple[Weight, Part | None]]:
-    """Checkpoint module name within a layer -> the weight it is part of, and which part."""
+    """Checkpoint module name within a layer -> (the weight it is part of, its part)."""
     table: dict[str, tuple[Weight, Part | None]] = {}
     for weight in spec.layer_weights[layer]:
         names = weight.sources or (weight.name,)
         fused = len(names) == len(weight.parts)
         for i, name in enumerate(names):
             table[name] = (weight, weight.parts[i] if fused else None)
-        table.setdefault(weight.name, (weight, None))  # stored fused already
+        table.setdefault(weight.name, (weight, None))  # already fused in the checkpoint
         if weight.experts:  # all experts in one tensor
             stem, kind = weight.name.rpartition(".")[0], weight.name.rpartition(".")[2]
             table.setdefault(f"{stem}.{'gate_up_proj' if kind == 'w13' else 'down_proj'}", (weight, None))
@@ -55,7 +55,7 @@ def by_source(spec: ModelSpec, layer: int) -> dict[str, tuple[Weight, Part | Non
 
 
 def weight_of(spec: ModelSpec, layer: int, role: str) -> tuple[Weight, Part | None] | None:
-    """What a module of a layer is part of, by its own name or one of the usual others."""
+    """(weight, part) of a module of a layer, by its own name or a common alternative."""
     table = by_source(spec, layer)
     for pattern, name in ((None, ""), *RENAMED):
         role = role if pattern is None else pattern.sub(name, role)
@@ -65,7 +65,7 @@ def weight_of(spec: ModelSpec, layer: int, role: str) -> tuple[Weight, Part | No
 
 
 def share(part: Part, tp: int) -> tuple[int, int]:
-    """(units on one rank, units in all) of a split part."""
+    """(units on one rank, total units) of a sharded part."""
     match part.sharing:
         case Sharing.SPLIT:
             return cdiv(part.units, tp), part.units
@@ -76,9 +76,9 @@ def share(part: Part, tp: int) -> tuple[int, int]:
 
 
 def held_bytes(tensor: TensorInfo, weight: Weight | None, layout: Layout, dtype: str) -> int:
-    """Bytes of a tensor once loaded: plain floating-point ones take the dtype a server keeps them in.
+    """Bytes of a tensor once loaded: unquantized floating-point ones are converted to the server's dtype.
 
-    Scales keep their own, as do tensors that are stored narrower than 16 bits.
+    Scales keep their own, as do tensors stored with less than 16 bits.
     """
     wide = tensor.dtype in ("F64", "F32", "F16", "BF16")
     if not wide or tensor.name.endswith(KEPT) or weight is None:
@@ -86,9 +86,15 @@ def held_bytes(tensor: TensorInfo, weight: Weight | None, layout: Layout, dtype:
     return prod(tensor.shape) * BYTES[held_dtype(weight, layout, dtype)]
 
 
+def is_twice(tensor: TensorInfo, weight: Weight, layout: Layout) -> bool:
+    """True for block scales of NVFP4 experts of which a rank keeps a second copy (its padding is not counted)."""
+    scales = tensor.dtype == "F8_E4M3" and tensor.name.endswith("weight_scale")
+    return layout.twice_scaled and weight.experts > 0 and scales
+
+
 def rank_bytes(size: int, weight: Weight, part: Part | None, layout: Layout, *, bias: bool) -> int:
     """Bytes of one loaded tensor of `size` on one rank."""
-    if weight.experts > 0 and layout.ep > 1:  # a tensor of one expert, or of all of them
+    if weight.experts > 0 and layout.ep > 1:  # a tensor of one expert, or of all experts
         return cdiv(size * expert_copies(weight, layout), weight.experts)
     ranks = ranks_of(weight, layout)
     match weight.split:
@@ -102,7 +108,7 @@ def rank_bytes(size: int, weight: Weight, part: Part | None, layout: Layout, *, 
 
 
 def outside_layers(spec: ModelSpec, name: str) -> Weight | None:
-    """The weight of a tensor that belongs to no layer, by the end of its name."""
+    """The weight of a tensor outside the layers, by the suffix of its name."""
     module = _SUFFIX.sub("", name)
     for weight in spec.other_weights:
         if module == weight.name or module.endswith("." + weight.name.rpartition(".")[2]):
@@ -112,19 +118,19 @@ def outside_layers(spec: ModelSpec, name: str) -> Weight | None:
 
 @lru_cache(maxsize=4096)
 def tower_inputs(spec: ModelSpec) -> tuple[frozenset[str], frozenset[str]]:
-    """(the inputs that the model sees, those that it hears)."""
+    """(modalities of the vision towers, those of the audio towers)."""
     served = {name for weight in spec.other_weights for name in weight.serves}
     return frozenset(served - {"audio"}), frozenset(served & {"audio"})
 
 
 def inputs_of(spec: ModelSpec, name: str) -> frozenset[str]:
-    """The inputs that a tower's tensor serves, by its name; the empty name, never switched off, where none is known."""
+    """Modalities that a tower's tensor serves, by its name; if unknown, the empty name, which is never disabled."""
     seen, heard = tower_inputs(spec)
     return (heard if "audio" in name else seen) or frozenset({""})
 
 
 def hugging_face_name(name: str) -> str:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name that is not known stays as it is."""
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; an unknown name is returned unchanged."""
     layer = _GGUF_LAYER.match(name)
     module, _, tensor = (name[layer.end() :] if layer else name).rpartition(".")
     if module not in GGUF_NAMES:
@@ -135,7 +141,7 @@ def hugging_face_name(name: str) -> str:
 def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> Counter[str]:
     """Bytes on one rank by tensor group.
 
-    Layers past the model's (multi-token prediction) and a second copy of a tied head are on disk only.
+    Layers beyond the model's (multi-token prediction) and a second copy of a tied head are only on disk.
     """
     total: Counter[str] = Counter()
     stage = layers_on(spec, layout)
@@ -168,7 +174,6 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
             case None:
                 total["other"] += tensor.num_bytes
             case weight, part:
-                total[weight.group] += rank_bytes(
-                    held_bytes(tensor, weight, layout, spec.dtype), weight, part, layout, bias=is_bias
-                )
+                size = held_bytes(tensor, weight, layout, spec.dtype) * (2 if is_twice(tensor, weight, layout) else 1)
+                total[weight.group] += rank_bytes(size, weight, part, layout, bias=is_bias)
     return total

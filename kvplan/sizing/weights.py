@@ -35,24 +35,26 @@ BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a model is spread: tensor parallel, pipeline parallel and its stage, expert parallel ranks (1: none).
+    """Sharding of a model: tensor parallel, pipeline parallel and its stage, expert parallel ranks (1: none).
 
-    dp  data parallel replicas; without expert parallelism they share the experts' matrices as tensor ranks do (vLLM)
-    sm  compute capability of the GPU, 90 for 9.0; it decides how MXFP4 experts are padded
-    rest_last  layers that pipeline stages cannot share evenly go to the last stages
-    left_out      inputs that are switched off: a tower that serves no other is not built
-    whole_towers  towers are whole on each rank, which share the batch, but for their parts that stay split (vLLM)
-    tower_tp      ranks that share a tower; 0: as many as `tp`
-    expert_tile   what a rank's share of each plain expert's inner width is padded to; 1: nothing
-    joined        a speculative head beside its target: what it shares is the target's
-    redundant     spare copies of experts in a layer, over all expert parallel ranks
-    whole_shared  shared experts are whole on each rank, which share the tokens instead
-    partition     layers of each pipeline stage, where they are stated
-    attention_tp  ranks that share attention; 0: as many as `tp`
-    dense_tp      ranks that share a dense MLP; 0: as many as `tp`
-    head_tp       ranks that share the output head; 0: as many as `tp`
-    marlin        MXFP4 experts run in the kernels of older GPUs, as adapters want it
-    as_stored     experts keep the shapes and groups of the checkpoint: no kernel wants others (the bundled engine)
+    dp  data parallel replicas; without expert parallelism they shard the experts' matrices like tensor ranks (vLLM)
+    sm  compute capability of the GPU, 90 for 9.0; it determines the padding of MXFP4 experts
+    rest_last  layers that do not divide evenly among pipeline stages go to the last stages
+    left_out      disabled modalities: a tower that serves no other is not built
+    whole_towers  towers are replicated on ranks that divide the batch, except for parts that stay sharded (vLLM)
+    tower_tp      ranks that shard a tower; 0: same as `tp`
+    expert_tile   padding unit of a rank's shard of each unquantized expert's inner width; 1: no padding
+    joined        a speculative head loaded with its target: shared tensors belong to the target
+    redundant     redundant experts per layer, over all expert parallel ranks
+    whole_shared  shared experts are replicated on ranks that divide the tokens
+    partition     layers of each pipeline stage, if given
+    attention_tp  ranks that shard attention; 0: same as `tp`
+    dense_tp      ranks that shard a dense MLP; 0: same as `tp`
+    head_tp       ranks that shard the output head; 0: same as `tp`
+    marlin        MXFP4 experts use the kernels of older GPUs, as adapters require
+    twice_scaled  NVFP4 experts keep a second copy of their block scales, in tiles
+    wide_scales   scales of fp8 blocks are stored once per output, in 16 bits, when loaded (Marlin's kernels)
+    as_stored     experts keep the checkpoint's shapes and groups: no kernel needs others (the bundled engine)
     """
 
     tp: int = 1
@@ -76,6 +78,8 @@ class Layout:
     dense_tp: int = 0
     head_tp: int = 0
     marlin: bool = False
+    twice_scaled: bool = False
+    wide_scales: bool = False
     as_stored: bool = False
 
 
@@ -84,8 +88,8 @@ def cdiv(a: int, b: int) -> int:
 
 
 def stage_layers(num_layers: int, pp: int, *, rest_last: bool = False, partition: tuple[int, ...] = ()) -> list[range]:
-    """The layers of each pipeline stage: as `partition` says, or an equal share each, the rest one by one from the last
-    but one backwards, or with rest_last from the last one.
+    """Layers of each pipeline stage: as in `partition`, or evenly divided, with the remainder given one by one to the
+    stages from the last but one backwards, or with rest_last from the last one.
 
     Source: vLLM 0.33 and sglang 0.5.23 distributed/utils.py (get_pp_indices).
     """
@@ -100,7 +104,7 @@ def stage_layers(num_layers: int, pp: int, *, rest_last: bool = False, partition
 
 
 def partitioned(num_layers: int, pp: int, partition: tuple[int, ...]) -> list[range]:
-    """The layers of stages whose numbers are stated; refuses what a server does not start with."""
+    """Layers of stages with given counts. Reject what a server does not start with."""
     text = ",".join(map(str, partition))
     if len(partition) != pp:
         raise UsageError(
@@ -123,7 +127,7 @@ def layers_on(spec: ModelSpec, layout: "Layout") -> range:
 
 
 def local_units(part: Part, tp: int, name: str) -> int:
-    """How many units of a part one rank holds."""
+    """Number of units of a part on one rank."""
     match part.sharing:
         case Sharing.SPLIT:
             if part.units % tp:
@@ -154,8 +158,8 @@ def up(value: int, multiple: int) -> int:
 def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = False) -> int:
     """Bytes of one matrix `[sum(parts), k]` with its scales, as a server creates it.
 
-    expert  one of many in a fused layer: one input scale of fp8 for all its parts, shapes in 16 bits, and scales of
-            4-bit inputs even where the inputs stay wide
+    expert  one of many in a fused layer: one fp8 input scale for all its parts, shapes in 16 bits, and scales for
+    4-bit inputs even if the inputs are not quantized
     """
     n, p = sum(parts), len(parts)
     group = scheme.group_size or k
@@ -192,7 +196,7 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = Fal
 
 
 def expert_scheme(scheme: Scheme, k: int, parts: list[int], split: str) -> Scheme:
-    """How experts are held whose split width does not suit the scheme's groups (vLLM 0.33).
+    """Scheme of experts whose sharded width does not suit the scheme's groups (vLLM 0.33).
 
     FP8 block scales: per 64 x 64. AWQ and GPTQ: Marlin takes a width of whole groups, of 64 at least; other widths go
     to a kernel (moe_wna16) that halves the group until it divides the width, and has no zeros for GPTQ.
@@ -208,7 +212,7 @@ def expert_scheme(scheme: Scheme, k: int, parts: list[int], split: str) -> Schem
 
 
 def mxfp4_padded(k: int, parts: list[int], split: str, sm: int) -> tuple[int, list[int]]:
-    """MXFP4 experts are padded for the kernel that reads them.
+    """(columns, rows of each part) of MXFP4 experts, padded for the kernel that reads them.
 
     Triton on compute capability 9.0: the intermediate width to 64. Marlin and TRT-LLM elsewhere: the intermediate
     width to 128, the hidden width to 256. Source: vLLM 0.33's parameters on A100, L40S, H100, B200.
@@ -219,8 +223,13 @@ def mxfp4_padded(k: int, parts: list[int], split: str, sm: int) -> tuple[int, li
     return up(k, inner_to), [up(part, hidden_to) for part in parts]
 
 
+def swizzled(columns: int, rows: int) -> int:
+    """Bytes of fp8 block scales in tiles of 128 x 4."""
+    return up(rows, 128) * up(columns, 4)
+
+
 def tiled(k: int, parts: list[int], split: str, tile: int) -> tuple[int, list[int]]:
-    """Plain experts with their inner width padded to the tile of the kernel that reads them."""
+    """(columns, rows) of unquantized experts, their inner width padded to the tile of the kernel that reads them."""
     if split == "outputs":
         return k, [up(part, tile) for part in parts]
     return (up(k, tile) if split == "inputs" else k), parts
@@ -251,7 +260,7 @@ def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
 
 
 def least_of(weight: Weight, tp: int) -> int:
-    """The smallest share of a rank, where there are several."""
+    """Smallest shard of a rank, if there are several."""
     return weight.least if tp > 1 else 0
 
 
@@ -270,33 +279,33 @@ def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str |
 
 
 def alike(spec: ModelSpec, layer: int, layout: Layout) -> Hashable:
-    """What layers that weigh the same have in common: their weights, and how each is stored."""
+    """Key shared by layers of equal size: their weights, and how each is stored."""
     weights = spec.layer_weights[layer]
     named = spec.first_layer + layer
     return id(weights), tuple(scheme_for(spec, weight, named, layout.online) for weight in weights)
 
 
 def expert_tp(layout: Layout) -> int:
-    """Ranks that share each expert's matrices: none under expert parallelism, else those of all replicas."""
+    """Ranks that shard each expert's matrices: 1 under expert parallelism, else those of all replicas."""
     return 1 if layout.ep > 1 else layout.tp * layout.dp
 
 
 def held_dtype(weight: Weight, layout: Layout, dtype: str) -> str:
-    """What a plain weight is kept in: its own dtype, the one asked for, or the model's."""
+    """Dtype of an unquantized weight in memory: its own, the requested one, or the model's."""
     if 0 < layout.sm < weight.wide_below:
         return "float32"
     return weight.dtype or layout.dtype or dtype
 
 
 def is_built(weight: Weight, layout: Layout) -> bool:
-    """Whether a server keeps the weight at all: a tower only for inputs that are not switched off."""
+    """True if a server builds the weight at all: a tower only for enabled modalities."""
     if weight.shared and layout.joined:
         return False
     return weight.is_loaded and not (weight.serves and layout.left_out.issuperset(weight.serves))
 
 
 def ranks_of(weight: Weight, layout: Layout) -> int:
-    """Ranks that share the weight's matrix."""
+    """Ranks that shard the weight's matrix."""
     if weight.experts:
         return expert_tp(layout)
     if layout.whole_shared and weight.group == "shared_expert":
@@ -315,7 +324,7 @@ def ranks_of(weight: Weight, layout: Layout) -> int:
 
 
 def expert_copies(weight: Weight, layout: Layout) -> int:
-    """Experts that a rank holds, spare copies included."""
+    """Number of experts on a rank, including redundant ones."""
     return cdiv(weight.experts + layout.redundant, layout.ep)
 
 
@@ -331,7 +340,7 @@ WIDE_SCHEMES = (
 
 
 def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> tuple[int, int, int]:
-    """Bytes of a weight's values, of what scales them, and of its bias; all its experts on this rank included."""
+    """Bytes of a weight's (values, scales, bias), for all its experts on this rank."""
     if not is_built(weight, layout):
         return 0, 0, 0
     is_expert = weight.experts > 0
@@ -349,7 +358,7 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
         scheme = expert_scheme(scheme, k, parts, weight.split)
         if (
             scheme.kind in ("gptq", "gptq_int8") and scheme.variant != WNA16
-        ):  # for Marlin experts have a bias in any case
+        ):  # in Marlin's kernels experts have a bias in any case
             bias = element * sum(parts)
     if scheme.kind == "mxfp4" and not layout.as_stored:
         k, parts = mxfp4_padded(k, parts, weight.split, 0 if layout.marlin else layout.sm)
@@ -358,12 +367,14 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
     values = k * sum(parts) if scheme.kind in WIDE_SCHEMES else k * sum(parts) // 2
     scales = (size - values) * copies
     if is_expert and scheme.kind == "nvfp4" and layout.sm >= BLACKWELL and layout.ep > 1:
-        scales += 4 * len(parts) * (weight.experts + layout.redundant - copies)  # the inputs' scales of all experts
+        scales += 4 * len(parts) * (weight.experts + layout.redundant - copies)  # input scales of all experts
+    if is_expert and scheme.kind == "nvfp4" and layout.twice_scaled:
+        scales += swizzled(k // (scheme.group_size or 16), sum(parts)) * copies
     return values * copies, scales, bias * copies
 
 
 def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> int:
-    """Bytes of one weight, all its experts on this rank included."""
+    """Bytes of one weight, for all its experts on this rank."""
     return sum(weight_tensors(spec, weight, layer, layout))
 
 
@@ -379,15 +390,15 @@ def on_stage(place: Place, layout: Layout) -> bool:
             return True
 
 
-# Scales of the KV cache that a quantized attention layer holds as parameters (vLLM 0.33): q, k, v and probability in
-# bfloat16 (fp8, ModelOpt), or q, k, v in float32 with bfloat16 zero points (compressed-tensors).
+# KV cache scales that a quantized attention layer has as parameters (vLLM 0.33): q, k, v and probability in bfloat16
+# (fp8, ModelOpt), or q, k, v in float32 with bfloat16 zero points (compressed-tensors).
 KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "compressed-tensors": 18}
 
 
 def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | None) -> int:
-    """Bytes of one layer's KV scale parameters; latent attention has them under ModelOpt only.
+    """Bytes of one layer's KV scale parameters; MLA has them only under ModelOpt.
 
-    With an algorithm for each layer ModelOpt has them where the cache has one too, and not in latent attention.
+    With per-layer algorithms ModelOpt has them if the cache has an algorithm too, and not in MLA.
     """
     if quantization is None or (quantization.mixed and quantization.kv_dtype is None):
         return 0
@@ -409,13 +420,15 @@ def check_known(spec: ModelSpec) -> None:
 
 @lru_cache(maxsize=4096)
 def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
-    """Bytes on one rank by tensor group, as a server holds them once loaded.
+    """Bytes on one rank by tensor group, once loaded by a server.
 
-    Raises UnsupportedModelError for a quantization kvplan cannot size, UsageError for a split that does not work.
+    Raise UnsupportedModelError for a quantization kvplan cannot size, UsageError for an impossible split.
     """
     check_known(spec)
     if layout.pp > spec.num_layers:
-        raise UsageError(f"pipeline_parallel_size {layout.pp}", f"{spec.name} has only {spec.num_layers} layers")
+        raise UsageError(
+            f"pipeline_parallel_size {layout.pp}", f"{spec.name} has only {spec.num_layers} layers", "lower it"
+        )
     total: Counter[str] = Counter()
     for weight in spec.other_weights:
         if on_stage(weight.place, layout):

@@ -1,7 +1,7 @@
-"""Lengths of requests: constants, distributions and files, as one discrete distribution of token counts.
+"""Request lengths: constants, distributions and files, as a discrete distribution of token counts.
 
-Continuous distributions are put on a grid whose steps are 0.5 % of the length (one token below 200); the mass between
-two points goes to the upper one, so nothing is counted shorter than it is.
+Continuous distributions are discretized on a grid with steps of 0.5 % of the length (one token below 200); the mass
+between two points goes to the upper one, so no length is underestimated.
 """
 
 import csv
@@ -24,7 +24,7 @@ FORMS = (
     "write const:4096, uniform:100-2000, lognormal:mean=2000,p95=8000, lognormal:median=1000,sigma=1.2, or name a CSV "
     "file of token counts"
 )
-FEW_LINES = 100_000  # so many a compressed file may have, however well it packs
+FEW_LINES = 100_000  # lines that a compressed file may have at any compression ratio
 MAX_FILE_BYTES = 256 * MIB  # uncompressed; BurstGPT, the largest public trace, has 52 MB
 MAX_LINE_BYTES = 4096
 GRID_STEP = 1.005
@@ -42,7 +42,7 @@ PAIRS = (
 )
 TOTALS = ("tokens", "total_tokens", "total tokens", "length")
 
-# Standard normal quantiles of the percentiles a log-normal may be given by.
+# Standard normal quantiles of the percentiles that can specify a log-normal.
 QUANTILES = {
     "p50": 0.0,
     "p75": 0.6744897501960817,
@@ -56,7 +56,7 @@ QUANTILES = {
 class Lengths:
     """A distribution of token counts: `points` are (tokens, probability), tokens ascending, probabilities summing to 1.
 
-    notes  what was changed while reading it, for the user
+    notes  changes made while reading it, for the user
     """
 
     points: tuple[tuple[int, float], ...]
@@ -81,7 +81,7 @@ class Lengths:
 
 
 def in_flight(prompt: int, output: int) -> int:
-    """Mean tokens held by a request that decodes steadily: its prompt and half of its output, rounded up."""
+    """Return the mean KV tokens of a request during decode: its prompt and half of its output, rounded up."""
     return prompt + -(-output // 2)
 
 
@@ -92,9 +92,9 @@ DISTRIBUTIONS: Final = ("const", "uniform", "lognormal", "normal", "truncnormal"
 
 
 def parse_lengths(text: str, limit: int, read: "Callable[[Path, int], Lengths] | None" = None) -> Lengths:
-    """A distribution as the command line states it, or from a file; lengths above `limit` tokens count as `limit`.
+    """Parse a distribution from the command line, or read it from a file; lengths above `limit` count as `limit`.
 
-    read  reads the file (None: `read_csv`)
+    read  reader of the file (None: `read_csv`)
     """
     kind, colon, rest = text.partition(":")
     match kind:
@@ -119,12 +119,12 @@ def parse_lengths(text: str, limit: int, read: "Callable[[Path, int], Lengths] |
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name too long
+    except OSError:  # such as a name that is too long
         return False
 
 
 def clipped(weights: Counter[int] | dict[int, float], limit: int, source: str, *notes: str) -> Lengths:
-    """Normalized, what lies above `limit` counted at it."""
+    """Return the normalized distribution, with lengths above `limit` counted as `limit`."""
     total = math.fsum(weights.values())
     above = math.fsum(weight for tokens, weight in weights.items() if tokens > limit) / total
     by_tokens: dict[int, float] = {}
@@ -138,7 +138,7 @@ def clipped(weights: Counter[int] | dict[int, float], limit: int, source: str, *
 
 
 def grid(low: int, high: int) -> Iterator[int]:
-    """Points from `low` to `high`, each at most 0.5 % above the one before, or one token."""
+    """Yield points from `low` to `high`, each one token or at most 0.5 % above the previous one."""
     point = low
     while point < high:
         yield point
@@ -147,7 +147,7 @@ def grid(low: int, high: int) -> Iterator[int]:
 
 
 def _on_grid(cdf: Callable[[float], float], low: int, high: int) -> dict[int, float]:
-    """The mass up to each grid point, all that lies beyond at the last."""
+    """Return the probability mass up to each grid point; the last point gets all the rest."""
     weights: dict[int, float] = {}
     before = 0.0
     for point in grid(low, high):
@@ -166,7 +166,7 @@ def _uniform(rest: str, limit: int, text: str) -> Lengths:
     if low > high:
         raise UsageError(f"{OPTION} {text!r}", "the range is empty", "write the smaller number first")
     count = high - low + 1
-    # Token t stands for itself: t - low + 1 of the `count` equally likely lengths are at most t.
+    # CDF at t: t - low + 1 of the `count` equally likely lengths are at most t.
     return clipped(_on_grid(lambda x: (x - low + 1) / count, low, high), limit, text)
 
 
@@ -182,7 +182,7 @@ def _lognormal(rest: str, limit: int, text: str) -> Lengths:
 
 
 def _normal(stated: str, limit: int, text: str, *, is_drawn_again: bool = False) -> Lengths:
-    """Lengths beyond an end count as that end (guidellm's), or are drawn again (aiperf's)."""
+    """Parse a normal distribution; lengths beyond min or max are clipped (guidellm) or redrawn (aiperf)."""
     settings = _settings(stated, text, NORMAL)
     if not {"mean", "stddev"} <= settings.keys():
         raise UsageError(f"{OPTION} {text!r}", "mean or stddev is missing", f"write {NORMAL_FORM}")
@@ -191,7 +191,7 @@ def _normal(stated: str, limit: int, text: str, *, is_drawn_again: bool = False)
     if low > high:
         raise UsageError(f"{OPTION} {text!r}", "the range is empty", "write the smaller number as min")
 
-    def normal(x: float) -> float:  # the one tool rounds to the nearest token, the other up
+    def normal(x: float) -> float:  # guidellm rounds to the nearest token, aiperf up
         return 0.5 * math.erfc((mean - x - (0.0 if is_drawn_again else 0.5)) / (deviation * math.sqrt(2)))
 
     below, above = (normal(low - 1), normal(high)) if is_drawn_again else (0.0, 1.0)
@@ -221,9 +221,9 @@ def _settings(rest: str, text: str, keys: tuple[str, ...] = LOGNORMAL) -> dict[s
 
 
 def lognormal_parameters(settings: dict[str, float], text: str) -> tuple[float, float]:
-    """(mu, sigma) from two of mean, median, sigma, and one percentile.
+    """Return (mu, sigma) from two of mean, median, sigma and percentiles.
 
-    The mean is e^(mu + sigma^2/2), the percentile of normal quantile z is e^(mu + z sigma).
+    The mean is e^(mu + sigma^2/2); the percentile with normal quantile z is e^(mu + z sigma).
     """
     named = dict(settings)
     if "median" in named and "p50" not in named:
@@ -240,7 +240,7 @@ def lognormal_parameters(settings: dict[str, float], text: str) -> tuple[float, 
         case ["mean"], [(z, value)]:
             ratio = math.log(value / named["mean"])
             root = z * z - 2 * ratio
-            # Of the two solutions the one with the smaller spread; below the mean only a median has one.
+            # The solution with the smaller sigma of two; below the mean, only a median has a solution.
             sigma = math.sqrt(root) if z == 0 and root > 0 else z - math.sqrt(root) if root >= 0 else 0.0
             if sigma <= 0:
                 raise UsageError(
@@ -256,9 +256,9 @@ def lognormal_parameters(settings: dict[str, float], text: str) -> tuple[float, 
 
 
 def read_csv(path: Path, limit: int) -> Lengths:
-    """Lengths from a CSV file, gzipped or not: one column of token counts, or a trace's prompt and output columns.
+    """Read lengths from a CSV file, gzipped or not: one column of token counts, or a trace's prompt and output columns.
 
-    A request counts at its full length, prompt + output. Raises InvalidInputError naming the line of a fault.
+    A request counts at its full length, prompt + output. Raise InvalidInputError with the line number of an error.
     """
     where = printable(str(path), 400)
     counts: Counter[int] = Counter()
@@ -281,7 +281,7 @@ def read_csv(path: Path, limit: int) -> Lengths:
 
 
 def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
-    """(line number, tokens, whether they are prompt + output) of every row."""
+    """Yield (line number, tokens, whether they are prompt + output) of every row."""
     columns: tuple[int, ...] | None = None
     for number, line in read_lines(path, where):
         if not line.strip():
@@ -305,7 +305,7 @@ def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def _columns(header: list[str], where: str, number: int) -> tuple[int, ...]:
-    """Where the lengths stand, by the header; a file of one column needs none."""
+    """Return the column indices of the lengths from the header; a file with one column needs no header."""
     if len(header) == 1 and _is_count(header[0]):
         return (0,)
     names = [name.strip().lower() for name in header]
@@ -339,11 +339,11 @@ def _count(field: str, where: str, number: int) -> int:
 
 
 def read_lines(path: Path, where: str, longest: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
-    """Numbered lines, decompressed when the file starts like gzip; each at most `longest` bytes, and bounded in all.
+    """Yield numbered lines, decompressed if the file is gzip; limits apply to each line (`longest` bytes) and in total.
 
-    What is compressed to less than a byte a line says the same over and over, and would take its reader very long.
+    A gzip file with less than one compressed byte per line is rejected: it is repetitive and slow to read.
     """
-    import gzip  # only here: it costs milliseconds to load
+    import gzip  # here, as it takes milliseconds to import
     import zlib
 
     try:

@@ -1,4 +1,4 @@
-"""Requests to send: to the bundled engine, or to a server."""
+"""Requests to send to the bundled engine or to a server."""
 
 import random
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from kvplan.workloads.lengths import Lengths
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request of the workload: token counts, and seconds after the start at which it comes."""
+    """One request of the workload: token counts, and arrival time in seconds after the start."""
 
     prompt_tokens: int
     output_tokens: int
@@ -16,7 +16,7 @@ class PlannedRequest:
 
 
 def from_lengths(lengths: Lengths, num_seqs: int, output_tokens: int, seed: int) -> tuple[PlannedRequest, ...]:
-    """num_seqs requests whose full lengths are drawn from the distribution; each ends with output_tokens."""
+    """Draw num_seqs requests; their full lengths follow the distribution and end with up to output_tokens of output."""
     source = random.Random(seed)
     totals = source.choices([n for n, _ in lengths.points], [p for _, p in lengths.points], k=num_seqs)
     return tuple(

@@ -1,8 +1,8 @@
 """Named workloads: published statistics of request traces (workloads.yaml), and requests drawn from them.
 
-A length is drawn by the inverse of the published distribution, linear between its quantile points. Prompt and output
-are drawn apart where their rank correlation is near 0, else by the joint counts of their tenths. Requests arrive as a
-Poisson process: the bursts of a real trace are not reproduced, its rate and lengths are.
+Lengths are drawn by inverting the published distribution, linear between its quantile points. Prompt and output are
+drawn independently if their rank correlation is near 0, else by the joint counts of their deciles. Requests arrive as a
+Poisson process: a real trace's rate and lengths are reproduced, its bursts are not.
 """
 
 import math
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 FILE = "workloads.yaml"
 MAX_RATE = 1_000_000
-# Percent of the requests at which workloads.yaml states lengths.
+# Percentiles at which workloads.yaml states lengths.
 POINTS: tuple[float, ...] = (0, 0.5, 1, 2, *range(5, 95, 5), 92.5, 95, 97, 98, 99, 99.5, 99.9, 100)
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Statistics of a workload. Lengths in tokens, times in seconds; None where nobody states a figure.
+    """Statistics of a workload. Lengths in tokens, times in seconds; None if not published.
 
-    kind              published | assumed (no trace behind it)
-    prompt, output    lengths at POINTS percent of the requests
-    joint             requests by tenth of the prompt (rows) and of the output (columns); empty: drawn apart
-    rank_correlation  Spearman's, of prompt and output
+    kind              published | assumed (not from a trace)
+    prompt, output    lengths at the percentiles POINTS
+    joint             requests by decile of the prompt (rows) and of the output (columns); empty: independent
+    rank_correlation  Spearman's, of prompt and output lengths
     rate_per_s        requests per second, the mean of the trace
-    shared_prefix     tokens that prompts begin with alike; they count within the prompt
-    prefix_requests   how many requests share each such beginning
+    shared_prefix     tokens of the shared prefix, included in the prompt
+    prefix_requests   number of requests that share each prefix
     """
 
     name: str
@@ -65,22 +65,22 @@ class Profile:
 
     @property
     def prefix_block(self) -> int | None:
-        """Tokens that a prefix id of its requests stands for: one id for the whole shared prefix."""
+        """Tokens per prefix id of its requests: one id for the whole shared prefix."""
         return self.shared_prefix
 
     def requests(
         self, rate: float | None = None, seed: int = 0, shared_prefix: int | None = None
     ) -> Iterator[TraceRequest]:
-        """Requests without end: one at 0 s, then a Poisson process of `rate` per second (None: as published).
+        """Yield endless requests: one at 0 s, then a Poisson process of `rate` per second (None: as published).
 
-        shared_prefix  tokens that all of them begin with, in place of the published ones; 0 for none. A prompt that is
-                       not longer is drawn as one token more.
+        shared_prefix  tokens of a prefix of all prompts, in place of the published one; 0 for none. A prompt that is
+                       not longer is extended to one token more.
         """
         import random
 
         per_s = self.rate_per_s if rate is None else rate
         if per_s is None:
-            raise UsageError(f"profile {self.name}", "no rate is published", "say how many requests come per second")
+            raise UsageError(f"profile {self.name}", "no rate is published", "set the requests per second")
         if not 0 < per_s <= MAX_RATE:
             raise UsageError(f"profile {self.name}", f"the rate must be above 0 and at most {MAX_RATE:,} ({per_s:g})")
         if shared_prefix is not None and shared_prefix < 0:
@@ -97,10 +97,10 @@ class Profile:
             family = rng.choices(families, sharers) if len(sharers) > 1 else [0]
             prompt = max(tokens_at(self.prompt, of_prompt), shared + 1)
             yield TraceRequest(arrival, prompt, tokens_at(self.output, of_output), tuple(family) if shared else ())
-            arrival -= math.log(1 - rng.random()) / per_s  # not expovariate: the same numbers in every Python
+            arrival -= math.log(1 - rng.random()) / per_s  # not expovariate: same numbers in all Pythons
 
     def _shares(self, rng: "random.Random") -> Iterator[tuple[float, float]]:
-        """Where in its distribution each prompt and output lies, from 0 to 1."""
+        """Yield the quantiles, from 0 to 1, of each prompt and output in their distributions."""
         if not self.joint:
             while True:
                 yield rng.random(), rng.random()
@@ -113,7 +113,7 @@ class Profile:
     def trace(
         self, num_requests: int, rate: float | None = None, seed: int = 0, shared_prefix: int | None = None
     ) -> Trace:
-        """The first requests as a trace."""
+        """Return the first requests as a trace."""
         requests = tuple(islice(self.requests(rate, seed, shared_prefix), num_requests))
         per_s = self.rate_per_s if rate is None else rate
         block = self.prefix_block if shared_prefix is None else shared_prefix or None
@@ -121,14 +121,14 @@ class Profile:
 
 
 def tokens_at(lengths: tuple[int, ...], share: float) -> int:
-    """The length below which a share (0 to 1) of the requests lies; linear between the points."""
+    """Return the length at a quantile (0 to 1), linear between the points."""
     after = min(bisect_right(POINTS, share * 100), len(POINTS) - 1)
     low, high = POINTS[after - 1], POINTS[after]
     return round(lengths[after - 1] + (lengths[after] - lengths[after - 1]) * (share * 100 - low) / (high - low))
 
 
 def parse_rate(text: str, option: str) -> float:
-    """Requests per second: "2", "0.5"."""
+    """Parse requests per second: "2", "0.5"."""
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not 0 < float(text) <= MAX_RATE:
         raise UsageError(
             option,
@@ -140,7 +140,7 @@ def parse_rate(text: str, option: str) -> float:
 
 @cache
 def profile(name: str) -> Profile:
-    """The profile of a name or alias, whatever its case; UsageError with near misses where there is none."""
+    """Return the profile of a name or alias, ignoring case; raise UsageError with suggestions if there is none."""
     path = entries.locate(FILE)
     known = entries.resolve(path, name.strip())
     if known is None:
@@ -155,7 +155,7 @@ def has_profile(name: str) -> bool:
 
 
 def profile_names() -> list[str]:
-    """Every profile's own name, in the file's order."""
+    """Return the names of all profiles (without aliases), in the file's order."""
     return list(entries.sections(entries.locate(FILE)))
 
 

@@ -1,4 +1,4 @@
-"""A smaller trace out of a larger one: a span of time as it was, or fewer requests over the whole time."""
+"""Sampling of traces: a span of time unchanged, or fewer requests over the whole time."""
 
 import random
 from collections import Counter
@@ -9,13 +9,13 @@ from kvplan.core.units import plural
 from kvplan.workloads.stats import prefix_chains
 from kvplan.workloads.trace import Trace, TraceRequest, from_start
 
-# A run that more requests than this share begins unrelated ones (a system prompt); it makes no family.
+# A prefix run shared by more requests than this (a system prompt) does not define a family.
 MAX_FAMILY = 20
 MAX_FAMILY_SHARE = 0.01
 
 
 def span_of(trace: Trace, length_s: float, start_s: float | None = None, seed: int = 0) -> Trace:
-    """The requests of `length_s` seconds from `start_s` (None: drawn by the seed), their arrivals as they were."""
+    """Return the requests of `length_s` seconds from `start_s` (None: random by the seed), with unchanged gaps."""
     if not trace.has_arrivals:
         raise InvalidInputError(trace.source, "has no arrival times", "use --num-requests")
     if length_s > trace.span_s:
@@ -28,16 +28,15 @@ def span_of(trace: Trace, length_s: float, start_s: float | None = None, seed: i
 
 
 def thinned(trace: Trace, num_requests: int, seed: int = 0) -> Trace:
-    """`num_requests` drawn at random, whole families of shared prefixes at a time; the last family only in part.
+    """Return `num_requests` random requests, drawn by whole families of shared prefixes; only the last one is partial.
 
-    A conversation is kept or left as a whole, so about as many of its tokens repeat as did; the rate falls with the
-    number.
+    Conversations stay whole, so that prefix reuse stays about the same; the rate falls with the number of requests.
     """
     if num_requests > len(trace.requests):
         raise UsageError(
             f"--num-requests {num_requests:,}",
             f"the trace has {plural(len(trace.requests), 'request')}",
-            "use at most that",
+            "lower it",
         )
     members: dict[int, list[int]] = {}
     for index, family in enumerate(families(trace.requests)):
@@ -50,19 +49,19 @@ def thinned(trace: Trace, num_requests: int, seed: int = 0) -> Trace:
 
 
 def share_of(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """A share (0 to 1) of the requests, at least one, drawn likewise."""
+    """Return a share (0 to 1) of the requests, at least one, drawn as in thinned."""
     return thinned(trace, max(1, round(share * len(trace.requests))), seed)
 
 
 def families(requests: Sequence[TraceRequest]) -> list[int]:
-    """A number per request: the same for those that share a run, unless it is one that many share."""
+    """Return a family number per request: equal for requests that share a prefix run, unless many share it."""
     chains = prefix_chains(requests)
     sharers = Counter(node for chain in chains for node in chain)
     most = max(MAX_FAMILY, MAX_FAMILY_SHARE * len(requests))
-    # The first run that only a few share tells families apart; a request without one is alone (a negative number).
+    # The first run that only a few share identifies the family; without one, a request gets a family of its own (< 0).
     return [next((node for node in chain if sharers[node] <= most), -1 - index) for index, chain in enumerate(chains)]
 
 
 def from_first(trace: Trace, requests: Sequence[TraceRequest], source: str) -> Trace:
-    """Those requests as a trace that begins with the first of them."""
+    """Return the requests as a trace that starts at the first of them."""
     return Trace(tuple(from_start(requests, requests[0].arrival_s)), source, trace.prefix_block, trace.has_arrivals)

@@ -1,4 +1,4 @@
-"""What a trace looks like: rates, lengths, and how much of its prompts a prefix cache would find again."""
+"""Statistics of a trace: rates, lengths, and the prefix-cache hit rate of its prompts."""
 
 import math
 from collections import Counter, OrderedDict
@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from kvplan.workloads.trace import Trace, TraceRequest
 
-CURVE_POINTS = 6  # sizes of the cache in the table, besides one that holds everything
+CURVE_POINTS = 6  # cache sizes in the table, in addition to an unlimited cache
 
 
 @dataclass(frozen=True, slots=True)
 class LengthStats:
-    """Tokens of prompts or outputs; percentiles by nearest rank."""
+    """Token counts of prompts or outputs; percentiles by nearest rank."""
 
     mean: float
     p50: int
@@ -24,13 +24,13 @@ class LengthStats:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalStats:
-    """Seconds, and requests per second.
+    """Arrival statistics in seconds and requests per second.
 
-    span_s             from the first request to the last
-    rate_per_s         None where all came at once
+    span_s             seconds from the first request to the last
+    rate_per_s         requests per second; None if all arrived at once
     interarrival_cv    standard deviation of the gaps over their mean: 1 for a Poisson process, more for bursts
-    peak_minute_per_s  of the busiest minute, counted from the first request; None for less than a minute
-    peak_second        requests of the busiest second
+    peak_minute_per_s  rate in the busiest minute, counted from the first request; None for less than a minute
+    peak_second        requests in the busiest second
     """
 
     span_s: float
@@ -42,12 +42,12 @@ class ArrivalStats:
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """Prompt tokens that a cache of whole prefix runs finds again, as shares of all prompt tokens.
+    """Hit rates of a cache of whole prefix runs, as shares of all prompt tokens.
 
-    block            tokens of one run
-    distinct_tokens  that a cache of everything holds
-    repeated         share found again with such a cache
-    curve            (tokens the cache holds, share found again), least recently used runs leaving first
+    block            tokens per run
+    distinct_tokens  size in tokens of an unlimited cache
+    repeated         hit rate of an unlimited cache
+    curve            (cache size in tokens, hit rate) with LRU eviction
     """
 
     block: int
@@ -58,7 +58,7 @@ class PrefixStats:
 
 @dataclass(frozen=True, slots=True)
 class TraceStats:
-    """rank_correlation: Spearman's, of prompt and output; None where either never changes."""
+    """Statistics of a trace; rank_correlation: Spearman's, of prompt and output; None if either is constant."""
 
     source: str
     num_requests: int
@@ -70,7 +70,7 @@ class TraceStats:
 
 
 def trace_stats(trace: Trace) -> TraceStats:
-    """The figures of a trace."""
+    """Return the statistics of a trace."""
     prompts = [each.prompt_tokens for each in trace.requests]
     outputs = [each.output_tokens for each in trace.requests]
     return TraceStats(
@@ -94,7 +94,7 @@ def length_stats(lengths: Sequence[int]) -> LengthStats:
 
 
 def arrival_stats(times: Sequence[float]) -> ArrivalStats:
-    """`times` in ascending order."""
+    """Return the arrival statistics of ascending `times`."""
     span = times[-1] - times[0]
     gaps = [b - a for a, b in pairwise(times)]
     mean = span / len(gaps) if gaps else 0.0
@@ -109,12 +109,12 @@ def arrival_stats(times: Sequence[float]) -> ArrivalStats:
 
 
 def busiest(times: Sequence[float], seconds: float) -> int:
-    """Most requests in one window of a row of windows that begins with the first request."""
+    """Return the most requests in any of the consecutive windows that start at the first request."""
     return max(Counter(int((time - times[0]) // seconds) for time in times).values())
 
 
 def rank_correlation(first: Sequence[int], second: Sequence[int]) -> float | None:
-    """Spearman's: the correlation of the ranks, equal values sharing their mean rank."""
+    """Return Spearman's rank correlation, ties sharing their mean rank, or None if either side is constant."""
     a, b = ranks(first), ranks(second)
     middle = (len(a) - 1) / 2
     spread = math.fsum((x - middle) ** 2 for x in a) * math.fsum((y - middle) ** 2 for y in b)
@@ -124,7 +124,7 @@ def rank_correlation(first: Sequence[int], second: Sequence[int]) -> float | Non
 
 
 def ranks(values: Sequence[int]) -> list[float]:
-    """The place of each value in ascending order, from 0; equal values share the mean of theirs."""
+    """Return the ascending rank of each value, from 0; ties share their mean rank."""
     counts = Counter(values)
     rank_of: dict[int, float] = {}
     below = 0
@@ -148,13 +148,13 @@ def prefix_stats(requests: Sequence[TraceRequest], block: int) -> PrefixStats:
 
 
 def curve_sizes(num_nodes: int) -> list[int]:
-    """Runs a cache holds: powers of four below all of them, the largest few."""
+    """Return cache sizes in runs: the largest CURVE_POINTS powers of four below `num_nodes`."""
     sizes = [4**power for power in range(40) if 4**power < num_nodes]
     return sizes[-CURVE_POINTS:]
 
 
 def prefix_chains(requests: Sequence[TraceRequest]) -> list[tuple[int, ...]]:
-    """Each request's runs, numbered so that two are one where all before them agree too."""
+    """Return each request's numbered runs; two runs have the same number if they and all runs before them are equal."""
     nodes: dict[tuple[int, int], int] = {}
     chains = []
     for request in requests:
@@ -167,10 +167,10 @@ def prefix_chains(requests: Sequence[TraceRequest]) -> list[tuple[int, ...]]:
 
 
 def found_again(requests: Sequence[TraceRequest], chains: Sequence[tuple[int, ...]], block: int, size: int) -> int:
-    """Prompt tokens found in a cache of `size` runs when each request comes; the last run of a prompt may be partial.
+    """Return the prompt tokens found in an LRU cache of `size` runs; the last run of a prompt may be partial.
 
-    The least recently used run leaves first; of one request's runs the last counts as the oldest, as servers free them,
-    so what is held is always the beginning of something.
+    Of one request's runs the last counts as the oldest, as in servers' eviction order, so the cache always holds
+    prefixes.
     """
     cached: OrderedDict[int, None] = OrderedDict()
     tokens = 0
@@ -179,7 +179,7 @@ def found_again(requests: Sequence[TraceRequest], chains: Sequence[tuple[int, ..
         while hits < len(chain) and chain[hits] in cached:
             hits += 1
         tokens += min(hits * block, request.prompt_tokens)
-        for node in reversed(chain[:size]):  # what lies beyond the size would push itself out
+        for node in reversed(chain[:size]):  # runs beyond the cache size would evict themselves
             cached[node] = None
             cached.move_to_end(node)
         while len(cached) > size:

@@ -1,8 +1,8 @@
-"""Request traces: when requests came, how long they were, and which of them begin alike.
+"""Request traces: arrival times, lengths and shared prefixes.
 
-Read are CSV files by their header (Azure, BurstGPT, vidur, or plain columns), JSON Lines (Mooncake, Qwen-Bailian) and
-the saved result of `vllm bench serve`. What a file is, its first line says; gzip is known by its first bytes. Lines are
-streamed, and lines, requests and prefix ids are bounded. A unit that a file does not state is refused, not guessed.
+Formats: CSV files by their header (Azure, BurstGPT, vidur, or plain columns), JSON Lines (Mooncake, Qwen-Bailian) and
+the saved result of `vllm bench serve`. The first line determines the format, the first bytes gzip. Files are streamed;
+the numbers of lines, requests and prefix ids are limited. A missing unit of time is an error, never guessed.
 """
 
 import csv
@@ -22,17 +22,17 @@ from kvplan.core.units import MIB, plural
 from kvplan.workloads.lengths import PAIRS, TOTALS, Lengths, clipped, read_csv, read_lines
 
 MAX_REQUESTS = 6_000_000  # BurstGPT's three files have up to 5.3 million rows
-MAX_LINES = 2 * MAX_REQUESTS  # blank ones count
+MAX_LINES = 2 * MAX_REQUESTS  # including blank lines
 MAX_PREFIX_IDS = 20_000_000
-MAX_TOKENS = 2**24  # of one request; no served model has a longer context
-MAX_SECONDS = 1e10  # of a time as written; seconds since 1970 are under 2e9
+MAX_TOKENS = 2**24  # per request; no served model has a longer context
+MAX_SECONDS = 1e10  # largest accepted time; seconds since 1970 are below 2e9
 MAX_LINE_BYTES = MIB  # a prompt of a million tokens in runs of 16 has 65,536 ids
-MAX_DOCUMENT_BYTES = 64 * MIB  # of a result that is one JSON object
+MAX_DOCUMENT_BYTES = 64 * MIB  # for a result that is one JSON object
 MOONCAKE_BLOCK = 512
 BAILIAN_BLOCK = 16
 NAMES = "prompt_tokens and output_tokens, and arrival_s in seconds where there are times"
 
-# Columns of time: seconds that one unit stands for. `timestamp` has no unit of its own: see `_time_column`.
+# Time columns: seconds per unit. `timestamp` has no fixed unit: see `_time_column`.
 TIMES = {
     "arrival_s": 1.0,
     "arrival": 1.0,
@@ -45,11 +45,11 @@ TIMES = {
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request: seconds since the trace's first request, tokens in, tokens out.
+    """One request: seconds since the trace's first request, prompt tokens, output tokens.
 
     prefix_ids  ids of the prompt's leading runs of `Trace.prefix_block` tokens: requests whose ids agree up to some run
-                have the same tokens up to its end; the last run may be partial; tokens past the runs are the request's
-                own
+                have the same tokens up to its end; the last run may be partial; tokens after the runs are unique to
+                the request
     """
 
     arrival_s: float
@@ -60,12 +60,12 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests by arrival.
+    """Requests in order of arrival.
 
-    source        for the reader of a report
-    prefix_block  tokens that one prefix id stands for; None: no ids
+    source        description for reports
+    prefix_block  tokens per prefix id; None: no ids
     has_arrivals  False: the file has lengths only, and every arrival_s is 0
-    notes         what was changed while reading
+    notes         changes made while reading
     """
 
     requests: tuple[TraceRequest, ...]
@@ -81,7 +81,7 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """The trace in a file, by arrival. Raises InvalidInputError naming the line of a fault."""
+    """Read a trace file, sorted by arrival. Raise InvalidInputError with the line number of an error."""
     where = printable(str(path), 400)
     lines = _filled(path, where)
     first = next(lines, None)
@@ -93,7 +93,7 @@ def read(path: Path) -> Trace:
 
 
 def _filled(path: Path, where: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines that are not blank."""
+    """Yield the numbered non-blank lines."""
     for number, line in read_lines(path, where, MAX_DOCUMENT_BYTES):
         if number > MAX_LINES:
             raise InvalidInputError(
@@ -104,7 +104,7 @@ def _filled(path: Path, where: str) -> Iterator[tuple[int, str]]:
 
 
 def read_full_lengths(path: Path, limit: int) -> Lengths:
-    """Lengths of requests, prompt + output, from a trace or a CSV of lengths; above `limit` tokens they count as it."""
+    """Read full lengths (prompt + output) from a trace or a CSV of lengths; lengths above `limit` count as `limit`."""
     where = printable(str(path), 400)
     first = next((line for _, line in _filled(path, where)), "")
     if not first.lstrip().startswith(("{", "[")):
@@ -117,10 +117,10 @@ def read_full_lengths(path: Path, limit: int) -> Lengths:
 
 @dataclass(slots=True)
 class _Rows:
-    """The requests of a file while it is read."""
+    """Requests of a file that is being read."""
 
     where: str
-    noun: str = "line"  # what is counted in it
+    noun: str = "line"  # unit of the numbers in errors
     requests: list[TraceRequest] = field(default_factory=list)
     num_empty: int = 0
     num_ids: int = 0
@@ -132,7 +132,7 @@ class _Rows:
         return InvalidInputError(f"{self.where}: {self.noun} {number}", f"{what} ({value})", cure, public=what)
 
     def add(self, number: int, arrival: float, prompt: int, output: int, ids: tuple[int, ...] = ()) -> None:
-        """Keep a request, unless it has no output: that is how BurstGPT and vLLM's benchmark record a failed one."""
+        """Add a request unless it has no output, which in BurstGPT and vLLM's benchmark marks a failed request."""
         if output == 0:
             self.num_empty += 1
             return
@@ -150,7 +150,7 @@ class _Rows:
         self.requests.append(TraceRequest(arrival, prompt, output, ids))
 
     def trace(self, *, has_arrivals: bool, prefix_block: int | None = None) -> Trace:
-        """By arrival, and counted from the first request."""
+        """Return the requests as a trace, sorted by arrival, with times from the first request."""
         if not self.requests:
             none = "no request has any output" if self.num_empty else "no rows below the header"
             raise InvalidInputError(self.where, f"{none}", "give a trace with at least one request")
@@ -171,7 +171,7 @@ class _Rows:
 
 
 def from_start(requests: Sequence[TraceRequest], start_s: float) -> list[TraceRequest]:
-    """The same requests, their times counted from `start_s`."""
+    """Return the same requests with times relative to `start_s`."""
     return [
         TraceRequest(each.arrival_s - start_s, each.prompt_tokens, each.output_tokens, each.prefix_ids)
         for each in requests
@@ -212,7 +212,7 @@ def _fields(rows: _Rows, number: int, line: str) -> list[str]:
 
 
 def _length_columns(rows: _Rows, number: int, names: list[str]) -> tuple[int, int]:
-    """Where prompt and output tokens stand."""
+    """Return the column indices of prompt and output tokens."""
     columns = printable(",".join(names), 80)
     pairs = [pair for pair in PAIRS if pair[0] in names and pair[1] in names]
     for pair in pairs[:1]:
@@ -237,13 +237,13 @@ def is_number(text: str) -> bool:
 
 
 def _time_column(rows: _Rows, number: int, names: list[str]) -> tuple[int, float | None] | None:
-    """(where the time stands, seconds of one unit); None for the unit: each value must be a date."""
+    """Return (time column, seconds per unit or None for dates), or None without a time column."""
     for name, unit in TIMES.items():
         if name in names:
             return names.index(name), unit
     if "timestamp" not in names:
         return None
-    # BurstGPT's README: seconds since midnight of the first day. Azure writes dates, which say what they are.
+    # BurstGPT's README: seconds since midnight of the first day. Azure writes dates, which need no unit.
     return names.index("timestamp"), 1.0 if "request tokens" in names else None
 
 
@@ -255,7 +255,7 @@ def _tokens(rows: _Rows, number: int, text: str) -> int:
 
 
 class _Clock:
-    """A column of times as seconds: numbers of a unit, or dates, which count from the first of them."""
+    """Conversion of a time column to seconds: numbers in a unit, or dates relative to the first one."""
 
     def __init__(self, rows: _Rows, unit: float | None) -> None:
         self.rows, self.unit = rows, unit
@@ -275,7 +275,7 @@ class _Clock:
 
     def _of_date(self, text: str, number: int) -> float:
         try:
-            if len(text) < 19 or text[4] != "-" or text[10] not in " T":  # not every form that Python would take
+            if len(text) < 19 or text[4] != "-" or text[10] not in " T":  # stricter than fromisoformat
                 raise ValueError
             value = datetime.fromisoformat(text)
             self.start = self.start or value
@@ -289,7 +289,7 @@ class _Clock:
     CURE = "write 2023-11-16 18:15:46.68, or name a column of seconds arrival_s, of milliseconds arrival_ms"
 
     def _what(self, text: str) -> str:
-        """What a timestamp is in place of a date."""
+        """Return the error message for a timestamp that is not a date."""
         if is_number(text):
             return "the timestamp is a number without a unit"
         return "the timestamp is not a date" + ("" if self.start is None else " as in the rows before")
@@ -333,7 +333,7 @@ def _no_constant(name: str) -> float:
     raise ValueError(name)
 
 
-# As strict as parse_json about what is read here, and several times as fast; what it refuses, parse_json names.
+# As strict as parse_json for these files, and several times as fast; parse_json reports the errors.
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
 
 
@@ -348,7 +348,7 @@ def _record(rows: _Rows, number: int, line: str) -> dict[str, Any]:
 
 
 def _read_records(rows: _Rows, number: int, record: dict[str, Any], lines: Iterator[tuple[int, str]]) -> Trace:
-    """One request per line: Mooncake's form (milliseconds, runs of 512) or Qwen-Bailian's (seconds, runs of 16)."""
+    """Read one request per line in the form of Mooncake (milliseconds, runs of 512) or Qwen-Bailian (seconds, 16)."""
     form = _Form.of(rows, number, record)
     form.add(rows, number, record)
     for later, line in lines:
@@ -360,11 +360,11 @@ def _read_records(rows: _Rows, number: int, record: dict[str, Any], lines: Itera
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Which keys hold what, by the first line.
+    """Keys and units of a JSON Lines trace, from its first line.
 
-    unit       seconds of one unit of time
-    block      tokens that an id stands for
-    is_stated  whether the file states the block; where it does not, the number of ids must agree with it
+    unit       seconds per unit of time
+    block      tokens per prefix id
+    is_stated  True if the block size is certain (stated, or Qwen-Bailian's); if not, the number of ids must fit it
     """
 
     prompt: str
@@ -395,7 +395,7 @@ class _Form:
         prompt, output = _count(rows, number, record, self.prompt), _count(rows, number, record, self.output)
         if record.get("block_size", self.block) != self.block:
             raise rows.fault(number, "another block_size than in the lines before", "give one form per file")
-        if record.get("delay") is not None:  # AIPerf's: turns of a session, whose lengths leave out what came before
+        if record.get("delay") is not None:  # AIPerf: later turns of a session, with lengths without the history
             raise rows.fault(
                 number, "delay: a time after another request", "give each request its timestamp and its length"
             )
@@ -437,7 +437,7 @@ def _seconds(rows: _Rows, number: int, value: Any, key: str, unit: float) -> flo
 
 
 def _read_result(rows: _Rows, result: dict[str, Any]) -> Trace:
-    """The result that `vllm bench serve --save-result --save-detailed` writes: a list per figure, seconds."""
+    """Read a result of `vllm bench serve --save-result --save-detailed`: one list per figure, times in seconds."""
     prompts, outputs = result.get("input_lens"), result.get("output_lens")
     if not isinstance(prompts, list) or not isinstance(outputs, list):
         raise InvalidInputError(
@@ -466,7 +466,7 @@ def _read_result(rows: _Rows, result: dict[str, Any]) -> Trace:
 
 
 def csv_text(trace: Trace) -> str:
-    """The plain form: arrival_s (microseconds kept), prompt_tokens, output_tokens. Prefix ids have no place in it."""
+    """Return plain CSV: arrival_s (to the microsecond), prompt_tokens, output_tokens. Prefix ids are dropped."""
     if not trace.has_arrivals:
         rows = [f"{each.prompt_tokens},{each.output_tokens}\n" for each in trace.requests]
         return "".join(["prompt_tokens,output_tokens\n", *rows])
@@ -475,7 +475,7 @@ def csv_text(trace: Trace) -> str:
 
 
 def jsonl_text(trace: Trace) -> str:
-    """Mooncake's form: milliseconds, and ids of runs of 512 tokens; other runs are stated as `block_size`."""
+    """Return JSON Lines in Mooncake's form: milliseconds, ids of runs of 512 tokens; other sizes as `block_size`."""
     is_plain = trace.prefix_block in (None, MOONCAKE_BLOCK) and all(
         not each.prefix_ids or len(each.prefix_ids) >= each.prompt_tokens // MOONCAKE_BLOCK for each in trace.requests
     )
@@ -492,7 +492,7 @@ def _json_row(request: TraceRequest, trace: Trace) -> dict[str, Any]:
 
 
 def _plain(number: float, digits: int) -> str:
-    """As short as it goes: "0", "12.5"."""
+    """Format a number without trailing zeros: "0", "12.5"."""
     return f"{number:.{digits}f}".rstrip("0").rstrip(".")
 
 

@@ -746,8 +746,8 @@ def test_the_command_leaves_rows_a_figure_and_goals_that_claim_nothing(
     ("arguments", "error"),
     [
         (["--kinds", "decod"], "--kinds: 'decod' is none; there are decode, prefill, store, rope+store and latent"),
-        (["--budget", "0"], "--budget: must be above 0 (0)"),
-        (["--budget", "nan"], "--budget: must be above 0 (nan)"),
+        (["--budget", "0"], "--budget must be above 0 (0)"),
+        (["--budget", "nan"], "--budget must be above 0 (nan)"),
         (["--device", "gpu"], "--device: 'gpu' is none; use cuda:N or cpu"),
         (["--device", "meta"], "--device: 'meta' is neither a CUDA device nor cpu; use cuda:N or cpu"),
     ],

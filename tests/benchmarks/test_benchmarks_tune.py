@@ -330,7 +330,7 @@ def test_a_damaged_table_is_refused_before_anything_is_timed(
     monkeypatch.setattr(tune_kernels, "machine", lambda device, commit: WHERE)
     assert tune_kernels.main([str(tmp_path / "out"), "--table", str(tmp_path / "tiles.json")]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("tune_kernels.py: error: tiles.json: is not JSON (")
+    assert err.startswith("tune_kernels.py: error: tiles.json is not JSON (")
     assert err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -339,7 +339,7 @@ def test_a_damaged_table_is_refused_before_anything_is_timed(
     ("arguments", "error"),
     [
         ([], "OUT: missing; name a folder for the results"),
-        (["{tmp}/out", "--budget", "-3"], "--budget: must be above 0 (-3)"),
+        (["{tmp}/out", "--budget", "-3"], "--budget must be above 0 (-3)"),
         (["{tmp}/out", "--kernels", "decode,moe"], "--kernels: 'moe' is none; there are decode, prefill, latent"),
         (
             ["{tmp}/out", "--table", str(configs.TILES)],
@@ -414,7 +414,7 @@ def test_it_tunes_in_the_interpreter_and_the_engine_reads_none_of_it(
     assert {each["gpu"] for each in rows} == {"cpu"}
     document = json.loads((tmp_path / "tiles.json").read_text())
     assert document["entries"][0]["found"]["gpu"] == "none: Triton's interpreter"
-    with pytest.raises(InvalidInputError, match=r"^tiles\.json: is not kvplan/tiles@1; make it anew"):
+    with pytest.raises(InvalidInputError, match=r"^tiles\.json is not kvplan/tiles@1; make it anew"):
         tiles.read_tiles(tmp_path / "tiles.json")
 
 

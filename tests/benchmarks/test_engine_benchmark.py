@@ -498,10 +498,10 @@ def test_a_cpus_numbers_meet_no_goal(call: Call, tmp_path: Path) -> None:
     [
         (["{tmp}/new", "--parts", "decode,nonsense"], 2, "--parts: 'nonsense' is none; there are decode, nano-vllm, "),
         (["{tmp}/new", "--parts", ""], 2, "--parts: '' is none"),
-        (["{tmp}/new", "--budget", "0"], 2, "--budget: must be above 0 (0)"),
-        (["{tmp}/new", "--budget", "nan"], 2, "--budget: must be above 0 (nan)"),
-        (["{tmp}/old"], 2, "{tmp}/old: holds an earlier call's results; name another folder"),
-        (["{tmp}/file/new"], 3, "{tmp}/file/new: cannot be made (Not a directory); name another folder"),
+        (["{tmp}/new", "--budget", "0"], 2, "--budget must be above 0 (0)"),
+        (["{tmp}/new", "--budget", "nan"], 2, "--budget must be above 0 (nan)"),
+        (["{tmp}/old"], 2, "{tmp}/old holds an earlier call's results; name another folder"),
+        (["{tmp}/file/new"], 3, "{tmp}/file/new cannot be made (Not a directory); name another folder"),
     ],
     ids=["no part", "an empty one", "no time", "no number", "a used folder", "no folder"],
 )

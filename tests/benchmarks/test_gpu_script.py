@@ -503,12 +503,12 @@ SMOKE = {"name": "smoke", "group": "all", "status": "ok", "commit": "c0ffee"}
     [
         ([], "OUT: missing; name a folder for the results"),
         (["{tmp}", "--only", "smoke,nonsense"], "--only: 'nonsense' is no stage; --list prints them"),
-        (["{tmp}/old"], "{tmp}/old: holds an earlier call's results; --resume it, or name another folder"),
-        (["{tmp}/old", "--resume", "{tmp}/old"], "{tmp}/old: was measured on H200, this is cpu; name another OUT"),
+        (["{tmp}/old"], "{tmp}/old holds an earlier call's results; --resume it, or name another folder"),
+        (["{tmp}/old", "--resume", "{tmp}/old"], "{tmp}/old was measured on H200, this is cpu; name another OUT"),
         (["{tmp}", "--again", "smoke,nonsense"], "--again: 'nonsense' is no stage; --list prints them"),
         (
             ["{tmp}/new", "--resume", "{tmp}/other"],
-            "{tmp}/other/summary.json: is not kvplan/gpu@1; name an OUT of an earlier call",
+            "{tmp}/other/summary.json is not kvplan/gpu@1; name an OUT of an earlier call",
         ),
         (
             ["{tmp}/new", "--resume", "{tmp}/odd"],

@@ -232,7 +232,7 @@ def test_without_transformers_its_column_is_skipped_by_name(
         pytest.param([], 2, "the following arguments are required: --model", id="no model"),
         pytest.param(["--model", "no-such-model"], 2, "no-such-model", id="unknown model"),
         pytest.param(["--model", "DIR", "--backends", "vllm"], 2, "--backends: 'vllm' is not known", id="backend"),
-        pytest.param(["--model", "DIR", "--num-prompts", "0"], 2, "--num-prompts: must be at least 1 (0)", id="none"),
+        pytest.param(["--model", "DIR", "--num-prompts", "0"], 2, "--num-prompts must be at least 1 (0)", id="none"),
         pytest.param(["--model", "DIR", "--num-prompts", "x"], 2, "argument --num-prompts: invalid int", id="letter"),
         pytest.param(["--model", "DIR", "--input-len", "9-3"], 2, "length: '9-3' is neither", id="range"),
         pytest.param(["--model", "DIR", "--dtype", "int8"], 2, "argument --dtype: invalid choice", id="dtype"),

@@ -181,16 +181,16 @@ def test_engines_built_in_python_are_read(text: str, model: str, args: dict[str,
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("LLM(model=path)", "model: is Python code, which kvplan does not run"),
-        ('LLM(model="a/b", tensor_parallel_size=torch.cuda.device_count())', "tensor_parallel_size: is Python code"),
-        ('LLM(model="a/b", max_model_len=9**9**9)', "max_model_len: is Python code, which kvplan does not run"),
-        ('LLM(model="a/b", max_model_len=1/0)', "max_model_len: is Python code, which kvplan does not run"),
+        ("LLM(model=path)", "model is Python code, which kvplan does not run"),
+        ('LLM(model="a/b", tensor_parallel_size=torch.cuda.device_count())', "tensor_parallel_size is Python code"),
+        ('LLM(model="a/b", max_model_len=9**9**9)', "max_model_len is Python code, which kvplan does not run"),
+        ('LLM(model="a/b", max_model_len=1/0)', "max_model_len is Python code, which kvplan does not run"),
         ('LLM(model="a/b", **more)', "more is not unpacked"),
         ('LLM(model="a/b"', "no whole call"),
         ('LLM(model="a/b"); LLM(model="c/d")', "2 engines"),
         (
             'n = 1\nn = 2\nLLM(model="a/b", tensor_parallel_size=n)',
-            "tensor_parallel_size: is Python code, which kvplan does not run",
+            "tensor_parallel_size is Python code, which kvplan does not run",
         ),
         ('LLM(model="a/b", tensor_paralel_size=2)', "did you mean --tensor-parallel-size"),
         ("LLM(" + "(" * 9000, "no whole call"),
@@ -227,9 +227,8 @@ def test_arguments_are_read_wherever_they_stand(text: str) -> None:
 
 def test_an_image_of_ones_own_is_said() -> None:
     text = "image: registry.example/inference:1.2\nargs: [--model, org/a]"
-    assert read_command(text).notes == [
-        "--from-command: registry.example/inference:1.2: its arguments are read as vLLM's"
-    ]
+    (note,) = read_command(text).notes
+    assert note.text == "registry.example/inference:1.2: its arguments are read as vLLM's"
     assert read_command(text.replace("[--model", "[vllm, serve, --model")).notes == []
 
 
@@ -260,7 +259,7 @@ def test_a_template_is_refused(text: str, fault: str) -> None:
         (("simulate",), "MODEL, --gpu, workload: missing; name a model"),
         (("simulate", "qwen3-8b"), "--gpu, workload: missing; name the GPU to simulate; give one of --trace"),
         (("recommend",), "MODEL, --users: missing; name a model"),
-        (("recommend", "qwen3-8b"), "--users: missing; say how many"),
+        (("recommend", "qwen3-8b"), "--users: missing; add the number"),
         (("check", "--init"), "MODEL, --gpu: missing; name a model"),
     ],
 )
@@ -268,6 +267,13 @@ def test_all_that_is_missing_is_named_in_one_error(run: Run, argv: tuple[str, ..
     ran = run(*argv)
     assert ran.code == 2
     assert ran.err.startswith(f"kvplan: error: {names}")
+
+
+def test_every_wrong_value_of_a_load_is_named_at_once(run: Run) -> None:
+    words = "--rate 0 --prompt-tokens -5 --output-tokens x --num-requests 0 --ctx 1z --seed q"
+    ran = run("simulate", "llama-3.1-8b", "--gpu", "a10g", *words.split())
+    flags = {line.split()[2].strip(":") for line in ran.err.splitlines()}
+    assert flags == {"--rate", "--prompt-tokens", "--output-tokens", "--num-requests", "--ctx", "--seed"}
 
 
 def test_a_file_in_place_of_a_command_is_told_how_to_be_read(run: Run, tmp_path: Path) -> None:

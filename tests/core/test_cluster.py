@@ -30,10 +30,24 @@ def test_without_a_cluster_nothing_of_ray_is_imported() -> None:
     assert done.stderr.strip().splitlines()[-1:] == ["exit code 0; loaded:"], done.stderr
 
 
-@pytest.mark.parametrize("address", ["", " ", "--quiet"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        " ",
+        "--quiet",
+        "head",
+        "1:2:3",
+        "ray://head",
+        "http://head:1",
+        "10.0.0.1:6379x",
+        ":6379",
+        "127.0.0.1:99999",
+    ],
+)
 def test_an_address_that_names_no_cluster_is_refused(run: Run, address: str) -> None:
     done = run("sweep", "llama-3.1-8b", "--gpu", "a100-80g", f"--ray={address}")
-    assert "--ray: names no cluster" in refused_line(done)
+    assert "--ray names no cluster" in refused_line(done)
 
 
 def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +56,7 @@ def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         list(in_order(square, 1, range(3), Cluster("auto"), name="x"))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
 def test_a_cluster_that_does_not_answer_is_said_at_once(run: Run, address: str) -> None:
     pytest.importorskip("ray")
     done = run("sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "--ray", address)
@@ -72,7 +86,7 @@ def node_of(_: None, number: int) -> str:
 
 def refused(_: None, number: int) -> int:
     if number == 2:
-        raise UsageError("x", "is refused", "leave it out")
+        raise UsageError("x", "is refused", "remove it")
     return number
 
 

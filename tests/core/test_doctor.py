@@ -500,7 +500,7 @@ def test_a_torch_that_cannot_be_loaded_is_a_thing_to_do_without_a_gpu_too(
         doctor, "torch_facts", lambda: Torch("2.13.0", "13.0", None, None, "cannot be loaded (x); reinstall it")
     )
     out = run("doctor").out
-    assert row(out, "torch", "to do") == "missing for kvplan profile: torch: cannot be loaded (x); reinstall it"
+    assert row(out, "torch", "to do") == "missing for kvplan profile: torch cannot be loaded (x); reinstall it"
     assert "nothing is missing" not in out
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_line_is_subject_problem_and_remedy() -> None:
     error = UsageError("--ctx 0", "must be 1 or more", "write 32k")
-    assert str(error) == error.message == error.unquoted == "--ctx 0: must be 1 or more; write 32k"
+    assert str(error) == error.message == error.unquoted == "--ctx 0 must be 1 or more; write 32k"
     assert (error.subject, error.problem, error.remedy) == ("--ctx 0", "must be 1 or more", "write 32k")
     assert error.keys == ("ctx",)
     assert str(UsageError("", "a tab indents this line")) == "a tab indents this line"
@@ -22,8 +22,8 @@ def test_the_line_is_subject_problem_and_remedy() -> None:
 
 def test_a_place_in_a_file_stands_before_the_line_and_not_in_the_message() -> None:
     error = InvalidInputError("targets", "is empty", "write one", mark=Mark("p.yaml", 3, 5))
-    assert str(error) == "p.yaml:3:5: targets: is empty; write one"
-    assert error.message == "targets: is empty; write one"
+    assert str(error) == "p.yaml:3:5: targets is empty; write one"
+    assert error.message == "targets is empty; write one"
 
 
 def test_what_a_file_holds_stays_out_of_a_log_that_strangers_read() -> None:
@@ -38,11 +38,11 @@ def test_what_a_file_holds_stays_out_of_a_log_that_strangers_read() -> None:
 @pytest.mark.parametrize(
     ("subject", "line"),
     [
-        ("--from-command", "command: is cut off; paste it all"),
-        ("--from-command --block-size 3", "command: --block-size 3: is cut off; paste it all"),
-        ("--from-command: --block-size", "command: --block-size: is cut off; paste it all"),
-        ("--from-commander", "--from-commander: is cut off; paste it all"),
-        ("--ctx", "--ctx: is cut off; paste it all"),
+        ("--from-command", "command is cut off; paste it all"),
+        ("--from-command --block-size 3", "command: --block-size 3 is cut off; paste it all"),
+        ("--from-command: --block-size", "command: --block-size is cut off; paste it all"),
+        ("--from-commander", "--from-commander is cut off; paste it all"),
+        ("--ctx", "--ctx is cut off; paste it all"),
     ],
 )
 def test_a_subject_takes_another_name(subject: str, line: str) -> None:
@@ -55,7 +55,7 @@ def test_a_subject_takes_another_name(subject: str, line: str) -> None:
         "--ctx: no number (x); write 32k",
         "no place at all",
         "a: b",
-        "a.json: text_config: is null; remove it; or not",
+        "a.json: text_config is null; remove it; or not",
         "",
     ],
 )

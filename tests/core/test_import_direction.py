@@ -1,6 +1,7 @@
 """One way down: a module of kvplan imports only modules listed above it; the engine shares facts, never arithmetic."""
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,17 @@ def _imported_names(node: ast.AST) -> list[str]:
 
 def test_every_import_goes_down() -> None:
     assert violations(ROOT) == []
+
+
+def test_no_two_modules_of_the_engine_import_each_other() -> None:
+    """Nor in a circle; imports for types count."""
+    paths = {"engine." + path.stem: path for path in (ROOT / "engine").glob("*.py")}
+    needs = {name: set[str]() for name in paths}
+    for name, path in paths.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            needs[name].update(module for module in _imported_names(node) if module in paths)
+    assert needs["engine.engine"] >= {"engine.scheduler", "engine.sampler"}
+    graphlib.TopologicalSorter(needs).prepare()  # CycleError names the circle
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_own_documents_are_replaced_and_nothing_else_is(name: str, here: Path, r
     for target, suffix in zip(targets, suffixes, strict=True):
         target.write_text(FOREIGN[suffix], encoding="utf-8")
         message = refused(run(*argv, flag, target))
-        assert message.endswith("exists, and kvplan did not write it; name another file, or replace it with --force"), (
-            message
-        )
+        assert message.endswith(
+            "already exists and was not written by kvplan; name another file, or replace it with --force"
+        ), message
         assert target.read_text(encoding="utf-8") == FOREIGN[suffix]
     assert run(*argv, flag, targets[0], "--force").code == 0
     assert targets[0].read_bytes() != FOREIGN[suffixes[0]].encode()
@@ -97,7 +97,7 @@ def test_an_own_document_that_is_an_input_is_kept(here: Path, run: Run) -> None:
     before = (here / "old.json").read_bytes()
     for target in ("old.json", "./old.json", here / "old.json", "link.json"):
         message = refused(run("diff", "old.json", "new.json", "--report", target))
-        assert message == f"--report {target}: is an input of this command; name another file"
+        assert message == f"--report {target} is an input of this command; name another file"
         assert (here / "old.json").read_bytes() == before
     assert run("diff", "old.json", "new.json", "--report", "old.json", "--force").code == 0
     assert json.loads((here / "old.json").read_text(encoding="utf-8"))["schema"] == "kvplan/diff@1"

@@ -102,26 +102,26 @@ def test_quoted_it_is_text(text: str) -> None:
         ("{a: {: 1}}\n", "p.yaml:1:6:"),
         ("- a\n", "p.yaml:1:1: the top level is a list"),
         ("just words\n", "p.yaml:1:1: the top level is the value"),
-        ("", "p.yaml:1:1: is empty"),
-        ("# only a comment\n\n", "p.yaml:1:1: is empty"),
-        ("---\n", "p.yaml:1:1: is empty"),
+        ("", "p.yaml:1:1: the file is empty"),
+        ("# only a comment\n\n", "p.yaml:1:1: the file is empty"),
+        ("---\n", "p.yaml:1:1: the file is empty"),
         ("a: 1\n---\nb: 2\n", "p.yaml:2:1: a second document is not plain YAML"),
         ("%YAML 1.1\n---\na: 1\n", "p.yaml:1:1: a % directive is not plain YAML"),
         ("a:\n\tb: 1\n", "p.yaml:2:1: a tab indents"),
         ("a:\n  \tb: 1\n", "p.yaml:2:3: a tab indents"),
-        ("a: 1\nb: 'x\n", "p.yaml:3:1: is not YAML"),
-        ("a: b: c\n", "p.yaml:1:5: is not YAML"),
-        ("a: [1, 2\n", "p.yaml:2:1: is not YAML"),
-        ("a: @x\n", "p.yaml:1:4: is not YAML"),
+        ("a: 1\nb: 'x\n", "p.yaml:3:1: the file is not YAML"),
+        ("a: b: c\n", "p.yaml:1:5: the file is not YAML"),
+        ("a: [1, 2\n", "p.yaml:2:1: the file is not YAML"),
+        ("a: @x\n", "p.yaml:1:4: the file is not YAML"),
         (
             'a: "\\ud800"\n',
             "p.yaml:1:",
         ),  # half a character; the reader in C says where in the text, the other its start
-        ("a: 1\nb: \x07\n", "p.yaml:2:4: contains a character that YAML does not allow (U+0007)"),
-        ("a: \x85\n", "p.yaml:1:4: contains a character"),
-        ("a: \u2028\n", "p.yaml:1:4: contains a character"),
-        ("a: \ufeff\n", "p.yaml:1:4: contains a character"),
-        ("a: " + "[" * 60 + "]" * 60, "p.yaml:1:53: is nested more than 50"),  # 1 table and 49 lists are 50
+        ("a: 1\nb: \x07\n", "p.yaml:2:4: the file contains a character that YAML does not allow (U+0007)"),
+        ("a: \x85\n", "p.yaml:1:4: the file contains a character"),
+        ("a: \u2028\n", "p.yaml:1:4: the file contains a character"),
+        ("a: \ufeff\n", "p.yaml:1:4: the file contains a character"),
+        ("a: " + "[" * 60 + "]" * 60, "p.yaml:1:53: the file is nested more than 50"),  # 1 table and 49 lists are 50
     ],
 )
 def test_a_fault_of_the_file_is_refused_at_its_place(text: str, start: str) -> None:
@@ -169,7 +169,7 @@ def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path: Path) -> Non
 def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
     top = parse("max_model_lem: 1\nzzz: 2\ntp: 2\n", "p.yaml")
     known = ("max_model_len", "max_num_seqs", "tensor_parallel_size")
-    with pytest.raises(InvalidInputError, match=r"p\.yaml:1:1: target: has no key 'max_model_lem'; did you mean max_m"):
+    with pytest.raises(InvalidInputError, match=r"p\.yaml:1:1: target has no key 'max_model_lem'; did you mean max_m"):
         strict_yaml.table(top, "target", known)
     assert strict_yaml.nearest("zzz", known, {}) == f"known keys: {', '.join(known)}"
     assert strict_yaml.nearest("max-num-seqs", known, {}) == "did you mean max_num_seqs?"
@@ -208,13 +208,13 @@ def test_another_switch_is_refused(text: str) -> None:
 
 def test_a_node_of_another_kind_is_refused() -> None:
     top = parse("a: [1]\nb: {c: 1}\nd: 1\ne:\n", "p.yaml")
-    with pytest.raises(InvalidInputError, match=r":1:4: a: is a list; write one value"):
+    with pytest.raises(InvalidInputError, match=r":1:4: a is a list; write one value"):
         strict_yaml.text(top.values["a"], "a")
-    with pytest.raises(InvalidInputError, match=r":2:4: b: is a mapping; write a list"):
+    with pytest.raises(InvalidInputError, match=r":2:4: b is a mapping; write a list"):
         strict_yaml.items(top.values["b"], "b")
-    with pytest.raises(InvalidInputError, match=r":3:4: d: is the value '1'; write `key: value`"):
+    with pytest.raises(InvalidInputError, match=r":3:4: d is the value '1'; write `key: value`"):
         strict_yaml.table(top.values["d"], "d")
-    with pytest.raises(InvalidInputError, match=r"e: has no value"):
+    with pytest.raises(InvalidInputError, match=r"e has no value"):
         strict_yaml.text(top.values["e"], "e")
 
 

@@ -14,7 +14,6 @@ from kvplan.core.units import (
     MAX_BYTES,
     MAX_TOKENS,
     dtype_bits,
-    dtype_bytes,
     dtype_name,
     format_apart,
     format_bytes,
@@ -97,22 +96,22 @@ def test_unreadable_token_counts_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
         parse_context(text, "--ctx")
     message = str(refusal.value)
-    assert message.startswith("--ctx: ")
+    assert message.startswith(("--ctx: ", "--ctx must be at least 1"))
     assert f"({text!r})" in message
-    assert "32768, 32k, 32K, 32Ki, 1M, or auto" in message
+    assert "32768, 32k (32,768) or 1M (1,048,576), or auto" in message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize("text", ["1.5K", "32kb", "-5", "0", "0.5", "k", "nan", "\u0663k"])
 def test_a_pasted_number_the_server_would_refuse_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--max-model-len: "):
+    with pytest.raises(UsageError, match=r"^--max-model-len(:| is| must) "):
         parse_tokens_vllm(text, "--max-model-len")
 
 
 def test_a_count_past_the_bound_is_refused_with_the_bound() -> None:
-    with pytest.raises(UsageError, match=r"--ctx: more than 2,147,483,647 \('2048M'\)"):
+    with pytest.raises(UsageError, match=r"--ctx must be at most 2,147,483,647 \('2048M'\)"):
         parse_tokens("2048M", "--ctx")
-    with pytest.raises(UsageError, match=r"--gpu-memory: more than 9,223,372,036,854,775,807"):
+    with pytest.raises(UsageError, match=r"--gpu-memory must be at most 9,223,372,036,854,775,807"):
         parse_size("8388608TiB", "--gpu-memory")  # 2^23 * 2^40 = 2^63
 
 
@@ -153,7 +152,7 @@ def test_sizes_are_integer_bytes(text: str, size: int) -> None:
     "text", ["", "24G", "24Gb", "5 potatoes", "-1GiB", "0", "0GiB", "1.5", "nan", "1_000", "1e9", "GiB"]
 )
 def test_unreadable_sizes_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--gpu-memory: .*24GiB, 512MiB \(binary\), 80GB \(decimal\)") as refusal:
+    with pytest.raises(UsageError, match=r"^--gpu-memory.*24GiB, 512MiB, 80GB or") as refusal:
         parse_size(text, "--gpu-memory")
     assert f"({text!r})" in str(refusal.value)
 
@@ -179,7 +178,7 @@ def test_fractions_and_percentages(text: str, value: float) -> None:
     "text", ["1.2", "0", "nan", "", "-0.5", "inf", "101%", "0%", "0,9", "%", ".", "e5", "\uff11", "1e-9999"]
 )
 def test_fractions_outside_the_range_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--gpu-memory-utilization: .*greater than 0 and at most 1") as refusal:
+    with pytest.raises(UsageError, match=r"^--gpu-memory-utilization.*; write a fraction or a percentage") as refusal:
         parse_fraction(text, "--gpu-memory-utilization")
     assert f"({text!r})" in str(refusal.value)
 
@@ -187,7 +186,7 @@ def test_fractions_outside_the_range_are_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "2.0", "1_0", "", "two", "\uff12", "99999999999999999999999"])
 def test_counts_are_plain_digits(text: str) -> None:
     assert parse_count("8", "--tp") == 8
-    with pytest.raises(UsageError, match=r"^--tp: "):
+    with pytest.raises(UsageError, match=r"^--tp(: not a whole number| must be at least 1) "):
         parse_count(text, "--tp")
 
 
@@ -215,14 +214,12 @@ def test_dtype_bits_are_those_of_torch(name: str) -> None:
     found = getattr(torch, {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}.get(name, name), None)
     if found is None or name in ("int4", "uint4"):  # torch has only placeholders for these
         pytest.skip(f"torch has no tensor of {name}")
-    assert dtype_bytes(name) == torch.empty(0, dtype=found).element_size()
+    assert dtype_bits(name) == 8 * torch.empty(0, dtype=found).element_size()
 
 
 def test_an_unknown_dtype_is_named() -> None:
     with pytest.raises(UnsupportedModelError, match="'float13'"):
         dtype_bits("float13")
-    with pytest.raises(UnsupportedModelError, match="4 bits are not whole bytes"):
-        dtype_bytes("int4")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +302,7 @@ def test_percentages_are_hundredths(hundredths: int) -> None:
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     for read in READERS:
         message = _refusal(read, text)
-        assert message is None or message.startswith("--option: ")
+        assert message is None or message.startswith(("--option: ", "--option is ", "--option must "))
         assert message is None or len(message.splitlines()) == 1
 
 

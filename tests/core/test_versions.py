@@ -13,14 +13,17 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.releases import CHANGES, Version
+from kvplan.servers.pages import charged_blocks
+from kvplan.servers.pool import Capacity
+from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.changes import CHANGES
 from kvplan.servers.vllm.overheads import (
     SAMPLER_FLASHINFER,
-    SAMPLER_TO_010,
+    SAMPLER_TO_011,
     SAMPLER_TO_016,
     SAMPLER_TO_024,
     SAMPLER_V2,
@@ -32,7 +35,6 @@ from kvplan.servers.vllm.overheads import (
     cuda_graphs,
     sampler_of,
 )
-from kvplan.servers.vllm.pool import Capacity
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
@@ -140,14 +142,15 @@ def test_a_cache_of_the_first_engine_that_is_not_known_is_refused(model: str) ->
     ("device", "engine", "sampler"),
     [
         ("a100-80g", "vllm@0.7", SAMPLER_TO_016),
-        # 0.8 to 0.10: FlashInfer is an extra of the wheel, so that pip sorts; container images have it
-        ("a100-80g", "vllm@0.10", SAMPLER_TO_010),
+        # 0.8 to 0.11: FlashInfer is an extra of the wheel, so that pip sorts; container images have it
+        ("a100-80g", "vllm@0.10", SAMPLER_TO_011),
         ("a100-80g", "vllm@0.10+flashinfer", SAMPLER_FLASHINFER),
         ("a100-80g", "vllm@0.10+no-flashinfer", SAMPLER_TO_016),
         ("a100-80g", "vllm@0.10+v0", SAMPLER_TO_016),
         ("t4", "vllm@0.10", SAMPLER_TO_016),
-        ("t4", "vllm@0.10+v1", SAMPLER_TO_010),
-        ("h100-80g", "vllm@0.11", SAMPLER_TO_016),
+        ("t4", "vllm@0.10+v1", SAMPLER_TO_011),
+        ("h100-80g", "vllm@0.11", SAMPLER_TO_011),
+        ("h100-80g", "vllm@0.12", SAMPLER_TO_016),
         ("h100-80g", "vllm@0.11+flashinfer", SAMPLER_FLASHINFER),
         ("h100-80g", "vllm@0.24+runner-v1", SAMPLER_TO_024),
         ("h100-80g", "vllm@0.24", SAMPLER_V2_TO_027),  # Qwen3ForCausalLM is in its list
@@ -173,6 +176,17 @@ def test_a_server_with_flashinfer_has_the_pool_it_logged() -> None:
     assert found.available / GIB == pytest.approx(45.32, rel=0.005)
 
 
+def test_flashinfer_sampled_on_0_11_where_it_was_installed() -> None:
+    """Mistral-Small-3.2 on H100 under 0.11.0 (llm-d-planner): a peak of 2.12 GiB and 28.20 GiB for the KV cache."""
+    from kvplan.planning.plan import Request, plan
+
+    args = EngineArgs(16_000, gpu_memory_utilization=0.95, block_size=128)
+    spec, device = catalog.load("mistral-small-3.2-24b"), gpu("h100-80g")
+    made = plan(Request(spec, device, args, parse_engine("vllm@0.11+flashinfer")))
+    assert made.memory.activations / GIB == pytest.approx(2.12, rel=0.02)
+    assert made.available / GIB == pytest.approx(28.20, rel=0.005)
+
+
 def test_the_first_engine_is_told_by_a_word_of_the_label() -> None:
     args = EngineArgs(max_model_len=4096)
     told, usual = (
@@ -187,13 +201,13 @@ def test_the_first_engine_is_told_by_a_word_of_the_label() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("vllm@0.12+v0", r"can be said of vLLM before 0\.11; leave it out"),
-        ("vllm@0.7+v1", r"can be said of vLLM from 0\.8 on"),
+        ("vllm@0.12+v0", r"applies to vLLM before 0\.11; remove it"),
+        ("vllm@0.7+v1", r"applies to vLLM from 0\.8 on"),
         ("vllm@0.20+flashinfer", r"before 0\.17"),
         ("vllm@0.21+runner-v2", r"from 0\.22 on"),
-        ("vllm@0.9+fast", r"\+fast: is not a word kvplan knows; use v0, "),
+        ("vllm@0.9+fast", r"\+fast is not a word kvplan knows; use v0, "),
         ("vllm@0.9+v0+v1", r"contradicts itself"),
-        ("sglang@0.5+v0", r"is of vLLM alone"),
+        ("sglang@0.5+v0", r"is supported only by vLLM"),
         ("vllm+indexer-0", r"is not a word"),
     ],
 )
@@ -355,7 +369,7 @@ class TestCachedStates:
         specs = [each for _, each in vllm_pages.layer_specs(spec, vllm_pages.paging(spec, settings, args, 90))]
         state = next(each for each in specs if each.kind == "state")
         assert state.blocks == blocks
-        charged = vllm_pages.charged_blocks(state, 65536, settings, 1)
+        charged = charged_blocks(state, 65536, settings, 1)
         assert charged == (blocks or -(-65536 // state.block_size))
         if blocks is None:
             assert state.block_size % 128 == 0  # its config's chunk_size
@@ -391,6 +405,12 @@ class TestTheTableOfChanges:
         assert numbers == sorted(numbers)
         assert min(numbers) > vllm.OLDEST
         assert max(numbers) <= vllm.NEWEST
+
+    @pytest.mark.parametrize("release", [Version((0, 8)), Version((0, 8), patch=4), Version((0, 21))])
+    def test_no_release_has_a_change_that_came_after_it(self, release: Version) -> None:
+        """vllm@0.8 without a third field is the last of its line: it has what came with 0.8.5."""
+        later = release.lacks()
+        assert [name for name, change in CHANGES.items() if (change in later) is release.has(name)] == []
 
     def test_what_a_release_lacks_is_what_came_after_it(self) -> None:
         said = [change.what for change in Version((0, 21)).lacks()]

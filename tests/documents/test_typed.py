@@ -1,4 +1,4 @@
-"""Reports and commands look into typed documents only: mypy knows the type behind every literal key."""
+"""Reports and commands look into typed documents only: mypy knows every key, whether it is written out or not."""
 
 from pathlib import Path
 
@@ -8,7 +8,9 @@ from tests.support.untyped import untyped_lookups
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANTED = """from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, cast
+
+Key = Literal["total"]
 
 class Memory(TypedDict):
     total: int
@@ -22,28 +24,62 @@ def f(doc: Doc, loose: dict[str, Any], mapping: Mapping[str, Any], sizes: dict[s
     print(f"{mapping['memory']['total']:,}")
     print(any.get("total"))
     loose["total"] = 1
-    print(any.total, loose.get(str(doc["memory"]["total"])), loose)
+    print(any.total, doc, loose, [0][0], sizes[str(doc)])
+
+def by_name(doc: Doc, loose: dict[str, Any], objects: Mapping[str, object], name: str, key: Key) -> None:
+    print(loose[name], objects.get(name))
+    print(doc["memory"][key])
+    print(dict(doc["memory"])[name])
+    cast(Mapping[str, int], doc["memory"])
 """
 
 
+# What is left: (file, function) -> why no type can know the key.
+READ = "of a file of unknown origin: every value is looked at before it is used"
+ARGUMENTS = "of the servers' arguments, which the argument table reads and checks by name"
+JSON_OPTION = "of a JSON option, whose keys and values are checked by the type made of it"
+LEFT = {
+    ("report/run_record.py", "number"): READ,
+    ("cli/check_evidence.py", "_read"): READ,
+    ("cli/check_evidence.py", "of_reconciliation"): READ,
+    ("cli/check_evidence.py", "stated_error"): READ,
+    ("cli/diff.py", "kind"): READ,
+    ("cli/engine_options.py", "speculative_of"): JSON_OPTION,
+    ("cli/inputs.py", "contexts_of"): ARGUMENTS,
+    ("cli/options.py", "engine_args"): ARGUMENTS,
+    ("cli/options.py", "engine_pairs"): ARGUMENTS,
+    ("cli/options.py", "given"): ARGUMENTS,
+    ("cli/sweep.py", "arguments_of"): ARGUMENTS,
+    ("report/request_rows.py", "as_parquet"): "of an optional package: pyarrow's types",
+}
+
+
 def test_a_lookup_in_an_untyped_mapping_is_found(tmp_path: Path) -> None:
-    """`mapping['memory']` is untyped, and so is what it gives."""
+    """`mapping['memory']` is untyped, and so is what it gives; a document that `dict` or `cast` loosens is, too."""
     file = tmp_path / "planted.py"
     file.write_text(PLANTED, encoding="utf-8")
     work = tmp_path / "work"
     work.mkdir()
-    assert [where.partition(": ")[2] for where in untyped_lookups([file], tmp_path, work)] == [
-        "print(reveal_type(loose)['total'])",
-        "print(str((reveal_type(reveal_type(mapping)['memory'])['total'],)))",
-        "print(str((reveal_type(reveal_type(mapping)['memory'])['total'],)))",
-        "print(reveal_type(any).get('total'))",
-        "reveal_type(loose)['total'] = 1",
+    loosened = "print(reveal_type(dict(*reveal_type((reveal_type(doc)['memory'],))))[name])"
+    assert [(lookup.function, lookup.statement) for lookup in untyped_lookups([file], tmp_path, work)] == [
+        ("f", "print(reveal_type(loose)['total'])"),
+        ("f", "print(str((reveal_type(reveal_type(mapping)['memory'])['total'],)))"),
+        ("f", "print(str((reveal_type(reveal_type(mapping)['memory'])['total'],)))"),
+        ("f", "print(reveal_type(any).get('total'))"),
+        ("f", "reveal_type(loose)['total'] = 1"),
+        *[("by_name", "print(reveal_type(loose)[name], reveal_type(objects).get(name))")] * 2,
+        *[("by_name", loosened)] * 2,
+        ("by_name", "cast(Mapping[str, int], reveal_type((reveal_type(doc)['memory'],)))"),
     ]
 
 
 @pytest.mark.full
-def test_reports_and_commands_index_no_untyped_mapping(tmp_path: Path) -> None:
+def test_reports_and_commands_look_into_no_untyped_mapping(tmp_path: Path) -> None:
     """By mypy, which reads all of kvplan for it: half a minute."""
     files = [file for room in ("report", "cli") for file in sorted((ROOT / "kvplan" / room).glob("*.py"))]
-    places = list(untyped_lookups(files, ROOT, tmp_path))
-    assert places == []
+    lookups = {
+        (lookup.file.removeprefix("kvplan/"), lookup.function): lookup
+        for lookup in untyped_lookups(files, ROOT, tmp_path)
+    }
+    assert {place: lookup for place, lookup in lookups.items() if place not in LEFT} == {}
+    assert LEFT.keys() == lookups.keys(), "a reason is left for what is gone"

@@ -28,6 +28,7 @@ from engine.block_manager import (
 from engine.contiguous import ContiguousManager
 from engine.scheduler import Allocator, Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
+from engine.states import StateBlockManager
 
 
 def manager(num_blocks: int, *groups: Group, caching: bool = True) -> BlockManager:
@@ -218,7 +219,8 @@ GROUPS: tuple[tuple[Group, ...], ...] = (
     (WindowGroup(2, 5),),
     (FullGroup(4), WindowGroup(2, 4)),
     (WindowGroup(2, 3), FullGroup(2), ChunkedGroup(2, 6)),
-    (FullGroup(2), MambaGroup(4)),
+    (FullGroup(4), MambaGroup(4)),
+    (MambaGroup(4, checkpoint_alignment=4), MambaGroup(4, checkpoint_alignment=4), FullGroup(4)),
 )
 
 
@@ -228,6 +230,20 @@ class Memory:
     def __init__(self, groups: tuple[Group, ...]) -> None:
         self.groups = groups
         self.slots: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Make one block's slots another's, as a step does before it runs."""
+        for source, target in copies:
+            for (block, slot), content in tuple(self.slots.items()):
+                if block == source:
+                    self.slots[target, slot] = content
+
+    def store_checkpoint(self, seq: Sequence, table: list[int], checkpoint: tuple[int, int] | None) -> None:
+        """Write the state that a chunk of a prompt passes, (tokens, place in the table)."""
+        if checkpoint is not None:
+            num_tokens, place = checkpoint
+            assert table[place] != NULL_BLOCK
+            self.slots[table[place], 0] = _depends_on(seq, num_tokens - 1)
 
     def run(self, seq: Sequence, n: int) -> None:
         """Write the n newest tokens' KV, after checking that all the step reads is there and is this sequence's."""
@@ -328,12 +344,13 @@ class Runs(RuleBasedStateMachine):
         num_blocks=st.integers(12, 40),
         allocator=st.sampled_from(["paged", "contiguous"]),
         budget=st.integers(4, 24),
+        unit=st.sampled_from([None, 2]),
         watermark=st.sampled_from([0.0, 0.1]),
         threshold=st.sampled_from([0, 5]),
     )
     def start(
         self, groups: tuple[Group, ...], policy: Any, depth: int, caching: bool, reserve: bool, num_blocks: int,
-        allocator: Any, budget: int, watermark: float, threshold: int,
+        allocator: Any, budget: int, unit: int | None, watermark: float, threshold: int,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
@@ -346,6 +363,7 @@ class Runs(RuleBasedStateMachine):
             watermark=watermark,
             batch_queue_depth=depth,
             allocator=allocator,
+            prefix_match_unit=unit,
         )
         # A reservation takes up to 48 blocks: room for none to a few of them.
         self.scheduler = Scheduler(config, num_blocks * (3 if allocator == "contiguous" else 1), groups)
@@ -374,8 +392,12 @@ class Runs(RuleBasedStateMachine):
         assert sum(batch.num_tokens.values()) <= self.scheduler.config.max_num_batched_tokens
         if self.scheduler.config.allocator == "contiguous":
             assert not batch.preempted, "a sequence with a reservation had to give way"
+        self.memory.copy(batch.copies)
         for seq, n in batch.num_tokens.items():
             self.memory.run(seq, n)
+            if isinstance(self.scheduler.blocks, StateBlockManager):
+                for table, checkpoint in zip(seq.block_table, self.scheduler.blocks.checkpoints(seq), strict=True):
+                    self.memory.store_checkpoint(seq, table, checkpoint)
         self.in_flight.append(batch)
         if len(self.in_flight) == self.scheduler.config.batch_queue_depth or not batch.num_tokens:
             self.apply_oldest()

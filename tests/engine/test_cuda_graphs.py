@@ -57,6 +57,13 @@ class Device:
         return DecodeGraphs(self.forward, (1, 2, 4), groups, MAX_BLOCKS, torch.zeros(4, HIDDEN), uploads, planners)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """What other tests left is looked through once, not at each recording: in a long run that took a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return Device(monkeypatch)

@@ -81,8 +81,8 @@ def test_a_bad_prompt_is_refused_before_anything_runs(prompt: Any, text: str) ->
     [
         ("priority", "high", "add_request: priority must be a whole number ('high'); smaller runs first"),
         ("priority", True, "add_request: priority must be a whole number (True); smaller runs first"),
-        ("cache_salt", 5, "add_request: cache_salt must be a text (5); leave it out to share prefixes with all"),
-        ("request_id", 5, "add_request: request_id must be a text (5); leave it out for one made up"),
+        ("cache_salt", 5, "add_request: cache_salt must be a text (5); remove it to share prefixes with all"),
+        ("request_id", 5, "add_request: request_id must be a text (5); remove it for one made up"),
     ],
 )
 def test_a_bad_option_of_a_request_is_refused_before_it_is_queued(option: str, value: Any, text: str) -> None:
@@ -518,11 +518,11 @@ def test_an_observer_that_raises_leaves_the_engine_usable() -> None:
 
 def test_weights_larger_than_the_memory_are_refused() -> None:
     # 125,376 parameters of 4 bytes (test_tp.py adds them up), and cos and sin of 96 positions times 8 angles
-    needed = 125_376 * 4 + 96 * 16 * 4
+    needed = (125_376 * 4 + 96 * 16 * 4) / 2**10
     with pytest.raises(EnvironmentProblem) as error:
         engine_for(saved_model("llama"), memory_limit=500_000)
     assert one_line(error.value) == (
-        f"llama: its weights need {needed:,} bytes on cpu, 500,000 are free; "
+        f"llama: its weights need {needed:.2f} KiB on cpu, 488.28 KiB are free; "
         "use a larger device, more ranks (tensor_parallel_size) or a smaller dtype"
     )
 
@@ -567,7 +567,7 @@ def test_a_device_that_is_not_there_is_named(
     ("family", "options", "kind", "text"),
     [
         ("llama", {"max_model_len": 513}, UsageError,
-         "max_model_len: llama has 512 positions (513); use at most that"),
+         "max_model_len is more than the positions of llama (513 of 512); lower it"),
         ("llama", {"backend": "triton"}, UsageError,
          "backend: triton kernels run on a GPU only (device cpu); use backend torch"),
         ("llama", {"tensor_parallel_size": 2}, UsageError,
@@ -590,7 +590,7 @@ def test_an_option_that_cannot_be_had_is_refused(
 
 
 def test_a_directory_that_is_not_there_is_named() -> None:
-    with pytest.raises(InvalidInputError, match=r"^no/such/dir: is not a directory; give a model directory"):
+    with pytest.raises(InvalidInputError, match=r"^no/such/dir is not a directory; give a model directory"):
         Engine("no/such/dir", EngineConfig(device="cpu"))
 
 
@@ -604,7 +604,7 @@ MAMBA = {
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (MAMBA, "layer 0 keeps RecurrentState, which the engine cannot run"),
+        (MAMBA, "layer 0 keeps a mamba1 state, which the engine cannot run"),
         ({"model_type": "abacus"}, "abacus"),
         ({"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, "vocab_size": 64, "n_positions": 32}, "gpt2"),
     ],

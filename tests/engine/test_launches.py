@@ -52,12 +52,12 @@ def test_a_launch_of_a_known_layout_calls_less_than_half_of_what_it_did() -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": torch.zeros(4, 32, dtype=torch.float64)}, r"x: must be of one of .* \(torch.float64\)"),
-        ({"x": torch.zeros(64, 4).T}, r"x: must be contiguous in its last dimension, .* \(\(1, 4\)\)"),
-        ({"weight": torch.zeros(32)}, r"weight: must be of shape \(64,\) \(torch.Size\(\[32\]\)\)"),
-        ({"weight": torch.zeros(128)[::2]}, r"weight: must be contiguous, not of these strides \(\(2,\)\)"),
-        ({"weight": torch.zeros(64, device="meta")}, r"weight: must be on cpu like x \(meta\)"),
-        ({"residual": torch.zeros(3, 64)}, r"residual: must be of shape .* like x \(torch.Size\(\[3, 64\]\)\)"),
+        ({"x": torch.zeros(4, 32, dtype=torch.float64)}, r"x must be of one of .* \(torch.float64\)"),
+        ({"x": torch.zeros(64, 4).T}, r"x must be contiguous in its last dimension, .* \(\(1, 4\)\)"),
+        ({"weight": torch.zeros(32)}, r"weight must be of shape \(64,\) \(torch.Size\(\[32\]\)\)"),
+        ({"weight": torch.zeros(128)[::2]}, r"weight must be contiguous, not of these strides \(\(2,\)\)"),
+        ({"weight": torch.zeros(64, device="meta")}, r"weight must be on cpu like x \(meta\)"),
+        ({"residual": torch.zeros(3, 64)}, r"residual must be of shape .* like x \(torch.Size\(\[3, 64\]\)\)"),
     ],
     ids=["dtype", "stride", "shape", "strided weight", "device", "residual"],
 )
@@ -75,9 +75,9 @@ def test_what_is_wrong_is_refused_whatever_was_right_before(change: dict[str, An
 def test_numbers_are_told_apart_too() -> None:
     k, cache, slots = torch.zeros(4, 2, 64), torch.zeros(2, 16, 2, 64), torch.zeros(4, dtype=torch.int64)
     triton_backend.store_kv(k, k, cache, cache, slots)
-    with pytest.raises(ValueError, match=r"^k_scale: must be 1.0 for a torch.float32 cache \(2.0\)$"):
+    with pytest.raises(ValueError, match=r"^k_scale must be 1.0 for a torch.float32 cache \(2.0\)$"):
         triton_backend.store_kv(k, k, cache, cache, slots, 2.0)
-    with pytest.raises(ValueError, match=r"^v_scale: must be above 0 \(nan\)$"):
+    with pytest.raises(ValueError, match=r"^v_scale must be above 0 \(nan\)$"):
         triton_backend.store_kv(k, k, cache, cache, slots, 1.0, float("nan"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from engine import Engine, loader
 from engine.directory import read_spec
 from engine.kernels import torch_backend
-from engine.loader import Checkpoint, Part, RandomWeights
+from engine.loader import Checkpoint, Others, Part, RandomWeights
 from engine.models import Model
 from engine.tp import TensorParallel
 from kvplan.core.errors import InvalidInputError, KvplanError, UnsupportedModelError
@@ -69,13 +71,13 @@ def test_a_truncated_file_is_named(share: float, folder: Path) -> None:
     content = (folder / WHOLE).read_bytes()
     (folder / WHOLE).write_bytes(content[: int(share * len(content))])
     text = refusal(folder)
-    assert text.startswith(f"{WHOLE}: is damaged or truncated (")
+    assert text.startswith(f"{WHOLE} is damaged or truncated (")
     assert text.endswith("); download it again")
 
 
 def test_a_file_of_something_else_is_named(folder: Path) -> None:
     (folder / WHOLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-    assert refusal(folder).startswith(f"{WHOLE}: is damaged or truncated (")
+    assert refusal(folder).startswith(f"{WHOLE} is damaged or truncated (")
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path) -> None:
@@ -101,7 +103,7 @@ def test_a_missing_tensor_is_named(name: str, folder: Path) -> None:
 
 def test_weights_without_an_embedding_are_no_decoders(folder: Path) -> None:
     change(folder, lambda tensors: tensors.pop("model.embed_tokens.weight"))
-    assert refusal(folder) == "DIR: has no tensor ...embed_tokens.weight; this is no decoder's weights"
+    assert refusal(folder) == "DIR has no tensor ...embed_tokens.weight; this is no decoder's weights"
 
 
 def test_tensors_left_over_are_counted_and_named(folder: Path) -> None:
@@ -135,13 +137,13 @@ def test_a_layer_is_no_draft_because_another_one_is(folder: Path) -> None:
 def test_a_missing_shard_is_named(sharded: Path) -> None:
     shard = sorted(sharded.glob("*.safetensors"))[1].name
     (sharded / shard).unlink()
-    assert refusal(sharded) == f"{shard}: is named in model.safetensors.index.json and does not exist; download it"
+    assert refusal(sharded) == f"{shard} is named in model.safetensors.index.json and does not exist; download it"
 
 
 def test_a_truncated_shard_is_named(sharded: Path) -> None:
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert refusal(sharded).startswith(f"{shard.name}: is damaged or truncated (")
+    assert refusal(sharded).startswith(f"{shard.name} is damaged or truncated (")
 
 
 def test_a_tensor_that_its_shard_does_not_hold_is_named(sharded: Path) -> None:
@@ -158,7 +160,7 @@ def test_a_tensor_that_its_shard_does_not_hold_is_named(sharded: Path) -> None:
 )
 def test_an_index_that_is_none_is_named(content: str, sharded: Path) -> None:
     (sharded / "model.safetensors.index.json").write_text(content)
-    assert refusal(sharded).startswith("model.safetensors.index.json: is not an index of safetensors files (")
+    assert refusal(sharded).startswith("model.safetensors.index.json is not an index of safetensors files (")
 
 
 @pytest.mark.parametrize("other", ["pytorch_model.bin", None], ids=["pickled", "no weights"])
@@ -166,7 +168,7 @@ def test_pickled_weights_are_not_opened(other: str | None, folder: Path) -> None
     (folder / WHOLE).unlink()
     if other is not None:
         (folder / other).write_bytes(b"\x80\x04")
-    assert refusal(folder) == "DIR: holds no .safetensors file; pickled weights are not read, convert them first"
+    assert refusal(folder) == "DIR holds no .safetensors file; pickled weights are not read, convert them first"
 
 
 QUANTISED = {  # all of them: tests/engine/test_quantized.py
@@ -222,6 +224,43 @@ def test_what_lies_beside_the_decoder_is_stepped_over(mark: str, folder: Path) -
     }
     change(folder, lambda tensors: tensors.update(beside))
     assert faults("llama", engine_for(folder).generate(random_tokens(9), greedy(8)), 8) == []
+
+
+def test_qwen3_nexts_layers_for_further_tokens_are_skipped_as_transformers_skips_them(tmp_path: Path) -> None:
+    """The Hub counts 81,324,862,720 parameters in Qwen3-Next-80B-A3B, transformers' class 79,674,391,296 without them.
+
+    1,650,471,424 more is one layer of attention with experts, `fc` and three norms: 512 * 3 * 2048 * 512 of experts,
+    513 * 2048 of their gates, 3 * 2048 * 512 + 2048 * (16 * 512 + 2 * 512 + 16 * 256) + 2 * 256 of the shared expert
+    and attention, 2 * 2048 * 2048 of fc, 5 * 2048 of norms.
+    """
+    folder = small_models.save_small_model("qwen3_next", tmp_path / "qwen3_next")
+    alone = engine_for(folder, enable_prefix_caching=False).generate(random_tokens(9), greedy(8))[0].token_ids
+    layer = "model.layers.3."  # with attention
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        copies = {name: x.clone() for name, x in tensors.items() if name.startswith(layer)}
+        tensors.update({"mtp.layers.0." + name.removeprefix(layer): x for name, x in copies.items()})
+        norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        tensors.update({f"mtp.{norm}.weight": torch.zeros(64) for norm in norms})
+        tensors["mtp.fc.weight"] = torch.zeros(64, 128)
+        tensors["mtp.embed_tokens.weight"] = torch.zeros(8, 64)  # where a config says mtp_use_dedicated_embeddings
+
+    assert any(name.startswith(layer + "self_attn.") for name in load_file(folder / WHOLE))
+    change(folder, add)
+    assert unexpected_keys(folder) == set()
+    assert engine_for(folder, enable_prefix_caching=False).generate(random_tokens(9), greedy(8))[0].token_ids == alone
+    change(folder, lambda tensors: tensors.update({"other.fc.weight": torch.zeros(1)}))
+    assert unexpected_keys(folder) == {"other.fc.weight"}
+    with pytest.raises(InvalidInputError, match=r"1 tensors have no place .* \(other\.fc\.weight\)"):
+        engine_for(folder, enable_prefix_caching=False)
+
+
+def unexpected_keys(folder: Path) -> set[str]:
+    """The tensors that transformers reports as left over."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    return set(report["unexpected_keys"])
 
 
 def test_a_tied_model_may_carry_its_head_twice(tmp_path: Path) -> None:
@@ -300,8 +339,8 @@ class Noted:
     def place(self, name: str) -> str:
         return self.weights.place(name)
 
-    def finish(self, num_layers: int) -> None:
-        self.weights.finish(num_layers)
+    def finish(self, num_layers: int, others: Others | None = None) -> None:
+        self.weights.finish(num_layers, others)
 
 
 def random_tensors(family: str, tp: TensorParallel) -> dict[str, torch.Tensor]:

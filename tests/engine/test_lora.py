@@ -248,10 +248,12 @@ def renamed(old: str, new: str) -> Any:
 
 
 REFUSED = [
-    ({"use_dora": True}, None, UnsupportedModelError, "use_dora is True, which the engine does not run"),
-    ({"bias": "all"}, None, UnsupportedModelError, "bias is 'all', the engine runs 'none'"),
+    ({"use_dora": True}, None, UnsupportedModelError,
+     "use_dora is True, which is not supported; train the adapter without it"),
+    ({"bias": "all"}, None, UnsupportedModelError,
+     "bias is 'all', which is not supported; train the adapter with bias 'none'"),
     ({"modules_to_save": ["lm_head"]}, None, UnsupportedModelError, r"modules_to_save is \['lm_head'\]"),
-    ({"peft_type": "IA3"}, None, UnsupportedModelError, "peft_type is 'IA3'; the engine runs LORA"),
+    ({"peft_type": "IA3"}, None, UnsupportedModelError, "peft_type is 'IA3'; only LORA is supported"),
     ({"init_lora_weights": "pissa"}, None, UnsupportedModelError, "changes the model's own weights"),
     ({"r": 16}, None, InvalidInputError, "says rank 16; they do not belong together"),
     ({"r": "4"}, None, InvalidInputError, "r must be a whole number of at least 1"),
@@ -276,14 +278,14 @@ def test_what_is_more_than_two_matrices_is_refused_by_name(
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     engine = engine_for("llama", max_loras=1, max_lora_rank=1)
-    with pytest.raises(InvalidInputError, match=r"adapter_config\.json: cannot be read \(No such file or directory\)"):
+    with pytest.raises(InvalidInputError, match=r"adapter_config\.json cannot be read \(No such file or directory\)"):
         engine.load_adapter("x", tmp_path)
     with pytest.raises(InvalidInputError, match="has rank 4, slots are for 1; raise max_lora_rank"):
         engine.load_adapter("x", saved_adapter("llama"))
     changed_adapter(tmp_path)
     file = tmp_path / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(InvalidInputError, match=r"adapter_model\.safetensors: is damaged or truncated"):
+    with pytest.raises(InvalidInputError, match=r"adapter_model\.safetensors is damaged or truncated"):
         engine.load_adapter("x", tmp_path)
     file.unlink()
     (tmp_path / "adapter_model.bin").write_bytes(b"")
@@ -297,7 +299,7 @@ def test_names_that_are_not_known_are_refused() -> None:
         engine.add_request([3, 4], adapter="y")
     with pytest.raises(UsageError, match="adapter must be a name"):
         engine.add_request([3, 4], adapter=["x"])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="adapter 'x': is there already"):
+    with pytest.raises(UsageError, match="adapter 'x' is there already"):
         engine.load_adapter("x", saved_adapter("llama"))
     with pytest.raises(UsageError, match="no slots for adapters; set max_loras to 1 or more"):
         engine_for("llama").load_adapter("x", saved_adapter("llama"))

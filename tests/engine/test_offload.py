@@ -46,6 +46,28 @@ def test_every_step_is_vllms_on_the_shared_traces(trace: dict[str, Any]) -> None
     assert trace_difference(trace) is None
 
 
+def default_cases(path: Path) -> list[Any]:
+    """Those whose connector has vLLM's defaults, but for the size of a chunk."""
+    return [case for case in cases(path) if is_default(case.values[0]["inputs"]["offload"].get("extra", {}))]
+
+
+def is_default(extra: dict[str, Any]) -> bool:
+    defaults = {"eviction_policy": "lru", "offload_prompt_only": True, "store_threshold": 1}
+    return all(value == defaults[name] for name, value in extra.items() if name != "blocks_per_chunk")
+
+
+@pytest.mark.parametrize("trace", default_cases(FACTS))
+def test_every_step_of_a_simulations_tiers_is_vllms(trace: dict[str, Any]) -> None:
+    """`kvplan simulate --tier` and the twin: the same connector, put together for copies that only take time."""
+    assert trace_difference(trace, timed=True) is None
+
+
+@needs_oracle_data
+@pytest.mark.parametrize("trace", default_cases(SHARED))
+def test_every_step_of_a_simulations_tiers_is_vllms_on_the_shared_traces(trace: dict[str, Any]) -> None:
+    assert trace_difference(trace, timed=True) is None
+
+
 @needs_oracle_data
 def test_recurrent_states_are_refused_by_name() -> None:
     refused = [trace for trace in read_traces(SHARED) if has_states(trace)]
@@ -110,6 +132,13 @@ def test_a_prefix_that_the_device_has_lost_is_loaded_while_others_run() -> None:
     scheduler.complete(batch.transfers.loads)
     assert step(scheduler).num_tokens == {other: 1, again: 1}  # all 20 tokens came; the last one is computed
     assert scheduler.external_cache_stats.hits == 20
+
+
+def test_a_prompt_that_skips_the_cache_is_no_query_of_it() -> None:
+    """The connector is not asked for it, as the prefix cache is not."""
+    scheduler = loading_scheduler(9, 20)
+    run(scheduler, request("a", 20), Sequence("b", list(range(100, 120)), 1, skips_cache=True))
+    assert scheduler.external_cache_stats.queries == scheduler.prefix_cache_stats.queries == 20
 
 
 def test_what_an_aborted_load_writes_to_is_given_back_when_it_is_done() -> None:

@@ -610,7 +610,7 @@ def test_a_zero_point_that_packers_spoil_is_refused(tmp_path: Path) -> None:
         tensors[f"{Q_PROJ}.qzeros"][0, 0] |= 0xF0
 
     text = refusal(changed("gptq", tmp_path, spoil), InvalidInputError)
-    assert text.startswith(f"{Q_PROJ}.qzeros: holds a zero point of 0 less one, ")
+    assert text.startswith(f"{Q_PROJ}.qzeros holds a zero point of 0 less one, ")
 
 
 @pytest.mark.parametrize(

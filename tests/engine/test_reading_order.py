@@ -34,6 +34,26 @@ def test_the_lines_told_are_those_of_the_files() -> None:
     } == {}
 
 
+def test_the_lines_of_a_capability_are_those_of_its_files() -> None:
+    """To a tenth, as above."""
+
+    def num_lines(name: str) -> int:
+        path = ROOT / name if name.startswith("kvplan/") else ENGINE / name
+        files = path.glob("*.py") if path.is_dir() else [path]
+        return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+    table = README.split("| capability | here |")[1]
+    rows = re.findall(r"^\| ([^|]+) \| ([\d,]+): ([^|]+) \|", table, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\| [a-zA-Z]", table, re.MULTILINE)) > 10
+    counts = {name: (int(told.replace(",", "")), names) for name, told, names in rows}
+    lines = {name: sum(map(num_lines, re.findall(r"`([^`]+)`", names))) for name, (_, names) in counts.items()}
+    assert {
+        name: (counts[name][0], lines[name])
+        for name in lines
+        if abs(counts[name][0] - lines[name]) > 5 + lines[name] / 10
+    } == {}
+
+
 def test_what_the_engine_imports_of_kvplan_is_named() -> None:
     """Facts of a model and errors: a formula shared with the planner would agree with itself."""
     imported = set()

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import pytest
 
-from engine.block_manager import FullGroup
+from engine.block_manager import FullGroup, MambaGroup
 from engine.scheduler import Batch, PrefixCacheStats, Scheduler, SchedulerConfig
 from engine.sequence import FinishReason, Sequence
-from kvplan.core.errors import InvalidInputError
+from kvplan.core.errors import InvalidInputError, UsageError
 from tests.oracles import trace_difference, traces
 from tests.support.oracle_data import DATA, needs_oracle_data
 
@@ -19,6 +19,13 @@ MORE_TRACES = tuple(DATA / "scheduler_traces2" / f"{name}.jsonl" for name in ("s
 OWN_TRACES = Path(__file__).parents[1] / "facts" / "traces.jsonl"  # six of those, cut to what is compared
 LORA_TRACES = DATA / "scheduler_traces2" / "lora.jsonl"
 OWN_LORA_TRACES = Path(__file__).parents[1] / "facts" / "traces_lora.jsonl"  # three of those, cut to what is compared
+
+STATE_TRACES = DATA / "scheduler_traces2" / "hybrid.jsonl"
+# Drawn at random (models, pools, budgets, drafts, units of prefixes), played by vLLM 0.33.0, cut to what is compared.
+OWN_STATE_TRACES = Path(__file__).parents[1] / "facts" / "traces_states.jsonl"
+
+ENCODER_TRACES = DATA / "scheduler_traces2" / "encoder.jsonl"
+OWN_ENCODER_TRACES = Path(__file__).parents[1] / "facts" / "traces_encoder.jsonl"  # drawn and played as those
 
 
 def read_traces(*paths: Path) -> Iterator[dict[str, Any]]:
@@ -56,6 +63,48 @@ def test_every_step_with_adapters_is_that_of_the_traces_kept_here(trace: dict[st
     assert trace_difference(trace) is None
 
 
+@needs_oracle_data
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces(STATE_TRACES)])
+def test_every_step_with_recurrent_states_is_a_real_schedulers(trace: dict[str, Any]) -> None:
+    assert trace_difference(trace) is None
+
+
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces(OWN_STATE_TRACES)])
+def test_every_step_with_recurrent_states_is_that_of_the_traces_kept_here(trace: dict[str, Any]) -> None:
+    """Gated delta nets, Mamba 1 and 2: hits within blocks and copies, junctions, drafts, preemption, no caching."""
+    assert trace_difference(trace) is None
+
+
+def test_a_trace_with_states_is_compared_by_what_is_shared_and_copied() -> None:
+    trace = next(trace for trace in read_traces(OWN_STATE_TRACES) if "40" in trace["name"])
+    step = next(step for step in trace["steps"] if step["block_copies"])
+    step["block_copies"] += 1
+    assert (
+        trace_difference(trace)
+        == f"step {step['step']}: block_copies {step['block_copies'] - 1}, expected {step['block_copies']}"
+    )
+
+
+def test_states_and_attention_share_blocks_of_one_size_of_which_a_unit_is_part() -> None:
+    config = SchedulerConfig(8, 2, 32, prefix_match_unit=3)
+    with pytest.raises(UsageError, match=r"^recurrent states: share blocks of one size .* not of \[2, 4\]"):
+        Scheduler(config, 9, (FullGroup(2), MambaGroup(4)))
+    with pytest.raises(UsageError, match=r"^prefix_match_unit must divide the block size 4 \(3\); choose a divisor"):
+        Scheduler(config, 9, (FullGroup(4), MambaGroup(4)))
+
+
+@needs_oracle_data
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces(ENCODER_TRACES)])
+def test_every_step_with_images_is_a_real_schedulers(trace: dict[str, Any]) -> None:
+    assert trace_difference(trace) is None
+
+
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces(OWN_ENCODER_TRACES)])
+def test_every_step_with_images_is_that_of_the_traces_kept_here(trace: dict[str, Any]) -> None:
+    """Evictions, equal images, drafts, aborts; and an image that no chunk below the long-prefill threshold holds."""
+    assert trace_difference(trace) is None
+
+
 def test_a_trace_with_adapters_is_compared_by_its_queue() -> None:
     trace = next(read_traces(OWN_LORA_TRACES))
     trace["steps"][1]["waiting"].reverse()
@@ -85,7 +134,7 @@ def one_step_trace(**wrong: Any) -> dict[str, Any]:
         (one_step_trace(free_blocks=7), "one: differs at step 0: free_blocks 8, expected 7", 1),
         (one_step_trace(step=3), "one: differs at step 0: scheduled {'r0': 4}, expected no step", 1),
         (one_step_trace() | {"groups": [{"type": "Odd", "block_size": 16}]},
-         "one: differs at step 0: refused: group type 'Odd': is not one the engine knows", 1),
+         "one: differs at step 0: refused: group type 'Odd' is not one the engine knows", 1),
     ],
 )  # fmt: skip
 def test_a_replay_prints_a_line_per_trace(

@@ -15,7 +15,12 @@ from engine import Engine, EngineConfig
 from engine.connector import Transfer, Transfers
 from engine.disk_tier import HEADER_BYTES, DiskTier
 from engine.host_tier import HostTier, chunk_bytes
-from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.errors import EnvironmentProblem, KvplanError, KvplanWarning, UsageError
+from kvplan.simulate.arrivals import Open
+from kvplan.simulate.loop import Simulation
+from kvplan.simulate.tiers import TierSpec, TimedTiers
+from kvplan.simulate.work import Reach, StepWork
+from kvplan.workloads.trace import TraceRequest
 from tests.support.small_engines import FAMILIES, engine_for, faults, greedy, random_tokens, run_dry, saved_model
 
 GIB = 2**30
@@ -90,7 +95,7 @@ def test_the_bytes_are_those_that_vllms_rules_give_the_same_blocks() -> None:
     [
         ({"kv_offloading_size": 0}, "kv_offloading_size must be a number of GiB above 0"),
         ({"kv_offloading_size": float("nan")}, "kv_offloading_size must be a number"),
-        ({"kv_offloading_size": 1e-9}, "hold no chunk"),
+        ({"kv_offloading_size": 1e-9}, "holds no chunk"),
         ({"kv_offloading_size": 1e6}, "are more than the host's"),
         ({"kv_offloading_dir": "x"}, "go together"),
         ({"kv_offloading_dir": "x", "kv_offloading_disk_size": 1.0}, "give kv_offloading_size too"),
@@ -99,7 +104,7 @@ def test_the_bytes_are_those_that_vllms_rules_give_the_same_blocks() -> None:
             "only",
         ),
         ({"kv_offloading_size": 0.01, "allocator": "contiguous"}, "needs allocator 'paged'"),
-        ({"kv_offloading_size": 0.01, "kv_offloading_dir": "x", "kv_offloading_disk_size": 1e-9}, "hold no chunk"),
+        ({"kv_offloading_size": 0.01, "kv_offloading_dir": "x", "kv_offloading_disk_size": 1e-9}, "holds no chunk"),
         ({"kv_offloading_size": 0.01, "kv_offloading_dir": "/proc/x", "kv_offloading_disk_size": 1.0}, "be written"),
     ],
 )
@@ -181,7 +186,7 @@ def test_a_damaged_file_is_dropped_with_a_warning(tmp_path: Path, damage: Any) -
     tier.write(key(1), payload(1))
     path = tier._path(key(1))
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.warns(UserWarning, match="is damaged and was dropped"):
+    with pytest.warns(KvplanWarning, match="is damaged and was dropped"):
         assert tier.read(key(1)) is None
     assert key(1) not in tier
     assert not path.exists()
@@ -189,9 +194,25 @@ def test_a_damaged_file_is_dropped_with_a_warning(tmp_path: Path, damage: Any) -
     tier.close()
 
 
+@pytest.mark.parametrize("size", [0, 50])
+def test_a_cut_file_is_dropped_with_a_warning_at_the_start(tmp_path: Path, size: int) -> None:
+    """It would be disk space beyond the limit."""
+    tier = disk(tmp_path, 3)
+    for number in (1, 2):
+        tier.write(key(number), payload(number))
+    tier.close()
+    path = tier._path(key(1))
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.warns(KvplanWarning, match=f"{path} is damaged and was dropped"):
+        tier = disk(tmp_path, 3)
+    assert (tier.num_damaged, tier.num_files, path.exists()) == (1, 1, False)
+    assert tier.read(key(2)) == bytes(payload(2))
+    tier.close()
+
+
 def test_a_directory_is_one_process_at_a_time(tmp_path: Path) -> None:
     tier = disk(tmp_path, 3)
-    with pytest.raises(EnvironmentProblem, match="in use by another process"):
+    with pytest.raises(EnvironmentProblem, match=rf"^KV offloading directory {tmp_path} is in use by another process"):
         disk(tmp_path, 3)
     tier.close()
     disk(tmp_path, 3).close()
@@ -211,6 +232,15 @@ def on_disk(folder: Path, **changes: Any) -> Engine:
     return offloading(
         "llama", 40, 60, kv_offloading_dir=str(folder), kv_offloading_disk_size=0.01, **changes
     )  # fmt: skip
+
+
+def test_a_directory_in_use_is_refused_before_the_weights_are_loaded(tmp_path: Path) -> None:
+    stages: list[str] = []
+    engine = on_disk(tmp_path)
+    with pytest.raises(EnvironmentProblem, match=r"^KV offloading directory .* is in use by another process"):
+        Engine(saved_model("llama"), engine.config, stages.append)
+    assert stages == []
+    engine.close()
 
 
 def test_a_restart_finds_the_prompts_of_the_process_before(tmp_path: Path) -> None:
@@ -272,7 +302,7 @@ KILLED = """
     from pathlib import Path
     engine = on_disk(Path(sys.argv[1]))
     engine.generate(random_tokens(50), greedy(6))
-    while engine.tiers.disk.num_files < 4:
+    while engine.tiers.host.disk.num_files < 4:
         engine.step()
     print("written", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -296,3 +326,44 @@ def test_a_killed_process_leaves_files_that_are_found_again(tmp_path: Path) -> N
 def test_several_ranks_are_refused() -> None:
     with pytest.raises(UsageError, match="one rank only"):
         EngineConfig(kv_offloading_size=1.0, tensor_parallel_size=2)
+
+
+def test_a_simulation_loads_what_the_engine_loads() -> None:
+    """Twenty prompts of few beginnings, one after the other, in a pool too small for two of them: what each finds on
+    the device and what memory gives back, request by request."""
+    prefixes = random_tokens(40, 44, 36, 40)
+    picks = [0, 1, 0, 2, 3, 0, 1, 1, 2, 0, 3, 2, 1, 0, 3, 3, 2, 1, 0, 2]
+    tails = random_tokens(*[5, 9, 3, 7] * 5, seed=1)
+    prompts = [prefixes[pick] + tail for pick, tail in zip(picks, tails, strict=True)]
+    engine = offloading("llama", num_blocks=26, num_chunks=40, async_scheduling=False)
+    size = engine.config.block_size
+    measured = []
+    for prompt in prompts:
+        seq = engine.submit(prompt, greedy(3)).seq
+        while engine.has_unfinished:
+            for output in engine.step():
+                measured.append((output.num_cached_tokens - seq.num_loaded_tokens, seq.num_loaded_tokens))
+    assert engine.tiers is not None
+    tiers = TimedTiers((TierSpec("cpu", 40, 10**9),), engine.tiers.groups, 1, 1)
+    names: dict[tuple[int, ...], int] = {}  # a block's tokens and all before it -> its id
+
+    def ids(prompt: list[int]) -> tuple[int, ...]:
+        return tuple(names.setdefault(tuple(prompt[:end]), len(names)) for end in range(size, len(prompt) + 1, size))
+
+    requests = [TraceRequest(place * 100.0, len(prompt), 3, ids(prompt)) for place, prompt in enumerate(prompts)]
+    rules = engine.scheduler.config
+    run = Simulation(
+        rules, 26, engine.tiers.groups, (Reach(None),), OneSecond(), Open(iter(requests)), size, tiers
+    )  # fmt: skip
+    run.run()
+    assert list(zip(run.records.cached, run.records.loaded, strict=True)) == measured
+    assert sum(loaded for _, loaded in measured) > 100
+
+
+class OneSecond:
+    """A step's."""
+
+    text = "a second"
+
+    def seconds(self, work: StepWork) -> float:
+        return 1.0

@@ -1,7 +1,9 @@
 """Ranks that share a model give one rank's tokens, hold their share of it, and refuse what cannot be shared."""
 
+import atexit
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine import SamplingParams
 from engine.tp import GROUP_TIMEOUT, TensorParallel, join
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.hf_config import load_spec
@@ -21,6 +24,7 @@ from tests.engine.test_lora import wrong_tokens
 from tests.support.parts import some
 from tests.support.small_adapters import merged_model, saved_adapter
 from tests.support.small_engines import engine_for, random_tokens, saved_model, wrong_greedy_tokens
+from tests.support.tp_worker import scores_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240  # of all jobs of a group of ranks: a hang is a failure, a slow machine is not
@@ -96,6 +100,50 @@ DRAWN = {"temperature": 1.0, "seed": 3, "top_p": 0.9}
 WIDE_STEP = {"float32": 256 * 64 * 5 * 4, "bfloat16": 256 * 64 * (5 * 2 + 2 * 4)}
 
 
+# --- stages --------------------------------------------------------------------------------------------------------
+
+STAGED = ("llama", "llama_tied", "gpt_oss")
+SCORED = {**DRAWN, "logprobs": 2, "prompt_logprobs": 3, "frequency_penalty": 0.7}
+# By vLLM 0.33's own scheduler with a batch queue as deep as there are stages: of each step that computes something, the
+# tokens of each request, and who gave way.
+SCHEDULES = [
+    json.loads(line)
+    for line in (ROOT / "tests" / "facts" / "stage_schedules.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+def schedule_job(row: dict[str, Any]) -> dict[str, Any]:
+    """A trace's requests, as prompts of a small model."""
+    names = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    asked = job("llama", 1, pipeline_parallel_size=row["pp"], **{name: row[name] for name in names})
+    return asked | {"prompts": random_tokens(*row["prompt_lens"]), "max_tokens": row["max_tokens"]}
+
+
+def steps_of(row: dict[str, Any]) -> list[list[Any]]:
+    """The trace's steps, with requests named as an engine names its first ones."""
+    names = {f"r{i}": f"request-{i + 1}" for i in range(len(row["prompt_lens"]))}
+    return [
+        [[[names[who], n] for who, n in scheduled], [names[who] for who in preempted]]
+        for scheduled, preempted in row["steps"]
+    ]
+
+
+@cache
+def narrow_model() -> Path:
+    """A llama whose norms hold most, as of most real models that are shared by ranks: a config without weights."""
+    config = json.loads((saved_model("llama") / "config.json").read_text(encoding="utf-8"))
+    config |= {"hidden_size": 256, "intermediate_size": 256, "head_dim": 16}
+    folder = Path(tempfile.mkdtemp(prefix="kvplan-narrow-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def narrow_job() -> dict[str, Any]:
+    changes: dict[str, Any] = {"load_format": "dummy", "max_num_batched_tokens": 512}
+    return job("llama", 1, pipeline_parallel_size=2, **changes) | {"folder": str(narrow_model())}
+
+
 @cache
 def two_ranks() -> dict[str, list[dict[str, Any]]]:
     """One start of two processes for all tests: every family, and what else is asked of two ranks."""
@@ -109,6 +157,12 @@ def two_ranks() -> dict[str, list[dict[str, Any]]]:
         "its own pool": job("llama", 2, num_blocks=None, memory_limit=4_000_000),
         "own prompts": job("llama", 2) | {"own_prompts": True},
         "three": job("llama", 3),
+        **{f"stages, {family}": job(family, 1, pipeline_parallel_size=2) for family in STAGED},
+        "stages, drawn": job("llama", 1, SCORED, pipeline_parallel_size=2),
+        "stages, its own pool": job("llama", 1, pipeline_parallel_size=2, num_blocks=None, memory_limit=4_000_000),
+        "stages, three": job("llama", 1, pipeline_parallel_size=3),
+        "stages, narrow": narrow_job(),
+        **{f"stages, {row['name']}": schedule_job(row) for row in SCHEDULES if row["pp"] == 2},
         **{dtype: job("llama", 2, dtype=dtype, max_num_batched_tokens=256) for dtype in WIDE_STEP},
     }
     answers = run_ranks(list(jobs.values()), 2)
@@ -198,7 +252,10 @@ def test_two_ranks_have_pools_of_one_size() -> None:
 
 def test_the_number_of_processes_is_the_number_of_ranks() -> None:
     assert [answer["error"] for answer in two_ranks()["three"]] == [
-        "UsageError: tensor_parallel_size: 3 asked for, 2 processes run; make them equal"
+        "UsageError: tensor_parallel_size: 3 requested, 2 processes run; make them equal"
+    ] * 2
+    assert [answer["error"] for answer in two_ranks()["stages, three"]] == [
+        "UsageError: tensor_parallel_size x pipeline_parallel_size: 3 requested, 2 processes run; make them equal"
     ] * 2
 
 
@@ -259,6 +316,78 @@ def test_two_ranks_add_what_adapters_would_on_one(how: str) -> None:
     assert [rank["lora"] for rank in (first, second)] == [4 * (2 * 8 * 3 * shares + beside)] * 2
 
 
+@pytest.mark.parametrize("family", STAGED)
+def test_two_stages_give_the_tokens_of_one_process(family: str) -> None:
+    first, second = two_ranks()[f"stages, {family}"]
+    assert first["tokens"] == second["tokens"]
+    for prompt, token_ids in zip(job(family, 1)["prompts"], first["tokens"], strict=True):
+        assert len(token_ids) == NUM_TOKENS
+        assert wrong_greedy_tokens(family, prompt, token_ids) == []
+
+
+def test_two_stages_draw_and_score_as_one_process_does() -> None:
+    asked = job("llama", 1, SCORED)
+    outputs = engine_for(Path(asked["folder"]), **asked["config"]).generate(PROMPTS, SamplingParams(**asked["params"]))
+    first, second = two_ranks()["stages, drawn"]
+    assert first["tokens"] == second["tokens"] == [output.token_ids for output in outputs]
+    assert first["logprobs"] == second["logprobs"]
+    for output, rows in zip(outputs, first["logprobs"], strict=True):
+        expected = scores_of(output)
+        assert len(rows) == len(expected) == NUM_TOKENS + len(output.prompt_token_ids)
+        for row, wanted in zip(rows, expected, strict=True):
+            assert (row is None) == (wanted is None)
+            if row is not None:  # other batches: sums in another order
+                assert row["chosen"] == pytest.approx(wanted["chosen"], abs=1e-4)
+                values, others = ([value for _, value in scores["top"]] for scores in (row, wanted))
+                assert values == pytest.approx(others, abs=1e-4)
+
+
+@pytest.mark.parametrize("row", SCHEDULES[:2], ids=lambda row: str(row["name"]))
+def test_two_stages_follow_vllms_schedule(row: dict[str, Any]) -> None:
+    first, second = two_ranks()[f"stages, {row['name']}"]
+    assert first["schedule"] == second["schedule"] == steps_of(row)
+    assert first["tokens"] == second["tokens"]
+    assert first["num_preemptions"] == sum(len(preempted) for _, preempted in row["steps"])
+    for prompt, token_ids in zip(schedule_job(row)["prompts"], first["tokens"], strict=True):
+        assert wrong_greedy_tokens("llama", prompt, token_ids) == []
+
+
+# The first of two stages has 2 of 3 layers: k and v of 2 heads of 16 in float32, in blocks of 4 tokens. The stream that
+# goes from one to the other is two tensors [24 tokens, 64] of float32, beside a table of 96 positions of 16 floats.
+LAYER_PARAMETERS = 8_192 + 4_096 + 18_432 + 2 * 64
+
+
+def test_a_stage_holds_its_layers_and_an_end() -> None:
+    first, second = two_ranks()["stages, llama"]
+    assert first["weights"] == 4 * (16_384 + 2 * LAYER_PARAMETERS)
+    assert second["weights"] == 4 * (16_384 + 1 * LAYER_PARAMETERS + 64)
+    assert first["weights"] + second["weights"] == 4 * LLAMA_PARAMETERS[1]
+    assert two_ranks()["stages, llama_tied"][1]["weights"] == second["weights"]  # the table lies on both
+    assert first["buffers"] == second["buffers"] == 96 * 16 * 4 + 2 * 24 * 64 * 4
+    assert (first["block_bytes"], second["block_bytes"]) == (2 * 2 * 4 * 2 * 16 * 4, 2 * 4 * 2 * 16 * 4)
+    assert (first["kv_cache"], second["kv_cache"]) == (400 * first["block_bytes"], 400 * second["block_bytes"])
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_peak_of_a_stage_is_the_planners(stage: int) -> None:
+    inputs = EngineInputs(
+        total=2**34, dtype="float32", kv_cache_dtype="float32", block_size=4, max_model_len=96, max_num_seqs=8,
+        max_num_batched_tokens=512, gpu_memory_utilization=0.9, num_blocks=400, backend="torch", stage=stage,
+        pipeline_parallel_size=2,
+    )  # fmt: skip
+    planned = predict(load_spec(narrow_model()), inputs)
+    rank = two_ranks()["stages, narrow"][stage]
+    assert (planned.weights, planned.buffers) == (rank["weights"], rank["buffers"])
+    assert (planned.kv_cache, planned.block_bytes) == (rank["kv_cache"], rank["block_bytes"])
+    assert planned.activations == 512 * 256 * 5 * 4  # both streams, their sum, its norm and the product
+    assert planned.activations <= rank["activations"] <= 1.01 * planned.activations  # small tensors
+
+
+def test_the_tightest_stage_sizes_the_pool_of_all() -> None:
+    first, second = two_ranks()["stages, its own pool"]
+    assert first["num_blocks"] == second["num_blocks"] > 2
+
+
 # --- four ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -304,7 +433,7 @@ def test_kv_heads_are_shared_or_copied(size: int, num_kv_heads: int, held: list[
 def test_heads_that_cannot_be_shared_are_named(
     family: str, size: int, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.engine.join", lambda size, device_type: TensorParallel(0, size))
+    monkeypatch.setattr("engine.engine.join", lambda size, device_type, num_stages: TensorParallel(0, size))
     with pytest.raises(UnsupportedModelError) as error:
         engine_for(family, tensor_parallel_size=size)
     assert str(error.value) == f"tensor_parallel_size: {what}"

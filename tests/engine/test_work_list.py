@@ -176,7 +176,7 @@ def test_contexts_are_counted_in_64_bits_on_the_host_and_refused_where_a_kernel_
     assert max(end for _, _, end, _ in items) == most
     # Two tiles of the largest kernel past the end are still numbers of 32 bits.
     assert most + 2 * 512 <= 2**31
-    with pytest.raises(ValueError, match=rf"^context_lens: must be at most {most} \({most + 1}\)"):
+    with pytest.raises(ValueError, match=rf"^context_lens must be at most {most} \({most + 1}\)"):
         cut(lens(most + 1), None, 128, 64)
 
 

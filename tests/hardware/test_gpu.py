@@ -269,7 +269,7 @@ def test_a_given_size_keeps_the_rest_of_a_known_gpu() -> None:
 @pytest.mark.parametrize("make", [custom_gpu, lambda size: with_memory(gpu("h100"), size)])
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_given_size_of_nothing_is_refused(make: Any, size: int) -> None:
-    with pytest.raises(UsageError, match=r"^--gpu-memory: must be greater than 0"):
+    with pytest.raises(UsageError, match=r"^--gpu-memory must be greater than 0"):
         make(size)
 
 

@@ -116,7 +116,7 @@ def test_a_driver_that_fails_after_its_start_is_closed_too(install: Install) -> 
     install(FakeGpu(), errors={"nvmlSystemGetDriverVersion": UNKNOWN})
     assert problem(open_nvml) == (
         "other",
-        "NVIDIA driver: driver version: cannot be read (Unknown Error); see what `nvidia-smi` says",
+        "NVIDIA driver: driver version cannot be read (Unknown Error); see what `nvidia-smi` says",
     )
 
 
@@ -310,7 +310,7 @@ def test_37_unified_memory_is_the_machines(install: Install, proc: Path) -> None
     install(FakeGpu(name="NVIDIA GB10", errors={"nvmlDeviceGetMemoryInfo_v2": NOT_SUPPORTED}))
     sample, warnings = first_sample()
     assert sample.memory == DeviceMemory(total=16 * MIB, reserved=None, used=12 * MIB, free=4 * MIB, is_host=True)
-    assert warnings == ("GPU 0: has no memory of its own; totals are the machine's (/proc/meminfo)",)
+    assert warnings == ("GPU 0 has no memory of its own; totals are the machine's (/proc/meminfo)",)
 
 
 def test_37_unified_memory_without_meminfo_is_refused(install: Install, proc: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_device_is_found_by_index_and_by_the_beginning_of_its_uuid(install: In
         ("GPU-aa", "GPU 'GPU-aa': several GPUs begin so"),
         ("GPU-c", "GPU 'GPU-c': there is no such GPU"),
         ("", "GPU '': there is no such GPU"),
-        ("MIG-c", "MIG device 'MIG-c': cannot be used (Not Found)"),
+        ("MIG-c", "MIG device 'MIG-c' cannot be used (Not Found)"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(install: Install, which: int | str, fault: str) -> None:

@@ -16,12 +16,17 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.bench_fit import FACTORS, Measurement, fitted, predicted, solved, without_each
 from kvplan.simulate.bench_load import BenchLoad, steady
 from kvplan.simulate.constants import V1, scaled
-from tests.measure.test_bench_results import VLLM
+from tests.measure.test_bench_results import INFERENCEX, SGLANG, VLLM, aiperf, guidellm
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
 NONE = dict.fromkeys(FACTORS, 1.0)
 SERVER = ("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k")
+RESULTS: dict[str, dict[str, Any]] = {
+    "vllm": VLLM, "sglang": SGLANG, "inferencex": INFERENCEX, "guidellm": guidellm({"type_": "constant", "rate": 3.0}),
+    "guidellm 0.3": guidellm({"type_": "concurrent", "streams": 16}, "args"),
+    "aiperf": aiperf({"request_rate": 5.0, "request_rate_mode": "constant"}),
+}  # fmt: skip
 
 
 def planned(ranks: int = 1) -> Plan:
@@ -95,7 +100,7 @@ def test_a_calibration_is_written_and_taken(tmp_path: Path, run: Run) -> None:
     ran = run("calibrate", *SERVER, "--bench", tmp_path / "[24].json", "-o", target)
     assert ran.code == 0, ran
     assert ran.out.startswith("llama-3.1-8b on h100-80g: 2 runs fitted, off by ")
-    assert "three to five tell more" in ran.err
+    assert "use 3 to 5 for a better fit" in ran.err
     steps = json.loads(target.read_text())["step_time"]
     assert (steps["model"], steps["runs"], set(steps["factors"])) == ("llama-3.1-8b", 2, set(FACTORS))
     load = (
@@ -146,13 +151,42 @@ def test_a_result_stands_beside_its_prediction(tmp_path: Path, run: Run) -> None
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
     assert rows["time to first token, p50"]["measured"] == pytest.approx(0.061)
     shown = run("reconcile", "--bench", written(tmp_path), "--gpu", "h100-80g", "--ctx", "8k")
-    assert shown.out.splitlines()[0] == "llama-3.1-8b on h100-80g, 4 users: vllm bench serve beside kvplan"
+    assert shown.out.splitlines()[0] == "llama-3.1-8b on h100-80g, 4 users: vllm bench serve vs kvplan"
+
+
+@pytest.mark.parametrize("name", sorted(RESULTS))
+def test_a_result_of_each_tool_stands_beside_its_prediction(name: str, tmp_path: Path, run: Run) -> None:
+    """Results as each tool writes them, SGLang's beside SGLang's own order of work."""
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(RESULTS[name]))
+    server = ("--engine", "sglang", "--model", "llama-3.1-8b") if name == "sglang" else ()
+    ran = run("reconcile", "--bench", str(path), "--gpu", "h100-80g", "--ctx", "4k", *server, "--format", "json")
+    assert ran.code == 0, ran
+    assert {row["figure"] for row in ran.json["rows"]} > {"time to first token, p50", "time per output token, p50"}
+    (rate,) = [row for row in ran.json["rows"] if row["figure"] == "output tokens per second"]
+    assert rate["low"] < rate["predicted"] < rate["high"]  # a run ends with its longest answer: less than what came
+
+
+def test_one_length_stated_for_each_request_is_one_length(tmp_path: Path, run: Run) -> None:
+    """--save-detailed lists lengths; users of one length drift apart all the same."""
+    listed = written(tmp_path, input_lens=[1024] * 8, output_lens=[128] * 8)
+    first = run("reconcile", "--bench", listed, "--gpu", "h100-80g", "--ctx", "4k", "--format", "json").json
+    means = written(tmp_path, total_input_tokens=8 * 1024, total_output_tokens=8 * 128)
+    second = run("reconcile", "--bench", means, "--gpu", "h100-80g", "--ctx", "4k", "--format", "json").json
+    assert first["rows"] == second["rows"]
 
 
 def test_a_load_without_lengths_is_refused(tmp_path: Path, run: Run) -> None:
     path = written(tmp_path, total_output_tokens=None)
     ran = run("reconcile", "--bench", path, "--gpu", "h100-80g", "--ctx", "8k")
-    assert (ran.code, "--output-tokens: is missing" in ran.err) == (2, True)
+    assert (ran.code, "--output-tokens is missing" in ran.err) == (2, True)
+
+
+def test_users_of_one_length_keep_step_where_prompts_go_first() -> None:
+    """aic-silicon's SGLang 0.5.1: 64 users of 1,024 and 128 tokens wait 2.5 s for a first token, half of what all their
+    prompts take one after another; 1.0 s where they drift apart (benchmarks/timeboard.py)."""
+    answers = steady(100, 1000, None, is_constant=False, keeps_step=True)(200)
+    assert {request.output_tokens for request in answers} == {1000}
 
 
 def test_users_of_one_length_drift_apart() -> None:

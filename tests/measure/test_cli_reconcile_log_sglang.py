@@ -25,7 +25,7 @@ def test_sglang_is_predicted_from_the_memory_it_found(run: Run, log: Log) -> Non
     assert rows["kv_cache"]["logged"] == round(106.36 * GIB)
     assert rows["tokens"]["relative"] == pytest.approx(0, abs=0.0005)
     assert rows_of(found, "given")["tokens"]["exact"] is True
-    assert "keeps back" in rows["activations"]["why"]
+    assert "reserves" in rows["activations"]["why"]
 
 
 def test_sglang_is_predicted_from_its_inputs_where_the_gpu_is_known(run: Run, log: Log) -> None:
@@ -46,7 +46,7 @@ def test_memory_that_somebody_else_held_is_the_reason_of_a_difference(run: Run, 
 
 def test_a_log_of_sglang_is_no_log_of_vllm(run: Run, log: Log) -> None:
     said = refused(run("reconcile", "--log", log(SGLANG), "--engine", "vllm@0.11"))
-    assert said == "--engine vllm@0.11: the log is one of sglang; leave it out"
+    assert said == "--engine vllm@0.11: the log is one of sglang; remove it"
 
 
 def test_dp_attention_of_a_class_that_ignores_it_is_no_prediction(run: Run, log: Log) -> None:
@@ -54,7 +54,7 @@ def test_dp_attention_of_a_class_that_ignores_it_is_no_prediction(run: Run, log:
         "page_size=1,", "page_size=1, dp_size=4, enable_dp_attention=True,"
     )
     found = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json
-    assert "splits attention over all ranks all the same" in rows_of(found)["kv_cache"]["why"]
+    assert "still splits attention over all ranks" in rows_of(found)["kv_cache"]["why"]
 
 
 def test_a_trimmed_sglang_log_says_what_it_lacks(run: Run, log: Log) -> None:
@@ -252,24 +252,29 @@ def test_only_a_small_difference_of_weights_is_put_down_to_free_memory(
 
 
 @pytest.mark.parametrize(
-    ("usage", "stage", "predicted"),
+    ("usage", "flags", "stage", "predicted"),
     [
-        ({"PP1_TP0": "15.94", "PP1_TP1": "15.94"}, "pipeline stage 1", 15.94),
-        ({"PP3_TP0": "16.92"}, "pipeline stage 3", 16.92),
-        ({"TP0": "16.92", "TP1": "16.92"}, "pipeline stage 0", 16.92),  # whose stage no name gives
+        ({"PP1_TP0": "16.92", "PP1_TP1": "16.92"}, (), "pipeline stage 1", 16.92),
+        ({"PP3_TP0": "16.92"}, (), "pipeline stage 3", 16.92),
+        ({"TP0": "17.90", "TP1": "17.90"}, (), "pipeline stage 0", 17.90),  # whose stage no name gives
         (
-            {"PP0_TP0": "16.92", "PP1_TP0": "20.00", "PP2_TP0": "15.94"},
+            {"PP0_TP0": "17.90", "PP1_TP0": "20.00", "PP2_TP0": "16.92"},
+            (),
             "pipeline stage 1, of 3 the furthest off",
-            15.94,
+            16.92,
         ),
+        # Of releases before 0.5.23 no class was compared: their head is planned on the last stage alone.
+        ({"PP0_TP0": "16.92"}, ("--engine", "sglang@0.5.22"), "pipeline stage 0", 16.92),
+        ({"PP1_TP0": "15.94"}, ("--engine", "sglang@0.5.22"), "pipeline stage 1", 15.94),
+        ({"PP3_TP0": "16.92"}, ("--engine", "sglang@0.5.22"), "pipeline stage 3", 16.92),
     ],
 )
 def test_each_pipeline_stage_is_compared_with_its_own_rank(
-    run: Run, log: Log, usage: dict[str, str], stage: str, predicted: float
+    run: Run, log: Log, usage: dict[str, str], flags: tuple[str, ...], stage: str, predicted: float
 ) -> None:
-    row = rows_of(run("reconcile", "--log", log(pipeline(**usage)), "--gpu", "h200", "--format", "json").json)[
-        "weights"
-    ]
+    """Llama's class keeps its head, 0.98 GiB a rank, on every stage (tests/facts/stages_sglang.jsonl)."""
+    said = run("reconcile", "--log", log(pipeline(**usage)), "--gpu", "h200", *flags, "--format", "json")
+    row = rows_of(said.json)["weights"]
     assert row["why"].partition(";")[0] == stage
     # Whole segments of 2 MiB: at most 20 layers x 5 tensors of them more.
     assert predicted - 0.01 <= row["predicted"] / GIB <= predicted + 0.2
@@ -280,7 +285,7 @@ def test_the_pool_of_a_pipeline_stage_is_its_own(run: Run, log: Log) -> None:
     lines = (
         "[2025-08-21 18:18:15 PP1 TP0] KV Cache is allocated. #tokens: 1310719, K size: 25.00 GB, V size: 25.00 GB\n"
     )
-    found = run("reconcile", "--log", log(pipeline(PP1_TP0="15.94") + lines), "--format", "json").json
+    found = run("reconcile", "--log", log(pipeline(PP1_TP0="16.92") + lines), "--format", "json").json
     assert found["given_from"] == "50.00 GiB"
     assert rows_of(found, "given")["tokens"]["exact"]
 

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import jsonschema
 import pytest
 import torch
 from hypothesis import given
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig
 from engine.block_manager import FullGroup, Group, WindowGroup
+from engine.memory import MemoryReport
 from engine.request import Request
 from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence
@@ -32,6 +34,7 @@ from kvplan.cli.live import progress_words
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.core.limits import Limits
 from kvplan.documents.reconciliation import document
+from kvplan.documents.schema import document_schema
 from kvplan.measure import profile as runs
 from kvplan.measure.reconcile import COMPONENTS, peaks_of, reconcile_run
 from kvplan.measure.run_types import Progress
@@ -210,8 +213,8 @@ def test_max_error_may_be_said_of_one_row_and_of_the_total(copied: Path, run: Ru
         (("weights",), "'weights' has no percentage; write 2%, or ROW=SHARE: total=1%"),
         (("2%,",), "'' has no percentage"),
         (("total=1e",), "not a number"),
-        (("total=101%",), "outside (0, 1]"),
-        (("0",), "outside (0, 1]"),
+        (("total=101%",), "must be greater than 0 and at most 1"),
+        (("0",), "must be greater than 0 and at most 1"),
     ],
     ids=str,
 )
@@ -381,8 +384,21 @@ def test_a_run_that_a_signal_ends_keeps_what_it_measured_and_served(
 def test_a_model_that_does_not_fit_is_a_result(tmp_path: Path, run: Run) -> None:
     failed = run("profile", *SMALL, "--memory-limit", "100MiB", "-q", "-o", str(tmp_path / "run"))
     assert failed.code == 4
-    assert "its weights need 538,0" in failed.err
+    assert "its weights need 513.1" in failed.err
     assert load_run(tmp_path / "run").status == "failed"
+
+
+def test_host_memory_for_kv_is_planned_beside_the_measured(tmp_path: Path, run: Run, tiny: tuple[str, ...]) -> None:
+    """0.001 GiB are 1,073,741 bytes, of which whole chunks are taken, each of whole pages of 4,096 bytes."""
+    ran = run("profile", *tiny, "--kv-offloading-size", "0.001", "--format", "json", "-o", str(tmp_path / "run"))
+    assert ran.code == 0, ran.err
+    offload = load_run(tmp_path / "run").manifest["results"]["offload"]
+    (row,) = ran.json["outside"]
+    planned, measured = row["predicted"], row["measured"]
+    assert planned == measured == offload["memory"] <= 1_073_741
+    assert planned % 4096 == 0
+    assert planned > 1_073_741 - 2 * 4096 * 4
+    assert offload["stored"] > 0
 
 
 def test_a_time_limit_ends_the_run_and_keeps_it(tmp_path: Path, run: Run, tiny: tuple[str, ...]) -> None:
@@ -538,18 +554,24 @@ def test_the_live_view_says_how_far_it_is() -> None:
     [
         (("llama-3.1-8b",), 3, "no GPU that CUDA can use; use --device cpu"),
         (("smollm2-135m", "--device", "cuda"), 3, "--device cuda: no GPU that CUDA can use; use --device cpu"),
-        (("smollm2-135m", "--device", "tpu9"), 2, "'tpu9': is not a device"),
-        ((*SMALL, "--trace", "x.csv"), 2, "--trace: already sets the number of requests"),
+        (("smollm2-135m", "--device", "tpu9"), 2, "'tpu9' is not a device"),
+        ((*SMALL, "--trace", "x.csv"), 2, "--trace already sets the number of requests"),
         ((*SMALL, "--lengths", "const:9"), 2, "both set request lengths"),
         ((*SMALL, "--ctx", "8"), 2, "the longest request has 24 tokens, the context 8"),
         ((*SMALL, "--interval", "soon"), 2, "--interval"),
-        ((*SMALL, "--kv-cache-dtype", "int3"), 2, "kv_cache_dtype must be one of"),
-        (("mamba-2.8b", "--device", "cpu"), 2, "RecurrentState"),
+        ((*SMALL, "--kv-cache-dtype", "int3"), 2, "--kv-cache-dtype must be one of"),
+        (("mamba-2.8b", "--device", "cpu"), 2, "--enable-prefix-caching is not combined with the recurrent states"),
+        (
+            ("mamba-2.8b", "--device", "cpu", "--no-enable-prefix-caching"),
+            2,
+            "a mamba1 state, which the engine cannot run",
+        ),
         ((*SMALL, "--snapshot"), 2, "--snapshot: torch records memory history only on a GPU"),
-        ((*SMALL, "--tp", "2"), 2, "--tp 2: needs 2 processes (no torchrun found)"),
-        ((*SMALL, "--weights", "nowhere"), 2, "--weights nowhere: is not a directory"),
-        (("--weights", "nowhere"), 2, "--weights nowhere: is not a directory"),  # which needs no GPU to be seen
-        ((*SMALL, "--weights", ""), 2, "--weights '': is not a directory"),
+        ((*SMALL, "--tp", "2"), 2, "--tp 2 needs 2 processes (no torchrun found)"),
+        ((*SMALL, "--pp", "2"), 2, "--pp 2: a run records the memory of one rank"),
+        ((*SMALL, "--weights", "nowhere"), 2, "--weights nowhere is not a directory"),
+        (("--weights", "nowhere"), 2, "--weights nowhere is not a directory"),  # which needs no GPU to be seen
+        ((*SMALL, "--weights", ""), 2, "--weights '' is not a directory"),
         ((*SMALL, "--ctx", "8193"), 2, "--ctx 8193: smollm2-135m has 8192 positions"),
         (
             (*SMALL, "--baseline", "contiguous", "--allocator", "contiguous"),
@@ -559,7 +581,7 @@ def test_the_live_view_says_how_far_it_is() -> None:
         (
             ("--trace", "x.csv", "--output-tokens", "4", "--device", "cpu"),
             2,
-            "--trace: already sets the number of requests",
+            "--trace already sets the number of requests",
         ),
         ((*SMALL, "--shared-prefix", "21"), 2, "longer than the shortest prompt (20 tokens)"),
     ],
@@ -578,7 +600,7 @@ def test_a_run_without_a_name_is_refused(tmp_path: Path, run: Run, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     failed = run("profile", *SMALL, "-q", "-o", "")
     assert (failed.code, len(failed.errors)) == (2, 1)
-    assert "--output '': names no directory" in failed.err
+    assert "--output '' names no directory" in failed.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -786,7 +808,7 @@ def test_a_baseline_that_fails_keeps_both(tmp_path: Path, monkeypatch: pytest.Mo
         return step(engine)
 
     monkeypatch.setattr(Engine, "step", fail_in_the_baseline)
-    _, run = tiny_run(tmp_path, baseline="contiguous")
+    _, run = tiny_run(tmp_path, baselines=("contiguous",))
     results = run.manifest["results"]
     assert ("is_partial" in results, results["num_finished"]) == (False, 4)
     partial = results["baseline"]
@@ -852,13 +874,13 @@ def test_when_every_request_fails_the_run_is_no_success(
         # 20 + 15 tokens, of which the last is never computed: 34 in blocks of 16
         (("--num-blocks", "3", "--output-tokens", "15"),
          "the longest request (35 tokens) takes 3 blocks of 16 tokens, and the pool has 2 to give; "
-         "raise --num-blocks to 4, or ask for less"),
+         "raise --num-blocks to 4, or shorten the requests"),
         (("--num-blocks", "4", "--ctx", "64", "--output-tokens", "4", "--baseline", "contiguous"),
          "a contiguous reservation (64 tokens) takes 4 blocks of 16 tokens, and the pool has 3 to give; "
-         "raise --num-blocks to 5, or ask for less"),
+         "raise --num-blocks to 5, or shorten the requests"),
         (("--num-blocks", "4", "--ctx", "64", "--output-tokens", "4", "--baseline", "static"),
          "a contiguous reservation (64 tokens) takes 4 blocks of 16 tokens, and the pool has 3 to give; "
-         "raise --num-blocks to 5, or ask for less"),
+         "raise --num-blocks to 5, or shorten the requests"),
     ],
     ids=["paged", "the baseline", "a static baseline"],
 )  # fmt: skip
@@ -934,7 +956,7 @@ def test_a_place_that_cannot_be_written_is_bad_input(
     target = tmp_path / "above" / "run"
     refused = run("profile", *SMALL, "-q", "-o", str(target))
     assert (refused.code, refused.err) == (
-        2, f"kvplan: error: {target}: cannot be written ({reason}); choose another directory\n",
+        2, f"kvplan: error: {target} cannot be written ({reason}); choose another directory\n",
     )  # fmt: skip
 
 
@@ -969,7 +991,7 @@ def test_a_disk_that_fills_leaves_the_manifest_and_no_part_of_another(
     assert (tmp_path / "run" / "run.json").read_bytes() == before
     monkeypatch.undo()
     writer.update(pid=2**22 + 1)
-    assert "the disk was full" in str(load_run(tmp_path / "run").cause)
+    assert "disk full" in str(load_run(tmp_path / "run").cause)
     writer.finish("partial")
 
 
@@ -991,3 +1013,10 @@ def test_weights_alone_do_not_choose_the_cpu(tmp_path: Path, run: Run) -> None:
     refused = run("profile", "--weights", str(weights), "-q", "-o", str(tmp_path / "run"))
     assert refused.code == 3
     assert "no GPU that CUDA can use; use --device cpu" in refused.err
+
+
+def test_a_run_document_names_every_setting_and_every_size_of_the_engine(profiled: tuple[Path, dict[str, Any]]) -> None:
+    written = json.loads((profiled[0] / "run.json").read_text(encoding="utf-8"))
+    jsonschema.validate(written, document_schema("run"))
+    assert {*written["engine"]} == {field.name for field in fields(EngineConfig)}
+    assert {*written["memory"]} == {field.name for field in fields(MemoryReport)}

@@ -232,7 +232,7 @@ def test_a_baseline_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(runs.Recorder, "start", known)
     monkeypatch.setattr(runs, "Engine", watched)
-    profile(SPEC, CONFIG, WORKLOAD, RunWriter(tmp_path / "run", {}), timeout_s=100, baseline="contiguous")
+    profile(SPEC, CONFIG, WORKLOAD, RunWriter(tmp_path / "run", {}), timeout_s=100, baselines=("contiguous",))
     first, second = deadlines
     assert first is not None
     assert second is not None
@@ -292,7 +292,7 @@ def test_what_nvml_warns_of_is_kept_once(tmp_path: Path, install: fake_nvml.Inst
     install(gpu)
     _, run = measured(tmp_path / "run", gpu)
     warnings = [event["text"] for event in run.events if event["event"] == "warning"]
-    assert warnings.count("GPU 0: has no memory of its own; totals are the machine's (/proc/meminfo)") == 1
+    assert warnings.count("GPU 0 has no memory of its own; totals are the machine's (/proc/meminfo)") == 1
 
 
 def test_processes_that_are_not_listed_are_seen_by_what_is_used(install: fake_nvml.Install) -> None:

@@ -284,7 +284,7 @@ def test_a_peak_that_serving_did_not_reach_again_is_told_and_no_error(tmp_path: 
     assert sum(row["measured"] for row in told["rows"]) == told["reported"] + 300_000_000
     for format in ("table", "markdown"):
         text = run("reconcile", folder, "--format", format).out
-        assert "beyond the 667.57 MiB held before the run, and 286.10 MiB of activations that serving did not" in text
+        assert "beyond the 667.57 MiB in use before the run, and 286.10 MiB of peak activations not" in text
 
 
 def test_what_is_held_against_other_code_says_so(tmp_path: Path, run: Run) -> None:
@@ -324,7 +324,7 @@ def test_what_torch_counted_between_two_samples_is_not_lost(tmp_path: Path) -> N
 
 def test_one_rank_of_several_is_called_that(tmp_path: Path, run: Run) -> None:
     folder = edited(cpu_run(tmp_path / "run"), "inputs.tensor_parallel_size", 2)
-    assert "tiny on cpu, rank 0 of 2: predicted beside measured" in run("reconcile", folder).out
+    assert "tiny on cpu, rank 0 of 2: predicted vs measured" in run("reconcile", folder).out
     told = run("reconcile", folder, "--format", "json").json
     assert (told["rank"], told["tensor_parallel_size"]) == (0, 2)
 

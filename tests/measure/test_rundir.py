@@ -37,8 +37,8 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(
             path.mkdir()
     answer = run(*command, "run")
     assert (answer.code, answer.out) == (2, "")
-    wrong = "is a directory, not a file" if kind == "directory" else "not a regular file"
-    assert answer.err.startswith(f"kvplan: error: run/{name}: {wrong}")
+    wrong = " is a directory, not a file" if kind == "directory" else ": not a regular file"
+    assert answer.err.startswith(f"kvplan: error: run/{name}{wrong}")
 
 
 @pytest.mark.parametrize("name", NAMES)

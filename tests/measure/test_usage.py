@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from kvplan.core.errors import InvalidInputError
 from kvplan.measure.server_metrics import MetricsError
 from kvplan.measure.usage import Usage, usage
+from kvplan.report.rightsize_text import need
 from tests.support.cli import Run, run
 from tests.support.oracle_data import DATA, needs_oracle_data
 
@@ -76,6 +78,16 @@ def test_the_pool_in_use_is_told_a_little_low(fact: dict[str, Any]) -> None:
     assert 0.8 < used.pool_used / fact["truth"]["kv_usage_mean"] < 1.02
 
 
+def test_a_range_with_equal_ends_is_one_number() -> None:
+    """9 of 1,000 tokens, nine tenths of a pool to be used: 0.0099 (x 0.99 / 0.9) to 0.0122 (x 1.22 / 0.9)."""
+    fact = FACTS[0]
+    used = usage(page(fact["first"]), page(fact["second"]), fact["seconds"])
+    idle = replace(used, pool_tokens=1000, held_tokens=9.0, prefix_share=0.0, queue_grows=False)
+    needed = need(idle, 1.0)
+    assert needed is not None
+    assert needed.text == "0.01 times the current servers"
+
+
 def test_counters_that_begin_anew_are_since_the_restart() -> None:
     fact = FACTS[0]
     fresh = fact["first"] | {"vllm:prompt_tokens_created": 1.8e9}
@@ -87,7 +99,7 @@ def test_counters_that_begin_anew_are_since_the_restart() -> None:
 
 def test_pages_that_tell_nothing_are_refused() -> None:
     first = page(FACTS[0]["first"])
-    with pytest.raises(InvalidInputError, match="no request ended"):
+    with pytest.raises(InvalidInputError, match="no request completed"):
         usage(first, first, 60.0)
     with pytest.raises(MetricsError, match="SGLang"):
         usage("sglang:num_running_reqs 1.0\n", "sglang:num_running_reqs 1.0\n", 60.0)
@@ -115,7 +127,7 @@ def test_the_answer_says_whether_it_keeps_up(run: Run, monkeypatch: pytest.Monke
     [
         ((), "FIRST: missing"),
         (("examples/metrics.1.txt",), "SECOND: missing"),
-        (("examples/metrics.1.txt", "examples/metrics.1.txt"), "SECOND: is the first page"),
+        (("examples/metrics.1.txt", "examples/metrics.1.txt"), "SECOND is the first page"),
         ((*PAIR, "--growth", "-1"), "--growth"),
         ((*PAIR, "--interval", "x"), "--interval"),
         (("README.md", "examples/metrics.1.txt"), "README.md"),

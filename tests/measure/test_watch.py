@@ -116,7 +116,7 @@ def test_a_reading_is_first_line() -> None:
     now = ServerReading(server_stats(VLLM_PAGE), 0.01, RATES)
     assert first_line(reading(sample=SAMPLE, resident=3 * MIB, host=HOST, server=now), WATCHED) == (
         "10:11:12  19.00 of 80.00 GiB used, pid 42 10.00 GiB, others 8.00 GiB, 37 % busy, memory busy 21 %, 312 W, "
-        "SM 1,410 MHz, memory 1,593 MHz, 56 C, resident 3 MiB, machine 16.00 of 64.00 GiB used, "
+        "SM 1,410 MHz, memory 1,593 MHz, 56 C, resident 3 MiB, host 16.00 of 64.00 GiB used, "
         "vllm: KV 50.0 % of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting, 2 preemptions, prefix hits 25.0 %, "
         "12,346 prompt tokens/s, 7.2 output tokens/s"
     )
@@ -125,7 +125,7 @@ def test_a_reading_is_first_line() -> None:
 def test_a_page_out_of_reach_is_a_part_of_the_line() -> None:
     now = ServerReading(problem="unreachable (connection refused)")
     line = first_line(reading(host=HOST, server=now), WATCHED)
-    assert line == "10:11:12  machine 16.00 of 64.00 GiB used, metrics: unreachable (connection refused)"
+    assert line == "10:11:12  host 16.00 of 64.00 GiB used, metrics: unreachable (connection refused)"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_view_shows_every_part() -> None:
         "busy     ###############.........................",
         "  37 % busy, memory busy 21 %, 312 W, SM 1,410 MHz, memory 1,593 MHz, 56 C",
         "",
-        "machine  ##########..............................  16.00 of 64.00 GiB used",
+        "host     ##########..............................  16.00 of 64.00 GiB used",
         "  resident           16 GiB",
         "",
         "sglang",
@@ -415,7 +415,7 @@ def test_31_without_a_gpu_the_cure_names_what_else_can_be_watched(run: Run, no_d
 
 def test_31_without_a_gpu_a_process_is_watched(run: Run, no_driver: None) -> None:
     ran = run("watch", "--pid", str(os.getpid()), *QUICK)
-    assert (ran.code, ran.err) == (0, "kvplan: note: no GPU: the machine's own memory is shown\n")
+    assert (ran.code, ran.err) == (0, "kvplan: note: no GPU found; showing host memory\n")
     heading, *lines = ran.out.splitlines()
     assert heading == "no GPU"
     assert all("  resident " in line for line in lines)
@@ -464,11 +464,11 @@ def test_39_a_gpu_lost_on_the_way_ends_the_watch_with_its_rows_kept(
         (("--interval", "1ms"), "--interval: "),
         (("--duration", "-1s"), "--duration: not a duration ('-1s')"),
         (("--pid", "self"), "--pid: not a whole number ('self')"),
-        (("--pid", "0"), "--pid: must be at least 1 ('0')"),
+        (("--pid", "0"), "--pid must be at least 1 ('0')"),
         (("--pid", "4194304"), "--pid 4194304: there is no such process"),  # above Linux' highest pid
         (("--metrics", "gopher://x"), "--metrics gopher://x: not an http or https URL"),
-        (("--csv", "/no/such/folder/log.csv"), "--csv /no/such/folder/log.csv: cannot be written"),
-        (("--csv", "/"), "--csv /: is not a regular file"),
+        (("--csv", "/no/such/folder/log.csv"), "--csv /no/such/folder/log.csv cannot be written"),
+        (("--csv", "/"), "--csv / is not a regular file"),
     ],
 )
 def test_bad_usage_is_first_line(run: Run, install: Install, argv: tuple[str, ...], fault: str) -> None:
@@ -656,7 +656,8 @@ def test_a_server_that_answered_once_is_waited_for_unless_tries_are_stated() -> 
 
 def test_tries_are_a_whole_number_beside_a_page(run: Run, no_driver: None) -> None:
     assert refused(run("watch", "--pid", "1", "--tries", "3", *QUICK)).endswith("add --metrics URL")
-    assert refused(run("watch", *DEAD, "--tries", "-1", *QUICK)).startswith("--tries: ")
+    assert refused(run("watch", *DEAD, "--tries", "-1", *QUICK)).startswith("--tries must be at least 0 ('-1'); ")
+    assert refused(run("watch", *DEAD, "--tries", "x", *QUICK)).startswith("--tries: ")
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_a_server_that_goes_away_says_so_and_the_others_go_on(
     ran = run("watch", *urls, *QUICK, "--csv", tmp_path / "log.csv")
     assert ran.code == 0
     lines = [line.partition("  ")[2] for line in ran.out.splitlines()[1:]]
-    lines = [line for line in lines if not line.startswith("machine")]
+    lines = [line for line in lines if not line.startswith("host ")]
     assert len(lines) == 3 * 7
     assert lines[1] == f"{host}/leaving  vllm: 3 running"
     assert all(line.startswith(f"{host}  vllm: KV 50.0 % of 436,896 tokens") for line in lines[::3])
@@ -313,8 +313,11 @@ def test_a_plan_of_a_model_and_a_gpu_is_what_estimate_answers(run: Run, tmp_path
         (("--model", "qwen3-8b"), "--gpu: missing"),
         (("--gpu", "l40s"), "--model: missing"),
         (("--model", "no-such-model", "--gpu", "l40s"), "model 'no-such-model': not in the catalog"),
-        (("--model", "qwen3-8b", "--gpu", "l40s", "--gpu", "l4"), "--gpu or --ctx: names several plans"),
-        (("--model", "qwen3-8b", "--gpu", "l40s", "--plan", "x"), "--plan: is a plan already, without --model"),
+        (("--model", "qwen3-8b", "--gpu", "l40s", "--gpu", "l4"), "--gpu or --ctx names several plans"),
+        (
+            ("--model", "qwen3-8b", "--gpu", "l40s", "--plan", "x"),
+            "--plan is a plan already and cannot be combined with --model",
+        ),
     ],
 )
 def test_what_is_no_one_plan_is_refused(run: Run, no_driver: None, argv: tuple[str, ...], fault: str) -> None:

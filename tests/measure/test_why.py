@@ -15,12 +15,13 @@ from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
 from kvplan.documents.diagnosis import diagnosis_document
 from kvplan.hardware.gpu import gpu
+from kvplan.measure import why_words
 from kvplan.measure.serverlog.asked import asked_words, changed
 from kvplan.measure.why_words import reason_of
 from kvplan.models import catalog
 from kvplan.planning.cures import MOVES, Case, Cure, cures, stated_pool
 from kvplan.planning.plan import Request
-from kvplan.report.why_text import why_lines
+from kvplan.report.why_text import shortened, why_lines
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import kind_of_cause, parse_engine
 from kvplan.servers.failures import MEMORY_CAUSES, Cause, Figures, Size
@@ -105,7 +106,7 @@ def test_without_a_gpu_the_cures_that_need_none_are_planned_and_the_rest_is_aske
     ran = run("why", LOG)
     assert "--max-model-len 50544: 1 user at that length" in ran.out
     assert "--gpu-memory-utilization" not in ran.out
-    assert "For fixes with figures, add --gpu NAME." in ran.out
+    assert "For exact fixes, add --gpu NAME." in ran.out
 
 
 def test_a_model_that_needs_other_bytes_is_not_the_server_s(run: Run, tmp_path: Path) -> None:
@@ -432,5 +433,82 @@ def test_memory_that_ran_out_in_an_unknown_part_is_said_with_its_figures(run: Ru
         "79.25 GiB of which 1.10 GiB is free.\n"
     )
     first = run("why", str(log)).out.splitlines()[0]
-    assert first.startswith("vLLM did not start: the GPU ran out of memory (2.00 GiB asked for, 1.10 GiB free), but")
+    assert first.startswith("vLLM did not start: the GPU ran out of memory (2.00 GiB requested, 1.10 GiB free), but")
     assert run("why", str(log), "--format", "json").json["cause"] is None
+
+
+def test_sizes_that_a_log_rounds_to_the_same_do_not_contradict_the_reason() -> None:
+    free = Size("30.3 GiB", 32_534_528_000, 32_529_000_000, 32_540_000_000)
+    text = why_words.free_memory(Figures(initial_free_bytes=free, current_free_bytes=free))
+    assert text.endswith("while the server measured its own")
+
+
+def test_what_a_gpu_does_not_support_is_a_sentence() -> None:
+    problem = "this GPU does not support the requested"
+    assert why_words.capability(Figures()) == f"{problem} data type, kernel or quantization"
+    assert why_words.capability(Figures(quantization="fp8")) == f"{problem} quantization fp8"
+
+
+def test_amounts_of_a_sentence_have_one_unit(run: Run, tmp_path: Path) -> None:
+    """torch: "Tried to allocate 298.00 MiB. GPU 0 has a total capacity of 39.38 GiB of which 65.38 MiB is free"; 39.38
+    GiB are 40,325.12 MiB.
+    """
+    log = tmp_path / "server.log"
+    log.write_text(
+        "vLLM API server version 0.10.0\nnon-default args: {'model': 'llama-3.1-8b'}\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 298.00 MiB. GPU 0 has a total capacity of "
+        "39.38 GiB of which 65.38 MiB is free.\n",
+        encoding="utf-8",
+    )
+    out = run("why", log, "-q").out
+    assert "298.00 MiB" in out
+    assert "65.38 MiB" in out
+    assert "0.29 GiB" not in out
+
+
+def test_a_line_is_cut_behind_its_error_not_before_it() -> None:
+    bar = "Capturing CUDA graphs (decode, FULL):  " + "█" * 150 + "| 35/67 [00:03<00:03,  9.30it/s]"
+    assert shortened(f"{bar}CUDA error: device-side assert") == "CUDA error: device-side assert"
+
+
+# --- a server that drafts tokens --------------------------------------------------------------------------------------
+
+SGLANG_DRAFTS = (
+    "[2026-11-01 10:00:00] server_args=ServerArgs(model_path='deepseek-ai/DeepSeek-V3', tp_size=8, {more}"
+    "speculative_algorithm='{algorithm}', speculative_num_steps=3, speculative_eagle_topk=1, "
+    "speculative_num_draft_tokens=4, context_length=32768, mem_fraction_static=0.6)\n"
+    "[2026-11-01 10:00:50 TP0] RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n"
+)
+DRAFT_FLAGS = (
+    "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 "
+    "--speculative-algorithm EAGLE"
+)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NEXTN"])
+def test_sglangs_head_is_planned_and_stays_in_the_command(run: Run, tmp_path: Path, algorithm: str) -> None:
+    """DeepSeek-V3's config: 61 layers and a head, each of 576 elements of 2 bytes per token: 62 x 1,152 B, that is
+    2.18 GiB of 32,768 tokens; without the head 61 x 1,152 B.
+    """
+    text = SGLANG_DRAFTS.format(more="", algorithm=algorithm)
+    ran = why(run, tmp_path, text, "--gpu", "h200")
+    assert "one request needs 2.18" in ran.out
+    assert ran.out.split("Command with fix 1\n")[1].splitlines()[0].endswith(DRAFT_FLAGS)
+    bare = text.replace(f"speculative_algorithm='{algorithm}'", "speculative_algorithm=None")
+    assert "one request needs 2.14" in why(run, tmp_path, bare, "--gpu", "h200").out
+
+
+def test_a_draft_that_cannot_be_sized_is_said_and_nothing_is_verified(run: Run, tmp_path: Path) -> None:
+    text = SGLANG_DRAFTS.format(more="", algorithm="EAGLE3")
+    cases = (
+        (text, "(EAGLE3), which is not sized: speculative method eagle3 needs a draft; name one with --draft-model"),
+        (
+            SGLANG_DRAFTS.format(more="dp_size=8, enable_dp_attention=True, ", algorithm="EAGLE"),
+            ", which is not sized: --enable-dp-attention is not modeled with drafts; use only one",
+        ),
+    )
+    for log, problem in cases:
+        ran = why(run, tmp_path, log, "--gpu", "h200")
+        assert ran.code == 0
+        assert "verified" not in ran.out
+        assert ran.out.count(f"the server drafts tokens{'' if problem[0] == ',' else ' '}{problem}\n") == 1

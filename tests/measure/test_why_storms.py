@@ -52,7 +52,7 @@ def test_what_users_notice_of_fewer_requests_at_once_is_said(run: Run, tmp_path:
     path = tmp_path / "server.log"
     path.write_text(PREEMPTED, encoding="utf-8")
     out = run("why", path, "--gpu", "l40s").out
-    assert "--max-num-seqs 5: 5.0 users at 32,768 tokens; none of them is sent back, and the others wait" in out
+    assert "--max-num-seqs 5: 5.0 users at 32,768 tokens; no request is preempted; the others wait" in out
 
 
 def test_retractions_have_a_larger_pool_and_no_more_requests_than_it_holds(run: Run, tmp_path: Path) -> None:

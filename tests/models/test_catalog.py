@@ -11,7 +11,7 @@ import yaml
 from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.models import catalog
-from kvplan.models.spec import ModelSpec, Scheme
+from kvplan.models.spec import HeadAttention, LatentHeads, ModelSpec, Scheme
 from kvplan.sizing import weights
 from tests import oracles
 from tests.support.cli import Run, refused
@@ -289,7 +289,8 @@ def test_llama_3s_rope_turns_as_transformers_turns_it(name: str) -> None:
     from engine.rotary import frequencies
 
     spec = catalog.load(name)
-    ropes = {layer.attention.rotary for layer in spec.decoder.layers} if spec.decoder else set()
+    attentions = [layer.attention for layer in spec.decoder.layers]
+    ropes = {attention.rotary for attention in attentions if isinstance(attention, HeadAttention | LatentHeads)}
     (rope,) = filter(None, ropes)
     config = catalog.expand(catalog.facts(name)["config"])
     kept = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings", "rope_theta", "rope_scaling")

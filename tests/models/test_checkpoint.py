@@ -397,24 +397,34 @@ def test_a_bad_index_is_refused(tmp_path: Path, index: object, said: str) -> Non
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda path: None, "no such file or directory"),
-        (os.mkfifo, "not a regular file"),
-        (lambda path: path.symlink_to(path), "the symbolic links form a loop"),
-        (lambda path: path.write_text("x", encoding="utf-8"), "holds no weights; pass a model directory"),
+        (lambda path: None, ": no such file or directory"),
+        (os.mkfifo, ": not a regular file"),
+        (lambda path: path.symlink_to(path), ": the symbolic links form a loop"),
+        (lambda path: path.write_text("x", encoding="utf-8"), " holds no weights; pass a model directory"),
     ],
     ids=["missing", "fifo", "loop", "text"],
 )
 def test_what_is_no_model_directory_is_refused(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
     path = tmp_path / "model"
     make(path)
-    assert refusal(path).startswith(f"{path}: {said}")
+    assert refusal(path).startswith(f"{path}{said}")
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path), lambda path: path.mkdir()])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (os.mkfifo, ": not a regular file"),
+        (lambda path: path.symlink_to(path), ": the symbolic links form a loop"),
+        (lambda path: path.mkdir(), " is a directory, not a file; name the file in it"),
+    ],
+    ids=["fifo", "loop", "directory"],
+)
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "pytorch_model.bin", INDEX_NAME])
-def test_weights_that_are_no_file_are_refused(tmp_path: Path, make: Callable[[Path], object], name: str) -> None:
+def test_weights_that_are_no_file_are_refused(
+    tmp_path: Path, make: Callable[[Path], object], said: str, name: str
+) -> None:
     make(tmp_path / name)
-    assert refusal(tmp_path).startswith(f"{tmp_path / name}: ")
+    assert refusal(tmp_path).startswith(f"{tmp_path / name}{said}")
 
 
 # --- GGUF ------------------------------------------------------------------------------------------------------------
@@ -485,7 +495,7 @@ def test_several_gguf_models_are_not_guessed_between(tmp_path: Path) -> None:
     for name in ("model-Q4_K.gguf", "model-Q8_0.gguf", "mmproj-F16.gguf"):
         save_gguf(tmp_path / name)
     said = "holds 2 GGUF models (model-Q4_K.gguf, model-Q8_0.gguf); pass the path of one"
-    assert refusal(tmp_path) == f"{tmp_path}: {said}"
+    assert refusal(tmp_path) == f"{tmp_path} {said}"
     assert found(tmp_path / "mmproj-F16.gguf").total_bytes == 4396
 
 

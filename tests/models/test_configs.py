@@ -177,13 +177,13 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(tmp_path: Path, text: st
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(InvalidInputError) as refused:
         tiles.read_tiles(path)
-    assert str(refused.value).startswith(f"tiles.json: {fault}")
+    assert str(refused.value).startswith(f"tiles.json {fault}")
     assert str(refused.value).endswith("; make it anew with benchmarks/tune_kernels.py")
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_missing_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"^tiles\.json: cannot be read \(No such file or directory\); make"):
+    with pytest.raises(InvalidInputError, match=r"^tiles\.json cannot be read \(No such file or directory\); make"):
         tiles.read_tiles(tmp_path / "tiles.json")
 
 

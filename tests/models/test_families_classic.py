@@ -237,16 +237,16 @@ def test_variants_nobody_serves_are_refused(values: dict[str, Any], message: str
     ("values", "message"),
     [
         ({**GPT2, "n_positions": None}, "n_positions: missing"),
-        ({**GPT2, "n_embd": 770}, "hidden_size: is not a multiple of the number of heads"),
-        ({**MPT_7B, "expansion_ratio": 0}, "expansion_ratio: must be above 0"),
-        ({**PYTHIA_6_9B, "rotary_pct": 1.5}, "rotary_pct: must be above 0 and at most 1"),
-        ({**OPT_6_7B, "ffn_dim": "16384"}, "ffn_dim: must be an integer"),
-        ({**FALCON_40B, "num_kv_heads": 7}, "num_kv_heads: does not divide the number of heads"),
+        ({**GPT2, "n_embd": 770}, "hidden_size is not a multiple of the number of heads"),
+        ({**MPT_7B, "expansion_ratio": 0}, "expansion_ratio must be above 0"),
+        ({**PYTHIA_6_9B, "rotary_pct": 1.5}, "rotary_pct must be above 0 and at most 1"),
+        ({**OPT_6_7B, "ffn_dim": "16384"}, "ffn_dim must be an integer"),
+        ({**FALCON_40B, "num_kv_heads": 7}, "num_kv_heads does not divide the number of heads"),
         ({**GLM_4_9B, "multi_query_group_num": None}, "multi_query_group_num: missing"),
         ({**DBRX, "ffn_config": None}, "ffn_hidden_size: missing"),
-        ({**DBRX, "ffn_config": {"ffn_hidden_size": 8, "moe_num_experts": 2, "moe_top_k": 4}}, "moe_top_k: must be"),
+        ({**DBRX, "ffn_config": {"ffn_hidden_size": 8, "moe_num_experts": 2, "moe_top_k": 4}}, "moe_top_k must be"),
         ({**LLAMA_3_2_11B_VISION, "cross_attention_layers": None}, "cross_attention_layers: missing"),
-        ({**LLAMA_3_2_11B_VISION, "cross_attention_layers": [3, 40]}, "cross_attention_layers: must name"),
+        ({**LLAMA_3_2_11B_VISION, "cross_attention_layers": [3, 40]}, "cross_attention_layers must name"),
     ],
 )
 def test_a_damaged_config_is_refused_by_the_name_of_its_key(values: dict[str, Any], message: str) -> None:

@@ -79,8 +79,11 @@ def test_a_ring_is_no_block_of_tokens() -> None:
 
 
 def test_releases_that_page_it_otherwise_are_refused_by_name() -> None:
-    request = Request(catalog.load("glm-5.3-flash"), gpu("h200"), EngineArgs(), release=Version((0, 32)))
-    with pytest.raises(UnsupportedModelError, match=re.escape("use --engine vllm@0.33")):
+    request = Request(catalog.load("glm-5.3-flash"), gpu("h200"), EngineArgs(), release=Version((0, 30)))
+    with pytest.raises(UnsupportedModelError, match=re.escape("use --engine vllm@0.31")):
+        plan(request)
+    request = Request(catalog.load("glm-5.3-flash"), gpu("b200"), EngineArgs(), release=Version((0, 31)))
+    with pytest.raises(UnsupportedModelError, match=re.escape("use --engine vllm@0.32")):
         plan(request)
 
 

@@ -251,7 +251,7 @@ def test_a_model_without_an_index_is_fine(hub: Hub) -> None:
         (
             404,
             {"X-Error-Code": "EntryNotFound"},
-            f"{MODEL}: has no config.json at main; pass the model it was made from, or a local config.json",
+            f"{MODEL} has no config.json at main; pass the model it was made from, or a local config.json",
         ),
         (
             429,

@@ -36,7 +36,7 @@ def test_text_only_sizes_the_language_model_and_says_so(run: Run, folder: Path) 
     assert doc["memory"]["weights"] == 16_060_522_496  # vLLM 0.33's parameters of Llama-3.1-8B alone
     assert doc["inputs"]["model"]["name"] == f"{folder} (text only)"
     assert doc["inputs"]["model"]["id"] == str(folder)  # what a server is started with
-    assert "warning: --text-only: the vision or audio tower is left out" in result.err
+    assert "warning: --text-only: the vision or audio tower is not counted" in result.err
 
 
 def test_every_command_that_takes_a_model_takes_it(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_every_command_that_takes_a_model_takes_it(run: Run, folder: Path, tmp_p
     )
     checked = run("check", policy)
     assert checked.code == 0, checked.err
-    assert "--text-only: the vision or audio tower is left out" in checked.err
+    assert "--text-only: the vision or audio tower is not counted" in checked.err
     written = run("check", "--init", folder, *AT, "--text-only", "-o", tmp_path / "new.policy.yaml")
     assert written.code == 0, written.err
     assert "text_only: true" in (tmp_path / "new.policy.yaml").read_text()
@@ -106,4 +106,4 @@ def test_a_tower_that_cannot_be_sized_need_not_be_where_the_command_leaves_it_ou
     text = run("estimate", folder, *AT, "--text-only", "--format", "json").json
     again = run("estimate", "--from-command", text["flags"]["command"], "--gpu", "h100-80g", "--format", "json")
     assert again.json["memory"] == text["memory"]
-    assert "the vision or audio tower is left out" in again.err
+    assert "the vision or audio tower is not counted" in again.err

@@ -140,7 +140,7 @@ def test_a_plan_compared_with_itself_has_no_difference() -> None:
         result = between(made, plan(made.request))
         assert result.is_equal
         assert not result.is_worse
-        assert [plain(line) for line in laid_out(diff_lines(result))] == [f"{plan_side(made).title}: no difference"]
+        assert [plain(line) for line in laid_out(diff_lines(result))] == [f"No difference: {plan_side(made).title}"]
         every_format(result)
 
 
@@ -427,8 +427,8 @@ def test_plans_are_matched_by_model_gpu_and_context() -> None:
     new = document_sides(plans_document([large, plan(request(kv_cache_dtype="fp8"))]), "new.json")
     result = difference("old.json", "new.json", old, new)
     assert [it.new.title for it in result.comparisons] == ["./config.json on a100-80g, 32,768 tokens"]
-    assert result.only_old == ("./config.json on a100-80g, 8192 tokens",)
-    assert result.only_new == ("./config.json on a100-80g, 65536 tokens",)
+    assert result.only_old == ("./config.json on a100-80g, 8,192 tokens",)
+    assert result.only_new == ("./config.json on a100-80g, 65,536 tokens",)
     assert "Only in OLD" in every_format(result)
 
 
@@ -442,7 +442,7 @@ def test_one_plan_of_each_is_compared_whatever_they_are_of() -> None:
 def test_documents_that_share_nothing_or_hold_something_twice_are_refused() -> None:
     small, large = plan(request(max_model_len=8192)), plan(request(max_model_len=65_536))
     old, new = document_sides(plans_document([OLD, small]), "a"), document_sides(plans_document([large, large]), "b")
-    with pytest.raises(UsageError, match=r"^b: contains two plans for \./config\.json on a100-80g, 65536 tokens"):
+    with pytest.raises(UsageError, match=r"^b contains two plans for \./config\.json on a100-80g, 65,536 tokens"):
         difference("a", "b", old, new)
     with pytest.raises(UsageError, match="have no plan in common"):
         difference("a", "b", old, new[:1])
@@ -494,7 +494,7 @@ def test_a_comment_of_many_targets_stays_below_githubs_limit() -> None:
     text = diff_markdown(difference("a", "b", *sides))
     assert len(text.encode()) < 65_536
     shown = text.count("| KV cache and users |")
-    assert text.splitlines()[-1].startswith(f"*Cut to what GitHub takes: {120 - shown} more with a difference; ")
+    assert text.splitlines()[-1].startswith(f"*Shortened to GitHub's limit: {120 - shown} more with a difference; ")
     assert shown > 10
 
 

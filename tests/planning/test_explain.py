@@ -54,9 +54,9 @@ def test_sections_stand_in_reading_order(first: Plan) -> None:
         "Weights per rank",
         "From total to KV cache",
         "Users",
-        "Why not the folk answer",
+        "Why this differs from the rule of thumb (memory x 0.9 - weights - activations)",
     ]
-    assert titles[-1].startswith("Beside the rule of thumb")
+    assert titles[-1].startswith("Compared with 'weights + 1.2 GB per user")
 
 
 def test_the_rows_that_are_subtracted_leave_what_is_available(first: Plan) -> None:
@@ -89,7 +89,7 @@ def test_the_rule_of_thumb_stands_beside_ours(first: Plan) -> None:
     assert thumb.users == 53
     # 16.061 + 14 x 1.2 + 5 GB
     assert thumb.needed == 16_060_522_496 + 14 * 1_200_000_000 + 5_000_000_000
-    assert "= 53 users, we say 14 at 32,768 tokens: 3.8x too many" in text_of(first)
+    assert "= 53 users, kvplan gives 14 at 32,768 tokens: 3.8x too many" in text_of(first)
 
 
 def test_heads_that_are_repeated_over_ranks_are_named() -> None:
@@ -129,9 +129,9 @@ def test_what_does_not_fit_is_refused_with_the_bytes_missing() -> None:
     one = planned("llama-3.1-70b", "a100-80g", EngineArgs(max_model_len=32768))
     text = text_of(one)
     assert f"refused, {one.deficit:,} B short" in text
-    assert "Why not the folk answer" not in text
-    assert "one of the two says that nobody fits" not in text  # the rule of thumb agrees: nobody
-    assert "= 0 users, we say 0 at 32,768 tokens: equal" in text
+    assert "Why this differs from the rule of thumb (memory x 0.9 - weights - activations)" not in text
+    assert "one of the two fits no user" not in text  # the rule of thumb agrees: nobody
+    assert "= 0 users, kvplan gives 0 at 32,768 tokens: equal" in text
 
 
 def test_the_lengths_that_were_asked_for_are_explained() -> None:
@@ -183,7 +183,7 @@ def test_the_folk_answer_of_its_own_release_is_not_set_apart_from_itself() -> No
 
 
 def test_facts_and_rules_that_were_not_compared_are_said(first: Plan) -> None:
-    assert "What the facts and rules rest on" not in text_of(first)
+    assert "Sources of the data and rules" not in text_of(first)
     awq = planned("llama-3.1-8b-awq", "a100-80g", EngineArgs(max_model_len=8192))
     assert "model facts: sibling of meta-llama/Llama-3.1-8B; AWQ with 4 bits" in text_of(awq)
     older = plan(Request(catalog.load("llama-3.1-8b"), gpu("a100-80g"), EngineArgs(), version((0, 11))))
@@ -200,16 +200,16 @@ def test_weights_are_named_by_their_scheme() -> None:
 @pytest.mark.parametrize(
     ("engine", "lines"),
     [
-        ("vllm@0.19", ["CUDA graphs: the server takes no estimate off its budget"]),
+        ("vllm@0.19", ["CUDA graphs: the server does not reserve memory for graphs"]),
         (
             "vllm@0.9",
             ["sampling sorts, as after `pip install vllm`", "--engine vllm@0.9+flashinfer"],
         ),
-        ("vllm@0.9+flashinfer", ["sampling with FlashInfer, as told; without: --engine vllm@0.9+no-flashinfer"]),
-        ("vllm@0.25", ["model runner V2, as this release chooses", "CUDA graphs: the server takes no estimate"]),
+        ("vllm@0.9+flashinfer", ["sampling with FlashInfer, as set; without: --engine vllm@0.9+no-flashinfer"]),
+        ("vllm@0.25", ["model runner V2, as this release chooses", "CUDA graphs: the server does not reserve memory"]),
         (
             "vllm@0.25+runner-v1",
-            ["model runner V1, as told", "--engine vllm@0.25+runner-v2", "model runner V1 captures the two largest"],
+            ["model runner V1, as set", "--engine vllm@0.25+runner-v2", "model runner V1 captures the two largest"],
         ),
         ("vllm@0.33", ["model runner V2 captures all piecewise graphs and the two largest full ones"]),
     ],
@@ -219,11 +219,11 @@ def test_the_rules_that_hang_on_the_installation_are_named(run: Run, engine: str
     text = " ".join(done.out.split())
     for line in lines:
         assert line in text
-    assert "fix the KV cache size with --kv-cache-memory-bytes" in text
+    assert "set --kv-cache-memory-bytes" in text
 
 
 def test_a_wide_range_names_the_graphs(run: Run) -> None:
     words = ("estimate", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--ctx", "8k", "--gpu-memory-utilization", "0.7")
-    assert "most of the range comes from the CUDA graphs, 0.30-5.51 GiB" in run(*words).err
+    assert "most of the uncertainty is CUDA graphs (0.30-5.51 GiB)" in run(*words).err
     assert "the range is mostly" not in run(*words, "--enforce-eager").err
     assert "the range is mostly" not in run(*words, "--kv-cache-memory-bytes", "11GiB").err

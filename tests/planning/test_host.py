@@ -67,5 +67,5 @@ def test_queues_between_processes_are_those_of_vllm_s_code() -> None:
 def test_explain_says_what_was_compared_and_what_is_not_modeled() -> None:
     answer = planned("llama-3.1-8b", "vllm@0.33", tensor_parallel_size=2, max_model_len=4096)
     section = next(section for section in explain(answer) if section.title.startswith("Host memory"))
-    assert "compared with nothing" in section.lines[0]
-    assert section.lines[-1].startswith("not modeled: the processes themselves")
+    assert "not compared with anything" in section.lines[0]
+    assert section.lines[-1].startswith("not modeled: memory of the processes (Python, torch, the CUDA libraries")

@@ -301,7 +301,10 @@ def test_replicas_share_the_experts_without_expert_parallelism() -> None:
 def test_a_default_of_more_sequences_than_state_blocks_is_lowered_and_said() -> None:
     answer = of("qwen3.5-35b-a3b", "h100-80g", max_model_len=32768)
     assert answer.capacity.num_blocks >= answer.settings.max_num_seqs
-    assert any(f"{answer.settings.max_num_seqs} are planned, the most that starts" in note for note in answer.notes)
+    assert any(
+        f"using {answer.settings.max_num_seqs}, the most with which it starts; the default is " in note
+        for note in answer.notes
+    )
 
 
 def test_a_pool_beyond_the_gpu_does_not_start_and_is_warned_of_where_it_only_may() -> None:

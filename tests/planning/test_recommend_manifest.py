@@ -114,6 +114,38 @@ def test_gpus_memory_and_shared_memory_are_sized(run: Run, tmp_path: Path) -> No
     assert int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi")) * GIB > 1.1 * 141.1e9
 
 
+ONE_GPU = ("llama-3.1-8b", "--gpus", "l40s", "--users", "4", "--ctx", "16k")
+LMCACHE = json.dumps({"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"})
+
+
+@pytest.mark.parametrize(
+    ("words", "shm", "request_gib", "limit"),
+    [
+        # 2 processes at 4 GiB, 1 GiB of /dev/shm for NCCL, both assumed, and 15 GiB of files on the Hub (16.06 GB).
+        ((), 1, 9, 24),
+        # 64 GiB is a whole number of blocks (32 layers x 2 x 8 heads x 128 x 2 B x 16 tokens = 2 MiB). vLLM 0.33 maps
+        # them in /dev/shm (v1/kv_offload/cpu/shared_offload_region.py, and fails to start where it has less room); a
+        # container's memory counts /dev/shm. Before 0.21 they are pinned in the process.
+        (("--kv-offloading-size", "64"), 65, 73, 88),
+        (("--kv-offloading-size", "64", "--engine", "vllm@0.19"), 1, 73, 88),
+        (("--kv-transfer-config", LMCACHE), 1, 14, 29),  # max_local_cpu_size is 5 GiB by default
+    ],
+)
+def test_offloaded_kv_is_memory_of_the_container(
+    run: Run, words: tuple[str, ...], shm: int, request_gib: int, limit: int
+) -> None:
+    documents = list(yaml.safe_load_all(run("recommend", *ONE_GPU, *words, "--output", "k8s", "-q").out))
+    pod = documents[1]["spec"]["template"]["spec"]
+    resources = pod["containers"][0]["resources"]
+    figures = pod["volumes"][1]["emptyDir"]["sizeLimit"], resources["requests"]["memory"], resources["limits"]["memory"]
+    assert figures == (f"{shm}Gi", f"{request_gib}Gi", f"{limit}Gi")
+    project = yaml.safe_load(run("recommend", *ONE_GPU, *words, "--output", "compose", "-q").out)
+    (service,) = project["services"].values()
+    memory = service["deploy"]["resources"]
+    figures = service["shm_size"], memory["reservations"]["memory"], memory["limits"]["memory"]
+    assert figures == (f"{shm}g", f"{request_gib}g", f"{limit}g")
+
+
 def test_replicas_of_a_compose_file_take_gpus_and_ports_of_their_own(run: Run, tmp_path: Path) -> None:
     services = yaml.safe_load(written(run, tmp_path, "two servers of two", "compose").read_text())["services"]
     devices = [each["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for each in services.values()]
@@ -124,14 +156,14 @@ def test_replicas_of_a_compose_file_take_gpus_and_ports_of_their_own(run: Run, t
 REFUSALS = [
     (
         ("llama-3.1-8b", "--users", "20", "--ctx", "8k", "--gpus", "mi300x", "--output", "k8s"),
-        "manifests for NVIDIA GPUs",
+        "--output writes manifests only for NVIDIA GPUs (mi300x is amd)",
     ),
     (("llama-3.1-405b", "--users", "9", "--ctx", "8k", "--gpus", "a100-80g", "--output", "k8s"), "at most 8 GPUs"),
     (
         ("llama-3.1-8b", "--users", "2000", "--ctx", "16k", "--gpus", "l4", "--output", "compose"),
         "one machine of at most 8",
     ),
-    (("llama-3.1-8b", "--users", "9", "--ctx", "8k", "--output", "k8s", "--format", "json"), "leave one out"),
+    (("llama-3.1-8b", "--users", "9", "--ctx", "8k", "--output", "k8s", "--format", "json"), "use only one"),
 ]
 
 
@@ -142,4 +174,4 @@ def test_what_one_machine_cannot_run_is_refused(run: Run, words: tuple[str, ...]
 
 def test_users_that_nothing_holds_give_no_manifest(run: Run) -> None:
     words = ("llama-3.1-405b", "--users", "900000", "--ctx", "128k", "--gpu", "t4", "--output", "k8s", "-q")
-    assert "no placement holds these users" in refused(run("recommend", *words))
+    assert "no placement fits these users" in refused(run("recommend", *words))

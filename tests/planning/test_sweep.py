@@ -74,7 +74,7 @@ def test_a_combination_that_cannot_be_keeps_its_values_and_says_why() -> None:
     assert not row.is_possible
     assert not row.fits
     assert row.reason is not None
-    assert row.reason.startswith("tensor_parallel_size 3: does not divide the 32 attention heads of llama-3.1-8b")
+    assert row.reason.startswith("--tp 3 does not divide the 32 attention heads of llama-3.1-8b")
     assert (row.max_num_seqs, row.num_gpus, row.users, row.weights) == (64, 3, None, None)
 
 
@@ -203,6 +203,19 @@ def test_a_value_is_unusable_only_where_no_combination_can_use_it() -> None:
     (reason,) = unusable(grid())
     assert reason.subject.startswith("tensor_parallel_size 3")
     assert unusable(grid(arguments={"tensor_parallel_size": (1, 2)})) == []
+
+
+def test_what_a_class_does_not_support_is_a_row_unless_nothing_else_is_asked() -> None:
+    """SGLang's class of Falcon-H1 passes no hidden states on: its model_runner.py starts no pipeline stages of it."""
+    release = parse_engine("sglang")
+    request = Request(catalog.load("falcon-h1-7b"), gpu("h100-80g"), EngineArgs(max_model_len=8192), release=release)
+    both = Grid((request,), (1, 1, 1), arguments={"pipeline_parallel_size": (1, 2)})
+    assert unusable(both) == []
+    rows = both.rows(0, 2)
+    assert [row.fits for row in rows] == [True, False]
+    assert "has no pipeline stages" in (rows[1].reason or "")
+    (reason,) = unusable(replace(both, arguments={"pipeline_parallel_size": (2,)}))
+    assert "has no pipeline stages" in str(reason)
 
 
 # --- what nothing beats -----------------------------------------------------------------------------------------------

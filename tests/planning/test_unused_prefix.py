@@ -20,7 +20,7 @@ HYBRID = (
     "--ctx",
     "8k",
 )  # blocks of 320 tokens, as large as its states
-NEVER = "the prefix of 240 tokens is shorter than the 320-token block: it is never found in the cache"
+NEVER = "the prefix of 240 tokens is shorter than the 320-token block, so it is never found in the cache"
 
 
 def test_an_estimate_says_it(run: Run) -> None:
@@ -36,7 +36,7 @@ def test_an_estimate_says_it(run: Run) -> None:
 
 def test_before_hybrid_models_cached_prefixes_the_reason_is_another(run: Run) -> None:
     words = [*HYBRID, "--mean-tokens", "700", "--shared-prefix", "640", "--engine", "vllm@0.19"]
-    said = "the prefix of 640 tokens is computed anew for every request: prefix caching is off"
+    said = "the prefix of 640 tokens is computed again for every request: prefix caching is off"
     assert said in run("estimate", *words).err
 
 

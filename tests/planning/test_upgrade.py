@@ -38,7 +38,7 @@ LLAMA_FP8 = ("llama-3.1-8b", "--quantization", "fp8", "--gpu", "h100-80g", "--ct
     ("words", "old", "new", "path", "low", "high"),
     [
         # vllm-project/vllm#43308: 55k -> 525k tokens, 9.5 times, of gemma-4-31B AWQ on an A100 80GB at 0.9.
-        (GEMMA, "0.20", "0.21", "kv.tokens", 8.0, 12.0),
+        (GEMMA, "0.20.1", "0.21", "kv.tokens", 8.0, 12.0),
         # vllm-project/vllm#49878: a request of Gemma 4 takes about 40 % more KV cache.
         (("gemma-4-31b", "--gpu", "a100-80g", "--ctx", "32k"), "0.25.1", "0.26", "kv.bytes_per_request", 1.3, 1.5),
         # NVIDIA-NeMo/RL#3280: at the same utilization 0.25 has a larger cache than 0.20, by GiB.
@@ -101,14 +101,14 @@ def test_a_policy_is_answered_target_by_target(run: Run, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("qwen3-8b", "--gpu", "l40s"), "--from: is missing"),
+        (("qwen3-8b", "--gpu", "l40s"), "--from is missing"),
         (("--gpu", "l40s"), "SERVER: missing"),
         (("qwen3-8b", "--gpu", "l40s", "--from", "vllm@0.24", "--to", "sglang"), "--from, --to: name two servers"),
         (("qwen3-8b", "--gpu", "l40s", "--from", "vllm@9.1"), "vllm@9.1"),
         (("qwen3-8b", "--gpu", "l40s,h200", "--from", "vllm@0.24"), "--gpu, --ctx: give 2 combinations"),
-        (("qwen3-8b", "--gpu", "l40s", "--engine", "vllm@0.24"), "--engine: is one release"),
+        (("qwen3-8b", "--gpu", "l40s", "--engine", "vllm@0.24"), "--engine is one release"),
         (("none.yaml", "--from", "vllm@0.24"), "none.yaml"),
-        (("none.yaml", "--gpu", "l40s"), "--gpu: only works with a command or a model"),
+        (("none.yaml", "--gpu", "l40s"), "--gpu works only with a command or a model"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(run: Run, words: tuple[str, ...], problem: str) -> None:
@@ -116,6 +116,12 @@ def test_what_cannot_be_asked_is_one_line(run: Run, words: tuple[str, ...], prob
     assert ran.code == 2
     assert len(ran.errors) == 1
     assert problem in ran.errors[0]
+
+
+def test_a_release_that_was_not_compared_is_named_on_either_side(run: Run) -> None:
+    words = ("upgrade", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k")
+    for old, new in (("vllm@0.24", "vllm@0.33"), ("vllm@0.33", "vllm@0.24")):
+        assert run(*words, "--from", old, "--to", new).out.count("vllm@0.24: rules come from its wheel") == 1
 
 
 def test_a_release_that_refuses_the_model_says_so(run: Run) -> None:
@@ -148,3 +154,10 @@ def test_every_format_says_the_same(run: Run, tmp_path: Path) -> None:
 def plan_of(release: str) -> Request:
     args = EngineArgs(max_model_len=8192)
     return Request(catalog.load("qwen3-8b"), gpu("l40s"), args, parse_engine(release))
+
+
+def test_one_release_on_both_sides_is_told(run: Run) -> None:
+    words = ("upgrade", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "-q")
+    for more in (("--from", "sglang"), ("--from", "vllm@0.33", "--to", "vllm@0.33")):
+        assert " is the release to upgrade from and to: it serves " in run(*words, *more).out
+    assert " is the release to upgrade from and to" not in run(*words, "--from", "vllm@0.24").out

@@ -16,11 +16,11 @@ from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, Win
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.planning.users import users_held
+from kvplan.servers.pages import KVSpec, Paging
 from kvplan.servers.plans import Load
+from kvplan.servers.pool import Capacity, KVGroup, Pool
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
-from kvplan.servers.vllm.pages import KVSpec, Paging
-from kvplan.servers.vllm.pool import Capacity, KVGroup, Pool
 from tests.support.parts import some
 
 

@@ -29,8 +29,8 @@ FORMATS = ("json", "markdown", "github", "junit", "sarif")
 SOON = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=30)
 # What is wrong -> the policy's text, the place of the fault, and how its one line begins behind that place.
 FAULTS = {
-    "an unknown key": ("version: 1\ntargets: [{id: a, modle: x}]\n", (2, 19), "target: has no key 'modle'"),
-    "no YAML": ("version: 1\ntargets: [\n", (3, 1), "is not YAML"),
+    "an unknown key": ("version: 1\ntargets: [{id: a, modle: x}]\n", (2, 19), "target has no key 'modle'"),
+    "no YAML": ("version: 1\ntargets: [\n", (3, 1), "the file is not YAML"),
     "an unknown model": (
         "version: 1\ntargets:\n- id: a\n  model: lama, 50%:x\n  gpu: l4\n  rules: {fits: true}\n",
         (4, 10), "target a: model 'lama, 50%:x': not in the catalog",
@@ -142,7 +142,7 @@ def read_sarif(text: str) -> dict[str, Any]:
     ("words", "message"),
     [
         (("--today", "soon"), "--today: not a date"),
-        (("--tp", "2"), "--tensor-parallel-size: only works with --init"),
+        (("--tp", "2"), "--tp works only with --init"),
         (("--report", "a.txt"), "--report a.txt: unknown file type"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_report_of_an_earlier_check_does_not_stand_beside_one_that_failed(run:
     assert run(*words).code == 0
     path.write_text("version: 1\n", encoding="utf-8")
     assert run(*words).code == 2
-    assert '<error message="policy: has no targets' in (folder / "a.xml").read_text(encoding="utf-8")
+    assert '<error message="policy has no targets' in (folder / "a.xml").read_text(encoding="utf-8")
     assert sorted(each.name for each in folder.iterdir()) == ["a.json", "a.xml", "kvplan.policy.yaml"]
 
 

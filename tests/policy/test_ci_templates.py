@@ -300,7 +300,7 @@ def test_the_action_says_why_a_policy_cannot_be_read(place: Workplace) -> None:
     place.rewrite("  model:", "  modle:")
     ran = run_action(place, sarif="true")
     assert (ran.code, ran.outputs["exit-code"]) == (2, "2")
-    assert ran.out.startswith("::error file=kvplan.policy.yaml,line=4,col=3,title=kvplan::target: has no key 'modle'")
+    assert ran.out.startswith("::error file=kvplan.policy.yaml,line=4,col=3,title=kvplan::target has no key 'modle'")
     assert "could not run, no rule was checked" in ran.summary
     uploaded = Path(ran.uses["github/codeql-action/upload-sarif@v3"]["sarif_file"])
     assert '"executionSuccessful": false' in uploaded.read_text(encoding="utf-8")

@@ -88,7 +88,7 @@ def test_a_reconciliation_says_the_error_and_the_run_beside_it_the_rest(run: Run
     alone = policy(tmp_path, H100, more="measured: {file: alone.json, max_error: 1%}")
     ran = run("check", alone, "--format", "json")
     assert findings(ran)["max_prediction_error"]["outcome"] == "skip"
-    assert "run.json is missing beside" in findings(ran)["max_prediction_error"]["message"]
+    assert "run.json is missing next to" in findings(ran)["max_prediction_error"]["message"]
 
 
 def test_evidence_ages_from_the_day_the_run_began(run: Run, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_broken_policy_is_told_wherever_a_kept_one_is(
     ran = run(*kvplan_words(steps[at]["run"]))
     assert (ran.code, ran.out.splitlines()) == (
         2,
-        ["::error file=kvplan.policy.yaml,line=2,col=19,title=kvplan::target: has no key 'modle'; did you mean model?"],
+        ["::error file=kvplan.policy.yaml,line=2,col=19,title=kvplan::target has no key 'modle'; did you mean model?"],
     )
     assert all(runs_after(step["if"], tmp_path) for step in steps[at + 1 :])
     assert "has no key 'modle'" in (tmp_path / "kvplan.md").read_text(encoding="utf-8")

@@ -72,7 +72,7 @@ def test_the_policy_of_a_local_model_names_it_from_its_own_folder(
     config_file(tmp_path / "model")
     (tmp_path / "deploy").mkdir()
     alone = refused(run("check", "--init", "./model", "--gpu", "h200", "-o", "deploy/p.yaml"))
-    assert alone.startswith(f"model: points outside {tmp_path}/deploy (./model)")  # what the check would refuse
+    assert alone.startswith(f"model points outside {tmp_path}/deploy (./model)")  # what the check would refuse
     (tmp_path / ".git").mkdir()
     for model in ("./model", "model", "model/config.json"):
         assert run("check", "--init", model, "--gpu", "h200", "-o", "deploy/p.yaml", "--force").code == 0
@@ -95,8 +95,8 @@ def test_a_file_that_exists_is_kept_unless_forced(run: Run, tmp_path: Path) -> N
         (("llama-3.1-8b",), "--gpu: missing"),
         (("--gpu", "h200"), "MODEL: missing"),
         (("llama-3.1-70b", "--gpu", "l4", "--ctx", "8k"), "does not fit"),
-        ((*INITS["plain"], "--strict"), "--strict: checks a policy"),
-        ((*INITS["plain"], "--today", "2030-01-01"), "--today: checks a policy"),
+        ((*INITS["plain"], "--strict"), "--strict checks a policy"),
+        ((*INITS["plain"], "--today", "2030-01-01"), "--today checks a policy"),
         (("--gpu", "h200", "--from-pid", "1", "--from-command", "vllm serve x"), "are alternatives"),
         (("--gpu", "h200", "--from-pid", "one"), "is not a process id"),
     ],
@@ -171,7 +171,7 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
         run("check", "--init", "--gpu", "h200", "--from-pid", str(os.getpid()), "-o", tmp_path / "p.yaml")
     )
     assert message == (
-        f"--from-pid {os.getpid()}: starts no server that kvplan plans; name its process; "
+        f"--from-pid {os.getpid()} starts no server that kvplan plans; name its process; "
         "`pgrep -fa 'vllm|sglang'` lists the servers that run"
     )
 

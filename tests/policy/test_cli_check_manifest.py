@@ -80,7 +80,42 @@ def test_a_pod_with_fewer_gpus_than_ranks_is_refused(run: Run, folder: Path) -> 
 def test_gpus_that_no_rank_takes_are_said(run: Run, folder: Path) -> None:
     file = folder / "deployment.yaml"
     file.write_text(file.read_text().replace('nvidia.com/gpu: "2"', "nvidia.com/gpu: 4"))
-    assert "2 of 4 GPUs stay unused: its command takes 2" in run("check", "deployment.yaml").err
+    assert "2 of 4 GPUs stay unused: its command uses 2" in run("check", "deployment.yaml").err
+
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: q}
+spec:
+  containers:
+  - name: server
+    image: lmsysorg/sglang:v0.5.23
+    command: [python3, -m, sglang.launch_server, --model-path, Qwen/Qwen3-8B, --max-loras-per-batch, "2", --made-up,
+      "7", --cuda-graph-max-bs, "8"]
+"""
+
+
+def test_notes_of_a_command_say_which_key_it_comes_from(run: Run, folder: Path) -> None:
+    (folder / "pod.yaml").write_text(POD, encoding="utf-8")
+    flags = "--made-up 7 --max-model-len 8k"
+    (folder / "kvplan.yaml").write_text(
+        "version: 1\ntargets:\n- {id: a, gpu: h100-80g, manifest: pod.yaml, rules: {fits: true}}\n"
+        f"- {{id: b, gpu: h100-80g, command: vllm serve Qwen/Qwen3-8B {flags}, rules: {{fits: true}}}}\n",
+        encoding="utf-8",
+    )
+    notes = [line for line in run("check", "kvplan.yaml").err.splitlines() if "target" in line]
+    assert notes == [
+        "kvplan: warning: target a: manifest: unknown to kvplan and ignored: --made-up",
+        "kvplan: note: target a: manifest --cuda-graph-max-bs: SGLang 0.5.23 does not start with it; write "
+        "--cuda-graph-max-bs-decode there",
+        "kvplan: note: target a: manifest: --max-loras-per-batch without --enable-lora reserves nothing",
+        "kvplan: warning: target b: command: unknown to kvplan and ignored: --made-up",
+        "kvplan: note: target b: command --max-model-len 8k is 8,000 as in vLLM; 8K would be binary",
+    ]
+    pasted = run("estimate", "--from-command", f"vllm serve Qwen/Qwen3-8B {flags}", "--gpu", "h100-80g").err
+    assert "note: --from-command --max-model-len 8k is 8,000" in pasted
+    assert "warning: --from-command: unknown" in pasted
 
 
 def test_two_pods_hold_one_server(run: Run, folder: Path) -> None:
@@ -92,11 +127,27 @@ def test_two_pods_hold_one_server(run: Run, folder: Path) -> None:
     )
 
 
+def test_ranks_of_dp_attention_take_no_gpus_of_their_own(run: Run, folder: Path) -> None:
+    """SGLang 0.5.23 docs, "DP attention": `--tp 8 --dp 8 --enable-dp-attention` is a server of 8 GPUs, its attention's
+    ranks are the tensor ranks (srt/layers/dp_attention.py: attn_tp_size = tp_size // dp_size).
+    """
+    ranks = 8
+    words = f"--model-path Qwen/Qwen3-235B-A22B --tp {ranks} --dp {ranks} --enable-dp-attention"
+    pod = POD[: POD.index("    command")] + f"    command: [sh, -c, python3 -m sglang.launch_server {words}]\n"
+    for count in (ranks, ranks - 1):
+        limits = f"    resources: {{limits: {{nvidia.com/gpu: {count}}}}}\n"
+        (folder / f"{count}.yaml").write_text(pod + limits, encoding="utf-8")
+    ran = run("check", f"{ranks}.yaml", "--gpu", "h200")
+    assert (ran.code, "stay unused" in ran.err) == (0, False), ran
+    fault = refused(run("check", f"{ranks - 1}.yaml", "--gpu", "h200", "-q"))
+    assert f"needs {ranks} GPUs, and the manifest asks for {ranks - 1};" in fault
+
+
 def test_a_model_inside_the_container_is_asked_for(run: Run, folder: Path) -> None:
     file = folder / "deployment.yaml"
     file.write_text(file.read_text().replace("value: Qwen/Qwen3-32B", "value: /models/mine"))
     line = refused(run("check", "deployment.yaml", "-q"))
-    assert "model: lies in the container (/models/mine); name it in a policy" in line
+    assert "model is a path in the container (/models/mine); name it in a policy" in line
     (folder / "kvplan.policy.yaml").write_text(
         POLICY.replace("    rules: {fits: true, m", "    model: qwen3-32b\n    rules: {fits: true, m")
     )
@@ -113,9 +164,9 @@ def test_targets_of_a_policy_name_containers(run: Run, folder: Path) -> None:
 
 
 REFUSALS = [
-    ("    container: llama3\n", "", "manifest: has 2 containers that serve (llama3, qwen3); add container"),
+    ("    container: llama3\n", "", "manifest has 2 containers that serve (llama3, qwen3); add container"),
     ("container: llama3", "container: nope", "names no container that serves ('nope'); write one of llama3, qwen3"),
-    ("manifest: kserve.yaml", "manifest: ../x.yaml", "target second: manifest: points outside"),
+    ("manifest: kserve.yaml", "manifest: ../x.yaml", "target second: manifest points outside"),
     ("manifest: kserve.yaml", "manifest: none.yaml", "none.yaml"),
     ("manifest: kserve.yaml", "manifest: kserve.yaml\n    command: vllm serve x", "names a manifest and a command"),
     ("manifest: kserve.yaml\n", "model: qwen3-8b\n", "names a container and no manifest"),
@@ -139,7 +190,7 @@ def test_options_of_a_plan_but_the_gpu_are_refused(run: Run, folder: Path) -> No
 
 def test_a_template_is_refused(run: Run, folder: Path) -> None:
     (folder / "t.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\n{{- if .x }}\nspec: {}\n{{- end }}\n")
-    assert "t.yaml: is a template, which is not rendered" in refused(run("check", "t.yaml", "--gpu", "h100"))
+    assert "t.yaml is a template, which is not rendered" in refused(run("check", "t.yaml", "--gpu", "h100"))
 
 
 def test_a_manifest_as_json_is_read(run: Run, folder: Path) -> None:
@@ -147,7 +198,7 @@ def test_a_manifest_as_json_is_read(run: Run, folder: Path) -> None:
     text = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
     (folder / "pod.json").write_text(text)
     ran = run("check", "pod.json", "--gpu", "h100-80g", "-q")
-    assert ran.out.startswith("p  qwen3-8b on h100-80g")
+    assert ran.out.startswith("1 target passes\n\np  qwen3-8b on h100-80g")
 
 
 def test_a_manifest_that_is_not_there_is_named(run: Run) -> None:

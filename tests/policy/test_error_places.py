@@ -39,7 +39,8 @@ CASES = [
     ("calibration", ["model: llama-3.1-8b", "gpu: a100-80g", "calibration: none.json"]),
     ("command", ["command: vllm serve llama-3.1-8b --tensor-parallel-size 3", "gpu: a100-80g"]),
     ("command", ["command: ls -l", "gpu: a100-80g"]),
-    ("draft_model", ["model: llama-3.1-8b", "gpu: a100-80g", "pipeline_parallel_size: 2", "draft_model: llama-3.2-1b"]),
+    ("pipeline_parallel_size",
+     ["model: llama-3.1-8b", "gpu: a100-80g", "pipeline_parallel_size: 2", "draft_model: llama-3.2-1b"]),
 ]  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def test_a_summary_never_grows_beyond_what_github_takes(tmp_path: Path) -> None:
     file = tmp_path / "summary.md"
     file.write_bytes(b"x" * ((1 << 20) - 10))
     assert append_summary(str(file), "y" * 9) is None  # with its line end exactly 1 MiB
-    assert "larger than GitHub takes" in (append_summary(str(file), "") or "")
+    assert "larger than GitHub accepts" in (append_summary(str(file), "") or "")
     assert file.stat().st_size == 1 << 20
 
 

@@ -183,3 +183,18 @@ def test_a_number_of_gpus_in_the_policy_gives_way_to_the_change(run: Run, tmp_pa
     cure = checked(run, tmp_path, values).json["targets"][0]["cure"]
     assert cure["keys"] == {"gpu": "l4", "tensor_parallel_size": 4}
     assert checked(run, tmp_path, changed(values, cure["keys"])).code == 0
+
+
+def test_a_fix_of_an_sglang_server_has_its_flags_and_says_that_the_context_is_shorter(run: Run, tmp_path: Path) -> None:
+    """The flags are those of SGLang 0.5.23's own parser, as `why` prints them."""
+    target = {
+        "id": "a", "engine": "sglang", "model": "llama-3.1-8b", "gpu": "l40s", "max_model_len": 16384,
+        "rules": {"min_concurrency": 400, "max_weights": "1GiB"},
+    }  # fmt: skip
+    document = checked(run, tmp_path, {"version": 1, "targets": [target]}).json
+    [cure] = [each["cure"] for each in document["targets"]]
+    assert [flag.split()[0] for flag in cure["flags"]] == ["--tp-size", "--context-length"]
+    context = cure["keys"]["max_model_len"]
+    assert context < 16384
+    fixes = [finding["fix"] for finding in document["targets"][0]["findings"]]
+    assert all(f"with a context of {context:,} tokens instead of 16,384" in fix for fix in fixes)

@@ -25,14 +25,14 @@ COMMANDS = {
     "estimate": (("estimate", *LLAMA, "--gpu", "h100-80g"), "llama-3.1-8b on h100-80g: 13 users at 32,768 tokens each"),
     "several": (("estimate", *LLAMA, "--gpu", "h100-80g,rtx-4090"),
                 "2 of 2 fit: 13 users (h100-80g), 1 user (rtx"),
-    "sweep": (("sweep", "qwen3-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k,32k"), "4 combinations, 4 fit"),
+    "sweep": (("sweep", "qwen3-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k,32k"), "4 of 4 combinations fit"),
     "recommend": (("recommend", "qwen3-8b", "--users", "100", "--ctx", "8k", "--gpus", "l40s,h100-80g"), "100 users"),
     "simulate": (("simulate", "qwen3-8b", "--gpu", "l40s", "--ctx", "8k", "--profile", "azure-2023-conv", "--rate", "2",
                   "--num-requests", "50"), "With 2 requests/s"),
     "diff": (("diff", "qwen3-8b", "qwen3-8b-fp8", "--gpu", "l40s", "--ctx", "8k"), "27 users instead of 21: "),
     "why": (("why", "examples/vllm-did-not-start.log", "--gpu", "a100-80g"), "vLLM"),
     "reconcile": (("reconcile", "reports/cpu-2core"), "on cpu: predicted against measured, the weights are exact"),
-    "log": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"), "Predicted weights as logged, KV"),
+    "log": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"), "KV cache: predicted 10.79 GiB"),
     "check": (("check", "examples/kvplan.policy.yaml", "--today", "2026-11-22"), "failed"),
     "gpus": (("gpus",), " gpus"),
     "timed": (("recommend", "qwen3-8b", "--rate", "4", "--ctx", "8k", "--profile", "sharegpt", "--slo", "ttft.p90=2s",
@@ -137,6 +137,13 @@ def test_a_page_answers_first_and_shows_every_cell_of_the_markdown(name: str, pa
     assert len(wanted) > 3 or name == "why"  # which has no table
     assert [cell for cell in wanted if cell not in cells] == []
     assert ('class="bars"' in text or "<svg" in text) == (name in DRAWN)
+
+
+@pytest.mark.parametrize("name", ["models", "gpus"])
+def test_columns_are_named_as_on_the_screen(name: str, run: Run) -> None:
+    """A screen's first line is its heads; a page had the fields of the JSON there."""
+    heads = run(name, "--format", "markdown").out.splitlines()[2].strip("| ").split(" | ")
+    assert heads == [head.strip() for head in re.split(" {2,}", run(name).out.splitlines()[0]) if head.strip()]
 
 
 def test_bars_are_as_long_as_what_they_stand_for() -> None:

@@ -19,7 +19,10 @@ from kvplan.hardware.gpu import custom_gpu, gpu
 from kvplan.models import catalog
 from kvplan.planning import launch
 from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan
+from kvplan.report.page import page
+from kvplan.report.text import plan_cells, plans_page
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.plans import budget_sizes
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm.rules import version
 from kvplan.workloads.lengths import parse_lengths
@@ -350,8 +353,17 @@ def test_inputs_are_resolved(cases: dict[str, Plan]) -> None:
 
 
 def test_offloading_names_the_host_memory(cases: dict[str, Plan]) -> None:
-    host = plan_document(cases["offload"])["host_memory"]
+    document = plan_document(cases["offload"])
+    host = document["host_memory"]
     assert host == {"kv_offloading": 64 * GIB, "blocks": 32_768, "users": 16}  # 64 GiB / 2 MiB; / 4 GiB
+    row = plan_cells(document)
+    assert (row["host_memory.kv_offloading"], row["host_memory.users"]) == (64 * GIB, 16)
+    memory = document["memory"]
+    assert (
+        sum(budget_sizes(memory).values()) + memory["weights"] + memory["kv_cache"] + memory["unused"]
+        == memory["total"]
+    )
+    assert "| beyond the GPU | 64.00 GiB of host memory, 16 users |" in page(plans_page([cases["offload"]]))
 
 
 def test_a_stated_weight_total_is_an_assumption(cases: dict[str, Plan]) -> None:

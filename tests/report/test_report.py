@@ -14,7 +14,7 @@ from rich.console import Console
 
 from kvplan.core.errors import UsageError
 from kvplan.core.table import Table, as_csv
-from kvplan.core.units import GIB
+from kvplan.core.units import GIB, format_gib
 from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import custom_gpu, gpu
 from kvplan.models import catalog
@@ -25,7 +25,7 @@ from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.report import console as screen
 from kvplan.report.lines import Part, line, open_console, takes_blocks, write
 from kvplan.report.page import page
-from kvplan.report.text import COLUMNS, plans_page, plans_table, value_at
+from kvplan.report.text import plans_page, plans_table
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.vllm.rules import version
 from kvplan.workloads.lengths import parse_lengths
@@ -124,7 +124,7 @@ def test_the_table_shows_the_documents_rows(card: str, max_loras: int) -> None:
 
 def test_what_does_not_fit_says_what_would() -> None:
     text = shown(planned("llama-3.1-70b"))
-    assert text.startswith("llama-3.1-70b on a100-80g: does not fit at 32,768 tokens, ")
+    assert text.startswith("llama-3.1-70b on a100-80g does not fit at 32,768 tokens, ")
     assert "the weights alone (131.42 GiB) exceed the budget of 72.91 GiB" in text  # 70,553,706,496 x 2 B
     # 65.7 GiB of weights on each of two leave 5 GiB, half of a user's 10 GiB in 16 bits: fp8 besides, or four of them.
     cures = re.findall(r"^  (--\S.*?) {2,}(\d+) users? at 32,768 tokens on (\d) x a100-80g$", text, re.MULTILINE)
@@ -139,11 +139,11 @@ def test_users_are_those_of_the_lengths_stated() -> None:
     one = planned(load=Load(mean_tokens=2048, lengths=lengths, overflow=0.01))
     text, users = shown(one), plan_document(one)["concurrency"]
     assert (
-        f"  at once     {users['users']:>7,}  or more; lengths lognormal:median=1000,sigma=1.2, "
-        "overflow at most 1 %, while one prompt is computed" in text
+        f"  concurrent  {users['users']:>7,}  or more; lengths lognormal:median=1000,sigma=1.2, "
+        "overflow at most 1 %, with one prefill in flight" in text
     )
     mean = planned(load=Load(mean_tokens=2048))
-    assert f"{mean.concurrency.users:,}  decoding, each at 2,048 tokens, while one prompt is computed" in shown(mean)
+    assert f"{mean.concurrency.users:,}  requests at 2,048 tokens each, with one prefill in flight" in shown(mean)
 
 
 def test_a_plan_of_several_gpus_says_so() -> None:
@@ -161,7 +161,7 @@ def test_explain_adds_the_formulas_below_the_screen() -> None:
     one = planned()
     text = shown(one, explain=True)
     assert text.startswith(shown(one))
-    assert "Why not the folk answer" in text
+    assert "Why this differs from the rule of thumb (memory x 0.9 - weights - activations)" in text
 
 
 def test_what_is_missing_is_positive_and_named() -> None:
@@ -171,12 +171,39 @@ def test_what_is_missing_is_positive_and_named() -> None:
     # 70.55e9 parameters of two bytes are 131.4 GiB of 79.25: at least 52.1 missing, before anything but weights.
     assert 52 * GIB < memory["missing"] < 56 * GIB
     missing, over = memory["missing"] / GIB, memory["unused_detail"]["over_budget"] / GIB
-    row = next(row for row in text.splitlines() if row.startswith("  missing"))
-    assert f" {missing:.2f} GiB " in row
-    assert row.endswith(f"more than the GPU has, {over:.2f} over the budget")
+    row = " ".join(text.partition("  missing")[2].partition("  total")[0].split())
+    assert row.startswith(f"{missing:.2f} GiB ")
+    assert row.endswith(
+        f"more than the GPU has, over the budget: {over:.2f} GiB ({format_gib(one.deficit)} with one request)"
+    )
     assert not re.search(r" -\d", text)
     assert "unused" not in text
     assert f"| missing | {missing:.2f} |" in plans_markdown([one])
+
+
+def test_each_shortage_of_a_screen_says_what_is_short() -> None:
+    """The headline counts the budget and one request, the row the GPU: its note names all three."""
+    one = planned("llama-3.1-405b", "h100-80g", tensor_parallel_size=4, max_model_len=8192)
+    text, memory = shown(one), one.memory
+    # One request: 8,192 tokens x 126 layers x 2 x 2 KV heads x 128 x 2 B, and vLLM's null block of 16 tokens.
+    assert one.deficit - memory.over_budget == (8192 + 16) * 126 * 2 * 2 * 128 * 2
+    row = "".join(text.partition("  missing")[2].partition("  total")[0])
+    for size in (memory.missing, memory.over_budget, one.deficit):
+        assert f"{size / GIB:,.2f} GiB" in row
+    assert f"{format_gib(one.deficit)} short on each GPU" in text
+
+
+@pytest.mark.parametrize("model", ["falcon-h1-7b", "gpt-oss-20b"])
+def test_a_user_who_takes_more_during_prefill_is_shown_both_figures(model: str) -> None:
+    one = planned(model, "h100-80g", max_model_len=8192)
+    charged = one.capacity.blocks_per_request * one.capacity.bytes_per_block
+    text = " ".join(shown(one).split())
+    assert f"of every GPU, up to {format_gib(charged)} during its prefill" in text
+    assert "it differs from the users because it charges" in text
+
+
+def test_a_user_who_takes_as_much_during_prefill_is_shown_one_figure() -> None:
+    assert "during its prefill" not in shown(planned())
 
 
 def test_a_pool_larger_than_the_gpu_does_not_start_and_what_does_is_named() -> None:
@@ -184,8 +211,8 @@ def test_a_pool_larger_than_the_gpu_does_not_start_and_what_does_is_named() -> N
     short = planned(kv_cache_memory_bytes=100 * GIB)
     assert not short.fits
     text = shown(short)
-    assert text.startswith("llama-3.1-8b on a100-80g: does not start")
-    assert "the pool that was stated takes 100.00 GiB, and the rest leaves " in text
+    assert text.startswith("llama-3.1-8b on a100-80g does not start")
+    assert "the stated pool needs 100.00 GiB, but only " in text
     assert short.refusal is not None
     (room,) = short.refusal.values
     assert planned(kv_cache_memory_bytes=int(room)).fits
@@ -195,7 +222,7 @@ def test_a_pool_larger_than_the_gpu_does_not_start_and_what_does_is_named() -> N
 
 def test_huge_numbers_do_not_run_together() -> None:
     text = shown(planned("llama-3.1-8b", num_gpu_blocks_override=2048 * 12_345_678))
-    assert "the pool that was stated takes 49,382,712.00 GiB, and the rest leaves " in text  # 12,345,678 x 4 GiB
+    assert "the stated pool needs 49,382,712.00 GiB, but only " in text  # 12,345,678 x 4 GiB
 
 
 @pytest.mark.parametrize(
@@ -250,7 +277,7 @@ def test_more_users_than_the_scheduler_runs_are_not_promised() -> None:
     one = planned(max_model_len=1024, max_num_seqs=64)
     first, second = shown(one).splitlines()[:2]
     assert first == "llama-3.1-8b on a100-80g: 64 users at 1,024 tokens each"
-    assert second == f"The pool holds {one.concurrency.pool.users}; at most 64 run at once (--max-num-seqs)."
+    assert second == f"The KV cache holds {one.concurrency.pool.users}; at most 64 run at once (--max-num-seqs)."
     assert one.concurrency.pool.users > 400
     assert second in plans_markdown([one])
     assert lines_of(screen.gpu_parts([(gpu("a100-80g"), one)]))[-1].endswith("  yes, 64 at once")
@@ -282,7 +309,7 @@ def test_a_plan_that_fits_by_less_than_its_range_warns() -> None:
 
 def test_a_fitted_context_is_left_to_the_server_where_the_range_does_not_hold_it() -> None:
     text = shown(marginal())
-    assert text.splitlines()[1].endswith("With --max-model-len auto it takes what fits.")
+    assert text.splitlines()[1].endswith("With --max-model-len auto it uses the longest context that fits.")
     assert "--max-model-len auto " in next(row for row in text.splitlines() if row.startswith("Serve"))
 
 
@@ -413,7 +440,7 @@ def test_the_model_list_marks_facts_that_are_not_a_published_config() -> None:
     rows = lines_of(screen.model_parts([awq, screen.model_row("llama-3.1-8b", catalog.load("llama-3.1-8b"))]))
     assert rows[1].startswith("llama-3.1-8b-awq *  awq int4 ")
     assert rows[2].startswith("llama-3.1-8b  ")
-    assert rows[-1].startswith("* facts that are not a copy of the published config.json")
+    assert rows[-1].startswith("* not a copy of the published config.json")
     assert (awq["published"], awq["scheme"]) == (False, "awq int4")
 
 
@@ -442,9 +469,10 @@ def test_csv_carries_the_documents_values() -> None:
     assert len(rows) == 3
     for row, one in zip(rows, plans, strict=True):
         document = plan_document(one)
-        assert tuple(row) == COLUMNS
-        for path in COLUMNS:
-            value = value_at(document, path)
+        for path in row:
+            value: Any = document
+            for key in path.split("."):
+                value = value[key]
             expected = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
             assert row[path] == expected, path
     assert rows[0]["kv.bytes_per_request"] == "4294967296"  # 4 GiB

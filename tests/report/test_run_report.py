@@ -352,7 +352,7 @@ def test_rows_that_exceed_the_device_are_no_bytes_without_a_row(tmp_path: Path) 
     assert data.memory is not None
     rows = sum(CPU_MEMORY[name] for name in ("weights", "buffers", "activations", "kv_cache"))
     assert data.memory.unreached == min(CPU_MEMORY["activations"], 49 * MIB + rows - 50 * MIB) > 0
-    assert "of activations that serving did not reach again" in data.findings["sums"]
+    assert "of peak activations not reached again while serving" in data.findings["sums"]
     assert "belong to no row" not in data.findings["memory"]
 
 

@@ -254,7 +254,7 @@ def test_a_share_that_is_not_known_is_not_spoken_of(missing: str, tmp_path: Path
     assert shares.count(None) == (2 if missing == "both" else 1)
     assert data.findings["allocators"] == "In the same pool, paged blocks ran 4 requests at once and contiguous ones 3."
     whole = data_of(cpu_run(tmp_path / "whole")).findings["allocators"]
-    assert whole.endswith(" 3; 6.2 % and 30.6 % of what was allocated held no token.")  # 12 of 192 and 44 of 144
+    assert whole.endswith(" 3; 6.2 % and 30.6 % of the allocated slots were empty.")  # 12 of 192 and 44 of 144
 
 
 @pytest.mark.parametrize(("size", "shown"), [(1, "tiny on the CPU: the"), (2, "tiny on the CPU, rank 0 of 2: the")])
@@ -277,7 +277,7 @@ def test_a_peak_of_the_baseline_is_told_from_the_figure_that_is_compared(tmp_pat
     assert most == 200 * MIB + 1_900_000  # 201.81 MiB
     assert data.findings["over_time"] == (
         "Most resident memory: 500 MiB, 7.00 s after the start, in the stage baseline; the figure compared with "
-        "the plan leaves that stage out: 201.81 MiB."
+        "the plan excludes that stage: 201.81 MiB."
     )
     assert "leaves" not in data_of(gpu_run(tmp_path / "gpu")).findings["over_time"]
 

@@ -116,7 +116,7 @@ PLANTED = {
     ".bars, #bar { display: none !important; }": ("estimate", "parts ["),
     ".bar i { background: none !important; }": ("estimate", "in the mean"),
     "table { width: 3000px !important; } .table { overflow: visible !important; }": ("estimate", "in a window of"),
-    "figure { margin-bottom: -14rem !important; }": ("estimate", "overlap"),
+    "figure { margin-bottom: -24rem !important; }": ("estimate", "overlap"),
     ":root { --paper: #999; }": ("estimate", "in the mean"),
     "pre { white-space: pre !important; overflow: hidden; }": ("estimate", "cut off"),
     ".sheet { width: 50%; }": ("simulate", "a figure's text of 6.5 pixels"),

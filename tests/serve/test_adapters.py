@@ -1,23 +1,34 @@
 """Adapters of a server: listed, chosen by `model`, refused where they are not there, on /metrics as vLLM has them."""
 
+import argparse
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.sequence import Sequence
+from kvplan.cli.engine_options import modules_of
+from kvplan.cli.help import spread
+from kvplan.core.errors import KvplanError
+from kvplan.models import catalog
+from kvplan.serve.adapters import ROUTERS, check_adapter, linear_layers
 from kvplan.serve.metrics import ServerMetrics
-from kvplan.serve.real import cache_config, measured_log, rows
+from kvplan.serve.real import cache_config
 from kvplan.serve.text import stand_in
 from tests.engine.test_lora import with_adapters
 from tests.serve.test_server import until
+from tests.support.cli import Run, refused, run
 from tests.support.serving import MODEL, Gate, Serving, planned, serving, twin
 from tests.support.small_adapters import saved_adapter
-from tests.support.small_engines import greedy, random_tokens
+from tests.support.small_engines import engine_for, greedy, random_tokens
 
+__all__ = ["run"]  # a fixture
 TEXT = "/v1/completions"
 (PROMPT,) = random_tokens(17)
 
@@ -78,14 +89,56 @@ def test_openais_client_sees_adapters(server: Serving) -> None:
             client.completions.create(model="z", prompt=PROMPT)
 
 
-def test_the_start_says_what_slots_take() -> None:
-    engine = engine_with_adapters()
-    planned_bytes, measured = {line.split()[0]: line.split()[1:] for line in rows(engine)}["lora"]
-    memory = engine.memory_report()
-    assert int(planned_bytes.replace(",", "")) == int(measured.replace(",", "")) == memory.lora > 0
-    loaded = next(line for line in measured_log(engine) if line.startswith("Model loading took"))
-    total = (memory.weights + memory.buffers + memory.lora) / 2**30
-    assert f" {total:.6f} GiB" in loaded  # vLLM, too, counts slots to the model
+@pytest.mark.parametrize("family", ["llama", pytest.param("deepseek_v2", marks=pytest.mark.full)])
+def test_the_layers_that_adapters_may_change_are_the_engines(family: str) -> None:
+    """Known by the engine's own slots; routers' names are a family's, and all are taken."""
+    engine = engine_for(family, max_loras=1, num_blocks=10)
+    slots: Any = engine.runner.model.adapters
+    own = {piece.name: (piece.inputs, piece.outputs) for layer in slots.layers for piece in layer.pieces}
+    checked = linear_layers(engine.spec)
+    assert {name: checked.get(name) for name in own} == own
+    assert all(name.endswith(ROUTERS) for name in checked.keys() - own.keys())
+
+
+def copied(folder: Path, **config: Any) -> Path:
+    """An adapter of rank 4 with other words in its config."""
+    shutil.copytree(saved_adapter("llama", seed=1), folder)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+@pytest.mark.parametrize("change", ["use_dora", "r", "peft_type", "rank", "json", "cut", "missing", "other model"])
+def test_the_engine_and_the_twin_refuse_the_same_adapters_alike(tmp_path: Path, change: str, run: Run) -> None:
+    """What reads only headers says what the engine says, which reads the tensors."""
+    values: dict[str, Any] = {"use_dora": True} if change == "use_dora" else {"r": 5} if change == "r" else {}
+    path = copied(tmp_path / "x", **values | ({"peft_type": "IA3"} if change == "peft_type" else {}))
+    spec, rank = engine_with_adapters().spec, 8
+    weights = path / "adapter_model.safetensors"
+    match change:
+        case "rank":
+            rank = 1
+        case "json":
+            (path / "adapter_config.json").write_text("{")
+        case "cut":
+            weights.write_bytes(weights.read_bytes()[:-4])
+        case "missing":
+            weights.unlink()
+        case "other model":
+            spec = catalog.load(MODEL)
+    with pytest.raises(KvplanError) as by_headers:
+        check_adapter(path, spec, rank)
+    how = r"\(.*\)" if change == "cut" else r"$^"  # each reader has its own words for that
+    if change != "other model":  # the engine has the small one
+        slots: Any = engine_for("llama", max_loras=1, max_lora_rank=rank, num_blocks=10)
+        with pytest.raises(KvplanError) as by_engine:
+            slots.load_adapter("x", path)
+        assert re.sub(how, "", str(by_engine.value)) == re.sub(how, "", str(by_headers.value))
+    options = ("--ctx", "8k", "--enable-lora", "--max-lora-rank", f"{rank}", "--lora-modules", f"x={path}")
+    line = refused(run("serve", MODEL, "--simulate", "h100-80g", "--port", "0", *options))
+    assert line.startswith("--lora-modules x: ")
+    if change == "rank":
+        assert line.endswith("has rank 4, slots are for 1; raise --max-lora-rank")
 
 
 # --- a twin -----------------------------------------------------------------------------------------------------------
@@ -137,3 +190,31 @@ def test_the_figure_of_adapters_is_vllms() -> None:
 
 def test_without_slots_the_figure_is_not_there() -> None:
     assert "lora_requests_info" not in ServerMetrics(MODEL, 8192, {"block_size": "16"}).page().decode()
+
+
+X = '{"name": "x", "path": "/a/x", "base_model_name": "m"}'
+LINES = [
+    ("m", "--lora-modules", "x=/a/x", "y=/b/y", "--port", "1"),
+    ("m", "--lora-modules", X, "y=/b/y"),
+    ("--lora-modules", "y=/b/y", X, "--port", "1", "m"),
+    ("m", "--lora-modules=y=/b/y"),
+    ("m", "--port", "1"),
+]
+
+
+@pytest.mark.parametrize("words", LINES)
+def test_several_adapters_stand_behind_one_flag(words: tuple[str, ...]) -> None:
+    """As argparse takes them with nargs="+", which is how vLLM's own parser declares the flag."""
+    theirs = argparse.ArgumentParser()
+    theirs.add_argument("model")
+    theirs.add_argument("--lora-modules", nargs="+", default=[])
+    theirs.add_argument("--port")
+    ours = argparse.ArgumentParser()
+    ours.add_argument("model")
+    ours.add_argument("--lora-modules", action="append", default=[])
+    ours.add_argument("--port")
+    assert ours.parse_args(spread([*words])) == theirs.parse_args(words)
+
+
+def test_adapters_are_named_in_either_form() -> None:
+    assert modules_of([X, "y=/b/y"], 1, ["m"]) == {"x": "/a/x", "y": "/b/y"}

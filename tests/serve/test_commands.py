@@ -6,15 +6,24 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvplan.serve.start import twin_log
+from engine.config import EngineConfig
+from kvplan.core.errors import SettingError
+from kvplan.serve.app import Api, Served
+from kvplan.serve.chat import ChatTemplate
+from kvplan.serve.generation import Limits
+from kvplan.serve.metrics import ServerMetrics
+from kvplan.serve.run import server as server_of_uvicorn
 from kvplan.serve.text import stand_in
+from kvplan.serve.worker import Worker
+from kvplan.servers.vllm.log_lines import log_lines
 from tests.engine.test_tp import free_port
 from tests.serve.test_server import TEXT, leave_open, until
 from tests.support.cli import Run, refused, run
@@ -22,6 +31,7 @@ from tests.support.serving import MODEL, Serving, planned, serving, twin
 from tests.support.small_engines import engine_for, greedy, random_tokens, saved_model, wrong_greedy_tokens
 
 __all__ = ["run"]  # a fixture
+SERVED = Served((MODEL,), 128_256, "0", Limits(4096), ChatTemplate())
 PLAN = ("--gpu", "h100-80g", "--ctx", "8k")
 WORDS = ("serve", MODEL, "--simulate", "h100-80g", "--ctx", "8k", "--port", "0")
 
@@ -40,10 +50,11 @@ def test_reconcile_reads_the_page(run: Run, server: Serving) -> None:
     assert rows["tokens"]["logged"] == rows["tokens"]["predicted"] == capacity.tokens
 
 
-def test_reconcile_reads_the_log_of_the_start(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, {"max_loras": 2, "max_lora_rank": 32}], ids=str)
+def test_reconcile_reads_the_log_of_the_start(run: Run, tmp_path: Path, changes: dict[str, int]) -> None:
     """Every row that is logged is what was planned, to the digits logged."""
     log = tmp_path / "start.log"
-    log.write_text("\n".join(twin_log(planned(), "0.33.0")))
+    log.write_text("\n".join(log_lines(planned(**changes))))
     ran = run("reconcile", "--log", log, "--gpu", "h100-80g", "--max-error", "0.01%", "--format", "json")
     assert ran.code == 0, ran.err
     compared = {row["name"] for row in ran.json["rows"] if row["logged"] is not None}
@@ -73,6 +84,7 @@ def test_rightsize_counts_the_requests(run: Run, tmp_path: Path) -> None:
     assert workload["prefix_share"] == pytest.approx(0.48)
 
 
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("serve",), "MODEL"),
     (("serve", "no-such-model", "--simulate", "h100-80g"), "no-such-model"),
@@ -92,9 +104,18 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("serve", MODEL, "--speed", "2"), "--speed"),
     (("serve", MODEL, "--quantization", "fp8"), "--quantization"),
     (("serve", MODEL, "--tp", "2"), "torchrun --nproc-per-node 2 -m kvplan serve"),
-    (("serve", MODEL, "--speculative-config", "{"), "--speculative-config: is not a JSON object"),
-    (("serve", MODEL, "--speculative-config", '{"method": "eagle", "num_speculative_tokens": 2}'), "method must be"),
-    (("serve", MODEL, "--speculative-config", '{"method": "ngram"}'), "num_speculative_tokens must be"),
+    (("serve", MODEL, "--pp", "2"), "--pp 2 needs as many processes (no torchrun started)"),
+    (("serve", MODEL, "--tp", "2", "--pp", "2"), "needs 4 processes (no torchrun started); start with: torchrun"),
+    (("serve", MODEL, "--pp-layer-partition", "8,8"), "--pp-layer-partition needs several stages"),
+    (("serve", MODEL, "--speculative-config", "{"), "--speculative-config is not a JSON object"),
+    (
+        ("serve", MODEL, "--speculative-config", '{"method": "eagle", "num_speculative_tokens": 2}'),
+        "--speculative-config: method must be",
+    ),
+    (
+        ("serve", MODEL, "--speculative-config", '{"method": "ngram"}'),
+        "--speculative-config: num_speculative_tokens must be",
+    ),
     (("serve", MODEL, "--speculative-config", '{"rejection_sample_method": "x"}'), "rejection_sample_method"),
     ((*WORDS, "--speculative-config", "{}"), "--speculative-config"),
     (("serve", MODEL, "--lora-target-modules", "q_proj"), "--lora-target-modules"),
@@ -113,20 +134,108 @@ def test_what_cannot_be_served_is_one_line(run: Run, words: tuple[str, ...], pro
     assert problem in refused(run(*words))
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("--max-num-seqs", "300", "--max-num-batched-tokens", "8"),
+            "--max-num-batched-tokens: (8) must be greater than or equal to --max-num-seqs (300); raise it, or lower "
+            "--max-num-seqs",
+        ),
+        (
+            ("--num-gpu-blocks-override", "1"),
+            "--num-gpu-blocks-override must be at least 2: block 0 holds nothing (1)",
+        ),
+        (
+            ("--kv-offloading-dir", "x"),
+            "--kv-offloading-dir and --kv-offloading-disk-size: go together; set both",
+        ),
+        (
+            ("--speculative-config", NGRAM, "--async-scheduling"),
+            "--async-scheduling and --speculative-config cannot be combined: a step's drafts are made from "
+            "the tokens of the one before; use only one",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_the_engines_settings_are_named_as_they_were_typed(run: Run, words: tuple[str, ...], line: str) -> None:
+    assert refused(run("serve", MODEL, *words)) == line
+
+
+def test_the_option_that_turns_a_setting_off_is_named(run: Run, tmp_path: Path) -> None:
+    where = ("-q", "-o", str(tmp_path / "run"), "--device", "cpu", "--dtype", "float32")
+    error = refused(run("profile", "--weights", str(saved_model("qwen3_next")), *where))
+    assert "--enable-prefix-caching is not combined with the recurrent states of" in error
+    assert error.endswith("; use --no-enable-prefix-caching")
+    assert not (tmp_path / "run").exists()
+    by_name = SettingError("", ("enable_prefix_caching",), "is off", "", off=True)
+    assert str(by_name) == "enable_prefix_caching is off; set it to False"
+
+
+def test_a_settings_error_has_the_names_of_whoever_reads_it() -> None:
+    """The value may have braces of its own."""
+    with pytest.raises(SettingError) as caught:
+        EngineConfig(dtype="{x}")
+    assert str(caught.value) == "EngineConfig: dtype must be one of auto, float32, bfloat16, float16 ('{x}')"
+    named = caught.value.in_words({"dtype": "--dtype"})
+    assert (named.subject, named.problem) == ("--dtype", "must be one of auto, float32, bfloat16, float16 ('{x}')")
+
+
 def test_a_port_in_use_is_one_line(run: Run, server: Serving) -> None:
     ran = run(*WORDS[:-1], str(server.port))
     assert "choose another --port" in refused(ran, code=3)
+
+
+def test_a_port_in_use_is_told_before_a_model_is_loaded(run: Run, server: Serving) -> None:
+    """A model whose weights no machine of the tests has room for: its error would be another."""
+    ran = run("serve", "llama-3.1-405b", "--device", "cpu", "-q", "--port", str(server.port))
+    assert "choose another --port" in refused(ran, code=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--ctx", "99k"), "--ctx is more than the positions of smollm2-135m (101376 of 8192); lower it"),
+        (("--max-model-len", "99k"), "--max-model-len is more than the positions of smollm2-135m"),
+        (("--device", "tpu"), "--device: 'tpu' is not a device; use auto, cpu, cuda or cuda:N"),
+        (("--api-key", " "), "--api-key is empty; remove it, or set a key"),
+        (("--served-model-name", ""), "--served-model-name is empty; remove it, or set a name"),
+        (("--drain-timeout", "soon"), "--drain-timeout"),
+        (("--request-timeout", "-1s"), "--request-timeout"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_an_option_is_named_as_it_was_typed(run: Run, words: tuple[str, ...], line: str) -> None:
+    assert refused(run("serve", "smollm2-135m", "-q", "--port", "0", *words)).startswith(line)
+
+
+@pytest.mark.parametrize("kinds", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)], ids=str)
+def test_a_second_signal_of_either_kind_ends_at_once(kinds: tuple[int, int]) -> None:
+    numbers: list[int] = []
+    running = server_of_uvicorn(Api(Worker(twin(), ServerMetrics(MODEL, 8192, {})), SERVED), 30)
+    running.on_forced = numbers.append
+    running.handle_exit(kinds[0], None)
+    assert (running.should_exit, running.force_exit, numbers) == (True, False, [])
+    running.handle_exit(kinds[1], None)
+    assert (running.force_exit, numbers) == (True, [kinds[1]])
 
 
 def environment_with(**changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", **changes}
 
 
-@contextmanager
-def started(*words: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], Serving, list[str]]]:
+Started = tuple[subprocess.Popen[str], Serving, list[str]]
+
+
+def started(*words: str, **environment: str) -> AbstractContextManager[Started]:
     """`kvplan serve` as a process of its own, once it says where it listens; and its log so far."""
+    return started_by((), words, **environment)
+
+
+@contextmanager
+def started_by(launcher: tuple[str, ...], words: tuple[str, ...], **environment: str) -> Iterator[Started]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "kvplan", *words],
+        [sys.executable, *launcher, "-m", "kvplan", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -151,7 +260,7 @@ def started(*words: str, **environment: str) -> Iterator[tuple[subprocess.Popen[
 
 @pytest.mark.full
 def test_sigterm_lets_what_runs_end() -> None:
-    with started(*WORDS, "--output-tokens", "200") as (process, server, _):
+    with started(*WORDS, "--output-tokens", "200") as (process, server, notes):
         answers: list[Any] = []
         thread = threading.Thread(target=lambda: answers.append(server.post(TEXT, prompt=[1], max_tokens=200)))
         thread.start()
@@ -160,9 +269,27 @@ def test_sigterm_lets_what_runs_end() -> None:
         thread.join()
         assert answers[0]["usage"]["completion_tokens"] == 200
         out, err = process.communicate(timeout=60)
-        assert process.returncode == 143
+        assert (process.returncode, out) == (143, "")
         assert "Traceback" not in err
-        assert "GPU KV cache size: " in out
+        assert "GPU KV cache size: " in "".join(notes)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
+def test_a_second_signal_ends_what_runs_with_openais_error(kind: signal.Signals, code: int) -> None:
+    with started(*WORDS, "--output-tokens", "8000", "--drain-timeout", "10m") as (process, server, _):
+        errors: list[Any] = []
+        body = {"prompt": [1], "max_tokens": 8000}
+        thread = threading.Thread(target=lambda: errors.append(server.refusal(TEXT, body)))
+        thread.start()
+        until(lambda: server.metric("vllm:num_requests_running") == 1)
+        process.send_signal(kind)
+        time.sleep(0.3)  # signals of one kind do not queue
+        process.send_signal(kind)
+        thread.join()
+        assert (errors[0][0], errors[0][1]["type"]) == (503, "ServiceUnavailableError")
+        assert "Traceback" not in process.communicate(timeout=60)[1]
+        assert process.returncode == code
 
 
 @pytest.mark.full
@@ -171,15 +298,15 @@ def test_a_directory_is_served_with_its_weights() -> None:
     words = ("serve", str(saved_model("llama")), "--device", "cpu", "--dtype", "float32", "--ctx", "64", "--port", "0")
     few = ("--num-gpu-blocks-override", "40", "--max-num-seqs", "4", "--max-num-batched-tokens", "64")
     prompt = [5, 77, 130, 9]
-    with started(*words, *few) as (process, server, _):
+    with started(*words, *few) as (process, server, log):
         body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
         text = server.post(TEXT, **body)["choices"][0]["text"]
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        process.communicate(timeout=60)
         assert process.returncode == 130
-    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.count(",") >= 2}
-    assert rows["weights"][0] == rows["weights"][1]
-    assert rows["kv_cache"][0] == rows["kv_cache"][1]
+    for name in ("weights", "kv_cache"):
+        (row,) = [line for line in log if f" {name}: " in line]
+        assert len(set(re.findall(r"[0-9,]+ bytes", row))) == 1
     tokens = stand_in(256).encode(text).ids
     # Bytes that are no UTF-8 show as one sign that is three bytes long.
     assert "\ufffd" in text or wrong_greedy_tokens("llama", prompt, tokens) == []
@@ -193,23 +320,38 @@ def test_the_demo_asks_and_stops() -> None:
         command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=600, check=True
     )
     assert 'generation_tokens_total{engine="0",model_name="llama-3.1-8b"} 12.0' in done.stdout
-    assert "stopped, exit code 143" in done.stdout
+    assert "stopped by SIGTERM: exit code 143" in done.stdout
+
+
+def two_ranks_of_llama(flag: str = "--tp") -> tuple[str, ...]:
+    words = ("serve", str(saved_model("llama")), "--device", "cpu", "--dtype", "float32", "--ctx", "96", "--port", "0")
+    return (
+        *words,
+        "--num-gpu-blocks-override",
+        "60",
+        "--max-num-seqs",
+        "4",
+        "--max-num-batched-tokens",
+        "64",
+        flag,
+        "2",
+    )
 
 
 @pytest.mark.full
-def test_two_ranks_answer_as_one() -> None:
+@pytest.mark.parametrize("flag", ["--tp", "--pp"])
+def test_two_ranks_answer_as_one(flag: str) -> None:
     """Rank 0 serves and the other follows, through refusals and clients that leave; both end when rank 0 is told to."""
-    words = ("serve", str(saved_model("llama")), "--device", "cpu", "--dtype", "float32", "--ctx", "96", "--port", "0")
-    few = ("--num-gpu-blocks-override", "60", "--max-num-seqs", "4", "--max-num-batched-tokens", "64")
+    words = two_ranks_of_llama(flag)
     body: dict[str, Any] = {"prompt": random_tokens(5, 17, 30), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     engine = engine_for("llama")
     engine.tokenizer = stand_in(256)
     wanted = [output.text for output in engine.generate(body["prompt"], greedy(12))]
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "kvplan", *words, *few, "--tp", "2"]
+    command = [sys.executable, "-m", "kvplan", *words]
     follower = subprocess.Popen(command, env=environment_with(**group, RANK="1", LOCAL_RANK="1"))
     try:
-        with started(*words, *few, "--tp", "2", **group, RANK="0", LOCAL_RANK="0") as (process, server, _):
+        with started(*words, **group, RANK="0", LOCAL_RANK="0") as (process, server, _):
             for _ in range(2):
                 assert [choice["text"] for choice in server.post(TEXT, **body)["choices"]] == wanted
                 assert server.refusal(TEXT, {"prompt": [10**6]})[0] == 400
@@ -222,3 +364,50 @@ def test_two_ranks_answer_as_one() -> None:
     finally:
         follower.kill()
         follower.wait()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("flag", ["--tp", "--pp"])
+def test_a_server_whose_other_rank_is_killed_fails_the_request_and_ends(flag: str) -> None:
+    words = two_ranks_of_llama(flag)
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "kvplan", *words]
+    follower = subprocess.Popen(command, env=environment_with(**group, RANK="1", LOCAL_RANK="1"))
+    try:
+        with started(*words, **group, RANK="0", LOCAL_RANK="0") as (process, server, _):
+            server.post(TEXT, prompt=[1] * 20, max_tokens=2)
+            follower.kill()
+            status, error = server.refusal(TEXT, {"prompt": [1] * 20})
+            assert (status, error["type"]) == (500, "InternalServerError")
+            _, notes = process.communicate(timeout=120)
+            assert "kvplan: error: serve: another rank has gone; its log says why; start all ranks again" in notes
+            assert process.returncode == 3
+    finally:
+        follower.kill()
+        follower.wait()
+
+
+@pytest.mark.full
+def test_two_nodes_answer_as_one_rank_and_end_on_sigterm() -> None:
+    """Rank 0 serves for two agents of torchrun; the first is told to end, and ends the other's rank too."""
+    body: dict[str, Any] = {"prompt": random_tokens(5, 17, 30), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    engine = engine_for("llama")
+    engine.tokenizer = stand_in(256)
+    wanted = [output.text for output in engine.generate(body["prompt"], greedy(12))]
+    group = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    torchrun = ("-m", "torch.distributed.run", *group, "--node-rank")
+    words = two_ranks_of_llama()
+    other = subprocess.Popen([sys.executable, *torchrun, "1", "-m", "kvplan", *words], env=environment_with())
+    try:
+        with started_by((*torchrun, "0"), words) as (agent, server, _):
+            try:
+                assert [choice["text"] for choice in server.post(TEXT, **body)["choices"]] == wanted
+            finally:
+                agent.send_signal(signal.SIGTERM)  # killed at once, it would leave its worker
+                agent.communicate(timeout=120)
+            assert other.wait(timeout=120) == 0  # its rank was told the end, and ended well
+            with pytest.raises(ConnectionRefusedError):
+                server.ask("GET", "/health")
+    finally:
+        other.terminate()
+        other.wait()

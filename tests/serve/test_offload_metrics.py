@@ -4,9 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
+from kvplan.cli import output
 from kvplan.serve.metrics import ServerMetrics
-from kvplan.serve.real import cache_config, rows, start_of
-from tests.engine.test_tiers import offloading
+from kvplan.serve.real import cache_config, start_of
+from tests.engine.test_tiers import offloading, on_disk
 from tests.serve.test_metrics import families
 from tests.support.small_engines import greedy, random_tokens, run_dry
 
@@ -44,9 +47,33 @@ def test_the_figures_are_those_of_the_copies_by_vllms_names() -> None:
 
 def test_a_start_prints_the_planned_bytes_beside_the_measured() -> None:
     engine = offloading("llama", num_blocks=40, num_chunks=100)
-    (row,) = [line.split() for line in rows(engine) if line.startswith("kv_offload")]
-    assert row[1] == row[2] == f"{100 * 4096:,}"  # a block is 2 KiB or less: a page
     start = start_of(engine)
+    (row,) = [line for line in start.log if ": kv_offload: " in line]
+    assert row.count(f" {100 * 4096:,} bytes") == 2  # a block is 2 KiB or less: a page
     assert start.tiers is engine.tiers
     assert float(start.cache_config["kv_offloading_size"]) > 0
     start.hooks.close()
+
+
+def test_files_that_are_lost_are_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (prompt,) = random_tokens(50)
+    engine = on_disk(tmp_path)
+    engine.generate([prompt], greedy(2))
+    run_dry(engine)
+    engine.close()
+    paths = list(tmp_path.glob("*/*/*.g0"))
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    engine = on_disk(tmp_path)
+    metrics = ServerMetrics("m", 96, cache_config(engine), tiers=engine.tiers)
+    with output.showing_warnings():
+        engine.generate([prompt], greedy(2))
+        run_dry(engine)
+    metrics.step(engine.scheduler)
+    engine.close()
+    lines = capsys.readouterr().err.splitlines()
+    lost = [line for line in lines if line.startswith("kvplan: warning: ") and "is damaged and was dropped" in line]
+    page = metrics.page().decode()
+    counts = re.findall(r'^kvplan:kv_offload_files_lost_total\{.*reason="(\w+)"\} (\S+)$', page, re.MULTILINE)
+    assert 0 < len(lost) <= len(paths)
+    assert dict(counts) == {"damaged": f"{len(lost)}.0", "unwritten": "0.0"}

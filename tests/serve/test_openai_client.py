@@ -9,8 +9,9 @@ import pytest
 openai = pytest.importorskip("openai")
 
 from kvplan.serve.generation import Limits  # noqa: E402
+from kvplan.serve.text import end_token_of  # noqa: E402
 from tests.serve.test_server import until  # noqa: E402
-from tests.support.serving import MODEL, Gate, Serving, serving, twin  # noqa: E402
+from tests.support.serving import MODEL, Gate, Serving, serving, tokenizer, twin  # noqa: E402
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
@@ -64,6 +65,37 @@ def test_streams(client: Any) -> None:
     assert chunks[-1].usage.completion_tokens == 5
     chunks = [strictly(chunk) for chunk in client.completions.create(prompt=[1, 2], **options)]
     assert len(chunks) == 6
+
+
+def stop_reasons(client: Any, **asked: Any) -> list[tuple[Any, Any]]:
+    """(finish_reason, stop_reason) of a text, a chat, and the last chunks of both, streamed."""
+    ends = []
+    for create, prompt in (
+        (client.completions.create, {"prompt": [9]}),
+        (client.chat.completions.create, {"messages": HELLO}),
+    ):
+        options: Any = {"model": MODEL, **prompt, **asked}
+        (choice,) = strictly(create(**options)).choices
+        ends.append((choice.finish_reason, choice.stop_reason))
+        *chunks, last = [strictly(chunk).choices[0] for chunk in create(**options, stream=True)]
+        assert all(getattr(chunk, "stop_reason", None) is None for chunk in chunks)
+        ends.append((last.finish_reason, last.stop_reason))
+    return ends
+
+
+def test_the_stop_reason_is_the_string_or_the_token_that_ended_the_answer(client: Any) -> None:
+    """As in vLLM 0.33 (v1/core/sched/utils.py check_stop): null at the tokenizer's end token and at the length."""
+    assert stop_reasons(client, max_tokens=3) == [("length", None)] * 4
+    assert stop_reasons(client, max_tokens=100) == [("stop", None)] * 4
+    end = end_token_of(tokenizer())
+    assert stop_reasons(client, max_tokens=100, extra_body={"stop_token_ids": [end]}) == [("stop", None)] * 4
+    assert stop_reasons(client, max_tokens=100, stop=["\x00", "e"]) == [("stop", "e")] * 4
+    text = client.completions.create(model=MODEL, prompt=[9], max_tokens=24).choices[0].text
+    chat = client.chat.completions.create(model=MODEL, messages=HELLO).choices[0].message.content
+    tokens = [tokenizer().encode(answer, add_special_tokens=False).ids[5] for answer in (text, chat)]
+    reasons = stop_reasons(client, max_tokens=100, extra_body={"stop_token_ids": tokens})
+    assert {reason for reason, _ in reasons} == {"stop"}
+    assert {token for _, token in reasons} <= set(tokens)
 
 
 def test_the_clients_own_helper_for_streams(client: Any) -> None:

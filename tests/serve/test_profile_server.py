@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,13 @@ from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import UsageError
 from kvplan.documents.schema import document_schema
 from kvplan.measure import drive
+from kvplan.planning.plan import plan
+from kvplan.serve.text import stand_in
+from kvplan.serve.twin import Twin
+from kvplan.simulate.steptime import Shares, step_time
 from kvplan.workloads.planned import PlannedRequest
 from tests.support.cli import Run, refused, run
-from tests.support.serving import MODEL, Serving, serving, twin
+from tests.support.serving import MODEL, Serving, planned, serving, twin
 
 __all__ = ["run"]  # a fixture
 
@@ -60,6 +65,25 @@ def test_the_answer_is_what_the_server_counted(run: Run, server: Serving, tmp_pa
     assert (compared.json["load"], compared.json["tool"]) == ("3 users", "kvplan profile")
     used = run("rightsize", target / "before.prom", target / "after.prom", "--interval", "1s", "--format", "json")
     assert used.code == 0, used.err
+
+
+def test_prompts_are_of_the_servers_own_vocabulary(run: Run, tmp_path: Path) -> None:
+    """A model of 300 tokens refuses ids beyond them, as vLLM does; of 128,256 the ids from 1,000 are drawn."""
+    request = planned().request
+    small = plan(replace(request, spec=replace(request.spec, vocab_size=300)))
+    backend = Twin(small, step_time(small, Shares(), None), stand_in(300), speed=1e4)
+    with serving(backend) as running:
+        words = ("--num-seqs", "5", "--prompt-tokens", "40", "--output-tokens", "4", "-o", tmp_path / "run", "-q")
+        ran = run("profile", "--server", running.url, *words, "--format", "json")
+        assert ran.code == 0, ran.err
+        assert (ran.json["num_requests"], ran.json["num_failed"]) == (5, 0)
+        assert running.metric("vllm:prompt_tokens_total") == 5 * 40
+        assert drive.token_ids_of(f"{running.url}/nowhere", MODEL) == drive.TOKEN_IDS
+
+
+def test_a_large_vocabulary_is_drawn_from_widely(server: Serving) -> None:
+    ids = drive.token_ids_of(server.url, MODEL)
+    assert (ids[0], len(ids) > 5_000, ids[-1] < 20_000) == (1_000, True, True)
 
 
 def test_times_are_those_of_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +147,9 @@ def test_a_server_that_dies_points_to_why(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--server", "x:1", "--num-blocks", "7"), "--num-blocks: is for the bundled engine"),
+        (("--server", "x:1", "--num-blocks", "7"), "--num-blocks works only with the bundled engine"),
         (("--server", "ftp://x"), "is not an address"),
-        (("--rate", "4"), "--rate: is for a server's load"),
+        (("--rate", "4"), "--rate works only with a server"),
         (("--command", "python my_server.py"), "names no port and no server that kvplan knows"),
     ],
 )
@@ -171,6 +195,9 @@ class Dying(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/tokenize":
+            self.answer(b"")
+            return
         self.answer(b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n')
         self.request.close()
         self.server.server_close()

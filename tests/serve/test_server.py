@@ -1,16 +1,26 @@
 """The server's face over the twin: OpenAI's shapes, its errors, its limits, and what a client that leaves gives."""
 
+import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
 import pytest
 
+from engine.config import SamplingParams
+from engine.request import Request
+from engine.sequence import Sequence
+from kvplan.serve.app import Api
+from kvplan.serve.backend import BackendLostError
+from kvplan.serve.chat import ChatTemplate
 from kvplan.serve.generation import Limits
+from kvplan.serve.run import listen, serve
+from kvplan.serve.worker import Hooks, Worker, stop_reason
 from tests.support.serving import MODEL, WAIT_S, Gate, Serving, serving, tokenizer, twin
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -104,6 +114,29 @@ def test_stop_strings_are_cut_off(server: Serving) -> None:
     assert (choice["text"], choice["finish_reason"]) == (text[: text.index(stop)], "stop")
 
 
+END, SECOND, WORD = 2, 3, 7
+
+
+@pytest.mark.parametrize(
+    ("token", "stated", "asked", "ignore_eos", "reason"),
+    [  # vLLM 0.33: check_stop and update_from_generation_config; END is its tokenizer's eos_token_id
+        (END, END, (), False, None),
+        (END, END, (END,), False, None),
+        (END, END, (END,), True, END),
+        (SECOND, END, (), False, SECOND),  # of generation_config.json's eos_token_id: [2, 3]
+        (WORD, END, (WORD,), False, WORD),
+        (WORD, None, (WORD,), False, WORD),
+        (END, None, (), False, None),  # no tokenizer states an end token
+    ],
+)
+def test_an_end_token_is_no_stop_reason(
+    token: int, stated: int | None, asked: tuple[int, ...], ignore_eos: bool, reason: int | None
+) -> None:
+    params = SamplingParams(stop_token_ids=asked, ignore_eos=ignore_eos)
+    request = Request(Sequence("a", [1, token], 9), params)
+    assert stop_reason(request, stated) == reason
+
+
 def test_log_probabilities(server: Serving) -> None:
     rows = server.post(TEXT, prompt=[9], max_tokens=3, logprobs=1)["choices"][0]
     assert "".join(rows["logprobs"]["tokens"]) == rows["text"]
@@ -174,16 +207,22 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (TEXT, {"prompt": "a", "logit_bias": [5]}, 400, "logit_bias"),
     (TEXT, {"prompt": "a", "logit_bias": {str(token): 1 for token in range(1025)}}, 400, "logit_bias"),
     (CHAT, {"messages": HELLO, "logit_bias": {"5": -101}}, 400, "logit_bias"),
-    (TEXT, {"prompt": "a", "echo": True}, 400, "echo"),
+    (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+    (CHAT, {"messages": HELLO, "echo": True}, 400, "echo"),
     (TEXT, {"prompt": "a", "guided_regex": "x"}, 400, "guided_regex"),
     (TEXT, {"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
     (TEXT, {"prompt": "a", "stream": True, "stream_options": {"x": 1}}, 400, "stream_options"),
     (TEXT, {"prompt": "a", "model": "another"}, 404, "model"),
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {"messages": ["a"]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "a " * 9000}]}, 400, "messages"),
+    (TEXT, {"prompt": ""}, 400, "prompt"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages"),
     (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),
+    (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+    (TEXT, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),  # vLLM 0.33: max_logprobs is 20
     (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, 400, "messages"),
     (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
@@ -199,6 +238,16 @@ BAD: list[tuple[str, Any, int, str | None]] = [
 def test_errors_are_openais(server: Serving, path: str, body: Any, status: int, param: str | None) -> None:
     given, error = server.refusal(path, body)
     assert (given, error["param"]) == (status, param)
+
+
+def test_messages_that_a_template_makes_nothing_of_are_named() -> None:
+    with serving(twin(), template=ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")) as running:
+        status, error = running.refusal(CHAT, {"messages": [{"role": "user", "content": ""}]})
+        assert (status, error["param"]) == (400, "messages")
+        assert error["message"] == "messages: the text has no tokens; send at least one"
+        assert (
+            running.refusal(TEXT, {"prompt": ""})[1]["message"] == "prompt: the text has no tokens; send at least one"
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -262,11 +311,14 @@ def test_a_full_queue_refuses() -> None:
         gate.open()
 
 
-def leave_open(server: Serving, body: dict[str, Any], path: str = TEXT) -> socket.socket:
-    """A request that is sent, and whose answer is not read."""
+def leave_open(server: Serving, body: dict[str, Any], path: str = TEXT, *, is_whole: bool = True) -> socket.socket:
+    """A request that is sent, all or without its last byte, and whose answer is not read."""
     data = json.dumps(body).encode()
     raw = socket.create_connection((server.host, server.port), timeout=WAIT_S)
-    raw.sendall(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    raw.sendall(
+        f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        + (data if is_whole else data[:-1])
+    )
     return raw
 
 
@@ -292,6 +344,36 @@ def test_what_runs_is_finished_before_the_end() -> None:
     thread.join()
     assert answers[0]["usage"]["completion_tokens"] == 500
     assert not server.api.worker.is_running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_outlasts_the_drain_time_ends_with_openais_error(stream: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"prompt": [1], "max_tokens": 8000, "stream": stream}
+    with ExitStack() as sockets:
+        with serving(twin(speed=50, output_tokens=8000), drain_s=0) as server:
+            running = sockets.enter_context(leave_open(server, body))
+            sending = sockets.enter_context(leave_open(server, body, is_whole=False))
+            until(lambda: server.metric("vllm:generation_tokens_total") > 1)
+        status, data = read_answer(running)
+        if stream:
+            *_, data, done, end = data.split("\n\n")
+            assert (status, done, end) == (200, "data: [DONE]", "")
+        else:
+            assert status == 503
+        error = json.loads(data.removeprefix("data: "))["error"]
+        assert (error["code"], error["type"]) == (503, "ServiceUnavailableError")
+        assert read_answer(sending)[0] == 503
+    messages = capsys.readouterr().err
+    assert "timeout graceful shutdown exceeded" in messages
+    assert "Traceback" not in messages
+    assert "ASGI" not in messages
+
+
+def read_answer(raw: socket.socket) -> tuple[int, str]:
+    """(status, text) of the answer to a request that was left open."""
+    with http.client.HTTPResponse(raw) as answer:
+        answer.begin()
+        return answer.status, answer.read().decode()
 
 
 def test_a_request_has_its_time() -> None:
@@ -321,6 +403,36 @@ def test_a_step_that_fails_ends_its_requests_alone(monkeypatch: pytest.MonkeyPat
         assert (status, error["type"]) == (500, "InternalServerError")
         assert server.post(TEXT, prompt=[1])["choices"]
         assert server.ask("GET", "/health")[0] == 200
+
+
+def lose(*arguments: Any) -> Any:
+    raise BackendLostError("serve", "planted", "start again")
+
+
+@pytest.mark.parametrize("when", ["submit", "step", "idle"])
+def test_a_backend_that_is_lost_fails_every_request_and_health(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = twin()
+    monkeypatch.setattr("kvplan.serve.worker.IDLE_S", 0.01)
+    with serving(backend) as server:
+        worker = server.api.worker
+        if when == "idle":
+            monkeypatch.setattr(worker, "_hooks", Hooks(idle=lose))
+            until(lambda: worker.lost is not None)
+        else:
+            monkeypatch.setattr(backend, when, lose if when == "step" else lambda *_, **__: lose())
+        for _ in range(2):
+            status, error = server.refusal(TEXT, {"prompt": [1]})
+            assert (status, error["message"]) == (500, "serve: planted; start again")
+        assert server.ask("GET", "/health")[0] == 503
+        assert not worker.jobs
+
+
+def test_a_server_whose_backend_is_lost_ends_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplan.serve.worker.IDLE_S", 0.01)
+    with serving(twin()) as other:
+        worker = Worker(twin(), other.api.worker.metrics, Hooks(idle=lose))
+    with listen("127.0.0.1", 0) as listener, pytest.raises(BackendLostError, match=r"^serve: planted; start again$"):
+        serve(Api(worker, other.api.served), listener, 1, lambda: None)
 
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

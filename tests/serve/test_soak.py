@@ -1,7 +1,13 @@
-"""Clients that come, leave, send nonsense and read slowly: at the end no block, thread or file is left."""
+"""Clients that come, leave, send nonsense and read slowly: at the end no block, thread or file is left.
 
+KVPLAN_SOAK_S=600 runs the long one for ten minutes per server.
+"""
+
+import os
 import random
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +23,15 @@ from tests.support.small_engines import engine_for
 CLIENTS = 12
 
 
-def client(server: Serving, seed: int, num: int, statuses: list[int]) -> None:
+SOAK_S = float(os.environ.get("KVPLAN_SOAK_S", "20"))
+
+
+def client(server: Serving, seed: int, end: float, least: int, statuses: Counter[str]) -> None:
+    """Ask at least so many times, and until the end."""
     source = random.Random(seed)
-    for _ in range(num):
+    asked = 0
+    while asked < least or time.monotonic() < end:
+        asked += 1
         prompt = [source.randrange(3, 250) for _ in range(source.randint(1, 60))]
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": source.randint(1, 30), "n": source.randint(1, 3)}
         match source.randrange(5):
@@ -28,26 +40,30 @@ def client(server: Serving, seed: int, num: int, statuses: list[int]) -> None:
                 if source.random() < 0.5:
                     raw.recv(200)
                 raw.close()
+                statuses["left"] += 1
             case 1:
                 server.stream(TEXT, **body)
-                statuses.append(200)
+                statuses["200"] += 1
             case 2:
-                statuses.append(server.ask("POST", CHAT, {"messages": HELLO, "max_tokens": 5})[0])
+                statuses[str(server.ask("POST", CHAT, {"messages": HELLO, "max_tokens": 5})[0])] += 1
             case 3:
-                statuses.append(server.ask("POST", TEXT, {**body, "prompt": [10**9]})[0])
+                statuses[str(server.ask("POST", TEXT, {**body, "prompt": [10**9]})[0])] += 1
             case _:
-                statuses.append(server.ask("POST", TEXT, body)[0])
+                statuses[str(server.ask("POST", TEXT, body)[0])] += 1
 
 
-def soak(server: Serving, num: int) -> list[int]:
-    statuses: list[int] = []
-    threads = [threading.Thread(target=client, args=(server, number, num, statuses)) for number in range(CLIENTS)]
+def soak(server: Serving, seconds: float, least: int) -> Counter[str]:
+    """How requests ended, by status, and how many clients left."""
+    counts, end = [Counter[str]() for _ in range(CLIENTS)], time.monotonic() + seconds
+    threads = [
+        threading.Thread(target=client, args=(server, number, end, least, counts[number])) for number in range(CLIENTS)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     until(lambda: not server.api.worker.jobs and not server.backend.scheduler.has_unfinished)
-    return statuses
+    return sum(counts, Counter[str]())
 
 
 def open_files() -> int:
@@ -56,8 +72,8 @@ def open_files() -> int:
 
 
 @pytest.mark.parametrize("kind", ["twin", "engine"])
-@pytest.mark.parametrize("num", [3, pytest.param(40, marks=pytest.mark.full)])
-def test_nothing_is_left_behind(kind: str, num: int) -> None:
+@pytest.mark.parametrize("seconds", [0.0, pytest.param(SOAK_S, marks=pytest.mark.full, id="long")])
+def test_nothing_is_left_behind(kind: str, seconds: float) -> None:
     backend: Any
     if kind == "twin":
         backend = twin(speed=1e4)
@@ -67,13 +83,15 @@ def test_nothing_is_left_behind(kind: str, num: int) -> None:
     config = None if kind == "twin" else cache_config(backend)
     threads, files = threading.active_count(), open_files()
     with serving(backend, config, limits=Limits(40)) as server:
-        statuses = soak(server, num)
-        assert set(statuses) <= {200, 400, 503}
-        assert statuses.count(200) > 0
+        statuses = soak(server, seconds, 3)
+        assert set(statuses) <= {"200", "400", "503", "left"}
+        assert statuses["200"] > 0
         backend.scheduler.check_invariants()
         assert backend.scheduler.num_used_blocks == 0
         until(lambda: server.metric("vllm:num_requests_running") == 0)
         assert server.ask("GET", "/health")[0] == 200
         assert server.metric("vllm:request_success_total") > 0
-    assert threading.active_count() == threads
-    assert open_files() <= files
+    leaks = (backend.scheduler.num_used_blocks, threading.active_count() - threads, open_files() - files)
+    print(f"soak of {seconds:g} s on the {kind}: {dict(statuses)}; blocks, threads and files left: {leaks}")
+    assert leaks[:2] == (0, 0)
+    assert leaks[2] <= 0

@@ -82,16 +82,16 @@ def test_slots_of_other_configs_are_as_large_as_vllm_makes_them(row: dict[str, A
         (
             "qwen3-30b-a3b",
             {"enable_expert_parallel": True, "tensor_parallel_size": 2, "fully_sharded_loras": True},
-            "beside expert parallelism",
+            "with expert parallelism",
         ),
         (
             "qwen3-30b-a3b",
             {"enable_expert_parallel": True, "tensor_parallel_size": 2, "data_parallel_size": 2},
-            "over data-parallel ranks with --tp 1",
+            "over data-parallel ranks only with --tp 1",
         ),
         ("llama-3.1-8b", {"lora_target_modules": "nonsense"}, "is no module of"),
         ("llama-3.1-8b", {"max_loras": 4, "max_cpu_loras": 2}, "is less than --max-loras 4"),
-        ("llama-3.1-8b", {"lora_dtype": "float64"}, "is none of vLLM's"),
+        ("llama-3.1-8b", {"lora_dtype": "float64"}, "is not supported by vLLM"),
         ("qwen3-vl-8b", {"enable_tower_connector_lora": True}, "encoder are not sized"),
     ],
 )
@@ -133,3 +133,19 @@ def test_adapters_in_host_memory_are_whole_in_every_process() -> None:
     found = plan(Request(catalog.load("llama-3.1-8b"), gpu("h100"), args))
     (row,) = (row for row in host.rows(found) if row.name == "adapters")
     assert (row.size, row.per) == (8 * 2 * 32 * 32 * (3 * 4096 + 6144), "rank")
+
+
+@pytest.mark.parametrize(
+    ("engine", "slots", "graphs"),
+    [
+        ("vllm@0.33", 0, 102),
+        ("vllm@0.33", 4, 204),  # get_lora_capture_cases: [0, max_loras + 1], each with every size
+        ("vllm@0.14", 1, 204),
+        ("vllm@0.11", 1, 102),  # its dispatcher knows no adapters
+    ],
+)
+def test_graphs_are_captured_with_adapters_and_without(engine: str, slots: int, graphs: int) -> None:
+    args = EngineArgs(max_model_len=8192, max_loras=slots, max_num_seqs=1024)
+    made = plan(Request(catalog.load("llama-3.1-8b"), gpu("h100-80g"), args, parse_engine(engine)))
+    assert f"{graphs} graphs" in made.estimates["cuda_graphs"].formula
+    assert made.estimates["cuda_graphs"].likely == 2**28 + graphs * 6 * 2**20

@@ -98,9 +98,9 @@ def test_the_pool_is_taken_off_the_kv_cache(run: Run) -> None:
     [
         (f"{START} --lora-target-modules nonsense", "is no module that is modeled for SGLang"),
         (f"{START} --lora-target-modules q_a_proj", "is no module of llama-3.1-8b"),
-        (f"{START} --lora-target-modules all q_proj", "all stands alone"),
+        (f"{START} --lora-target-modules all q_proj", "all cannot be combined with others"),
         (f"{START} --lora-target-modules all --max-loaded-loras 4", "is less than --max-loras-per-batch 8"),
-        (f"{START}", "SGLang takes --lora-target-modules from its adapters, which are not read; state them"),
+        (f"{START}", "SGLang takes --lora-target-modules from its adapters, which kvplan does not read; set them"),
         (START.replace("--max-lora-rank 16", "--lora-target-modules all"), "SGLang takes --max-lora-rank from"),
         (
             "python -m sglang.launch_server --model-path a/b --lora-paths a=b/c",
@@ -118,8 +118,8 @@ def test_refuses_what_sglang_refuses(run: Run, words: str, fault: str) -> None:
     ("engine", "model", "modules", "fault"),
     [
         ("sglang@0.4.9", "llama-3.1-8b", "q_proj", "adapters are sized from SGLang 0.5.2 on"),
-        ("sglang@0.5.9", "qwen3-30b-a3b", "gate_proj,up_proj,down_proj", "are sized of 0.5.23 alone"),
-        ("sglang@0.5.9", "llama-3.1-8b", "all", "are sized of 0.5.23 alone"),
+        ("sglang@0.5.9", "qwen3-30b-a3b", "gate_proj,up_proj,down_proj", "are sized only for 0.5.23"),
+        ("sglang@0.5.9", "llama-3.1-8b", "all", "are sized only for 0.5.23"),
         ("sglang", "llama-4-scout", "q_proj", "SGLang's adapters of llama4"),
     ],
 )

@@ -16,6 +16,8 @@ from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, fla
 from kvplan.servers.base import SERVERS, parse_engine, terms_of
 from kvplan.servers.pasted import parse
 from kvplan.servers.standing import standings
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
 
 TEXTS = {"context": "8192", "tokens": "4096", "count": "8", "bytes": "17179869184", "gib": "2", "fraction": "0.5",
          "ratio": "0.5", "text": "fp8", "limits": "image=2", "names": "o_proj,q_proj",
@@ -86,3 +88,22 @@ def test_what_a_server_lacks_is_no_name_of_its_own() -> None:
         assert {*spellings(server)} >= {
             name for name, standing, _ in standings(server) if standing == "modeled" and name in ARGUMENTS
         } - {"attention_backend", "speculative_method"}
+
+
+# SGLang 0.5.23's own words (srt/server_args.py), as its users type them.
+OWN_WORDS = (
+    "--context-length 8192 --tp-size 2 --max-running-requests 64 --chunked-prefill-size 4096 --page-size 1 "
+    "--kv-cache-dtype fp8_e4m3 --disable-radix-cache --disable-overlap-schedule --disable-cuda-graph "
+    "--mem-fraction-static 0.8"
+)
+
+
+def test_a_servers_own_words_are_options(run: Run) -> None:
+    """The same plan as of the pasted command."""
+    pasted = f"python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B {OWN_WORDS}"
+    where = ("--gpu", "h100-80g", "-q", "--format", "json")
+    by_options = run("estimate", "llama-3.1-8b", "--engine", "sglang", *OWN_WORDS.split(), *where).json
+    by_command = run("estimate", "--from-command", pasted, *where).json
+    assert by_options["flags"] == by_command["flags"]
+    assert by_options["kv"] == by_command["kv"]
+    assert by_options["inputs"]["settings"] == by_command["inputs"]["settings"]

@@ -201,7 +201,7 @@ def test_a_variable_says_how_much_lmcache_takes(run: Run) -> None:
         ('{"kv_connector": "HiSparseConnector", "kv_role": "kv_both"}', UnsupportedModelError, "sparse model's pool"),
         (
             '{"kv_connector": "X", "kv_role": "kv_both", "kv_connector_module_path": "a.b"}', UnsupportedModelError,
-            "from outside vLLM",
+            "is not one of vLLM's connectors",
         ),
         (
             '{"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": '

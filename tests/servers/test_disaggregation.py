@@ -38,16 +38,16 @@ def test_both_halves_are_compared_on_several_gpus() -> None:
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (f"{START} qwen3-next-80b-a3b --tp 4 --disaggregation-mode decode", "is not modeled beside recurrent states"),
-        (f"{START} deepseek-v3.2 --tp 8 --disaggregation-mode decode", "is not modeled beside a sparse index"),
+        (f"{START} qwen3-next-80b-a3b --tp 4 --disaggregation-mode decode", "is not modeled with recurrent states"),
+        (f"{START} deepseek-v3.2 --tp 8 --disaggregation-mode decode", "is not modeled with a sparse index"),
         (
             f"{START} llama-3.1-8b --disaggregation-mode prefill --enable-hierarchical-cache",
-            "is not modeled beside --enable-hierarchical-cache",
+            "is not modeled with --enable-hierarchical-cache",
         ),
         (f"{START} llama-3.1-8b --disaggregation-mode both", "is not one of prefill, decode"),
         (
             f"{START} llama-3.1-8b --disaggregation-mode decode --disaggregation-decode-enable-radix-cache",
-            "changes what is kept back, which is not modeled",
+            "changes the reserved memory, which is not modeled",
         ),
     ],
 )

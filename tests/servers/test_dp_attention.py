@@ -20,6 +20,7 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.sglang import models as sglang_models
+from kvplan.servers.sglang.spread import spread
 from kvplan.servers.weights import rank_weights
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
@@ -27,8 +28,12 @@ from tests.support.server_logs import rows_of
 
 FACTS = Path(__file__).parents[1] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "dp_attention_sglang.jsonl").read_text().splitlines()]
-# Scales of MXFP4 experts that SGLang pads otherwise, of KV caches and of an index: relative to a rank's weights.
-NEAR = {"gpt-oss-20b": 0.033, "gpt-oss-120b": 0.055, "minimax-m2.5": 2e-5, "deepseek-v3.2": 0.0007}
+# Scales of MXFP4 experts that SGLang pads otherwise, of KV caches and of an index, vectors of Mamba layers, and an
+# index of INT4 experts that is emptied after loading: relative to a rank's weights.
+NEAR = {
+    "gpt-oss-20b": 0.033, "gpt-oss-120b": 0.055, "minimax-m2.5": 2e-5, "deepseek-v3.2": 0.0007, "kimi-k2.5": 0.0165,
+    "nemotron-nano-9b-v2": 4e-5, "nemotron-h-56b": 4e-5, "nemotron-h-8b": 4e-5,
+}  # fmt: skip
 SCALES = 1e-7  # 8 to 16 bytes a layer of quantized checkpoints
 GIB = 2**30
 
@@ -46,7 +51,7 @@ def outcome(row: dict[str, Any]) -> str:
         sglang_models.check_dp_attention(request.spec, request.args)
     except UnsupportedModelError as error:
         return "undivided" if "over all ranks" in str(error) else "refused"
-    own = sum(rank_weights(request, 0).values())
+    own = sum(rank_weights(spread(request), 0).values())
     if request.spec.quantization is None:
         assert own == row["params"] or name in NEAR
     assert own == pytest.approx(row["params"], rel=NEAR.get(name, SCALES), abs=0), row
@@ -54,7 +59,7 @@ def outcome(row: dict[str, Any]) -> str:
 
 
 def test_weights_equal_sglangs_own_classes() -> None:
-    assert Counter(map(outcome, ROWS)) == {"equal": 49, "near": 9, "refused": 31, "undivided": 65}
+    assert Counter(map(outcome, ROWS)) == {"equal": 70, "near": 13, "refused": 6, "undivided": 65}
 
 
 def test_classes_that_ignore_it_hold_less_than_divided_attention_would() -> None:
@@ -66,7 +71,7 @@ def test_classes_that_ignore_it_hold_less_than_divided_attention_would() -> None
 
 def test_a_plan_of_such_a_class_is_refused() -> None:
     request = request_of({"inputs": {"model": "llama-3.1-8b", "tp": 4, "argv": ["--enable-dp-attention", "--dp", "4"]}})
-    with pytest.raises(UnsupportedModelError, match="splits attention over all ranks all the same"):
+    with pytest.raises(UnsupportedModelError, match="still splits attention over all ranks"):
         plan(request)
 
 
@@ -105,3 +110,12 @@ def test_tokens_of_a_published_pool_follow_from_its_bytes(run: Run, tmp_path: Pa
     )
     found = run("reconcile", "--log", str(tmp_path / "log"), "--model", "deepseek-v3", "--format", "json").json
     assert rows_of(found, "given")["tokens"]["exact"] is True
+
+
+def test_its_ranks_are_those_of_one_server(run: Run) -> None:
+    """Eight ranks of attention within eight tensor ranks, as SGLang makes them."""
+    words = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention"
+    ran = run("estimate", "--from-command", words, "--gpu", "8xh200", "--ctx", "16k")
+    assert ran.out.splitlines()[0].endswith(", on each of 8 data-parallel ranks")
+    assert "Users of one data-parallel rank; 8 data-parallel ranks hold 8 times as many" in ran.out
+    assert "one server with 8 data-parallel ranks of 1 GPU" in ran.err

@@ -17,7 +17,8 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.vllm import overheads
+from kvplan.servers.plans import BUDGET_ROWS
+from kvplan.servers.vllm import encoder_only, overheads
 from kvplan.sizing.weights import num_params
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
@@ -111,7 +112,7 @@ def test_every_view_answers(run: Run, folder: Path, tmp_path: Path) -> None:
         (("estimate", "--engine", "sglang"), "layer 0 has no cache of its own"),
         (("estimate", "--engine", "vllm@0.9"), "encoders are sized from vLLM 0.10 on"),
         (("estimate", "--enable-lora"), "an encoder without a KV cache"),
-        (("estimate", "--runner", "generate"), "an encoder, which writes nothing"),
+        (("estimate", "--runner", "generate"), "an encoder, which generates no tokens"),
         (("estimate", "--max-num-batched-tokens", "512"), "a step must hold the whole context"),
         (("recommend", "--users", "3"), "an encoder, which serves no users at once"),
         (("simulate", "--rate", "1", "--prompt-tokens", "9", "--output-tokens", "1"), "steps are not simulated"),
@@ -129,3 +130,13 @@ def test_it_says_by_how_much_an_encoder_does_not_fit(run: Run, folder: Path) -> 
     assert "does not fit" in ran.out.splitlines()[0]
     with pytest.raises(KvplanError, match="'nomic_bert' is an encoder that kvplan has no reader for"):
         hf_config.read_config({**CONFIGS["bge-m3"], "model_type": "nomic_bert"}, "config.json", "x")
+
+
+def test_one_more_row_of_memory_is_none_of_an_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that decoders alone have stands in their `size`: nothing is added here."""
+    request = request_of(ROWS[0]["model"])
+    settings = plan(request).settings
+    rows = encoder_only.budget_of(request, settings)
+    monkeypatch.setattr(encoder_only, "BUDGET_ROWS", (*BUDGET_ROWS, "vault"))
+    more = encoder_only.budget_of(request, settings)
+    assert (more.estimates["vault"].high, more.available) == (0, rows.available)

@@ -191,7 +191,7 @@ def test_the_rest_is_named_in_one_note_without_its_values(run: Run) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (f"{SWITCH}=no vllm serve {QWEN}", "is not a whole number, as vllm wants it"),
+        (f"{SWITCH}=no vllm serve {QWEN}", "is not a whole number, as vllm requires"),
         *(
             (f"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB={size} vllm serve {QWEN}", "is not a size from 1 to 999,999 MiB")
             for size in ("0", "-5", "1000000")
@@ -286,7 +286,7 @@ def test_every_variable_says_what_it_does_and_who_says_so() -> None:
 
 
 def test_a_refused_variable_has_a_next_step() -> None:
-    with pytest.raises(UnsupportedModelError, match="; leave it out"):
+    with pytest.raises(UnsupportedModelError, match="; remove it"):
         environment.applied(
             {"VLLM_MLA_DISABLE": "1"}, vllm.version(vllm.NEWEST), EngineArgs(), catalog.load("deepseek-v3")
         )

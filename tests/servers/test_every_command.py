@@ -19,6 +19,7 @@ Said = dict[str, str]  # engine argument -> its value
 NIXL = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 LMCACHE = NIXL.replace("NixlConnector", "LMCacheConnectorV1")
 DENSE, EXPERTS, SIGHT, STATES = "llama-3.1-8b", "qwen3-30b-a3b", "qwen3-vl-8b", "qwen3-next-80b-a3b"
+LATENT = "deepseek-v2-lite"
 CONTEXT = {"max_model_len": "8192"}
 LORA = {"max_loras": "4"}
 RANKED = {"max_lora_rank": "16", "lora_target_modules": "all"}
@@ -37,6 +38,7 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "pp_layer_partition": ("20,12", DENSE, {**CONTEXT, "pipeline_parallel_size": "2"}),
         "data_parallel_size": ("2", DENSE, CONTEXT),
         "decode_context_parallel_size": ("2", DENSE, {**CONTEXT, "tensor_parallel_size": "16"}),
+        "prefill_context_parallel_size": ("2", LATENT, {**CONTEXT, "tensor_parallel_size": "2"}),
         "cp_kv_cache_interleave_size": ("16", DENSE, {**CONTEXT, **WIDE}),
         "enable_expert_parallel": ("true", EXPERTS, {**CONTEXT, "tensor_parallel_size": "2"}),
         "enable_eplb": ("true", EXPERTS, {**CONTEXT, **SPREAD}),

@@ -90,18 +90,18 @@ EP: dict[str, Any] = {"enable_expert_parallel": True}
         (
             "deepseek-v3",
             EP | {"enable_eplb": True, "tensor_parallel_size": 8, "num_redundant_experts": 1},
-            "256 experts and 1 spare ones do not go evenly over 8 ranks; use 8",
+            "256 experts and 1 redundant ones cannot be split evenly over 8 ranks; use 8",
         ),
-        ("deepseek-v3", {"enable_eplb": True, "tensor_parallel_size": 8}, "--enable-expert-parallel beside it"),
+        ("deepseek-v3", {"enable_eplb": True, "tensor_parallel_size": 8}, "requires --enable-expert-parallel"),
         ("deepseek-v2-lite", EP | {"enable_eplb": True}, "several ranks"),
         ("gpt-oss-120b", EP | {"enable_eplb": True, "tensor_parallel_size": 2}, "does not balance"),
-        ("deepseek-v3", EP | {"num_redundant_experts": 8, "tensor_parallel_size": 8}, "--enable-eplb beside it"),
+        ("deepseek-v3", EP | {"num_redundant_experts": 8, "tensor_parallel_size": 8}, "requires --enable-eplb"),
         (
             "deepseek-v3",
             EP | {"data_parallel_size": 8, "all2all_backend": "flashinfer_nvlink_two_sided"},
             "buffers that are not sized",
         ),
-        ("deepseek-v3", EP | {"data_parallel_size": 8, "all2all_backend": "deepep"}, "is none of vLLM's"),
+        ("deepseek-v3", EP | {"data_parallel_size": 8, "all2all_backend": "deepep"}, "is not supported by vLLM"),
     ],
 )
 def test_refuses_what_vllm_refuses_and_what_is_not_sized(model: str, args: dict[str, Any], fault: str) -> None:
@@ -154,7 +154,7 @@ def test_a_partition_that_does_not_add_up_is_refused(run: Run, text: str) -> Non
     command = f"VLLM_PP_LAYER_PARTITION='{text}' vllm serve Qwen/Qwen3-8B -pp 2"
     found = run("estimate", "--gpu", "h100-80g", "--from-command", command)
     assert found.code == 2
-    assert "pp_layer_partition" in found.err
+    assert "--pp-layer-partition" in found.err
 
 
 def test_both_forms_of_spare_copies_are_read() -> None:
@@ -227,12 +227,12 @@ def test_ranks_of_dp_attention_lie_within_the_tensor_ranks(run: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
-        ("--tp 8 --dp 3 --enable-dp-attention", "use a divisor of it"),
-        ("--tp 8 --enable-dp-attention", "ranks lie within --tp-size 8"),
+        ("--tp 8 --dp 3 --enable-dp-attention", "that divides --tp-size 8"),
+        ("--tp 8 --enable-dp-attention", "--dp-size > 1 that divides --tp-size 8"),
         ("--tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend deepep", "buffers that are not sized"),
-        ("--tp 8 --moe-dense-tp-size 2", "SGLang takes 1 alone"),
-        ("--tp 8 --enable-dp-lm-head", "--enable-dp-attention beside it"),
-        ("--tp 8 --ep-size 8 --ep-num-redundant-experts 3", "do not go evenly"),
+        ("--tp 8 --moe-dense-tp-size 2", "is not supported by SGLang; use 1"),
+        ("--tp 8 --enable-dp-lm-head", "requires --enable-dp-attention"),
+        ("--tp 8 --ep-size 8 --ep-num-redundant-experts 3", "cannot be split evenly"),
         ("--tp 8 --enable-lora --max-lora-rank 16", "SGLang takes --lora-target-modules from its adapters"),
     ],
 )

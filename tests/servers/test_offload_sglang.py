@@ -125,7 +125,7 @@ def test_experts_of_the_first_groups_are_back_when_the_pool_is_sized() -> None:
 @pytest.mark.parametrize(
     ("model", "argv", "problem"),
     [
-        ("llama-3.1-8b", "--cpu-offload-gb 4 --speculative-algorithm NGRAM", "beside drafts"),
+        ("llama-3.1-8b", "--cpu-offload-gb 4 --speculative-algorithm NGRAM", "with drafts"),
         ("deepseek-v2-lite", "--offload-group-size 30", "is more than the layers of a stage (27)"),
         ("deepseek-v2-lite", "--offload-group-size 4 --offload-prefetch-step 9", "a stage offloads 6 layers"),
         ("deepseek-v2-lite", "--offload-group-size 4 --offload-num-in-group 5", "is more than offload_group_size"),
@@ -147,6 +147,6 @@ def test_commands_say_it_in_sglangs_words(run: Run) -> None:
     assert "--cpu-offload-gb 2" in sized.out
     assert "--mm-enable-dp-encoder" in sized.out
     older = run("estimate", "llama-3.1-8b", "--gpu", "h100", "--engine", "sglang@0.5.9", "--cpu-offload-gb", "4")
-    assert (older.code, "was read in 0.5.23 alone" in older.err) == (2, True)
+    assert (older.code, "is modeled only for 0.5.23" in older.err) == (2, True)
     part = run("estimate", "llama-3.1-8b", "--gpu", "h100", "--engine", "sglang", "--cpu-offload-gb", "4.5")
-    assert (part.code, "SGLang takes whole GiB" in part.err) == (2, True)
+    assert (part.code, "SGLang accepts only whole GiB" in part.err) == (2, True)

@@ -336,8 +336,8 @@ def test_formulas_take_their_numbers_apart() -> None:
     spec, settings, args, device = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
     non_torch = overheads.non_torch(spec, settings, args, device)
     assert non_torch.formula.startswith("0.20 GiB measured growth at TP 1")
-    assert "0.10-0.50 over 6 threads" in non_torch.formula
-    assert overheads.context(device, args).formula.startswith("0.50 GiB measured (CUDA context)")
+    assert "0.10-0.50 over 6 reports" in non_torch.formula
+    assert overheads.context(device, args).formula.startswith("0.50 GiB (CUDA context)")
 
 
 @pytest.mark.parametrize("number", [(0, 11), (0, 19), (0, 24), (0, 33)])
@@ -505,7 +505,7 @@ def test_the_largest_graph_may_be_stated(largest: int, tokens: int, num_sizes: i
 
 
 def test_a_release_without_the_flag_refuses_it() -> None:
-    with pytest.raises(UsageError, match="does not know it; leave it out, or use vllm"):
+    with pytest.raises(UsageError, match="does not support it; remove it, or use vllm"):
         case("qwen3-8b", "h100", (0, 11), EngineArgs(8192, max_cudagraph_capture_size=64))
 
 

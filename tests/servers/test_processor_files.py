@@ -53,6 +53,16 @@ def test_the_budget_follows_the_folders_files(tmp_path: Path, row: dict[str, Any
     assert answer.profiled == row["profiled"]
 
 
+def test_a_video_whose_timestamps_are_tokens_is_not_sized(tmp_path: Path) -> None:
+    """GLM-4.6V is of GLM-4.5V's type; its processor's name says that timestamps count, and only its tokenizer how."""
+    files = {"preprocessor_config.json": {"processor_class": "Glm46VProcessor"}}
+    spec = load_spec(folder(tmp_path / "model", "glm-4.5v", files))
+    assert budget(spec, {"max_model_len": 32768}) is None
+    still = budget(spec, {"max_model_len": 32768, "limit_mm_per_prompt": {"video": 0}})
+    assert still is not None
+    assert {name: item.tokens for name, item in still.items.items()} == {"image": 6084}
+
+
 def test_the_facts_cover_files_of_eight_models() -> None:
     assert len({row["model"] for row in ROWS}) >= 8
     assert {name for row in ROWS for name in row["files"]} >= {

@@ -278,7 +278,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("engine", ["vllm", "sglang"])
     def test_a_dtype_of_states_that_does_not_exist(self, engine: str) -> None:
-        with pytest.raises(UsageError, match="mamba_ssm_cache_dtype 'foo': is not one of float32"):
+        with pytest.raises(UsageError, match="mamba_ssm_cache_dtype 'foo' is not one of float32"):
             sglang_plan("qwen3-next-80b-a3b", "h200", engine, tensor_parallel_size=2, mamba_ssm_cache_dtype="foo")
 
     @pytest.mark.parametrize("model", ["jamba-v0.1", "falcon-7b", "deepseek-v4-flash"])
@@ -324,7 +324,7 @@ class TestTheCommandLine:
             ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modeled"),
             ("--chunked-prefill-size -1", "without chunked prefill"),
             ("--tp 4 --ep-size 2", "experts over all"),
-            ("--mem-fraction-static 1.5", "outside"),
+            ("--mem-fraction-static 1.5", "must be greater than 0"),
             ("--disable-radix-cache yes", "without a flag"),
             ("--mem-fraction-statc 0.5", "did you mean --mem-fraction-static"),
             ("--gpu-memory-utilization 0.5", "is a flag of vLLM"),
@@ -362,7 +362,7 @@ class TestTheCommandLine:
         )
         done = run("check", policy)
         assert done.code == 2
-        assert "min_headroom: is not modeled for SGLang" in done.err
+        assert "min_headroom is not modeled for SGLang" in done.err
 
     def test_says_which_flags_it_did_not_count(self, run: Run) -> None:
         command = "sglang serve --model-path qwen3-8b --moe-runner-backend triton --new-flag 3 --port 1"
@@ -386,11 +386,9 @@ class TestTheCommandLine:
         for word in ("vLLM may", "Maximum concurrency", "null block", "--max-num-seqs"):
             assert word not in done.out
 
-    @pytest.mark.parametrize("command", ["recommend", "tune"])
-    def test_commands_that_know_vllm_alone_say_so(self, run: Run, command: str) -> None:
-        load = ["--rate", "1", "--prompt-tokens", "900", "--output-tokens", "100", "--slo", "tpot=50ms"]
-        more = ["--users", "4"] if command == "recommend" else load
-        done = run(command, "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "sglang", *more)
+    def test_commands_that_know_vllm_alone_say_so(self, run: Run) -> None:
+        asked = ("llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "sglang", "--users", "4")
+        done = run("recommend", *asked)
         assert done.code == 2
         assert "vLLM" in done.err
 

@@ -16,8 +16,9 @@ from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.releases import SGLANG_CHANGES, Version
+from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules as sglang
+from kvplan.servers.sglang.changes import CHANGES
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm import rules as vllm
 from kvplan.sizing.weights import stage_layers
@@ -98,7 +99,7 @@ class TestARelease:
     def test_has_the_changes_that_came_with_it_or_before(self) -> None:
         """Read in the wheels of 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23."""
         labels = ("0.4.9", "0.5.2", "0.5.5", "0.5.9", "0.5.12", "0.5.15", "0.5.23")
-        names = [{name for name in SGLANG_CHANGES if parse_engine(f"sglang@{label}").has(name)} for label in labels]
+        names = [{name for name in CHANGES if parse_engine(f"sglang@{label}").has(name)} for label in labels]
         added = [later - earlier for earlier, later in itertools.pairwise([set(), *names])]
         assert added == [
             set(),
@@ -106,7 +107,7 @@ class TestARelease:
             {"reserve_by_parts"},
             {"datacenter_pages", "padded_host_pools"},
             {"prefill_graphs"},
-            {"tracked_states", "decode_graph_flag"},
+            {"tracked_states", "decode_graph_flag", "fp4_before_blackwell"},
             {
                 "wider_small_gpus",
                 "graphs_by_requests",
@@ -117,9 +118,11 @@ class TestARelease:
                 "halves",
                 "weights_on_host",
                 "whole_towers",
+                "own_stages",
+                "drafts_of_gemma",
             },
         ]
-        assert names[-1] == set(SGLANG_CHANGES)
+        assert names[-1] == set(CHANGES)
 
     @pytest.mark.parametrize(
         ("engine", "fraction"),
@@ -137,7 +140,7 @@ class TestARelease:
         assert sglang.default_fraction(spec, gpu("rtx-4090"), EngineArgs(), release) == fraction
 
     def test_shares_no_change_with_vllm(self) -> None:
-        assert not any(vllm.version(vllm.NEWEST).has(name) for name in SGLANG_CHANGES)
+        assert not any(vllm.version(vllm.NEWEST).has(name) for name in CHANGES)
 
     @pytest.mark.parametrize(
         ("engine", "flag"), [("sglang", "--cuda-graph-max-bs-decode"), ("sglang@0.5.9", "--cuda-graph-max-bs")]
@@ -184,7 +187,7 @@ class TestWhatIsPrinted:
 
     def test_pages_of_another_size_say_why(self, run: Run) -> None:
         flags = ("--gpu", "b200", "--ctx", "8k", "--engine", "sglang", "--explain")
-        assert "page size 64: what the backend trtllm_mha takes" in run("estimate", "llama-3.1-8b", *flags).out
+        assert "page size 64: what the backend trtllm_mha requires" in run("estimate", "llama-3.1-8b", *flags).out
 
     def test_a_model_without_a_class_is_refused(self) -> None:
         with pytest.raises(UnsupportedModelError, match="SGLang has no class for model_type jamba; use vllm"):
@@ -225,7 +228,7 @@ def test_a_stage_with_more_layers_weighs_more() -> None:
     [
         ("qwen3.5-27b", "h100-80g", {}, (5, 5, 6)),
         ("qwen3-next-80b-a3b", "h200", {"tensor_parallel_size": 2}, (128, 133, 135)),
-        ("falcon-h1-7b", "h100-80g", {}, (36, 37, 37)),
+        ("falcon-h1-7b", "h100-80g", {}, (36, 36, 36)),
         ("granite-4.0-h-small", "h100-80g", {}, (3, 3, 3)),
         ("qwen3.5-27b", "h200", {"enable_prefix_caching": False, "max_num_seqs": 64}, (64, 64, 64)),
     ],
@@ -280,7 +283,7 @@ def test_a_server_that_keeps_nothing_back_is_said_in_sglangs_words(run: Run) -> 
     words = ("estimate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "--engine", "sglang")
     told = run(*words, "--mem-fraction-static", "1.0", "--exit-code")
     assert told.code == 1
-    assert "does not start at 8,192 tokens: a fraction of 1 keeps back 0.00 GiB" in told.out.splitlines()[0]
+    assert "does not start at 8,192 tokens: a fraction of 1 reserves 0.00 GiB" in told.out.splitlines()[0]
     assert "SGLang does not start" in told.out
     assert "vLLM" not in told.out
     assert "--mem-fraction-static 0.83" in told.out

@@ -1,6 +1,7 @@
 """Speculative decoding against SGLang 0.5.23's own code: tokens of a pool shared with a draft, copies of states."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ def test_many_cases_of_every_algorithm_are_compared() -> None:
     algorithms = [row["inputs"]["argv"][1] for row in ROWS if answered(row)]
     assert len(algorithms) >= 60
     assert {name: algorithms.count(name) >= 2 for name in algorithms} == dict.fromkeys(
-        ("EAGLE", "NEXTN", "EAGLE3", "STANDALONE", "NGRAM", "DFLASH"), True
-    )
+        ("EAGLE", "NEXTN", "EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "DSPARK"), True
+    ) | {"FROZEN_KV_MTP": False}  # SGLang's name for NEXTN with a Gemma assistant
 
 
 def drafting(model: str, draft: ModelSpec | None = None, gpu_name: str = "h200", **args: Any) -> Plan:
@@ -91,7 +92,7 @@ def test_a_draft_of_another_shape_is_counted_as_the_targets_layers() -> None:
         "kimi-k2", spec_of("eagle3-kimi-k2"), tensor_parallel_size=8, speculative_method="eagle3",
         num_speculative_tokens=3,
     )  # fmt: skip
-    assert any(f"{576 * 2:,} B a token" in note and f"{8 * 2 * 128 * 2:,} B" in note for note in got.notes)
+    assert any(f"{576 * 2:,} B of KV per token" in note and f"{8 * 2 * 128 * 2:,} B" in note for note in got.notes)
 
 
 @pytest.mark.parametrize(
@@ -148,3 +149,29 @@ def test_the_server_command_asks_for_the_same(run: Run) -> None:
     ran = run("estimate", "glm-4.6", *words.split(), "--num-speculative-tokens", "2")
     assert "--speculative-num-steps 2" in ran.out
     assert "--speculative-num-draft-tokens 3" in ran.out
+
+
+def test_a_head_that_nobody_compared_with_sglang_is_refused(run: Run) -> None:
+    words = "estimate glm-ocr --gpu l40s --ctx 8k --speculative-method mtp --engine"
+    refused = run(*words.split(), "sglang")
+    assert (refused.code, "is not compared with SGLang's own code" in refused.err) == (2, True)
+    assert run(*words.split(), "vllm").code == 0
+
+
+def test_the_context_of_a_short_head_has_a_remedy_and_a_command_that_are_planned(run: Run) -> None:
+    """SGLang 0.5.23 configs/model_config.py: the draft takes the target's context, and more than its config's 2,048
+    needs SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN.
+    """
+    head = FACTS / "heads" / "eagle3-llama-3.1-8b"
+    words = ["estimate", "llama-3.1-8b", "--engine", "sglang", "--gpu", "h100", "--draft-model", str(head)]
+    words += ["--speculative-method", "eagle3"]
+    refused = run(*words, "--ctx", "32768")
+    assert (refused.code, refused.err.strip().endswith("; use --ctx 2048")) == (2, True)
+    assert "--context-length 2048" in run(*words, "--ctx", "2048").out
+    usual = run(*words)
+    assert "only with SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 in its environment" in usual.err
+    command = next(line for line in usual.out.splitlines() if line.startswith("Serve  ")).removeprefix("Serve  ")
+    assert "--context-length" not in command
+    command = shlex.join(str(head) if "eagle3-llama" in word else word for word in shlex.split(command))
+    again = run("estimate", "--from-command", command, "--gpu", "h100")
+    assert (again.code, "--context-length" in again.out) == (0, False)

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
+from kvplan.servers.arguments import spellings
 from kvplan.servers.base import SERVERS, server_of, terms_of
 from kvplan.servers.pasted import parse
 from kvplan.servers.sglang import command as sglang_command
-from kvplan.servers.standing import standings
+from kvplan.servers.standing import orders, standings
 from kvplan.servers.vllm import command as vllm_command
 from kvplan.servers.vllm.arguments import OTHERS as VLLM_OTHERS
 from tests.conftest import check_golden
-from tests.support.cli import Run
+from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,11 @@ SOURCES = {
     "sglang": "sglang-src/sglang/srt/arg_groups/fields/*.py",
 }
 CLASSES = {"vllm": ("EngineArgs", "AsyncEngineArgs")}
+
+
+ORDER_WORDS = (
+    "What the server's scheduler reads. Windows, states, drafts, weights in host memory have refusals of their own."
+)
 
 
 def page() -> str:
@@ -49,6 +55,9 @@ def page() -> str:
         lines += ["| argument | standing | what it is about |", "|---|---|---|"]
         for name, standing, what in rows:
             lines.append(f"| `{name}` | {standing} | {what.replace('|', '/')} |")
+        lines += ["", f"### Which request runs next: {terms_of(server).title}", "", ORDER_WORDS, ""]
+        lines += ["| argument | `simulate`, `recommend --slo`, `tune` | why |", "|---|---|---|"]
+        lines += [f"| `{name}` | {standing} | {what.replace('|', '/')} |" for name, standing, what in orders(server)]
     return "\n".join(lines) + "\n"
 
 
@@ -61,6 +70,60 @@ def test_no_argument_of_a_server_is_missing(facts: dict[str, Any]) -> None:
     known = {name for name, _, _ in standings(facts["server"])}
     assert len(facts["fields"]) > 250
     assert [name for name in facts["fields"] if name not in known] == []
+
+
+# What the servers' own schedulers read: tests/facts/scheduling_arguments.jsonl, from vLLM 0.33.0's SchedulerConfig and
+# v1/core/sched, and SGLang 0.5.23's fields/schedule.py and managers/ (declared: in the config; read: by the scheduler).
+SCHEDULERS = (ROOT / "tests/facts/scheduling_arguments.jsonl").read_text("utf-8").splitlines()
+ORDERS = [json.loads(line) for line in SCHEDULERS]
+
+
+@pytest.mark.parametrize("facts", ORDERS, ids=lambda facts: str(facts["server"]))
+def test_no_argument_that_a_scheduler_reads_is_missing(facts: dict[str, Any]) -> None:
+    """Each is simulated, without effect on who runs next, or refused; by name, or with the plan."""
+    server = facts["server"]
+    known = {name for name, _, _ in orders(server)}
+    never = {name for name, standing, _ in standings(server) if standing == "refused"}
+    assert len(facts["declared"]) + len(facts["read"]) > 40
+    assert [name for name in (*facts["declared"], *facts["read"]) if name not in known | never] == []
+    listed = {name for name, _, what in standings(server) if what.startswith("which request runs next")}
+    assert listed <= known
+    assert Counter(name for name, _, _ in orders(server)).most_common(1)[0][1] == 1
+    assert known <= {name for name, _, _ in standings(server)}
+
+
+MODELS = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path"}
+VALUES = {"retraction_policy": "priority", "schedule_policy": "lpm", "scheduling_policy": "priority"}
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_an_argument_that_changes_the_order_is_refused_by_every_simulation(server: str) -> None:
+    """By its name, but for the value that the server takes by itself."""
+    _, flags = server_of(server).flags()
+    table = set(spellings(server))
+    names = [name for name, standing, _ in orders(server) if standing == "refused" and name not in table]
+    assert len(names) > 5
+    for name in names:
+        other = flags[name]
+        flag = f"--{name.replace('_', '-')}"
+        words = [flag] if other.is_switch else [flag, VALUES.get(name, "7")]
+        if other.in_order == ("true",):
+            words = [f"--no-{flag[2:]}"]
+        command = parse(f"{MODELS[server]} a/b {' '.join(words)}")
+        assert command.reordering == {words[0]: other.order}, name
+        for value in other.in_order:
+            usual = [flag] if other.is_switch else [flag, value]
+            assert parse(f"{MODELS[server]} a/b {' '.join(usual)}").reordering == {}, name
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("command", ["simulate", "recommend", "tune"])
+def test_a_pasted_order_is_refused_by_name(run: Run, command: str, server: str) -> None:
+    flag = {"vllm": "--scheduling-policy priority", "sglang": "--schedule-policy lof"}[server]
+    pasted = f"{MODELS[server]} meta-llama/Llama-3.1-8B {flag}"
+    load = ("--prompt-tokens", "1k", "--output-tokens", "9", "--rate", "1", "--num-requests", "9", "--slo", "ttft=9s")
+    ran = run(command, "--from-command", pasted, "--gpu", "h100-80g", "--ctx", "8k", "-q", *load)
+    assert f"simulate {flag.split()[0]} changes the scheduling order" in refused(ran)
 
 
 def test_every_flag_of_vllms_parser_is_known_to_the_reader() -> None:

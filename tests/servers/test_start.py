@@ -78,7 +78,9 @@ def test_the_default_is_planned_at_the_largest_batch_that_starts(model: str, car
         more = of(model, card, max_model_len=32768, max_num_seqs=seqs + 1)
         assert more.blocks_low == 0  # does not surely start
         assert more.concurrency.users_low == 0
-        assert any(f"{seqs:,} are planned, the most that starts" in note for note in default.notes)
+        assert any(
+            f"no --max-num-seqs: using {seqs:,}, the most with which it starts" in note for note in default.notes
+        )
 
 
 # --- less free than it may use ----------------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ def test_unified_memory_is_shared_with_the_host() -> None:
     assert of("qwen3-32b", "gb10", memory_in_use=4 * GIB, max_model_len=32768).fits
     # What the host takes while weights load is in the row that vLLM measures it in.
     host = lower.estimates["non_torch"]
-    assert "not derivable" in host.formula
+    assert "not computable" in host.formula
     assert host.high - host.low > 13 * GIB
     assert "memory-in-use" in lower.estimates["in_use"].formula
 
@@ -237,6 +239,6 @@ def test_more_in_use_than_there_is_is_refused(run: Run) -> None:
     ran = run("estimate", "llama-3.1-8b", "--gpu", "l4", "--ctx", "8k", "--memory-in-use", "30GiB")
     assert ran.code == 2
     assert ran.errors == [
-        "kvplan: error: --memory-in-use: is more than l4 has (30.00 GiB of 22.03 GiB); "
-        "state what other processes hold on one GPU"
+        "kvplan: error: --memory-in-use is more than l4 has (30.00 GiB of 22.03 GiB); "
+        "use the memory that other processes hold on one GPU"
     ]

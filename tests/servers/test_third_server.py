@@ -2,13 +2,21 @@
 
 import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import get_args
 
 import pytest
 
+from kvplan.cli import app
+from kvplan.cli.check_options import CheckFormat
 from kvplan.measure import server_metrics
 from kvplan.measure.bench_results import read_results
+from kvplan.report.formats import Format
 from kvplan.servers import base
 from kvplan.simulate.generator import options_of
 from tests.support import third_server
@@ -45,7 +53,7 @@ def test_its_plan_adds_up(run: Run) -> None:
     assert answer["flags"]["argv"] == ["acme", "meta-llama/Llama-3.1-8B", "--ctx-size", "4096", "--slots", "100"]
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
+@pytest.mark.parametrize("form", get_args(Format))
 @pytest.mark.parametrize(
     "more",
     [
@@ -79,14 +87,14 @@ def test_an_unknown_engine_is_told_of_it(run: Run) -> None:
     assert "use vllm, vllm@VERSION, sglang or acme" in run("estimate", "llama-3.1-8b", "--engine", "tgi").err
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
+@pytest.mark.parametrize("form", get_args(Format))
 def test_a_sweep_says_none_of_anothers_words(run: Run, form: str) -> None:
     ran = run("sweep", *ASKED, "--gpu", "h100-80g", "--ctx", "4k,16k", "--tp", "1,2", "--format", form)
     assert ran.code == 0, ran.err
     assert foreign(ran.out + ran.err) == []
 
 
-@pytest.mark.parametrize("form", ["table", "json", "markdown", "sarif", "junit", "github"])
+@pytest.mark.parametrize("form", get_args(CheckFormat))
 @pytest.mark.parametrize("least", [1, 100_000])
 def test_a_check_says_none_of_anothers_words(run: Run, tmp_path: Path, form: str, least: int) -> None:
     policy = tmp_path / "kvplan.yaml"
@@ -153,7 +161,7 @@ def test_its_log_is_compared_with_its_plan(run: Run, tmp_path: Path) -> None:
     assert rows["tokens"]["predicted"] == room // PAGE_BYTES * 32
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
+@pytest.mark.parametrize("form", get_args(Format))
 @pytest.mark.parametrize("gpu", [(), ("--gpu-memory", "80GiB")])
 def test_its_log_is_shown_in_none_of_anothers_words(run: Run, tmp_path: Path, form: str, gpu: tuple[str, ...]) -> None:
     ran = run("reconcile", "--log", logged(tmp_path), "--model", "llama-3.1-8b", *gpu, "--format", form)
@@ -165,10 +173,13 @@ def test_its_log_is_shown_in_none_of_anothers_words(run: Run, tmp_path: Path, fo
 
 def test_its_log_is_refused_where_it_says_nothing(run: Run, tmp_path: Path) -> None:
     ran = run("reconcile", "--log", logged(tmp_path, "nothing\n"), "--model", "llama-3.1-8b")
-    assert (ran.code, "holds no line of a vLLM, SGLang or Acme server's start-up" in ran.err) == (2, True)
+    assert (ran.code, "holds no line that vLLM, SGLang, Acme or kvplan's engine writes at start-up" in ran.err) == (
+        2,
+        True,
+    )
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
+@pytest.mark.parametrize("form", get_args(Format))
 def test_its_metrics_page_is_compared_with_its_plan(run: Run, tmp_path: Path, form: str) -> None:
     pytest.importorskip("prometheus_client")
     page = tmp_path / "page.txt"
@@ -185,7 +196,7 @@ def test_its_failure_is_told_in_its_own_words(run: Run, tmp_path: Path, form: st
     log.write_text("acme begins\nacme: nothing left for tokens\n", encoding="utf-8")
     ran = run("why", log, "--format", form)
     assert ran.code == 0, ran.err
-    assert "Acme did not start: weights and activations take all that it may use" in ran.out
+    assert "Acme did not start: weights and activations use up its memory budget" in ran.out
     assert foreign(ran.out + ran.err) == []
 
 
@@ -199,7 +210,7 @@ def test_its_load_generator_is_read(tmp_path: Path) -> None:
     assert (result.tool, result.users, result.times["ttft_p50"]) == ("acme bench", 2, 4.0)
 
 
-@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown", "html"])
+@pytest.mark.parametrize("form", get_args(Format))
 @pytest.mark.parametrize(
     "command",
     [
@@ -222,20 +233,154 @@ def test_other_commands_say_none_of_anothers_words(run: Run, command: tuple[str,
             ("simulate", *ASKED, *ROOMY, "--profile", "azure-2023-conv"),
             "only vLLM and SGLang's scheduler",
         ),
-        (("recommend", *ASKED, "--users", "20", "--ctx", "8k", "--gpu", "l40s"), "recommend supports only vLLM"),
+        (
+            ("recommend", *ASKED, "--users", "20", "--ctx", "8k", "--gpu", "l40s"),
+            "without --slo, recommend supports only vLLM",
+        ),
         (
             ("tune", *ASKED, "--gpu", "l40s", "--prompt-tokens", "9", "--output-tokens", "2", "--rate", "1"),
-            "tune knows only vLLM's scheduler",
+            "tune supports only vLLM and SGLang",
+        ),
+        (
+            (
+                "calibrate",
+                *ASKED,
+                *ROOMY,
+                "--bench",
+                "acme.json",
+                "--prompt-tokens",
+                "9",
+                "--output-tokens",
+                "2",
+                "-o",
+                "times.json",
+            ),
+            "only vLLM and SGLang's scheduler",
         ),
     ],
     ids=lambda part: part if isinstance(part, str) else part[0],
 )
 def test_what_is_for_some_servers_asks_which(
-    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], problem: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str, ...], problem: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = {"completed": 9, "max_concurrency": 2, "mean_ttft_ms": 5.0, "median_ttft_ms": 4.0, "acme": 1}
+    Path("acme.json").write_text(json.dumps(result), encoding="utf-8")
     ran = run(*command)
     assert ran.code == 2
     assert problem in ran.err
     able = replace(third_server.terms, simulated=True, recommended=True)
     monkeypatch.setattr(third_server, "terms", able)
     assert problem not in run(*command).err
+
+
+def test_a_page_to_explore_says_none_of_anothers_words(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    ran = run(
+        "explore",
+        *ASKED,
+        "--gpu-memory",
+        "80GiB",
+        "--ctx",
+        "4k",
+        "--tp",
+        "1",
+        "--batch",
+        "8",
+        "--mean-tokens",
+        "1k",
+        "-o",
+        page,
+    )
+    assert ran.code == 0, ran.err
+    assert "acme@1.0" in page.read_text(encoding="utf-8")
+    assert foreign(page.read_text(encoding="utf-8") + ran.err) == []
+
+
+def test_a_policy_begun_for_it_says_none_of_anothers_words(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("check", "--init", *ASKED, *ROOMY).code == 0
+    (policy,) = tmp_path.iterdir()
+    assert foreign(policy.read_text(encoding="utf-8")) == []
+    assert run("check", policy).code == 0
+
+
+@contextmanager
+def page_server() -> Iterator[str]:
+    """The address of the third server's page."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(PAGE.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_it_is_watched_in_none_of_anothers_words(run: Run) -> None:
+    pytest.importorskip("prometheus_client")
+    with page_server() as url:
+        ran = run("watch", "--metrics", f"{url}/metrics", "--duration", "50ms", "--interval", "20ms")
+    assert ran.code == 0, ran.err
+    assert "3 running" in ran.out
+    assert foreign(ran.out + ran.err) == []
+
+
+def test_it_has_no_twin_to_serve(run: Run) -> None:
+    ran = run("serve", *ASKED, "--simulate", "h100-80g", "--ctx", "4k")
+    assert (ran.code, "only vLLM and SGLang's scheduler" in ran.err) == (2, True)
+
+
+def test_what_starts_it_to_measure_it_is_named_as_it_is(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("httpx2")
+    ran = run("profile", "--command", "acme meta-llama/Llama-3.1-8B", "-o", tmp_path / "run")
+    assert (ran.code, "acme: No such file" in ran.err) == (3, True)
+    assert foreign(ran.out + ran.err) == []
+
+
+# By command: the test above that asks it of the third server.
+ASKED_OF: dict[str, Callable[..., None]] = {
+    "estimate": test_an_estimate_says_none_of_anothers_words,
+    "check": test_a_check_says_none_of_anothers_words,
+    "diff": test_other_commands_say_none_of_anothers_words,
+    "upgrade": test_other_commands_say_none_of_anothers_words,
+    "pack": test_other_commands_say_none_of_anothers_words,
+    "sweep": test_a_sweep_says_none_of_anothers_words,
+    "explore": test_a_page_to_explore_says_none_of_anothers_words,
+    "recommend": test_what_is_for_some_servers_asks_which,
+    "tune": test_what_is_for_some_servers_asks_which,
+    "simulate": test_what_is_for_some_servers_asks_which,
+    "serve": test_it_has_no_twin_to_serve,
+    "calibrate": test_what_is_for_some_servers_asks_which,
+    "profile": test_what_starts_it_to_measure_it_is_named_as_it_is,
+    "reconcile": test_its_log_is_shown_in_none_of_anothers_words,
+    "why": test_its_failure_is_told_in_its_own_words,
+    "rightsize": test_its_metrics_page_is_read_by_its_own_names,
+    "watch": test_it_is_watched_in_none_of_anothers_words,
+}
+# Commands that no server is asked in, by what they are about.
+OF_NO_SERVER = {
+    "models": "models",
+    "gpus": "GPUs",
+    "report": "runs of the bundled engine",
+    "schema": "kvplan's own documents",
+    "doctor": "the installation",
+    "trace": "workloads",
+}
+
+
+def test_every_command_is_asked_of_it() -> None:
+    """A command that is added stands in one of the two tables above."""
+    assert sorted([*ASKED_OF, *OF_NO_SERVER]) == sorted([*app.COMMANDS, "trace"])

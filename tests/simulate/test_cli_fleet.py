@@ -98,7 +98,7 @@ def test_an_interrupted_simulation_answers_with_what_is_done(
     done = run(*CONV, *options)
     assert done.code == 130
     assert "time to first token" in done.out
-    assert "interrupted: the figures are of 100 of 150 requests" in done.err
+    assert "interrupted: the figures cover 100 of 150 requests" in done.err
 
 
 def test_interrupted_between_servers_the_answer_names_those_that_are_done(
@@ -115,31 +115,31 @@ def test_interrupted_between_servers_the_answer_names_those_that_are_done(
     done = run(*CONV, "--replicas", "3", "--router", "round-robin", "--jobs", "2")
     assert done.code == 130
     assert done.out.startswith("With 9 requests/s on 1 server (a100-80g)")
-    assert "interrupted: the figures are of 50 of 150 requests" in done.err
+    assert "interrupted: the figures cover 50 of 150 requests" in done.err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--router", "random"), "--router: is for many servers"),
+        (("--router", "random"), "--router needs several servers"),
         (("--replicas", "0"), "--replicas"),
-        (("--jobs", "2"), "--jobs: is for many servers"),
+        (("--jobs", "2"), "--jobs needs several servers"),
         (("--replicas", "2", "--jobs", "2"), "--jobs 2: these servers depend on each other"),
         (("--replicas", "2", "--ray", "auto"), "--ray auto: these servers depend on each other"),
-        (("--ray", "auto"), "--ray: is for many servers"),
+        (("--ray", "auto"), "--ray needs several servers"),
         (("--replicas", "2", "--router", "random", "--jobs", "0"), "--jobs"),
         (("--replicas", "2", "--router", "random", "--jobs", "2", "--fail", "0@5s"), "depend on each other"),
-        (("--replicas", "2", "--tier", "cpu=1GiB@1GB/s"), "--tier: is for one server"),
-        (("--disaggregate", "1P2D"), "--disaggregate and --link: must be used together"),
-        (("--disaggregate", "P2D", "--link", "1GB/s"), "--disaggregate 'P2D': is not understood"),
-        (("--disaggregate", "1P2D", "--link", "50"), "--link '50': is not a speed"),
+        (("--replicas", "2", "--tier", "cpu=1GiB@1GB/s"), "--tier supports only one server"),
+        (("--disaggregate", "1P2D"), "--disaggregate and --link must be used together"),
+        (("--disaggregate", "P2D", "--link", "1GB/s"), "--disaggregate 'P2D' is not understood"),
+        (("--disaggregate", "1P2D", "--link", "50"), "--link '50' is not a speed"),
         (("--disaggregate", "1P2D", "--link", "1GB/s", "--replicas", "2"), "states the number of servers itself"),
         (("--disaggregate", "1P2D", "--link", "1GB/s", "--shared-prefix", "512"), "cannot be handed over"),
         (("--replicas", "2", "--fail", "2@5s"), "there are servers 0 to 1"),
-        (("--replicas", "2", "--fail", "x"), "--fail 'x': is not understood"),
+        (("--replicas", "2", "--fail", "x"), "--fail 'x' is not understood"),
         (("--replicas", "2", "--autoscale", "max=8"), "target is missing"),
         (("--replicas", "9", "--autoscale", "max=8,target=2"), "is not from min=1 to max=8"),
-        (("--replicas", "2", "--pool", "l40s"), "--pool 'l40s': is not understood"),
+        (("--replicas", "2", "--pool", "l40s"), "--pool 'l40s' is not understood"),
         (("--replicas", "2", "--pool", "nosuch=2"), "nosuch"),
     ],
 )

@@ -212,7 +212,7 @@ def test_another_rate_squeezes_a_traces_times(trace: Path, tmp_path: Path, run: 
 def test_a_trace_without_times_comes_evenly_at_the_rate(tmp_path: Path, run: Run) -> None:
     trace, path = tmp_path / "lengths.csv", tmp_path / "requests.csv"
     trace.write_text("prompt_tokens,output_tokens\n" + "100,5\n" * 10)
-    assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate: is missing")
+    assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate is required")
     ran = run("simulate", *MODEL, "--trace", trace, "--rate", "2", "--requests", path)
     assert ran.code == 0, ran.err
     assert sorted(float(row["arrival_s"]) for row in read_rows(path.read_text())) == [at / 2 for at in range(10)]
@@ -221,7 +221,7 @@ def test_a_trace_without_times_comes_evenly_at_the_rate(tmp_path: Path, run: Run
 def test_a_trace_in_which_all_come_at_once_has_no_rate(tmp_path: Path, run: Run) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "5,100,5\n" * 10)
-    assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate: is missing")
+    assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate is required")
 
 
 def test_stated_lengths_and_distributions_are_drawn(tmp_path: Path, run: Run) -> None:
@@ -304,7 +304,7 @@ def test_measured_step_times_take_the_place_of_the_roofline(tmp_path: Path, run:
     ("changes", "says"),
     [
         ({"model": "llama-3-8b", "step": 0.01}, "its step times are of llama-3-8b, not of llama-3.1-8b"),
-        ({}, "says that a step takes no time"),
+        ({}, "step_time is 0 for a step"),
         ({"step": -1.0}, "must hold seconds"),
     ],
 )
@@ -317,6 +317,9 @@ def test_smaller_chunks_of_a_tier_hit_at_least_as_often(run: Run) -> None:
     tier = ("--tier", "cpu=200GiB@25GB/s", "--tier-chunk")
     hits = [run(*asked, *tier, size).json["variants"][0]["tiers"][0]["hit_tokens"] for size in ("16", "256")]
     assert hits[0] >= hits[1] > 0
+    rows = [line.partition("  ")[0] or "range" for line in run(*asked[:-2], *tier, "256").out.splitlines()]
+    first = rows.index("time to first token p50 / p90 / p99")
+    assert rows[first + 1 : first + 3] == ["range", "time to first token saved, mean"]
 
 
 # --- promises and exit codes ------------------------------------------------------------------------------------------
@@ -406,30 +409,30 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
     ("argv", "says"),
     [
         (MODEL, "workload: missing; give one of --trace"),
-        ((*MODEL, *CONV, "--trace", "x.csv"), "simulate: --trace and --profile conflict"),
-        ((*MODEL, *CONV, "--prompt-tokens", "5"), "simulate: --profile and --prompt-tokens conflict"),
-        ((*MODEL, "--prompt-tokens", "5", "--rate", "1"), "--prompt-tokens and --output-tokens: must be used together"),
-        ((*MODEL, "--output-tokens", "5", "--rate", "1"), "--prompt-tokens and --output-tokens: must be used together"),
-        ((*MODEL, "--prompt-tokens", "5", "--output-tokens", "5"), "--rate: is missing"),
-        ((*MODEL, "--profile", "arxiv-summarization"), "--rate: is missing"),
+        ((*MODEL, *CONV, "--trace", "x.csv"), "--trace and --profile conflict"),
+        ((*MODEL, *CONV, "--prompt-tokens", "5"), "--profile and --prompt-tokens conflict"),
+        ((*MODEL, "--prompt-tokens", "5", "--rate", "1"), "--prompt-tokens and --output-tokens must be used together"),
+        ((*MODEL, "--output-tokens", "5", "--rate", "1"), "--prompt-tokens and --output-tokens must be used together"),
+        ((*MODEL, "--prompt-tokens", "5", "--output-tokens", "5"), "--rate is required"),
+        ((*MODEL, "--profile", "arxiv-summarization"), "--rate is required"),
         ((*MODEL, "--profile", "\x1b[2J"), "profile '"),
         ((*MODEL, *CONV, "--rate", "0"), "--rate: not requests per second"),
         ((*MODEL, *CONV, "--rate", "1e3"), "--rate: not requests per second"),
-        ((*MODEL, *CONV, "--rate", "1", "--users", "5"), "--users: send after each answer"),
-        ((*MODEL, *CONV, "--think", "1s"), "--think: is for --users"),
-        ((*MODEL, *CONV, "--ramp", "1s"), "--ramp: is for --users"),
-        ((*MODEL, *CONV, "--users", "0"), "--users: "),
+        ((*MODEL, *CONV, "--rate", "1", "--users", "5"), "--users: wait for each response"),
+        ((*MODEL, *CONV, "--think", "1s"), "--think works only with --users"),
+        ((*MODEL, *CONV, "--ramp", "1s"), "--ramp works only with --users"),
+        ((*MODEL, *CONV, "--users", "0"), "--users must be at least 1"),
         ((*MODEL, *SMALL, "--users", "40"), "--users 40: there are only 40 requests"),
         ((*MODEL, *SMALL, "--users", "5", "--think", "soon"), "--think: not a duration"),
         ((*MODEL, *CONV, "--seed", "-1"), "--seed: not a whole number"),
-        ((*MODEL, *CONV, "--num-requests", "0"), "--num-requests: must be at least 1"),
-        ((*MODEL, *CONV, "--tier", "cpu"), "--tier 'cpu': is not a tier"),
-        ((*MODEL, *CONV, "--tier", "cpu=0GiB@1GB/s"), "--tier: must be at least 1"),
+        ((*MODEL, *CONV, "--num-requests", "0"), "--num-requests must be at least 1"),
+        ((*MODEL, *CONV, "--tier", "cpu"), "--tier 'cpu' is not a tier"),
+        ((*MODEL, *CONV, "--tier", "cpu=0GiB@1GB/s"), "--tier must be at least 1"),
         ((*MODEL, *CONV, "--tier", "cpu=1GiB@fast/s"), "--tier: "),
         ((*MODEL, *CONV, "--tier", "c=1GiB@1GB/s", "--tier", "c=2GiB@1GB/s"), "--tier: two tiers have one name"),
-        ((*MODEL, *CONV, "--tier-chunk", "16"), "--tier-chunk: is for --tier"),
+        ((*MODEL, *CONV, "--tier-chunk", "16"), "--tier-chunk needs --tier"),
         ((*MODEL, *CONV, "--efficiency", "speed=1"), "--efficiency: 'speed=1' is not understood"),
-        ((*MODEL, *CONV, "--efficiency", "kv=0"), "--efficiency: outside (0, 1]"),
+        ((*MODEL, *CONV, "--efficiency", "kv=0"), "--efficiency must be greater than 0 and at most 1"),
         ((*MODEL, *CONV, "--efficiency", "kv=0.5,kv=0.6"), "--efficiency: 'kv=0.6' is not understood"),
         ((*MODEL, *CONV, "--slo", "fast"), "--slo: 'fast' is not understood"),
         (("llama-3.1-8b", "--ctx", "16k", *CONV), "--gpu: missing"),
@@ -446,8 +449,6 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
         (("mamba-1.4b", "--gpu", "l40s", "--ctx", "2k", *CONV, "--tier", "c=1GiB@1GB/s"), "--tier: mamba-1.4b has rec"),
         (("jamba-mini", "--gpu", "b300", "--ctx", "2k", *CONV, "--tier", "c=1GiB@1GB/s"), "--tier: jamba-1.5-mini has"),
         (("deepseek-v3.2", "--gpu", "b300", "--tp", "8", "--ctx", "16k", *CONV), "simulate: deepseek-v3.2: the time"),
-        (("granite-4.0-h-tiny", "--gpu", "l40s", "--ctx", "8k", *SMALL, "--max-num-batched-tokens", "64",
-          "--enable-prefix-caching"), "simulation: nothing can be scheduled although requests wait"),
         ((*MODEL, "--trace", "nowhere.csv"), "nowhere.csv: no such file"),
         ((*MODEL, *CONV, "--figure", "out.pdf"), "--figure"),
         ((*MODEL, *CONV, "--timeline", "out.json"), "--timeline"),
@@ -457,10 +458,10 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
         ((*MODEL, *SIZES, "--num-gpu-blocks-override", "5"), "simulate: llama-3.1-8b does not fit on "),
         (
             (*MODEL, *SIZES, "--num-gpu-blocks-override", "5", "--engine", "vllm@0.20"),
-            "simulate: no request is served: 0 prompts are longer",
+            "simulate: no request is served: 5 requests larger than the pool (5 blocks); use a larger GPU",
         ),
-        ((*MODEL, "--prompt-tokens", "0", *SIZES[2:]), "--prompt-tokens: must be at least 1"),
-        ((*MODEL, *SIZES, "--shared-prefix", "-5"), "--shared-prefix: "),
+        ((*MODEL, "--prompt-tokens", "0", *SIZES[2:]), "--prompt-tokens must be at least 1"),
+        ((*MODEL, *SIZES, "--shared-prefix", "-5"), "--shared-prefix must be at least 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_simulated_is_refused_in_one_line(argv: tuple[str, ...], says: str, run: Run) -> None:
@@ -483,7 +484,7 @@ def test_a_broken_trace_is_refused_with_its_place(content: str, says: str, tmp_p
     path = tmp_path / "trace.csv"
     path.write_text(content)
     line = refused(run("simulate", *MODEL, "--trace", path))
-    assert line.startswith(f"{path}: ")
+    assert line.startswith(f"{path}")
     assert says in line
 
 
@@ -569,7 +570,7 @@ def test_a_percentile_that_rests_on_few_requests_is_noted(run: Run) -> None:
 
 def test_a_search_that_few_requests_do_not_bound_says_so(run: Run) -> None:
     ran = run("simulate", *MODEL, *SMALL, "--slo", "ttft=9999s")
-    assert "too few requests to find it" in ran.out
+    assert "not found: too few requests" in ran.out
 
 
 def test_refused_requests_break_a_promise(run: Run) -> None:
@@ -581,6 +582,9 @@ def test_refused_requests_break_a_promise(run: Run) -> None:
     nothing = {"value": None, "low": None, "high": None, "kept": False, "verdict": "broken"}
     assert variant["slo"] == [{"promise": "ttft p99", "limit": 9999.0, **nothing}]
     assert (ran.code, variant["largest"]["keeps"]) == (1, None)
+    first, _, _ = run("simulate", *short, *SMALL).out.partition("\n")
+    rejected, total = variant["requests"]["rejected"], variant["requests"]["arrived"]
+    assert first.endswith(f"; {rejected:,} of {total:,} requests rejected.")
 
 
 def test_a_figure_without_matplotlib_is_refused_before_anything_runs(

@@ -2,9 +2,10 @@
 
 import random
 from dataclasses import fields, replace
-from math import factorial
+from math import exp, factorial, lgamma, log
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -224,6 +225,60 @@ def test_random_routing_waits_as_pollaczek_and_khinchine_say_and_the_least_loade
     assert 0.45 * erlang_wait(count, rho * count, 1.0) < joined <= turns < apart
 
 
+def crommelin_wait(servers: int, load: float) -> float:
+    """Mean wait of M/D/c in services: after each all that were served are gone, and a Poisson number has come."""
+    most = 60
+    come = [exp(-load + k * log(load) - lgamma(k + 1)) for k in range(most + 1)]
+    there = np.full(most + 1, 1 / (most + 1))
+    left = [max(0, n - servers) for n in range(most + 1)]
+    moves = np.array([[come[n - left[m]] if n >= left[m] else 0.0 for m in range(most + 1)] for n in range(most + 1)])
+    for _ in range(400):
+        there = moves @ there
+        there /= there.sum()
+    return float(there @ np.arange(most + 1)) / load - 1
+
+
+def shortest_queue_wait(load: float) -> float:
+    """Mean wait, in services, of two exponential servers whose arrivals join the shorter queue: its Markov chain."""
+    most = 24
+    moves = np.zeros(((most + 1) ** 2, (most + 1) ** 2))  # [to, from]
+
+    def move(a: int, b: int, to: tuple[int, int], rate: float) -> None:
+        here, there = a * (most + 1) + b, to[0] * (most + 1) + to[1]
+        moves[there, here] += rate
+        moves[here, here] -= rate
+
+    for a in range(most + 1):
+        for b in range(most + 1):
+            if a < most and a <= b:
+                move(a, b, (a + 1, b), load if a < b else load / 2)
+            if b < most and b <= a:
+                move(a, b, (a, b + 1), load if b < a else load / 2)
+            if a:
+                move(a, b, (a - 1, b), 1.0)
+            if b:
+                move(a, b, (a, b - 1), 1.0)
+    moves[0] = 1.0  # the chances add up to one
+    chances = np.linalg.solve(moves, np.eye(1, len(moves))[0])
+    inside = sum(float(chance) * sum(divmod(place, most + 1)) for place, chance in enumerate(chances))
+    return inside / load - 1
+
+
+def test_in_turn_a_fleet_of_equal_answers_waits_as_crommelin_says() -> None:
+    """Where all services are alike, one queue for c servers is served in turn: round-robin is M/D/c."""
+    rho, count = 0.7, 4
+    requests = markov(6_000, rho * count, fixed=True)
+    made = fleet(requests, count, RoundRobin(), Kind("", lambda arrivals, _: long_station(arrivals, 1)))
+    assert waits(made) == pytest.approx(crommelin_wait(count, rho * count), rel=0.12)
+
+
+@pytest.mark.parametrize("rho", [0.5, 0.75])
+def test_the_least_loaded_waits_as_the_chain_of_the_shorter_queue_says(rho: float) -> None:
+    requests = markov(6_000, rho * 2, fixed=False)
+    made = fleet(requests, 2, LeastLoaded(), Kind("", lambda arrivals, _: long_station(arrivals, 1)))
+    assert waits(made) == pytest.approx(shortest_queue_wait(rho * 2), rel=0.12)
+
+
 def test_little_holds_over_the_fleet() -> None:
     """Mean number inside = rate x mean time inside, exactly, from two counts that know nothing of each other."""
     requests = markov(2_000, 2.5, fixed=False)
@@ -255,6 +310,10 @@ def test_requests_wait_at_the_router_while_nobody_serves() -> None:
     assert not [ended for ended in made.records.first_token if 2.5 < ended < 7.0]
     lost = fleet(requests, 1, RoundRobin(), failures=(Failure(0, 2.0),))
     assert lost.counts.failed == 50 - len(lost.records) > 0
+    result = fleet_result(lost)  # down from 2 s to the end: up for 2 s of what is paid for
+    assert (result.replicas[0].seconds, result.gpu_hours) == (2.0, lost.clock / 3600)
+    assert result.size_mean == pytest.approx(2.0 / lost.clock)
+    assert fleet_result(made).replicas[0].seconds == pytest.approx(made.clock - 5.0)
 
 
 def test_a_fleet_grows_by_the_autoscalers_rule_a_reading_and_a_start_late() -> None:
@@ -268,6 +327,8 @@ def test_a_fleet_grows_by_the_autoscalers_rule_a_reading_and_a_start_late() -> N
     made.run()
     assert made.sizes[:2] == [(0.0, 1), (50.0, 4)]
     assert [replica.begun for replica in made.replicas[:4]] == [0.0, 30.0, 30.0, 30.0]
+    rented = made.clock if made.replicas[1].ended is None else made.replicas[1].ended
+    assert fleet_result(made).replicas[1].seconds == rented - 50.0
     assert len(made.records) == 8
 
 

@@ -12,9 +12,8 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.fleet import Fleet, Kind, Link
 from kvplan.simulate.routers import LeastLoaded
-from kvplan.simulate.setup import Setup, empty_tiers
+from kvplan.simulate.setup import Setup, token_bytes
 from kvplan.simulate.steptime import Shares, roofline
-from kvplan.simulate.tiers import TierSpec
 from kvplan.workloads.trace import TraceRequest
 
 
@@ -22,7 +21,7 @@ def split(gpu_name: str, tp: int, prefill: int, decode: int, arrivals: Arrivals)
     args = EngineArgs(max_model_len=16_384, tensor_parallel_size=tp)
     the_plan = plan(Request(catalog.load("qwen3-30b-a3b"), gpu(gpu_name), args))
     setup = Setup(the_plan, roofline(the_plan, Shares()))
-    size = empty_tiers(the_plan, (TierSpec("", 0, 1),), 1).token_bytes
+    size = token_bytes(the_plan)
     kinds = (Kind("", setup.run, "prefill", size),) * prefill + (Kind("", setup.run, "decode", size),) * decode
     fleet = Fleet(kinds, arrivals, LeastLoaded(), link=Link(50e9), decode_router=LeastLoaded())
     fleet.run()

@@ -123,9 +123,9 @@ def test_recommend_with_targets_simulates_sglangs_order(run: Run) -> None:
     [
         (("--engine", "sglang@0.5.9"), "SGLang's scheduler is that of 0.5.23"),
         (("--engine", "sglang", "--block-size", "16"), "pages of 16 tokens cannot be simulated"),
-        (("--engine", "sglang", "--baseline", "contiguous"), "are of vLLM's scheduler"),
-        (("--engine", "sglang", "--film", "pool.html"), "draws vLLM's blocks only"),
-        (("--engine", "sglang", "--tier", "host=4GiB@20GB/s"), "are of vLLM's scheduler"),
+        (("--engine", "sglang", "--baseline", "contiguous"), "--baseline needs vLLM's scheduler"),
+        (("--engine", "sglang", "--film", "pool.html"), "--film draws vLLM's blocks only"),
+        (("--engine", "sglang", "--tier", "host=4GiB@20GB/s"), "--tier needs vLLM's scheduler"),
     ],
 )
 def test_what_was_not_compared_is_refused(run: Run, options: tuple[str, ...], part: str) -> None:
@@ -135,6 +135,21 @@ def test_what_was_not_compared_is_refused(run: Run, options: tuple[str, ...], pa
 def test_pools_of_windows_are_refused(run: Run) -> None:
     asked = ("simulate", "gemma-3-4b", "--gpu", "h100-80g", "--ctx", "8k", "-q", "--engine", "sglang", "--rate", "2")
     assert "pools of windows and states" in refused(run(*asked, *LOAD))
+
+
+def test_a_model_whose_prompts_pause_is_refused(run: Run) -> None:
+    """SGLang 0.5.23 sets --prefill-decode-interval 22 for Qwen3-VL on large Hopper GPUs, and on no others."""
+    asked = ("simulate", "qwen3-vl-8b", "--ctx", "8k", "-q", "--engine", "sglang", "--rate", "2")
+    assert "pauses between its prompts" in refused(run(*asked, *LOAD, "--gpu", "h100-80g"))
+    assert run(*asked, *LOAD, "--gpu", "a100-80g").code == 0
+
+
+def test_a_flag_that_sglang_never_reads_changes_nothing(run: Run) -> None:
+    """--num-continuous-decode-steps is declared in SGLang 0.4.9 to 0.5.23 and read by nothing there."""
+    words = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --num-continuous-decode-steps 8"
+    asked = ("simulate", "--gpu", "h100-80g", "--ctx", "8k", "-q", "--format", "json", "--rate", "20", *LOAD)
+    with_it = run(*asked, "--from-command", words).json
+    assert with_it["variants"] == run(*asked, "llama-3.1-8b", "--engine", "sglang").json["variants"]
 
 
 FLAGS = ["--schedule-policy lpm", "--enable-mixed-chunk", "--schedule-conservativeness 0.3", "--max-prefill-tokens 9"]

@@ -27,7 +27,7 @@ def test_weights_on_the_host_have_no_step_time(run: Run, command: str, engine: s
     [
         (("--engine", "sglang@0.4"), "other releases' were not compared"),
         (("--engine", "sglang", "--block-size", "16"), "pages of 16 tokens cannot be simulated"),
-        (("--speculative-method", "ngram", "--num-speculative-tokens", "3"), "how many drafted tokens are accepted"),
+        (("--speculative-method", "ngram", "--num-speculative-tokens", "3"), "how many draft tokens are accepted"),
     ],
 )
 def test_what_no_placement_could_answer_is_no_answer(run: Run, more: tuple[str, ...], message: str) -> None:
@@ -45,7 +45,7 @@ def test_flags_that_change_the_order_are_refused_but_for_their_default(run: Run,
     asked = ("--from-command", f"{SGLANG} {flags}", "--gpus", "h100-80g", "--slo", "ttft=2s", *LOAD)
     if is_refused:
         ran = run("recommend", *asked)
-        assert (ran.code, "changes who runs next" in ran.err) == (2, True)
+        assert (ran.code, "changes the scheduling order" in ran.err) == (2, True)
 
 
 def test_ranks_of_dp_attention_lie_within_the_tensor_ranks(run: Run) -> None:

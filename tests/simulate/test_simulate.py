@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.block_manager import FullGroup, Group, MambaGroup
 from engine.scheduler import SchedulerConfig
-from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
@@ -141,6 +141,13 @@ def test_users_join_evenly_over_the_ramp() -> None:
 def test_a_faster_clock_squeezes_all_times(speed: float) -> None:
     arrivals = Open(iter([TraceRequest(at, 4, 1) for at in (0.0, 2.0, 10.0)]), speed)
     assert list(done(simulation(arrivals)).records.arrival) == [0.0, 2.0 / speed, 10.0 / speed]
+
+
+def test_who_waits_for_a_steps_end_is_of_the_most_that_wait() -> None:
+    """Two come in the first step, which lasts a second: they wait 0.75 s and 0.5 s, both of them at its end."""
+    run = done(simulation(by_clock((0.0, 4, 3), (0.25, 4, 2), (0.5, 4, 2)), num_blocks=11))
+    assert run.timeline.mean("waiting", run.clock) * run.clock == pytest.approx(0.75 + 0.5)
+    assert run.timeline.peak("waiting") == 2
 
 
 def test_levels_are_averages_over_time() -> None:
@@ -274,13 +281,13 @@ def test_no_more_are_inside_than_there_are_users(
 # What the data sheet says, and nothing lost on the way.
 PERFECT = Constants(
     weights=1.0, experts=1.0, widened=1.0, kv=1.0, flops=1.0, attention=1.0, layer=0.0, prefill_layer=0.0, step=0.0,
-    sequence=0.0, switch=1.0, switch_s=0.0, switch_large=1.0, pcie=1.0, pcie_s=0.0, request=0.0, crowd=0.0,
-    prompt_token=0.0, first_step=0.0, first_sequence=0.0,
+    sequence=0.0, switch=1.0, switch_s=0.0, switch_large=1.0, pcie=1.0, pcie_s=0.0, host=1.0, host_s=0.0, request=0.0,
+    crowd=0.0, prompt_token=0.0, first_step=0.0, first_sequence=0.0,
 )  # fmt: skip
 
 
 def perfect(the_plan: Plan, **lost: float) -> Roofline:
-    return roofline(the_plan, Shares(), (), replace(PERFECT, **lost))
+    return roofline(the_plan, Shares(), replace(PERFECT, **lost))
 
 
 @pytest.mark.parametrize(("batch", "context"), [(1, 512), (1, 131_072), (8, 2_048), (64, 2_048), (256, 2_048)])
@@ -312,11 +319,16 @@ def test_a_prompt_takes_at_least_the_launch_of_its_layers() -> None:
 
 @pytest.mark.parametrize(
     ("gpu_name", "ranks", "bandwidth", "share"),
-    [("h100-80g", 2, 900e9, "switch"), ("h100-80g", 8, 900e9, "switch"), ("rtx-4090", 4, 64e9, "pcie")],
+    [
+        ("h100-80g", 2, 900e9, "switch"),
+        ("h100-80g", 8, 900e9, "switch"),
+        ("rtx-4090", 4, 64e9, "host"),
+        ("rtx-a6000", 2, 64e9, "pcie"),
+    ],
 )
 def test_ranks_reduce_twice_a_layer_over_their_link(gpu_name: str, ranks: int, bandwidth: float, share: str) -> None:
     """64 all-reduces of 4,096 numbers of 2 bytes a token: a rank sends 2 (n - 1) / n of them; half the link, 5 us each
-    doubling."""
+    doubling. GeForce cards send through the host (NVIDIA/nccl#1127), an RTX A6000 to its peer."""
     the_plan = planned(gpu_name=gpu_name, tensor_parallel_size=ranks, max_model_len=4096)
     work = StepWork(100, 100, 100, (1000,), (1000,))
     bare = perfect(the_plan, **{share: 1e9})
@@ -422,23 +434,23 @@ counts = st.integers(0, 10**6)
 
 
 @given(
-    st.tuples(counts, st.integers(0, 500), counts, counts, counts),
-    st.tuples(counts, st.integers(0, 500), counts, counts, counts),
+    st.tuples(counts, st.integers(0, 500), counts, counts),
+    st.tuples(counts, st.integers(0, 500), counts, counts),
 )
 def test_more_work_never_takes_less_time(one: tuple[int, ...], more: tuple[int, ...]) -> None:
     model = Roofline(
         dense=1e-3, expert=1e-3, missed=0.75, token=1e-5, kinds=(Attention(Reach(None), 1000, 10**5),), kv_byte=1e-12,
         pairs=(1e-9,), state_bytes=100, layers=1e-3, floor=0.0, step=1e-3, sequence=1e-5, link=1e-6,
-        tier_bandwidths=(10**10,), text="",
+        text="",
     )  # fmt: skip
 
     def work(of: tuple[int, ...]) -> StepWork:
-        tokens, seqs, read, pairs, loaded = of
-        return StepWork(tokens, seqs, seqs, (read,), (pairs,), (loaded,))
+        tokens, seqs, read, pairs = of
+        return StepWork(tokens, seqs, seqs, (read,), (pairs,))
 
     both = tuple(a + b for a, b in zip(one, more, strict=True))
     assert model.seconds(work(one)) <= model.seconds(work(both))
-    assert model.seconds(StepWork(read=(0,), pairs=(0,), loaded=(0,))) == 0.0
+    assert model.seconds(StepWork(read=(0,), pairs=(0,))) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -578,7 +590,10 @@ def test_promises_are_read(text: str, promises: list[tuple[str | None, float, fl
     ],
 )  # fmt: skip
 def test_a_promise_that_is_none_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--slo: ") as caught:
+    with pytest.raises(
+        UsageError,
+        match=r"^--slo(: | (preempt|ttft)(: not a | must be greater than 0 and at most 1 |: less than 0.001 s ))",
+    ) as caught:
         slo.parse_slo(text)
     assert str(caught.value).isprintable()
 
@@ -736,17 +751,18 @@ def test_a_finished_request_leaves_its_row_and_nothing_else() -> None:
     assert many - few <= 2_000 * 10 * 8 * 1.125 + 2_000 * 48
 
 
-# --- what cannot be ---------------------------------------------------------------------------------------------------
+# --- steps smaller than a block of states ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_step_too_small_for_a_block_of_states_is_an_error_not_a_wait_without_end(depth: int) -> None:
-    """States are stored where blocks end: a step of 2 tokens never reaches the end of one of 4."""
+def test_a_prompt_goes_on_within_a_block_of_states_where_no_step_holds_one(depth: int) -> None:
+    """As vLLM's trace qwen3next_align_chunk512: steps of 512 tokens, blocks of 576."""
     run = simulation(
         by_clock((0.0, 9, 3)), groups=(MambaGroup(4),), budget=2, enable_prefix_caching=True, batch_queue_depth=depth
     )
-    with pytest.raises(InvalidInputError, match=r"^simulation: nothing can be scheduled .*; raise it$"):
-        done(run)
+    done(run)
+    # Of 9 tokens 2 a step, the last alone: it ends the prompt past the block whose state is stored. 2 more are decoded.
+    assert (list(run.records.output), run.counts.steps) == ([3], 7)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -755,9 +771,8 @@ def test_the_same_while_others_still_decode(depth: int) -> None:
         by_clock((0.0, 1, 9), (1.0, 9, 3)), groups=(FullGroup(4), MambaGroup(4)), budget=3, enable_prefix_caching=True,
         batch_queue_depth=depth,
     )  # fmt: skip
-    with pytest.raises(InvalidInputError, match=r"^simulation: nothing can be scheduled "):
-        done(run)
-    assert list(run.records.output) == [9]
+    done(run)
+    assert sorted(run.records.output) == [3, 9]
 
 
 def many(at: Callable[[int], float] = float, prompt: int = 5, output: int = 3, num: int = 12) -> list[TraceRequest]:
@@ -884,7 +899,7 @@ def test_a_step_takes_each_part_at_its_own_rate() -> None:
     spec = read_config(SMALL_LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "config.json", "small")
     made = perfect(plan(Request(spec, gpu("h100-80g"), EngineArgs())))
     norms = 5 * 256
-    work = StepWork(num_tokens=10**6, num_seqs=0, num_samples=0, read=(0,), pairs=(0,), loaded=())
+    work = StepWork(num_tokens=10**6, num_seqs=0, num_samples=0, read=(0,), pairs=(0,))
     at_rates = LAYERS / 1978.9e12 + (HEAD + norms) / 989.4e12
     assert made.seconds(work) == pytest.approx(2 * 10**6 * at_rates, rel=1e-4)  # the weights are read in a microsecond
     assert "1,979 TFLOP/s in fp8 and 989 TFLOP/s in 16 bits" in made.text

@@ -1,4 +1,7 @@
-"""KV kept beyond the GPU: what each tier serves, against a least-recently-used list kept in the test."""
+"""KV kept beyond the GPU: what tiers serve and when, against the engine, a plain list and arithmetic.
+
+That each decision is vLLM's is checked on its own traces in tests/engine/test_offload.py, for these tiers too.
+"""
 
 from dataclasses import dataclass, field
 
@@ -8,19 +11,28 @@ from hypothesis import strategies as st
 
 from engine.block_manager import FullGroup
 from engine.scheduler import SchedulerConfig
+from kvplan.core.units import GIB
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.vllm import tiers as host_memory
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.result import result
+from kvplan.simulate.setup import timed_tiers
 from kvplan.simulate.steptime import Attention, Roofline, StepTime
-from kvplan.simulate.tiers import Tiers, TierSpec, tiers
+from kvplan.simulate.tiers import TierSpec, TimedTiers
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest, read
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 CHUNK = 4
 TOKEN_BYTES = 10
 CHUNK_BYTES = CHUNK * TOKEN_BYTES
-APART_S = 10.0  # one request ends long before the next comes
+APART_S = 100.0  # one request ends, and its copies, long before the next comes
 
 
 @dataclass(slots=True)
@@ -35,74 +47,44 @@ class Clocked:
         return 1.0
 
 
-def kept(*num_chunks: int, chunk: int = CHUNK) -> Tiers:
-    """Tiers of so many chunks, fastest first."""
-    specs = tuple(TierSpec(f"t{at}", n * chunk * TOKEN_BYTES, 10**9) for at, n in enumerate(num_chunks))
-    return tiers(specs, chunk, TOKEN_BYTES)
+def kept(
+    *num_chunks: int, bandwidth: int = 10**9, chunk: int = CHUNK, block_size: int = CHUNK, caching: bool = False
+) -> TimedTiers:
+    """Memory of so many chunks, and files of so many."""
+    size = chunk * TOKEN_BYTES
+    specs = tuple(TierSpec(f"t{place}", count * size, bandwidth) for place, count in enumerate(num_chunks))
+    block_bytes, blocks = block_size * TOKEN_BYTES, chunk // block_size
+    groups = (FullGroup(block_size),)
+    return TimedTiers(specs, groups, block_bytes, size, blocks_per_chunk=blocks, enable_prefix_caching=caching)
 
 
 def simulation(
-    requests: list[TraceRequest], tiers: Tiers | None, step_time: StepTime | None = None, *, run_len: int = CHUNK,
-    num_blocks: int = 500, block_size: int = 4, budget: int = 1_000_000, **config: bool,
+    requests: list[TraceRequest], tiers: TimedTiers | None, step_time: StepTime | None = None, *, run_len: int = CHUNK,
+    num_blocks: int = 500, block_size: int = CHUNK, budget: int = 1_000_000, **config: bool,
 ) -> Simulation:  # fmt: skip
     """Of one full-attention group, without a prefix cache on the GPU unless it is asked for, already run."""
     options = {"enable_prefix_caching": False, **config}
     limits = SchedulerConfig(budget, 8, 10_000_000, **options)  # type: ignore[arg-type]
-    found = Simulation(
+    run = Simulation(
         limits, num_blocks, (FullGroup(block_size),), (Reach(None),), step_time or Clocked(), Open(iter(requests)),
         run_len, tiers,
     )  # fmt: skip
-    found.run()
-    return found
+    run.run()
+    return run
 
 
 def alone(*prompts: tuple[int, tuple[int, ...]], output: int = 2) -> list[TraceRequest]:
     """(prompt tokens, ids of its runs) of requests that never meet."""
-    return [TraceRequest(at * APART_S, prompt, output, ids) for at, (prompt, ids) in enumerate(prompts)]
-
-
-@dataclass(slots=True)
-class LeastRecent:
-    """One tier, as plainly as can be: a list of chunks, the least recently used first.
-
-    A chunk is what lies before its end: its ids, and whose it is where no id covers it whole.
-    """
-
-    num_chunks: int
-    held: list[tuple[object, ...]] = field(default_factory=list)
-    hit_tokens: int = 0
-
-    def serve(self, number: int, prompt: int, ids: tuple[int, ...], run_len: int, chunk: int) -> None:
-        def name(index: int) -> tuple[object, ...]:
-            end = (index + 1) * chunk
-            runs = -(-end // run_len)
-            return (index, ids[:runs]) if runs <= len(ids) else (index, number)
-
-        for index in range((prompt - 1) // chunk):  # the last token is always computed
-            if name(index) not in self.held:
-                break
-            self.hit_tokens += chunk
-        for index in reversed(range(prompt // chunk)):
-            if name(index) in self.held:
-                self.held.remove(name(index))
-            self.held.append(name(index))
-            del self.held[: max(0, len(self.held) - self.num_chunks)]
-
-
-def hits_of(requests: list[TraceRequest], num_chunks: int, run_len: int, chunk: int) -> int:
-    model = LeastRecent(num_chunks)
-    for number, each in enumerate(requests, 1):
-        model.serve(number, each.prompt_tokens, each.prefix_ids, run_len, chunk)
-    return model.hit_tokens
+    return [TraceRequest(place * APART_S, prompt, output, ids) for place, (prompt, ids) in enumerate(prompts)]
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_seen_before_is_loaded_but_for_its_last_chunk() -> None:
-    """12 tokens are 3 chunks; the last token must be computed, and with it the chunk it is in."""
+def test_a_prompt_seen_before_is_loaded_but_for_its_last_token() -> None:
+    """12 tokens are 3 chunks; all are loaded, and the last token is computed again: it says what comes next."""
     run = simulation(alone((12, (1, 2, 3)), (12, (1, 2, 3)), (13, (1, 2, 3))), kept(10))
-    assert list(run.records.loaded) == [0, 8, 12]
+    assert list(run.records.loaded) == [0, 11, 12]
 
 
 def test_chunks_that_are_not_whole_are_not_kept() -> None:
@@ -116,52 +98,133 @@ def test_answers_are_not_kept() -> None:
     assert list(run.records.loaded) == [0, 4]
 
 
-def test_the_beginning_of_a_prompt_goes_out_last() -> None:
-    """Room for 2 of 3 chunks: the first two stay, as only they are of use without the third."""
-    run = simulation(alone((13, (1, 2, 3)), (13, (1, 2, 3))), kept(2))
-    assert list(run.records.loaded) == [0, 8]
+def test_the_end_of_a_prompt_goes_first() -> None:
+    """Room for 3 chunks, two of them taken by another prompt: of the first one the beginning stays."""
+    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3))), kept(3))
+    assert list(run.records.loaded) == [0, 0, 4]
 
 
-def test_the_fastest_tier_that_has_a_chunk_serves_it() -> None:
-    """Tiers of 1 and 3 chunks after a prompt of 3: the first chunk is the fast one's, two are the slow one's."""
-    run = simulation(alone((13, (1, 2, 3)), (13, (1, 2, 3))), kept(1, 3))
-    assert run.tiers is not None
-    assert [tier.hit_tokens for tier in run.tiers.tiers] == [4, 8]
+def test_what_memory_has_lost_comes_from_files() -> None:
+    """Memory of 3 chunks, files of 20: of the prompt that comes back one chunk is there still, two are fetched."""
+    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3))), kept(3, 20))
+    assert list(run.records.loaded) == [0, 0, 12]
     figures = result(run)
-    assert [tier.hit_rate for tier in figures.tiers] == [4 / 26, 8 / 26]
+    assert [(tier.name, tier.hit_tokens) for tier in figures.tiers] == [("t0", 4), ("t1", 8)]
+    assert [tier.hit_rate for tier in figures.tiers] == [4 / 35, 8 / 35]
     assert figures.loaded_tokens == 12
 
 
+def test_files_go_by_their_last_use() -> None:
+    """Files of 3 chunks and memory of 3: the second prompt's two chunks take the files of the first one's last two."""
+    run = simulation(alone((13, (1, 2, 3)), (13, (4, 5, 6)), (13, (1, 2, 3))), kept(3, 3))
+    assert list(run.records.loaded) == [0, 0, 0]
+
+
 def test_what_the_gpu_still_has_is_not_loaded() -> None:
-    """13 tokens of blocks of 3: the GPU finds 12, the chunks of 4 have nothing to add; of a longer one they would."""
-    run = simulation(
-        alone((13, (1, 2, 3)), (13, (1, 2, 3)), (40, (1, 2, 3))), kept(10), block_size=3, enable_prefix_caching=True
-    )
+    requests = alone((13, (1, 2, 3)), (13, (1, 2, 3)), (40, (1, 2, 3)))
+    run = simulation(requests, kept(10, caching=True), enable_prefix_caching=True)
     assert list(run.records.cached) == [0, 12, 12]
     assert list(run.records.loaded) == [0, 0, 0]
 
 
-def test_a_chunk_that_the_gpu_has_in_part_is_loaded_for_the_rest() -> None:
-    """Blocks of 3 under 8 shared tokens: the GPU finds 6, the tier ends its second chunk at 8."""
-    run = simulation(alone((9, (1, 2)), (20, (1, 2))), kept(10), block_size=3, enable_prefix_caching=True)
-    assert (list(run.records.cached), list(run.records.loaded)) == ([0, 6], [0, 2])
+def test_a_chunk_of_several_blocks_is_loaded_for_the_rest() -> None:
+    """Chunks of 2 blocks; of 16 shared tokens the GPU finds nothing once others have had its blocks."""
+    run = simulation(alone((17, (1, 2, 3, 4)), (39, (1, 2, 3, 4))), kept(10, chunk=8))
+    assert list(run.records.loaded) == [0, 16]
 
 
-def test_a_tier_without_room_for_a_chunk_serves_nothing() -> None:
-    small = tiers((TierSpec("small", CHUNK_BYTES - 1, 1),), CHUNK, TOKEN_BYTES)
-    run = simulation(alone((13, (1, 2, 3)), (13, (1, 2, 3))), small)
-    assert list(run.records.loaded) == [0, 0]
-    assert [len(tier.chunks) for tier in small.tiers] == [0]
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+def roofline() -> Roofline:
+    """Computing a token takes 20 us, reading the 10 bytes of its KV 10 ns."""
+    return Roofline(
+        dense=0.0, expert=0.0, missed=0.0, token=2e-5, kinds=(Attention(Reach(None), 10, 0),), kv_byte=1e-9,
+        pairs=(0.0,), state_bytes=0, layers=0.0, floor=0.0, step=0.0, sequence=0.0, link=0.0, text="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("bandwidth", [10_000, 1_000_000])
+def test_a_request_waits_for_its_bytes_over_the_tiers_bandwidth(bandwidth: int) -> None:
+    """The second prompt of 13 loads 12 tokens, 120 bytes, then computes 1: 20 us, and 13 tokens of KV at 10 bytes."""
+    tiers = kept(20, bandwidth=bandwidth)
+    run = simulation(alone((13, (1, 2, 3)), (13, (1, 2, 3)), output=1), tiers, roofline())
+    first, second = (run.records.ended[row] - run.records.arrival[row] for row in (0, 1))
+    assert first == pytest.approx(13 * 20e-6 + 13 * 10 / 1e9, abs=1e-12)
+    assert second == pytest.approx(120 / bandwidth + 20e-6 + 13 * 10 / 1e9, abs=1e-12)
+
+
+def test_files_are_fetched_before_memory_is_loaded() -> None:
+    """Of 3 chunks of 40 bytes 2 come from files at 1,000 bytes/s, then 3 from memory at 10,000: 0.080 + 0.012 s."""
+    tiers = kept(3, 20)
+    tiers.host._specs = (TierSpec("t0", 120, 10_000), TierSpec("t1", 800, 1_000))
+    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3)), output=1), tiers, roofline())
+    assert run.records.ended[2] - run.records.arrival[2] == pytest.approx(0.092 + 20e-6 + 130e-9, abs=1e-12)
+
+
+def test_others_run_while_a_request_loads() -> None:
+    """A load of 120 bytes at 10 bytes/s takes 12 s; a short prompt that comes a second later is done before it."""
+    requests = [
+        TraceRequest(0.0, 13, 1, (1, 2, 3)),
+        TraceRequest(APART_S, 13, 1, (1, 2, 3)),
+        TraceRequest(APART_S + 1, 3, 2, ()),
+    ]
+    run = simulation(requests, kept(20, bandwidth=10), Clocked())
+    ended = dict(zip(run.records.number, run.records.ended, strict=True))
+    assert ended[3] == APART_S + 3
+    assert ended[2] == APART_S + 12 + 1
+
+
+def test_nobody_waits_for_stores() -> None:
+    """Stores at 1 byte/s: 120 s for the first prompt's; the answers end when they end without a tier."""
+    requests = [TraceRequest(float(place), 13, 5, (place,)) for place in range(4)]
+    slow, without = (simulation(requests, tiers, Clocked()) for tiers in (kept(20, bandwidth=1), None))
+    assert list(slow.records.ended) == list(without.records.ended)
 
 
 # --- laws -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LeastRecent:
+    """A tier that any prompt fits into, as plainly as can be: a list of chunks, the least recently used first.
+
+    A chunk is what lies before its end: its ids, and whose it is where no id covers it whole.
+    """
+
+    num_chunks: int
+    names: list[tuple[object, ...]] = field(default_factory=list)
+    hit_tokens: int = 0
+
+    def serve(self, number: int, prompt: int, ids: tuple[int, ...], run_len: int, chunk: int) -> None:
+        def name(index: int) -> tuple[object, ...]:
+            end = (index + 1) * chunk
+            runs = -(-end // run_len)
+            return (index, ids[:runs]) if runs <= len(ids) else (index, number)
+
+        whole = range(prompt // chunk)
+        hits = next((index for index in whole if name(index) not in self.names), len(whole))
+        self.hit_tokens += min(hits * chunk, prompt - 1)  # the last token is always computed
+        for index in reversed(whole):
+            if name(index) in self.names:
+                self.names.remove(name(index))
+            self.names.append(name(index))
+        del self.names[: max(0, len(self.names) - self.num_chunks)]
+
+
+def hits_of(requests: list[TraceRequest], num_chunks: int, run_len: int, chunk: int) -> int:
+    model = LeastRecent(num_chunks)
+    for number, request in enumerate(requests, 1):
+        model.serve(number, request.prompt_tokens, request.prefix_ids, run_len, chunk)
+    return model.hit_tokens
+
 
 prompts = st.lists(
     st.tuples(st.integers(1, 40), st.lists(st.integers(0, 2), max_size=6).map(tuple)), min_size=1, max_size=12
 )
 
 
-@given(prompts, st.integers(0, 12), st.sampled_from((1, 3, 4, 6, 8)))
+@given(prompts, st.integers(10, 30), st.sampled_from((1, 3, 4, 6, 8)))
 def test_a_tier_serves_what_a_least_recently_used_list_would(
     asked: list[tuple[int, tuple[int, ...]]], num_chunks: int, run_len: int
 ) -> None:
@@ -170,95 +233,75 @@ def test_a_tier_serves_what_a_least_recently_used_list_would(
         for each in alone(*asked)
     ]
     run = simulation(requests, kept(num_chunks), run_len=run_len)
-    assert run.tiers is not None
-    assert run.tiers.tiers[0].hit_tokens == hits_of(requests, num_chunks, run_len, CHUNK)
-    assert sum(run.records.loaded) == run.tiers.tiers[0].hit_tokens
+    assert result(run).loaded_tokens == hits_of(requests, num_chunks, run_len, CHUNK)
+    assert result(run).tiers[0].hit_tokens == result(run).loaded_tokens
 
 
-@given(prompts, st.lists(st.integers(0, 10), min_size=1, max_size=4).map(sorted))
-def test_a_tier_serves_what_its_room_adds_to_the_faster_ones(
-    asked: list[tuple[int, tuple[int, ...]]], rooms: list[int]
+@given(prompts, st.integers(1, 12), st.integers(0, 20), st.sampled_from((1, 2, 5, 64)), st.booleans())
+def test_every_token_of_a_prompt_is_computed_or_loaded_once(
+    asked: list[tuple[int, tuple[int, ...]]], num_chunks: int, num_files: int, budget: int, caching: bool
 ) -> None:
-    """Every tier keeps everything it has room for, so the slower holds what the faster holds: H(Cj) - H(Cj-1)."""
-    requests = alone(*asked)
-    run = simulation(requests, kept(*rooms))
-    assert run.tiers is not None
-    found = [hits_of(requests, room, CHUNK, CHUNK) for room in rooms]
-    expected = [high - low for low, high in zip([0, *found], found, strict=False)]
-    assert [tier.hit_tokens for tier in run.tiers.tiers] == expected
-
-
-@given(prompts, st.integers(0, 12), st.sampled_from((1, 2, 5, 64)), st.booleans(), st.sampled_from((8, 14, 60)))
-def test_every_token_of_a_prompt_is_computed_found_or_loaded(
-    asked: list[tuple[int, tuple[int, ...]]], num_chunks: int, budget: int, caching: bool, num_blocks: int
-) -> None:
-    """All at once, in steps that cut through chunks; the bytes that steps load are those of the tokens."""
+    """All at once, in steps that cut through chunks; at the end no block is taken and no copy pinned."""
     requests = [TraceRequest(0.0, prompt, 2, ids) for prompt, ids in asked]
-    clock = Clocked()
-    run = simulation(
-        requests, kept(num_chunks), clock, budget=budget, num_blocks=num_blocks, enable_prefix_caching=caching
-    )
+    tiers = kept(*([num_chunks, num_files] if num_files else [num_chunks]), bandwidth=37, caching=caching)
+    run = simulation(requests, tiers, budget=budget, num_blocks=60, enable_prefix_caching=caching)
+    run.scheduler.check_invariants()
+    tiers.connector.pool.check_invariants()
     records = run.records
-    assert run.tiers is not None
-    assert not run.tiers._loading
-    assert not run.tiers._starts
     if run.scheduler.num_preemptions or run.counts.failed:
         return
-    assert sum(sum(work.loaded) for work in clock.works) == sum(records.loaded) * TOKEN_BYTES
     assert run.counts.prompt_tokens + sum(records.cached) + sum(records.loaded) == sum(records.prompt)
-    assert all(
-        cached + loaded < prompt
-        for cached, loaded, prompt in zip(records.cached, records.loaded, records.prompt, strict=True)
-    )
-
-
-def test_nothing_is_kept_of_a_sequence_that_was_preempted_and_came_back() -> None:
-    """Seven blocks: the last of three is preempted with some of its answer given, and loads its prompt again."""
-    requests = [TraceRequest(0.0, 6, 12, (1, 2)), TraceRequest(0.0, 6, 12, (3, 4)), TraceRequest(0.0, 6, 12, (5, 6))]
-    run = simulation(requests, kept(20), num_blocks=8)
-    assert run.scheduler.num_preemptions > 0
-    assert run.tiers is not None
-    assert run.tiers.tiers[0].hit_tokens > 0
-    assert not run.tiers._loading
-    assert not run.tiers._starts
-
-
-def roofline(tier_bandwidth: int) -> Roofline:
-    """Computing a token takes 20 us, loading its 10 bytes 10 / tier_bandwidth."""
-    return Roofline(
-        dense=0.0, expert=0.0, missed=0.0, token=2e-5, kinds=(Attention(Reach(None), 10, 0),), kv_byte=1e-9,
-        pairs=(0.0,), state_bytes=0, layers=0.0, floor=0.0, step=0.0, sequence=0.0, link=0.0,
-        tier_bandwidths=(tier_bandwidth,), text="",
-    )  # fmt: skip
-
-
-@given(prompts)
-def test_a_tier_faster_than_computing_never_makes_a_first_token_later(
-    asked: list[tuple[int, tuple[int, ...]]],
-) -> None:
-    requests = alone(*asked)
-    without = simulation(requests, None, roofline(1)).records.times("ttft")
-    with_tier = simulation(requests, kept(20), roofline(10**9)).records.times("ttft")
-    assert all(fast <= plain for fast, plain in zip(with_tier, without, strict=True))
-
-
-@pytest.mark.parametrize("bandwidth", [10_000, 1_000_000])
-def test_loading_takes_its_bytes_over_the_tiers_bandwidth(bandwidth: int) -> None:
-    """The second prompt of 13 loads 12 tokens, 120 bytes, and computes 1: 20 us, and 13 tokens of KV at 10 bytes."""
-    run = simulation(alone((13, (1, 2, 3)), (13, (1, 2, 3)), output=1), kept(20), roofline(bandwidth))
-    first, second = (run.records.ended[row] - run.records.arrival[row] for row in (0, 1))
-    assert first == pytest.approx(13 * 20e-6 + 13 * 10 / 1e9, abs=1e-12)
-    assert second == pytest.approx(20e-6 + 13 * 10 / 1e9 + 120 / bandwidth, abs=1e-12)
+    assert sum(tiers.hit_tokens) == sum(records.loaded) == tiers.scheduler_stats.hits
 
 
 @needs_oracle_data
-@pytest.mark.parametrize("num_chunks", [0, 50, 1_000, 100_000])
+@pytest.mark.parametrize("num_chunks", [500, 1_000, 100_000])
 def test_tiers_serve_a_real_trace_as_the_list_would(num_chunks: int) -> None:
     """Mooncake's conversations, one after the other, in chunks of half a published run."""
     rows = read(DATA / "traces" / "mooncake_conv_first400.jsonl").requests[:80]
-    requests = [TraceRequest(at * APART_S, row.prompt_tokens, 1, row.prefix_ids) for at, row in enumerate(rows)]
-    run = simulation(requests, kept(num_chunks, chunk=256), run_len=512, num_blocks=40_000)
-    assert run.tiers is not None
-    found = run.tiers.tiers[0].hit_tokens
-    assert found == hits_of(requests, num_chunks, 512, 256)
-    assert (found > 0) == (num_chunks > 0)
+    requests = [TraceRequest(place * APART_S, row.prompt_tokens, 1, row.prefix_ids) for place, row in enumerate(rows)]
+    run = simulation(requests, kept(num_chunks, chunk=256, block_size=256), run_len=512, num_blocks=40_000,
+                     block_size=256)  # fmt: skip
+    assert result(run).loaded_tokens == hits_of(requests, num_chunks, 512, 256) > 0
+
+
+# --- the server that is asked about -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"), [("llama-3.1-8b", 1), ("llama-3.1-8b", 4), ("deepseek-v2-lite", 2), ("gpt-oss-20b", 1)]
+)
+def test_memory_has_room_for_as_many_chunks_as_vllms_would(model: str, tp: int) -> None:
+    """The size that kvplan plans for --kv-offloading-size, which is compared with vLLM's own classes."""
+    args = EngineArgs(max_model_len=4096, tensor_parallel_size=tp, kv_offloading_size=8 * GIB)
+    made = plan(Request(catalog.load(model), gpu("h100-80g"), args))
+    (memory,) = host_memory.of_plan(made)
+    tiers = timed_tiers(made, (TierSpec("cpu", 8 * GIB, 10**9),))
+    assert tiers is not None
+    assert tiers.size == memory.size
+
+
+CHATS = ("llama-3.1-8b", "--gpu", "rtx-4090", "--ctx", "16k", "--trace", "examples/chats.jsonl")
+REFUSED = [
+    (("--kv-offloading-size", "16"), "nobody stated it; write --tier cpu=16GiB@25GB/s with its speed"),
+    (("--kv-offloading-size", "16", "--tier", "cpu=8GiB@25GB/s"), "give them one size"),
+    (("--kv-offloading-size", "16", "--kv-offloading-backend", "lmcache"), "LMCache cannot be simulated"),
+    (("--kv-transfer-config", '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}'), "--kv-transfer-config"),
+    (("--tier", "cpu=1KiB@25GB/s"), "hold no chunk of 2,097,152"),
+    (("--tier", "a=8GiB@25GB/s", "--tier", "b=8GiB@2GB/s", "--tier", "c=8GiB@1GB/s"), "3 tiers"),
+    (("--tier", "a=8GiB@25GB/s", "--tier-chunk", "40"), "must be a multiple of the block of 16 tokens (40); use 48"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
+def test_what_no_tier_describes_is_refused(run: Run, flags: tuple[str, ...], message: str) -> None:
+    ran = run("simulate", *CHATS, *flags)
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+    assert message in ran.err
+
+
+@pytest.mark.parametrize(("model", "message"), [("qwen3-next-80b-a3b", "states"), ("llama-4-scout-17b-16e", "chunked")])
+def test_layers_that_no_tier_keeps_are_refused_by_name(run: Run, model: str, message: str) -> None:
+    ran = run("simulate", model, "--gpu", "8x h200", *CHATS[3:], "--tier", "cpu=8GiB@25GB/s", "--tp", "8")
+    assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+    assert message in ran.err

@@ -150,7 +150,7 @@ def test_a_trace_may_be_written_again_and_nothing_else_is_overwritten(traced: Tr
         assert path.read_bytes() == before
     other = tmp_path / "notes.json"
     other.write_text('{"traceEvents": []}')
-    assert "exists, and kvplan did not write it" in refused(run(*WORDS, "--trace-events", other))
+    assert "already exists and was not written by kvplan" in refused(run(*WORDS, "--trace-events", other))
 
 
 def test_what_cannot_be_traced_is_refused(run: Run, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_what_cannot_be_traced_is_refused(run: Run, tmp_path: Path) -> None:
     )
     fleet = [word for word in WORDS if word not in ("--baseline", "contiguous")]
     ran = run(*fleet, "--replicas", "2", "--trace-events", tmp_path / "a.pftrace")
-    assert "--trace-events: is for one server" in refused(ran)
+    assert "--trace-events supports only one server" in refused(ran)
 
 
 WITHOUT = """

@@ -11,10 +11,12 @@ import pytest
 
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
+from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
-from kvplan.simulate.settings import STEPS, Setting, Space
+from kvplan.simulate.settings import STEPS, Setting, Space, space
 from kvplan.simulate.steady import means_of
 from kvplan.simulate.tuning import PRECISION
 from kvplan.workloads.trace import TraceRequest
@@ -112,6 +114,7 @@ def test_targets_that_nothing_keeps(run: Run) -> None:
     ran = run("tune", *MODEL, *LOAD, *FIXED, "--max-num-batched-tokens", "2048", "--slo", "tpot=2ms", "--exit-code")
     assert ran.code == 1
     assert ran.out.startswith("No: no setting of llama-3.1-8b on 1 x l40s serves ")
+    assert "the highest rate" not in ran.out  # which would stand before what it is within
 
 
 def test_users_and_all_at_once_need_no_target(run: Run) -> None:
@@ -120,6 +123,18 @@ def test_users_and_all_at_once_need_no_target(run: Run) -> None:
     assert by_users["settings"][0]["running_peak"] <= 8
     at_once = tuned(run, *fixed, "--rate", "inf", load=LOAD[:4])
     assert at_once["settings"][0]["requests_per_s"] > by_users["settings"][0]["requests_per_s"]
+
+
+def test_defaults_that_suffice_are_the_answer(run: Run) -> None:
+    """At a tenth of what they surely serve nothing is turned, and what fp8 would add is named."""
+    fixed = (*SLO, *FIXED[1:], "--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
+    document = tuned(run, *fixed, "--rate", "0.2")
+    best = document["settings"][0]
+    assert (document["verdict"], best["is_default"], best["flags"]) == ("kept", True, {})
+    most = max(document["settings"], key=lambda setting: float(setting["requests_per_s"]))
+    assert most["flags"] == {"kv_cache_dtype": "fp8"}
+    more = most["requests_per_s"] / best["requests_per_s"] - 1
+    assert f"; --kv-cache-dtype fp8 would serve {more:.0%} more." in document["answer"]
 
 
 def test_every_format_says_it(run: Run, tmp_path: Path) -> None:
@@ -140,9 +155,12 @@ def test_every_format_says_it(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("--engine", "sglang", *SLO), "only vLLM's scheduler"),
-        (("--dp", "2", *SLO), "--data-parallel-size"),
-        (("--pp", "2", *SLO), "--pipeline-parallel-size"),
+        (("--engine", "sglang@0.4", *SLO), "SGLang's scheduler is that of 0.5.23"),
+        (("--engine", "sglang", "--page-size", "16", *SLO), "pages of 16 tokens cannot be simulated"),
+        (("--engine", "sglang", "--tp", "2", "--dp", "2", "--enable-dp-attention", *SLO), "--dp"),
+        (("--engine", "sglang", "--shared-prefix", "100", "--tier", "cpu=4GiB@9GB/s", *SLO), "--tier"),
+        (("--dp", "2", *SLO), "--dp"),
+        (("--pp", "2", *SLO), "--pp"),
         ((), "--slo"),
         ((*SLO, "--rate", "1:5s,2:5s"), "--rate"),
         ((*SLO, "--max-concurrency", "4", "--rate", "2"), "--max-concurrency"),
@@ -210,15 +228,15 @@ def test_host_memory_is_worth_its_flags_where_chats_come_back(run: Run) -> None:
     )
     document = tuned(run, *fixed, load=chats, model=model)
     best, usual = document["settings"][0], next(row for row in document["settings"] if row["is_default"])
-    assert best["flags"] == {"kv_offloading_size": 64 * 2**30, "kv_offloading_backend": "lmcache"}
+    assert best["flags"] == {"kv_offloading_size": 64 * 2**30, "kv_offloading_backend": "native"}
     assert best["requests_per_s"] > 1.1 * usual["requests_per_s"]
-    assert "--kv-offloading-size 64 --kv-offloading-backend lmcache" in document["answer"]
+    assert "--kv-offloading-size 64 --kv-offloading-backend native" in document["answer"]
 
 
 def test_host_memory_needs_prompts_that_share_something(run: Run) -> None:
     ran = run("tune", *MODEL, *LOAD, *SLO, "--tier", "cpu=64GiB@25GB/s")
     assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-    assert "--tier: helps only where prompts share their beginning" in ran.err
+    assert "--tier helps only if prompts share prefixes" in ran.err
 
 
 def rows_of_vllm() -> list[dict[str, Any]]:
@@ -250,4 +268,119 @@ def test_no_more_is_promised_than_a_server_computes(run: Run) -> None:
     best = document["settings"][0]
     assert best["requests_per_s"] < 1.2 * best["closed_form_requests_per_s"]
     assert best["high"] < 2 * best["requests_per_s"]
-    assert document["limits"] == ["all that the server computes: more requests would only wait"]
+    assert (document["too_few_requests"], document["limits"]) == (True, [])  # 80 requests break no such target
+
+
+def rows_of_sglang() -> list[dict[str, Any]]:
+    """Commands for settings drawn at random from what tune may propose, as SGLang 0.5.23's own parser read them."""
+    path = Path(__file__).parents[1] / "facts" / "tune_settings_sglang.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("row", rows_of_sglang(), ids=lambda row: f"{row['model']}-{row['gpu']}-{row['tp']}")
+def test_sglang_takes_what_may_be_proposed_and_makes_the_same_of_it(row: dict[str, Any]) -> None:
+    args = EngineArgs(max_model_len=row["context"], tensor_parallel_size=row["tp"])
+    base = Request(catalog.load(row["model"]), gpu(row["gpu"]), args, release=parse_engine("sglang"))
+    where = space(base, frozenset(), row["tp"], fp8=True, has_prefixes=True)
+    setting = Setting(row["tp"], 1, **row["setting"])
+    assert setting in set(where.settings)
+    made, resolved = plan(setting.request(base)), row["resolved"]
+    words = serve_command(made)
+    split = ["--tp-size", str(row["tp"])] if row["tp"] > 1 else []
+    assert words[words.index("--context-length") :] == [*row["argv"][:2], *split, *row["argv"][2:]]
+    assert made.settings.max_num_batched_tokens == resolved["chunked_prefill_size"]
+    assert made.settings.gpu_memory_utilization == pytest.approx(resolved["mem_fraction_static"], abs=5e-4)
+    assert made.settings.prefix_caching == (not resolved["disable_radix_cache"])
+    assert made.capacity.max_model_len == resolved["context_len"]
+    assert resolved["kv_cache_dtype_str"] == ("fp8_e4m3" if "kv_cache_dtype" in row["setting"] else "auto")
+    assert made.settings.max_num_seqs == row["setting"].get("max_num_seqs", made.settings.max_num_seqs)
+
+
+SGLANG = ("--engine", "sglang", *SLO, "--no-fp8", "--mem-fraction-static", "0.85", "-q", "--jobs", "1")
+
+
+@pytest.mark.full
+def test_sglangs_flags_are_turned_and_printed(run: Run, tmp_path: Path) -> None:
+    report = tmp_path / "answer.html"
+    document = tuned(run, *SGLANG, "--chunked-prefill-size", "4096", "--report", str(report))
+    best = document["settings"][0]
+    assert {name for each in document["settings"] for name in each["flags"]} == {"max_num_seqs"}
+    count = best["flags"]["max_num_seqs"]
+    assert f"Run --max-running-requests {count}: " in document["answer"]
+    command = shlex.split(best["command"])
+    assert command[command.index("--max-running-requests") + 1] == str(count)
+    assert document["unseen"] == ["SGLang"]
+    assert "no published benchmarks with SGLang" in report.read_text()
+    rate = best["requests_per_s"]
+    words = ("simulate", *MODEL, *LOAD, *SLO, "-q", "--engine", "sglang", "--mem-fraction-static", "0.85", *JSON)
+    flags = ("--chunked-prefill-size", "4096", "--max-running-requests", count)
+    kept = run(*words, *flags, "--rate", f"{rate * 0.999999:.9f}").json["variants"][0]["slo"]
+    assert all(target["value"] <= target["limit"] for target in kept)
+
+
+def test_sglang_without_its_radix_tree_is_tried_where_prompts_share_something(run: Run) -> None:
+    fixed = ("--chunked-prefill-size", "4096", "--max-running-requests", "8", "--shared-prefix", "600")
+    document = tuned(run, *SGLANG, *fixed, load=(*LOAD[:4], "--num-requests", "40"))
+    assert document["settings"][0]["is_default"]
+    assert document["num_settings"] == 2
+    rows = run("tune", *MODEL, *LOAD, *SGLANG, *fixed, "--format", "csv").out.splitlines()
+    assert "mem_fraction_static" in rows[0]
+    assert "gpu_memory_utilization" not in rows[0]
+
+
+SHAREGPT = ("--profile", "sharegpt", "--ctx", "16k", "--jobs", "1", "-q")
+LOOSE = ("--slo", "ttft.p90=2s,tpot=50ms")  # far from what such a small model takes
+
+
+def test_too_few_requests_choose_no_flag(run: Run, tmp_path: Path) -> None:
+    """100 requests end before a server of which 256 may run at once is full: `simulate` finds no largest rate either,
+    and equal figures with 256, 384 and 512 sequences.
+    """
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 24, "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model = (str(tmp_path), "--gpu", "l40s")
+    words = (*SHAREGPT, *LOOSE, *FIXED, "--max-num-batched-tokens", "2048", "--num-requests", "100")
+    document = run("tune", *model, *words, *JSON).json
+    best = document["settings"][0]
+    assert document["too_few_requests"]
+    assert (best["is_default"], best["flags"], document["limits"]) == (True, {}, [])
+    simulated = run("simulate", *model, "--profile", "sharegpt", "--ctx", "16k", *LOOSE, "--num-requests", "100",
+                    "--rate", f"{best['requests_per_s']:.3f}", "-q")  # fmt: skip
+    assert "too few requests" in simulated.out
+    said = run("tune", *model, *words).out
+    assert said.startswith("Run the defaults: at least ")
+    assert "--max-num-seqs 384" not in said
+
+
+def test_a_setting_equal_to_the_default_is_no_row(run: Run) -> None:
+    """SGLang takes --chunked-prefill-size 4096 on this GPU by itself: its command line says so."""
+    words = ("--engine", "sglang", "--users", "100", "--num-requests", "200", "--max-num-seqs", "64", "--no-fp8")
+    document = run("tune", "llama-3.1-8b", "--gpu", "l40s", *SHAREGPT, *LOOSE, *words, *JSON).json
+    default = next(setting for setting in document["settings"] if setting["is_default"])
+    own = int(default["command"].partition("--chunked-prefill-size ")[2].split()[0])
+    tokens = [setting["flags"].get("max_num_batched_tokens", own) for setting in document["settings"]]
+    assert len(set(tokens)) == len(tokens) > 1
+
+
+@pytest.mark.full
+def test_a_low_end_without_a_rate_is_explained(run: Run) -> None:
+    words = ("--engine", "sglang", "--users", "100", "--num-requests", "300", "--no-fp8")
+    text = run("tune", "llama-3.1-8b", "--gpu", "l40s", *SHAREGPT, *LOOSE, *words).out
+    assert "(none-" in text
+    assert "None at the low end: if steps are as slow as their range allows, the targets are missed." in text
+    assert "(0-" not in text
+
+
+def test_what_comes_nearest_is_named_where_nothing_meets_the_targets(run: Run) -> None:
+    """A token of llama-3.1-8b reads 16 GB of weights: 19 ms at the 864 GB/s of an L40S, whatever the flags."""
+    words = (*SHAREGPT, *FIXED, "--max-num-seqs", "64", "--slo", "tpot.p50=5ms", "--num-requests", "40")
+    document = run("tune", "llama-3.1-8b", "--gpu", "l40s", *words, *JSON).json
+    assert document["settings"] == []
+    [target] = document["nearest"]["targets"]
+    assert 0.0186 < target["value"] < 0.06
+    assert document["answer"].startswith("No: ")
+    assert " Nearest: the defaults at " in document["answer"]

@@ -30,7 +30,7 @@ REACHES = (Reach(None),)
 ODD = Roofline(
     dense=9.9e-3, expert=7e-3, missed=0.83, token=1.3e-3, kinds=(Attention(REACHES[0], 97, 211),), kv_byte=1.1e-6,
     pairs=(2.1e-4,), state_bytes=61, layers=1.7e-3, floor=2.3e-2, step=3.1e-4, sequence=1.9e-5, link=7e-6,
-    tier_bandwidths=(), text="odd", small=3, large=2.3e-5,
+    text="odd", small=3, large=2.3e-5,
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from engine.offload import OffloadConnector
 from engine.scheduler import Batch, PrefixCacheStats, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
+from kvplan.simulate.tiers import TierSpec, TimedTiers
 
 SAMPLED_TOKEN = 7
 KNOWN_EXTRA = {"eviction_policy", "blocks_per_chunk", "offload_prompt_only", "store_threshold"}
@@ -62,6 +63,19 @@ def scheduler_of(trace: dict[str, Any], config: SchedulerConfig, groups: tuple[G
         enable_prefix_caching=config.enable_prefix_caching,
     )
     return LoadingScheduler(config, trace["num_blocks"], groups, connector)
+
+
+def timed_scheduler_of(trace: dict[str, Any], config: SchedulerConfig, groups: tuple[Group, ...]) -> LoadingScheduler:
+    """The scheduler that `kvplan simulate --tier` and the twin have: chunks of any size, the rest as vLLM's default."""
+    tiers = TimedTiers(
+        (TierSpec("cpu", trace["inputs"]["offload"]["cpu_chunks"], 1),),
+        groups,
+        block_bytes=1,
+        chunk_bytes=1,
+        blocks_per_chunk=trace["inputs"]["offload"].get("extra", {}).get("blocks_per_chunk", 1),
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    return tiers.scheduler(config, trace["num_blocks"])
 
 
 @dataclass

@@ -89,7 +89,7 @@ def pipeline(**usage: str) -> str:
     """Llama-3.1-70B on 4 stages of 2 ranks; usage: GiB that a rank's weights took.
 
     20 layers of 855,654,400 parameters are 15.94 GiB a rank, the embedding and the head, of 128,256 x 8,192 each, 0.98
-    GiB more on the first stage and on the last.
+    GiB more: the embedding on the first stage; the head is planned on every stage as of 0.5.23, on the last before.
     """
     lines = [
         f"[2025-08-21 18:18:15 {rank.replace('_', ' ')}] Load weight end. avail mem=100.00 GB, mem usage={gib} GB.\n"

@@ -136,11 +136,12 @@ class Serving:
 
 @contextmanager
 def serving(
-    backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None, **changes: Any
-) -> Iterator[Serving]:
+    backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None, drain_s: int = 30,
+    template: ChatTemplate | None = None, **changes: Any,
+) -> Iterator[Serving]:  # fmt: skip
     """A server over a backend, gone with its threads at the end."""
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
-    served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), ChatTemplate(), **changes)
+    served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), template or ChatTemplate(), **changes)
     rules = backend.scheduler.config
     metrics = ServerMetrics(
         MODEL,
@@ -151,7 +152,7 @@ def serving(
     )
     hooks = Hooks(backend.delay) if isinstance(backend, Twin) else Hooks()
     api = Api(Worker(backend, metrics, hooks), served)
-    running, listener = server(api, drain_s=30), listen("127.0.0.1", 0)
+    running, listener = server(api, drain_s), listen("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listener])), name="test-server")
     thread.start()
     try:

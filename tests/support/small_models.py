@@ -148,9 +148,42 @@ FAMILIES: dict[str, Build] = {
 }  # fmt: skip
 
 
-def small_config(family: str) -> Any:
-    """A transformers config of one of FAMILIES, new at every call."""
-    return FAMILIES[family]()
+QWEN3_NEXT: dict[str, Any] = {
+    "num_hidden_layers": 4, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+# As published: positions of three axes, of which text has one.
+QWEN3_5: dict[str, Any] = {
+    **{key: value for key, value in QWEN3_NEXT.items() if "expert" not in key and key != "partial_rotary_factor"},
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_interleaved": True,
+        "mrope_section": [3, 3, 2],
+    },
+}  # fmt: skip
+NEMOTRON_H = ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"]
+# Of layers with recurrent states beside attention.
+HYBRIDS: dict[str, Build] = {
+    "qwen3_next": _of(transformers.Qwen3NextConfig, **QWEN3_NEXT),
+    "qwen3_next_dense": _of(
+        transformers.Qwen3NextConfig, **QWEN3_NEXT, mlp_only_layers=[0, 2], norm_topk_prob=False,
+        tie_word_embeddings=True,
+    ),
+    "nemotron_h": _of(
+        transformers.NemotronHConfig, layers_block_type=NEMOTRON_H, num_hidden_layers=5, head_dim=16, n_groups=2,
+        mamba_num_heads=4, mamba_head_dim=32, ssm_state_size=8, chunk_size=16, time_step_limit=(0.0, 1e9),
+    ),
+    "qwen3_5": _of(transformers.Qwen3_5TextConfig, **QWEN3_5),
+    "qwen3_5_moe": _of(transformers.Qwen3_5MoeTextConfig, **{**QWEN3_NEXT, **QWEN3_5}),
+}  # fmt: skip
+
+
+def small_config(family: str, **changes: Any) -> Any:
+    """A transformers config of one of FAMILIES or HYBRIDS, new at every call; changes: of its keys."""
+    config = {**FAMILIES, **HYBRIDS}[family]()
+    for key, value in changes.items():
+        setattr(config, key, value)
+    return config
 
 
 def _gain(name: str) -> float:
@@ -167,7 +200,9 @@ def _random_like(name: str, tensor: torch.Tensor, config: Any, source: torch.Gen
     if name.endswith("norm.weight"):
         # A tied head has the embedding's weights, which must stay weak or a model repeats its input for ever.
         strength = 3.0 if tied and name.endswith(".norm.weight") else 1.0
-        offset = 1.0 if "gemma" in family else 0.0  # Gemma's norms multiply by 1 + weight
+        # Gemma's norms multiply by 1 + weight, Qwen3-Next's and Qwen3.5's too but for the gated one of a delta net.
+        has_offset = "gemma" in family or family.startswith(("qwen3_next", "qwen3_5"))
+        offset = 1.0 if has_offset and "linear_attn" not in name else 0.0
         return strength * (1.0 + 0.2 * noise) - offset
     if name.endswith("sinks"):
         return noise

@@ -5,6 +5,9 @@ At worst it has half of that.
 It has words of its own in every place where a server's words are printed, and none of another's.
 """
 
+from functools import partial
+from typing import Literal
+
 from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import log_rows
@@ -16,13 +19,14 @@ from kvplan.servers.failures import Failures, Wording
 from kvplan.servers.logs import Logs
 from kvplan.servers.logs import Wording as LogWording
 from kvplan.servers.metrics import Metrics
+from kvplan.servers.pages import Paging, attention_spec
 from kvplan.servers.plans import BUDGET_ROWS, Budget, HostRow, Plan, Request, Sized, check_load
+from kvplan.servers.pool import Capacity, KVGroup, Pool
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import pool as pools
-from kvplan.servers.vllm.pages import Paging
 from kvplan.servers.weights import rank_weights
 from kvplan.servers.words import Other, ServeCommand, Started, Variable
+from kvplan.sizing.weights import Layout
 
 SHARE, PAGE, SEQS = 0.8, 32, 100
 CODE = "acme server.c"
@@ -83,11 +87,28 @@ def size(request: Request) -> Sized:
     room = budget - sum(groups.values())
     none = Estimate(0, 0, 0, "nothing", CODE, "formula")
     stage = Budget(budget, groups, dict.fromkeys((*BUDGET_ROWS, "context", "in_use"), none), (room // 2, room, room))
-    pool = pools.pool(request.spec, how)
-    held = pools.capacity(pool, own, args, [room])
+    pool = pool_of(request.spec, how)
+    held = capacity(pool, own, room)
     ends = (held.num_blocks // 2, held.num_blocks)
     users = (ends[0] / held.blocks_per_request, held.max_concurrency)
     return Sized(own, pool, [stage], held, ends, users, held.num_blocks * held.bytes_per_block)
+
+
+def pool_of(spec: ModelSpec, how: Paging) -> Pool:
+    """All layers in one group: their pages lie side by side in a block."""
+    page = partial(attention_spec, block=PAGE, dtype=how.kv_dtype, tp=how.tp, flat=True, encoder=0, model_type="")
+    layers = tuple((index, page(cache)) for index, caches in enumerate(spec.layers) for cache in caches)
+    group = KVGroup(layers, tuple(dict.fromkeys(paged for _, paged in layers)))
+    return Pool((group,), (sum(paged.page for _, paged in layers),), how)
+
+
+def capacity(pool: Pool, own: Settings, room: int) -> Capacity:
+    cost, context = pool.stage_bytes[0], own.max_model_len
+    blocks, charged = room // cost, pool.charged(context, own)
+    deficit = max(0, (charged + 1) * cost - room)
+    return Capacity(
+        blocks, cost, 0, context, charged, blocks / charged, blocks * PAGE, fits=not deficit, deficit=deficit
+    )
 
 
 def start(words: list[str]) -> Started | None:
@@ -104,11 +125,23 @@ def flags() -> tuple[dict[str, str], dict[str, Other]]:
     return {}, {}
 
 
+def scheduling() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    return {}, {}, {}
+
+
 def variables() -> dict[str, Variable]:
     return {}
 
 
 def read_pair(text: str) -> None:
+    return None
+
+
+def layout(request: Request, spec: ModelSpec) -> Layout:
+    return Layout(dtype=request.spec.dtype)
+
+
+def gate(plan: Plan, end: Literal["low", "likely"]) -> None:
     return None
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,32 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     prompts = [prompt[rank:] for prompt in job["prompts"]] if job.get("own_prompts") else job["prompts"]
     params = SamplingParams(**job["params"])
-    outputs = with_adapters(engine, job, params) if "adapters" in job else engine.generate(prompts, params)
+    each = [replace(params, max_tokens=n) for n in job.get("max_tokens", [params.max_tokens] * len(prompts))]
+    schedule: list[Any] = []
+    engine.on_schedule = lambda batch: schedule.append(
+        ([[seq.request_id, n] for seq, n in batch.num_tokens.items()], [seq.request_id for seq in batch.preempted])
+    )
+    outputs = with_adapters(engine, job, params) if "adapters" in job else engine.generate(prompts, each)
     memory = engine.memory_report()
     return {
         "tokens": [output.token_ids for output in outputs],
+        "logprobs": [scores_of(output) for output in outputs],
+        "schedule": [step for step in schedule if step[0]],
         "num_preemptions": engine.stats().num_preemptions,
         "weights": memory.weights,
+        "buffers": memory.buffers,
+        "block_bytes": memory.block_bytes,
         "lora": memory.lora,
         "activations": memory.activations,
         "kv_cache": memory.kv_cache,
         "num_blocks": memory.num_blocks,
         "guesses": None if (guesses := engine.draft_stats()) is None else guesses.counts,
     }
+
+
+def scores_of(output: RequestOutput) -> list[Any]:
+    rows = [*(output.logprobs or ()), *(output.prompt_logprobs or ())]
+    return [None if row is None else asdict(row) for row in rows]
 
 
 def with_adapters(engine: Engine, job: dict[str, Any], params: SamplingParams) -> list[RequestOutput]:

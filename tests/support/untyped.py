@@ -1,12 +1,14 @@
-"""Lookups in mappings whose values have no type: `document["memory"]` where document is a dict[str, Any].
+"""Lookups that mypy cannot check: `document["memory"]` and `document[name]` where document is a dict[str, Any], and
+`dict(document)` or a cast, which take a document's type away.
 
-mypy says the types: it reads copies of the files in which every mapping that is looked into by a literal key is
-wrapped in `reveal_type`.
+mypy says the types: it reads copies of the files in which every mapping that is looked into is wrapped in
+`reveal_type`.
 """
 
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mypy import api
@@ -21,23 +23,29 @@ ignore_missing_imports = true
 follow_imports = skip
 """
 REVEALED = re.compile(r'^(.+?):(\d+): note: Revealed type is "(.+)"$', re.MULTILINE)
-UNTYPED = re.compile(r"Any|([\w.]+\.)?(dict|Mapping|MutableMapping)\[[^|]+, Any\](\s*\|\s*None)?")
+MAPPING = r"([\w.]+\.)?(dict|Mapping|MutableMapping)"
+UNTYPED = re.compile(rf"Any|{MAPPING}\[[^|]+, (Any|(builtins\.)?object)\](\s*\|\s*None)?")
+MADE_LOOSE = re.compile(r"tuple\[TypedDict\(.*")  # a document in `loosened`
 
 
 class Revealed(ast.NodeTransformer):
-    """Wrap every mapping that is looked into by a literal key; formatted text becomes a tuple of what is in it."""
+    """Wrap every mapping that is looked into; formatted text becomes a tuple of what is in it."""
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+        if not isinstance(node.slice, ast.Slice | ast.Tuple) and not is_number(node.slice):
             node.value = revealed(node.value)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         match node:
-            case ast.Call(func=ast.Attribute(attr="get") as method, args=[ast.Constant(value=str()), *_]):
+            case ast.Call(func=ast.Attribute(attr="get") as method, args=[_, *_]):
                 method.value = revealed(method.value)
+            case ast.Call(func=ast.Name(id="dict"), args=[record]):
+                node.args = [ast.Starred(loosened(record), ast.Load())]
+            case ast.Call(func=ast.Name(id="cast"), args=[_, record]):
+                node.args[1] = loosened(record)
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
@@ -54,14 +62,40 @@ class Revealed(ast.NodeTransformer):
         return node
 
 
+def is_number(key: ast.expr) -> bool:
+    """Of an item of a sequence."""
+    return isinstance(key, ast.UnaryOp) or (isinstance(key, ast.Constant) and isinstance(key.value, int))
+
+
 def revealed(mapping: ast.expr) -> ast.expr:
     if isinstance(mapping, ast.Name) and mapping.id in ("Literal", "Annotated", "list", "Sequence"):
         return mapping  # a type
     return ast.Call(ast.Name("reveal_type", ast.Load()), [mapping], [])
 
 
-def untyped_lookups(files: Sequence[Path], root: Path, work: Path) -> Iterator[str]:
-    """Each lookup of a literal key in Any or in a mapping of Any, as `file: statement`.
+def loosened(record: ast.expr) -> ast.expr:
+    """What `dict` or `cast` is given, told from lookups by a tuple around it."""
+    return revealed(ast.Tuple([record], ast.Load()))
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Where mypy does not check a key: file, function, statement."""
+
+    file: str
+    function: str
+    statement: str
+
+
+def function_at(tree: ast.Module, line: int) -> str:
+    """The innermost function that a line is in."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    around = [node for node in functions if node.lineno <= line <= (node.end_lineno or 0)]
+    return max(around, key=lambda node: node.lineno).name if around else ""
+
+
+def untyped_lookups(files: Sequence[Path], root: Path, work: Path) -> Iterator[Lookup]:
+    """Each lookup in Any or in a mapping of Any or object, and each document that `dict` or `cast` makes one of.
 
     root  of the packages that the files belong to; `work` is a folder for copies and mypy's cache
     """
@@ -86,7 +120,9 @@ def untyped_lookups(files: Sequence[Path], root: Path, work: Path) -> Iterator[s
     found, problem, _ = api.run([*options, "--explicit-package-bases", *shadows, *names])
     if problem:
         raise RuntimeError(problem)
+    trees = {name: ast.parse("\n".join(text)) for name, text in texts.items()}
     for path, line, kind in REVEALED.findall(found):
-        if UNTYPED.fullmatch(kind):
-            name = str(Path(path).relative_to(root))
-            yield f"{name}: {texts[name][int(line) - 1].strip()}"
+        name = str(Path(path).relative_to(root))
+        statement = texts[name][int(line) - 1].strip()
+        if UNTYPED.fullmatch(kind) or MADE_LOOSE.fullmatch(kind):
+            yield Lookup(name, function_at(trees[name], int(line)), statement)

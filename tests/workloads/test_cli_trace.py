@@ -139,7 +139,7 @@ def test_a_file_with_the_name_of_a_profile_is_not_passed_over_in_silence(
     monkeypatch.chdir(trace.parent)
     trace.rename("rag")
     ran = run("trace", "stats", "rag")
-    assert ran.err == "kvplan: note: rag: is read as the profile of that name; write ./rag for the file\n"
+    assert ran.err == "kvplan: note: rag is read as the profile of that name; write ./rag for the file\n"
     assert "requests  3\n" in run("trace", "stats", "./rag").out
 
 
@@ -171,7 +171,7 @@ def test_convert_to_json_lines_and_back(run: Run, trace: Path, tmp_path: Path) -
 def test_a_csv_without_prefix_ids_is_warned_of(run: Run, tmp_path: Path) -> None:
     ran = run("trace", "convert", prefixed(tmp_path), "-o", tmp_path / "o.csv")
     assert ran.code == 0
-    assert "a CSV has no place for prefix ids; write .jsonl" in ran.err
+    assert "prefix ids cannot be stored in CSV; write .jsonl" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -218,17 +218,17 @@ def test_a_path_that_cannot_be_written_is_refused_before_reading(run: Run, tmp_p
     [
         (("arxiv-summarization",), "no rate is published; add one: --rate 2"),
         (("rag", "--rate", "0"), "--rate: not requests per second"),
-        (("rag", "--num-requests", "0"), "--num-requests: must be at least 1"),
-        (("rag", "--num-requests", "6000000"), "--num-requests: more than 5,000,000"),
-        (("rag", "--seed", "-1"), "--seed: not a whole number"),
+        (("rag", "--num-requests", "0"), "--num-requests must be at least 1"),
+        (("rag", "--num-requests", "6000000"), "--num-requests must be at most 5,000,000"),
+        (("rag", "--seed", "-1"), "--seed must be at least 0 ('-1')"),
         (("rag", "--shared-prefix", "x"), "--shared-prefix: not a token count"),
-        (("ragg",), "profile 'ragg': no such profile; did you mean rag?"),
-        (("",), "no such profile"),
+        (("ragg",), "'ragg': no such trace file or profile; did you mean rag?"),
+        (("",), "no such trace file or profile"),
         (("no/such.csv",), "no/such.csv: no such file"),
         ((".",), "is a directory"),
-        (("TRACE", "--rate", "2"), "--rate: works with a profile"),
+        (("TRACE", "--rate", "2"), "--rate works with a profile"),
         (("TRACE", "--num-requests", "2"), "`kvplan trace sample` takes a part"),
-        (("TRACE", "--shared-prefix", "2"), "--shared-prefix: works with a profile"),
+        (("TRACE", "--shared-prefix", "2"), "--shared-prefix works with a profile"),
     ],
 )
 def test_what_convert_refuses(run: Run, trace: Path, tmp_path: Path, argv: tuple[str, ...], complaint: str) -> None:
@@ -243,7 +243,7 @@ def test_names_are_printed_safely(run: Run, tmp_path: Path) -> None:
     assert "\\x00" in refused(run("trace", "stats", "a\0b"))
     assert "\\x00" in refused(run("trace", "stats", "./a\0b"))
     assert "the name is too long" in refused(run("trace", "stats", "./" + "a" * 5000))
-    assert "no such profile" in refused(run("trace", "stats", "a" * 5000))
+    assert "no such trace file or profile" in refused(run("trace", "stats", "a" * 5000))
     assert "cannot be written" in refused(run("trace", "convert", "rag", "-o", "a" * 5000 + ".csv"))
 
 
@@ -271,12 +271,12 @@ def test_a_number_or_a_share_is_drawn(run: Run, tmp_path: Path) -> None:
     [
         ((), "--num-requests, --share and --span: none is given; give one of them"),
         (("--share", "10%", "--span", "1m"), "more than one is given"),
-        (("--share", "0"), "--share: outside"),
-        (("--share", "110%"), "--share: outside"),
-        (("--span", "2h"), "--span 7200s: is more than the trace has (90 s)"),
+        (("--share", "0"), "--share must be greater than 0"),
+        (("--share", "110%"), "--share must be greater than 0"),
+        (("--span", "2h"), "--span 7200s is more than the trace has (90 s)"),
         (("--span", "0s"), "--span: less than"),
         (("--span", "1s", "--start", "5s"), "no request came from 5 s to 6 s"),
-        (("--share", "10%", "--start", "5s"), "--start: needs --span"),
+        (("--share", "10%", "--start", "5s"), "--start needs --span"),
         (("--num-requests", "4"), "--num-requests 4: the trace has 3 requests"),
     ],
 )

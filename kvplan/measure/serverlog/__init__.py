@@ -1,1 +1,1 @@
-"""What a server logged when it started, beside its plan."""
+"""What a server logged when it started, compared with its plan."""

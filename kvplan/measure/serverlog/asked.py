@@ -1,4 +1,4 @@
-"""The command that started a server, word by word as its log has it, and the same with some flags changed."""
+"""The command that started a server, word by word as in its log, and the same command with some flags changed."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -15,13 +15,14 @@ from kvplan.servers.words import flag_name, is_value
 
 # Flags of every server whose values no command should show.
 SECRETS: Final = ("api_key", "hf_token")
-MOST_PLAIN: Final = 3  # words in front of the first flag: `vllm serve MODEL`
+MOST_PLAIN: Final = 3  # words before the first flag: `vllm serve MODEL`
 MOST_JOINED: Final = 40  # lines of one command that end in a backslash
 
 
 def asked_words(lines: Sequence[str], engine: str) -> list[str] | None:
-    """The words of the command that started the server: as the log quotes it, else of its list of arguments; None
-    where it has neither. A list wins where it stands behind the command: it is what the server was told."""
+    """Words of the command that started the server: as the log quotes it, else from its list of arguments, or None
+    if it has neither. A list after the command wins: it is what the server received.
+    """
     table = logs_of(engine)
     words: list[str] | None = None
     for number, line in enumerate(lines):
@@ -36,7 +37,7 @@ def asked_words(lines: Sequence[str], engine: str) -> list[str] | None:
 
 
 def _quoted(table: Logs, lines: Sequence[str], number: int, phrase: str) -> list[str] | None:
-    """The words of a command that begins on a line, with the variables in front of it and the lines it goes on in."""
+    """Words of a command that begins on a line, with its leading variables and continuation lines."""
     joined = [lines[number]]
     while joined[-1].rstrip().endswith("\\") and number + len(joined) < len(lines) and len(joined) < MOST_JOINED:
         joined.append(lines[number + len(joined)])
@@ -50,16 +51,16 @@ def _quoted(table: Logs, lines: Sequence[str], number: int, phrase: str) -> list
     if sum(1 for _ in takewhile(is_value, words)) > MOST_PLAIN:
         return None  # a sentence that begins like a command
     if not all(word.isascii() for word in words[1:]):
-        return None  # a sentence goes on in the same line
+        return None  # prose continues on the same line
     words = _changed(table, _without_prose(table, words), dict.fromkeys(SECRETS, ()))
     variables = [f"{name}={value}" for name, value in variables_before(text, phrase).items()]
     return [*variables, *(["python"] if words[0] == "-m" else []), *words]
 
 
 def _without_prose(table: Logs, words: list[str]) -> list[str]:
-    """A command up to the first word behind a whole flag that is neither a flag nor its value: text goes on there."""
-    is_open = is_single = False  # whether a value may follow, and no more than one
-    models = 0  # words that stand for themselves: program, serve, model
+    """Cut a command at the first word after a flag that is neither a flag nor its value: prose starts there."""
+    is_open = is_single = False  # whether a value may follow, and at most one
+    models = 0  # words without a flag: program, serve, model
     for index, word in enumerate(words):
         if not is_value(word):
             name, value = flag_name(word)
@@ -74,17 +75,17 @@ def _without_prose(table: Logs, words: list[str]) -> list[str]:
     return words
 
 
-# --- changing flags ---------------------------------------------------------------------------------------------------
+# --- changing flags -------------------------------------------------------------------------------------------------
 
 
 def changed(words: Sequence[str], engine: str, changes: Mapping[str, Sequence[str]]) -> list[str]:
-    """A command's words with some engine arguments changed: argument -> the words of its flag, none to drop it."""
+    """Change some engine arguments in a command's words: argument -> the words of its flag, none to drop it."""
     return _changed(logs_of(engine), words, changes)
 
 
 def _changed(table: Logs, words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> list[str]:
     rest_of: list[str] = []
-    waiting: str | None = None  # the argument of the flag before, where a value may follow
+    waiting: str | None = None  # the previous flag's argument, if a value may follow
     for word in words:
         if is_value(word):
             if waiting not in changes:

@@ -1,4 +1,4 @@
-"""The command that started a server, where its log quotes it: the flags that a log's list of arguments gives."""
+"""The command that started a server, if its log quotes it: the same flags that a logged list of arguments has."""
 
 import re
 
@@ -10,9 +10,9 @@ from kvplan.servers.shell import split
 
 
 def command_in(text: str, phrase: str) -> str:
-    """The command that begins with this phrase, up to the end of the line, or of the quotes it stands in."""
+    """Extract the command that begins with this phrase, up to the end of the line or of its quotes."""
     before, _, after = text.partition(phrase)
-    command_text = phrase + after.rstrip("\\ \n")  # a log may end where the command goes on
+    command_text = phrase + after.rstrip("\\ \n")  # a log may end in the middle of the command
     for quote in "'\"`":
         if quote in before and command_text.count(quote) % 2 == 1:
             return command_text.rpartition(quote)[0]
@@ -20,15 +20,15 @@ def command_in(text: str, phrase: str) -> str:
 
 
 def variables_before(text: str, phrase: str) -> dict[str, str]:
-    """The variables with an effect that a command is given in front of it: assignments, or `docker run -e`."""
+    """Variables with an effect that precede a command: assignments, or `docker run -e`."""
     before = text.partition(phrase)[0][-MAX_LINE:]
     return dict(re.findall(rf"(?<![\w-])({'|'.join(variables())})=['\"]?([\w.,-]{{1,40}})", before))
 
 
 def flags_of_command(engine: str, text: str) -> tuple[dict[str, str], list[str]]:
-    """(flags by the names that the server's list of arguments has, as text; those whose effect is not sized).
+    """Return (flags by their names in the server's list of arguments, as text; flags whose effect is not sized).
 
-    Raises UsageError and its like for a command that --from-command would not take either.
+    Raises the same errors as --from-command, such as UsageError.
     """
     words = split(text)[0]
     if not words or "..." in words:

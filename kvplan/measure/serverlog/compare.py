@@ -1,4 +1,4 @@
-"""A prediction beside what a server logged: the rows of every GPU it may have been, and the verdict on them."""
+"""A prediction compared with a server's log: rows for every GPU it may have been, and the verdict."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,10 @@ LOG_RECONCILIATION: Final = "kvplan/log-reconciliation@1"
 
 @dataclass(frozen=True, slots=True)
 class LogReconciliation:
-    """The comparison. rows: from the inputs alone; given: from the pool's bytes (or blocks) as they were logged."""
+    """The comparison. rows: from the inputs only; given: from the logged bytes (or blocks) of the pool.
+
+    machine, total_memory  in place of a listed GPU: the log's own words, and bytes
+    """
 
     engine: str
     model: str
@@ -32,25 +35,27 @@ class LogReconciliation:
     given: tuple[Row, ...]
     given_from: str
     notes: tuple[str, ...]
+    machine: str = ""
+    total_memory: int | None = None
 
     @property
     def named(self) -> list[tuple[str, Row]]:
-        """Every row under its name in a sentence."""
+        """Every row with its name in a sentence."""
         of_pool = ((f"{row.component} of the logged pool", row) for row in self.given)
         return [*((row.component, row) for row in self.rows), *of_pool]
 
     @property
     def compared(self) -> list[Row]:
-        """The rows whose prediction a figure could be held against."""
+        """Rows whose prediction could be compared with a logged figure."""
         return compared([*self.rows, *self.given])
 
 
 def reconcile_log(
     log: ServerLog, requests: Sequence[Request], *, gpu_known: bool, context: Context
 ) -> LogReconciliation:
-    """Compare a log with the plan for each GPU it may have been; what depends on which is not compared.
+    """Compare a log with the plan for each GPU it may have been; rows that depend on the GPU are not compared.
 
-    Raises the error of the first plan where none can be made.
+    Raises the error of the first plan if none can be made.
     """
     plans: list[tuple[Request, tuple[Row, ...], Given]] = []
     errors: list[KvplanError] = []
@@ -80,7 +85,7 @@ def reconcile_log(
 
 
 def _spread(log: ServerLog, num_replicas: int) -> list[str]:
-    """What is worth saying of ranks that differ: those of one replica share what the smallest leaves."""
+    """Notes on ranks that differ: the ranks of one replica are limited by the smallest."""
     replicas: dict[str, list[Reading]] = {}
     for rank, reading in log.by_rank("available_kv").items():
         match = re.search(r"\bDP[0-9]+|(?<=_)DP[0-9]+", rank) if num_replicas > 1 else None
@@ -91,9 +96,7 @@ def _spread(log: ServerLog, num_replicas: int) -> list[str]:
         if least.size < most.size:
             of = f" of replica {name}" if name else ""
             does = "decides for all" if name or num_replicas == 1 else "is compared"
-            notes.append(
-                f"{len(readings)} ranks{of} have room for {least.text} to {most.text} GiB of KV; the smallest {does}"
-            )
+            notes.append(f"{len(readings)} ranks{of} have {least.text} to {most.text} GiB for KV; the smallest {does}")
     pools = sorted(
         (min(replica, key=lambda row: row.value) for replica in replicas.values()), key=lambda row: row.value
     )
@@ -105,7 +108,7 @@ def _spread(log: ServerLog, num_replicas: int) -> list[str]:
 
 
 def merged(several: Sequence[tuple[Row, ...]], gpus: Sequence[str]) -> tuple[Row, ...]:
-    """The rows on which all GPUs agree; the others without a prediction."""
+    """Merge rows of several GPUs: if the GPUs disagree, the row has no prediction."""
     return tuple(_one(rows, gpus) for rows in zip(*several, strict=True))
 
 
@@ -130,24 +133,22 @@ def _figure(row: Row) -> str:
 def _compare(log: ServerLog, request: Request, *, context: Context, gpu_known: bool) -> tuple[tuple[Row, ...], Given]:
     check_log(log, request.args)
     if log.engine != request.release.engine:
-        raise UsageError(
-            f"--engine {request.release.label}", f"the {log.called} is one of {log.engine}", "leave it out"
-        )
+        raise UsageError(f"--engine {request.release.label}", f"the {log.called} is one of {log.engine}", "remove it")
     table, case = logs_of(log.engine), Case(log, request, plan, gpu_known, context)
     return table.rows(case), table.given(case)
 
 
-# --- verdict and data -------------------------------------------------------------------------------------------------
+# --- verdict and data -----------------------------------------------------------------------------------------------
 
 
 def document(result: LogReconciliation) -> dict[str, Any]:
-    """The comparison as JSON values (kvplan/log-reconciliation@1); sizes are bytes of one rank."""
+    """Format the comparison as JSON values (kvplan/log-reconciliation@1); sizes are bytes of one rank."""
     return {
         "schema": LOG_RECONCILIATION,
         "engine": result.engine,
         "model": result.model,
         "gpus": [gpu.name for gpu in result.gpus],
-        "total_memory": result.gpus[0].total_memory if result.gpus else None,
+        "total_memory": result.gpus[0].total_memory if result.gpus else result.total_memory,
         "tensor_parallel_size": result.args.tensor_parallel_size,
         "pipeline_parallel_size": result.args.pipeline_parallel_size,
         "data_parallel_size": result.args.data_parallel_size,

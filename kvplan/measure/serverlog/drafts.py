@@ -1,4 +1,4 @@
-"""Speculative decoding that a log tells of, put beside the model that is sized, where that can be done."""
+"""Speculative decoding found in a log, added to the sized model if possible."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,15 +11,18 @@ from kvplan.servers.logs import ServerLog
 
 
 def with_draft(log: ServerLog, request: Request) -> tuple[Request, list[str]]:
-    """The request with what drafts, and a note; as it was where the user said it, or where it cannot be sized.
+    """Return the request with its draft method, and notes; unchanged if the user set one, or if it cannot be sized.
 
-    A draft is a model or head of its own, which only --draft-model names: a log's paths are not opened.
+    A draft model or head can only be named with --draft-model: a log's paths are not opened. Its numbers are the log's.
     """
     drafting = logs_of(log.engine).draft(log)
-    if drafting is None or request.draft is not None or request.args.speculative_method is not None:
+    if drafting is None or request.args.speculative_method is not None:
         return request, []
-    called = printable(drafting.called, 40)
     counts: dict[str, Any] = dict(drafting.counts)
+    if request.draft is not None:
+        unset = {name: count for name, count in counts.items() if not getattr(request.args, name)}
+        return replace(request, args=replace(request.args, **unset)), []
+    called = printable(drafting.called, 40)
     args = replace(request.args, speculative_method=drafting.method, **counts)
     drafted = replace(request, args=args)
     try:

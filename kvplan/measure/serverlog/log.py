@@ -1,7 +1,7 @@
-"""A server's start-up log -> what it says of itself: release, model, flags, memory per rank, and the KV pool.
+"""Parse a server's start-up log: release, model, flags, memory per rank, and the KV pool.
 
-The wordings are data (servers/<name>/log_wordings.py). A log is untrusted: it is read in bounded pieces, only the
-lines that hold a known phrase are looked at, and nothing in it is opened or run.
+The wordings are data (servers/<name>/log_wordings.py). A log is untrusted: it is read in bounded pieces, only lines
+with a known phrase are parsed, and nothing in it is opened or run.
 """
 
 import gzip
@@ -21,7 +21,7 @@ from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.core.files import open_regular, os_problem, printable
 from kvplan.measure.serverlog.command import command_in, flags_of_command, variables_before
 from kvplan.servers.arguments import listed_names
-from kvplan.servers.base import SERVERS, logs_of_servers, terms_of
+from kvplan.servers.base import OWN, logs_of_servers, readers, terms_of
 from kvplan.servers.environment import variables
 from kvplan.servers.log_text import MAX_LINE, arguments, unwrapped
 from kvplan.servers.logs import LEAD, MODEL_FLAGS, REACH, Reading, ServerLog, Wording, compiled
@@ -29,24 +29,24 @@ from kvplan.servers.logs import LEAD, MODEL_FLAGS, REACH, Reading, ServerLog, Wo
 Engine = str  # the name of a server
 
 MAX_BYTES: Final = 64 << 20  # of text; of a longer file the first and the last half of this
-# Of lines that hold a phrase: real logs have some hundreds, a hundred restarts some ten thousand.
+# Limit on lines with a phrase: real logs have some hundreds, a hundred restarts some ten thousand.
 MAX_LINES: Final = 40_000
 MAX_LOOKED_AT: Final = 8 << 20
-MAX_PHRASES: Final = 60_000  # on those lines: a server's line holds one, seldom two
+MAX_PHRASES: Final = 60_000  # on those lines: a server's line holds one, rarely two
 PIECE: Final = 1 << 20
-_MOST_ON_A_LINE: Final = 4  # of one phrase: messages that were pasted onto one line
+_MOST_ON_A_LINE: Final = 4  # of one phrase: messages pasted onto one line
 
 POOL_FACTS: Final = frozenset({"num_blocks", "kv_tokens", "max_concurrency"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Phrases:
-    """What is looked for in a log: what all servers write.
+    """Phrases to search for in a log, of all servers.
 
-    lists        (server, what opens a list of its arguments); asked: of those, which say what it was told
-    commands     (server, what its command begins with)
-    first_words  what a process says first, and once: what of it, and of the lists, it says once
-    flags        flags that are kept: those an estimate takes, and those that explain a difference
+    lists        (server, prefix of its list of arguments); asked: those that list the arguments as received
+    commands     (server, prefix of its command)
+    first_words  what a process logs first; once: phrases, of these and of the lists, that it logs only once
+    flags        flags to keep: those an estimate accepts, and those that explain a difference
     in_bytes     all phrases, as text and as JSON has them; in_commands: those of commands
     """
 
@@ -62,7 +62,7 @@ class _Phrases:
 
 
 def phrases() -> _Phrases:
-    return _phrases(tuple(SERVERS.items()))
+    return _phrases(tuple(readers().items()))
 
 
 @cache
@@ -73,7 +73,7 @@ def _phrases(servers: tuple[tuple[str, Callable[[], object]], ...]) -> _Phrases:
     commands = [(name, phrase) for name, table in tables.items() for phrase in table.commands]
     list_names = [name for table in tables.values() for name in table.list_names]
     plain = dict.fromkeys([*(wording.phrase for wording in wordings), *(text for _, text in (*lists, *commands))])
-    in_json = (json.dumps(text)[1:-1] for text in plain)  # a collector may write other letters by their number
+    in_json = (json.dumps(text)[1:-1] for text in plain)  # a collector may escape other characters
     return _Phrases(
         wordings=tuple((wording.phrase, compiled(wording), wording) for wording in wordings),
         lists=tuple(lists),
@@ -88,20 +88,21 @@ def _phrases(servers: tuple[tuple[str, Callable[[], object]], ...]) -> _Phrases:
 
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]|\[[0-9;]{1,8}m|\x1b")
-# A worker by the prefix of its line: "(Worker_TP1_EP1 pid=5)", "(VllmWorker rank=1 pid=5)", "(VllmWorker TP0 pid=5)",
+# A worker, by the prefix of its line: "(Worker_TP1_EP1 pid=5)", "(VllmWorker rank=1 pid=5)", "(VllmWorker TP0 pid=5)",
 # "(RayWorkerWrapper pid=5, ip=10.0.0.1)"; "[2025-04-23 16:14:47 DP0 TP1]", "[gpu=7]", "[gpu_id=7]".
 _WORKER: Final = re.compile(
     r"\((?:Vllm|Ray)?Worker(?:Process|Wrapper|Proc)?(?:_([A-Z][A-Z0-9_]{1,40}))? ([^()]{3,80})\)"
 )
 _CORE: Final = re.compile(r"\(EngineCore_(DP[0-9]{1,4}) ")
+_RANK: Final = re.compile(r"\[(rank [0-9]{1,4})\]")  # of the bundled engine
 _BRACKET: Final = re.compile(
     r"\[(?:[0-9-]{10} [0-9:]{8} ([A-Z]{2,5}[0-9]{1,4}(?: [A-Z]{2,5}[0-9]{1,4}){0,4})|gpu(?:_id)?=([0-9]{1,4}))\]"
 )
 
 
 def rank_of(prefix: str) -> str:
-    """Which process a line is of, by what stands before its message; the last one named counts."""
-    for pattern in (_WORKER, _BRACKET, _CORE):
+    """Rank of a line, from its prefix; the last one named counts."""
+    for pattern in (_WORKER, _BRACKET, _CORE, _RANK):
         matches = list(pattern.finditer(prefix[-600:]))
         if matches and pattern is _WORKER:
             named, rest = matches[-1][1], matches[-1][2]
@@ -119,10 +120,10 @@ def rank_of(prefix: str) -> str:
 
 
 def read_log(source: str) -> ServerLog:
-    """The last start in a log file, gzipped or not; `-` is standard input.
+    """Read the last start in a log file, gzipped or not; `-` is standard input.
 
-    Raises InvalidInputError for what is no text, no server's log, or longer than any; EnvironmentProblem where the
-    file cannot be read.
+    Raises InvalidInputError if it is not text, not a server's log, or too long, and EnvironmentProblem if the file
+    cannot be read.
     """
     if source == "-":
         stream = getattr(sys.stdin, "buffer", None)
@@ -149,8 +150,9 @@ def read_log(source: str) -> ServerLog:
 
 
 def read_text(source: str) -> str:
-    """The text of a log file, gzipped or not, or of standard input for `-`; of a very long one the first and the last
-    part. Errors as of read_log."""
+    """Text of a log file, gzipped or not, or of standard input for `-`; only the first and last parts of a long one.
+    Raises the same errors as read_log.
+    """
     if source == "-":
         stream = getattr(sys.stdin, "buffer", None)
         if stream is None:
@@ -192,14 +194,14 @@ GZIP: Final = b"\x1f\x8b"
 
 
 def _is_gzip(file: BinaryIO) -> bool:
-    """Whether a file begins as a gzip file does; it is at its beginning again afterwards."""
+    """True if a file begins as a gzip file does; leaves it at the start."""
     head = file.read(len(GZIP))
     file.seek(0)
     return head == GZIP
 
 
 def _take_stream(reader: "_Reader", stream: BinaryIO) -> None:
-    """Take all that a stream has, unpacked where it begins as a gzip file does; it need not be one that can seek."""
+    """Read a stream to its end, unpacked if it begins as a gzip file does; it need not be seekable."""
     begun = _Begun(stream)
     if begun.head != GZIP:
         reader.take(begun.read)
@@ -212,7 +214,7 @@ def _take_stream(reader: "_Reader", stream: BinaryIO) -> None:
 
 
 class _Begun(io.RawIOBase):
-    """A stream of which the first two bytes have been looked at."""
+    """A stream whose first two bytes have been read ahead."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__()
@@ -225,7 +227,7 @@ class _Begun(io.RawIOBase):
 
 
 def parse_log(text: str, where: str = "log", *, bare: bool = False) -> ServerLog:
-    """The last start in a log's text; `bare`: also of a text that holds no line of a start-up, a command perhaps."""
+    """Parse the last start in a log's text; `bare`: also accept text without a start-up line, such as a command."""
     data, offset = text.encode("utf-8", "surrogatepass"), 0
     reader = _Reader(where)
 
@@ -250,10 +252,10 @@ class _Reader:
         self._said: set[tuple[str, str]] = set()
         self._readings: list[Reading] = []
         self._lists: dict[tuple[Engine, str], str] = {}
-        self._command: tuple[Engine, str, int] | None = None  # with its line; it stands before the start it is of
-        self._variables: dict[str, str] = {}  # of that command's environment, those with an effect
+        self._command: tuple[Engine, str, int] | None = None  # with its line number; precedes its start
+        self._variables: dict[str, str] = {}  # variables of that command with an effect
         self._phrases = phrases()
-        self._engines: dict[Engine, int] = dict.fromkeys(SERVERS, 0)
+        self._engines: dict[Engine, int] = dict.fromkeys(logs_of_servers(), 0)
         self._line = 1
         self._num_looked_at = self._looked_at = self._num_phrases = 0
         self._is_first_piece = True
@@ -261,14 +263,14 @@ class _Reader:
     # --- pieces and lines
 
     def take(self, read: Callable[[int], bytes], most: int | None = None) -> None:
-        """Look through what `read` gives, at most so many bytes of it; None: MAX_BYTES."""
+        """Search at most `most` bytes of what `read` returns; None: MAX_BYTES."""
         left, rest = MAX_BYTES if most is None else most, b""
         while left > 0 and (piece := read(min(PIECE, left))):
             left -= len(piece)
             if self._is_first_piece:
                 _check_text(self.where, piece)
                 self._is_first_piece = False
-            piece = rest + piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # progress bars draw over their line
+            piece = rest + piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # progress bars overwrite their line
             end = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > max(PIECE, MAX_LINE) else 0)
             rest = piece[end:]
             self._look_through(piece[:end])
@@ -334,11 +336,11 @@ class _Reader:
         self._readings += [Reading(fact, text, rank, self._line) for fact, text in facts.items() if text is not None]
 
     def _begin_where_needed(self, phrase: str, rank: str) -> None:
-        """Begin a new start where a process says again what it says first.
+        """Begin a new start if a process repeats what it logs first.
 
-        What a process says once, it says again only when it was started again, also after a start that failed. The rest
-        (a draft's weights are loaded too) begins a start only where the pool of the last one was sized; of processes
-        that have no name, another one may say it for the first time.
+        A once-only phrase repeats only after a restart, also after a failed start. Other phrases (a draft's weights are
+        loaded too) begin a new start only if the last start's pool was sized; for unnamed processes, the repeat may be
+        another process's first.
         """
         is_again = (phrase, rank) in self._said
         is_sized = bool(self._known & POOL_FACTS)
@@ -349,7 +351,7 @@ class _Reader:
             self._lists.clear()
             self._known.clear()
             self._said.clear()
-            self._engines = dict.fromkeys(SERVERS, 0)
+            self._engines = dict.fromkeys(logs_of_servers(), 0)
         self._said.add((phrase, rank))
 
     # --- the end
@@ -359,17 +361,20 @@ class _Reader:
             *titles, last = [terms_of(name).title for name in logs_of_servers()]
             raise InvalidInputError(
                 self.where,
-                f"holds no line of a {', '.join(titles)} or {last} server's start-up",
+                f"holds no line that {', '.join(titles)} or {last} writes at start-up",
                 "name its log, from the first line",
             )
         for kind, _ in self._lists:
             self._engines[kind] += 1
         if not any(self._engines.values()) and self._command is not None:
             self._engines[self._command[0]] += 1
-        engine = max(self._engines, key=lambda name: self._engines[name])
+        likeliest = max(self._engines, key=lambda name: self._engines[name])
+        engine = next((name for name in OWN if self._engines.get(name)), likeliest)  # nobody else has its lines
         notes = [] if self.skipped is None else [f"{self.where}: {self.skipped}"]
         if self._starts > 1:
             notes.append(f"{self._starts} starts in the log; the last one, from line {self._first_line:,} on, is taken")
+        if simulated := next((reading.text for reading in self._readings if reading.fact == "simulated"), None):
+            notes.append(f"the server is simulated ({simulated}): its figures are its plan's own, nothing was measured")
         flags = dict[str, str]()
         for opening in self._phrases.lists:
             if opening in self._lists and opening[0] == engine:
@@ -382,7 +387,7 @@ class _Reader:
         return ServerLog(engine, read_flags, tuple(self._readings), self._starts, self._first_line, tuple(notes))
 
     def _command_flags(self, engine: Engine, notes: list[str]) -> dict[str, str]:
-        """What the command that the log quotes says, and notes of it."""
+        """Flags of the command that the log quotes, with notes on it."""
         if self._command is None or self._command[0] != engine:
             return {}
         _, text, number = self._command
@@ -392,7 +397,7 @@ class _Reader:
         except KvplanError as error:
             notes.append(f"{where} is not read: {error.renamed('--from-command', '')}")
             return {}
-        if not flags:  # a mention of the command
+        if not flags:  # only a mention of the command
             return {}
         notes.append(f"no list of arguments in the log: they are taken from {where}")
         if unsized:
@@ -402,8 +407,9 @@ class _Reader:
 
 
 def _lines_of_worth(piece: bytes) -> tuple[set[tuple[int, int]], int]:
-    """(start, end) of the lines that hold a phrase, and how many phrases they hold, each counted once a line; a line
-    beyond MAX_LINE is cut where it is that long."""
+    """Return (start, end) of the lines with a phrase, and the number of phrases on them, each counted once per line; a
+    line longer than MAX_LINE is cut there.
+    """
     spans: set[tuple[int, int]] = set()
     num_phrases, known = 0, phrases()
     for phrase in known.in_bytes:

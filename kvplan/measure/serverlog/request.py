@@ -1,4 +1,4 @@
-"""What a server's log asks for: its model, engine, arguments and GPU, as an estimate takes them."""
+"""The request behind a server's log: its model, engine, arguments and GPU, in an estimate's terms."""
 
 import re
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ from kvplan.servers.logs import Reading, ServerLog
 from kvplan.servers.releases import Version
 from kvplan.servers.words import Environment
 
-ONLY_BYTES: Final = "custom"  # a GPU of which nothing but its memory is known
+ONLY_BYTES: Final = "custom"  # a GPU of which only the memory is known
 SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 
 
 def log_of_page(setup: ServerSetup) -> ServerLog:
-    """A /metrics page's constants as if they had been logged."""
+    """Convert a /metrics page's constants to a log."""
     readings = tuple(Reading(fact, text, "", 0) for fact, text in setup.facts.items())
     if setup.num_engines == 1:
         return ServerLog(setup.server, setup.flags, readings, 1, 1, called="page")
@@ -35,19 +35,19 @@ def log_of_page(setup: ServerSetup) -> ServerLog:
 
 
 def flags_of(log: ServerLog) -> dict[str, str]:
-    """Engine arguments by kvplan's names, as text: what was asked for, else what the server says it resolved."""
+    """Engine arguments by kvplan's names, as text: as requested, else as the server resolved them."""
     return logs_of(log.engine).flags(log)
 
 
 def logged_as(log: ServerLog, name: str, text: str) -> str:
-    """An argument of flags_of as the log has it: `tp_size=2`, where that is what the server calls it."""
+    """An argument of flags_of as in the log: `tp_size=2` if the server calls it so."""
     names = [theirs for theirs, ours in logs_of(log.engine).names.items() if ours == name]
     theirs = next((own for own in [name, *names] if own in log.flags), name)
     return f"{printable(theirs, 60)}={printable(text, 60)}"
 
 
 def agrees(log: ServerLog, name: str, value: Any) -> bool:
-    """Whether a value of EngineArgs is what the log says, as far as its digits go, or asks the server to decide."""
+    """True if a value of EngineArgs agrees with the log to the log's digits, or leaves the choice to the server."""
     share = log.first("utilization")
     if name == "gpu_memory_utilization" and share is not None and abs(value - share.value) <= share.half_digit:
         return True
@@ -57,14 +57,14 @@ def agrees(log: ServerLog, name: str, value: Any) -> bool:
         return False
 
 
-# Contexts that servers are given: the first of these that has a multiple in the range is taken.
+# Common context lengths: the first of these with a multiple in the range is chosen.
 ROUND: Final = (65536, 32768, 16384, 8192, 4096, 2048, 1024, 1000, 512, 500, 256, 128, 100, 64, 50, 32, 16, 10, 1)
 
 
 def derived_context(log: ServerLog) -> tuple[int, int, int] | None:
-    """(the likeliest, the least, the most) tokens per request that the logged capacity and concurrency leave open.
+    """Return (likeliest, least, most) tokens per request consistent with the logged capacity and concurrency.
 
-    The concurrency is the tokens over the context, in as many digits as it is written with.
+    The concurrency is the tokens over the context, rounded as logged.
     """
     tokens, concurrency = log.first("kv_tokens"), log.first("max_concurrency")
     if tokens is None or concurrency is None or tokens.count == 0:
@@ -79,9 +79,9 @@ def derived_context(log: ServerLog) -> tuple[int, int, int] | None:
 
 
 def environment_of(log: ServerLog, release: Version) -> Environment:
-    """The variables of the command that the log quotes, and what its lines show of them.
+    """Variables of the command that the log quotes, and those inferred from its lines.
 
-    A line of the log wins: it is what the server did.
+    A log line wins: it shows what the server did.
     """
     known = variables()
     stated: Environment = {name: text for name, text in log.flags.items() if name in known}
@@ -89,12 +89,12 @@ def environment_of(log: ServerLog, release: Version) -> Environment:
 
 
 def engine_of(log: ServerLog) -> str | None:
-    """`vllm@0.11`, as --engine takes it; None where the log names no release of a server whose releases differ."""
+    """Engine as --engine accepts it (`vllm@0.11`), or None if the log names no release and the releases differ."""
     return logs_of(log.engine).engine(log)
 
 
 def model_of(log: ServerLog) -> tuple[str | None, str | None]:
-    """(the catalog's name of the logged model, a note); the log's own paths are never opened."""
+    """Return (catalog name of the logged model, a note); the log's own paths are never opened."""
     named = log.model
     if named is None:
         return None, None
@@ -113,7 +113,7 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
 
 
 def same_names(last: str) -> list[str]:
-    """Every catalog name, id or alias whose part behind the organization is this, whatever the case."""
+    """Every catalog name, id or alias equal to this after the organization, ignoring case."""
     last_lower = last.lower()
     same = []
     for name, text in entries.sections(catalog.path()).items():
@@ -128,7 +128,7 @@ def same_names(last: str) -> list[str]:
 
 
 def gpus_of(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
-    """(the GPUs it may have been, a note): by name, else all that report the logged total, else none."""
+    """Return (candidate GPUs, a note): by name, else all that report the logged total, else none."""
     logged = log.first("total_memory")
     named = _gpu_named(log)
     if named is not None:
@@ -157,12 +157,12 @@ def _is_named(log: ServerLog, spec: GpuSpec) -> bool:
 
 
 def sample_gpus() -> list[GpuSpec]:
-    """Where the log says nothing of its GPU: what is the same on all of these can be compared."""
+    """GPUs to use if the log does not name one: only what is the same on all of these can be compared."""
     return [gpu(name) for name in SAMPLE_GPUS]
 
 
 def held_by(log: ServerLog) -> Iterable[tuple[int, int, str]]:
-    """(bytes, how far they are rounded, what they are) of all that a GPU of the log must have had room for."""
+    """Yield (bytes, rounding, description) of everything that must have fit on a GPU of the log."""
     total = log.first("total_memory")
     if total is not None:
         yield total.size, total.rounding, f"a GPU of {total.text} GiB"
@@ -184,16 +184,16 @@ def held_by(log: ServerLog) -> Iterable[tuple[int, int, str]]:
 
 
 def check_gpu(log: ServerLog, spec: GpuSpec, flag: str) -> list[str]:
-    """Refuse a GPU on which the log cannot have been written; warnings of one that differs from what it says."""
+    """Reject a GPU that cannot have written the log; return warnings for one that differs from it."""
     most = max(spec.total_memory, spec.total_memory_high)
-    if spec.total_memory_kind != GIVEN:  # no board reports more than its vendor says it has
+    if spec.total_memory_kind != GIVEN:  # no board reports more than its vendor's nominal size
         most = max(most, spec.nominal_memory or 0)
     worst = max(held_by(log), default=None)
     if worst is not None and worst[0] - worst[1] > most:
         raise UsageError(
             flag,
             f"has {format_gib(most)} at most, but the {log.called} says {worst[2]}",
-            f"name the GPU that it ran on, or leave {flag.partition(' ')[0]} out",
+            f"name the GPU that it ran on, or remove {flag.partition(' ')[0]}",
         )
     notes, total, named = [], log.first("total_memory"), _gpu_named(log)
     if named is not None and not _is_named(log, spec) and spec.name != ONLY_BYTES:
@@ -211,9 +211,9 @@ def _reports(spec: GpuSpec, total: Reading) -> bool:
 
 
 def check_log(log: ServerLog, args: EngineArgs) -> None:
-    """Refuse a log whose ranks the arguments do not explain."""
+    """Reject a log whose ranks do not match the arguments."""
     workers = [rank for rank in log.ranks if rank != ""]
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    ranks = args.world_size * args.data_parallel_size
     if len(workers) > 1 and ranks == 1:
         ranks_text = ", ".join(printable(rank, 30) for rank in workers[:4])
         flag = "--dp" if all(re.fullmatch("DP[0-9]+", rank) for rank in workers) else "--tp"
@@ -223,7 +223,7 @@ def check_log(log: ServerLog, args: EngineArgs) -> None:
 
 
 def check_model(log: ServerLog, spec: ModelSpec) -> None:
-    """Refuse a model that is stored otherwise than the log says."""
+    """Reject a model whose weight format contradicts the log."""
     quantization = log.flags.get("quantization")
     if quantization not in (None, "fp8", "auto") and spec.quantization is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The weights that layers are made of, in the shapes a server holds them: fused QKV, fused gate and up."""
+"""Weights of layers in the shapes a server loads: fused QKV, fused gate and up."""
 
 from typing import Literal
 
@@ -10,12 +10,12 @@ VOCAB_PAD = 64  # vLLM pads vocabularies to a multiple of 64 rows (model_executo
 
 
 def vector(name: str, size: int, group: Group = "norm", *, split: bool = False, dtype: str | None = None) -> Weight:
-    """A one-dimensional weight; `split` over the ranks or whole on each."""
+    """A one-dimensional weight, sharded over the ranks (`split`) or replicated."""
     return Weight(name, group, 1, (Part(size),), "outputs" if split else "none", dtype=dtype)
 
 
 def norm(name: str, size: int, kind: Norms = "rms", bias: bool | None = None, group: Group = "norm") -> Weight:
-    """An RMSNorm has a weight, a LayerNorm a weight and a bias (unless told otherwise)."""
+    """Weights of a norm: RMSNorm has a weight, LayerNorm a weight and a bias (unless overridden)."""
     with_bias = kind == "layer" if bias is None else bias
     return Weight(name, group, 1, (Part(size),), bias=with_bias)
 
@@ -29,13 +29,13 @@ def column(
     bias: bool = False,
     sources: tuple[str, ...] = (),
 ) -> Weight:
-    """A linear layer whose outputs are split over the ranks."""
+    """A linear layer whose outputs are sharded over the ranks."""
     as_parts = (Part(parts),) if isinstance(parts, int) else parts
     return Weight(name, group, inputs, as_parts, "outputs", bias, quantizable=True, sources=sources)
 
 
 def row(name: str, inputs: int, outputs: int, group: Group, *, bias: bool = False) -> Weight:
-    """A linear layer whose inputs are split over the ranks; its bias is whole on each."""
+    """A linear layer whose inputs are sharded over the ranks; its bias is replicated."""
     return Weight(name, group, inputs, (Part(outputs),), "inputs", bias, quantizable=True)
 
 
@@ -43,7 +43,7 @@ def whole(
     name: str, inputs: int, parts: tuple[int, ...] | int, group: Group, *, bias: bool = False, quantizable: bool = True,
     dtype: str | None = None, sources: tuple[str, ...] = (),
 ) -> Weight:  # fmt: skip
-    """A linear layer that every rank holds whole."""
+    """A linear layer replicated on every rank."""
     as_parts = tuple(Part(n) for n in ((parts,) if isinstance(parts, int) else parts))
     return Weight(
         name, group, inputs, as_parts, bias=bias, quantizable=quantizable, dtype=dtype, sources=sources
@@ -51,19 +51,19 @@ def whole(
 
 
 def replicated(width: int) -> Part:
-    """Rows that every rank holds whole, within a weight that is split."""
+    """Rows replicated on every rank, within a sharded weight."""
     return Part(1, width, Sharing.KV_HEADS)
 
 
 def router(
     name: str, hidden: int, experts: int, *, dtype: str | None = None, bias: bool = False, quantizable: bool = False
 ) -> Weight:
-    """The layer that chooses experts, whole on every rank; few families let it be quantized."""
+    """The router that chooses experts, replicated on every rank; few families allow quantizing it."""
     return whole(name, hidden, experts, "router", bias=bias, quantizable=quantizable, dtype=dtype)
 
 
 def correction_bias(name: str, experts: int) -> Weight:
-    """Routing bias in float32; transformers keeps it as a buffer, so parameter counts leave it out."""
+    """Routing bias in float32; transformers keeps it as a buffer, so it is not in parameter counts."""
     return Weight(name, "router", 1, (Part(experts),), dtype="float32", counted=False)
 
 
@@ -97,8 +97,9 @@ def attention(
 
 
 def qk_norms(heads: Heads, prefix: str = "self_attn", *, full: bool = False, split: bool = False) -> tuple[Weight, ...]:
-    """Norms of query and key: one head wide, or (`full`) all heads wide; whole on every rank, or `split` with the
-    heads they norm."""
+    """Norms of query and key: one head wide, or (`full`) all heads wide; replicated, or sharded with their heads
+    (`split`).
+    """
     if split:
         parts = Part(heads.num_heads, heads.head_dim), heads.kv(heads.head_dim)
         q, k = (
@@ -131,7 +132,7 @@ def plain_mlp(
     names: tuple[str, str] = ("mlp.up_proj", "mlp.down_proj"),
     group: Group = "mlp",
 ) -> tuple[Weight, ...]:
-    """One projection up and one down, no gate."""
+    """An up and a down projection, without a gate."""
     return column(names[0], hidden, inner, group, bias=bias), row(names[1], inner, hidden, group, bias=bias)
 
 
@@ -153,7 +154,7 @@ def experts(
 
 
 def table(name: str, rows: int, hidden: int, place: Place = Place.FIRST, group: Group = "embedding") -> Weight:
-    """A vocabulary table: rows padded to 64 and split over the ranks."""
+    """A vocabulary table: rows padded to 64 and sharded over the ranks."""
     return Weight(name, group, hidden, (Part(rows),), "outputs", pad_rows=VOCAB_PAD, place=place)
 
 
@@ -161,7 +162,7 @@ def embedding(
     vocab: int, hidden: int, tied: bool, *, place: Place | None = None, name: str = "model.embed_tokens",
     head_bias: bool = False, head_place: Place = Place.LAST,
 ) -> tuple[Weight, ...]:  # fmt: skip
-    """The embedding, and the head unless it is the same table (then the last stage holds the table too)."""
+    """The embedding, and the head unless it is the same table (in that case the last stage has the table too)."""
     if tied:
         return (table(name, vocab, hidden, place or Place.FIRST_AND_LAST),)
     head = table("lm_head", vocab, hidden, head_place, "lm_head")

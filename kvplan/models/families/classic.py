@@ -1,7 +1,7 @@
 """Families older than Llama's shape, by model_type; here those without rotary positions: GPT-2, OPT, BLOOM, MPT.
 
-They differ in which keys their configs use and in where biases and norms sit. Sources: the transformers classes of the
-same model_type, and the parameters vLLM 0.33 holds for bloom-7b1.
+They differ in their config keys and in the placement of biases and norms. Sources: the transformers classes of the
+same model_type, and vLLM 0.33's parameters for bloom-7b1.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from kvplan.models.spec import Place, Weight
 
 
 def read_gpt2(config: Config, model_type: str) -> SpecDraft:
-    """GPT-2, and StarCoder 1 (gpt_bigcode), where `multi_query` leaves one K and V head."""
+    """GPT-2, and StarCoder 1 (gpt_bigcode), which with `multi_query` has one K and V head."""
     multi_query = model_type == "gpt_bigcode" and config.flag("multi_query", True)
     hidden, heads = heads_of(config, 1 if multi_query else None)
     inner = inner_size(config, hidden, "n_inner")
@@ -47,7 +47,7 @@ def read_gpt2(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_opt(config: Config, model_type: str) -> SpecDraft:
-    """OPT: its position table has two rows more than positions; OPT-350m embeds in a narrower space."""
+    """OPT: its position table has two more rows than positions; OPT-350m has a narrower embedding."""
     hidden, heads = heads_of(config)
     inner, vocab = config.count("ffn_dim"), config.count("vocab_size")
     bias, affine = config.flag("enable_bias", True), config.flag("layer_norm_elementwise_affine", True)
@@ -97,7 +97,7 @@ def read_bloom(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_mpt(config: Config, model_type: str) -> SpecDraft:
-    """MPT: ALiBi; its LayerNorms have no bias, whatever `no_bias` says."""
+    """MPT: ALiBi; its LayerNorms have no bias, whatever `no_bias` is."""
     attn = config.sub("attn_config")
     for key, wrong in (("alibi", not attn.flag("alibi", True)), ("qk_ln", attn.flag("qk_ln"))):
         if wrong:
@@ -130,7 +130,7 @@ READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "gpt_neox": classic_rotary.read_gpt_neox,
     "gptj": classic_rotary.read_gptj,
     "stablelm": classic_rotary.read_stablelm,
-    "stablelm_epoch": classic_rotary.read_stablelm,  # as the files were called at first
+    "stablelm_epoch": classic_rotary.read_stablelm,  # the files' original model_type
     "chatglm": classic_rotary.read_chatglm,
     "qwen": classic_rotary.read_qwen,
     "dbrx": classic_rotary.read_dbrx,

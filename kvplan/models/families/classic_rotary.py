@@ -1,7 +1,7 @@
 """Older families with rotary positions: Falcon, Phi, GPT-NeoX, GPT-J, StableLM, ChatGLM, Qwen 1, DBRX.
 
 Sources: the transformers classes of the same model_type, the checkpoints' own modeling files for ChatGLM and Qwen 1,
-and the parameters vLLM 0.33 holds for phi-2 and dbrx-base.
+and vLLM 0.33's parameters for phi-2 and dbrx-base.
 """
 
 from kvplan.models.families.blocks import (
@@ -24,7 +24,9 @@ from kvplan.models.spec import Part, Place, Weight
 
 
 def falcon_kv_heads(config: Config, new: bool) -> int | None:
-    """Only the new architecture reads `num_kv_heads`; before it, `multi_query` means one, whatever that key says."""
+    """KV heads; only the new architecture reads `num_kv_heads`; before it, `multi_query` means one, whatever
+    that key is.
+    """
     if new:
         return config.maybe_count("num_kv_heads", "n_head_kv", "num_key_value_heads")
     return 1 if config.flag("multi_query", True) else None
@@ -52,7 +54,7 @@ def read_falcon(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_phi(config: Config, model_type: str) -> SpecDraft:
-    """Phi-1, 1.5 and 2: vLLM 0.33 serves them with transformers' own layers, so it keeps no rotary table."""
+    """Phi-1, 1.5 and 2: vLLM 0.33 serves them with transformers' own layers, so it has no rotary table."""
     hidden, heads = heads_of(config, config.maybe_count("num_key_value_heads"))
     inner, vocab = config.count("intermediate_size"), config.count("vocab_size")
     tied = tied_by(config, False)
@@ -102,7 +104,7 @@ def read_gptj(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_stablelm(config: Config, model_type: str) -> SpecDraft:
-    """StableLM: Llama's gated MLP with LayerNorms; the 12B normalizes each head of query and key apart."""
+    """StableLM: Llama's gated MLP with LayerNorms; the 12B normalizes each head of query and key separately."""
     hidden, heads = heads_of(config, config.maybe_count("num_key_value_heads"))
     inner, vocab = config.count("intermediate_size"), config.count("vocab_size")
     tied = tied_by(config, False)
@@ -134,7 +136,7 @@ def per_head_norms(heads: Heads) -> tuple[Weight, ...]:
 
 
 def read_chatglm(config: Config, model_type: str) -> SpecDraft:
-    """ChatGLM2, ChatGLM3 and GLM-4-9B as published first: half of each head is rotated."""
+    """ChatGLM2, ChatGLM3 and GLM-4-9B as first published: half of each head is rotated."""
     groups = config.count("multi_query_group_num") if config.flag("multi_query_attention") else None
     hidden, heads = heads_of(config, groups, config.maybe_count("kv_channels"))
     inner, vocab = config.count("ffn_hidden_size"), config.count("padded_vocab_size", "vocab_size")
@@ -155,7 +157,7 @@ def read_chatglm(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_qwen(config: Config, model_type: str) -> SpecDraft:
-    """Qwen 1: `intermediate_size` counts gate and up together, and `c_attn` has a bias whatever `no_bias` says."""
+    """Qwen 1: `intermediate_size` is the sum of gate and up, and `c_attn` has a bias whatever `no_bias` is."""
     hidden, heads = heads_of(config, None, config.maybe_count("kv_channels"))
     inner, vocab = config.count("intermediate_size") // 2, config.count("vocab_size")
     bias, tied = not config.flag("no_bias", True), tied_by(config, False)
@@ -168,7 +170,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
     outer = (*embedding(vocab, hidden, tied, name="transformer.wte"), final_norm(hidden))
     rope_dim = int(heads.head_dim * config.ratio("rotary_pct", 1, 1))
     spec = draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
-    trained = config.maybe_count("seq_length")  # vLLM takes the smallest of the lengths a config names
+    trained = config.maybe_count("seq_length")  # vLLM uses the smallest of the lengths in a config
     if trained and trained < spec.max_model_len:
         spec.max_model_len = spec.context_limit = trained
     return spec

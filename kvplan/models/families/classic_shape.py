@@ -1,4 +1,4 @@
-"""What the readers of the older families share: one kind of layer, every head with K and V unless told otherwise."""
+"""Shared code of the older families' readers: one kind of layer, K and V in every head unless specified otherwise."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from kvplan.models.spec import FullAttention, Part, Place, Rope, Weight
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a reader found: one layer's weights, repeated, and what stands outside the layers."""
+    """Result of a reader: one layer's weights, repeated, and the weights outside the layers."""
 
     hidden: int
     heads: Heads
@@ -20,12 +20,12 @@ class Shape:
     outer: tuple[Weight, ...]
     tied: bool
     inner: int
-    rope_dim: int = 0  # 0: no rotary table is kept
+    rope_dim: int = 0  # 0: there is no rotary table
     experts_per_token: int = 0
 
 
 def draft(config: Config, shape: Shape) -> SpecDraft:
-    """Every layer alike, every token's K and V kept."""
+    """A model of identical layers that cache every token's K and V."""
     num_layers = config.num_layers()
     context, limit = rope.context(config)
     heads = shape.heads
@@ -46,7 +46,7 @@ def draft(config: Config, shape: Shape) -> SpecDraft:
 
 
 def heads_of(config: Config, num_kv_heads: int | None = None, head_dim: int | None = None) -> tuple[int, Heads]:
-    """(hidden size, heads); without `num_kv_heads` every head keeps K and V, as these families were built."""
+    """(hidden size, heads); without `num_kv_heads` every head has K and V, as in these families' original design."""
     hidden = config.count("hidden_size", "n_embd", "d_model", "n_embed")
     num_heads = config.count("num_attention_heads", "n_head", "n_heads")
     if head_dim is None and hidden % num_heads:
@@ -62,7 +62,7 @@ def attend(
     hidden: int, heads: Heads, names: tuple[str, str], *, bias: bool = False, out_bias: bool = False,
     sources: tuple[str, ...] = (),
 ) -> tuple[Weight, ...]:  # fmt: skip
-    """Fused query, key and value, and the output projection, under the family's names."""
+    """Fused query, key and value, and the output projection, with the family's names."""
     parts = (Part(heads.num_heads, heads.head_dim), heads.kv(heads.head_dim), heads.kv(heads.head_dim))
     return (
         column(names[0], hidden, parts, "attention", bias=bias, sources=sources),
@@ -75,7 +75,7 @@ def norms(hidden: int, *names: str, kind: Norms = "layer", bias: bool | None = N
 
 
 def positions(name: str, rows: int, hidden: int) -> Weight:
-    """A learned position table: whole on every rank of the first stage."""
+    """A learned position table: replicated on every rank of the first stage."""
     return Weight(name, "embedding", hidden, (Part(rows),), place=Place.FIRST)
 
 
@@ -84,7 +84,7 @@ def separate(prefix: str) -> tuple[str, ...]:
 
 
 def inner_size(config: Config, hidden: int, *keys: str) -> int:
-    """The MLP's width: 4 x hidden where the config leaves it open."""
+    """The MLP's width: 4 x hidden if the config does not set it."""
     return config.maybe_count(*keys) or 4 * hidden
 
 

@@ -8,22 +8,22 @@ from typing import Any
 from kvplan.core.errors import InvalidInputError
 
 MAX_DIM = 2**31
-MAX_LAYERS = 4096  # far above any published model; a larger count is a damaged file
+MAX_LAYERS = 4096  # far above any published model; a larger count means a damaged file
 _MISSING = object()
 
 
 class Oddity(str):
-    """A note of a config that contradicts itself, or of what was guessed from it: a warning."""
+    """A warning about a config that contradicts itself, or about a guess made from it."""
 
     __slots__ = ()
 
 
 @dataclass(slots=True)
 class Config:
-    """A config.json (or the part of it that describes the language model) and where it came from.
+    """A config.json (or its part for the language model) and where it came from.
 
-    Reading a missing or null key gives the default, or raises when there is none. Numbers written as strings or
-    booleans are refused; 32.0 is taken as 32 with a note.
+    Reading a missing or null key returns the default, or raises if there is none. Numbers written as strings or
+    booleans are rejected; 32.0 is read as 32 with a note.
     """
 
     values: Mapping[str, Any]
@@ -43,7 +43,7 @@ class Config:
         return InvalidInputError(f"{self.where}: {key}", problem, remedy)
 
     def whole(self, key: str, value: Any, low: int = 1, high: int = MAX_DIM) -> int:
-        """`value` as an integer in [low, high], or the error that names the key."""
+        """Check that `value` is an integer in [low, high]. Raise an error naming the key if it is not."""
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             self.notes.append(Oddity(f"{key} is written {value}; read as {int(value)}"))
             value = int(value)
@@ -54,7 +54,7 @@ class Config:
         return value
 
     def count(self, *keys: str, default: Any = _MISSING, low: int = 1, high: int = MAX_DIM) -> int:
-        """The first of `keys` that is present."""
+        """Value of the first of `keys` that is present."""
         key, value = self.first(keys)
         if value is None:
             if default is _MISSING:
@@ -63,7 +63,7 @@ class Config:
         return self.whole(key, value, low, high)
 
     def maybe_count(self, *keys: str, low: int = 0) -> int | None:
-        """The first of `keys` that is present and not 0; None otherwise (0 and null mean "not set")."""
+        """Value of the first of `keys` that is present and not 0, or None (0 and null mean "not set")."""
         key, value = self.first(keys)
         if value is None:
             return None
@@ -80,7 +80,7 @@ class Config:
         return float(value)
 
     def ratio(self, key: str, default: float, high: float = 1024) -> float:
-        """A factor in (0, high] that widths are multiplied by."""
+        """A factor on widths, in (0, high]."""
         value = self.number(key, default)
         if not 0 < value <= high:
             raise self.fail(key, f"must be above 0 and at most {high:g} ({value})", "correct the config")
@@ -105,7 +105,7 @@ class Config:
         return value
 
     def items(self, key: str) -> list[Any] | None:
-        """A list, or None when the key is missing or null."""
+        """A list, or None if the key is missing or null."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -129,7 +129,7 @@ class Config:
         return values
 
     def sub(self, key: str) -> "Config":
-        """A nested object; empty when the key is missing or null."""
+        """A nested object; empty if the key is missing or null."""
         value = self.values.get(key)
         if value is None:
             value = {}
@@ -141,7 +141,7 @@ class Config:
         return self.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=MAX_LAYERS)
 
     def per_layer_names(self, key: str, num_layers: int) -> list[str] | None:
-        """A list of one name per layer; another length is an error."""
+        """A list with one name per layer; another length is an error."""
         names = self.names(key)
         if names is not None and len(names) != num_layers:
             raise self.fail(key, f"has {len(names)} entries for {num_layers} layers", "correct the config")

@@ -1,7 +1,7 @@
-"""How the decoders that the engine runs compute: config.json -> Decoder.
+"""Computation of the decoders that the engine runs: config.json -> Decoder.
 
-A key that a config leaves out means the default of that family's config class. Source of the defaults and of what each
-family computes: transformers 5.23, models/<family>/configuration_<family>.py and modeling_<family>.py.
+A missing key takes the default of the family's config class. Source of the defaults and of each family's computation:
+transformers 5.23, models/<family>/configuration_<family>.py and modeling_<family>.py.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,8 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families import mla
 from kvplan.models.families.config import Config
+from kvplan.models.families.decoder_hybrid import QWEN_HYBRIDS, read_qwen_hybrid
+from kvplan.models.families.decoder_mamba import NEMOTRON_H, NEMOTRON_H_ONLY, read_nemotron_h
 from kvplan.models.families.decoder_rope import KINDS, Kind, positive, read_rotary, score_factor
 from kvplan.models.families.dense import TRAITS, Traits, heads_of, layer_windows
 from kvplan.models.families.moe import EXPERT_KEYS, FAMILIES, Moe, shared_width, sparse_layers
@@ -37,7 +39,7 @@ _DEEPSEEK_V3: dict[str, Any] = {
     "rope_interleave": True,
 }
 
-# The types that the engine runs, and what their config classes take for a key left out.
+# The types that the engine runs, and their config classes' defaults for missing keys.
 LEFT_OUT: dict[str, Mapping[str, Any]] = {
     "llama": {**_ALL, "max_position_embeddings": 2048},
     "mistral": {**_ALL, "max_position_embeddings": 131_072},
@@ -63,11 +65,13 @@ LEFT_OUT: dict[str, Mapping[str, Any]] = {
         **_ALL, "max_position_embeddings": 2048, "q_lora_rank": 1536, "first_k_dense_replace": 0,
         "n_shared_experts": 2, "topk_method": "greedy", "routed_scaling_factor": 1.0,
     },
+    **QWEN_HYBRIDS,
+    "nemotron_h": NEMOTRON_H,
     "deepseek_v3": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,  # a DeepSeek-V3 by another name; its published class is a copy of that one
+    "kimi_k2": _DEEPSEEK_V3,  # a DeepSeek-V3 under another name; its published class is a copy of it
 }  # fmt: skip
 
-# Keys whose absence transformers fills with a number of its own and the sizes of this model's layers do not.
+# Keys required here: transformers has unrelated defaults for them, which do not match this model's layer sizes.
 STATED: dict[str, tuple[str, ...]] = {
     "mistral": ("num_key_value_heads",),
     "qwen2": ("num_key_value_heads",),
@@ -77,34 +81,43 @@ STATED: dict[str, tuple[str, ...]] = {
     "gemma2": ("num_key_value_heads", "head_dim", "sliding_window"),
     "gemma3_text": ("num_key_value_heads", "head_dim", "sliding_window"),
     "gpt_oss": ("num_key_value_heads", "head_dim", "sliding_window"),
+    "qwen3_next": ("num_key_value_heads", "head_dim", "num_experts"),
+    "qwen3_5_text": ("num_key_value_heads", "head_dim"),
+    "qwen3_5_moe_text": ("num_key_value_heads", "head_dim", "num_experts"),
 }
 
-# Keys that may be left out or null, or have one of these values; with another one the model computes something else.
+# Keys that may be missing or null, or have one of these values; with others the model computes something else.
 _DEEPSEEK_V3_ONLY: dict[str, tuple[Any, ...]] = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
+_QWEN3_5_ONLY: dict[str, tuple[Any, ...]] = {"attn_output_gate": (True,), "layer_scale": (False,)}
 ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
-    "qwen3_moe": {"use_sliding_window": (False,)},  # all its layers would slide, not those that max_window_layers names
+    "qwen3_moe": {"use_sliding_window": (False,)},  # then all its layers would slide, not those of max_window_layers
     "gemma2": {"use_bidirectional_attention": (False,)},
     "gemma3_text": {"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},  # not read by its attention
     "gpt_oss": {"hidden_act": ("silu",), "attention_bias": (True,)},
     "deepseek_v2": {
         "topk_method": ("greedy", "group_limited_greedy"),
         "scoring_func": ("softmax",),
-        "norm_topk_prob": (False,),  # transformers does not read it
+        "norm_topk_prob": (False,),  # not read by transformers
         "mlp_bias": (False,),
+    },
+    "qwen3_5_text": _QWEN3_5_ONLY,
+    "nemotron_h": NEMOTRON_H_ONLY,
+    "qwen3_5_moe_text": {
+        **_QWEN3_5_ONLY, "norm_topk_prob": (True,), "mlp_only_layers": ([],), "decoder_sparse_step": (1,),
     },
     "deepseek_v3": _DEEPSEEK_V3_ONLY,
     "kimi_k2": _DEEPSEEK_V3_ONLY,
-}
+}  # fmt: skip
 ONLY_EVERYWHERE: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1,)}
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
-    """How the language model that `inner` describes computes.
+    """Read how the language model of `inner` computes.
 
-    where  how errors call the file
-    Raises UnsupportedModelError, by name, for what the engine does not compute; InvalidInputError for a damaged config.
+    where  name of the file in error messages
+    Raise UnsupportedModelError, by name, for what the engine does not compute; InvalidInputError for a damaged config.
     """
     if model_type not in LEFT_OUT:
         raise UnsupportedModelError(
@@ -115,6 +128,10 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
         )
     _check_known(inner, model_type)
     config = Config({**LEFT_OUT[model_type], **inner.values}, inner.where)
+    if model_type in QWEN_HYBRIDS:
+        return read_qwen_hybrid(config, model_type, _activation(config, model_type))
+    if model_type == "nemotron_h":
+        return read_nemotron_h(config)
     num_layers = config.num_layers()
     gemma = model_type.startswith("gemma")
     attention = _attention_by_kind(config, model_type)
@@ -130,13 +147,14 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
 
 
 def _check_known(config: Config, model_type: str) -> None:
-    """Refuse what is computed differently from how the engine does, and what two readers would fill differently."""
+    """Reject what the engine computes differently, and missing keys for which two readers have different defaults."""
     for key in STATED.get(model_type, ()):
         if key not in config.values:
             raise config.fail(
                 key, "is missing: transformers has a number of its own, kvplan's sizes another", "state it"
             )
-    for key, known in {**ONLY_EVERYWHERE, **ONLY.get(model_type, {})}.items():
+    everywhere = {} if model_type in QWEN_HYBRIDS else ONLY_EVERYWHERE  # which rotate part of their heads
+    for key, known in {**everywhere, **ONLY.get(model_type, {})}.items():
         value = config.values.get(key)
         if value is not None and value not in known:
             allowed = " or ".join(map(repr, known)) or "null"
@@ -148,7 +166,7 @@ def _check_known(config: Config, model_type: str) -> None:
 
 
 def _kinds(config: Config, model_type: str, num_layers: int) -> list[Kind]:
-    """Per layer whether it slides, from the facts that its cache is sized by."""
+    """Kind of each layer, sliding or full, from the facts used to size its cache."""
     if model_type in mla.ROUTERS:
         return ["full_attention"] * num_layers
     windows = layer_windows(config, _traits(model_type), num_layers)
@@ -183,7 +201,7 @@ def _head_attention(config: Config, model_type: str, kind: Kind) -> HeadAttentio
 
 def _latent_heads(config: Config, model_type: str) -> LatentHeads:
     nope, rotated = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
-    # transformers has DeepSeek-V2 rotate complex numbers: always neighbors.
+    # transformers implements DeepSeek-V2's rotation with complex numbers: always adjacent pairs.
     interleaved = model_type == "deepseek_v2" or config.flag("rope_interleave")
     return LatentHeads(
         scale=(nope + rotated) ** -0.5 * score_factor(config, model_type),
@@ -212,7 +230,7 @@ def _dense_mlp(config: Config, model_type: str) -> GatedMlp:
 
 
 def _experts(config: Config, model_type: str, moe: Moe) -> MoeMlp:
-    """What the model's router and experts do, router by router."""
+    """Settings of the model's router and experts, by router type."""
     inner = config.count(moe.inner)
     plain = MoeMlp(
         num_experts=config.count(*EXPERT_KEYS),
@@ -261,7 +279,7 @@ def _experts(config: Config, model_type: str, moe: Moe) -> MoeMlp:
 
 
 def _check_routing(config: Config, experts: MoeMlp) -> MoeMlp:
-    """`experts`, whose counts must leave the router something to choose from."""
+    """Check that the counts of `experts` leave the router a choice, and return it."""
     count, groups = experts.num_experts, experts.groups
     choice = count // groups * experts.top_groups
     for good, key, problem in (

@@ -1,8 +1,8 @@
-"""Rotary positions of the decoders that the engine runs, from either spelling in a config.
+"""Rotary positions of the decoders that the engine runs, from either config format.
 
-Older configs write rope_theta, rope_scaling (and Gemma 3 rope_local_base_freq), newer ones rope_parameters, which
-Gemma 3 has once per kind of layer. Source: transformers 5.23 modeling_rope_utils.py (which keys win, what a missing one
-means, the formulas) and configuration_gemma3.py.
+Older configs have rope_theta, rope_scaling (and Gemma 3 rope_local_base_freq), newer ones rope_parameters, which
+Gemma 3 has once per kind of layer. Source: transformers 5.23 modeling_rope_utils.py (precedence, defaults, formulas)
+and configuration_gemma3.py.
 """
 
 import math
@@ -18,7 +18,7 @@ Kind = Literal["full_attention", "sliding_attention"]
 KINDS: tuple[Kind, ...] = ("full_attention", "sliding_attention")
 TYPES = ("default", "linear", "llama3", "yarn")
 
-# What transformers takes when a config of this type says nothing of scaling.
+# transformers' defaults if a config of this type has no scaling settings.
 UNSAID: dict[str, Mapping[str, Any]] = {
     "gpt_oss": {
         "rope_type": "yarn",
@@ -34,9 +34,9 @@ UNSAID: dict[str, Mapping[str, Any]] = {
 def read_rotary(
     config: Config, model_type: str, dim: int, kind: Kind = "full_attention", *, interleaved: bool = False
 ) -> Rotary:
-    """The rotation of `dim` elements of a head in layers of one kind.
+    """Rotation of `dim` elements of a head in layers of one kind.
 
-    config  with rope_theta and max_position_embeddings filled in where the family has a default
+    config  with rope_theta and max_position_embeddings set if the family has a default
     """
     if dim % 2:
         raise config.fail("head_dim", f"must be even where positions rotate ({dim})", "correct the config")
@@ -45,9 +45,10 @@ def read_rotary(
 
 
 def score_factor(config: Config, model_type: str) -> float:
-    """What DeepSeek multiplies the softmax scale by: the square of YaRN's mscale for all dimensions, else 1.
+    """DeepSeek's factor on the softmax scale: the square of YaRN's mscale for all dimensions, else 1.
 
-    Source: transformers 5.23 yarn_apply_mscale in modeling_deepseek_v2.py and modeling_deepseek_v3.py, which are alike.
+    Source: transformers 5.23 yarn_apply_mscale in modeling_deepseek_v2.py and modeling_deepseek_v3.py, which are
+    identical.
     """
     settings = rope_settings(config, model_type, "full_attention")
     weight = settings.number("mscale_all_dim", 0.0)
@@ -57,7 +58,7 @@ def score_factor(config: Config, model_type: str) -> float:
 
 
 def rope_settings(config: Config, model_type: str, kind: Kind) -> Config:
-    """The settings of one kind of layer, whichever spelling holds them; rope_scaling wins where both do."""
+    """Settings of one kind of layer, in either format; rope_scaling wins if both are present."""
     parameters = config.sub("rope_parameters")
     old = config.sub("rope_scaling")
     nested = [key for key in KINDS if key in parameters]
@@ -86,7 +87,7 @@ def rope_type(settings: Config) -> str:
 
 
 def yarn_mscale(factor: float, weight: float = 1.0) -> float:
-    """0.1 weight ln(factor) + 1: how much YaRN sharpens attention over a context stretched `factor` times."""
+    """0.1 weight ln(factor) + 1: YaRN's attention factor for a context extended `factor` times."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
@@ -98,7 +99,7 @@ def positive(config: Config, key: str) -> float:
 
 
 def _theta(config: Config, settings: Config, model_type: str, kind: Kind) -> float:
-    """The base: the settings' own, else the config's, which in Gemma 3 has another for sliding layers."""
+    """The base: from the settings, else from the config, which in Gemma 3 has a separate one for sliding layers."""
     if "rope_theta" in settings:
         return positive(settings, "rope_theta")
     local = model_type == "gemma3_text" and kind == "sliding_attention"
@@ -120,7 +121,7 @@ def _scaling(config: Config, settings: Config) -> RopeScaling | None:
         case "llama3":
             return Llama3Scaling(
                 factor=positive(settings, "factor"),
-                low_freq_factor=settings.number("low_freq_factor", 1.0),  # Llama's own code has 1 and 4 built in
+                low_freq_factor=settings.number("low_freq_factor", 1.0),  # hardcoded as 1 and 4 in Llama's own code
                 high_freq_factor=settings.number("high_freq_factor", 4.0),
                 original_positions=_original_positions(config, settings),
             )
@@ -135,7 +136,7 @@ def _scaling(config: Config, settings: Config) -> RopeScaling | None:
 
 
 def _original_positions(config: Config, settings: Config) -> int:
-    """The context before scaling: the config's own key wins over the settings'; without either, today's context."""
+    """The context before scaling: the config's own key wins over the settings'; without either, the current context."""
     key = "original_max_position_embeddings"
     if key in config:
         return config.count(key)

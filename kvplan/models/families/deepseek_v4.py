@@ -1,4 +1,4 @@
-"""DeepSeek-V4: a short window in every layer, compressed entries of the rest, hyper-connections, experts in fp4."""
+"""DeepSeek-V4: a short window in every layer, compressed entries for older tokens, hyper-connections, fp4 experts."""
 
 from dataclasses import replace
 
@@ -20,16 +20,16 @@ from kvplan.models.families.config import Config
 from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import CompressedLatent, Group, LayerCache, Part, Place, Rope, Sharing, Weight, WindowLatent
 
-RATIOS = (0, 4, 128)  # tokens per compressed entry; 0: the layer has its window only
+RATIOS = (0, 4, 128)  # tokens per compressed entry; 0: the layer has only its window
 
 
 def full_precision(name: str, inputs: int, outputs: int, group: Group) -> Weight:
-    """A float32 matrix that every rank holds."""
+    """A float32 matrix replicated on every rank."""
     return whole(name, inputs, outputs, group, quantizable=False, dtype="float32")
 
 
 def compressor(prefix: str, hidden: int, dim: int, ratio: int) -> tuple[Weight, ...]:
-    """Key and gate projections, position biases and a norm; overlapping windows (ratio 4) make them twice as wide."""
+    """Key and gate projections, position biases and a norm; twice as wide with overlapping windows (ratio 4)."""
     width = 2 * dim if ratio == 4 else dim
     return (
         whole(f"{prefix}.fused_wkv_wgate", hidden, (width, width), "attention", quantizable=False),
@@ -67,7 +67,7 @@ def indexer(config: Config, hidden: int, ratio: int) -> tuple[Weight, ...]:
 
 
 def hyper_connections(hidden: int, copies: int) -> tuple[Weight, ...]:
-    """The mixing of the `copies` residual streams before attention and feed-forward, in float32."""
+    """Mixing weights of the `copies` residual streams before attention and feed-forward, in float32."""
     outputs = 2 * copies + copies * copies
     return tuple(
         weight
@@ -81,7 +81,7 @@ def hyper_connections(hidden: int, copies: int) -> tuple[Weight, ...]:
 
 
 def feed_forward(config: Config, hidden: int, vocab: int, *, hashed: bool) -> tuple[Weight, ...]:
-    """Experts; the first layers choose them by a table over token ids, the others by scores with a bias."""
+    """Experts; the first layers choose them by a table of token ids, the others by scores with a bias."""
     count, inner = config.count("n_routed_experts"), config.count("moe_intermediate_size")
     top_k = config.count("num_experts_per_tok")
     if hashed:
@@ -98,7 +98,7 @@ def feed_forward(config: Config, hidden: int, vocab: int, *, hashed: bool) -> tu
 
 
 def compress_ratios(config: Config, num_layers: int) -> list[int]:
-    """One ratio per layer; the config lists those of the multi-token prediction layers behind them."""
+    """One ratio per layer; the config also lists those of the multi-token prediction layers, after them."""
     ratios = config.ints("compress_ratios")
     if ratios is None or len(ratios) < num_layers:
         raise config.fail("compress_ratios", f"must have one entry for each of the {num_layers} layers")

@@ -1,4 +1,4 @@
-"""Dense decoder-only transformers with rotary positions: Llama and everything shaped like it."""
+"""Dense decoder-only transformers with rotary positions: Llama and similar models."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ from kvplan.models.spec import FullAttention, LayerCache, Place, Rope, SlidingWi
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a family has where its config says nothing, and what it always has."""
+    """A family's defaults for missing keys, and its fixed properties."""
 
     qkv_bias: bool | None = None  # None: attention_bias decides
     o_bias: bool | None = None
@@ -26,7 +26,7 @@ class Traits:
     window_default: int | None = None
     windows: Literal["no", "all", "flagged", "types"] = "no"
     full_every: int | None = None  # with windows="types" and no layer_types: every n-th layer is full
-    every_stage: bool = False  # the embedding and the final norm stand on every pipeline stage
+    every_stage: bool = False  # the embedding and the final norm are on every pipeline stage
     head_every_stage: bool = False
     lm_head_bias: bool = False
     context_default: int | None = None
@@ -96,7 +96,7 @@ TRAITS: dict[str, Traits] = {
 
 
 def heads_of(config: Config) -> Heads:
-    """Head counts and width; a missing, null or 0 head_dim is derived, and must come out whole."""
+    """Head counts and width; a missing, null or 0 head_dim is derived and must be a whole number."""
     num_heads = config.count("num_attention_heads", "n_head", "n_heads")
     hidden = config.count("hidden_size", "n_embd", "d_model")
     num_kv = config.maybe_count("num_key_value_heads", "num_kv_heads")
@@ -124,9 +124,9 @@ def attention_cache(heads: Heads, window: int | None) -> LayerCache:
 
 
 def layer_windows(config: Config, traits: Traits, num_layers: int) -> list[int | None]:
-    """Per layer the window, or None where the layer is full.
+    """Window of each layer, or None if the layer is full.
 
-    Source: facts on which layers slide, confirmed on vLLM 0.33's own answers for real configs.
+    Source: facts on which layers slide, confirmed with vLLM 0.33's own results for real configs.
     """
     window = config.maybe_count("sliding_window")
     if "sliding_window" not in config.values and traits.window_default:
@@ -158,7 +158,7 @@ def has_qk_norm(config: Config, traits: Traits) -> bool:
 
 
 def attention_layer(config: Config, traits: Traits, hidden: int, heads: Heads) -> tuple[Weight, ...]:
-    """A layer's weights but for its feed-forward part."""
+    """A layer's weights except for its feed-forward part."""
     use_bias = config.flag("use_bias", True) if not traits.gated else config.flag("attention_bias")
     qkv_bias = use_bias if traits.qkv_bias is None else traits.qkv_bias
     o_bias = use_bias if traits.o_bias is None else traits.o_bias
@@ -177,7 +177,7 @@ def dense_mlp(config: Config, traits: Traits, hidden: int, inner: int) -> tuple[
 
 
 def outer_weights(config: Config, traits: Traits, vocab: int, hidden: int, tied: bool) -> tuple[Weight, ...]:
-    """Embedding, head and final norm, and the pipeline stages that hold them."""
+    """Embedding, head and final norm, and their pipeline stages."""
     everywhere = traits.every_stage or traits.head_every_stage
     place = Place.EVERY if everywhere else None
     kind: Literal["layer", "rms"] = "layer" if traits.layer_norm else "rms"
@@ -194,7 +194,7 @@ def outer_weights(config: Config, traits: Traits, vocab: int, hidden: int, tied:
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
-    """Any family of TRAITS."""
+    """Read any family of TRAITS."""
     traits = TRAITS[model_type]
     heads = heads_of(config)
     hidden = config.count("hidden_size")
@@ -222,7 +222,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
 
 def rope_tables(config: Config, model_type: str, heads: Heads, limit: int) -> tuple[Rope, ...]:
     tables = rope.tables(config, heads.head_dim, limit)
-    if model_type == "gemma3_text":  # local layers rotate with another base: a table of their own
+    if model_type == "gemma3_text":  # local layers use another base: a separate table
         scaled = rope.scaling(config).ratio("factor", 1.0, rope.MAX_FACTOR)
         return (Rope(heads.head_dim, int(limit * scaled)), Rope(heads.head_dim, limit))
     return tables

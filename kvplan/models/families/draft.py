@@ -1,4 +1,4 @@
-"""What a family reader returns; kvplan.models.hf_config adds the name, dtype and quantization."""
+"""Result of a family reader; kvplan.models.hf_config adds the name, dtype and quantization."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from kvplan.models.spec import LayerCache, Rope, Weight
 
 @dataclass(slots=True)
 class SpecDraft:
-    """The facts a family reader finds; see kvplan.models.spec.ModelSpec for the fields."""
+    """A model's facts from its family reader; see kvplan.models.spec.ModelSpec for the fields."""
 
     hidden_size: int
     num_heads: int

@@ -1,7 +1,7 @@
 """Whisper: an audio encoder, and a decoder whose layers attend to it.
 
-Names, splits and the biases that a server adds to keys (the checkpoint has none there) were read off the parameters
-vLLM 0.33 holds for whisper-large-v3; parameter counts off the transformers class.
+Names, sharding and the biases that a server adds to keys (the checkpoint has none there) are from vLLM 0.33's
+parameters for whisper-large-v3; parameter counts from the transformers class.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.tower_blocks import check_heads
 from kvplan.models.spec import CrossAttention, FullAttention, Group, LayerCache, Part, Place, Weight
 
-KERNEL = 3  # of the two convolutions that the encoder begins with
+KERNEL = 3  # of the encoder's first two convolutions
 
 
 def attention(name: str, hidden: int, heads: Part, group: Group, *, crossing: bool = False) -> tuple[Weight, ...]:
-    """Four projections, queries apart where keys and values come from the encoder."""
+    """Four projections, with separate queries if keys and values come from the encoder."""
     fused = ((heads,), (heads, heads)) if crossing else ((heads, heads, heads),)
     names = ("q_proj", "kv_proj") if crossing else ("qkv_proj",)
     sources = ((f"{name}.q_proj",), (f"{name}.k_proj", f"{name}.v_proj")) if crossing else (separate(name),)
@@ -72,7 +72,7 @@ def encoder(config: Config, hidden: int) -> list[Weight]:
 
 
 def read_whisper(config: Config, model_type: str) -> SpecDraft:
-    """Whisper: every decoder layer keeps K and V of its own tokens and of the encoder's."""
+    """Whisper: every decoder layer caches K and V of its own tokens and of the encoder's."""
     hidden, vocab = config.count("d_model"), config.count("vocab_size")
     heads, num_layers = config.count("decoder_attention_heads"), config.count("decoder_layers", high=MAX_LAYERS)
     inner, positions = config.count("decoder_ffn_dim"), config.count("max_target_positions", default=448)

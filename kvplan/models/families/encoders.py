@@ -1,7 +1,7 @@
-"""Encoders of embeddings and rerankers: BERT, RoBERTa, XLM-RoBERTa and ModernBERT.
+"""Encoders for embedding and reranking: BERT, RoBERTa, XLM-RoBERTa and ModernBERT.
 
-Every token attends to all others of its prompt, so nothing is kept of it. Names, splits and dtypes were read off the
-parameters that vLLM 0.33 holds; what transformers counts beside them is marked as not held.
+Every token attends to all others of its prompt, so nothing is cached. Names, sharding and dtypes are from vLLM 0.33's
+parameters; weights that only transformers counts are marked as not loaded.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from kvplan.models.families.config import Config
 from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import Part, Place, Rope, Weight
 
-LABELS: Final = 2  # transformers' num_labels where a config names none
+LABELS: Final = 2  # transformers' num_labels if a config does not set it
 CLASSIFIES: Final = "ForSequenceClassification"
 
 
@@ -24,7 +24,7 @@ def labels(config: Config) -> int:
 
 
 def in_float32(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """A head that vLLM keeps in float32, whole on each rank."""
+    """A head that vLLM keeps in float32, replicated on each rank."""
     return tuple(replace(weight, dtype="float32", place=Place.LAST, quantizable=False) for weight in weights)
 
 
@@ -54,7 +54,7 @@ def draft(
 
 
 def read_bert(config: Config, model_type: str) -> SpecDraft:
-    """BERT and RoBERTa: learned positions, a norm behind each half of a layer; only a classifier has a pooler."""
+    """BERT and RoBERTa: learned positions, a norm after each half of a layer; only a classifier has a pooler."""
     hidden, heads = heads_of(config)
     inner, part = config.count("intermediate_size"), Part(heads.num_heads, heads.head_dim)
     prefix = "attention.self"
@@ -81,7 +81,7 @@ def read_bert(config: Config, model_type: str) -> SpecDraft:
     if classifies(config):
         last = "classifier" if plain else "classifier.out_proj"
         outer += in_float32((dense, whole(last, hidden, labels(config), "lm_head", bias=True)))
-    else:  # transformers' bare class has a pooler, which a server leaves out
+    else:  # transformers' headless class has a pooler, which a server leaves out
         outer.append(replace(dense, name="pooler.dense", is_loaded=False))
     return draft(config, heads.num_heads, hidden, inner, [layer] * config.num_layers(), outer)
 

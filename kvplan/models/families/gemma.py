@@ -28,7 +28,7 @@ GEMMA3N_DEFAULTS: dict[str, object] = {
     "sliding_window": 512, "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256,
     "altup_num_inputs": 4, "num_kv_shared_layers": 15, "laurel_rank": 64,
 }  # fmt: skip
-# An image attends to itself in both directions, so one item must fit one step (vLLM 0.33's default for these models).
+# An image attends bidirectionally to itself, so one item must fit in one step (vLLM 0.33's default for these models).
 GEMMA4_ITEM = 2496
 FOUR_NORMS = (
     "input_layernorm",
@@ -39,7 +39,7 @@ FOUR_NORMS = (
 
 
 def layer_types(config: Config, num_layers: int, every: int) -> list[bool]:
-    """True for global layers; by `layer_types`, else every n-th."""
+    """True for each global layer; by `layer_types`, else every n-th."""
     types = config.per_layer_names("layer_types", num_layers)
     if types is None:
         return [(i + 1) % every == 0 for i in range(num_layers)]
@@ -50,7 +50,7 @@ def layer_types(config: Config, num_layers: int, every: int) -> list[bool]:
 
 
 def per_layer_inputs(config: Config, hidden: int, num_layers: int) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:
-    """(outside the layers, inside each layer): the per-layer embedding and its projections, where there are any."""
+    """(outside the layers, inside each layer): the per-layer embedding and its projections, if any."""
     width = config.maybe_count("hidden_size_per_layer_input")
     if width is None:
         return (), ()
@@ -69,7 +69,7 @@ def per_layer_inputs(config: Config, hidden: int, num_layers: int) -> tuple[tupl
 
 
 def shared_attention(hidden: int, heads: Heads) -> tuple[Weight, ...]:
-    """A layer that reads an earlier layer's cache projects queries only."""
+    """Weights of a layer that reads an earlier layer's cache: it projects only queries."""
     return (
         column("self_attn.q_proj", hidden, (Part(heads.num_heads, heads.head_dim),), "attention"),
         row("self_attn.o_proj", heads.num_heads * heads.head_dim, hidden, "attention"),
@@ -78,7 +78,7 @@ def shared_attention(hidden: int, heads: Heads) -> tuple[Weight, ...]:
 
 
 def key_is_value(hidden: int, heads: Heads) -> tuple[Weight, ...]:
-    """Attention without a value projection; a server holds a value slice all the same (vLLM 0.33: fused QKV)."""
+    """Attention without a value projection; a server has a value slice nevertheless (vLLM 0.33: fused QKV)."""
     value = Weight(
         "self_attn.v_slice", "attention", hidden, (heads.kv(heads.head_dim),), "outputs",
         quantizable=True, counted=False, sources=("self_attn.k_proj",),
@@ -95,7 +95,7 @@ def key_is_value(hidden: int, heads: Heads) -> tuple[Weight, ...]:
 
 
 def layer_ropes(heads: tuple[Heads, ...], limit: int) -> tuple[Rope, ...]:
-    """One table per kind of layer, each rotating its whole head."""
+    """One rotary table per kind of layer, each rotating its whole head."""
     return tuple(Rope(h.head_dim, limit) for h in heads)
 
 
@@ -143,7 +143,7 @@ def read_gemma4(config: Config, model_type: str) -> SpecDraft:
 
 
 def gemma4_experts(config: Config, hidden: int) -> tuple[Weight, ...]:
-    """Experts beside the dense MLP, three more norms, and the router's scales."""
+    """Experts in addition to the dense MLP, three more norms, and the router's scales."""
     count = config.count("num_experts")
     return (
         router("router.proj", hidden, count),

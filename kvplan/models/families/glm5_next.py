@@ -1,4 +1,4 @@
-"""GLM-5.3-Flash: Kimi delta attention with sparse latent attention on every fourth layer, its index keys pooled."""
+"""GLM-5.3-Flash: Kimi delta attention, with sparse MLA in every fourth layer, whose index keys are pooled."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ STATE_KEYS = {
 
 
 def pooled_indexer(config: Config, hidden: int) -> tuple[Weight, ...]:
-    """DeepSeek's indexer, and what folds `index_kpool` keys into one: position biases and a gate."""
+    """DeepSeek's indexer, and the weights that pool `index_kpool` keys into one: position biases and a gate."""
     dim, pool = config.count("index_head_dim"), config.count("index_kpool", low=2)
     return (
         *indexer(config, hidden),
@@ -33,12 +33,12 @@ def pooled_indexer(config: Config, hidden: int) -> tuple[Weight, ...]:
 
 
 def stored_wide(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Weights that stay in 16 bits whatever the checkpoint's quantization (vLLM 0.33 models/glm5next)."""
+    """Weights that stay in 16 bits in quantized checkpoints (vLLM 0.33 models/glm5next)."""
     return tuple(replace(weight, quantizable=False) for weight in weights)
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
-    """GLM-5.3-Flash; without `index_topk` its latent attention is not sparse."""
+    """GLM-5.3-Flash; without `index_topk` its MLA is not sparse."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     heads, kv_heads = config.count("num_attention_heads"), config.maybe_count("num_key_value_heads")
     if kv_heads not in (None, heads):

@@ -1,4 +1,4 @@
-"""Models that mix attention with recurrent states, and pure Mamba."""
+"""Models that combine attention with recurrent states, and pure Mamba."""
 
 from dataclasses import replace
 
@@ -105,7 +105,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
         layers.append((weights + norms + feed_forward[is_sparse], caches))
     if tied:
         other = [table("model.embed_tokens", vocab, hidden, Place.EVERY), final_norm(hidden)]
-    else:  # vLLM 0.33 keeps the embedding on every pipeline stage, the head on the last
+    else:  # vLLM 0.33 has the embedding on every pipeline stage, the head on the last
         other = [
             table("model.embed_tokens", vocab, hidden, Place.EVERY),
             table("lm_head", vocab, hidden, Place.LAST, "lm_head"),
@@ -116,7 +116,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
 
 # --- Kimi Linear ------------------------------------------------------------------------------------------------
 
-# The transformers class is documented as Kimi-Linear-48B-A3B; its values stand in for keys a config leaves out.
+# The transformers class is documented as Kimi-Linear-48B-A3B; its values are the defaults for missing keys.
 KIMI_DEFAULTS: dict[str, object] = {
     "vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "moe_intermediate_size": 1024,
     "num_hidden_layers": 27, "num_attention_heads": 32, "num_key_value_heads": 32, "num_shared_experts": 1,
@@ -127,7 +127,7 @@ KIMI_DEFAULTS: dict[str, object] = {
 
 
 def with_defaults(config: Config, defaults: dict[str, object], family: str) -> Config:
-    """The config with its family's class defaults under it, said in a note."""
+    """The config with its family's class defaults for missing keys, listed in a note."""
     missing = [key for key in defaults if key not in config]
     if missing:
         config.notes.append(f"{len(missing)} keys are not given and take the {family} class defaults")
@@ -135,7 +135,7 @@ def with_defaults(config: Config, defaults: dict[str, object], family: str) -> C
 
 
 def kimi_full_layers(config: Config, num_layers: int) -> list[bool]:
-    """Which layers are MLA: by `layer_types`, or by the 1-based list in `linear_attn_config`."""
+    """True for each MLA layer: by `layer_types`, or by the 1-based list in `linear_attn_config`."""
     types = config.per_layer_names("layer_types", num_layers)
     if types is not None:
         return [kind == "full_attention" for kind in types]
@@ -147,7 +147,7 @@ def kimi_full_layers(config: Config, num_layers: int) -> list[bool]:
 
 
 def read_kimi(config: Config, model_type: str) -> SpecDraft:
-    """Kimi delta attention with MLA on every fourth layer."""
+    """Kimi delta attention, with MLA in every fourth layer."""
     if "linear_attn_config" not in config:
         config = with_defaults(config, KIMI_DEFAULTS, "Kimi Linear")
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
@@ -181,7 +181,7 @@ KIMI_FLAT_KEYS = {
 
 
 def kimi_mixer(config: Config, hidden: int) -> Mixer:
-    """Kimi delta attention, by `linear_attn_config` or by the flat keys of the transformers class."""
+    """Kimi delta attention, from `linear_attn_config` or the flat keys of the transformers class."""
     flat = {key: config.values.get(name) for key, name in KIMI_FLAT_KEYS.items()}
     linear = config.sub("linear_attn_config")
     linear = Config({**flat, **linear.values}, linear.where, config.notes)
@@ -196,11 +196,11 @@ def residual_attention(prefix: str, hidden: int) -> tuple[Weight, ...]:
     return norm(f"{prefix}_res_norm", hidden), vector(f"{prefix}_res_proj", hidden)
 
 
-LEAST_EXPERT_WIDTH = 256  # of a rank; vLLM 0.33's `min_moe_intermediate_per_partition` where a config says none
+LEAST_EXPERT_WIDTH = 256  # per rank; default of vLLM 0.33's `min_moe_intermediate_per_partition`
 
 
 def kimi_experts(config: Config, hidden: int) -> tuple[Weight, ...]:
-    """Router, experts and shared experts; Kimi K3's experts work behind projections to a narrower space."""
+    """Router, experts and shared experts; Kimi K3's experts run between projections to and from a narrower space."""
     inner, latent = config.count("moe_intermediate_size"), config.maybe_count("routed_expert_hidden_size")
     shared = gated_mlp(
         hidden, inner * config.count("num_shared_experts"), prefix="mlp.shared_experts", group="shared_expert"
@@ -235,7 +235,7 @@ MAMBA_KEYS = {
 
 
 def read_jamba(config: Config, model_type: str) -> SpecDraft:
-    """One attention layer in eight, Mamba 1 elsewhere, experts on every other layer."""
+    """One attention layer in eight, Mamba 1 elsewhere, experts in every other layer."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     heads = heads_of(config)
     inner = config.count("intermediate_size")
@@ -304,7 +304,7 @@ def read_falcon_h1(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_granite(config: Config, model_type: str) -> SpecDraft:
-    """Granite 4: Mamba 2 and attention by `layer_types`; a shared MLP, and experts where there are any."""
+    """Granite 4: Mamba 2 and attention by `layer_types`; a shared MLP, and experts if there are any."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     heads = heads_of(config)
     types = config.per_layer_names("layer_types", num_layers) or config.per_layer_names("layers_block_type", num_layers)
@@ -337,7 +337,10 @@ def read_granite(config: Config, model_type: str) -> SpecDraft:
     return draft(config, layers, other, heads=heads, tied=tied, rotary=rotary)
 
 
-NEMOTRON_BLOCKS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+NEMOTRON_BLOCKS = {
+    "mamba": "M", "attention": "*", "mlp": "-", "moe": "E",
+    "linear_attention": "M", "full_attention": "*",  # as transformers 5.23 saves them
+}  # fmt: skip
 
 
 def nemotron_pattern(config: Config) -> str:
@@ -359,7 +362,7 @@ def nemotron_pattern(config: Config) -> str:
 
 
 def nemotron_experts(config: Config, hidden: int) -> tuple[Weight, ...]:
-    """Experts without a gate, behind a latent projection in the larger models."""
+    """Experts without a gate, after a latent projection in the larger models."""
     count, inner = config.count("n_routed_experts"), config.count("moe_intermediate_size")
     latent = config.maybe_count("moe_latent_size")
     shared = config.count("moe_shared_expert_intermediate_size") * config.count("n_shared_experts", default=1, low=0)
@@ -380,7 +383,7 @@ def nemotron_experts(config: Config, hidden: int) -> tuple[Weight, ...]:
 
 
 def read_nemotron_h(config: Config, model_type: str) -> SpecDraft:
-    """One mixer per layer; the recurrence is kept in float32."""
+    """One mixer per layer; the recurrence is in float32."""
     hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
     pattern = nemotron_pattern(config)
     heads = heads_of(config)
@@ -410,7 +413,7 @@ def read_nemotron_h(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_lfm2(config: Config, model_type: str) -> SpecDraft:
-    """LFM2: short gated convolutions, with attention on some layers."""
+    """LFM2: short gated convolutions, with attention in some layers."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     heads = heads_of(config)
     inner = config.count("block_ff_dim", "intermediate_size")

@@ -1,4 +1,4 @@
-"""MiniMax-Text-01 and M1: lightning attention (a linear recurrence) with full attention on every eighth layer.
+"""MiniMax-Text-01 and M1: lightning attention (a linear recurrence) with full attention in every eighth layer.
 
 Source: vLLM 0.11, 0.14, 0.16, 0.18, 0.20, 0.22, 0.23 model_executor/models/minimax_text_01.py and
 layers/mamba/linear_attn.py. The parameters of MiniMax-M1 come to 456,089,655,296, as published.
@@ -27,11 +27,11 @@ from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import Part, Place, RecurrentState, Rope, Weight
 
 TYPE_KEYS = ("attn_type_list", "decoder_attention_types")  # 0: lightning attention, 1: full attention
-FLOAT32 = 2  # elements of a 16-bit dtype that one of float32 takes
+FLOAT32 = 2  # elements of a 16-bit dtype in the size of one float32
 
 
 def full_layers(config: Config, num_layers: int) -> list[bool]:
-    """Which layers attend in full: by the lists of the published files, by `layer_types`, or all."""
+    """True for each full-attention layer: by the lists of the published files, by `layer_types`, or all."""
     for key in TYPE_KEYS:
         flags = config.ints(key)
         if flags:
@@ -56,7 +56,7 @@ def lightning(hidden: int, heads: Heads) -> tuple[tuple[Weight, ...], RecurrentS
 
 
 def shared_expert(config: Config, hidden: int) -> tuple[Weight, ...]:
-    """A dense MLP beside the experts, mixed in by a coefficient; none in the published models."""
+    """A dense MLP in addition to the experts, mixed in with a coefficient; not used in the published models."""
     inner = config.maybe_count("shared_intermediate_size")
     if inner is None:
         return ()
@@ -65,7 +65,7 @@ def shared_expert(config: Config, hidden: int) -> tuple[Weight, ...]:
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
-    """MiniMax-Text-01 and M1. The head is kept in float32, as the routers are."""
+    """MiniMax-Text-01 and M1. The head is in float32, like the routers."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     heads, inner = heads_of(config), config.count("intermediate_size")
     count = config.count("num_local_experts", default=1)

@@ -24,9 +24,9 @@ PLAIN = Traits(qkv_bias=False, o_bias=False, mlp_bias=False)
 
 
 def latent_attention(config: Config, hidden: int, *, output_gate: bool = False) -> tuple[Weight, ...]:
-    """The projections of MLA: down to the latents (whole on each rank), up to the heads (split).
+    """The projections of MLA: down to the latents (replicated), up to the heads (sharded).
 
-    output_gate  the heads' outputs are gated by a projection of the input, fused with the latents' where there are two
+    output_gate  the heads' outputs are gated by a projection of the input, fused with the latents' if there are two
     """
     heads = config.count("num_attention_heads")
     nope, rotary = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim", low=0)
@@ -64,7 +64,7 @@ def latent_attention(config: Config, hidden: int, *, output_gate: bool = False) 
 
 
 def indexer(config: Config, hidden: int) -> tuple[Weight, ...]:
-    """DeepSeek sparse attention's indexer: whole on each rank, its key norm in float32."""
+    """DeepSeek sparse attention's indexer: replicated on each rank, its key norm in float32."""
     dim, heads = config.count("index_head_dim"), config.count("index_n_heads")
     return (
         whole("self_attn.indexer.wq_b", config.count("q_lora_rank"), dim * heads, "attention"),
@@ -74,7 +74,7 @@ def indexer(config: Config, hidden: int) -> tuple[Weight, ...]:
 
 
 def indexed_layers(config: Config, num_layers: int) -> list[bool]:
-    """Which layers have an indexer of their own: all, or those `indexer_types` calls full."""
+    """True for each layer with its own indexer: all, or those that `indexer_types` calls full."""
     types = config.per_layer_names("indexer_types", num_layers)
     if types is None:
         return [True] * num_layers
@@ -87,13 +87,13 @@ def indexed_layers(config: Config, num_layers: int) -> list[bool]:
 
 
 def latent_caches(config: Config, *, indexed: bool | None) -> tuple[LayerCache, ...]:
-    """The latent, and the indexer's keys where the layer has one; `indexed` None: the model is not sparse."""
+    """The latent, and the indexer's keys if the layer has one; `indexed` None: the model is not sparse."""
     latent = LatentAttention(config.count("kv_lora_rank"), config.count("qk_rope_head_dim"), indexed is not None)
     return (latent, SparseIndexer(config.count("index_head_dim"))) if indexed else (latent,)
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
-    """Any family of ROUTERS."""
+    """Read any family of ROUTERS."""
     moe = ROUTERS[model_type]
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     tied = config.flag("tie_word_embeddings")

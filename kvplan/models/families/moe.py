@@ -36,10 +36,10 @@ TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "moe_top_k", "top_k_ex
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Where a family's config keeps its feed-forward facts, and what its router is made of.
+    """Config keys of a family's feed-forward facts, and the properties of its router.
 
-    router_dtype  float32 where vLLM 0.33 keeps the router in it (read off its parameters)
-    correction    a float32 routing bias per expert; "counted" when transformers counts it as a parameter
+    router_dtype  float32 if vLLM 0.33 keeps the router in it (according to its parameters)
+    correction    a float32 routing bias per expert; "counted" if transformers counts it as a parameter
     """
 
     inner: str = "moe_intermediate_size"
@@ -98,7 +98,7 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
         Moe(shared="n_shared_experts", router_dtype="float32", correction="buffer"),
     ),
     "minimax_m2": (
-        replace(NO_BIAS, qk_norm="split"),  # vLLM's MiniMaxText01RMSNormTP: each rank norms the heads it has
+        replace(NO_BIAS, qk_norm="split"),  # vLLM's MiniMaxText01RMSNormTP: each rank normalizes its own heads
         Moe(inner="intermediate_size", router_dtype="float32", correction="buffer"),
     ),
     "minimax_m3": (
@@ -117,7 +117,7 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
 
 
 def sparse_layers(config: Config, num_layers: int) -> list[bool]:
-    """Which layers have experts: by list, by the first dense ones, or by a period."""
+    """True for each layer with experts: by list, by the first dense ones, or by a period."""
     types = config.per_layer_names("mlp_layer_types", num_layers)
     if types is not None:
         return [kind == "sparse" for kind in types]
@@ -141,7 +141,7 @@ def sparse_layers(config: Config, num_layers: int) -> list[bool]:
 
 
 def shared_width(config: Config, moe: Moe, inner: int) -> int:
-    """Width of the shared experts together; 0 for none."""
+    """Total width of the shared experts; 0 for none."""
     match moe.shared:
         case None:
             return 0
@@ -171,7 +171,7 @@ def expert_layer(config: Config, moe: Moe, hidden: int) -> tuple[Weight, ...]:
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
-    """Any family of FAMILIES."""
+    """Read any family of FAMILIES."""
     if model_type == "xverse" and config.values.get("num_experts") is None:
         return dense.read(config, "llama")
     traits, moe = FAMILIES[model_type]
@@ -205,7 +205,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
 def attention_parts(
     config: Config, model_type: str, traits: Traits, hidden: int, heads: Heads, num_layers: int
 ) -> tuple[list[tuple[Weight, ...]], list[tuple[LayerCache, ...]]]:
-    """Per layer: the weights beside the feed-forward part, and the caches."""
+    """Per layer: the weights other than the feed-forward part, and the caches."""
     match model_type:
         case "llama4_text":
             return llama4_attention(config, traits, hidden, heads, num_layers)
@@ -225,7 +225,9 @@ def attention_parts(
 def llama4_attention(
     config: Config, traits: Traits, hidden: int, heads: Heads, num_layers: int
 ) -> tuple[list[tuple[Weight, ...]], list[tuple[LayerCache, ...]]]:
-    """Three chunked layers, then one full layer without rotary positions; `no_rope_layers` (1 = chunked) decides."""
+    """Three chunked layers, then one full layer without rotary positions; determined by `no_rope_layers` (1 =
+    chunked).
+    """
     chunk = config.count("attention_chunk_size", default=8192)
     rotary = config.ints("no_rope_layers")
     if not rotary:
@@ -242,7 +244,7 @@ def llama4_attention(
 def mimo_attention(
     config: Config, hidden: int, num_layers: int
 ) -> tuple[list[tuple[Weight, ...]], list[tuple[LayerCache, ...]]]:
-    """MiMo-V2: window layers (pattern 1) and full layers (0) with head counts and sinks of their own."""
+    """MiMo-V2: window layers (pattern 1) and full layers (0) with separate head counts and sinks."""
     pattern = config.ints("hybrid_layer_pattern")
     if pattern is None or len(pattern) != num_layers:
         raise config.fail("hybrid_layer_pattern", f"must have one entry for each of the {num_layers} layers")
@@ -271,7 +273,7 @@ def mimo_heads(config: Config, prefix: str) -> Heads:
 def minimax_m3_attention(
     config: Config, traits: Traits, hidden: int, heads: Heads, num_layers: int
 ) -> tuple[list[tuple[Weight, ...]], list[tuple[LayerCache, ...]]]:
-    """Sparse layers keep index keys beside K and V, and project index queries and keys."""
+    """Sparse layers store index keys in addition to K and V, and project index queries and keys."""
     sparse = config.sub("sparse_attention_config")
     flags = sparse.ints("sparse_attention_freq") or [0] * num_layers
     if len(flags) != num_layers:
@@ -296,7 +298,7 @@ def minimax_m3_attention(
 
 
 def with_index(qkv: Weight, heads: int, dim: int) -> Weight:
-    """Fused QKV with the index queries, shared out like KV heads, and the index key, which every rank holds."""
+    """Fused QKV with the index queries, sharded like KV heads, and the index key, replicated on every rank."""
     parts = Part(heads, dim, Sharing.KV_HEADS), replicated(dim)
     names = "self_attn.index_q_proj", "self_attn.index_k_proj"
     return replace(qkv, parts=qkv.parts + parts, sources=qkv.sources + names)
@@ -305,7 +307,7 @@ def with_index(qkv: Weight, heads: int, dim: int) -> Weight:
 def gated_attention(
     config: Config, traits: Traits, hidden: int, num_layers: int
 ) -> tuple[list[tuple[Weight, ...]], list[tuple[LayerCache, ...]]]:
-    """Laguna: head counts per layer, and one output gate per head."""
+    """Laguna: per-layer head counts, and one output gate per head."""
     default = config.count("num_attention_heads")
     per_layer = config.ints("num_attention_heads_per_layer") or [default] * num_layers
     if len(per_layer) != num_layers:
@@ -322,5 +324,5 @@ def gated_attention(
     return weights, caches
 
 
-FAMILIES["minimax_m3_vl"] = FAMILIES["minimax_m3"]  # the text part of the vision model carries no type of its own
+FAMILIES["minimax_m3_vl"] = FAMILIES["minimax_m3"]  # the text part of the vision model has no type of its own
 READERS = dict.fromkeys(FAMILIES, read)

@@ -1,15 +1,16 @@
-"""Language models that exist inside multimodal models only: Llama 3.2 Vision's and the first LLaVA's."""
+"""Language models found only inside multimodal models: Llama 3.2 Vision's and the first LLaVA's."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from kvplan.core.files import printable
 from kvplan.models.families import dense, rope
 from kvplan.models.families.blocks import Heads, attention, embedding, final_norm, gated_mlp, norm, qk_norms, vector
 from kvplan.models.families.config import Config
 from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import CrossAttention, FullAttention, LayerCache, Part, Weight
 
-IMAGE_ROWS = 8  # the embedding has rows for image tokens that the head does not
+IMAGE_ROWS = 8  # rows for image tokens in the embedding but not in the head
 
 
 def read_llava(config: Config, model_type: str) -> SpecDraft:
@@ -17,8 +18,32 @@ def read_llava(config: Config, model_type: str) -> SpecDraft:
     return dense.read(config, "llama")
 
 
+MINICPMV = {"2.5": "llama", "2.6": "qwen2", "4.0": "llama", "4.5": "qwen3"}  # version -> its language model
+
+
+def read_minicpmv(config: Config, model_type: str) -> SpecDraft:
+    """MiniCPM-V: the language model follows from `version`, which 2.5 does not state.
+
+    Source: vLLM 0.33 minicpmv.py (get_version_by_config).
+    """
+    stated = config.values.get("version", "2.5")
+    version = f"{float(stated):.1f}" if isinstance(stated, int | float) else str(stated)
+    if version not in MINICPMV or (version == "2.5" and config.values.get("hidden_size") == MINICPMV_2):
+        known = ", ".join(MINICPMV)
+        raise config.fail("version", f"{printable(repr(stated), 40)} is not sized", f"kvplan knows {known}")
+    return dense.read(config, MINICPMV[version])
+
+
+MINICPMV_2 = 2304  # hidden size of MiniCPM-V 2.0, which does not state its version either
+
+
+def read_phi4mm(config: Config, model_type: str) -> SpecDraft:
+    """Phi-4-multimodal: Phi-3's layers."""
+    return dense.read(config, "phi3")
+
+
 def cross_layer(hidden: int, inner: int, heads: Heads) -> tuple[Weight, ...]:
-    """A layer that attends to image tokens alone, behind two gates."""
+    """A layer that attends only to image tokens, with two gates."""
     return (
         *attention(hidden, heads, prefix="cross_attn"),
         *qk_norms(heads, "cross_attn"),
@@ -31,7 +56,7 @@ def cross_layer(hidden: int, inner: int, heads: Heads) -> tuple[Weight, ...]:
 
 
 def read_mllama(config: Config, model_type: str) -> SpecDraft:
-    """Llama 3.2 Vision: the layers of `cross_attention_layers` keep K and V of the image's tokens only."""
+    """Llama 3.2 Vision: the layers of `cross_attention_layers` cache only K and V of the image's tokens."""
     heads, hidden = dense.heads_of(config), config.count("hidden_size")
     inner, vocab, num_layers = config.count("intermediate_size"), config.count("vocab_size"), config.num_layers()
     crossing = config.ints("cross_attention_layers")
@@ -75,6 +100,8 @@ def read_mllama(config: Config, model_type: str) -> SpecDraft:
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "llava": read_llava,
     "llava_llama": read_llava,
+    "minicpmv": read_minicpmv,
     "mllama": read_mllama,
     "mllama_text_model": read_mllama,
+    "phi4mm": read_phi4mm,
 }

@@ -27,7 +27,7 @@ def block(config: Config, index: int, entry: Any) -> tuple[Config, Config]:
 
 
 def read(config: Config, model_type: str) -> SpecDraft:
-    """Nemotron (DeciLM): `block_configs` says per layer what is there."""
+    """Nemotron (DeciLM): `block_configs` defines the parts of each layer."""
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     num_heads = config.count("num_attention_heads")
     if hidden % num_heads:

@@ -1,4 +1,4 @@
-"""Rotary tables and the context a server takes by default.
+"""Rotary tables and a server's default context.
 
 A server keeps cos and sin for every position of the config, whatever context is served: `positions x dim` elements.
 Source: vLLM 0.33 model_executor/layers/rotary_embedding and config/model.py (_get_and_verify_max_len).
@@ -8,7 +8,7 @@ from kvplan.models.families.config import Config
 from kvplan.models.spec import Rope
 
 MAX_FACTOR = 4096  # far above any published scaling
-DEFAULT_CONTEXT = 2048  # vLLM's answer when a config names no context (Mamba)
+DEFAULT_CONTEXT = 2048  # vLLM's default if a config names no context (Mamba)
 
 
 def scaling(config: Config) -> Config:
@@ -23,7 +23,7 @@ TYPES = (
 
 
 def rope_type(config: Config) -> str:
-    """How positions are scaled; a type kvplan does not know may change the context, so it is refused."""
+    """Type of position scaling; an unknown type is rejected, as it may change the context."""
     settings = scaling(config)
     kind = settings.text("rope_type", settings.text("type", "default"))
     if kind not in TYPES:
@@ -32,10 +32,10 @@ def rope_type(config: Config) -> str:
 
 
 def context(config: Config, default: int | None = None, *, scaled: bool = True) -> tuple[int, int]:
-    """(context taken when none is asked for, largest context accepted).
+    """(default context, largest accepted context).
 
-    longrope models start at their original context though they accept the long one; linear and dynamic scaling
-    multiply it; `model_max_length` in the config wins. Source: facts read off vLLM 0.33's answers on real configs.
+    longrope models default to their original context though they accept the long one; linear and dynamic scaling
+    multiply it; `model_max_length` in the config wins. Source: vLLM 0.33's results on real configs.
     """
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
     limit = config.count(*keys, default=default or DEFAULT_CONTEXT)

@@ -1,14 +1,14 @@
-"""Which pipeline stages hold what lies outside the layers, where a server's class does not put it where it is used.
+"""Pipeline stages of weights outside the layers, if a server's class does not place them where they are used.
 
-Source: the parameters vLLM 0.33 holds on each of three stages, for a config of every model_type at hand; of others, its
-model_executor/models (an embedding, a head or a norm that is made without asking for the stage).
+Source: vLLM 0.33's parameters on each of three stages, for an available config of every model_type; for others, its
+model_executor/models (an embedding, a head or a norm created regardless of the stage).
 """
 
 from dataclasses import replace
 
 from kvplan.models.spec import Place, Weight
 
-# Their classes make embedding, head and final norm on every stage.
+# Their classes create embedding, head and final norm on every stage.
 EVERYTHING = frozenset(
     {
         "bloom", "chatglm", "dbrx", "falcon", "gemma", "gptj", "granitemoe", "granitemoehybrid", "granitemoeshared",
@@ -16,9 +16,9 @@ EVERYTHING = frozenset(
         "orion", "phimoe", "stablelm", "stablelm_epoch", "zamba2",
     }
 )  # fmt: skip
-# Groups of single classes that stand on every stage.
+# Groups that certain classes have on every stage.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "deepseek_v4": ("mlp",),  # what mixes the copies of the hidden state before the head
+    "deepseek_v4": ("mlp",),  # mixes the copies of the hidden state before the head
     "gemma4_text": ("embedding", "norm"),
     "lfm2": ("embedding",),
     "lfm2_moe": ("embedding",),
@@ -27,7 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def placed(weight: Weight, model_type: str) -> Weight:
-    """The weight with the stages that hold it."""
+    """The weight with its pipeline stages."""
     if model_type in EVERYTHING or weight.group in GROUPS.get(model_type, ()):
         return replace(weight, place=Place.EVERY)
     return weight

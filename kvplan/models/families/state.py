@@ -1,4 +1,4 @@
-"""The mixers with a constant state: Mamba 1 and 2, gated delta net, Kimi delta attention."""
+"""Mixers with a constant-size state: Mamba 1 and 2, gated delta net, Kimi delta attention."""
 
 from dataclasses import replace
 from typing import Literal
@@ -9,16 +9,16 @@ from kvplan.models.spec import Part, RecurrentState, Sharing, Weight
 
 
 def convolution(name: str, kernel: int, parts: tuple[Part, ...], *, bias: bool, dtype: str | None = None) -> Weight:
-    """A depthwise convolution: `kernel` weights per channel, split like the channels."""
+    """A depthwise convolution: `kernel` weights per channel, sharded like the channels."""
     return Weight(name, "state", kernel, parts, "outputs", bias, dtype=dtype)
 
 
-FLASH_KDA_HEAD = 128  # the head width that FlashKDA's kernels have
+FLASH_KDA_HEAD = 128  # the head width of FlashKDA's kernels
 Mixer = tuple[tuple[Weight, ...], RecurrentState]
 
 
 def mamba1(config: Config, hidden: int, keys: dict[str, str], *, inner_norms: bool) -> Mixer:
-    """Mamba 1 (Mamba, Jamba); A is kept in float32."""
+    """Mamba 1 (Mamba, Jamba); A is in float32."""
     inner = config.count(keys["expand"], default=2) * hidden
     state, kernel = config.count(keys["state"], default=16), config.count(keys["kernel"], default=4)
     rank = config.count(keys["rank"], default=-(-hidden // 16))
@@ -45,7 +45,7 @@ def mamba2(
     config: Config, hidden: int, inner: int, heads: int, head_dim: int, groups: int, state: int, kernel: int, *,
     gated_norm: bool = True, ssm_dtype: str | None = None, prefix: str = "mamba",
 ) -> Mixer:  # fmt: skip
-    """Mamba 2; A is kept in float32, groups are repeated until every rank has one."""
+    """Mamba 2; A is in float32, groups are replicated until every rank has one."""
     if heads * head_dim != inner:
         raise config.fail("mamba heads", f"{heads} heads of {head_dim} do not make the inner width {inner}")
     bias, conv_bias = config.flag("mamba_proj_bias"), config.flag("mamba_conv_bias", config.flag("use_conv_bias", True))
@@ -65,7 +65,7 @@ def mamba2(
 
 
 def gated_delta_net(config: Config, hidden: int, ssm_dtype: str | None) -> Mixer:
-    """Qwen3-Next and Qwen3.5: linear attention with a delta rule; A_log is kept in float32."""
+    """Qwen3-Next and Qwen3.5: linear attention with a delta rule; A_log is in float32."""
     k_heads, v_heads = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
     k_dim, v_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
     kernel = config.count("linear_conv_kernel_dim")
@@ -87,7 +87,7 @@ def gated_delta_net(config: Config, hidden: int, ssm_dtype: str | None) -> Mixer
 
 
 def kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int) -> Mixer:
-    """Kimi delta attention; convolutions, A_log and dt_bias are kept in float32, the recurrence too."""
+    """Kimi delta attention; convolutions, A_log, dt_bias and the recurrence are in float32."""
     width = Part(heads, head_dim)
     weights = (
         column("self_attn.q_proj", hidden, (width,), "attention"),
@@ -108,7 +108,9 @@ def kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int) -> Mixer:
 
 
 def fused_kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int, *, bounded: bool) -> Mixer:
-    """GLM-5.3-Flash's KDA: Kimi Linear's, its input projections in one tensor whose low-rank parts each rank has."""
+    """GLM-5.3-Flash's KDA: like Kimi Linear's, with input projections in one tensor whose low-rank parts are
+    replicated.
+    """
     width = Part(heads, head_dim)
     sources = tuple(f"self_attn.{x}_proj" for x in ("q", "k", "v", "b", "f_a", "g_a"))
     parts = (width, width, width, Part(heads), replicated(head_dim), replicated(head_dim))
@@ -121,12 +123,12 @@ def fused_kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int, *, bou
 
 
 def kda_kind(head_dim: int, *, bounded: bool) -> Literal["bounded_kda", "kda"]:
-    """A bounded gate has kernels of its own, at one head width."""
+    """Kind of KDA state: a bounded gate has kernels of its own, for one head width."""
     return "bounded_kda" if bounded and head_dim == FLASH_KDA_HEAD else "kda"
 
 
 def gated_kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int, *, bounded: bool) -> Mixer:
-    """Kimi K3's KDA: a gate of full rank, all input projections in one, its rows padded to 16 on each rank."""
+    """Kimi K3's KDA: a full-rank gate, all input projections in one, its rows padded to 16 on each rank."""
     width = Part(heads, head_dim)
     sources = tuple(f"self_attn.{x}_proj" for x in ("q", "k", "v", "g", "f_a", "b"))
     parts = (width, width, width, width, replicated(head_dim), Part(heads))

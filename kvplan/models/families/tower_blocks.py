@@ -1,4 +1,4 @@
-"""The weights that vision and audio towers are made of, as a server holds them.
+"""Weights of vision and audio towers, as loaded by a server.
 
 Towers are never quantized: every published quantized checkpoint that was compared leaves them in 16 bits.
 """
@@ -29,7 +29,7 @@ def row(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Weight:
 
 
 def vector(name: str, size: int, *, bias: bool = False) -> Weight:
-    """A norm, a scale or a gate: whole on every rank."""
+    """A norm, a scale or a gate: replicated on every rank."""
     return linear(name, 1, size, bias=bias)
 
 
@@ -38,7 +38,7 @@ def layer_norm(name: str, size: int) -> Weight:
 
 
 def not_held(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Layers the checkpoint has and a server drops."""
+    """Mark layers as present in the checkpoint but not loaded by a server."""
     return tuple(replace(weight, is_loaded=False) for weight in weights)
 
 
@@ -46,7 +46,7 @@ def block(
     config: Config, hidden: int, heads: int, inner: int, *, attention_bias: bool = True, mlp_bias: bool = True,
     norm_bias: bool = True, gated: bool = False,
 ) -> tuple[Weight, ...]:  # fmt: skip
-    """One pre-norm transformer layer, split over the ranks like the language model's: fused QKV, MLP, two norms."""
+    """One pre-norm transformer layer, sharded like the language model's: fused QKV, MLP, two norms."""
     head = Part(check_heads(config, hidden, heads), hidden // heads)
     name, up = "vision_tower.layers", Part(inner)
     return (
@@ -66,17 +66,17 @@ def check_heads(config: Config, hidden: int, heads: int) -> int:
 
 
 def depth_of(config: Config, *keys: str, default: int) -> int:
-    """How many layers a tower has."""
+    """Number of layers of a tower."""
     return config.count(*keys, default=default, high=MAX_LAYERS)
 
 
 def patches(config: Config, image_default: int, patch: int) -> int:
-    """Patches of one image of the size the position table is made for."""
+    """Patches of one image of the position table's size."""
     return (config.count("image_size", default=image_default) // patch) ** 2
 
 
 def text_hidden(outer: Config, default: int | None = None) -> int:
-    """The language model's width, which a projector ends in."""
+    """The language model's width, which is a projector's output width."""
     for key in ("text_config", "llm_config", "language_config"):
         if "hidden_size" in outer.sub(key):
             return outer.sub(key).count("hidden_size")

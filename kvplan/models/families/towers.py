@@ -1,4 +1,4 @@
-"""Vision and audio towers: the weights beside the language model, by the model_type of the outer config."""
+"""Vision and audio towers: the weights outside the language model, by the model_type of the outer config."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from kvplan.core.files import printable
 from kvplan.models.families.config import Config
 from kvplan.models.spec import Weight
 
-# model_type -> (module, function) that reads its towers; imported when a model has one.
+# model_type -> (module, function) that reads its towers; imported on first use.
 TOWERS: dict[str, tuple[str, str]] = {
     "blip-2": ("towers_llava", "blip_2"),
     "gemma3": ("towers_vision", "gemma3"),
@@ -29,10 +29,12 @@ TOWERS: dict[str, tuple[str, str]] = {
     "llava_llama": ("towers_vision", "llava"),
     "llava_next": ("towers_llava", "llava_next"),
     "llava_onevision": ("towers_llava", "llava_onevision"),
+    "minicpmv": ("towers_navit", "minicpmv"),
     "minimax_m3": ("towers_vision", "minimax_m3"),
     "minimax_m3_vl": ("towers_vision", "minimax_m3"),
     "mistral3": ("towers_vision", "mistral3"),
     "mllama": ("towers_vision", "mllama"),
+    "phi4mm": ("towers_navit", "phi4mm"),
     "qwen2_5_omni": ("towers_audio", "qwen2_5_omni"),
     "qwen2_5_vl": ("towers_vision", "qwen2_5_vl"),
     "qwen2_audio": ("towers_audio", "qwen2_audio"),
@@ -44,7 +46,7 @@ TOWERS: dict[str, tuple[str, str]] = {
     "qwen3_vl_moe": ("towers_vision", "qwen3_vl"),
     "voxtral": ("towers_audio", "voxtral"),
 }
-# The inputs that a tower serves: a server whose limit is zero for all of them builds none.
+# Modalities of a tower: a server whose limit is zero for all of them builds none.
 # Source: vLLM 0.33 model_executor/models (_mark_tower_model).
 IMAGES, IMAGES_AND_VIDEOS, AUDIO = ("image",), ("image", "video"), ("audio",)
 SERVES: dict[str, tuple[str, ...]] = {
@@ -66,10 +68,12 @@ SERVES: dict[str, tuple[str, ...]] = {
     "llava_llama": IMAGES,
     "llava_next": IMAGES,
     "llava_onevision": IMAGES_AND_VIDEOS,
+    "minicpmv": IMAGES_AND_VIDEOS,
     "minimax_m3": IMAGES_AND_VIDEOS,
     "minimax_m3_vl": IMAGES_AND_VIDEOS,
     "mistral3": IMAGES,
     "mllama": IMAGES,
+    "phi4mm": IMAGES,
     "qwen2_5_omni": IMAGES_AND_VIDEOS,
     "qwen2_5_vl": IMAGES_AND_VIDEOS,
     "qwen2_audio": AUDIO,
@@ -81,14 +85,15 @@ SERVES: dict[str, tuple[str, ...]] = {
     "qwen3_vl_moe": IMAGES_AND_VIDEOS,
     "voxtral": AUDIO,
 }
-HEARING = ("audio_tower.", "embed_audio.")  # parts of a model that both sees and hears
-# Towers whose ranks can share the batch and not the weights, each with its parts that stay split all the same.
-# Source: vLLM 0.33 (supports_encoder_tp_data), and the parameters it holds per rank.
+HEARING = ("audio_tower.", "embed_audio.")  # audio parts of a model that takes images too
+# Towers whose ranks can divide the batch instead of sharding the weights, each with its parts that stay sharded.
+# Source: vLLM 0.33 (supports_encoder_tp_data), and its parameters per rank.
 BY_DATA: dict[str, tuple[str, ...]] = {
     "glm5_next": (),
     "kimi_k25": (),
     "kimi_k3": (),
     "llama4": ("multi_modal_projector.",),
+    "minicpmv": (),
     "minimax_m3": (),
     "minimax_m3_vl": (),
     "qwen2_5_vl": (),
@@ -98,7 +103,7 @@ BY_DATA: dict[str, tuple[str, ...]] = {
     "qwen3_vl": (),
     "qwen3_vl_moe": (),
 }
-ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower, named or not
+ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower in any case
 TOWER_KEYS = (
     "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
     "img_processor", "audio_processor", "embd_layer",
@@ -107,20 +112,20 @@ NESTED = ("thinker_config", "model_config")
 
 
 def has_tower_keys(outer: Config) -> bool:
-    """Whether a config describes a tower, at its own level or one below (Qwen-Omni's thinker)."""
+    """True if a config describes a tower, at its own level or one below (Qwen-Omni's thinker)."""
     below = [value for key in NESTED if isinstance(value := outer.values.get(key), dict)]
     return any(level.get(key) is not None for level in (outer.values, *below) for key in TOWER_KEYS)
 
 
 def is_multimodal(outer: Config) -> bool:
-    """Whether the model has a tower that a server loads."""
+    """True if the model has a tower that a server loads."""
     return has_tower_keys(outer) or outer.values.get("model_type") in ALWAYS
 
 
 def weights(outer: Config) -> list[Weight]:
-    """The towers' weights, projectors included; none for a model of text alone.
+    """Weights of the towers, including projectors; empty for a text-only model.
 
-    Raises UnsupportedModelError for a tower kvplan has no reader for: it is never counted as nothing.
+    Raise UnsupportedModelError for a tower that kvplan has no reader for, rather than counting it as zero.
     """
     if not is_multimodal(outer):
         return []
@@ -139,8 +144,10 @@ def weights(outer: Config) -> list[Weight]:
 
 
 def told_apart(tower: list[Weight], kind: str) -> list[Weight]:
-    """A tower's weights with the inputs they serve, and whether ranks that share the batch hold them whole."""
-    marked: dict[int, Weight] = {}  # the layers of a tower are one object each, and stay so
+    """Mark a tower's weights with their modalities, and with whether they are replicated when ranks divide the
+    batch.
+    """
+    marked: dict[int, Weight] = {}  # the layers of a tower are one object each, and must stay so
     for weight in tower:
         if id(weight) not in marked:
             marked[id(weight)] = replace(

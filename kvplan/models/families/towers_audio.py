@@ -1,7 +1,7 @@
-"""Audio towers: Whisper's encoder beside a language model (Qwen2-Audio, Voxtral), and those of Qwen-Omni.
+"""Audio towers: Whisper's encoder in a language model (Qwen2-Audio, Voxtral), and those of Qwen-Omni.
 
-What a config leaves out takes the default of the transformers class of the same model_type (5.23). How a server splits
-each weight was read off the parameters vLLM 0.33 holds per rank (tests/facts/tower_weights.jsonl).
+Missing config keys take the default of the transformers class of the same model_type (5.23). Sharding is from vLLM
+0.33's parameters per rank (tests/facts/tower_weights.jsonl).
 """
 
 from dataclasses import replace
@@ -20,12 +20,12 @@ from kvplan.models.families.tower_blocks import (
 )
 from kvplan.models.spec import Part, Weight
 
-KERNEL = 3  # of the convolutions that begin an encoder
+KERNEL = 3  # of an encoder's first convolutions
 NAME = "audio_tower"
 
 
 def layers_of(config: Config, hidden: int, *, split: bool, key_bias: bool = False) -> list[Weight]:
-    """Whisper's layers. vLLM makes those of its own with a bias of keys, which no checkpoint has."""
+    """Whisper's layers. vLLM adds a key bias to its own ones, which no checkpoint has."""
     inner = config.count("encoder_ffn_dim", default=5120)
     heads = config.count("encoder_attention_heads", default=20)
     head = Part(check_heads(config, hidden, heads), hidden // heads)
@@ -58,7 +58,7 @@ def layers_of(config: Config, hidden: int, *, split: bool, key_bias: bool = Fals
 
 
 def whisper(config: Config, *, split: bool) -> list[Weight]:
-    """Two convolutions over the mel bins, a table of positions, layers and a norm."""
+    """Two convolutions over the mel bins, a position table, layers and a norm."""
     hidden = config.count("d_model", "hidden_size", default=1280)
     bins, rows = config.count("num_mel_bins", default=128), config.count("max_source_positions", default=1500)
     return [
@@ -71,7 +71,7 @@ def whisper(config: Config, *, split: bool) -> list[Weight]:
 
 
 def qwen2_audio(outer: Config) -> list[Weight]:
-    """Qwen2-Audio: the encoder is whole on every rank, as is its projection."""
+    """Qwen2-Audio: the encoder is replicated on every rank, like its projection."""
     config = outer.sub("audio_config")
     hidden = config.count("d_model", default=1280)
     return [
@@ -81,7 +81,7 @@ def qwen2_audio(outer: Config) -> list[Weight]:
 
 
 def voxtral(outer: Config) -> list[Weight]:
-    """Voxtral: four frames side by side through two layers without biases."""
+    """Voxtral: four concatenated frames go through two layers without biases."""
     config = outer.sub("audio_config")
     inner, text = config.count("intermediate_size", default=5120), text_hidden(outer, 4096)
     shaped = Config(
@@ -105,7 +105,7 @@ def thinker(outer: Config) -> Config:
 
 
 def qwen2_5_omni(outer: Config) -> list[Weight]:
-    """Qwen2.5-Omni's thinker: Qwen2.5-VL's tower, and an encoder of sounds that is whole on every rank."""
+    """Qwen2.5-Omni's thinker: Qwen2.5-VL's tower, and an audio encoder that is replicated on every rank."""
     config = thinker(outer)
     audio = config.sub("audio_config")
     hidden, out = audio.count("d_model", default=1280), audio.count("output_dim", default=3584)
@@ -122,7 +122,7 @@ def qwen2_5_omni(outer: Config) -> list[Weight]:
 
 
 def qwen3_omni_moe(outer: Config) -> list[Weight]:
-    """Qwen3-Omni's thinker: Qwen3-VL's tower, and three convolutions before an encoder of sounds."""
+    """Qwen3-Omni's thinker: Qwen3-VL's tower, and three convolutions before an audio encoder."""
     config = thinker(outer)
     audio = config.sub("audio_config")
     hidden, out = audio.count("d_model", default=1280), audio.count("output_dim", default=2048)

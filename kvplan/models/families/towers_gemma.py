@@ -1,7 +1,7 @@
-"""The towers of Gemma 3n and Gemma 4: whole on every rank, but for Gemma 3n's embedders.
+"""The towers of Gemma 3n and Gemma 4: replicated on every rank, except for Gemma 3n's embedders.
 
-Sources: the transformers classes gemma3n and gemma4 (5.23) for shapes and defaults; the parameters vLLM 0.33 holds for
-gemma-3n-E4B-it, gemma-4-E4B-it, 26B-A4B and 31B-it (at TP 2 too) for what stays whole; its gemma3n_mm.py for the
+Sources: the transformers classes gemma3n and gemma4 (5.23) for shapes and defaults; vLLM 0.33's parameters for
+gemma-3n-E4B-it, gemma-4-E4B-it, 26B-A4B and 31B-it (at TP 2 too) for replication; its gemma3n_mm.py for the
 embedders.
 """
 
@@ -29,7 +29,7 @@ def inverted(inputs: int, middle: int, outputs: int, start: int = 0, mid: int = 
 
 
 def edge(inputs: int, middle: int, outputs: int) -> list[Weight]:
-    """A 3 x 3 convolution up and a 1 x 1 one down."""
+    """A 3 x 3 up convolution and a 1 x 1 down convolution."""
     return [
         linear("conv_exp", 9 * inputs, middle),
         vector("bn1", middle),
@@ -39,7 +39,7 @@ def edge(inputs: int, middle: int, outputs: int) -> list[Weight]:
 
 
 def multi_query(width: int, heads: int, head_dim: int, *, downscaled: bool) -> list[Weight]:
-    """Attention with one key and value head; `downscaled` ones shrink the grid with a 3 x 3 depthwise kernel first."""
+    """Attention with one key and value head; `downscaled` ones first shrink the grid with a 3 x 3 depthwise kernel."""
     down = [linear("down_conv", 9, width), vector("down_norm", width)] if downscaled else []
     return [
         vector("norm", width),
@@ -51,7 +51,7 @@ def multi_query(width: int, heads: int, head_dim: int, *, downscaled: bool) -> l
 
 
 def mobilenet_v5() -> list[Weight]:
-    """timm's mobilenetv5_300m_enc: 294,126,912 parameters in four stages; no config key changes them."""
+    """timm's mobilenetv5_300m_enc: 294,126,912 parameters in four stages, independent of config keys."""
     return [
         linear("conv_stem", 27, 64, bias=True),
         vector("conv_stem.bn", 64),
@@ -65,7 +65,7 @@ def mobilenet_v5() -> list[Weight]:
         *(multi_query(640, 12, 64, downscaled=True) + inverted(640, 1280, 640)) * 14,
         *inverted(640, 3840, 1280, start=5, mid=5),
         *(multi_query(1280, 16, 96, downscaled=False) + inverted(1280, 2560, 1280)) * 19,
-        linear("msfa.pw_exp", 640 + 1280, 3840),  # the last two stages are fused
+        linear("msfa.pw_exp", 640 + 1280, 3840),  # fused from the last two stages
         vector("msfa.pw_exp.bn", 3840),
         linear("msfa.pw_proj", 3840, 2048),
         vector("msfa.pw_proj.bn", 2048),
@@ -74,7 +74,7 @@ def mobilenet_v5() -> list[Weight]:
 
 
 def conv_subsampling(channels: tuple[int, int], mels: int, hidden: int) -> list[Weight]:
-    """Two 3 x 3 convolutions of stride 2 over a mel spectrogram, and a projection of what is left."""
+    """Two 3 x 3 convolutions of stride 2 over a mel spectrogram, and a projection of the result."""
     first, second = channels
     return [
         linear("audio_tower.subsample.conv_0", 9, first),
@@ -145,7 +145,7 @@ def gemma3n(outer: Config) -> list[Weight]:
 
 
 def embedder(name: str, config: Config, hidden_default: int, text: int) -> list[Weight]:
-    """Gemma 3n's bridge into the language model: a small vocabulary of its own and a projection, both split."""
+    """Gemma 3n's bridge to the language model: a small vocabulary of its own and a projection, both sharded."""
     hidden, rows = config.count("hidden_size", default=hidden_default), config.count("vocab_size", default=128)
     return [
         Weight(f"{name}.embedding", "vision_audio", hidden, (Part(rows),), "outputs", pad_rows=VOCAB_PAD),
@@ -166,7 +166,7 @@ def gemma4(outer: Config) -> list[Weight]:
 
 
 def gemma4_vision(config: Config, text: int) -> list[Weight]:
-    """Patches with a table of positions per axis; sandwich norms, query and key norms, a gated MLP."""
+    """Patches with a position table per axis; sandwich norms, query and key norms, a gated MLP."""
     hidden, inner = config.count("hidden_size", default=768), config.count("intermediate_size", default=3072)
     heads, head_dim = config.count("num_attention_heads", default=12), config.count("head_dim", default=64)
     kv_heads, patch = config.count("num_key_value_heads", default=12), config.count("patch_size", default=16)

@@ -1,7 +1,8 @@
-"""Vision towers of one file of patches and a projector: LLaVA-NeXT and -OneVision, InternVL, BLIP-2, GLM-V, GLM-OCR.
+"""Vision towers with a single sequence of patches and a projector: LLaVA-NeXT and -OneVision, InternVL, BLIP-2, GLM-V,
+GLM-OCR.
 
-What a config leaves out takes the default of the transformers class of the same model_type (5.23). How a server splits
-each weight was read off the parameters vLLM 0.33 holds per rank (tests/facts/tower_weights.jsonl).
+Missing config keys take the default of the transformers class of the same model_type (5.23). Sharding is from vLLM
+0.33's parameters per rank (tests/facts/tower_weights.jsonl).
 """
 
 from dataclasses import replace
@@ -36,7 +37,7 @@ TEXT_ONLY_REMEDY = "use --text-only to size the language model alone"
 
 
 def llava_next(outer: Config) -> list[Weight]:
-    """LLaVA 1.6: CLIP as in 1.5, and what stands for the end of a row of tiles."""
+    """LLaVA 1.6: CLIP as in 1.5, and an embedding for the end of a row of tiles."""
     config, text = llava_tower(outer), text_hidden(outer, 4096)
     hidden, layers = config.count("hidden_size", default=768), depth_of(config, "num_hidden_layers", default=12)
     return [
@@ -47,7 +48,7 @@ def llava_next(outer: Config) -> list[Weight]:
 
 
 def projector(inputs: int, outputs: int, *, bias: bool) -> tuple[Weight, ...]:
-    """Two layers, shared out over the ranks."""
+    """Two layers, sharded over the ranks."""
     return (
         column("multi_modal_projector.linear_1", inputs, outputs, bias=bias),
         row("multi_modal_projector.linear_2", outputs, outputs, bias=bias),
@@ -55,7 +56,7 @@ def projector(inputs: int, outputs: int, *, bias: bool) -> tuple[Weight, ...]:
 
 
 def llava_onevision(outer: Config) -> list[Weight]:
-    """SigLIP without its head up to the chosen layer; its projector is whole on every rank."""
+    """SigLIP without its head up to the chosen layer; its projector is replicated on every rank."""
     config = outer.sub("vision_config")
     kind = config.text("model_type", "siglip_vision_model")
     if kind != "siglip_vision_model":
@@ -83,7 +84,7 @@ def llava_onevision(outer: Config) -> list[Weight]:
 
 
 def internvl(outer: Config) -> list[Weight]:
-    """InternViT: layers with two scales, and neighboring patches side by side through a projector."""
+    """InternViT: layers with two scales, and a projector over concatenated neighboring patches."""
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
     heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=24)
@@ -94,7 +95,7 @@ def internvl(outer: Config) -> list[Weight]:
     plain = config.text("norm_type", "layer_norm") == "rms_norm"
     qkv, out, *rest = block(config, hidden, heads, inner, norm_bias=not plain)
     qkv = replace(qkv, bias=biased)
-    if outer.values.get("model_type") == "internvl":  # queries, keys and values apart, and whole on every rank
+    if outer.values.get("model_type") == "internvl":  # separate queries, keys and values, replicated on every rank
         qkv, out = replace(qkv, split="none"), replace(out, split="none")
     norms = tuple(
         vector(f"vision_model.layers.attn.{name}", hidden)
@@ -118,7 +119,7 @@ def internvl(outer: Config) -> list[Weight]:
 
 
 def feature_depth_of(outer: Config, layers: int) -> int:
-    """Layers up to the one whose output is used; the first published configs call it `select_layer`."""
+    """Layers up to the one whose output is used; the first published configs have it as `select_layer`."""
     if "vision_feature_layer" in outer:
         return feature_depth(outer, layers, -1)
     chosen = outer.whole("select_layer", outer.values.get("select_layer", -1), low=-layers, high=layers)
@@ -153,7 +154,7 @@ def blip_2(outer: Config) -> list[Weight]:
 
 
 def qformer(config: Config, width: int) -> list[Weight]:
-    """A BERT of which every n-th layer also attends to the image; whole on every rank."""
+    """A BERT in which every n-th layer also attends to the image; replicated on every rank."""
     layers, every = (
         depth_of(config, "num_hidden_layers", default=12),
         config.count("cross_attention_frequency", default=2),
@@ -182,7 +183,7 @@ def qformer(config: Config, width: int) -> list[Weight]:
 
 
 def glm4v(outer: Config) -> list[Weight]:
-    """GLM-4.1V to 4.6V: rotary blocks over video patches with a table of positions, and a gated merger."""
+    """GLM-4.1V to 4.6V: rotary blocks over video patches with a position table, and a gated merger."""
     config = outer.sub("vision_config")
     hidden, patch = config.count("hidden_size", default=1536), config.count("patch_size", default=14)
     inner = config.count("out_hidden_size", default=4096)
@@ -212,7 +213,7 @@ def gated_merger(config: Config, hidden: int, out: int, middle: int) -> tuple[We
 
 
 def glm_ocr(outer: Config) -> list[Weight]:
-    """GLM-OCR: biased rotary blocks with normed queries and keys."""
+    """GLM-OCR: rotary blocks with biases and normalized queries and keys."""
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
     heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)

@@ -1,8 +1,8 @@
 """Vision towers: SigLIP, CLIP, Pixtral, Llama 3.2 and 4, Qwen-VL, Kimi, MiniMax, Step.
 
-What a config leaves out takes the default of the transformers class of the same model_type (5.23). How a server
-splits each weight was read off the parameters vLLM 0.33 holds per rank, where it was run (SigLIP, Pixtral, Llama 4,
-Qwen3.5, Kimi), else off its model files (vllm/model_executor/models and vllm/models/minimax_m3).
+Missing config keys take the default of the transformers class of the same model_type (5.23). Sharding is from vLLM
+0.33's parameters per rank for those that were run (SigLIP, Pixtral, Llama 4, Qwen3.5, Kimi), else from its model files
+(vllm/model_executor/models and vllm/models/minimax_m3).
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ from kvplan.models.spec import Part, Weight
 
 
 def siglip(config: Config) -> list[Weight]:
-    """SigLIP; its pooling head, which Gemma 3 goes without, is there unless the config says no."""
+    """SigLIP; its pooling head, which Gemma 3 lacks, is present unless the config disables it."""
     hidden = config.count("hidden_size", default=768)
     inner = config.count("intermediate_size", default=3072)
     heads, layers = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=12)
@@ -43,7 +43,7 @@ def siglip(config: Config) -> list[Weight]:
 
 
 def pooling_head(hidden: int, inner: int) -> tuple[Weight, ...]:
-    """One query that attends to all patches; only its MLP is split."""
+    """One query that attends to all patches; only its MLP is sharded."""
     return (
         vector("vision_tower.head.probe", hidden),
         linear("vision_tower.head.attention.in_proj", hidden, 3 * hidden, bias=True),
@@ -69,7 +69,7 @@ def gemma3(outer: Config) -> list[Weight]:
 
 
 def feature_depth(outer: Config, layers: int, default: int) -> int:
-    """How many layers a server builds: up to the deepest whose output is used (`vision_feature_layer`)."""
+    """Number of layers that a server builds: up to the deepest whose output is used (`vision_feature_layer`)."""
     key, chosen = outer.first(("vision_feature_layer", "mm_vision_select_layer"))
     indices = chosen if isinstance(chosen, list) and chosen else [default if chosen is None else chosen]
     depths = [outer.whole(key, i, low=-layers, high=layers) for i in indices]
@@ -77,7 +77,7 @@ def feature_depth(outer: Config, layers: int, default: int) -> int:
 
 
 def clip(config: Config, layers: int, depth: int) -> list[Weight]:
-    """CLIP's vision half; a server builds `depth` layers and drops the last norm when they are fewer than all."""
+    """CLIP's vision half; a server builds `depth` layers, and drops the last norm if that is not all of them."""
     hidden, patch = config.count("hidden_size", default=768), config.count("patch_size", default=32)
     heads, inner = config.count("num_attention_heads", default=12), config.count("intermediate_size", default=3072)
     layer = block(config, hidden, heads, inner)
@@ -105,7 +105,7 @@ CLIP_LARGE_336_CONFIG = {
 
 
 def llava_tower(outer: Config) -> Config:
-    """The tower's config; the first published LLaVA configs are flat and name the tower instead."""
+    """The tower's config; the first published LLaVA configs are flat and only name the tower."""
     if "vision_config" not in outer:
         named = outer.text("mm_vision_tower", CLIP_LARGE_336)
         if named != CLIP_LARGE_336:
@@ -127,7 +127,7 @@ def llava_tower(outer: Config) -> Config:
 
 
 def llava(outer: Config) -> list[Weight]:
-    """LLaVA 1.5: CLIP up to its last layer but one, and two projection layers."""
+    """LLaVA 1.5: CLIP without its last layer, and two projection layers."""
     config, text = llava_tower(outer), text_hidden(outer, 4096)
     hidden, layers = config.count("hidden_size", default=768), depth_of(config, "num_hidden_layers", default=12)
     bias = outer.flag("multimodal_projector_bias", True)
@@ -240,7 +240,7 @@ def merge_area(config: Config) -> int:
 
 
 def merger(name: str, hidden: int, out: int, area: int) -> tuple[Weight, ...]:
-    """Neighboring patches side by side, through two layers."""
+    """Concatenated neighboring patches, through two layers."""
     wide = hidden * area
     return column(f"{name}.linear_fc1", wide, wide), row(f"{name}.linear_fc2", wide, out)
 
@@ -260,7 +260,7 @@ def qwen2_5_vl(outer: Config) -> list[Weight]:
 
 
 def qwen3_vl(outer: Config) -> list[Weight]:
-    """Qwen3-VL; each of the `deepstack_visual_indexes` has a merger of its own."""
+    """Qwen3-VL; each of the `deepstack_visual_indexes` has a separate merger."""
     config = outer.sub("vision_config")
     taps = config.ints("deepstack_visual_indexes")
     hidden, area = config.count("hidden_size", default=1152), merge_area(config)
@@ -287,7 +287,7 @@ def qwen3_5(outer: Config) -> list[Weight]:
 
 
 def kimi_k25(outer: Config) -> list[Weight]:
-    """MoonViT; its projector is whole on every rank."""
+    """MoonViT; its projector is replicated on every rank."""
     config = outer.sub("vision_config")
     hidden = config.count("vt_hidden_size", "hidden_size", default=1152)
     inner = config.count("vt_intermediate_size", "intermediate_size", default=4304)
@@ -314,7 +314,7 @@ KIMI_K3_KINDS = {"norm_type": "rmsnorm", "mlp_type": "mlp2", "mm_projector_type"
 
 
 def kimi_k3(outer: Config) -> list[Weight]:
-    """MoonViT without biases, its attention wider than its hidden size; split only over ranks that divide the heads."""
+    """MoonViT without biases, with attention wider than its hidden size; sharded only if the ranks divide the heads."""
     config = outer.sub("vision_config")
     hidden, inner = config.count("vt_hidden_size", default=1024), config.count("vt_intermediate_size", default=4096)
     heads, qkv = config.count("vt_num_attention_heads", default=12), config.count("qkv_hidden_size", default=1536)
@@ -377,7 +377,9 @@ def minimax_m3(outer: Config) -> list[Weight]:
 
 
 def glm5_next(outer: Config) -> list[Weight]:
-    """GLM-5.3-Flash: rotary blocks with normed queries and keys, patches merged by a convolution, a gated merger."""
+    """GLM-5.3-Flash: rotary blocks with normalized queries and keys, patches merged by a convolution, a gated
+    merger.
+    """
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
     heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)

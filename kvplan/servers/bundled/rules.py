@@ -1,48 +1,65 @@
-"""What the bundled engine does with the memory it is given, in formulas: the prediction that `reconcile` tests.
+"""The bundled engine's memory use in formulas: the prediction that `reconcile` tests.
 
-Weights and KV come from the model's facts by the planner's own arithmetic; the engine sizes and asks its tensors. The
-activation peak follows what one layer holds at once, read off engine/layers.py; the sampler's share is a constant that
-was counted.
+Weights and KV come from the model's facts by the planner's own arithmetic; the engine takes its sizes from its tensors.
+The activation peak follows from the live tensors of one layer, derived from engine/layers.py; the sampler's part is a
+measured constant.
 """
 
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
-from kvplan.models.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow, Weight
+from kvplan.core.units import MEMORY_PAGE
+from kvplan.models.spec import (
+    DeltaNet,
+    FullAttention,
+    HeadAttention,
+    LatentAttention,
+    LatentHeads,
+    LayerCache,
+    Mamba2,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+    Weight,
+)
 from kvplan.sizing import layout, weights
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROTARY_BYTES = 4  # tables of cos and sin are float32
-ROW_SCALE_BYTES = 4  # float32, for each row of a matrix that has one scale for each of its tensors
+ROW_SCALE_BYTES = 4  # float32, for each row of a matrix with one scale per tensor
 INDEX_BYTES = 8  # token ids, positions and slots are int64
-# The profile run samples with top_p, penalties and log-probabilities in every row. Beside the logits there are then,
-# for each row and token of the vocabulary, a float32 copy and 5 bytes of what the row has seen; and of as many rows as
-# make PART_ELEMENTS tokens at most, what torch sorts at once (27 bytes; Triton's kernels sort nothing, and 17 bytes are
-# what penalties take), counted on the engine's own sampler (8 to 256 rows, vocabularies of 32,000 to 151,936, torch
-# 2.13, CPU): a constant, not a derivation. Where sampling sets the peak, agreement with that engine proves nothing.
+# The profile run samples with top_p, penalties and log-probabilities in every row. Next to the logits there are then,
+# for each row and vocabulary entry, a float32 copy and 5 bytes for tokens the row has seen; and, for as many rows as
+# make at most PART_ELEMENTS tokens, the temporaries of torch's sort (27 bytes; with Triton's kernels there is no sort,
+# and penalties take 17 bytes). Counted on the engine's own sampler (8 to 256 rows, vocabularies of 32,000 to 151,936,
+# torch 2.13, CPU): a constant, not a derivation. If sampling sets the peak, agreement with that engine proves nothing.
 LOGIT_BYTES = 4
 SEEN_BYTES = 5
 PART_BYTES = {"torch": 27, "triton": 17}
 PART_ELEMENTS = 1 << 22
-WIDE_ELEMENTS = 1 << 20  # of a quantized matrix that a CPU has in float32 at once
+WIDE_ELEMENTS = 1 << 20  # of a quantized matrix that a CPU holds in float32 at once
 WIDE_ELEMENTS_ON_GPU = 1 << 24
 INT_BYTES = 4
-ADAPTED_AT_ONCE = 256  # tokens, by plain torch
-FEW_TOKENS = 512  # up to which tiles of tokens with one adapter have 16 places; else 64
-WIDENED_TOKENS = {"float32": 96, "bfloat16": 2048, "float16": 2048}  # of a step, from which a GPU widens fp8 in blocks
+FILE_HEADER_BYTES = 40  # of a chunk in a file: 8 that name the format, and a SHA-256
+DELTA_CHUNK = 64  # tokens of a gated delta net whose corrections are solved together
+ADAPTED_AT_ONCE = 256  # tokens, in plain torch
+FEW_TOKENS = 512  # up to this many, tiles of tokens with one adapter have 16 places; beyond, 64
+WIDENED_TOKENS = {"float32": 96, "bfloat16": 2048, "float16": 2048}  # tokens from which a GPU dequantizes block fp8
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInputs:
-    """What a run of the bundled engine was given, everything resolved.
+    """Inputs of a run of the bundled engine, all resolved.
 
-    total       bytes of the device, or the memory limit it was told to keep to
-    num_blocks  as given; None: what gpu_memory_utilization leaves
-    max_blocks  most blocks the engine makes where it has memory to spare (a CPU); None: no limit
-    backend     whose temporaries count
-    batches_in_flight  2 where a step is scheduled while the one before runs: windows hold both steps' tokens
+    total       bytes of the device, or the memory limit that was set
+    num_blocks  as given; None: as many as gpu_memory_utilization leaves room for
+    max_blocks  most blocks the engine allocates when memory is plentiful (a CPU); None: no limit
+    backend     the backend whose temporaries count
+    batches_in_flight  2 if a step is scheduled while the previous one runs: windows hold both steps' tokens
     max_loras   slots for adapters, of max_lora_rank each
+    stage       of the pipeline_parallel_size ones; partition: layers of each, if given
+    states_in_blocks  recurrent states lie in blocks of the pool, whose tokens make room for one: prefixes are cached
     """
 
     total: int
@@ -61,6 +78,15 @@ class EngineInputs:
     max_loras: int = 0
     max_lora_rank: int = 16
     fully_sharded_loras: bool = False
+    states_in_blocks: bool = False
+    pipeline_parallel_size: int = 1
+    stage: int = 0
+    partition: tuple[int, ...] = ()
+
+    @property
+    def has_head(self) -> bool:
+        """True on ranks of the last stage, which sample."""
+        return self.stage == self.pipeline_parallel_size - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +105,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What guessing adds to a run.
+    """Additions of speculative decoding to a run.
 
-    num_drafts  guessed at a time: a sequence may have so many tokens more whose logits are wanted
-    draft       the model that guesses, with a part of every block; None: the text is guessed from
+    num_drafts  draft tokens per step: a sequence may need logits for this many more tokens
+    draft       the draft model, with its part of every block; None: n-gram drafting from the text
     """
 
     num_drafts: int = 0
@@ -97,49 +123,54 @@ def predict(
     activation_coefficient: float = 1.0,
     speculation: Speculation = Speculation(),
 ) -> Prediction:
-    """The memory of a run before it happens.
+    """Predict the memory of a run before it starts.
 
-    non_torch               bytes on the device that are not torch's when the pool is sized, CUDA's context among them:
-                            taken off the budget as given
-    activation_coefficient  of a calibration: by what the formula's peak is multiplied
+    non_torch               bytes on the device that torch does not own when the pool is sized, including the CUDA
+    context: subtracted from the budget as given
+    activation_coefficient  from a calibration: factor on the formula's peak
     """
     models = [spec] if speculation.draft is None else [spec, speculation.draft]
     loaded = sum(loaded_bytes(model, inputs) for model in models)
     buffers = sum(buffer_bytes(model, inputs) for model in models)
     block_bytes = sum(pool_block_bytes(model, inputs) for model in models)
+    states = state_slot_bytes(spec, inputs)
     slots = lora_bytes(spec, inputs) if inputs.max_loras else 0
     peak = activations(spec, inputs, 1 + speculation.num_drafts)
-    if speculation.draft is not None:  # in turns; nothing of it is sampled
+    if speculation.draft is not None:  # one after the other; the draft's peak has no sampling
         peak = max(peak, forward_bytes(speculation.draft, inputs, 1))
     peak = round(peak * activation_coefficient)
     num_blocks = inputs.num_blocks
     if num_blocks is None:
         budget = int(inputs.total * inputs.gpu_memory_utilization)
-        num_blocks = max(0, budget - loaded - buffers - slots - peak - non_torch) // block_bytes
+        num_blocks = max(0, budget - loaded - buffers - slots - states - peak - non_torch) // block_bytes
         num_blocks = min(num_blocks, inputs.max_blocks or num_blocks)
     return Prediction(
         weights=loaded,
         buffers=buffers,
         activations=peak,
-        kv_cache=num_blocks * block_bytes,
+        kv_cache=num_blocks * block_bytes + states,
         num_blocks=num_blocks,
         block_bytes=block_bytes,
-        bytes_per_token=sum(
-            layout.bytes_per_token(model, inputs.kv_cache_dtype, inputs.tensor_parallel_size) for model in models
-        ),
+        bytes_per_token=sum(token_bytes(model, inputs) for model in models),
         lora=slots,
     )
 
 
-def taken_apart(spec: ModelSpec, inputs: EngineInputs) -> tuple[int, int]:
-    """Of latent attention's quantized kv_b_proj: bytes that are not kept, and those of what is made of it.
+def token_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """KV cache bytes of a token in the layers of this rank."""
+    caches = [cache for layer in layers_of(spec, inputs) for cache in spec.layers[layer]]
+    return sum(layout.token_bytes(cache, inputs.kv_cache_dtype, inputs.tensor_parallel_size) for cache in caches)
 
-    Its parts are multiplied by in two orders, so it is widened once, to the model's dtype.
+
+def taken_apart(spec: ModelSpec, inputs: EngineInputs) -> tuple[int, int]:
+    """(bytes that are not kept, bytes of the tensors made from them) for MLA's quantized kv_b_proj.
+
+    Its parts are multiplied in two orders, so it is dequantized once, to the model's dtype.
     """
-    form = weights.Layout(tp=inputs.tensor_parallel_size, dtype=inputs.dtype, as_stored=True)
+    form = form_of(inputs)
     dropped = made = 0
-    for layer, layer_weights in enumerate(spec.layer_weights):
-        for weight in layer_weights:
+    for layer in layers_of(spec, inputs):
+        for weight in spec.layer_weights[layer]:
             if is_taken_apart(weight) and weights.scheme_for(spec, weight, layer, None) is not None:
                 columns, rows = weights.local_shape(weight, form.tp)
                 dropped += weights.weight_bytes(spec, weight, layer, form)
@@ -147,30 +178,78 @@ def taken_apart(spec: ModelSpec, inputs: EngineInputs) -> tuple[int, int]:
     return dropped, made
 
 
+def form_of(inputs: EngineInputs) -> weights.Layout:
+    """Sharding of the model on this rank."""
+    return weights.Layout(
+        tp=inputs.tensor_parallel_size, pp=inputs.pipeline_parallel_size, stage=inputs.stage,
+        partition=inputs.partition, dtype=inputs.dtype, as_stored=True,
+    )  # fmt: skip
+
+
+def layers_of(spec: ModelSpec, inputs: EngineInputs) -> range:
+    """Layers of the inputs' stage."""
+    return weights.layers_on(spec, form_of(inputs))
+
+
 def is_taken_apart(weight: Weight) -> bool:
     return weight.name.endswith("kv_b_proj")
 
 
 def loaded_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """Weights: the engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every
-    layer."""
-    of_rank = weights.Layout(tp=inputs.tensor_parallel_size, dtype=inputs.dtype, as_stored=True)
-    groups = weights.rank_weights(spec, of_rank)
-    kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
-    return sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0]
+    """Weights: the engine runs only the text part, and its KV cache scale is a number rather than a tensor per
+    layer.
+    """
+    groups = weights.rank_weights(spec, form_of(inputs))
+    kv_scales = sum(weights.kv_scale_bytes(spec.layers[i], spec.quantization) for i in layers_of(spec, inputs))
+    moved = ends_bytes(spec, inputs) if inputs.pipeline_parallel_size > 1 else 0
+    return sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0] + moved
+
+
+def ends_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Bytes by which this stage's embedding, final norm and head exceed those of a server's class for the model.
+
+    Some classes have them on every stage. Here the first stage has the embedding, also the last if it is tied; the last
+    has the rest.
+    """
+    form, excess = form_of(inputs), 0
+    for weight in spec.other_weights:
+        if weight.group != "vision_audio":
+            is_embedding = weight.group == "embedding"
+            is_here = (is_embedding and inputs.stage == 0) or (inputs.has_head and (spec.tied or not is_embedding))
+            excess += (is_here - weights.on_stage(weight.place, form)) * weights.weight_bytes(spec, weight, None, form)
+    return excess
 
 
 def buffer_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """Rotary tables, scales that are spread over rows, and what is widened once."""
-    tables = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes)
-    return tables + row_scale_bytes(spec, inputs.tensor_parallel_size) + taken_apart(spec, inputs)[1]
+    """Bytes of rotary tables, scales expanded over rows, weights dequantized once, and what goes between stages."""
+    tables = sum(ROTARY_BYTES * dim * inputs.max_model_len for dim in rope_dims(spec, inputs))
+    return tables + row_scale_bytes(spec, inputs) + taken_apart(spec, inputs)[1] + stream_bytes(spec, inputs)
 
 
-def row_scale_bytes(spec: ModelSpec, tp: int) -> int:
-    """The engine spreads the scales of fp8 per tensor over the rows, once: its product takes one for each."""
-    num_rows = 0
-    for layer, layer_weights in enumerate(spec.layer_weights):
-        for weight in layer_weights:
+def rope_dims(spec: ModelSpec, inputs: EngineInputs) -> list[int]:
+    """Width of each distinct RoPE table; a stage has those of its own layers."""
+    if inputs.pipeline_parallel_size == 1:
+        return [rope.dim for rope in spec.ropes]
+    mixers = (spec.decoder.layers[layer].attention for layer in layers_of(spec, inputs))
+    ropes = {mixer.rotary for mixer in mixers if isinstance(mixer, HeadAttention | LatentHeads)}
+    return [rope.dim for rope in ropes if rope is not None]
+
+
+def stream_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Bytes of the buffers between stages: the two tensors that a layer takes over, for a step of the most tokens,
+    where a stage receives them and where it sends them on.
+    """
+    neighbors = (inputs.stage > 0) + (not inputs.has_head)
+    return neighbors * 2 * inputs.max_num_batched_tokens * spec.hidden_size * DTYPE_BYTES[inputs.dtype]
+
+
+def row_scale_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Bytes of per-tensor fp8 scales, which the engine expands over the rows once: its matmul takes one scale
+    per row.
+    """
+    num_rows, tp = 0, inputs.tensor_parallel_size
+    for layer in layers_of(spec, inputs):
+        for weight in spec.layer_weights[layer]:
             scheme = weights.scheme_for(spec, weight, layer, None)
             if scheme is not None and scheme.kind == "fp8_tensor" and not (weight.experts or is_taken_apart(weight)):
                 num_rows += sum(weights.local_shape(weight, tp)[1])
@@ -180,8 +259,28 @@ def row_scale_bytes(spec: ModelSpec, tp: int) -> int:
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
+def is_state(caches: tuple[LayerCache, ...]) -> bool:
+    """True if a layer keeps a state per sequence instead of blocks; the engine runs gated delta nets and Mamba 2."""
+    if len(caches) != 1 or not isinstance(caches[0], RecurrentState):
+        return False
+    return caches[0].kind in ("gated_delta_net", "mamba2")
+
+
+def paged_layers(spec: ModelSpec) -> list[tuple[LayerCache, ...]]:
+    return [caches for caches in spec.layers if not is_state(caches) and (caches or not spec.has_states)]
+
+
+def state_slot_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Bytes of recurrent state slots, one for each sequence that may run, allocated in addition to the pool."""
+    if inputs.states_in_blocks:
+        return 0
+    states = [cache for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)]
+    of_sequence = sum(layout.state_bytes(state, inputs.dtype, inputs.tensor_parallel_size) for state in states)
+    return inputs.max_num_seqs * of_sequence
+
+
 def kind_of(caches: tuple[LayerCache, ...]) -> tuple[str, int]:
-    """Layers of the same kind share block tables: (kind, window)."""
+    """(kind, window) of a layer; layers with the same one share block tables."""
     match caches:
         case (FullAttention(),) | (LatentAttention(sparse=False),):
             return "full", 0
@@ -194,38 +293,55 @@ def kind_of(caches: tuple[LayerCache, ...]) -> tuple[str, int]:
             )
 
 
-def group_sizes(spec: ModelSpec) -> list[int]:
-    """Layers per group: kinds cut into groups of the smallest kind's size (the largest's if less than half more)."""
-    counts: dict[tuple[str, int], int] = {}
-    for caches in spec.layers:
-        counts[kind_of(caches)] = counts.get(kind_of(caches), 0) + 1
-    low, high = min(counts.values()), max(counts.values())
+def group_sizes(spec: ModelSpec, stage: range | None = None, *, with_states: bool = False) -> list[int]:
+    """Layers per group: kinds are split into groups of the smallest kind's size (the largest's if less than 1.5x
+    that). The groups are the whole model's; with a stage's layers, only those count.
+    """
+    kinds: dict[tuple[str, int], list[int]] = {}
+    for layer, caches in enumerate(spec.layers):
+        if not is_state(caches) and (caches or not spec.has_states):
+            kinds.setdefault(kind_of(caches), []).append(layer)
+    if with_states and spec.has_states:
+        kinds["state", 0] = [layer for layer, caches in enumerate(spec.layers) if is_state(caches)]
+    counts = [len(layers) for layers in kinds.values()]
+    low, high = min(counts), max(counts)
     size = high if high < 1.5 * low else low
     sizes: list[int] = []
-    for count in counts.values():
-        groups = -(-count // size)
-        sizes += [len(range(i, count, groups)) for i in range(groups)]
+    for layers in kinds.values():
+        groups = -(-len(layers) // size)
+        sizes += [sum(stage is None or layer in stage for layer in layers[i::groups]) for i in range(groups)]
     return sizes
 
 
 def pool_block_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """One block: block_size tokens of as many layers as the largest group has."""
-    per_layer = layout.token_bytes(spec.layers[0][0], inputs.kv_cache_dtype, inputs.tensor_parallel_size)
-    return inputs.block_size * per_layer * max(group_sizes(spec))
+    """Bytes of one block: block_size tokens for as many layers as the largest group has."""
+    per_layer = layout.token_bytes(paged_layers(spec)[0][0], inputs.kv_cache_dtype, inputs.tensor_parallel_size)
+    sizes = group_sizes(spec, layers_of(spec, inputs), with_states=inputs.states_in_blocks)
+    return inputs.block_size * per_layer * max(sizes)
+
+
+def chunk_bytes(block_bytes: int) -> int:
+    """Bytes of a block in host memory: whole pages."""
+    return layout.cdiv(block_bytes, MEMORY_PAGE) * MEMORY_PAGE
+
+
+def file_bytes(block_bytes: int) -> int:
+    """Bytes of a block in a file."""
+    return chunk_bytes(block_bytes) + FILE_HEADER_BYTES
 
 
 # --- the activation peak ----------------------------------------------------------------------------------------------
 
 
 def activations(spec: ModelSpec, inputs: EngineInputs, rows_each: int = 1) -> int:
-    """Most bytes one step holds: in an MLP, in the experts, in attention, or while sampling, whichever is largest.
+    """Peak bytes of one step: in an MLP, in the experts, in attention, or while sampling, whichever is largest.
 
-    rows_each  tokens of a sequence whose logits are wanted, at most
+    rows_each  most tokens of a sequence that need logits
     """
-    rows = num_rows(inputs, rows_each)
+    rows = num_rows(inputs, rows_each) if inputs.has_head else 0
     size = DTYPE_BYTES[inputs.dtype]
     part = min(rows, max(1, PART_ELEMENTS // spec.vocab_size))
-    # Logits that are squashed are float32 from there on; Triton's kernels sample from others as they are.
+    # Softcapped logits are float32 from there on; Triton's kernels sample others as they are.
     is_wide = inputs.backend == "torch" or spec.decoder.logit_softcap is not None
     logits = rows * (LOGIT_BYTES if is_wide else size)
     sampling = spec.vocab_size * (logits + rows * (LOGIT_BYTES + SEEN_BYTES) + part * PART_BYTES[inputs.backend])
@@ -234,43 +350,49 @@ def activations(spec: ModelSpec, inputs: EngineInputs, rows_each: int = 1) -> in
 
 
 def num_step_tokens(inputs: EngineInputs) -> int:
-    """A step has no more tokens than all its sequences have."""
+    """Tokens of a step, at most those that all its sequences have."""
     return min(inputs.max_num_batched_tokens, inputs.max_num_seqs * inputs.max_model_len)
 
 
 def num_rows(inputs: EngineInputs, rows_each: int) -> int:
-    """Rows of a step's logits."""
+    """Rows of logits in a step."""
     return min(inputs.max_num_seqs * rows_each, num_step_tokens(inputs))
 
 
 def step_input_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """A step's own tensors, which on a CPU are the host's arrays."""
+    """Bytes of a step's input tensors, which on a CPU are the host's arrays."""
     if inputs.backend != "triton":
         return 0
-    num_groups, tokens = len(group_sizes(spec)), num_step_tokens(inputs)
+    num_groups = len(group_sizes(spec, with_states=inputs.states_in_blocks))
+    tokens = num_step_tokens(inputs)
     width, seqs = -(-inputs.max_model_len // inputs.block_size), num_rows(inputs, 1)
     return INDEX_BYTES * tokens * (2 + num_groups) + 4 * seqs * (1 + width * num_groups)
 
 
 def forward_bytes(spec: ModelSpec, inputs: EngineInputs, rows_each: int) -> int:
-    """Most bytes until a step's logits are there."""
+    """Peak bytes until a step's logits are computed."""
     tp, tokens = inputs.tensor_parallel_size, num_step_tokens(inputs)
     size, hidden = DTYPE_BYTES[inputs.dtype], spec.hidden_size
-    widest = max(layer_elements(spec, layer, inputs) for layer in range(spec.num_layers))
-    # Beside the layer's own: the residual stream and what the norm made of it.
+    layers = layers_of(spec, inputs)
+    widest = max(layer_elements(spec, layer, inputs) for layer in layers)
+    # In addition to the layer's own: the residual stream and its normalized copy.
     in_layer = max(tokens * size * (2 * hidden + widest), latent_attention_bytes(spec, inputs, tokens))
-    in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in range(spec.num_layers))
-    in_head = num_rows(inputs, rows_each) * (size * hidden + head_bytes(inputs) * padded_vocabulary(spec, tp))
+    if spec.has_states:
+        in_layer = max(in_layer, delta_net_bytes(spec, inputs, tokens), mamba2_bytes(spec, inputs, tokens))
+    in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in layers)
+    rows = num_rows(inputs, rows_each) if inputs.has_head else 0
+    in_head = rows * (size * hidden + head_bytes(inputs) * padded_vocabulary(spec, tp))
     if inputs.backend == "torch":
         in_layer = max(in_layer, norm_bytes(spec, inputs, tokens))
     return max(in_layer, in_product, in_head) + step_input_bytes(spec, inputs)
 
 
 def norm_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
-    """While plain torch norms the residual stream, which no rank has less of: what is added, both, and their sum; the
-    sum and its norm in float32; and the result, before and after it is multiplied by the weight.
+    """Bytes while plain torch normalizes the residual stream, which every rank holds in full: both addends and
+    their sum; the sum and its norm in float32; and the result, before and after the multiplication by the
+    weight.
 
-    Where 1 + weight is meant, the product too is in float32. A float32 sum is wide already, and nothing is narrowed.
+    If the factor is 1 + weight, the product is in float32 too. A float32 sum needs no upcast or downcast.
     """
     size = DTYPE_BYTES[inputs.dtype]
     if size == 4:
@@ -281,7 +403,7 @@ def norm_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
 
 
 def head_bytes(inputs: EngineInputs) -> int:
-    """Per logit, while the head's product becomes what is sampled from: Triton's kernels read the product itself."""
+    """Bytes per logit from the head's matmul to sampling: Triton's kernels read the matmul's result directly."""
     size = DTYPE_BYTES[inputs.dtype]
     match inputs.backend:
         case "triton":
@@ -293,9 +415,9 @@ def head_bytes(inputs: EngineInputs) -> int:
 
 
 def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int) -> int:
-    """While plain torch multiplies by a quantized matrix: both streams, the product, and the weights that are wide.
+    """Bytes while plain torch multiplies by a quantized matrix: both streams, the product, and the dequantized weights.
 
-    On a GPU that is left to torch for fp8 in blocks where so many tokens share the widening.
+    On a GPU torch does this for block fp8 if enough tokens share the dequantization.
     """
     on_gpu = inputs.backend == "triton"
     most, size = 0, DTYPE_BYTES[inputs.dtype]
@@ -303,26 +425,27 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
         scheme = weights.scheme_for(spec, weight, layer, None)
         if (
             scheme is None or is_taken_apart(weight) or (on_gpu and weight.experts)
-        ):  # Triton widens experts in registers
+        ):  # Triton dequantizes experts in registers
             continue
         if on_gpu and (scheme.kind != "fp8_block" or tokens < WIDENED_TOKENS[inputs.dtype]):
             continue
         columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
-        tallest = max(rows) if scheme.kind == "nvfp4" else sum(rows)  # whose fused parts are widened one by one
+        tallest = max(rows) if scheme.kind == "nvfp4" else sum(rows)  # whose fused parts are dequantized one by one
         wide = min(columns * tallest, max(columns, WIDE_ELEMENTS_ON_GPU if on_gpu else WIDE_ELEMENTS))
-        # In float32, then rounded to 16 bits; beside it 4-bit values are int32, and blocks' scales are gathered.
-        # Of e2m1 there are the halves of bytes in 16 bits, and a float16 and a float32 made of them.
+        # In float32, then rounded to 16 bits; in addition 4-bit values are int32, and block scales are gathered.
+        # For e2m1 there are the nibbles in 16 bits, and a float16 and a float32 copy.
         each = (
             8 if scheme.kind in ("fp8_block", "mxfp4", "nvfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq"))
         )
-        results = 4 * spec.hidden_size if weight.experts else size * sum(rows)  # experts' sum is float32
+        results = 4 * spec.hidden_size if weight.experts else size * sum(rows)  # the experts' sum is float32
         most = max(most, tokens * (size * 2 * spec.hidden_size + results) + each * wide)
     return most
 
 
 def latent_attention_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
-    """In MLA's attention: per token both streams, what was projected down and up, and the output; beside them a prefill
-    of one sequence expands its whole context: cached rows, then keys (parts and whole) or keys, values and the result.
+    """Bytes in MLA's attention: per token both streams, the down and up projections, and the output; in addition a
+    prefill of one sequence expands its whole context: cached rows, then keys (parts and whole) or keys, values and
+    the result.
 
     0 for a model that caches keys and values.
     """
@@ -342,7 +465,7 @@ def latent_attention_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -
             expanded = context * (rank + rope + heads * (nope + rope + max(nope, value)))
             result = queries * heads * value
             match inputs.backend:
-                case "triton":  # torch's kernel for keys wider than values sums in float32
+                case "triton":  # torch's kernel for keys wider than values accumulates in float32
                     beside = result * (0 if size == 4 else 4)
                 case "torch":  # a mask
                     beside = context * queries
@@ -353,8 +476,57 @@ def latent_attention_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -
             return 0
 
 
+def delta_net_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
+    """Bytes in a gated delta net, in plain torch (there is no kernel): while its inputs are concatenated, or while the
+    longest prefill runs, whose convolution window, queries, keys and results are live next to those of all tokens.
+
+    A chunk's own matrices, the same size for any step, are CHUNK_TILES tiles of its tokens, keys and values.
+    """
+    size = DTYPE_BYTES[inputs.dtype]
+    wide = 4 if size < 4 else 0  # float32 copies unless already float32
+    longest = min(inputs.max_model_len, tokens - min(inputs.max_num_seqs, tokens) + 1)
+    peak = 0
+    for layer in spec.decoder.layers:
+        net = layer.attention
+        if not isinstance(net, DeltaNet):
+            continue
+        values, repeated = net.v_heads * net.v_dim, net.v_heads * net.k_dim
+        projected = 2 * spec.hidden_size + 3 * net.channels + values + 2 * net.v_heads
+        of_all = tokens * (size * (2 * spec.hidden_size + net.channels + values) + 4 * (values + 2 * net.v_heads))
+        of_one = longest * (net.channels * (2 * size + wide) + 4 * (2 * repeated + 2 * values))
+        chunk = min(longest, DELTA_CHUNK)
+        of_chunk = (
+            4 * net.v_heads * (4 * chunk * chunk + chunk * (4 * net.k_dim + 5 * net.v_dim) + 2 * net.k_dim * net.v_dim)
+        )
+        peak = max(peak, tokens * size * projected, of_all + of_one + of_chunk)
+    return peak
+
+
+def mamba2_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
+    """Bytes in Mamba 2, in plain torch: while the longest prefill runs, whose convolution window and what its heads are
+    written with and read with are live next to the projection and the results of all tokens; or in the gated norm.
+    """
+    size = DTYPE_BYTES[inputs.dtype]
+    wide = 4 if size < 4 else 0
+    longest = min(inputs.max_model_len, tokens - min(inputs.max_num_seqs, tokens) + 1)
+    peak = 0
+    for layer in spec.decoder.layers:
+        net = layer.attention
+        if not isinstance(net, Mamba2):
+            continue
+        rows = net.inner + net.channels + net.heads
+        of_all = tokens * (size * (2 * spec.hidden_size + rows) + 4 * (net.inner + 2 * net.heads))
+        of_one = longest * (net.channels * (2 * size + wide) + 4 * (2 * net.heads * net.state + 3 * net.inner))
+        chunk = min(longest, DELTA_CHUNK)
+        of_chunk = 4 * net.heads * (3 * chunk * chunk + 2 * chunk * net.state + 2 * net.head_dim * net.state)
+        copies = size + 4 if wide else 0  # of the result, in the model's dtype and then in float32
+        in_norm = tokens * (size * (2 * spec.hidden_size + rows) + (3 * 4 + copies) * net.inner)
+        peak = max(peak, of_all + of_one + of_chunk, in_norm)
+    return peak
+
+
 def value_dim(spec: ModelSpec, num_heads: int) -> int:
-    """Width of one head's values: what o_proj reads, by head."""
+    """Width of one head's values: o_proj's input per head."""
     out = next(weight for weight in spec.layer_weights[0] if weight.name.endswith("o_proj"))
     return out.inputs // num_heads
 
@@ -364,7 +536,7 @@ def padded_vocabulary(spec: ModelSpec, tp: int) -> int:
 
 
 def layer_elements(spec: ModelSpec, layer: int, inputs: EngineInputs) -> int:
-    """Elements per token that the widest moment of one layer holds beside the two streams."""
+    """Peak elements per token of one layer in addition to the two streams."""
     parts: dict[str, int] = {}
     top_k = spec.experts_per_token
     for weight in spec.layer_weights[layer]:
@@ -375,19 +547,23 @@ def layer_elements(spec: ModelSpec, layer: int, inputs: EngineInputs) -> int:
             parts[weight.group] = sum(rows) + sum(rows) // 2  # gate and up, and their product
         elif weight.name.endswith("qkv_proj"):
             query, key, _ = rows
+            mixer = spec.decoder.layers[layer].attention
+            if isinstance(mixer, HeadAttention) and mixer.gated:  # half of it is the gate
+                query //= 2
             parts["attention"] = sum(rows) + rotation_elements(query, inputs)
             if any(other.name.endswith("q_norm") for other in spec.layer_weights[layer]):
                 parts["attention"] += query + key
     shared = parts.pop("shared_expert", 0)
-    # Shared experts run when the routed ones' result exists.
+    # Shared experts run after the routed ones, whose result is live.
     return max([*parts.values(), shared + spec.hidden_size if shared else 0, 0])
 
 
 def rotation_elements(query: int, inputs: EngineInputs) -> int:
-    """While queries are turned, per token: nothing in Triton (in place), where the result of attention then counts.
+    """Elements per token while RoPE is applied to queries: none in Triton (in place), where attention's result counts
+    then.
 
-    Plain torch turns them in float32: both halves, their concatenation and, with 16-bit types, the wide copy before
-    and the narrow one after.
+    Plain torch applies it in float32: both halves, their concatenation and, for 16-bit types, the upcast copy before
+    and the downcast one after.
     """
     match inputs.backend:
         case "triton":
@@ -399,7 +575,7 @@ def rotation_elements(query: int, inputs: EngineInputs) -> int:
 
 
 def moe_elements(spec: ModelSpec, inner: int, top_k: int, inputs: EngineInputs) -> int:
-    """Per token: its rows at all chosen experts ([gate, up], their product, and the output), and their sum."""
+    """Elements per token: its rows at all chosen experts ([gate, up], their product, and the output), and their sum."""
     hidden, size = spec.hidden_size, DTYPE_BYTES[inputs.dtype]
     match inputs.backend:
         case "triton":
@@ -411,11 +587,11 @@ def moe_elements(spec: ModelSpec, inner: int, top_k: int, inputs: EngineInputs) 
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
-# Slots as vLLM's, but for experts, embedding and head, which have none here, and for what latent attention absorbs.
+# Slots as in vLLM, except that experts, embedding, head and the weights that MLA absorbs have none here.
 
 
 def lora_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """Bytes of one rank."""
+    """LoRA bytes of one rank."""
     layers = [[weight for weight in layer if is_adapted(weight)] for layer in spec.layer_weights]
     elements = sum(slot_elements(weight, inputs) for layer in layers for weight in layer)
     starts = sum(len(weight.parts) + 1 for layer in layers for weight in layer)
@@ -424,14 +600,14 @@ def lora_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 
 def is_adapted(weight: Weight) -> bool:
-    """Whether it is a linear layer that is run as one."""
+    """True if it runs as a linear layer."""
     return weight.inputs > 1 and weight.group != "norm" and not weight.experts and not is_taken_apart(weight)
 
 
 def slot_elements(weight: Weight, inputs: EngineInputs) -> int:
-    """A [rank, inputs] for each layer that is fused in it, and B [outputs, rank].
+    """Elements of A [rank, inputs] for each fused layer, and of B [outputs, rank].
 
-    Fully sharded: a share of A's rows where the outputs are split, and of B's where the inputs are.
+    Fully sharded: a shard of A's rows if the outputs are split, and of B's if the inputs are.
     """
     ranks, rank = inputs.tensor_parallel_size, inputs.max_lora_rank
     columns, rows = weights.local_shape(weight, ranks)
@@ -445,13 +621,13 @@ def slot_elements(weight: Weight, inputs: EngineInputs) -> int:
 
 def shared(value: int, ranks: int) -> int:
     if value % ranks:
-        raise UsageError("--fully-sharded-loras", f"{ranks} ranks cannot share {value} evenly", "leave it out")
+        raise UsageError("--fully-sharded-loras", f"{ranks} ranks cannot share {value} evenly", "remove it")
     return value // ranks
 
 
 def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
-    """Most that a step holds while adapters add to a product, every token having one: both streams, the product, what
-    it is of, and A's results in float32; in plain torch also the tokens that are added to at once, and wide matrices.
+    """Peak bytes of a step while adapters are added to a matmul, every token having one: both streams, the product, its
+    input, and A's results in float32; in plain torch also the tokens processed at once, and upcast matrices.
     """
     size, peak = DTYPE_BYTES[inputs.dtype], 0
     for layer in spec.layer_weights:
@@ -459,7 +635,7 @@ def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
         for weight in filter(is_adapted, layer):
             columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
             if weight.name.endswith("qkv_proj"):
-                attention = sum(rows) + (rows[0] if inputs.backend == "torch" else 0)  # queries are turned beside
+                attention = sum(rows) + (rows[0] if inputs.backend == "torch" else 0)  # RoPE copies of queries
             width = 2 * spec.hidden_size + sum(rows) + (columns if weight.split == "inputs" else 0)
             width += attention if weight.name.endswith("o_proj") else 0
             small = 4 * len(weight.parts) * inputs.max_lora_rank
@@ -474,7 +650,7 @@ def adapters_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
 
 
 def tile_bytes(inputs: EngineInputs) -> int:
-    """Tiles of tokens, each of one adapter: places for their numbers, and the adapter of each."""
+    """Bytes of tiles of tokens, one adapter each: the token indices, and the adapter of each tile."""
     largest = inputs.max_num_batched_tokens
     tiles = {few: places(few) for few in {FEW_TOKENS, largest}}
     counts = {few: few // tile + min(inputs.max_loras, few) for few, tile in tiles.items()}

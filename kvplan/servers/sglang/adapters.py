@@ -1,8 +1,8 @@
-"""SGLang's LoRA adapters: the pool of slots that it makes once the weights are loaded, before it sizes the KV pool.
+"""SGLang's LoRA adapters: the pool of slots allocated after the weights are loaded and before the KV pool is sized.
 
-A slot has A and B of every module that adapters may change, at the largest rank and in the model's dtype, for every
-layer of the model on each pipeline stage. Experts have theirs each, in every layer. Embedding and head, where both are
-asked for, are made twice. Source: sglang 0.5.23 srt/lora/mem_pool.py, lora/utils.py and lora/lora_manager.py.
+A slot has A and B for every module that adapters may change, at the largest rank and in the model's dtype, for every
+layer of the model on each pipeline stage. Each expert has its own pair, in every layer. Embedding and head, if both are
+targets, are allocated twice. Source: sglang 0.5.23 srt/lora/mem_pool.py, lora/utils.py and lora/lora_manager.py.
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,19 @@ from kvplan.sizing.weights import local_shape, up
 
 ALL: Final = "all"
 TABLES: Final = ("embed_tokens", "lm_head")
-# What SGLang makes of the names of modules, lora/utils.py (get_normalized_target_modules).
+# SGLang's normalized module names, lora/utils.py (get_normalized_target_modules).
 NORMALIZED: Final = {
     "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj", "q_a_proj": "fused_qkv_a_proj_with_mqa",
     "kv_a_proj_with_mqa": "fused_qkv_a_proj_with_mqa",
 }  # fmt: skip
-# --lora-target-modules takes these names alone (SUPPORTED_LORA_TARGET_MODULES); wq_b, wk and weights_proj are of an
-# index that SGLang fuses on CUDA, qkvr and wo_ud of Inkling.
+# --lora-target-modules takes only these names (SUPPORTED_LORA_TARGET_MODULES); wq_b, wk and weights_proj belong to an
+# index that SGLang fuses on CUDA, qkvr and wo_ud to Inkling.
 CHOICES: Final = (
     "q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj", "gate_proj",
     "up_proj", "down_proj", "qkv_proj", "gate_up_proj", *TABLES,
 )  # fmt: skip
-STACKED: Final = {"qkv_proj": 3, "gate_up_proj": 2, "fused_qkv_a_proj_with_mqa": 2}  # A matrices in one
+STACKED: Final = {"qkv_proj": 3, "gate_up_proj": 2, "fused_qkv_a_proj_with_mqa": 2}  # A matrices stacked in one
 OUR_NAMES: Final = {"fused_qkv_a_proj": "fused_qkv_a_proj_with_mqa"}
 IN_LAYERS: Final = ("qkv_proj", "o_proj", "fused_qkv_a_proj_with_mqa", "q_b_proj", "kv_b_proj", "gate_up_proj",
                     "down_proj")  # fmt: skip
@@ -43,12 +43,12 @@ COMPARED: Final = frozenset({
     "mixtral", "olmo2", "phi3", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_vl_text",
     "starcoder2",
 })  # fmt: skip
-# Whose classes say their modules' sizes themselves (get_hidden_dim), or refuse.
+# Their classes define their modules' sizes (get_hidden_dim), or reject adapters.
 OWN_SIZES: Final = ("gemma3n", "gemma4", "laguna", "llama4", "nemotron_h", "qwen3_5", "qwen3_next", "inkling")
 NO_HEAD: Final = ("cohere", "cohere2", "gemma", "gemma2", "internlm2")
 NESTED: Final = ("Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
 PADDING: Final = 64  # of a vocabulary
-TILE: Final = 64  # tokens of an expert's block in a graph's tables
+TILE: Final = 64  # tokens per expert block in a graph's tables
 INT32: Final = 4
 BLACKWELL: Final = 100
 SOURCE: Final = "sglang 0.5.23 srt/lora/mem_pool.py"
@@ -58,11 +58,11 @@ UNCOMPARED: Final = f"{SOURCE}, not compared for this model or release"
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What decides the elements of a slot, beside the model.
+    """Inputs to the elements of a slot, besides the model.
 
-    attention, experts  ranks that share attention and dense layers, and that share experts' width
-    local               ranks that share experts whole
-    targets             SGLang's own names of the modules that may be changed
+    attention, experts  ranks that shard attention and dense layers, and ranks that shard experts' width
+    local               ranks that divide whole experts among them
+    targets             SGLang's own names of the target modules
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Slots:
 
 
 def check(spec: ModelSpec, args: EngineArgs, release: Version, sm: int) -> None:
-    """Refuse what SGLang refuses of adapters, and what is not sized of them."""
+    """Reject what SGLang rejects about adapters, and what is not sized."""
     if args.max_loras < 0:
         raise UsageError(f"--max-loras-per-batch {args.max_loras}", "must be 0 (none) or more")
     if not args.max_loras:
@@ -82,7 +82,7 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version, sm: int) -> None:
     if not args.lora_target_modules:
         raise UsageError(
             "--enable-lora",
-            "SGLang takes the modules from adapters, which are not read",
+            "SGLang reads the modules from the adapters, which kvplan does not read",
             "state --lora-target-modules (all, or q_proj,v_proj,...) and --max-lora-rank",
         )
     if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
@@ -91,22 +91,22 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version, sm: int) -> None:
         )
     if args.speculative_method is not None or args.enable_dp_attention:
         beside = "drafts" if args.speculative_method is not None else "DP attention"
-        raise UnsupportedModelError("--enable-lora", f"adapters beside {beside} are not modeled", "leave one out")
+        raise UnsupportedModelError("--enable-lora", f"adapters with {beside} are not modeled", "use only one")
     own = next((name for name in OWN_SIZES if spec.model_type.startswith(name)), None)
     if own is not None or spec.has_states:
         raise UnsupportedModelError(
-            "--enable-lora", f"SGLang's adapters of {spec.model_type} are not modeled", "leave it out, or use vllm"
+            "--enable-lora", f"SGLang's adapters of {spec.model_type} are not modeled", "remove it, or use vllm"
         )
     if not release.has("adapter_pools"):
         raise UnsupportedModelError(
-            f"--engine {release.label}", "adapters are sized from SGLang 0.5.2 on", "leave --enable-lora out"
+            f"--engine {release.label}", "adapters are sized from SGLang 0.5.2 on", "remove --enable-lora"
         )
     modules = targets(spec, args)
     with_experts = bool(spec.experts_per_token) and bool({"gate_up_proj", "down_proj"} & modules)
     if not release.has("expert_adapters") and (with_experts or spec.is_mla or modules & {*TABLES}):
         raise UnsupportedModelError(
             f"--engine {release.label}",
-            "adapters of experts, latent attention, embedding and head are sized of 0.5.23 alone",
+            "adapters of experts, latent attention, embedding and head are sized only for 0.5.23",
             "name attention and MLP modules of a dense model",
         )
     if with_experts and args.enable_expert_parallel and sm >= BLACKWELL:
@@ -116,7 +116,7 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version, sm: int) -> None:
 
 
 def targets(spec: ModelSpec, args: EngineArgs) -> frozenset[str]:
-    """SGLang's names of the modules that adapters may change."""
+    """SGLang's names of the target modules."""
     names = (args.lora_target_modules or ALL).split(",")
     present = {module for module, _, _ in modules_of(spec)}
     if names == [ALL]:
@@ -131,7 +131,7 @@ def targets(spec: ModelSpec, args: EngineArgs) -> frozenset[str]:
             )
         return frozenset({*present, *TABLES})
     if ALL in names:
-        raise UsageError("--lora-target-modules", "all stands alone", "leave the others out")
+        raise UsageError("--lora-target-modules", "all cannot be combined with others", "remove the others")
     if strange := sorted({*names} - {*CHOICES}):
         raise UsageError(
             f"--lora-target-modules {strange[0]}", "is no module that is modeled for SGLang",
@@ -149,7 +149,7 @@ def targets(spec: ModelSpec, args: EngineArgs) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def modules_of(spec: ModelSpec) -> tuple[tuple[str, int, Weight], ...]:
-    """(SGLang's module, layer, weight) of everything in the layers that adapters may change."""
+    """(SGLang's module, layer, weight) of every module in the layers that adapters may change."""
     pairs = []
     for index, weights in enumerate(spec.layer_weights):
         for weight in weights:
@@ -167,7 +167,7 @@ def elements(spec: ModelSpec, slots: Slots) -> int:
 
 
 def _pairs(spec: ModelSpec, slots: Slots) -> Iterator[tuple[str, Weight, int]]:
-    """(module, weight, how many layers have such a pair) of every buffer."""
+    """(module, weight, number of layers with such a pair) of every buffer."""
     layers = spec.num_layers
     has_experts = any(weight.experts for _, _, weight in modules_of(spec))
     has_shared = any(weight.group == "shared_expert" for _, _, weight in modules_of(spec))
@@ -180,13 +180,13 @@ def _pairs(spec: ModelSpec, slots: Slots) -> Iterator[tuple[str, Weight, int]]:
         if dense and (not has_experts or has_shared or module not in ("gate_up_proj", "down_proj")):
             if len(dense) != layers:
                 raise UnsupportedModelError(
-                    "--enable-lora", f"{module} is not in every layer of {spec.name}", "leave it out of the modules"
+                    "--enable-lora", f"{module} is not in every layer of {spec.name}", "remove it from the modules"
                 )
             yield from ((module, weight, 1) for weight in dense)
 
 
 def _pair(module: str, weight: Weight, layers: int, slots: Slots) -> int:
-    """Elements of A `[c x rank, inputs]` and B `[outputs, rank]` of a module, of every local expert."""
+    """Elements of A `[c x rank, inputs]` and B `[outputs, rank]` of a module, for every local expert."""
     inputs, parts = local_shape(weight, slots.experts if weight.experts else slots.attention)
     copies = weight.experts // slots.local if weight.experts else 1
     copies_a = 1 if weight.experts and slots.shared_outer and module == "gate_up_proj" else copies
@@ -196,14 +196,14 @@ def _pair(module: str, weight: Weight, layers: int, slots: Slots) -> int:
 
 
 def keeps_head_whole(spec: ModelSpec) -> bool:
-    """Whether SGLang finds no head whose share it could take, as its class computes logits from the embedding."""
+    """True if SGLang finds no head to shard, because the class computes logits from the embedding."""
     return spec.model_type in NO_HEAD or (spec.tied and spec.architecture in NESTED)
 
 
 def in_tables(spec: ModelSpec, slots: Slots, *, whole: bool = False) -> int:
-    """Elements of one slot of embedding and head: each of the two buffers has all that is asked for of both.
+    """Elements of one slot for embedding and head: each of the two buffers is sized for all requested targets of both.
 
-    whole  the elements of an adapter itself, each once
+    whole  the elements of an adapter itself, each counted once
     """
     own = [name for name in TABLES if name in slots.targets]
     shares = 1 if whole or keeps_head_whole(spec) else slots.attention
@@ -216,7 +216,7 @@ def in_tables(spec: ModelSpec, slots: Slots, *, whole: bool = False) -> int:
 
 
 def routing(spec: ModelSpec, args: EngineArgs, graphs: int) -> int:
-    """Tables of graphs that say which token of which expert has which adapter, before the pool is sized."""
+    """Bytes of the tables in graphs that map tokens of each expert to adapters, allocated before the pool is sized."""
     experts = max((weight.experts for weight in spec.weights), default=0)
     if not experts or args.enforce_eager:
         return 0
@@ -236,7 +236,7 @@ def slots_of(spec: ModelSpec, args: EngineArgs) -> Slots:
 
 
 def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, graphs: int) -> Estimate:
-    """The adapter pool of a rank, the same on every stage; `graphs` is the batch of the largest decode graph."""
+    """Adapter pool of a rank, the same on every stage; `graphs` is the batch size of the largest decode graph."""
     if not args.max_loras:
         return Estimate(0, 0, 0, "no adapters", SOURCE, "exact")
     slots = slots_of(spec, args)
@@ -253,7 +253,7 @@ def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, graphs: int) -> 
 
 
 def adapter_bytes(spec: ModelSpec, settings: Settings, args: EngineArgs) -> int:
-    """Bytes of one adapter at the largest rank, whole, as every process keeps it in host memory."""
+    """Bytes of one full adapter at the largest rank, as every process keeps it in host memory."""
     slots = Slots(args.max_lora_rank, 1, 1, 1, targets(spec, args), args.enable_moe_shared_loras)
     return DTYPE_BITS[settings.dtype] // 8 * (elements(spec, slots) + in_tables(spec, slots, whole=True))
 

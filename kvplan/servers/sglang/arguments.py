@@ -1,21 +1,23 @@
-"""SGLang's flags that are no argument of kvplan's table: what they do to GPU memory.
+"""SGLang's flags that are not in kvplan's table of arguments: their effect on GPU memory.
 
-Sources: SGLang 0.5.23 srt/server_args.py and srt/arg_groups/; the pool follows from --mem-fraction-static, so what is
-allocated beside it (graphs, workspaces) changes its tokens only where the default fraction counts it.
+Sources: SGLang 0.5.23 srt/server_args.py and srt/arg_groups/; the pool follows from --mem-fraction-static, so other
+allocations (graphs, workspaces) change its tokens only if the default fraction accounts for them.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
+from kvplan.servers.sglang import scheduling
 from kvplan.servers.standing import others
 from kvplan.servers.words import Other
 
-READ: Final = {  # by what kvplan.servers.sglang.command makes of them
+READ: Final = {  # by kvplan.servers.sglang.command
     "the model that is sized": "model_path model revision",
     "--prefill-attention-backend and --decode-attention-backend, where they are not given": "attention_backend",
     "slots for LoRA adapters; their rank and modules must be stated": "enable_lora lora_paths",
-    "speculative decoding; what of it is not sized is refused by name": """
-        speculative_algorithm speculative_draft_model_path speculative_draft_model
+    "speculative decoding; parts that kvplan cannot size are rejected by name": """
+        speculative_algorithm speculative_draft_model_path speculative_draft_model speculative_dflash_block_size
+        speculative_dspark_block_size
     """,
 }
 NO_EFFECT: Final = {
@@ -28,7 +30,7 @@ NO_EFFECT: Final = {
         stream_response_default_include_usage! incremental_streaming_output! stream_interval batch_notify_size
         enable_response_store! engine_info_bootstrap_port file_storage_path custom_sigquit_handler
     """,
-    "requests and their answers": """
+    "requests and responses": """
         chat_template hf_chat_template_name completion_template trust_request_chat_template!
         default_chat_template_kwargs return_input_ids! return_output_ids! reasoning_parser tool_call_parser tool_server
         enable_strict_thinking! sampling_defaults preferred_sampling_params allow_auto_truncate! enable_cache_report!
@@ -57,7 +59,7 @@ NO_EFFECT: Final = {
         enable_dynamic_batch_tokenizer! dynamic_batch_tokenizer_batch_size dynamic_batch_tokenizer_batch_timeout
         enable_tokenizer_batch_encode! disable_tokenizer_batch_decode! modelexpress_config
     """,
-    "which request runs next; the pool is the same": """
+    "scheduling order; the pool is the same": """
         schedule_policy schedule_conservativeness max_queued_requests prefill_decode_interval
         prefill_decode_interval_min_bs prefill_max_requests enable_priority_scheduling! disable_priority_preemption!
         default_priority_value abort_on_priority_when_disabled! schedule_low_priority_values_first!
@@ -84,8 +86,11 @@ NO_EFFECT: Final = {
         speculative_accept_threshold_acc speculative_draft_attention_backend speculative_moe_runner_backend
         speculative_moe_a2a_backend speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth
         speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_ngram_capacity
+        speculative_use_rejection_sampling! speculative_use_block_verification! speculative_dsa_topk_backend
+        speculative_draft_load_format speculative_dspark_sps_table_path speculative_dspark_confidence_sts_path
+        speculative_dspark_align_verify_tokens_to_graph_tier!
     """,
-    "images, videos and sounds of a request: nothing is set aside by their size": """
+    "images, videos and sounds of a request: no memory is reserved by their size": """
         limit_mm_data_per_request mm_process_config
     """,
     "which adapter stays, and how its weights come; the slots are the same": """
@@ -116,7 +121,7 @@ NO_EFFECT: Final = {
         enable_amd_monokernel! monokernel_backend disable_cuda_graph_padding! enable_cudagraph_gc! enable_mla!
         enable_flashinfer_mla! enable_flashmla! enable_nan_detection!
     """,
-    "counts only beside a flag that is refused": """
+    "has an effect only with a flag that is not supported": """
         max_prefill_tokens torch_compile_max_bs enable_torch_compile_debug_mode! unified_cache_external_linker_backend
         unified_cache_external_linker_config enable_linker_mla_dedup! lmcache_config_file flexkv_config_file
         hisparse_config hierarchical_sparse_attention_extra_config
@@ -142,34 +147,31 @@ NO_EFFECT: Final = {
     """,
 }
 DP_ATTENTION: Final = "divides attention over data-parallel ranks inside --tp-size, which is not modeled; use vllm"
-DRAFTS: Final = "changes drafts in a way that is not modeled; leave it out"
+DRAFTS: Final = "changes drafts in a way that is not modeled; remove it"
 REFUSED: Final = {
     DP_ATTENTION: """
         attn_dp_size=1 attention_data_parallel_size=1
         enable_dense_mlp_attn_tp! enable_shared_experts_attn_tp!
     """,
     DRAFTS: """
-        speculative_dflash_block_size speculative_dspark_block_size speculative_dspark_sps_table_path
-        speculative_dspark_confidence_sts_path speculative_dspark_align_verify_tokens_to_graph_tier!
-        speculative_use_rejection_sampling! speculative_token_map speculative_dsa_topk_backend
-        speculative_draft_kv_cache_dtype speculative_draft_window_size speculative_draft_load_format
+        speculative_token_map speculative_draft_kv_cache_dtype speculative_draft_window_size
         speculative_enable_w4a4_mxfp4_megamoe! speculative_draft_model_quantization speculative_adaptive!
         speculative_adaptive_config speculative_ngram_external_corpus_path speculative_ngram_external_sam_budget
         speculative_ngram_external_corpus_max_tokens speculative_domino_candidate_pool_size
-        speculative_boundary_reduction speculative_use_block_verification! speculative_draft_sink_size
+        speculative_boundary_reduction speculative_draft_sink_size
         enable_multi_layer_eagle! uno_lora_path decoupled_spec_role=null enable_linear_replayssm_spec!
     """,
-    "moves weights to host memory, which is not modeled; leave it out": """
+    "moves weights to host memory, which is not modeled; remove it": """
         offload_mode=cpu ple_offload_embedding! kt_weight_path enable_paged_experts!
     """,
     "changes the model's config; pass the changed config.json as MODEL": "json_model_override_args={}",
     "is a file of more flags; write them out": "config",
-    "changes what is kept back, which is not modeled; leave it out": """
+    "changes the reserved memory, which is not modeled; remove it": """
         enable_pdmux! enable_pd_role_switch! disaggregation_decode_enable_radix_cache! disaggregation_decode_extra_slots
         disaggregation_decode_enable_offload_kvcache! disaggregation_decode_retraction_backup
         disaggregation_decode_host_receive_threshold=1
     """,
-    "is not modeled; leave it out": """
+    "is not modeled; remove it": """
         dcp_size=1 decode_context_parallel_size=1 attn_cp_size=1 attention_context_parallel_size=1 moe_dp_size=1
         moe_data_parallel_size=1 dwdp_size=1 shared_experts_tp_size enable_prefill_cp!
         enable_dsa_cache_layer_split! enable_cp_decode_attn_tp! enable_kv_cache_sharding! dcp_replicate_q_proj!
@@ -182,49 +184,49 @@ REFUSED: Final = {
         enforce_shared_experts_fusion! debug_tensor_dump_output_folder debug_tensor_dump_input_file
         enable_nvidia_megakernel! radix_cache_backend
     """,
-    "leaves the encoder out; kvplan's --text-only sizes that": "language_model_only! language_only!",
-    "keeps images' tensors in GPU memory, which is not modeled; leave it out": """
+    "skips the encoder; kvplan's --text-only sizes that": "language_model_only! language_only!",
+    "keeps images' tensors in GPU memory, which is not modeled; remove it": """
         enable_prefix_mm_cache! enable_mm_global_cache! mm_feature_transport=cpu
         disable_fast_image_processor! image_processor_backend=auto|pil
     """,
-    "changes which CUDA graphs are captured, which is not modeled; give --cuda-graph-max-bs-decode instead": """
+    "changes which CUDA graphs are captured, which is not modeled; use --cuda-graph-max-bs-decode instead": """
         cuda_graph_backend_decode cuda_graph_backend_prefill cuda_graph_bs cuda_graph_bs_decode cuda_graph_bs_prefill
         cuda_graph_config disable_decode_cuda_graph! cuda_graph_prefill_max_context context_bucket
         cuda_graph_max_seq_len_prefill debug_cuda_graph! enable_torch_compile!
     """,
-    "changes how the pool is stored, which is not modeled; leave it out": """
+    "changes how the pool is stored, which is not modeled; remove it": """
         c128_page_size prefill_only_disable_kv_cache! enable_page_major_kv_layout! enable_unified_memory!
         enable_hisparse! enable_deepseek_v4_fp4_indexer! qsa_indexer_dtype swa_prefix_tails
         enable_encoder_swa_bounded_replay! enable_decoder_swa_bounded_replay! kv_canary=none
         dsa_decode_backend dsa_prefill_backend dsv4_prefill_backend=auto dsv4_attn_backend=auto
     """,
-    "connects the KV cache to other memory, whose buffers are not modeled; leave it out": """
+    "connects the KV cache to other memory, whose buffers are not modeled; remove it": """
         enable_unified_cache_external_linker! enable_lmcache!
         enable_flexkv!
     """,
-    "bounds the host's pools, which is not modeled; give --hicache-ratio or --hicache-size": """
+    "bounds the host's pools, which is not modeled; use --hicache-ratio or --hicache-size": """
         hicache_host_memory_mode=cache hicache_host_memory_fraction
     """,
-    "keeps KV in a store of its own, whose host memory is not modeled; leave it out": "hicache_storage_backend=file",
-    "changes the states' slots, which is not modeled; leave it out": """
+    "keeps KV in a store of its own, whose host memory is not modeled; remove it": "hicache_storage_backend=file",
+    "changes the states' slots, which is not modeled; remove it": """
         mamba_max_states_per_path=-1 enable_int8_mamba_checkpoint! enable_linear_replayssm!
     """,
-    "releases or shares GPU memory at run time, which is not modeled; leave it out": """
+    "releases or shares GPU memory at run time, which is not modeled; remove it": """
         enable_memory_saver! enable_symm_mem! enable_torch_symm_mem! weight_cache_mode=off
     """,
     "may store other weights than the checkpoint's, which is not modeled; name a quantized checkpoint": """
         load_format=auto|safetensors|pt|npcache|dummy|mistral|runai_streamer|fastsafetensors|remote|remote_instance
         modelopt_quant quantize_and_serve! enable_fp32_lm_head! enable_w4a4_mxfp4_megamoe!
     """,
-    "sets buffers aside for exchanging tokens between experts' ranks, which is not modeled; leave it out": """
+    "reserves buffers for exchanging tokens between experts' ranks, which is not modeled; remove it": """
         elastic_ep_backend=none max_ep_size enable_elastic_expert_backup!
     """,
-    "keeps spare copies of experts, which is not modeled; leave it out": """
+    "keeps spare copies of experts, which is not modeled; remove it": """
         init_expert_location=trivial expert_distribution_recorder_mode
     """,
-    "keeps buffers of its own in GPU memory, which are not modeled; leave it out": """
+    "keeps buffers of its own in GPU memory, which are not modeled; remove it": """
         enable_return_hidden_states! return_hidden_states_mode enable_return_routed_experts!
         enable_return_indexer_topk! enable_return_aux_hidden_states! enable_watermark!
     """,
 }
-OTHERS: Final[Mapping[str, Other]] = others("sglang", NO_EFFECT, REFUSED)
+OTHERS: Final[Mapping[str, Other]] = others("sglang", NO_EFFECT, REFUSED, scheduling.REFUSED)

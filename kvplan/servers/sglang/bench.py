@@ -9,7 +9,7 @@ from kvplan.servers.bench import Generator
 
 
 def below(tokens: int, ratio: float) -> tuple[int, int]:
-    """Uniform from this share of the length to the length."""
+    """Range from this fraction of the length to the length, sampled uniformly."""
     return max(1, int(tokens * ratio)), max(1, tokens)
 
 

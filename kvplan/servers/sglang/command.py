@@ -1,13 +1,13 @@
-"""A `python -m sglang.launch_server ...` or `sglang serve ...`: what it says in kvplan's terms.
+"""A `python -m sglang.launch_server ...` or `sglang serve ...` command in kvplan's terms.
 
-Numbers are read as SGLang's argparse takes them, plain, and names as it does, by their beginnings too.
+Numbers are plain, as SGLang's argparse takes them, and names may be abbreviated to a unique prefix.
 Source: sglang 0.5.23 srt/server_args.py.
 """
 
 import re
 from typing import Any, Final
 
-from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import Faults, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import images
 from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Flag, read_argument, spellings, switch
@@ -15,6 +15,7 @@ from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.words import (
     EXPERT_RANKS,
+    Note,
     ServeCommand,
     Started,
     flag_name,
@@ -30,19 +31,20 @@ from kvplan.servers.words import (
 )
 
 NAMES: Final = spellings("sglang")
-BACKEND: Final = "attention_backend"  # of prefills and decodes, where those are not given apart
+BACKEND: Final = "attention_backend"  # for prefill and decode, unless given separately
 MODEL: Final = ("model_path", "model")
-EXPERTS: Final = "enable_expert_parallel"  # SGLang gives a number of ranks
+EXPERTS: Final = "enable_expert_parallel"  # SGLang takes a number of ranks
 DRAFT_PATHS: Final = ("speculative_draft_model_path", "speculative_draft_model")
 ALGORITHM: Final = "speculative_algorithm"
+BLOCKS: Final = {"speculative_dflash_block_size": "DFLASH", "speculative_dspark_block_size": "DSPARK"}
 ADAPTERS: Final = ("enable_lora", "lora_paths")
-SLOTS: Final = 8  # --max-loras-per-batch by default
+SLOTS: Final = 8  # default of --max-loras-per-batch
 STATED: Final = {"max_lora_rank": "--max-lora-rank", "lora_target_modules": "--lora-target-modules"}
-KNOWN: Final = frozenset({*NAMES, *MODEL, *OTHERS, "revision", BACKEND, ALGORITHM, *DRAFT_PATHS, *ADAPTERS})
+KNOWN: Final = frozenset({*NAMES, *MODEL, *OTHERS, "revision", BACKEND, ALGORITHM, *DRAFT_PATHS, *BLOCKS, *ADAPTERS})
 
 
 def flag_of(argument: str) -> Flag:
-    """SGLang's flag of an argument that it has."""
+    """Return SGLang's flag for an argument that it has."""
     flag = ARGUMENTS[argument].sglang
     assert flag is not None
     return flag
@@ -52,7 +54,7 @@ NEGATED: Final = frozenset(name for name, argument in NAMES.items() if isinstanc
 
 
 def start(words: list[str]) -> Started | None:
-    """What stands after the server's name; None where a command starts none of SGLang's."""
+    """Words after the server's name, or None if a command does not start SGLang."""
     for index, word in enumerate(words):
         following = words[index + 1 :]
         as_module = word == "-m" and following[:1] == ["sglang.launch_server"]
@@ -74,25 +76,32 @@ def is_switch(name: str) -> bool:
 
 
 def parse(words: list[str]) -> ServeCommand:
-    """What the words after the server's name ask for; errors as of kvplan.servers.vllm.command.parse."""
-    command = ServeCommand(engine="sglang")
+    """Parse the words after the server's name; errors as in kvplan.servers.vllm.command.parse."""
+    command, faults = ServeCommand(engine="sglang"), Faults()
     index, adapts = 0, False
     while index < len(words):
         word = words[index]
         index += 1
         if is_value(word):
             stray = f"has an argument without a flag ({printable(word, 60)!r})"
-            raise UsageError(
-                "--from-command", stray, "name the model with --model-path; quote values that contain spaces"
-            )
+            with faults.part():
+                raise UsageError(
+                    "--from-command", stray, "name the model with --model-path; quote values that contain spaces"
+                )
+            continue
         name, value = flag_name(word)
-        name = _whole(name, word)
+        is_known = False
+        with faults.part():
+            name, is_known = _whole(name, word), True
         adapts = adapts or name in ADAPTERS
         values = [] if value is None else [value]
         while value is None and not is_switch(name) and index < len(words) and is_value(words[index]):
             values.append(words[index])
             index += 1
-        _take(command, name, values, word)
+        if is_known:
+            with faults.part():
+                _take(command, name, values, word)
+    faults.refuse()
     over_experts(command.args, "--from-command --ep-size")
     over_algorithm(command)
     over_adapters(command, adapts=adapts)
@@ -100,23 +109,24 @@ def parse(words: list[str]) -> ServeCommand:
 
 
 def over_adapters(command: ServeCommand, *, adapts: bool) -> None:
-    """--enable-lora, or paths of adapters, make slots; without either their number counts for nothing."""
+    """Resolve adapter slots: --enable-lora, or adapter paths, allocate them; without either their number is ignored."""
     if adapts:
         command.args.setdefault("max_loras", SLOTS)
         if unstated := [flag for name, flag in STATED.items() if name not in command.args]:
             command.refused["--enable-lora"] = (
-                f"SGLang takes {' and '.join(unstated)} from its adapters, which are not read; state them"
+                f"SGLang takes {' and '.join(unstated)} from its adapters, which kvplan does not read; set them"
             )
     elif command.args.pop("max_loras", None) is not None:
-        command.notes.append("--from-command: --max-loras-per-batch without --enable-lora sets nothing aside")
+        command.notes.append(Note("--max-loras-per-batch without --enable-lora reserves nothing"))
 
 
 def over_algorithm(command: ServeCommand) -> None:
-    """Put kvplan's method in place of --speculative-algorithm: EAGLE without a draft is the model's own head."""
+    """Replace --speculative-algorithm with kvplan's method: EAGLE without a draft uses the model's own head."""
+    blocks = {name: command.args.pop(name) for name in BLOCKS if name in command.args}
     algorithm = command.args.pop(ALGORITHM, None)
     if algorithm is None:
-        if command.draft_model is not None or any(name.startswith("speculative_") for name in command.args):
-            raise UsageError("--from-command", "drafts need --speculative-algorithm", "add it, or leave the others out")
+        if command.draft_model is not None or blocks or any(name.startswith("speculative_") for name in command.args):
+            raise UsageError("--from-command", "drafts need --speculative-algorithm", "add it, or remove the others")
         return
     method = drafts.ALGORITHMS.get(algorithm.upper())
     if method is None:
@@ -124,12 +134,31 @@ def over_algorithm(command: ServeCommand) -> None:
         option = "--from-command --speculative-algorithm"
         raise UnsupportedModelError(option, f"{printable(algorithm, 40)} is not modeled (known: {known})")
     command.args["speculative_method"] = "mtp" if method == "eagle" and command.draft_model is None else method
+    if method in drafts.BLOCKS:
+        command.args.pop("num_speculative_tokens", None)  # SGLang drafts such a block in one step
+        over_block(command, algorithm.upper(), blocks)
+
+
+def over_block(command: ServeCommand, algorithm: str, blocks: dict[str, int]) -> None:
+    """Replace a block's size with the tokens that are verified, with DSpark one more; SGLang ignores the other's."""
+    (name,) = (name for name, own in BLOCKS.items() if own == algorithm)
+    flag, stated = f"--{name.replace('_', '-')}", command.args.get("speculative_num_draft_tokens")
+    if name not in blocks:
+        if stated is not None and algorithm == "DSPARK":
+            problem = f"SGLang takes {stated} only if the draft's config has a block of {stated - 1}"
+            raise UsageError("--from-command --speculative-num-draft-tokens", problem, f"write {flag} {stated - 1}")
+        return
+    verified = blocks[name] + (algorithm == "DSPARK")
+    if stated not in (None, verified):
+        problem = f"is {stated}, and SGLang refuses any but {verified} with {flag} {blocks[name]}"
+        raise UsageError("--from-command --speculative-num-draft-tokens", problem, "remove it")
+    command.args["speculative_num_draft_tokens"] = verified
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:
-    """`--engine-arg k=v` where k is a name that SGLang alone has; None where it is none, or has no value.
+    """Parse `--engine-arg k=v` if k is a name that only SGLang has, else return None; None also without a value.
 
-    --ep-size is the pair (EXPERT_RANKS, ranks), for `over_experts`.
+    --ep-size becomes the pair (EXPERT_RANKS, ranks), for `over_experts`.
     """
     name, (key, equals, value) = pair_name(text), text.partition("=")
     option = f"--engine-arg {printable(key, 60)}"
@@ -148,7 +177,7 @@ def read_pair(text: str) -> tuple[str, Any] | None:
 
 
 def _whole(name: str, word: str) -> str:
-    """The flag that a name stands for, as argparse takes the beginning of one. Refuses vLLM's and misspelt ones."""
+    """Resolve an abbreviated flag as argparse does. Reject vLLM's flags and misspelled ones."""
     if name in KNOWN or name.removeprefix("no_") in (*OTHERS, *NEGATED):
         return name
     option = f"--from-command {printable(flag_text(word), 60)}"
@@ -180,6 +209,8 @@ def _take(command: ServeCommand, name: str, values: list[str], word: str) -> Non
         command.args[ALGORITHM] = literal(only_value(values, option), flag)
     elif name in DRAFT_PATHS:
         command.draft_model = literal(only_value(values, option), flag)
+    elif name in BLOCKS:
+        command.args[name] = read_argument("speculative_num_draft_tokens", only_value(values, option), option)
     elif name in ADAPTERS:
         pass
     elif argument is not None:
@@ -197,12 +228,14 @@ def _take_argument(command: ServeCommand, argument: str, name: str, values: list
         return
     if spelling.on is not None:
         if values:
-            raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
+            raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "remove it")
         command.args[argument] = spelling.on if name in NAMES else DEFAULTS[argument]
         return
     if name == spelling.earlier:
         newest = "--" + spelling.names[0].replace("_", "-")
-        command.notes.append(f"{option}: SGLang 0.5.23 does not start with it; write {newest} there")
+        command.notes.append(
+            Note(f"SGLang 0.5.23 does not start with it; write {newest} there", option.rpartition(" ")[2])
+        )
     if spelling.off and values == [spelling.off]:
         return
     text = " ".join(values) if values and ARGUMENTS[argument].kind == "names" else only_value(values, option)
@@ -214,8 +247,8 @@ def _value(name: str, text: str, option: str) -> Any:
         raise UnsupportedModelError(f"{option} -1", "SGLang without chunked prefill is not modeled", "give a size")
     if ARGUMENTS[name].kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text):
         raise UsageError(
-            option, f"is not a whole number ({printable(text, 40)!r}), as SGLang wants it", "write digits only"
+            option, f"is not a whole number ({printable(text, 40)!r}), as SGLang requires", "write digits only"
         )
     if ARGUMENTS[name].kind == "fraction" and text.endswith("%"):
-        raise UsageError(option, f"is not a number ({printable(text, 40)!r}), as SGLang wants it", "write 0.9")
+        raise UsageError(option, f"is not a number ({printable(text, 40)!r}), as SGLang requires", "write 0.9")
     return read_argument(name, (flag_of(name).values or {}).get(text, text), option)

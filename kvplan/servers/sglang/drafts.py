@@ -1,42 +1,47 @@
-"""Drafts under SGLang: what an algorithm and its numbers ask for, and the bytes a token they add to its pool.
+"""Drafts under SGLang: how an algorithm and its numbers are resolved, and the bytes per token added to its pool.
 
-SGLang sizes one pool for the target and its draft; for EAGLE's it counts each draft layer as one of the target's.
+SGLang sizes one pool for the target and its draft; for EAGLE it counts each draft layer as a target layer.
 Source: sglang 0.5.23 srt/arg_groups/speculative_hook.py, srt/model_executor/pool_configurator.py and
-model_runner_components/spec_aux_hidden_state.py. Equal to SGLang's own code on every case compared
+model_runner_components/spec_aux_hidden_state.py. Equal to SGLang's own code in every compared case
 (tests/facts/speculation_sglang.jsonl).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.models.families import mtp
+from kvplan.models.families.eagle import EAGLES, PARALLEL, architecture_of
 from kvplan.models.spec import ModelSpec, SlidingWindow
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.methods import NO_DRAFT
+from kvplan.servers.methods import HEADS, NO_DRAFT
+from kvplan.servers.pages import KVSpec
 from kvplan.servers.plans import Request
+from kvplan.servers.speculation import check_assistant, method_of
 from kvplan.servers.speculation import drafter as usual_drafter
-from kvplan.servers.speculation import method_of
-from kvplan.servers.vllm.pages import KVSpec
 
-REQUESTS: Final = 48  # max_running_requests where drafts are made and none is asked for
-STEPS, LLAMA_STEPS = (3, 1, 4), (5, 4, 8)  # steps, branches and tokens verified where none are asked for
-NGRAM_TOKENS, BLOCK_TOKENS = 12, 16  # verified, of n-grams and of DFlash heads whose config names no block
-# Architectures whose own head is loaded, and counted, where no draft is named.
+REQUESTS: Final = 48  # default of max_running_requests with speculative decoding
+STEPS, LLAMA_STEPS = (3, 1, 4), (5, 4, 8)  # default steps, branches and verified tokens
+NGRAM_TOKENS, BLOCK_TOKENS = 12, 16  # verified tokens, for n-grams and for DFlash heads whose config names no block
+SPARK_TOKENS: Final = 7  # tokens that a DSpark head drafts if its config names no block
+# Architectures whose own head is loaded, and counted, if no draft is named.
 BUNDLED: Final = (
     "DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM", "Glm4MoeForCausalLM",
     "Glm4MoeLiteForCausalLM", "GlmMoeDsaForCausalLM",
 )  # fmt: skip
 ALGORITHMS: Final[Mapping[str, str]] = {
     "EAGLE": "eagle", "NEXTN": "eagle", "EAGLE3": "eagle3", "STANDALONE": "draft_model", "NGRAM": "ngram",
-    "DFLASH": "dflash",
+    "DFLASH": "dflash", "DSPARK": "dspark", "FROZEN_KV_MTP": "eagle",
 }  # fmt: skip
 NAMES: Final = {
     "mtp": "EAGLE", "eagle": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE", "ngram": "NGRAM",
-    "dflash": "DFLASH",
+    "dflash": "DFLASH", "dspark": "DSPARK",
 }  # fmt: skip
+UNCOMPARED_HEADS: Final = ("glm_ocr_text", "mimo", "minimax_m3", "minimax_m3_vl")
+# Architectures of heads that vLLM loads and that were not compared here, or that SGLang has no class for.
+UNCOMPARED: Final = frozenset({*EAGLES, *PARALLEL}) - {"LlamaForCausalLM", "EagleLlamaForCausalLM"}
 MODELED: Final = (*ALGORITHMS.values(), "mtp")
 
 
@@ -45,14 +50,14 @@ def speculates(args: EngineArgs) -> bool:
 
 
 def requests_at_most(args: EngineArgs) -> int | None:
-    """max_running_requests before the pool is known; None: nothing bounds it."""
-    if args.max_num_seqs is not None:  # of DP attention each rank has its share
+    """max_running_requests before the pool is known; None: unbounded."""
+    if args.max_num_seqs is not None:  # per rank with DP attention
         return args.max_num_seqs // (args.data_parallel_size if args.enable_dp_attention else 1)
     return REQUESTS if speculates(args) else None
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:
-    """The request with the draft that stands beside the model; the numbers that SGLang takes where none are given."""
+    """Return the request with the draft that is loaded; numbers not given take SGLang's defaults."""
     args, draft, method = request.args, request.draft, request.args.speculative_method
     if (draft is not None and draft.head) or (method is None and draft is None):
         return request, []
@@ -60,10 +65,17 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
         method = method_of(draft)
     if method not in MODELED:
         raise UsageError(f"--speculative-method {method}", "is not modeled for SGLang", f"use {', '.join(MODELED)}")
+    if method in ("mtp", "eagle") and draft is None and request.spec.model_type in UNCOMPARED_HEADS:
+        raise UnsupportedModelError(request.spec.name, "its head is not compared with SGLang's own code", "use vllm")
+    if draft is not None and method in HEADS and architecture_of(draft.config) in UNCOMPARED:
+        raise UnsupportedModelError(draft.name, "its head is not compared with SGLang's own code", "use vllm")
     if not request.release.has("drafts"):
         raise UnsupportedModelError(f"drafts in {request.release.label}", "are not modeled", "use sglang@0.5")
     if args.pipeline_parallel_size > 1:
         raise UsageError("drafts with pipeline parallelism", "SGLang refuses them", "use --tp")
+    if draft is not None and mtp.is_assistant(draft) and method in ("mtp", "eagle"):
+        method = "eagle"  # SGLang's FROZEN_KV_MTP
+        check_assistant(request)
     args = numbers(replace(args, speculative_method=method), request)
     request = replace(request, args=args)
     if method == "eagle" and draft is not None and mtp.num_layers(draft) and method_of(draft) != "eagle":
@@ -72,17 +84,18 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
 
 
 def numbers(args: EngineArgs, request: Request) -> EngineArgs:
-    """Steps, and tokens that are verified at once: as asked, else SGLang's own choice for the architecture."""
+    """Set steps and verified tokens: as requested, else SGLang's own choice for the architecture."""
     method, steps = args.speculative_method, args.num_speculative_tokens
     width, verified = args.speculative_eagle_topk, args.speculative_num_draft_tokens
     if method in NO_DRAFT:
         verified = verified or NGRAM_TOKENS
         return replace(args, num_speculative_tokens=steps or verified - 1, speculative_num_draft_tokens=verified)
-    if method == "dflash":
-        block = request.draft.config.get("block_size") if request.draft is not None else None
-        verified = verified or (block if isinstance(block, int) and block > 0 else BLOCK_TOKENS)
-        return replace(args, num_speculative_tokens=1, speculative_eagle_topk=1, speculative_num_draft_tokens=verified)
-    if not steps:  # the width stays unsaid: what SGLang chooses later does not count when it picks a backend
+    if method in BLOCKS:
+        return replace(
+            args, num_speculative_tokens=1, speculative_eagle_topk=1,
+            speculative_num_draft_tokens=block_tokens(args, request, method),
+        )  # fmt: skip
+    if not steps:  # the width stays unset: SGLang's later choice does not affect which backend it picks
         llama = method != "draft_model" and request.spec.architecture == "LlamaForCausalLM"
         steps, _, verified = LLAMA_STEPS if llama else STEPS
         return replace(args, num_speculative_tokens=steps, speculative_num_draft_tokens=verified)
@@ -94,32 +107,63 @@ def numbers(args: EngineArgs, request: Request) -> EngineArgs:
     )
 
 
+BLOCKS: Final = ("dflash", "dspark")  # draft a block in one step
+
+
+def block_tokens(args: EngineArgs, request: Request, method: str) -> int:
+    """Verified tokens of a head that drafts a block: the block, and with DSpark one more."""
+    if args.speculative_num_draft_tokens:
+        return args.speculative_num_draft_tokens
+    config = request.draft.config.get("block_size") if request.draft is not None else None
+    block = config if isinstance(config, int) and config > 0 else None
+    if method == "dflash":
+        return block or BLOCK_TOKENS
+    return (args.num_speculative_tokens or block or SPARK_TOKENS) + 1
+
+
 def branches(args: EngineArgs) -> int:
-    """Branches of each drafting step; where none were asked for, by the tokens that are verified."""
+    """Branches of each drafting step; by default derived from the number of verified tokens."""
     if args.speculative_eagle_topk is not None or not speculates(args):
         return args.speculative_eagle_topk or 1
     return LLAMA_STEPS[1] if args.speculative_num_draft_tokens == LLAMA_STEPS[2] else 1
 
 
 def check_context(request: Request) -> None:
-    """SGLang refuses a --context-length beyond what the draft's config says."""
+    """Reject a --context-length beyond that of the draft's config, as SGLang does."""
     draft, context = request.draft, request.args.max_model_len
     if draft is None or not isinstance(context, int) or context <= draft.max_model_len:
         return
     raise UsageError(
         f"--ctx {context:,}",
         f"the draft {draft.name} was made for {draft.max_model_len:,} tokens, and SGLang refuses more",
-        "use at most that, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 and leave --ctx out",
+        f"use --ctx {draft.max_model_len}",
+    )
+
+
+def outlasts_draft(request: Request, context: int) -> bool:
+    """True if the default context is beyond that of the draft's config, to which SGLang passes it."""
+    draft = request.draft
+    return draft is not None and not isinstance(request.args.max_model_len, int) and context > draft.max_model_len
+
+
+def context_notes(request: Request, context: int) -> Iterator[str]:
+    """Source: sglang 0.5.23 speculative/eagle_worker_v2.py, configs/model_config.py (_derive_context_length)."""
+    if request.draft is None or not outlasts_draft(request, context):
+        return
+    longest = request.draft.max_model_len
+    yield (
+        f"the draft {request.draft.name} was made for {longest:,} tokens: SGLang starts at {context:,} only with "
+        f"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 in its environment; --ctx {longest} needs no variable"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What drafts add to a pool.
+    """Additions of drafts to a pool.
 
-    full, windows  bytes a token that are counted with the layers that keep all tokens, and with window layers
-    verified       tokens that are verified at once; each keeps a copy of a request's states
-    requests       requests that have such copies, at most
+    full, windows  bytes per token counted with the full-attention layers, and with sliding-window layers
+    verified       draft tokens verified per step; each keeps a copy of a request's states
+    requests       most requests with such copies
     """
 
     full: int = 0
@@ -132,7 +176,7 @@ NO_DRAFTS: Final = Drafted()
 
 
 def is_counted(spec: ModelSpec, args: EngineArgs) -> bool:
-    """Whether the model's own head is in the budget where no draft is named: by its class, or by its config."""
+    """True if the model's own head is in the budget when no draft is named: by its class, or by its config."""
     text = mtp.text_values(spec)
     return args.speculative_method != "mtp" or spec.architecture in BUNDLED or "num_nextn_predict_layers" in text
 
@@ -141,20 +185,21 @@ def drafted(
     spec: ModelSpec, draft: ModelSpec | None, args: EngineArgs, full: Sequence[KVSpec], windows: Sequence[KVSpec],
     draft_bytes: int, page: int,
 ) -> Drafted:  # fmt: skip
-    """The bytes a token that SGLang counts for a draft.
+    """Bytes per token that SGLang counts for a draft.
 
     full, windows  the target's layers in either pool
-    draft_bytes    what a token takes in the draft's own layers
+    draft_bytes    bytes per token of the draft's own layers
     """
     verified, requests = args.speculative_num_draft_tokens or 0, requests_at_most(args) or 0
     if draft is None or not is_counted(spec, args):
         return Drafted(verified=verified, requests=requests)
     if args.speculative_method in ("dflash", "dspark"):
         return Drafted(draft_bytes, 0, verified, requests)
-    layers = mtp.num_layers(spec) if draft.head == "mtp" else draft.num_layers
+    own = draft.head == "mtp" and not mtp.is_assistant(draft)
+    layers = mtp.num_layers(spec) if own else draft.num_layers
     if windows:
         kinds = [isinstance(caches[0], SlidingWindow) for caches in draft.layers if caches]
-        narrow = layers if draft.head == "mtp" else sum(kinds) if not draft.head else 0
+        narrow = layers if own else sum(kinds) if not draft.head else 0
         return Drafted(
             (layers - narrow) * (full[0].page // page), narrow * (windows[0].page // page), verified, requests
         )
@@ -165,10 +210,10 @@ def drafted(
 
 
 def draft_note(draft: ModelSpec, counted: int, real: int) -> str | None:
-    """What the draft's own pool takes beyond what SGLang counts for it."""
+    """Note how much more the draft's own pool takes than SGLang counts for it."""
     if real == counted:
         return None
     return (
-        f"SGLang counts {counted:,} B a token for the draft's layers, which take {real:,} B: the difference is "
-        f"{'taken from' if real > counted else 'left in'} what it keeps back"
+        f"SGLang reserves {counted:,} B of KV per token for the draft's layers, which need {real:,} B: the difference "
+        f"{'comes out of the memory it reserves for activations' if real > counted else 'stays unused'}"
     )

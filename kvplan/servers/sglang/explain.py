@@ -1,4 +1,4 @@
-"""SGLang's part of --explain: its pages, its pools beside each other, its share of the memory, its batch."""
+"""SGLang's part of --explain: its pages, its separate pools, its fraction of the memory, its batch."""
 
 from collections.abc import Iterator
 
@@ -20,16 +20,16 @@ def _block_size(plan: Plan) -> str:
     request = plan.request
     backend = sglang_models.backends(request.spec, request.gpu.sm, request.args, request.release)[1]
     page, stated = plan.pool.block_size, request.args.block_size
-    why = "as asked" if stated == page else "the default" if page == 1 else f"what the backend {backend} takes"
+    why = "as set" if stated == page else "the default" if page == 1 else f"what the backend {backend} requires"
     return f"page size {page}: {why}"
 
 
 def _pools(plan: Plan, pool: SglangPool) -> Iterator[str]:
-    """How windows and recurrent states are kept beside the tokens."""
+    """Say how windows and recurrent states are stored next to the token pool."""
     if len(pool.groups) > 1:
         if pool.window_tokens is not None:
             yield (
-                f"window layers have a pool of {pool.window_tokens:,} tokens, set aside before the tokens: "
+                f"window layers have a pool of {pool.window_tokens:,} tokens, reserved before the tokens: "
                 "--max-running-requests sizes it where the prefix cache is off"
             )
             return
@@ -40,7 +40,7 @@ def _pools(plan: Plan, pool: SglangPool) -> Iterator[str]:
             f"the larger of its pages and its window pages / {share:g}"
         )
     if state := pool.state[plan.stage]:
-        yield f"states have slots of {state:,} B, set aside before the tokens; a request may take {pool.slots_each}"
+        yield f"states have slots of {state:,} B, reserved before the tokens; a request may take {pool.slots_each}"
 
 
 def _budget(plan: Plan) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _budget(plan: Plan) -> Iterator[str]:
     if memory.lora:
         yield f"- adapters {memory.lora:,} B = {plan.estimates['lora'].formula}"
     if images := memory.budget - memory.weights - memory.buffers - memory.lora - plan.available:
-        yield f"- set aside for images {images:,} B"
+        yield f"- reserved for images {images:,} B"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
     reserved = memory.total - context.likely - memory.budget
     size = f"{reserved:,} B ({format_gib(reserved)})"
@@ -74,7 +74,7 @@ def _users(plan: Plan) -> Iterator[str]:
     yield f"full-context users: {pages:,} / {capacity.blocks_per_request:,} = {answer.max:.4f}"
     if args.max_num_seqs is not None:
         most = f"max_running_requests {plan.settings.max_num_seqs:,}"
-        yield f"{most}: as asked, at most half the tokens and what states allow"
+        yield f"{most}: as set, at most half the tokens and what states allow"
         return
     yield (
         f"max_running_requests {plan.settings.max_num_seqs:,}: {sglang.REQUESTS_PER_CONTEXT} per context held, from "

@@ -1,4 +1,5 @@
-"""SGLang's words for why it did not start, ran out of memory or stopped, by release, and where its code is in start-up.
+"""SGLang's messages when it did not start, ran out of memory or stopped, by release, and the start-up phase of its
+functions.
 
 Compared with the source of 9 releases, 0.3.6 to 0.5.23 (tests/measure/test_failure_wordings.py).
 """
@@ -31,7 +32,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "sglang_not_enough_memory", "Not enough memory. Please try to increase --mem-fraction-static", "0.2-0.5.23",
         _RUNNER, "pool", r"mem_fraction_static=<mem_fraction>",
     ),
-    Wording(  # a pool of less than nothing: the error follows
+    Wording(  # a pool of negative size: the error follows
         "sglang_not_enough_memory", "is larger than the profiled value", "0.2-0.5.23", f"SGLang {_RUNNER}",
         needs="profiled value -[0-9]", phase="pool", strength="hint",
     ),
@@ -65,7 +66,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "sglang_oom_decode_retract", "Decode out of memory. Try", "0.4.6-0.5.23", _BATCH,
         "serving", *_ALLOCATED,
     ),
-    # functions that raise for one reason alone, where a paste ends before the message
+    # functions with a single reason to raise, for pastes that end before the message
     Wording(
         "sglang_oom_prefill", "in alloc_paged_token_slots_extend", "0.4.9-0.5.23", "SGLang's code of these releases",
         needs="in alloc_paged_token_slots_extend raise RuntimeError", phase="serving",
@@ -108,7 +109,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
 )  # fmt: skip
 
-# Functions of SGLang in a traceback -> the part of start-up they are; the first row that a trace holds decides.
+# Functions of SGLang in a traceback -> their start-up phase; the first row found in a trace decides.
 FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("host_memory_or_shm", frozenset({"alloc_with_host_register", "alloc_with_pin_memory", "pin_memory"})),
     ("lora_memory", frozenset({"init_lora_manager", "load_lora_adapter", "load_lora_weights", "init_memory_pools"})),
@@ -154,7 +155,7 @@ FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ),
 )  # fmt: skip
 
-# Healthy lines -> the part of start-up that follows them.
+# Healthy lines -> the start-up phase that follows them.
 MARKS: Final[tuple[tuple[str, Phase], ...]] = (
     ("Load weight begin", "load"),
     ("Load weight end", "pool"),
@@ -164,7 +165,7 @@ MARKS: Final[tuple[tuple[str, Phase], ...]] = (
 )
 READY: Final = ("The server is fired up and ready to roll", "Uvicorn running on", "Application startup complete",
                 "Prefill batch", "Decode batch")  # fmt: skip
-PROCESSES: Final = (  # as they name themselves before a line, and what they say of each other
+PROCESSES: Final = (  # prefixes of their lines, and how they refer to each other
     r"^\[[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}(?: (?:DP|TP|PP|EP|CP|ATTN_\w{2})[0-9]{1,3}){1,5}\]",
     r"Scheduler hit an exception|Received sigquit from a child process",
 )
@@ -176,7 +177,7 @@ FAILURES: Final = Failures(
     MARKS,
     READY,
     STARTS,
-    # Where the pool is allocated and where kernels are warmed up, no cause of the list is meant.
+    # Running out of memory while the pool is allocated or kernels are warmed up has no cause in the list.
     parts={
         "load": ("oom_loading_weights", "load"),
         "pool": (None, "pool"),

@@ -1,4 +1,4 @@
-"""SGLang's hierarchical cache: host memory that finished KV is copied to, a pool for each of the GPU's.
+"""SGLang's hierarchical cache: host memory to which finished KV is copied, with a pool for each GPU pool.
 
 Source: sglang 0.5.23 srt/mem_cache/pool_host/base.py (HostKVCache), hybrid_cache/hybrid_pool_assembler.py
 (_split_hicache_size), arg_groups/hicache_hook.py and kv_cache_hook.py, re-derived.
@@ -15,14 +15,14 @@ from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.pool import SglangPool
 
 FLAG: Final = "--enable-hierarchical-cache"
-RATIO: Final = 2.0  # hicache_ratio where neither it nor a size is given
-GB: Final = 1e9  # of --hicache-size
+RATIO: Final = 2.0  # hicache_ratio if neither it nor a size is given
+GB: Final = 1e9  # unit of --hicache-size
 SOURCE: Final = "sglang 0.5.23 srt/mem_cache/pool_host/base.py"
 
 
 @dataclass(frozen=True, slots=True)
 class HostPool:
-    """Host memory of a rank beside one of its pools."""
+    """Host memory of a rank for one of its GPU pools."""
 
     name: str
     tokens: int
@@ -30,21 +30,21 @@ class HostPool:
 
 
 def check(spec: ModelSpec, args: EngineArgs, *, drafts: bool) -> None:
-    """Refuse what SGLang refuses beside it, and host pools that are not modeled."""
+    """Reject what SGLang rejects in combination with it, and host pools that are not modeled."""
     if not args.enable_hierarchical_cache:
         return
     if not sglang_models.caches_prefixes(args):
         raise UsageError(
-            FLAG, "enable-hierarchical-cache and disable-radix-cache are mutually exclusive", "leave one out"
+            FLAG, "enable-hierarchical-cache and disable-radix-cache are mutually exclusive", "use only one"
         )
     lacks = {"recurrent states": spec.has_states, "its sparse index": spec.is_sparse_mla, "drafts": drafts}
     for what, has in lacks.items():
         if has:
-            raise UnsupportedModelError(spec.name, f"the host's copies of {what} are not modeled", f"leave {FLAG} out")
+            raise UnsupportedModelError(spec.name, f"the host's copies of {what} are not modeled", f"remove {FLAG}")
 
 
 def host_pools(layout: SglangPool, args: EngineArgs, release: Version, pages: int) -> list[HostPool]:
-    """The host's pools of one rank of the stage that has most of each: all stages agree on the fewest tokens."""
+    """Host pools of one rank on the stage with the most of each: all stages use the smallest token count."""
     page = layout.block_size
     sides = [("full", pages * page, max(layout.full))]
     if max(layout.windows):
@@ -58,14 +58,14 @@ def host_pools(layout: SglangPool, args: EngineArgs, release: Version, pages: in
             target = int(share * GB // cell)
         else:
             target = int(tokens * (args.hicache_ratio or RATIO))
-        more = 1 if release.has("padded_host_pools") else 0  # a page that pads it
+        more = 1 if release.has("padded_host_pools") else 0  # padding page
         pool_tokens = (target // page + more) * page
         pools.append(HostPool(name, pool_tokens, pool_tokens * cell))
     return pools
 
 
 def notes(args: EngineArgs) -> list[str]:
-    """What the sizes rest on."""
+    """Notes on the basis of the sizes."""
     if not args.enable_hierarchical_cache or args.hicache_size or args.hicache_ratio:
         return []
     return [

@@ -1,4 +1,4 @@
-"""What SGLang takes of the host's memory beside its processes themselves."""
+"""SGLang's use of host memory, apart from its processes themselves."""
 
 from collections.abc import Iterator
 

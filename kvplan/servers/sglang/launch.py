@@ -1,4 +1,4 @@
-"""The command of SGLang that starts exactly what was planned: its own flags, plain integers."""
+"""The SGLang command that starts exactly what was planned: its own flags, plain integers."""
 
 from dataclasses import replace
 
@@ -16,16 +16,18 @@ DRAFT_NUMBERS = ("num_speculative_tokens", "speculative_eagle_topk", "speculativ
 
 def command(plan: Plan) -> list[str]:
     args, settings, page = plan.request.args, plan.settings, plan.pool.block_size
+    context = plan.capacity.max_model_len
     stated = {
-        "max_model_len": plan.capacity.max_model_len,
+        # A default beyond the draft's is left to SGLang: stated, its draft's config decides (check_context).
+        "max_model_len": None if drafts.outlasts_draft(plan.request, context) else context,
         "enable_expert_parallel": args.tensor_parallel_size if args.enable_expert_parallel else None,
         "mem_fraction_static": settings.gpu_memory_utilization,
-        "max_num_seqs": args.max_num_seqs,  # the default follows from the pool, and bounds slots where stated
-        # SGLang divides it over the ranks of DP attention itself.
+        "max_num_seqs": args.max_num_seqs,  # the default follows from the pool, and bounds slots if given
+        # SGLang divides it among the ranks of DP attention itself.
         "max_num_batched_tokens": settings.max_num_batched_tokens
         * (args.data_parallel_size if args.enable_dp_attention else 1),
         "block_size": page if page > 1 else None,
-        **({"max_lora_rank": args.max_lora_rank} if args.max_loras else {}),  # SGLang's default is its adapters'
+        **({"max_lora_rank": args.max_lora_rank} if args.max_loras else {}),  # SGLang's default is its adapters' rank
         **_numbers(args),
         "kv_cache_dtype": KV_DTYPES.get(args.kv_cache_dtype, args.kv_cache_dtype),
     }
@@ -34,14 +36,16 @@ def command(plan: Plan) -> list[str]:
 
 
 def _numbers(args: EngineArgs) -> dict[str, None]:
-    """The numbers of drafts that are left to SGLang, which takes all of EAGLE's or none."""
+    """Draft numbers left to SGLang, which takes all of EAGLE's or none."""
     if args.speculative_method in NO_DRAFT:
         return {"num_speculative_tokens": None}
+    if args.speculative_method == "dspark":
+        return dict.fromkeys(DRAFT_NUMBERS)
     return {} if args.speculative_eagle_topk else dict.fromkeys(DRAFT_NUMBERS)
 
 
 def _draft(plan: Plan) -> list[str]:
-    """The algorithm and the draft; its numbers are arguments like others."""
+    """The algorithm and the draft; its numbers are ordinary arguments."""
     args, draft = plan.request.args, plan.request.draft
     if args.speculative_method is None:
         return []
@@ -49,4 +53,6 @@ def _draft(plan: Plan) -> list[str]:
     if draft is None or args.speculative_method == "mtp":
         return words
     plain = replace(draft, name=draft.name.removesuffix(mtp.SUFFIX))
+    if args.speculative_method == "dspark" and args.speculative_num_draft_tokens:
+        words += ["--speculative-dspark-block-size", str(args.speculative_num_draft_tokens - 1)]
     return [*words, "--speculative-draft-model-path", model_id(plain)]

@@ -1,4 +1,4 @@
-"""How SGLang's logs are read: its messages, its list of arguments, the command that it quotes."""
+"""Log reader for SGLang: its messages, its argument list, the command that it quotes."""
 
 import re
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from kvplan.servers.sglang.models import UNKNOWN_BACKEND
 from kvplan.servers.words import flag_name, flag_text, is_value
 
 LIST: Final = "server_args=ServerArgs("
-# SGLang's name of an argument in its list -> kvplan's; of the experts it lists a number of ranks.
+# SGLang's name of an argument in its list -> kvplan's; for experts it lists a number of ranks.
 LIST_NAMES: Final = {name: argument for name, argument in spellings("sglang").items() if argument != EXPERTS}
 # Its flags -> the name in its list of arguments. Source: sglang 0.5 srt/server_args.py.
 FLAGS: Final = {
     name: flag.names[0] for name, flag in ((name, flag_of(argument)) for name, argument in NAMES.items())
     if name != flag.earlier
 } | {"model": "model_path"}  # fmt: skip
-# What a comparison says by itself of DP attention and of drafts is not said twice.
+# A comparison reports DP attention and drafts separately, so they are not repeated.
 SAID_ELSEWHERE: Final = ("enable_dp_attention", "speculative_")
-# Its numbers of drafts -> the arguments that they are.
+# Its draft numbers -> the arguments they set.
 DRAFT_NUMBERS: Final = {
     "speculative_num_steps": "num_speculative_tokens",
     "speculative_eagle_topk": "speculative_eagle_topk",
@@ -37,7 +37,7 @@ RELEASE: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?!
 
 
 def engine(log: ServerLog) -> str:
-    """`sglang@0.4.3`; one that says no release, or an older one than those known, is sized by the newest rules."""
+    """Return `sglang@0.4.3`; with no release, or one older than those known, the newest rules apply."""
     match = RELEASE.match(log.text("version") or "")
     if match is None or not rules.OLDEST <= (int(match[1]), int(match[2])) <= rules.NEWEST:
         return "sglang"
@@ -50,7 +50,7 @@ def label(log: ServerLog, request: Request) -> str:
 
 
 def notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
-    """What a default mem_fraction_static rests on, where the log does not say a release whose rule is known."""
+    """Note the basis of a default mem_fraction_static if the log names no release whose rule is known."""
     if not gpu_known or args.mem_fraction_static is not None or engine(log) != "sglang":
         return []
     version = log.text("version")
@@ -66,7 +66,7 @@ def notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
 
 
 def flags(log: ServerLog) -> dict[str, str]:
-    """The arguments of its list, which has every one, asked for or resolved."""
+    """Arguments of its list, which has all of them, requested or resolved."""
     named = {LIST_NAMES.get(name, name): _plain(text) for name, text in log.flags.items()}
     values = {name: _value(name, text) for name, text in named.items()}
     chunk, context = log.first("max_batched_tokens"), log.first("context")
@@ -74,9 +74,9 @@ def flags(log: ServerLog) -> dict[str, str]:
         values["max_model_len"] = context.text.replace(",", "")
     if chunk is not None:
         values.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
-    if values.get("attn_dp_size", "1") not in ("1", "None"):  # what --dp-size is beside DP attention in 0.5.23's list
+    if values.get("attn_dp_size", "1") not in ("1", "None"):  # value of --dp-size with DP attention in 0.5.23's list
         values |= {"data_parallel_size": values["attn_dp_size"], "enable_dp_attention": "True"}
-    if "page_size" in log.flags:  # the one that the server had, whatever backend wants another on another GPU
+    if "page_size" in log.flags:  # the server's actual page size, whatever the backend picks on another GPU
         for phase in ("prefill_attention_backend", "decode_attention_backend"):
             if values.get(phase, "None") == "None":
                 values[phase] = log.flags.get("attention_backend", UNKNOWN_BACKEND)
@@ -89,7 +89,7 @@ def flags(log: ServerLog) -> dict[str, str]:
 
 
 def _value(name: str, text: str) -> str:
-    """The value of kvplan's argument that a value of SGLang's says: a switch of its may say the opposite."""
+    """Translate SGLang's value to that of kvplan's argument: one of its switches may be the inverse."""
     flag = ARGUMENTS[name].sglang if name in ARGUMENTS else None
     if flag is None or (name == "max_num_batched_tokens" and text == "-1"):
         return "" if flag is not None else text
@@ -134,7 +134,7 @@ def command(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _unsized(words: Sequence[str]) -> list[str]:
-    """The flags that are not modeled, as they were typed."""
+    """Flags that are not modeled, as they were typed."""
     unsized = []
     for word in words:
         name = flag_name(word)[0] if word.startswith("--") and not is_value(word) else ""

@@ -1,4 +1,4 @@
-"""The pools that an SGLang server logged: bytes of K and V, of recurrent states, and tokens, of one rank."""
+"""Pools that an SGLang server logged: bytes of K and V, of recurrent states, and tokens, per rank."""
 
 import re
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ LOADING: Final = ("free_before_load", "free_after_load", "weights")
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """What one rank holds K and V of a model in, all its pools together.
+    """K and V of a model on one rank, summed over its pools.
 
-    size, rounding  bytes, and half of the last digits that were logged
-    tokens          of the pool that keeps all tokens; None where they are not logged
-    missing         why the size is not that of all pools
+    size, rounding  bytes, and half of the last logged digits
+    tokens          of the full-attention pool, or None if they are not logged
+    missing         why the size does not cover all pools
     """
 
     size: int
@@ -29,7 +29,7 @@ class KVPool:
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """One allocation of K and V, as its line gives it."""
+    """One K and V allocation as logged."""
 
     sizes: tuple[Reading, ...]
     tokens: int | None
@@ -44,8 +44,8 @@ class _Buffers:
 
 
 def kv_pool(log: ServerLog, rank: str, *, windows: bool | None) -> KVPool | None:
-    """The model's own pool on a rank. windows: whether some layers keep only a window; None: not known."""
-    if log.called == "page":  # it gives all pools in one figure
+    """The model's own pool on a rank. windows: whether some layers use sliding windows; None: not known."""
+    if log.called == "page":  # it has one figure for all pools
         whole = log.first("available_kv")
         return None if whole is None else KVPool(whole.size, whole.rounding, None)
     lines = _buffers(log, rank)
@@ -54,19 +54,20 @@ def kv_pool(log: ServerLog, rank: str, *, windows: bool | None) -> KVPool | None
     first, *others = lines
     other = next((line for line in others if first.tokens and line.tokens and line.tokens != first.tokens), None)
     if windows and other is None and others:
-        other = others[0]  # as many tokens in both
+        other = others[0]  # equal tokens in both
     if windows is False or (windows is None and other is None):
         return KVPool(first.size, first.rounding, first.tokens)
     if other is None:
         return KVPool(first.size, first.rounding, None, "the log gives one of the two pools")
-    # The windows' pool never has more tokens. Source: sglang 0.5.23 srt/server_args.py (swa_full_tokens_ratio).
+    # The window pool is never larger than the full pool. Source: sglang 0.5.23 srt/server_args.py
+    # (swa_full_tokens_ratio).
     tokens = max((buffers.tokens for buffers in (first, other) if buffers.tokens is not None), default=None)
     both = _Buffers((*first.sizes, *other.sizes), tokens)
     return KVPool(both.size, both.rounding, tokens)
 
 
 def _buffers(log: ServerLog, rank: str) -> list[_Buffers]:
-    """What was allocated before a draft's weights were loaded: its pool follows."""
+    """Allocations before a draft's weights were loaded: the draft's pool follows."""
     buffers: list[_Buffers] = []
     tokens: int | None = None
     for reading in (figure for figure in log.readings if figure.rank == rank):
@@ -94,7 +95,7 @@ def smallest_pool(log: ServerLog, ranks: Iterable[str], *, windows: bool | None)
 
 
 def pool_tokens(log: ServerLog, *, windows: bool | None) -> int | None:
-    """Tokens of the pool that keeps all of them, on the rank with least."""
+    """Tokens of the full-attention pool, on the rank with the fewest."""
     counted = log.least("kv_tokens") or log.least("full_tokens")
     if counted is not None:
         return counted.count
@@ -103,7 +104,7 @@ def pool_tokens(log: ServerLog, *, windows: bool | None) -> int | None:
 
 
 def states(log: ServerLog, ranks: Iterable[str]) -> tuple[int, int] | None:
-    """(bytes, rounding) of the recurrent states on the first of these ranks that says so."""
+    """(bytes, rounding) of the recurrent states on the first of these ranks that logs them."""
     convs, ssms = log.by_rank("conv_state"), log.by_rank("ssm_state")
     for rank in ranks:
         if rank in convs and rank in ssms:
@@ -112,13 +113,13 @@ def states(log: ServerLog, ranks: Iterable[str]) -> tuple[int, int] | None:
 
 
 def stage_of(rank: str) -> int | None:
-    """The pipeline stage that a rank's name gives: `PP1 TP0`."""
+    """Pipeline stage in a rank's name: `PP1 TP0`."""
     match = re.search(r"(?<![A-Z])PP([0-9]{1,3})(?![0-9])", rank)
     return int(match[1]) if match else None
 
 
 def ranks_by_stage(log: ServerLog, num_stages: int) -> dict[int, tuple[str, ...]]:
-    """The ranks of each pipeline stage in the log; of names without a stage, the first is taken for one of stage 0."""
+    """Ranks of each pipeline stage in the log; if names have no stage, the first rank is assigned to stage 0."""
     ranks = log.ranks or tuple(dict.fromkeys(reading.rank for reading in log.readings))
     if num_stages == 1:
         return {0: ranks}

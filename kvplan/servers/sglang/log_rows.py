@@ -1,4 +1,4 @@
-"""What an SGLang server logged, row by row beside its plan."""
+"""An SGLang server's logged figures, row by row, compared with its plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,21 +24,22 @@ from kvplan.servers.sglang.log_pools import (
     states,
 )
 from kvplan.servers.sglang.pool import SglangPool
+from kvplan.servers.sglang.spread import spread
 from kvplan.servers.weights import own_layout, rank_weights
 from kvplan.sizing.allocator import weights_reserved
 
-KEPT_BACK: Final = "within what SGLang keeps back; it measures none"
-UNLIKE: Final = GIB // 4  # free memory further than this from the expected range is worth a word
-# What loading takes beside the weights, modules of kernels and workspaces of libraries, is tens of MiB, at times 200; a
-# larger difference has another cause.
+KEPT_BACK: Final = "part of what SGLang reserves; it measures none"
+UNLIKE: Final = GIB // 4  # report free memory that is further than this from the expected range
+# Besides weights, loading takes tens of MiB for kernel modules and library workspaces, sometimes 200; a larger
+# difference has another cause.
 BESIDE_WEIGHTS: Final = GIB // 4
 FROM_FREE: Final = "from the free memory {}; --gpu predicts it from the inputs"
-STAND_IN: Final = 0.5  # for a fraction that is not known where only the layout of the pool is asked for
+STAND_IN: Final = 0.5  # for an unknown fraction when only the layout of the pool is needed
 
 
 def rows(case: Case) -> tuple[Row, ...]:
-    """Weights as the device lost them; the pool from the inputs alone where the GPU is known, else from the free memory
-    that was logged, by SGLang's own rule.
+    """Weights as the device's loss of free memory; the pool from the inputs alone if the GPU is known, else from the
+    logged free memory, by SGLang's own rule.
     """
     log = case.log
     graphs, left = log.first("cuda_graphs"), log.least("free_at_end")
@@ -57,7 +58,7 @@ def rows(case: Case) -> tuple[Row, ...]:
 
 
 def planned(case: Case) -> Plan | str:
-    """The plan, or why there is none."""
+    """The plan, or the reason there is none."""
     try:
         return case.planned(case.request)
     except KvplanError as error:
@@ -65,7 +66,7 @@ def planned(case: Case) -> Plan | str:
 
 
 def _laid_out(case: Case) -> Plan | str:
-    """A plan of which only the pool's layout is asked for: no GPU's default fraction stands in its way."""
+    """A plan used only for the pool's layout: it must not depend on a GPU's default fraction."""
     request = case.request
     if request.args.mem_fraction_static is None:
         request = replace(request, args=replace(request.args, mem_fraction_static=STAND_IN))
@@ -76,7 +77,9 @@ def _laid_out(case: Case) -> Plan | str:
 
 
 def _weights(log: ServerLog, request: Request) -> Row:
-    """SGLang logs what free memory lost: whole segments of torch's allocator. Each stage beside its own rank."""
+    """SGLang logs the loss of free memory: whole segments of torch's allocator. Compare each stage with its own
+    rank.
+    """
     num_stages = request.args.pipeline_parallel_size
     predicted = [_reserved(request, stage) for stage in range(num_stages)]
     rows = []
@@ -99,8 +102,9 @@ def _weights_why(log: ServerLog, row: Row) -> str:
 
 
 def _reserved(request: Request, stage: int) -> int:
+    request = spread(request)
     layout, spec = own_layout(request, stage), request.spec
-    loaded = sum(rank_weights(request, stage).values())  # refuses what cannot be sized
+    loaded = sum(rank_weights(request, stage).values())  # rejects what cannot be sized
     known = spec.quantization is None or spec.quantization.known
     moved = offload.offloaded(request, stage)
     reserved = weights_reserved(spec, layout) if layout is not None and known else loaded
@@ -108,7 +112,7 @@ def _reserved(request: Request, stage: int) -> int:
 
 
 def _worst(rows: Sequence[tuple[int, Row]], num_stages: int) -> Row:
-    """Of the pipeline's stages the one that is furthest off, which its reason names."""
+    """The pipeline stage with the largest error, named in its reason."""
     stage, row = max(rows, key=lambda each: abs(each[1].relative or 0.0))
     if num_stages == 1:
         return row
@@ -121,7 +125,7 @@ def _worst(rows: Sequence[tuple[int, Row]], num_stages: int) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Predicted:
-    """Pages and requests of a pool: what is likely, and what they may be under the log's rounding of its inputs."""
+    """Pages and requests of a pool: the likely values, and their range given the log's rounding of its inputs."""
 
     pages: int
     low: int
@@ -137,14 +141,14 @@ def layout_of(made: Plan) -> SglangPool:
 
 
 def kv_bytes(layout: SglangPool, pages: int, stage: int) -> int:
-    """Bytes of K and V on a rank of a stage: each pool holds a page more than is counted."""
+    """Bytes of K and V on a rank of a stage: each pool has one page more than is counted."""
     page = layout.block_size
     windows = (layout.tokens_of_windows(pages) + page) * layout.windows[stage]
     return (pages + 1) * page * layout.full[stage] + windows
 
 
 def tokens_in(layout: SglangPool, size: float, stage: int) -> int:
-    """Tokens of the full pool, whole pages, whose K and V take so many bytes on a rank of a stage."""
+    """Tokens of the full pool, in whole pages, whose K and V take so many bytes on a rank of a stage."""
     page = layout.block_size
     counted = size - page * (layout.full[stage] + layout.windows[stage])
     cell = layout.full[stage] + layout.swa_ratio * layout.windows[stage]
@@ -158,13 +162,13 @@ def has_windows(made: Plan | str) -> bool | None:
 
 
 def _pool_rows(case: Case) -> tuple[Row, Row, Row]:
-    """The KV cache, its tokens and the requests that may run."""
+    """The KV cache, its tokens and the most running requests."""
     log, request, gpu_known = case.log, case.request, case.gpu_known
     made = planned(case) if gpu_known else _laid_out(case)
     pools = _pools(log, request, made)
     share = request.args.mem_fraction_static
     tokens = counted("tokens", pool_tokens(log, windows=has_windows(made)), log.called)
-    # 0.4 logs the slot that it never gives out, too.
+    # 0.4 also logs the slot that is never used.
     running = counted(RUNNING, _count(log.least("max_running")), log.called, 1.0)
     answer = made if isinstance(made, str) else _from_plan(log, made) if gpu_known else _from_free(log, made, share)
     if isinstance(answer, str) or isinstance(made, str):
@@ -185,7 +189,7 @@ def _pool_rows(case: Case) -> tuple[Row, Row, Row]:
 
 
 def _without_reason(row: Row) -> Row:
-    """The row; what agrees needs no reason, and neither has what is logged one of its own."""
+    """Drop the reason from a row whose figures agree."""
     if row.measured is None:
         return row
     return replace(row, why="" if row.is_exact or row.component == RUNNING else row.why)
@@ -196,7 +200,7 @@ def _count(reading: Reading | None) -> int | None:
 
 
 def _pools(log: ServerLog, request: Request, made: Plan | str) -> list[tuple[int, KVPool]]:
-    """The smallest pool of each pipeline stage that the log has."""
+    """The smallest logged pool of each pipeline stage."""
     by_stage = ranks_by_stage(log, request.args.pipeline_parallel_size)
     pools = [(stage, smallest_pool(log, ranks, windows=has_windows(made))) for stage, ranks in by_stage.items()]
     return [(stage, pool) for stage, pool in pools if pool is not None]
@@ -227,7 +231,9 @@ def _from_plan(log: ServerLog, made: Plan) -> _Predicted | str:
 
 
 def _unlike_free_memory(log: ServerLog, made: Plan) -> str:
-    """What the log's free memory says of a difference: others on the GPU, or fewer buffers than expected."""
+    """Say what the log's free memory tells about a difference: other processes on the GPU, or fewer buffers than
+    expected.
+    """
     before = _least(log, "free_before_load")
     if before is None:
         return ""
@@ -240,12 +246,13 @@ def _unlike_free_memory(log: ServerLog, made: Plan) -> str:
 
 
 def _least(log: ServerLog, fact: str) -> Reading | None:
-    """Of the ranks the one with least; each rank's own is its first, as a draft model is loaded later."""
+    """The smallest of the ranks' figures; each rank's own is its first, as a draft model is loaded later."""
     return min(log.by_rank(fact).values(), key=lambda reading: reading.value, default=None)
 
 
 def _from_free(log: ServerLog, made: Plan, share: float | None) -> _Predicted | str:
-    """KV and states = free after loading - free before it x (1 - mem_fraction_static); all ranks agree on the least.
+    """KV and states = free after loading - free before it x (1 - mem_fraction_static); all ranks use the smallest
+    result.
 
     Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py.
     """
@@ -266,7 +273,7 @@ def _from_free(log: ServerLog, made: Plan, share: float | None) -> _Predicted | 
 
 
 def _needs(log: ServerLog, before: Reading | None, after: Reading | None, share: float | None) -> str:
-    """What the memory that was found lacks."""
+    """Say which logged memory figure is missing."""
     if log.called == "page":
         return "the free memory it comes from is not on the page; --gpu predicts it from the inputs"
     facts = (('"Load weight begin"', before), ('"Load weight end"', after), ("mem_fraction_static", share))
@@ -275,7 +282,7 @@ def _needs(log: ServerLog, before: Reading | None, after: Reading | None, share:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """Bytes of the recurrent states on a rank of each pipeline stage, and their slots but the one never given out."""
+    """Bytes of the recurrent states on a rank of each pipeline stage, and their slots, except the one never used."""
 
     sizes: tuple[float, ...]
     rounding: int
@@ -283,7 +290,7 @@ class _States:
 
 
 def _states_held(log: ServerLog, made: Plan) -> _States | None:
-    """The states as they were logged, those of a stage without a line in proportion; None where none are."""
+    """Logged states, scaled for stages without a line; None if there are none."""
     by_slot = layout_of(made).state
     for stage, ranks in ranks_by_stage(log, len(by_slot)).items():
         logged = states(log, ranks)
@@ -296,7 +303,7 @@ def _states_held(log: ServerLog, made: Plan) -> _States | None:
 
 
 def _pages_in(made: Plan, room: int, logged_states: _States | None) -> tuple[int, int]:
-    """(pages of the full pool, slots of states) that so many bytes of each rank hold, states as they were logged."""
+    """(pages of the full pool, state slots) that so many bytes of each rank hold, with states as logged."""
     layout, args = layout_of(made), made.request.args
     if logged_states is None:
         pages, slots, _ = sglang_pool.pages_in(layout, args, [room] * len(layout.full))
@@ -313,7 +320,7 @@ def _pages_in(made: Plan, room: int, logged_states: _States | None) -> tuple[int
 
 
 def given_pool(case: Case) -> tuple[int, KVPool] | None:
-    """(pipeline stage, the pool on it) whose bytes are taken as given: those of the first stage that the log has."""
+    """(pipeline stage, its pool) whose bytes are taken as given: those of the first logged stage."""
     pools = _pools(case.log, case.request, _laid_out(case))
     return next(((stage, pool) for stage, pool in pools if not pool.missing), None)
 
@@ -335,6 +342,6 @@ def _given_rows(case: Case, logged: tuple[int, KVPool] | None) -> tuple[Row, ...
     predicted, low, high = (tokens_in(layout, pool.size + by, stage) for by in (0, -pool.rounding, pool.rounding))
     if tokens.value is None:
         return (row_of(log, tokens, Prediction(predicted, "formula")),)
-    # Servers before 0.4.4 hold one token more than is counted, not a page. What is left of a page is not counted.
+    # Servers before 0.4.4 hold one token more than is counted, not a page. A partial page is not counted.
     figure = Figure("tokens", "tokens", tokens.value, float(layout.block_size))
     return (row_of(log, figure, Prediction(predicted, "formula", low=low, high=high)),)

@@ -1,7 +1,7 @@
-"""What SGLang servers write at their start: one table, each row with its releases and where it was seen.
+"""Start-up messages of SGLang servers: one table, each row with its releases and source.
 
-Every pattern is of bounded repetitions. "GB" in these lines is 2^30 bytes. Sources: `sglang#N` is an issue of
-github.com/sgl-project/sglang that quotes the line; a file is the server's own, of the release named.
+Every pattern uses bounded repetition. "GB" in these lines is 2^30 bytes. Sources: `sglang#N` is an issue of
+github.com/sgl-project/sglang that quotes the line; a file is the server's own, in the named release.
 """
 
 from typing import Final

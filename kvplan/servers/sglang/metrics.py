@@ -9,7 +9,7 @@ METRICS = Metrics(
         "running": ("sglang:num_running_reqs",),
         "waiting": ("sglang:num_queue_reqs",),
         "hit_rate": ("sglang:cache_hit_rate",),
-        # Counted when their request ends, so that a rate comes in jumps; a page with `counted` says more.
+        # Counted when the request ends, so the rate is bursty; a page with `counted` is more precise.
         "prompt_tokens": ("sglang:prompt_tokens_total",),
         "generation_tokens": ("sglang:generation_tokens_total",),
     },
@@ -21,7 +21,7 @@ METRICS = Metrics(
         "sglang:context_len": "context",
     },
     flags={"sglang:page_size": "page_size"},
-    # Decode lacks the first token of each request, which prefill gives.
+    # Decode omits the first token of each request, which comes from prefill.
     counted=Counted(
         "sglang:realtime_tokens_total",
         {"prompt_tokens": ("prefill_compute", "prefill_cache"), "generation_tokens": ("decode",)},

@@ -1,6 +1,6 @@
-"""Which of SGLang's rules hold for which model: attention backends and their pages, windows, states, images.
+"""SGLang's model-specific rules: attention backends and their pages, windows, states, images.
 
-SGLang decides by the first entry of `architectures`; a config without one is taken by its model_type.
+SGLang decides by the first entry of `architectures`; a config without one is matched by its model_type.
 Source: sglang 0.5.23 srt/configs/model_config.py, srt/arg_groups/overrides.py and srt/arg_groups/model_overrides.
 """
 
@@ -13,11 +13,10 @@ from kvplan.models.hf_config import NESTED
 from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm import rules as vllm
 
-# model types that SGLang has no class for, and that it cannot run through Transformers either
+# model types without a class in SGLang that Transformers cannot run either
 NO_CLASS = ("jamba", "falcon", "bloom", "mpt", "minimax", "minimax_m1", "minimax_text_01")
-# A pool of their own for windows; all other models keep every token of a window (is_hybrid_swa_model).
+# Models with a separate window pool; all others keep all tokens in sliding-window layers (is_hybrid_swa_model).
 WINDOW_POOLS = frozenset(
     {
         "GptOssForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM", "IQuestQ1ForCausalLM",
@@ -28,14 +27,14 @@ WINDOW_POOLS = frozenset(
     }
 )  # fmt: skip
 WINDOW_POOL_TYPES = ("gpt_oss", "mimo_v2_flash", "laguna", "gemma4_text", "llama4_text")  # without `architectures`
-# Whose class counts the tokens before the current one: a window of 128 is 127 there.
+# Their class counts only the tokens before the current one: a window of 128 is 127 there.
 WHOLE_WINDOWS = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "LagunaForCausalLM", "Step3p5ForCausalLM",
                  "Step3p7ForConditionalGeneration", "Llama4ForConditionalGeneration")  # fmt: skip
 IMAGES_ON_REQUEST = (
     "Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration",
     "InklingForConditionalGeneration",
 )  # fmt: skip
-# Models of images whose prefill is captured all the same.
+# Image models whose prefill is captured nevertheless.
 CAPTURED_WITH_IMAGES = (
     "Cohere2VisionForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
     "KimiK25ForConditionalGeneration", "KimiK3ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
@@ -51,7 +50,7 @@ QWEN_HYBRIDS = (
     "Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
     "InternS2PreviewForConditionalGeneration", "InternS2MobiusForConditionalGeneration",
 )  # fmt: skip
-# Backend on compute capability 10.x where it is not the usual one (trtllm_mha; flashinfer for latent attention).
+# Backend on compute capability 10.x if not the usual one (trtllm_mha; flashinfer for MLA).
 DATACENTER_BACKENDS: Mapping[str, str] = {
     **dict.fromkeys(DEEPSEEK, "trtllm_mla"), "KimiK3ForConditionalGeneration": "trtllm_mla",
     **dict.fromkeys(
@@ -60,14 +59,14 @@ DATACENTER_BACKENDS: Mapping[str, str] = {
     **dict.fromkeys(("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), "flashinfer"),
     **dict.fromkeys(("FalconH1ForCausalLM", "JetNemotronForCausalLM", "JetVLMForConditionalGeneration"), "triton"),
 }  # fmt: skip
-# Those whose class asks for trtllm_mha itself, drafts or not.
+# Their class itself selects trtllm_mha, with drafts or without.
 PAGED_ALWAYS = frozenset(
     {
         "GptOssForCausalLM", "Llama4ForConditionalGeneration", "Llama4ForCausalLM", "Gemma4ForConditionalGeneration",
         "Gemma4ForCausalLM", "Gemma4UnifiedForConditionalGeneration", "Exaone4ForCausalLM", "Olmo2ForCausalLM",
     }
 )  # fmt: skip
-# Hybrids whose states the prefix cache keeps, and of those the ones that extra buffers can follow.
+# Hybrids whose states the prefix cache keeps, and those of them that support extra buffers.
 CACHED_STATES = frozenset(
     {
         "KimiLinearForCausalLM", "KimiK3ForConditionalGeneration", "Qwen3NextForCausalLM",
@@ -79,9 +78,10 @@ CACHED_STATES = frozenset(
 GRANITE = "GraniteMoeHybridForCausalLM"  # with states or without
 NOT_TRACKED = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 STRATEGIES = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
+FP4 = 100  # compute capability with kernels for NVFP4
 LARGE_HOPPER_MIB = 60 * 1024
 QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
-# Whose class reads --mm-enable-dp-encoder (srt/models/*.py), of the model types that are compared with its parameters.
+# Their class reads --mm-enable-dp-encoder (srt/models/*.py); model types compared with its parameters.
 TOWERS_BY_DATA = frozenset(
     {
         "glm4v", "glm4v_moe", "glm_ocr", "kimi_k25", "kimi_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
@@ -91,17 +91,43 @@ TOWERS_BY_DATA = frozenset(
 
 
 def outer_type(spec: ModelSpec) -> str:
-    """The model_type of the whole config, which a language model within it may not have."""
+    """The model_type of the whole config, which its inner language model's may differ from."""
     return str(spec.config.get("model_type", spec.model_type))
 
 
 def keeps_towers_whole(spec: ModelSpec, args: EngineArgs) -> bool:
-    """Whether each rank loads the whole tower, as --mm-enable-dp-encoder asks of the classes that read it."""
+    """True if each rank loads the whole tower, because of --mm-enable-dp-encoder and a class that reads it."""
     return args.mm_encoder_tp_mode == "data" and outer_type(spec) in TOWERS_BY_DATA
 
 
+def keeps_scales_twice(spec: ModelSpec, sm: int, release: Version) -> bool:
+    """True if ModelOpt's NVFP4 experts keep a second copy of their block scales, which no kernel reads.
+
+    Before Blackwell, Marlin's kernels take the first copy; llm-compressor's experts have no second.
+    Source: sglang 0.5.23 modelopt_quant.py (ModelOptNvFp4FusedMoEMethod) and srt/layers/quantization/utils.py
+    (swizzle_blockscale); sgl-project/sglang#38073.
+    """
+    return has_modelopt_fp4(spec) and sm < FP4 and release.has("fp4_before_blackwell")
+
+
+def has_modelopt_fp4(spec: ModelSpec) -> bool:
+    by_modelopt = spec.quantization is not None and spec.quantization.method != "compressed-tensors"
+    return by_modelopt and "nvfp4" in spec.scheme_kinds
+
+
+def check_fp4(spec: ModelSpec, sm: int, release: Version) -> None:
+    """Reject ModelOpt's NVFP4 on GPUs on which the release does not load it."""
+    if has_modelopt_fp4(spec) and 0 < sm < FP4 and not release.has("fp4_before_blackwell"):
+        raise UnsupportedModelError(
+            spec.name, f"SGLang loads NVFP4 below compute capability 10.0 from 0.5.15 on, not {release.label}",
+            "use sglang@0.5.15 or newer, or a Blackwell GPU",
+        )  # fmt: skip
+
+
 def caches_prefixes(args: EngineArgs) -> bool:
-    """The radix cache is on unless it was switched off, or the server decodes what another has begun."""
+    """True if the radix cache is on: it is unless switched off, or the server is the decode side of a
+    disaggregated pair.
+    """
     return args.enable_prefix_caching is not False and args.disaggregation_mode != "decode"
 
 
@@ -109,11 +135,11 @@ def is_datacenter_blackwell(sm: int) -> bool:
     return 100 <= sm < 110
 
 
-ENCODER_DECODERS = ("whisper",)  # 17,262 tokens on SGLang 0.5.23 where every layer counted twice gives 25,894
+ENCODER_DECODERS = ("whisper",)  # 17,262 tokens on SGLang 0.5.23; counting every layer twice gives 25,894
 
 
 def check_class(spec: ModelSpec) -> None:
-    """Refuse a model that SGLang cannot run."""
+    """Reject a model that SGLang cannot run."""
     if spec.model_type in NO_CLASS:
         raise UnsupportedModelError(spec.name, f"SGLang has no class for model_type {spec.model_type}", "use vllm")
     if spec.is_pooled:
@@ -122,11 +148,12 @@ def check_class(spec: ModelSpec) -> None:
         raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modeled", "use vllm")
 
 
-# Whose class divides attention over DP ranks, compared with its parameters (srt/models/*.py).
+# Their class supports DP attention, compared with its parameters (srt/models/*.py).
 DIVIDED = frozenset(
     {
         "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "kimi_k2",
-        "minimax_m2", "qwen3", "qwen3_moe",
+        "kimi_k25", "llama4", "minimax_m2", "nemotron_h", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+        "qwen3_moe", "qwen3_vl", "qwen3_vl_moe",
     }
 )  # fmt: skip
 UNDIVIDED = frozenset(
@@ -138,27 +165,27 @@ UNDIVIDED = frozenset(
 
 
 def check_dp_attention(spec: ModelSpec, args: EngineArgs) -> None:
-    """Refuse DP attention of classes that ignore it, and of those whose weights nobody compared."""
-    kind, quantized = outer_type(spec), spec.quantization is not None and spec.quantization.method == "modelopt"
-    if not args.enable_dp_attention or (kind in DIVIDED and not quantized):
+    """Reject DP attention for classes that ignore it, and for those whose weights were not compared."""
+    kind = outer_type(spec)
+    if not args.enable_dp_attention or kind in DIVIDED:
         return
-    does = "splits attention over all ranks all the same" if kind in UNDIVIDED else "has weights nobody compared"
-    raise UnsupportedModelError("--enable-dp-attention", f"SGLang's class of {kind} {does}", "leave it out")
+    does = "still splits attention over all ranks" if kind in UNDIVIDED else "has weights that were not compared"
+    raise UnsupportedModelError("--enable-dp-attention", f"SGLang's class of {kind} {does}", "remove it")
 
 
 DP_ENCODER = "--mm-enable-dp-encoder"
-SPLIT_TOWERS = frozenset({"gemma3", "gemma4", "llama4", "mistral3", "mllama", "qwen3_omni_moe"})  # read no such flag
+SPLIT_TOWERS = frozenset({"gemma3", "gemma4", "llama4", "mistral3", "mllama", "qwen3_omni_moe"})  # ignore this flag
 
 
 def check_towers(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
-    """Refuse data-parallel towers of classes that nobody read."""
+    """Reject data-parallel towers for classes whose code was not read."""
     if args.mm_encoder_tp_mode != "data" or not any(weight.serves for weight in spec.other_weights):
         return
     if not release.has("whole_towers"):
-        raise UnsupportedModelError(DP_ENCODER, f"was read in 0.5.23 alone, not in {release.label}", "leave it out")
+        raise UnsupportedModelError(DP_ENCODER, f"is modeled only for 0.5.23, not for {release.label}", "remove it")
     if outer_type(spec) not in TOWERS_BY_DATA | SPLIT_TOWERS:
         raise UnsupportedModelError(
-            DP_ENCODER, f"what SGLang's class of {outer_type(spec)} does with it is not modeled", "leave it out"
+            DP_ENCODER, f"what SGLang's class of {outer_type(spec)} does with it is not modeled", "remove it"
         )
 
 
@@ -180,22 +207,24 @@ def _text(spec: ModelSpec) -> Mapping[str, Any]:
 
 # --- dtypes and context -----------------------------------------------------------------------------------------------
 
-WIDE = (None, "float32", "float")  # a checkpoint that is served in half of it
+WIDE = (None, "float32", "float")  # float32 checkpoints, served in half precision
 
 
 def model_dtype(spec: ModelSpec) -> str:
-    """The dtype of weights by default: float16 for float32 checkpoints and those that name none, but for Gemma."""
+    """Default dtype of weights: float16 for float32 checkpoints and those that name none, except Gemma."""
     text = _text(spec)
     stated = text.get("dtype") or text.get("torch_dtype") or spec.config.get("dtype") or spec.config.get("torch_dtype")
     if isinstance(stated, str):
         stated = stated.removeprefix("torch.")
-    if stated not in WIDE or "mxfp4" in vllm.scheme_kinds(spec):
+    if stated not in WIDE or "mxfp4" in spec.scheme_kinds:
         return spec.dtype
     return "bfloat16" if str(text.get("model_type", spec.model_type)).startswith("gemma") else "float16"
 
 
 def has_fp8_cache(spec: ModelSpec) -> bool:
-    """Whether a checkpoint's own words turn `auto` into an fp8 cache: those of its method's reader in SGLang."""
+    """True if the checkpoint's config turns `auto` into an fp8 cache, by the rules of SGLang's reader for its
+    method.
+    """
     config = spec.config.get("quantization_config") or _text(spec).get("quantization_config")
     if not isinstance(config, Mapping):
         return False
@@ -219,7 +248,7 @@ LONG_ROPES = ("longrope", "su")
 
 
 def context_length(spec: ModelSpec) -> int:
-    """The context taken when none is asked for, and the largest that is accepted: the long one of longrope models."""
+    """Default and largest accepted context: the long one for longrope models."""
     text = _text(spec)
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
@@ -246,7 +275,7 @@ def counted_window(spec: ModelSpec, window: int) -> int:
 
 
 def takes_images(spec: ModelSpec, stated: bool | None) -> bool:
-    """Whether the server takes more than text; asked: --enable-multimodal."""
+    """True if the server takes more than text; stated: --enable-multimodal."""
     if stated is None and spec.architecture in IMAGES_ON_REQUEST:
         return False
     nested = any(isinstance(spec.config.get(key), Mapping) for key in NESTED)
@@ -254,7 +283,7 @@ def takes_images(spec: ModelSpec, stated: bool | None) -> bool:
 
 
 def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, stated: bool | None) -> bool:
-    """Qwen3-VL on a Hopper of 60 GiB or more, which has defaults of its own."""
+    """True for Qwen3-VL on a Hopper GPU of 60 GiB or more, which has defaults of its own."""
     return (
         90 <= sm < 100
         and memory_mib >= LARGE_HOPPER_MIB
@@ -263,8 +292,8 @@ def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, stated: 
     )
 
 
-# model_type -> layers and width of the tower where its vision_config leaves them out; layers that the class calls
-# otherwise (`depth`) do not count. Source: transformers 5's classes and sglang 0.5.23 srt/configs.
+# model_type -> layers and width of the tower if its vision_config omits them; layers under another key (`depth`) do not
+# count. Source: transformers 5's classes and sglang 0.5.23 srt/configs.
 TOWER_CLASSES: Mapping[str, tuple[int, int]] = {
     "gemma3": (12, 768), "gemma3n": (24, 2048), "gemma4": (16, 768), "llama4": (34, 768), "llava": (12, 768),
     "mistral3": (24, 1024), "mllama": (32, 1280), "kimi_k25": (27, 1152),
@@ -275,13 +304,15 @@ TOWER_CLASSES: Mapping[str, tuple[int, int]] = {
 
 
 TOWER_KEYS = ("num_hidden_layers", "hidden_size")
-OWN_TOWER_KEYS = {"kimi_k3": ("vt_num_hidden_layers", "vt_hidden_size")}  # which its class gives the usual names
+OWN_TOWER_KEYS = {"kimi_k3": ("vt_num_hidden_layers", "vt_hidden_size")}  # keys that its class maps to the usual names
 KDA = {"kda", "bounded_kda"}
 CAPTURED_WITH_KDA = "Glm5NextForConditionalGeneration"
 
 
 def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | None:
-    """(layers, width) of the vision tower as SGLang reads it, `usual` for what no class says; None without a tower."""
+    """(layers, width) of the vision tower as SGLang reads it, `usual` if no class defines it, or None without a
+    tower.
+    """
     tower, kind = spec.config.get("vision_config"), str(spec.config.get("model_type"))
     if not isinstance(tower, Mapping):
         return usual if kind == "llava" else None
@@ -294,7 +325,9 @@ def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | No
 
 
 def captures_prefill(spec: ModelSpec, args: EngineArgs) -> bool:
-    """Whether prefills get CUDA graphs: not with pipeline stages, KDA, or images in most models, nor where none run."""
+    """True if prefills get CUDA graphs: not with pipeline stages, KDA, images in most models, or if there are no
+    prefills.
+    """
     decodes = args.disaggregation_mode == "decode"
     if args.enforce_eager or args.disable_prefill_cuda_graph or args.pipeline_parallel_size > 1 or decodes:
         return False
@@ -309,7 +342,7 @@ def captures_prefill(spec: ModelSpec, args: EngineArgs) -> bool:
 
 @lru_cache(maxsize=1024)
 def has_uneven_values(spec: ModelSpec) -> bool:
-    """Whether K and V of a head differ in width."""
+    """True if K and V of a head differ in width."""
     return any(
         cache.head_dim != cache.head_dim_v
         for caches in spec.layers
@@ -319,7 +352,7 @@ def has_uneven_values(spec: ModelSpec) -> bool:
 
 
 def default_backend(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str | None:
-    """The attention backend where none is asked for, as far as its pages depend on it; None: pages of any size."""
+    """Default attention backend, as far as its page size depends on it; None: pages of any size."""
     if spec.is_sparse_mla:
         return "dsa"
     if not is_datacenter_blackwell(sm) or not release.has("datacenter_pages"):
@@ -343,12 +376,12 @@ def default_backend(spec: ModelSpec, sm: int, args: EngineArgs, release: Version
 
 
 def drafts_in_a_row(args: EngineArgs) -> bool:
-    """Whether nothing is drafted, or one token after the other as far as SGLang knows when it chooses a backend."""
+    """True if nothing is drafted, or if drafting is sequential as far as SGLang knows when it chooses a backend."""
     return args.speculative_method in (None, "dflash") or args.speculative_eagle_topk == 1
 
 
 def backends(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> tuple[str | None, str | None]:
-    """(of prefills, of decodes)."""
+    """(prefill backend, decode backend)."""
     usual = default_backend(spec, sm, args, release)
     return args.prefill_attention_backend or usual, args.decode_attention_backend or usual
 
@@ -365,16 +398,16 @@ BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
 NOT_BACKENDS_OF: Mapping[str, str] = {
     "Lfm2ForCausalLM": "triton", "Lfm2MoeForCausalLM": "triton", "Olmo2ForCausalLM": "flashinfer",
 }  # fmt: skip
-# Backend -> the tens of compute capability that it runs on.
+# Backend -> compute capabilities (major versions) that it runs on.
 CAPABILITIES: Mapping[str, tuple[int, ...]] = {
     "trtllm_mla": (10, 11, 12), "cutedsl_mla": (10,), "trtllm_mha": (9, 10, 12),
 }  # fmt: skip
-UNKNOWN_BACKEND = "unknown"  # a log's, which names pages and no backend
+UNKNOWN_BACKEND = "unknown"  # for a log that gives page sizes but no backend
 LATENT_KV_DTYPES = ("auto", "fp8_e4m3", "fp8", "bfloat16")  # of trtllm_mla
 
 
 def check_backends(spec: ModelSpec, sm: int, args: EngineArgs) -> None:
-    """Refuse attention backends that were asked for and that SGLang does not start with."""
+    """Reject requested attention backends that SGLang does not start with."""
     for phase in ("prefill", "decode"):
         name = getattr(args, f"{phase}_attention_backend")
         if name in (None, UNKNOWN_BACKEND):
@@ -396,7 +429,7 @@ PAGES_OF: Mapping[str, tuple[int, ...]] = {
 
 
 def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int:
-    """Tokens of a page: what is asked for, where the attention backend takes it; sparse attention has 64."""
+    """Tokens per page: as requested, if the attention backend accepts it; sparse attention uses 64."""
     if spec.is_sparse_mla:
         return 64
     prefill, decode = backends(spec, sm, args, release)
@@ -415,7 +448,7 @@ def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> i
 
 
 def _forced_page(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int | None:
-    """Qwen's hybrids on compute capability 10.x take the page that their backend wants, whatever is asked for."""
+    """Qwen's hybrids on compute capability 10.x use the page size of their backend, whatever is requested."""
     is_stated = args.prefill_attention_backend and args.prefill_attention_backend == args.decode_attention_backend
     backend = default_backend(spec, sm, args, release)
     if spec.architecture not in QWEN_HYBRIDS or backend is None or is_stated:
@@ -427,19 +460,19 @@ def _forced_page(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -
 
 
 def keeps_states(spec: ModelSpec) -> bool:
-    """Whether the prefix cache keeps states of this hybrid."""
+    """True if the prefix cache keeps states of this hybrid."""
     return spec.architecture in CACHED_STATES and spec.has_states
 
 
 def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str:
-    """How the prefix cache follows states: `no_buffer`, `extra_buffer`, `extra_buffer_lazy`; `auto` where it does not.
+    """State strategy of the prefix cache: `no_buffer`, `extra_buffer`, `extra_buffer_lazy`, or `auto` if it keeps none.
 
-    Raises UsageError for what SGLang refuses to start with.
+    Raise UsageError for what SGLang refuses to start with.
     """
     stated = args.mamba_radix_cache_strategy or "auto"
     if stated not in STRATEGIES:
         raise UsageError(
-            f"--mamba-radix-cache-strategy {stated!r}", f"is not one of {', '.join(STRATEGIES)}", "use one"
+            f"--mamba-radix-cache-strategy {stated!r}", f"is not one of {', '.join(STRATEGIES)}", "use one of them"
         )
     if not caches_prefixes(args):
         return "auto"
@@ -465,9 +498,9 @@ def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> st
     if chosen == "no_buffer" and overlap:
         raise UsageError(flag, "needs --disable-overlap-schedule", "add it")
     if chosen == "no_buffer" and page > 1:
-        raise UsageError(f"--page-size {page}", "without an extra buffer for states pages have 1 token", "leave it out")
+        raise UsageError(f"--page-size {page}", "without an extra buffer for states pages have 1 token", "remove it")
     if chosen == "no_buffer" and "trtllm_mha" in backends(spec, sm, args, release):
-        raise UsageError(flag, "does not go with the attention backend trtllm_mha", "choose another backend")
+        raise UsageError(flag, "does not work with the attention backend trtllm_mha", "choose another backend")
     return chosen
 
 

@@ -22,7 +22,7 @@ from kvplan.sizing.weights import Layout, layers_on
 SOURCE: Final = "sglang 0.5.23 srt/utils/offloader.py"
 COMPARED: Final = "sglang 0.5.23's own offloaders (tests/servers/test_offload_sglang.py): equal, quantized ones to 64 B"
 BY_BYTES, BY_LAYERS = "--cpu-offload-gb", "--offload-group-size"
-# Model types whose class makes its layers by make_layers, where offloading begins, compared one by one.
+# Model types whose class builds its layers with make_layers, which enables offloading; compared one by one.
 OFFLOADS: Final = frozenset(
     {
         "deepseek_v2", "deepseek_v3", "gemma2", "gemma3", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2",
@@ -30,9 +30,9 @@ OFFLOADS: Final = frozenset(
         "qwen2", "qwen2_5_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "starcoder2",
     }
 )  # fmt: skip
-NEVER: Final = frozenset({"cohere", "cohere2", "dbrx", "gemma", "gpt2", "granite", "mllama"})  # layers made without it
+NEVER: Final = frozenset({"cohere", "cohere2", "dbrx", "gemma", "gpt2", "granite", "mllama"})  # layers built without it
 EXPERTS_APART: Final = ("deepseek_v2", "deepseek_v3", "kimi_k2")  # classes that name what is fetched
-RESIDENT: Final = "self_attn.kv_b_proj"  # read by attention in another shape, so it stays
+RESIDENT: Final = "self_attn.kv_b_proj"  # read by attention in another shape, so it stays on the GPU
 
 
 def is_asked(args: EngineArgs) -> bool:
@@ -40,25 +40,25 @@ def is_asked(args: EngineArgs) -> bool:
 
 
 def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
-    """Refuse what SGLang refuses, and offloading that is not modeled."""
+    """Reject what SGLang rejects, and offloading that is not modeled."""
     if not is_asked(args):
         return
     flag = BY_BYTES if args.cpu_offload_gb else BY_LAYERS
     if args.cpu_offload_gb and args.cpu_offload_gb % GIB:
         raise UsageError(
-            f"{BY_BYTES} {args.cpu_offload_gb / GIB:.6g}", "SGLang takes whole GiB", "write a whole number"
+            f"{BY_BYTES} {args.cpu_offload_gb / GIB:.6g}", "SGLang accepts only whole GiB", "write a whole number"
         )
     if not release.has("weights_on_host"):
-        raise UnsupportedModelError(flag, f"was read in 0.5.23 alone, not in {release.label}", "leave it out")
+        raise UnsupportedModelError(flag, f"is modeled only for 0.5.23, not for {release.label}", "remove it")
     if args.speculative_method is not None or args.max_loras:
         beside = "drafts" if args.speculative_method is not None else "adapters"
-        raise UnsupportedModelError(flag, f"offloaded weights beside {beside} are not modeled", "leave one out")
+        raise UnsupportedModelError(flag, f"offloaded weights with {beside} are not modeled", "use only one")
     if outer_type(spec) not in OFFLOADS:
         does = "offloads nothing" if outer_type(spec) in NEVER else "is not compared with offloaded weights"
-        raise UnsupportedModelError(flag, f"SGLang's class of {outer_type(spec)} {does}", "leave it out")
+        raise UnsupportedModelError(flag, f"SGLang's class of {outer_type(spec)} {does}", "remove it")
     if outer_type(spec).startswith(GATE_BEHIND) and spec.quantization is not None:
         raise UnsupportedModelError(
-            flag, f"quantized experts of {outer_type(spec)} are not compared with offloaded weights", "leave it out"
+            flag, f"quantized experts of {outer_type(spec)} are not compared with offloaded weights", "remove it"
         )
     if not args.cpu_offload_gb:
         _check_groups(spec, args)
@@ -71,15 +71,13 @@ def _check_groups(spec: ModelSpec, args: EngineArgs) -> None:
             f"{BY_LAYERS} {size}", f"SGLang's class of {outer_type(spec)} cannot do it", f"use {BY_BYTES}"
         )
     if each > size:
-        raise UsageError(
-            f"offload_num_in_group {each}", f"is more than offload_group_size ({size})", "use at most that"
-        )
+        raise UsageError(f"offload_num_in_group {each}", f"is more than offload_group_size ({size})", "lower it")
 
 
 def offloaded(request: Request, stage: int) -> Offloaded | None:
-    """What one rank of a stage keeps on the host; None where nothing is.
+    """Weights that one rank of a stage keeps on the host, or None if there are none.
 
-    Raises UnsupportedModelError where the parameters are not known one by one, UsageError where SGLang does not start.
+    Raise UnsupportedModelError if individual parameters are not known, UsageError if SGLang does not start.
     """
     args, spec = request.args, request.spec
     if not is_asked(args):
@@ -88,7 +86,7 @@ def offloaded(request: Request, stage: int) -> Offloaded | None:
     if layout is None:
         flag = BY_BYTES if args.cpu_offload_gb else BY_LAYERS
         raise UnsupportedModelError(
-            flag, f"{spec.name} is sized by its files, where layers are not told apart", "leave --weights-bytes out"
+            flag, f"{spec.name} is sized by its files, where layers are not told apart", "remove --weights-bytes"
         )
     if not args.cpu_offload_gb:
         return _experts(spec, layout, args)
@@ -103,7 +101,7 @@ def notes(request: Request, stage: int) -> Iterator[str]:
 
 
 def _experts(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
-    """The values of the experts of the last layers of each group; those of the first ones stay fetched."""
+    """The experts of the last layers of each group; those of the first layers stay on the GPU."""
     size, each = args.offload_group_size or 0, args.offload_num_in_group or 1
     moved = [
         sum(part.size for part in layer if part.name.startswith("mlp.experts") and part.name.endswith(".0"))
@@ -114,12 +112,12 @@ def _experts(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
     if not moved:
         raise UsageError(
             f"{BY_LAYERS} {size}", f"is more than the layers of a stage ({len(layers_on(spec, layout))})",
-            "use at most that",
+            "lower it",
         )  # fmt: skip
     if ahead > len(moved):
         raise UsageError(
             f"offload_prefetch_step {ahead}", f"a stage offloads {plural(len(moved), 'layer')}",
-            "use at most that",
+            "lower it",
         )  # fmt: skip
     fetched = sum(moved[:ahead])
     how = (
@@ -130,12 +128,12 @@ def _experts(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
 
 
 def _stays(spec: ModelSpec, part: Parameter) -> bool:
-    """What attention reads in another shape; scales of the KV cache are no parameters of SGLang."""
+    """True if attention reads it in another shape; KV cache scales are not parameters in SGLang."""
     return part.group == "kv_scales" or (spec.is_mla and part.name.startswith(RESIDENT))
 
 
 def _order(spec: ModelSpec) -> Callable[[str], int]:
-    """Attention; then the MLP, where the gate comes before the experts or behind; then the norms around them."""
+    """Construction order: attention; then the MLP, with the gate before or after the experts; then the norms."""
     behind = outer_type(spec).startswith(GATE_BEHIND)
     order = ("self_attn.", "linear_attn.", *(("mlp.experts", "mlp.gate") if behind else ("mlp.gate",)), *MLP)
     return lambda name: next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order))

@@ -1,7 +1,7 @@
-"""SGLang's pools: how many tokens, window tokens and state slots a rank's memory holds, and how many requests may run.
+"""SGLang's pools: tokens, window tokens and state slots that a rank's memory holds, and the most running requests.
 
-Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/model_executor/pool_configurator.py. Where SGLang
-counts in floating point, so does this: a token is a token.
+Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/model_executor/pool_configurator.py. Floating-point
+arithmetic is reproduced where SGLang uses it, so that results match to the token.
 """
 
 from collections.abc import Iterator
@@ -23,37 +23,37 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.pages import KVSpec, Paging, attention_spec
+from kvplan.servers.pool import Capacity, KVGroup, Pool
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.drafts import NO_DRAFTS, Drafted
 from kvplan.servers.sglang.rules import LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT
-from kvplan.servers.vllm.pages import KVSpec, Paging, attention_spec
-from kvplan.servers.vllm.pool import Capacity, KVGroup, Pool
 from kvplan.sizing.layout import cdiv, state_bytes, token_bytes
 from kvplan.sizing.weights import stage_layers
 
 MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
-EVICTION_INTERVAL = 128  # tokens beyond its window that a request may keep before they are given back
-SPARE_TOKENS = 4  # of a request's row in the table of tokens, beyond the context
-STATE_DTYPE, CONVOLUTION_DTYPE = "float32", "bfloat16"  # of states where the config does not say, whatever the model's
+EVICTION_INTERVAL = 128  # tokens that a request may keep beyond its window before they are freed
+SPARE_TOKENS = 4  # in a request's row of the token table, beyond the context
+STATE_DTYPE, CONVOLUTION_DTYPE = "float32", "bfloat16"  # of states if the config does not say, whatever the model's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SglangPool(Pool):
-    """Pages of all layers that keep every token; window layers have a pool of their own, states have slots.
+    """Pages of the full-attention layers; sliding-window layers have their own pool, states have slots.
 
-    A block is a page of the full pool with its share of the windows' pool.
+    A block is a page of the full pool with its part of the window pool.
 
-    full, windows  bytes per token of the layers that keep all tokens, and of those that keep a window; by stage
-    swa_ratio      tokens of the windows' pool per token of the full one
-    window_tokens  tokens of the windows' pool where the requests' number sizes it; None: the ratio does
-    window         tokens that a window keeps, as the scheduler counts them; 0 without a pool for windows
+    full, windows  bytes per token of the full-attention layers, and of the sliding-window layers; by stage
+    swa_ratio      window pool tokens per full pool token
+    window_tokens  tokens of the window pool if the number of requests sizes it; None: the ratio does
+    window         tokens that a window keeps, as the scheduler counts them; 0 without a window pool
     state          bytes of one slot of recurrent states; by stage
-    slot           bytes that a slot is counted with on every stage: those of the stage with most
+    slot           bytes counted per slot on every stage: those of the stage with the most
     slots_each     slots that a running request may take
-    drafted        what drafts add, in bytes a token and in copies of states
+    drafted        what drafts add, in bytes per token and in copies of states
     """
 
     full: tuple[int, ...] = ()
@@ -67,18 +67,18 @@ class SglangPool(Pool):
     drafted: Drafted = NO_DRAFTS
 
     def copies(self, slots: int) -> int:
-        """Copies of a slot that drafts need: one for each token verified at once, of each request and a spare one."""
+        """Copies of a slot for drafts: one for each token verified at once, for each request and a spare one."""
         return (min(self.drafted.requests, slots // self.slots_each) + 1) * self.drafted.verified if self.slot else 0
 
     def tokens_of_windows(self, pages: int) -> int:
-        """Tokens of the windows' pool beside so many pages of the full one."""
+        """Tokens of the window pool that goes with so many pages of the full one."""
         page = self.block_size
         if self.window_tokens is not None:
             return self.window_tokens
         return int(pages * page * self.swa_ratio) // page * page
 
     def in_full_pages(self, per_group: list[int]) -> int:
-        """Pages of the full pool that requests take, or that their pages of the windows' pool stand for, if more."""
+        """Pages of the full pool that requests take, or the equivalent of their window pages, if more."""
         pages = [
             self._standing_for(count) if group.first.kind == "sliding" else count
             for group, count in zip(self.groups, per_group, strict=True)
@@ -86,8 +86,8 @@ class SglangPool(Pool):
         return max(pages)
 
     def _standing_for(self, window_pages: int) -> int:
-        """The fewest pages of the full pool beside which so many pages of the windows' pool are; where the requests'
-        number sizes that pool, it holds them all.
+        """The fewest full pages whose window pool has so many pages; 0 if the number of requests sizes the window pool,
+        which then holds them all.
         """
         if self.window_tokens is not None:
             return 0
@@ -109,12 +109,12 @@ class SglangPool(Pool):
         return num_tokens // self.block_size
 
     def given_out(self, pages: int, slots: int, stage: int) -> int:
-        """What counts against the budget: the pages that requests can have, and every slot."""
+        """Bytes that count against the budget: the pages that requests can have, and every slot."""
         windows = self.tokens_of_windows(pages) * self.windows[stage]
         return pages * self.block_size * self.full[stage] + windows + self.taken_by_states(slots)
 
     def num_bytes(self, pages: int, slots: int, stage: int) -> int:
-        """What the buffers take: each pool holds one page more than is counted, the slots one more."""
+        """Bytes of the buffers: each pool has one page more than is counted, the slots one more."""
         page = self.block_size
         full = (pages + 1) * page * self.full[stage]
         windows = (self.tokens_of_windows(pages) + page) * self.windows[stage] if self.windows[stage] else 0
@@ -122,11 +122,11 @@ class SglangPool(Pool):
         return full + windows + ((slots + 1 + copies) * self.state[stage] if self.state[stage] else 0)
 
     def kept_from_requests(self, pages: int, slots: int, stage: int) -> int:
-        """What the buffers take beyond what is given out."""
+        """Bytes of the buffers that requests cannot use."""
         return self.num_bytes(pages, slots, stage) - self.given_out(pages, slots, stage)
 
     def taken_by_states(self, slots: int) -> int:
-        """Bytes of all slots, the one that is never given out with them."""
+        """Bytes of all slots, including the one that is never used."""
         return (slots + 1 + self.copies(slots)) * self.slot if self.slot else 0
 
 
@@ -154,7 +154,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
 
 
 def state_dtype(spec: ModelSpec, args: EngineArgs) -> str | None:
-    """The dtype of states: what is asked for, else the config's, else float32; None without states."""
+    """Dtype of states: as requested, else the config's, else float32, or None without states."""
     if not spec.has_states:
         return args.mamba_ssm_cache_dtype
     fixed = {c.ssm_dtype for caches in spec.layers for c in caches if isinstance(c, RecurrentState)} - {None}
@@ -165,9 +165,9 @@ NOT_MODELED = (KeyIndex, WindowLatent, CompressedLatent)
 
 
 def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
-    """What SGLang allocates for each layer: those that share the KV of an earlier layer get buffers all the same.
+    """Caches that SGLang allocates for each layer: layers that share an earlier layer's KV get buffers nevertheless.
 
-    Raises UnsupportedModelError for layers without a cache that are neither shared nor plain MLPs.
+    Raise UnsupportedModelError for layers without a cache that are neither shared nor plain MLPs.
     """
     types = _layer_types(spec)
     kinds = {caches for caches in spec.layers if caches}
@@ -192,7 +192,7 @@ def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
 
 
 def _shares(spec: ModelSpec) -> bool:
-    """Whether the layers without a cache read an earlier layer's."""
+    """True if the layers without a cache read an earlier layer's."""
     return spec.model_type in ("gemma3n_text", "gemma4_text")
 
 
@@ -211,12 +211,8 @@ def _layer_types(spec: ModelSpec) -> list[str]:
     return types if isinstance(types, list) and len(types) == spec.num_layers else []
 
 
-def in_window_pool(cache: LayerCache) -> bool:
-    return isinstance(cache, SlidingWindow | ChunkedAttention)
-
-
 def has_windows(spec: ModelSpec, args: EngineArgs) -> bool:
-    """Whether window layers have a pool of their own."""
+    """True if sliding-window layers have a separate pool."""
     kinds = spec.cache_kinds
     return (
         bool(kinds & {SlidingWindow, ChunkedAttention})
@@ -227,7 +223,7 @@ def has_windows(spec: ModelSpec, args: EngineArgs) -> bool:
 
 
 def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int) -> int | None:
-    """Tokens of the windows' pool where --max-running-requests sizes it: without the prefix cache."""
+    """Tokens of the window pool if --max-running-requests sizes it, which it does without the prefix cache."""
     requests = drafts.requests_at_most(args)
     if sglang_models.caches_prefixes(args) or requests is None or not settings.version.has("request_windows"):
         return None
@@ -240,7 +236,7 @@ def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int
 
 
 def window_of(spec: ModelSpec) -> int:
-    """Tokens of the largest window, as SGLang counts them; 0 without one."""
+    """Tokens of the largest window, as SGLang counts them, or 0 without one."""
     bounds = [
         cache.chunk if isinstance(cache, ChunkedAttention) else sglang_models.counted_window(spec, cache.window)
         for caches in spec.layers
@@ -251,9 +247,9 @@ def window_of(spec: ModelSpec) -> int:
 
 
 def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: ModelSpec | None = None) -> SglangPool:
-    """The pools of a model. Raises UnsupportedModelError for caches whose pool in SGLang is not modeled.
+    """Pools of a model. Raise UnsupportedModelError for caches whose pool in SGLang is not modeled.
 
-    draft  what drafts beside it
+    draft  the draft model, if any
     """
     how = paging(spec, settings, args, sm)
     page = how.block_size or 1
@@ -267,14 +263,14 @@ def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: 
 
 
 def draft_bytes(draft: ModelSpec, how: Paging) -> int:
-    """Bytes that a token takes in a draft's own layers."""
+    """Bytes per token of a draft's own layers."""
     return sum(token_bytes(cache, how.kv_dtype, how.tp) for caches in draft.layers for cache in caches)
 
 
 def with_draft(
     layout: SglangPool, spec: ModelSpec, draft: ModelSpec | None, args: EngineArgs, ratio: float
 ) -> SglangPool:
-    """The pool with what SGLang counts for a draft; on one pipeline stage only."""
+    """Add to the pool what SGLang counts for a draft; only on one pipeline stage."""
     by_kind = [[paged for _, paged in group.layers] for group in layout.groups]
     full, windows = by_kind[0], by_kind[1] if len(by_kind) > 1 else []
     page = layout.block_size
@@ -300,7 +296,7 @@ def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
 
 
 def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: bool) -> KVSpec:
-    """A layer's cache in its pool: windows as such where they have their own, all else in full."""
+    """A layer's cache in its pool: windows as such if they have a separate pool, all else in full."""
     if isinstance(cache, CrossAttention):
         cache = FullAttention(cache.num_kv_heads, cache.head_dim, cache.head_dim_v)
     if windows and isinstance(cache, ChunkedAttention):
@@ -330,7 +326,7 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
         raise UnsupportedModelError(
             f"{spec.name}: --disable-hybrid-swa-memory",
             "SGLang's one pool for layers of several shapes is not modeled",
-            "leave it out",
+            "remove it",
         )
     stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True, partition=how.partition)
     by_stage = [
@@ -369,8 +365,8 @@ def cdiv_float(value: float) -> int:
 
 
 def num_slots(layout: SglangPool, args: EngineArgs, room: int) -> int:
-    """Slots for recurrent states: those asked for, as many as requests where nothing is kept of them, else a share of
-    the memory.
+    """Slots for recurrent states: as requested, one per request if states are not cached, else a fraction of the
+    memory.
     """
     if not layout.slot:
         return 0
@@ -386,8 +382,8 @@ def num_slots(layout: SglangPool, args: EngineArgs, room: int) -> int:
 
 
 def pages_in(layout: SglangPool, args: EngineArgs, available: list[int]) -> tuple[int, int, int]:
-    """(pages that every stage can hold, slots, the stage that decides)."""
-    room = min(available)  # all ranks agree on the least
+    """(pages that every stage can hold, slots, the stage with the least room)."""
+    room = min(available)  # all ranks use the smallest
     slots = num_slots(layout, args, room)
     room -= layout.taken_by_states(slots)
     pages, stage = min(
@@ -399,7 +395,7 @@ def pages_in(layout: SglangPool, args: EngineArgs, available: list[int]) -> tupl
 
 
 def tokens_in(layout: SglangPool, args: EngineArgs, room: int, stage: int) -> int:
-    """Tokens of the full pool in so many bytes of a stage's rank, at most what is asked for."""
+    """Tokens of the full pool in so many bytes of a stage's rank, limited to the requested number."""
     if layout.window_tokens is not None:
         tokens = (room - layout.window_tokens * layout.windows[stage]) // layout.full[stage]
     elif layout.windows[stage]:
@@ -411,7 +407,7 @@ def tokens_in(layout: SglangPool, args: EngineArgs, room: int, stage: int) -> in
 
 
 def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int, slots: int) -> int:
-    """max_running_requests: 512 per context that the pool holds, from 2,048 to 4,096, and no more than states allow."""
+    """max_running_requests: 512 per context that the pool holds, between 2,048 and 4,096, limited by state slots."""
     tokens = pages * layout.block_size
     most = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
     most = min(drafts.requests_at_most(args) or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
@@ -419,12 +415,12 @@ def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages
 
 
 def request_table(settings: Settings, requests: int) -> int:
-    """Bytes of the table of each request's tokens, int32, at least: newer releases have a row more."""
+    """Bytes of the int32 table of each request's tokens; a lower bound: newer releases have one more row."""
     return requests * (settings.max_model_len + SPARE_TOKENS) * 4
 
 
 def starts(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int, slots: int) -> bool:
-    """Whether the server starts: it has pages, slots for a request, and a window fits its pool."""
+    """True if the server starts: it has pages, slots for a request, and a window fits its pool."""
     by_ratio = layout.window and layout.window_tokens is None
     if by_ratio and layout.window + layout.block_size >= layout.tokens_of_windows(pages):
         return False
@@ -434,8 +430,8 @@ def starts(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int,
 def capacity(layout: SglangPool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:
     """Pages, tokens and users for `available` KV bytes per rank, one entry per pipeline stage.
 
-    `num_blocks` counts the page that is never given out. A server whose pool is smaller than the context starts all
-    the same and refuses longer requests; here it does not fit.
+    `num_blocks` counts the page that is never used. A server whose pool is smaller than the context starts and rejects
+    longer requests; here it does not fit.
     """
     pages, slots, worst = pages_in(layout, args, available)
     context = settings.max_model_len
@@ -458,7 +454,7 @@ def capacity(layout: SglangPool, settings: Settings, args: EngineArgs, available
 
 
 def _largest_context(layout: SglangPool, settings: Settings, limit: int, pages: int) -> int:
-    """The largest context, at most `limit`, that the pool holds once; 0 when there is none."""
+    """The largest context, at most `limit`, that fits in the pool once, or 0 if there is none."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -467,7 +463,7 @@ def _largest_context(layout: SglangPool, settings: Settings, limit: int, pages: 
 
 
 def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int) -> Iterator[str]:
-    """What the pools hold that no row shows."""
+    """Notes on parts of the pools that no row shows."""
     if layout.slot:
         size = layout.taken_by_states(slots)
         yield (

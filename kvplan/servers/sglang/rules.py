@@ -1,12 +1,12 @@
-"""SGLang's settings: what it decides when a flag is not given. Its pools are in sglang_pool.py, what depends on the
-model in sglang_models.py.
+"""SGLang's settings: its defaults for flags that are not given. Its pools are in sglang/pool.py, model-specific rules
+in sglang/models.py.
 
-SGLang measures no activation peak. It loads the model, keeps back a share of what was free before, and turns the rest
-into tokens: KV bytes = free before loading x mem_fraction_static - what loading took. Activations and CUDA graphs live
-in the share kept back, which a rule of thumb sizes.
+SGLang measures no activation peak. It loads the model, reserves a fraction of what was free before, and turns the rest
+into tokens: KV bytes = free before loading x mem_fraction_static - what loading took. Activations and CUDA graphs use
+the reserved fraction, which a rule of thumb sizes.
 
 Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overrides.py); srt/server_args.py of 0.5.15 to
-0.5.2, 0.4.9 and 0.4.4 for the older defaults. Equal to SGLang's own code on every case compared (tests/oracles.py).
+0.5.2, 0.4.9 and 0.4.4 for the older defaults. Equal to SGLang's own code in every compared case (tests/oracles.py).
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,14 @@ from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
+from kvplan.servers.sglang.changes import RELEASES
 from kvplan.servers.sglang.models import takes_images
 from kvplan.servers.vllm import rules as vllm
 
-NEWEST, OLDEST = (0, 5), (0, 4)
-TABLE_UNTIL = (0, 4, 4)  # the default fraction was a table by tensor parallel size
+OLDEST, NEWEST = RELEASES.oldest, RELEASES.newest
+TABLE_UNTIL = (0, 4, 4)  # until then the default fraction was a table by tensor parallel size
 
-# `memory.total` of nvidia-smi in MiB, from which SGLang computes its default fraction: more than CUDA sees. Source:
+# `memory.total` of nvidia-smi in MiB, from which SGLang computes its default fraction: more than CUDA reports. Source:
 # public listings ("0MiB / 81559MiB").
 SMI_MIB = {
     "t4": 15_360, "a10": 23_028, "a10g": 23_028, "l4": 23_034, "rtx-4090": 24_564, "rtx-3090": 24_576,
@@ -36,7 +37,7 @@ SMI_MIB = {
     "a100-pcie-80g": 81_920, "h100-nvl-94g": 95_830, "h20": 97_871, "gh200-96g": 97_871, "rtx-pro-6000": 97_887,
     "h200": 143_771, "b200": 183_359,
 }  # fmt: skip
-# (below so many MiB, chunked_prefill_size, largest decode graph, the same from tensor parallel size 4 on)
+# (below this many MiB, chunked_prefill_size, largest decode graph, the same from tensor parallel size 4 on)
 CLASSES = (
     (20 * 1024, 2048, 8, 8),
     (35 * 1024, 4096, 48, 160),
@@ -46,20 +47,20 @@ CLASSES = (
 BLACKWELL, CONSUMER_BLACKWELL = 100, 120  # compute capabilities
 LARGEST_CLASS = (16_384, 512, 512)
 CLASSES_055 = (CLASSES[0], (35 * 1024, 2048, 24, 80), *CLASSES[2:])
-CLASSES_04 = ((35 * 1024, 2048, 8, 80), (160 * 1024, 8192, 160, 160))  # 256 graphs from 90 GiB on: of no account here
-# Tokens of the prefill graphs that are captured: (from, to, step).
+CLASSES_04 = ((35 * 1024, 2048, 8, 80), (160 * 1024, 8192, 160, 160))  # 256 graphs from 90 GiB on: irrelevant here
+# Token counts of captured prefill graphs: (from, to, step).
 PREFILL_GRAPHS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
-PREFILL_STEP = 512  # beyond the last
-LARGE_GRAPHS = 300  # sequences; DP attention keeps back 1.5 MiB more for each of a rank beyond
+PREFILL_STEP = 512  # beyond the last range
+LARGE_GRAPHS = 300  # sequences; DP attention reserves 1.5 MiB for each one of a rank beyond these
 MLA_GRAPHS_MIB = 1536
-VISION_FACTOR = 0.95  # of the fraction, for a vision tower like ViT-L, whose size is 24 layers of 1,024
+VISION_FACTOR = 0.95  # factor on the fraction, for a vision tower like ViT-L, whose size is 24 layers of 1,024
 VISION_SIZE = (24, 1024)
-VISION_STEP, VISION_RANGE = 0.1, (0.8, 1.05)  # a tenth less for each time that the tower is larger
-IMAGE_CACHE = 100 * MIB  # embeddings of images, allocated after the pool (SGLANG_VLM_CACHE_SIZE_MB)
-IMAGE_TRANSPORT, MANY_REQUESTS = GIB, 400  # Qwen3-VL's on large Hoppers; three times that for so many requests
-FIRST_LLAMAS = "llama-2"  # in the name of the model: prefill graphs of 4,096 tokens at most
+VISION_STEP, VISION_RANGE = 0.1, (0.8, 1.05)  # a tenth less for each multiple of that tower size
+IMAGE_CACHE = 100 * MIB  # image embeddings, allocated after the pool (SGLANG_VLM_CACHE_SIZE_MB)
+IMAGE_TRANSPORT, MANY_REQUESTS = GIB, 400  # for Qwen3-VL on large Hopper GPUs; three times that for so many requests
+FIRST_LLAMAS = "llama-2"  # in the model's name: prefill graphs of 4,096 tokens at most
 FIRST_LLAMAS_GRAPHS, LATENT_GRAPHS = 4096, 8192
-# max_running_requests: so many per context that the pool holds, and their limits.
+# max_running_requests: per context that the pool holds, and its limits.
 LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
 PAGE_SIZES = (1, 16, 32, 64, 128)
 KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -67,7 +68,7 @@ SPARSE_KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
 
 
 def version(number: tuple[int, ...]) -> Version:
-    """The behavior of a release: (0, 5), or (0, 4, 3), whose third field matters to the default fraction."""
+    """Return a release's rules: (0, 5), or (0, 4, 3), whose third field matters for the default fraction."""
     if not OLDEST <= number[:2] <= NEWEST:
         raise UsageError(
             f"--engine sglang@{'.'.join(map(str, number))}",
@@ -79,8 +80,8 @@ def version(number: tuple[int, ...]) -> Version:
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
-QUANTIZED_WHILE_LOADING = ("fp8",)  # of what vLLM can, too
-CURES = {  # of arguments that SGLang lacks
+QUANTIZED_WHILE_LOADING = ("fp8",)  # of the schemes that vLLM supports, too
+CURES = {  # for arguments that SGLang lacks
     "gpu_memory_utilization": ("SGLang divides memory by --mem-fraction-static", "give that"),
     "kv_cache_memory_bytes": ("SGLang has no such flag", "--engine-arg max_total_tokens=N sets its pool"),
     "num_gpu_blocks_override": ("SGLang counts tokens", "--engine-arg max_total_tokens=N sets its pool"),
@@ -88,19 +89,19 @@ CURES = {  # of arguments that SGLang lacks
         "SGLang has one for each phase here",
         "give --prefill-attention-backend and --decode-attention-backend",
     ),
-    "kv_offloading_size": ("SGLang's own is its hierarchical cache", "leave it out"),
-    "kv_transfer_config": ("SGLang has no connectors of vLLM", "leave it out"),
+    "kv_offloading_size": ("SGLang's own is its hierarchical cache", "remove it"),
+    "kv_transfer_config": ("SGLang has no connectors of vLLM", "remove it"),
 }
 
 
 def check_args(spec: ModelSpec, args: EngineArgs) -> None:
-    """Refuse flags that SGLang has not, and what is not modeled of it."""
+    """Reject flags that SGLang does not have, and features that are not modeled."""
     for name in lacking("sglang"):
         if getattr(args, name) != DEFAULTS[name]:
             flag = f"--{name.replace('_', '-')}"
             if name in CURES:
                 raise UsageError(flag, *CURES[name])
-            raise UsageError(flag, "SGLang has no such flag", "leave it out")
+            raise UsageError(flag, "SGLang has no such flag", "remove it")
     if args.quantization is not None and spec.quantization is None and args.quantization not in QUANTIZED_WHILE_LOADING:
         raise UsageError(
             f"--quantization {args.quantization}",
@@ -110,7 +111,9 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
     check_experts(spec, args)
     if args.block_size is not None and args.block_size not in PAGE_SIZES:
         raise UsageError(
-            f"--block-size (page_size) {args.block_size}", "SGLang's pages have 1, 16, 32, 64 or 128 tokens", "use one"
+            f"--block-size (page_size) {args.block_size}",
+            "SGLang's pages have 1, 16, 32, 64 or 128 tokens",
+            "use one of them",
         )
     if args.kv_cache_dtype not in KV_DTYPES:
         raise UsageError(
@@ -125,14 +128,14 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
 
 
 def check_disaggregation(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
-    """Refuse halves of a server whose pools are not modeled."""
+    """Reject prefill/decode disaggregation for pools that are not modeled."""
     if args.disaggregation_mode is None:
         return
     flag = f"--disaggregation-mode {args.disaggregation_mode}"
     if not release.has("halves"):
-        raise UnsupportedModelError(flag, f"was read in 0.5.23 alone, not in {release.label}", "leave it out")
+        raise UnsupportedModelError(flag, f"is modeled only for 0.5.23, not for {release.label}", "remove it")
     if args.disaggregation_mode == "decode" and args.enable_prefix_caching:
-        raise UsageError(flag, "keeps no prefixes; the decode radix cache is not modeled", "leave it out")
+        raise UsageError(flag, "keeps no prefixes; the decode radix cache is not modeled", "remove it")
     lacks = {
         "recurrent states": spec.has_states,
         "a sparse index": spec.is_sparse_mla,
@@ -142,47 +145,49 @@ def check_disaggregation(spec: ModelSpec, args: EngineArgs, release: Version) ->
     }
     for what, has in lacks.items():
         if has:
-            raise UnsupportedModelError(flag, f"is not modeled beside {what}", "leave one of them out")
+            raise UnsupportedModelError(flag, f"is not modeled with {what}", "use only one")
 
 
 def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
-    """Refuse divisions of attention and experts that SGLang refuses, and what is not sized of them."""
+    """Reject combinations of DP attention and expert parallelism that SGLang rejects, and those not sized."""
     tp, dp = args.tensor_parallel_size, args.data_parallel_size
     if args.enable_dp_attention and (dp == 1 or tp % dp):
         raise UsageError(
-            f"--enable-dp-attention with --dp-size {dp}", f"its ranks lie within --tp-size {tp}", "use a divisor of it"
+            f"--enable-dp-attention with --dp-size {dp}",
+            f"requires --dp-size > 1 that divides --tp-size {tp}",
+            "change --dp-size",
         )
     if args.enable_dp_attention and args.speculative_method is not None:
-        raise UsageError("--enable-dp-attention", "is not modeled beside drafts", "leave one of them out")
+        raise UsageError("--enable-dp-attention", "is not modeled with drafts", "use only one")
     if args.enable_dp_lm_head and not args.enable_dp_attention:
-        raise UsageError("--enable-dp-lm-head", "SGLang wants --enable-dp-attention beside it", "add it")
+        raise UsageError("--enable-dp-lm-head", "requires --enable-dp-attention", "add it")
     if args.moe_dense_tp_size not in (None, 1):
-        raise UsageError(f"--moe-dense-tp-size {args.moe_dense_tp_size}", "SGLang takes 1 alone", "use 1")
+        raise UsageError(f"--moe-dense-tp-size {args.moe_dense_tp_size}", "is not supported by SGLang", "use 1")
     if args.all2all_backend not in (None, "none"):
         raise UnsupportedModelError(
-            f"--moe-a2a-backend {args.all2all_backend}", "keeps buffers that are not sized", "leave it out"
+            f"--moe-a2a-backend {args.all2all_backend}", "keeps buffers that are not sized", "remove it"
         )
     spare = args.num_redundant_experts
     experts = max((weight.experts for weight in spec.weights), default=0)
     if spare and (not args.enable_expert_parallel or (experts + spare) % tp):
         raise UsageError(
             f"--ep-num-redundant-experts {spare}",
-            f"{experts} experts and {spare} spare ones do not go evenly over the ranks of --ep-size",
-            "use a number with which they do",
+            f"{experts} experts and {spare} spare ones cannot be split evenly over the ranks of --ep-size",
+            "use a number for which they can",
         )
     if dp > 1 and args.enable_expert_parallel and not args.enable_dp_attention:
         raise UsageError("--ep-size with replicas", "is not modeled", "use --dp-size 1, or add --enable-dp-attention")
 
 
 def check_model(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
-    """Refuse splits and GPUs that the model cannot run with."""
-    experts = args.enable_expert_parallel and bool(spec.experts_per_token)  # of a dense model --ep-size says nothing
-    vllm.check_parallel(spec, replace(args, enable_expert_parallel=experts), flat=False)  # its hybrids need no manager
+    """Reject parallel sizes and GPUs that the model cannot run with."""
+    experts = args.enable_expert_parallel and bool(spec.experts_per_token)  # for a dense model --ep-size has no effect
+    vllm.check_parallel(spec, replace(args, enable_expert_parallel=experts), flat=False)  # no hybrid manager here
     vllm.check_capability(spec, args, sm)
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
-    """The settings in effect; `max_num_seqs` is the largest there can be until the pool is known (max_requests)."""
+    """The settings in effect; `max_num_seqs` is an upper bound until the pool is known (max_requests)."""
     check_args(spec, args)
     check_disaggregation(spec, args, release)
     sglang_models.check_class(spec)
@@ -191,9 +196,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     context = longest if stated in (None, "auto") else stated
     assert isinstance(context, int)
     if context > longest:
-        raise UsageError(
-            f"max_model_len {context:,}", f"{spec.name} supports up to {longest:,} tokens", "use at most that"
-        )
+        raise UsageError(f"max_model_len {context:,}", f"{spec.name} supports up to {longest:,} tokens", "lower it")
     asked_dtype = sglang_models.model_dtype(spec) if args.dtype == "auto" and gpu.sm >= vllm.AMPERE else args.dtype
     dtype = vllm.resolve_dtype(spec, asked_dtype, gpu.sm, release)
     shares = args.data_parallel_size if args.enable_dp_attention else 1
@@ -212,12 +215,12 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
 
 
 def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
-    """The KV dtype in effect: the model's, unless the checkpoint carries scales for an fp8 cache.
+    """The KV dtype in effect: the model's, unless the checkpoint has scales for an fp8 cache.
 
-    Sparse attention keeps fp8 from compute capability 10.0 on and bfloat16 below, whatever the checkpoint says; fp8
-    there are 656 bytes a token where the kernel wants its own scales (flashmla_kv; GLM on 12.x).
+    Sparse attention uses fp8 from compute capability 10.0 on and bfloat16 below, whatever the checkpoint says; fp8
+    takes 656 bytes per token there if the kernel needs its own scales (flashmla_kv; GLM on 12.x).
     """
-    stated = "bfloat16" if stated == "bf16" else stated  # SGLang's name of it
+    stated = "bfloat16" if stated == "bf16" else stated  # SGLang's name for it
     if not spec.is_sparse_mla:
         stored = "fp8" if sglang_models.has_fp8_cache(spec) else dtype
         return stored if stated == "auto" else vllm.resolve_kv_dtype(spec, stated, dtype, sm)
@@ -228,7 +231,9 @@ def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
 
 
 def smi_mib(gpu: GpuSpec) -> int:
-    """What nvidia-smi calls the GPU's memory; where no listing is known or the user gave a size, what CUDA sees."""
+    """Total memory reported by nvidia-smi; if no listing is known or the user gave a size, the size that CUDA
+    reports.
+    """
     seen = gpu.total_memory // MIB
     return seen if gpu.total_memory_kind == "given" else SMI_MIB.get(gpu.name, seen)
 
@@ -251,8 +256,8 @@ def chunk_size(gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
 
 
 def decode_graphs(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
-    """Sequences of the largest graph: what is asked for; else the GPU's, at most --max-running-requests. Qwen3-VL on a
-    large Hopper takes up to 512 of those.
+    """Sequences of the largest graph: as requested, else the GPU's default, at most --max-running-requests. Qwen3-VL on
+    a large Hopper GPU takes up to 512.
     """
     if args.cuda_graph_max_bs is not None:
         return args.cuda_graph_max_bs
@@ -281,7 +286,7 @@ def num_prefill_graphs(most: int) -> int:
 
 
 def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
-    """mem_fraction_static where it is not given: what a rule of thumb leaves beside activations and graphs."""
+    """Default of mem_fraction_static: what a rule of thumb leaves after activations and graphs."""
     total, ranks = smi_mib(gpu), args.tensor_parallel_size * args.pipeline_parallel_size
     if not release.has("reserve_by_parts"):
         fraction = _older_fraction(total, ranks, release)
@@ -297,7 +302,7 @@ def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: V
 
 
 def usual_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float | None:
-    """The default of mem_fraction_static; None where the rule of thumb leaves nothing."""
+    """Default of mem_fraction_static, or None if the rule of thumb leaves nothing."""
     try:
         return default_fraction(spec, gpu, args, release)
     except UsageError:
@@ -305,7 +310,7 @@ def usual_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Ver
 
 
 def vision_factor(spec: ModelSpec, args: EngineArgs) -> float:
-    """By which the default is lowered for a model that takes images: by the tower's layers x width squared."""
+    """Factor that lowers the default for a model that takes images, by the tower's layers x width squared."""
     sees = takes_images(spec, args.enable_multimodal) and args.disaggregation_mode != "decode"
     shape = sglang_models.tower_shape(spec, VISION_SIZE) if sees else None
     if shape is None:
@@ -317,7 +322,7 @@ def vision_factor(spec: ModelSpec, args: EngineArgs) -> float:
 
 
 def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
-    """What is kept back, in MiB: 1.5 per token of a chunk, 2 per sequence of the largest graph, 8 per prefill graph."""
+    """Reserved MiB: 1.5 per token of a chunk, 2 per sequence of the largest graph, 8 per prefill graph."""
     chunk, mode = chunk_size(gpu, args, release), args.disaggregation_mode
     tokens = chunk if mode != "decode" else args.max_num_seqs or decode_graphs(spec, gpu, args, release)
     reserved = 512 + 1.5 * max(tokens, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
@@ -334,7 +339,7 @@ def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Versi
 
 
 def image_reservation(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
-    """Bytes set aside for images before the pool is sized; they are allocated later."""
+    """Bytes reserved for images before the pool is sized; they are allocated later."""
     if not release.has("image_reservation") or not takes_images(spec, args.enable_multimodal):
         return 0
     if not sglang_models.is_large_hopper_qwen3_vl(spec, gpu.sm, smi_mib(gpu), args.enable_multimodal):
@@ -343,7 +348,7 @@ def image_reservation(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: 
 
 
 def _older_fraction(total: int, ranks: int, release: Version) -> float:
-    """0.4: by tensor parallel size up to 0.4.4, then by the GPU's memory."""
+    """Default in 0.4: by tensor parallel size up to 0.4.4, then by the GPU's memory."""
     if release.patch is not None and (*release.number, release.patch) <= TABLE_UNTIL:
         table = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87))
         return next((fraction for least, fraction in table if ranks >= least), 0.88)
@@ -351,26 +356,29 @@ def _older_fraction(total: int, ranks: int, release: Version) -> float:
     return round((total - (32 if total >= 160 * 1024 else gib) * 1024) / total, 3)
 
 
-def notes(args: EngineArgs, settings: Settings, reserved: int, needed: int, images: int) -> Iterator[str]:
-    """What the answer rests on that no row shows.
+def notes(
+    args: EngineArgs, settings: Settings, reserved: int, needed: int, usual: float | None, images: int
+) -> Iterator[str]:
+    """Notes on assumptions that no row shows.
 
-    reserved, needed  bytes reserved for activations and graphs, and by SGLang's own rule of thumb
-    images            bytes set aside for images
+    reserved, needed  bytes reserved for activations and graphs, and those by SGLang's own rule of thumb
+    usual             the fraction that its rule of thumb chooses, or None
+    images            bytes reserved for images
     """
     if args.mem_fraction_static is None:
         fraction = f"{settings.gpu_memory_utilization:.6g}"
         yield f"no --mem-fraction-static: using {fraction} from SGLang's rule of thumb; the printed command sets it"
-    elif reserved < needed:
+    elif reserved < needed and (usual is None or args.mem_fraction_static > usual * (1 + 1e-6)):
         yield (
             f"{format_gib(max(0, reserved))} are reserved for activations and CUDA graphs; SGLang's rule of thumb "
             f"keeps {format_gib(needed)}"
         )
     if images:
-        yield f"{format_gib(images)} more are set aside for images before the KV pool is sized"
+        yield f"{format_gib(images)} more are reserved for images before the KV pool is sized"
 
 
 def replicas_note(replicas: int, ranks: int) -> str:
-    """Plain --dp-size starts servers side by side; users of DP attention mean something else by it."""
+    """Note that plain --dp-size starts separate servers, unlike DP attention."""
     return (
         f"--dp-size {replicas}: {replicas} servers of {ranks} GPUs each, {replicas * ranks:,} GPUs in all; with "
         "--enable-dp-attention its ranks lie inside --tp-size"

@@ -1,6 +1,6 @@
-"""SGLang as the planner sees it: kvplan.servers.base.Server."""
+"""SGLang's implementation of kvplan.servers.base.Server."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
@@ -13,7 +13,7 @@ from kvplan.servers.sglang import drafts, rules
 from kvplan.servers.sglang.launch import command as launch
 from kvplan.servers.sglang.models import context_length
 from kvplan.servers.sglang.rules import LEAST_REQUESTS
-from kvplan.servers.sglang.size import size
+from kvplan.servers.sglang.size import layout, size
 from kvplan.servers.sglang.terms import TERMS
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from kvplan.servers.words import Other, ServeCommand, Started, Variable
 
 __all__ = [
-    "bench", "context", "drafter", "explain", "failures", "flags", "host", "kept_back", "labels", "launch", "logs",
-    "metrics", "name", "parse", "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts",
-    "terms", "variables",
+    "bench", "context", "drafter", "explain", "failures", "flags", "gate", "host", "kept_back", "labels", "launch",
+    "layout", "logs", "metrics", "name", "parse", "read_pair", "release", "rest_last", "scheduling", "seqs_cure",
+    "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
 name = "sglang"
@@ -53,7 +53,7 @@ def context(spec: ModelSpec) -> int:
 
 
 def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
-    """The ratio of states where they have no slots for the batch that was asked for, or for the default one."""
+    """The flag that allows more requests: slots_flag if states have too few slots for the batch, else seqs_flag."""
     needed = LEAST_REQUESTS if args.max_num_seqs is None else args.max_num_seqs
     if spec.has_states and max_num_seqs < needed:
         return f"{TERMS.slots_flag}, which gives their states more slots"
@@ -64,42 +64,48 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
     return drafts.drafter(request)
 
 
+def gate(plan: Plan, end: Literal["low", "likely"]) -> None:
+    return None  # it takes a fraction of the free memory
+
+
 def settings(request: Request) -> Settings:
     return rules.resolve(request.spec, request.gpu, request.args, request.release)
 
 
 def kept_back(plan: Plan) -> int:
-    """What its rule of thumb keeps back for activations and graphs (server_args.py, _handle_gpu_memory_settings)."""
+    """Bytes that its rule of thumb reserves for activations and graphs (server_args.py,
+    _handle_gpu_memory_settings).
+    """
     request = plan.request
     return int(rules.reserved_mib(request.spec, request.gpu, request.args, request.release) * MIB)
 
 
 def host(plan: Plan) -> "tuple[HostRow, ...]":
-    from kvplan.servers.sglang.host import rows  # of no account unless asked for
+    from kvplan.servers.sglang.host import rows  # only imported on request
 
     return tuple(rows(plan))
 
 
 def explain(plan: Plan) -> Explanation:
-    from kvplan.servers.sglang import explain as own  # of no account unless asked for
+    from kvplan.servers.sglang import explain as own  # only imported on request
 
     return own.explain(plan)
 
 
 def failures() -> "Failures":
-    from kvplan.servers.sglang.failures import FAILURES  # of no account unless a log is read
+    from kvplan.servers.sglang.failures import FAILURES  # only imported if a log is read
 
     return FAILURES
 
 
 def metrics() -> "Metrics":
-    from kvplan.servers.sglang.metrics import METRICS  # of no account unless a page is read
+    from kvplan.servers.sglang.metrics import METRICS  # only imported if a page is read
 
     return METRICS
 
 
 def start(words: list[str]) -> "Started | None":
-    from kvplan.servers.sglang import command  # of no account unless a command is pasted
+    from kvplan.servers.sglang import command  # only imported if a command is pasted
 
     return command.start(words)
 
@@ -128,6 +134,12 @@ def flags() -> "tuple[Mapping[str, str], Mapping[str, Other]]":
     return READ, OTHERS
 
 
+def scheduling() -> "tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]":
+    from kvplan.servers.sglang import scheduling as lists  # only imported on request
+
+    return lists.MODELED, lists.NO_EFFECT, lists.REFUSED
+
+
 def variables() -> "Mapping[str, Variable]":
     from kvplan.servers.sglang.variables import VARIABLES
 
@@ -144,4 +156,4 @@ if TYPE_CHECKING:
     from kvplan.servers.base import Server
     from kvplan.servers.sglang import server
 
-    _whole: Server = server  # every name of the protocol stands here, with its types
+    _whole: Server = server  # type check: the module has every name of the protocol

@@ -1,30 +1,35 @@
-"""What SGLang has left for its pools, how many requests they hold, and why it would run out of memory."""
+"""SGLang's memory for its pools, the number of requests they hold, and reasons to run out of memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from math import floor
 
 from kvplan.core.units import MIB
+from kvplan.models.spec import ModelSpec
 from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
-from kvplan.servers.releases import SGLANG_SOURCE
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import adapters, drafts, hicache, offload
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
+from kvplan.servers.sglang.changes import SOURCE
 from kvplan.servers.sglang.pool import SglangPool
+from kvplan.servers.sglang.spread import check as check_stages
+from kvplan.servers.sglang.spread import spread
 from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import own_layout, rank_weights
 from kvplan.sizing.allocator import weights_reserved
+from kvplan.sizing.weights import Layout
 
-KEPT_BACK = "within what SGLang keeps back; it measures none"
+KEPT_BACK = "part of what SGLang reserves; it measures none"
 
 
 def loaded_beside(request: Request, settings: Settings, stage: int, resident: int) -> int:
-    """What the device has less of once the weights are loaded, beyond them: SGLang measures whole segments."""
+    """Device memory that loading takes in addition to the weights: SGLang measures whole segments."""
     spec, layout = request.spec, own_layout(request, stage)
     known = spec.quantization is None or spec.quantization.known
     if layout is None or not known:
@@ -32,12 +37,27 @@ def loaded_beside(request: Request, settings: Settings, stage: int, resident: in
     return max(0, weights_reserved(spec, layout) - resident)
 
 
+def layout(request: Request, spec: ModelSpec) -> Layout:
+    """Layout of a model's weights: what is replicated and what is left out."""
+    args = request.args
+    shared = args.attention_ranks if args.enable_dp_attention else 0  # its ranks share a tower, too
+    whole_towers = args.mm_encoder_tp_mode == "data" and sglang_models.keeps_towers_whole(spec, args)
+    return Layout(
+        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
+        left_out=vllm.left_out(spec, args, request.release),
+        tower_tp=1 if whole_towers else shared,
+        dense_tp=1 if args.moe_dense_tp_size and spec.experts_per_token else 0,
+        twice_scaled=sglang_models.keeps_scales_twice(spec, request.gpu.sm, request.release),
+    )
+
+
 def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
-    """What one stage's rank has left for KV under SGLang: a share of what was free before loading, less what loads.
+    """Bytes left for KV on one stage's rank: a fraction of what was free before loading, less what loading takes.
 
     Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
     """
 
+    request = spread(request)
     gpu, args = request.gpu, request.args
     groups = rank_weights(request, stage)
     resident = sum(groups.values())
@@ -49,7 +69,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
         resident = sum(groups.values())
     context = request.measured.get("context", overheads.context(gpu, args))
     in_use = overheads.in_use(gpu, request.memory_in_use)
-    none = Estimate(0, 0, 0, KEPT_BACK, SGLANG_SOURCE, "exact")
+    none = Estimate(0, 0, 0, KEPT_BACK, SOURCE, "exact")
     graphs = sglang.decode_graphs(request.spec, gpu, args, request.release)
     lora = adapters.lora(request.spec, settings, args, graphs)
     estimates = {
@@ -58,7 +78,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
             loaded,
             loaded,
             f"{loaded:,} B: rotary tables, and what torch's segments round up",
-            SGLANG_SOURCE,
+            SOURCE,
             "formula",
         ),
         **{name: none for name in BUDGET_ROWS if name != "buffers"},
@@ -82,12 +102,12 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
 
 
 def draft_notes(request: Request, pool: SglangPool) -> Iterator[str]:
-    """What drafts change beside their weights and what is counted for their layers."""
+    """Notes on what drafts change besides their weights and the bytes counted for their layers."""
     args, draft = request.args, request.draft
     if not drafts.speculates(args):
         return
     if args.max_num_seqs is None:
-        yield f"with drafts SGLang runs {drafts.REQUESTS} requests at most; --max-num-seqs asks for more"
+        yield f"with speculative decoding SGLang runs at most {drafts.REQUESTS} requests; --max-num-seqs is higher"
     if draft is not None:
         counted, real = pool.drafted.full + pool.drafted.windows, sglang_pool.draft_bytes(draft, pool.how)
         if note := drafts.draft_note(draft, counted, real):
@@ -98,13 +118,13 @@ def replica_notes(args: EngineArgs, replicas: int, ranks: int) -> Iterator[str]:
     if args.enable_dp_attention:
         each = args.attention_ranks
         yield (
-            f"DP attention: {replicas} groups of {each} rank{'' if each == 1 else 's'} have a KV pool and requests "
-            "each; users are those of all. Settings, pools and weights equal SGLang's own classes"
+            f"DP attention: one server with {replicas} data-parallel ranks of {each} GPU{'' if each == 1 else 's'}, "
+            "each with a KV pool and requests of its own. Settings, pools and weights equal SGLang's own classes"
         )
     elif replicas > 1:
         yield sglang.replicas_note(replicas, ranks * args.pipeline_parallel_size)
     if args.num_redundant_experts or args.enable_eplb:
-        yield "EPLB: its copies are counted in the weights; its own buffers lie in what SGLang keeps back, not sized"
+        yield "EPLB: its copies are counted in the weights; its own buffers are part of what SGLang reserves, not sized"
 
 
 def size(request: Request) -> Sized:
@@ -112,14 +132,16 @@ def size(request: Request) -> Sized:
     settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
     replicas, ranks = request.args.data_parallel_size, request.args.tensor_parallel_size
     if not request.args.enable_dp_attention:
-        # Replicas are servers of their own, which share nothing: each is planned alone.
+        # Replicas are separate servers that share nothing: each is planned on its own.
         request = replace(request, args=replace(request.args, data_parallel_size=1))
     args, spec, gpu = request.args, request.spec, request.gpu
     sglang.check_model(spec, args, gpu.sm)
+    sglang_models.check_fp4(spec, gpu.sm, request.release)
     adapters.check(spec, args, request.release, gpu.sm)
     offload.check(spec, args, request.release)
     sglang_models.check_dp_attention(spec, args)
     sglang_models.check_towers(spec, args, request.release)
+    check_stages(spec, args, request.release)
     hicache.check(spec, args, drafts=drafts.speculates(args))
     check_load(request, settings.max_model_len)
     pool = sglang_pool.pool(spec, settings, args, gpu.sm, request.draft)
@@ -136,16 +158,18 @@ def size(request: Request) -> Sized:
     kept_back = gpu.total_memory - taken - stages[worst].budget
     images = sglang.image_reservation(spec, gpu, args, request.release)
     given_out = pool.given_out(pages, slots, worst)
+    usual = sglang.usual_fraction(spec, gpu, args, request.release)
     refusal = start.kept_back(
         settings.gpu_memory_utilization,
         kept_back + images + rooms[1][worst] - given_out,
         pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, most),
-        sglang.usual_fraction(spec, gpu, args, request.release),
+        usual,
     )
     notes = [
-        *sglang.notes(args, settings, kept_back, reserved, images),
+        *sglang.notes(args, settings, kept_back, reserved, usual, images),
         *sglang_pool.pool_notes(pool, spec, args, slots),
         *draft_notes(request, pool),
+        *drafts.context_notes(request, settings.max_model_len),
         *hicache.notes(args),
         *offload.notes(request, worst),
         *sglang_models.tower_notes(spec, args),

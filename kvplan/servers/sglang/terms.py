@@ -1,7 +1,7 @@
-"""SGLang's own words."""
+"""SGLang's own wording."""
 
 from kvplan.servers.base import Sources, Terms
-from kvplan.servers.releases import SGLANG_SOURCE
+from kvplan.servers.sglang.changes import SOURCE
 
 READ = "0.4.4, 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23"
 
@@ -17,7 +17,7 @@ TERMS = Terms(
     context_flag="--context-length",
     share_argument="mem_fraction_static",
     slots_flag="--mamba-full-memory-ratio",
-    risk="may not hold it",  # it starts, and refuses longer requests
+    risk="may not hold it",  # it starts, and rejects longer requests
     risk_row="may not hold one",
     shorter="A shorter context is safer.",
     checks_start=False,
@@ -27,7 +27,7 @@ TERMS = Terms(
     outside="reserved for activations and graphs",
     uncompared=(
         f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
-        f"{SGLANG_SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",
+        f"{SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",
     ),
     program=("python3", "-m", "sglang.launch_server"),
     image="lmsysorg/sglang:v{release}",
@@ -44,16 +44,17 @@ TERMS = Terms(
         "enforce_eager": "--disable-cuda-graph",
     },
     own_values={"fp8": "fp8_e4m3"},
+    own_kv_dtypes=True,
     prompts_first="0.5.23",
     adapter_slots=8,  # --max-loras-per-batch
     port=30000,  # srt/server_args.py
     known_by="its wheel, release notes and logs",
     sources=Sources(
-        charge=SGLANG_SOURCE,
-        pool=SGLANG_SOURCE,
+        charge=SOURCE,
+        pool=SOURCE,
         budget="free before loading x mem_fraction_static, sglang srt/mem_cache/kv_cache_configurator.py",
-        users=SGLANG_SOURCE,
-        arguments=SGLANG_SOURCE,
+        users=SOURCE,
+        arguments=SOURCE,
         described=None,
     ),
 )

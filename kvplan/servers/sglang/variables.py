@@ -30,7 +30,7 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         (0, 5), None, _has_states, usual=("", "bfloat16"),
     ),
     "SGLANG_VLM_CACHE_SIZE_MB": Variable(
-        "sglang", "", "size", "the MiB set aside for images", "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py",
+        "sglang", "", "size", "the MiB reserved for images", "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py",
         (0, 5), None, _has_images, usual=("100",),
     ),
     "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": Variable(

@@ -1,8 +1,8 @@
-"""LoRA adapters under vLLM: slots on the GPU, made when the model is loaded, and adapters in host memory.
+"""LoRA adapters under vLLM: slots on the GPU, allocated when the model is loaded, and adapters in host memory.
 
 Each linear layer that an adapter may change gets its two matrices at the largest rank, for `max_loras` adapters,
-whatever they hold. Source: vLLM 0.33 lora/model_manager.py and lora/layers; equal to its own `create_lora_weights` for
-the model types in COMPARED (tests/facts/adapters.jsonl).
+whatever they contain. Source: vLLM 0.33 lora/model_manager.py and lora/layers; equal to its own `create_lora_weights`
+for the model types in COMPARED (tests/facts/adapters.jsonl).
 """
 
 from dataclasses import replace
@@ -23,8 +23,8 @@ from kvplan.sizing.weights import Layout, cdiv, layers_on, local_shape, mxfp4_pa
 
 PER_LAYER: Final = "per_layer_model_projection"
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-MOST_VOCABULARY: Final = 258_048  # of a head with adapters; lora/layers/logits_processor.py
-# Model types whose embedding, and whose head too, get adapters: their classes' `embedding_modules`.
+MOST_VOCABULARY: Final = 258_048  # for a head with adapters; lora/layers/logits_processor.py
+# Model types whose embedding and head get adapters: their classes' `embedding_modules`.
 BOTH_TABLES: Final = frozenset({
     "apertus", "exaone4", "exaone_moe", "falcon_h1", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared",
     "jamba", "lfm2", "lfm2_moe", "llama", "llama4_text", "mixtral", "nemotron", "nemotron-nas", "nemotron_h", "phi3",
@@ -34,8 +34,8 @@ EMBEDDING_ONLY: Final = frozenset({
     "cohere", "cohere2", "gpt_bigcode", "gpt_neox", "olmo", "olmo2", "olmo3", "phi", "seed_oss", "smollm3",
     "starcoder2",
 })  # fmt: skip
-# Fused layers that one adapter changes as a whole: (model type, name) -> one A. Their classes have no
-# `packed_modules_mapping` for them.
+# Fused layers that one adapter changes as a whole: (model type, name) -> one A. Their classes' `packed_modules_mapping`
+# does not list them.
 IN_ONE: Final = {
     "phi3": ("qkv_proj", "gate_up_proj"),
     "chatglm": ("query_key_value", "dense_h_to_4h"),
@@ -48,7 +48,7 @@ IN_ONE: Final = {
 }
 # Experts whose gate and up projections have one A (`is_3d_moe_weight`).
 FUSED_EXPERTS: Final = frozenset({"gpt_oss", "qwen3_5_moe_text", "qwen3_vl_moe_text"})
-# Columns of numbers that are no linear layer of vLLM, or one that it leaves alone.
+# Suffixes of weights that are not linear layers in vLLM, or that it excludes from adapters.
 LEFT_ALONE: Final = (
     "indexer.wk_weights_proj", "hc_attn_fn", "hc_ffn_fn", "tid2eid", "compressor.ape", "mamba.A", "mixer.gate",
 )  # fmt: skip
@@ -77,9 +77,9 @@ MODELED: Final = f"vLLM 0.33 lora/layers, not compared for this model or release
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """What decides the elements of a slot, beside the model: the largest rank, how the model is spread, and switches.
+    """Inputs to the elements of a slot, besides the model: the largest rank, the sharding, and switches.
 
-    targets  modules that may be changed; none: all
+    targets  target modules; none: all
     """
 
     rank: int
@@ -91,7 +91,7 @@ class Slots:
 
 
 def is_wrapped(weight: Weight, slots: Slots) -> bool:
-    """Whether a layer's weight is a linear layer that adapters may change."""
+    """True if a layer's weight is a linear layer that adapters may change."""
     if weight.inputs == 1 or weight.group == "norm" or weight.name.endswith(LEFT_ALONE):
         return False
     if not slots.targets:
@@ -102,13 +102,13 @@ def is_wrapped(weight: Weight, slots: Slots) -> bool:
 
 
 def slices(weight: Weight, spec: ModelSpec, slots: Slots) -> int:
-    """How many A matrices a fused layer has: one for each part that a checkpoint stores apart."""
+    """Number of A matrices of a fused layer: one for each part that a checkpoint stores separately."""
     if weight.experts:
         split = slots.two_dimensional or slots.shared_outer or spec.model_type not in FUSED_EXPERTS
         return len(weight.parts) if split else 1
     in_one = weight.name.endswith(IN_ONE.get(spec.model_type, ()) or ("\0",))
     ranks = slots.layout.tp
-    # A projection of Mamba-2 whose groups the ranks repeat is loaded as a whole, and every one is when fully sharded.
+    # A Mamba-2 projection whose groups are replicated across ranks is loaded whole; so is every one if fully sharded.
     repeated = any(part.sharing is Sharing.GROUPS and (part.units % ranks or slots.sharded) for part in weight.parts)
     return 1 if in_one or repeated else len(weight.parts)
 
@@ -116,8 +116,8 @@ def slices(weight: Weight, spec: ModelSpec, slots: Slots) -> int:
 def elements(weight: Weight, spec: ModelSpec, layer: int, slots: Slots) -> int:
     """Elements of one slot of one weight on one rank: A `[rank, inputs]` for each slice, B `[outputs, rank]`.
 
-    Fully sharded, A of a layer whose outputs are split has a share of the rank, and B of one whose inputs are a share
-    of the outputs.
+    Fully sharded, A of a layer with split outputs has a shard of the rank, and B of one with split inputs a shard of
+    the outputs.
     """
     layout, rank, is_expert = slots.layout, slots.rank, weight.experts > 0
     ranks = (1 if layout.ep > 1 else layout.tp) if is_expert else layout.tp
@@ -141,7 +141,7 @@ def elements(weight: Weight, spec: ModelSpec, layer: int, slots: Slots) -> int:
 def divided(value: int, ranks: int) -> int:
     if value % ranks:
         raise UsageError(
-            "--fully-sharded-loras", f"{ranks} ranks cannot share {value} evenly, as vLLM wants", "leave it out"
+            "--fully-sharded-loras", f"{ranks} ranks cannot share {value} evenly, as vLLM requires", "remove it"
         )
     return value // ranks
 
@@ -161,14 +161,14 @@ def in_layers(spec: ModelSpec, slots: Slots) -> int:
 
 
 def tables(spec: ModelSpec) -> tuple[str, ...]:
-    """Which of the embedding and the head get adapters."""
+    """Names of the tables that get adapters: embedding, head, both or none."""
     if spec.model_type in BOTH_TABLES:
         return ("embed_tokens", "lm_head")
     return ("embed_tokens",) if spec.model_type in EMBEDDING_ONLY else ()
 
 
 def in_tables(spec: ModelSpec, slots: Slots) -> int:
-    """Elements of one slot of embedding and head, whole on each rank of the stages that hold them."""
+    """Elements of one slot for embedding and head, replicated on each rank of their stages."""
     own = tables(spec)
     places = {weight.group: weight.place for weight in spec.other_weights}
     where = {"embed_tokens": places.get("embedding", Place.FIRST), "lm_head": places.get("lm_head", Place.LAST)}
@@ -176,7 +176,7 @@ def in_tables(spec: ModelSpec, slots: Slots) -> int:
     if slots.targets:
         names = [name for name in names if name in slots.targets]
     count = len(names) * slots.rank * (spec.vocab_size + spec.hidden_size)
-    for weight in spec.other_weights:  # Gemma 4's projection into every layer
+    for weight in spec.other_weights:  # Gemma 4's per-layer projection
         if weight.name.endswith(PER_LAYER) and on_stage(weight.place, slots.layout) and is_wrapped(weight, slots):
             inputs, parts = local_shape(weight, slots.layout.tp)
             count += slots.rank * (inputs + sum(parts))
@@ -184,12 +184,12 @@ def in_tables(spec: ModelSpec, slots: Slots) -> int:
 
 
 def mappings(settings: Settings, num_slots: int) -> int:
-    """Bytes of the tensors that say which token has which adapter (lora/punica_wrapper)."""
+    """Bytes of the tensors that map tokens to adapters (lora/punica_wrapper)."""
     return 48 * settings.max_num_batched_tokens + 24 * settings.max_num_seqs + 24 * (num_slots + 1) + 8
 
 
 def layout_of(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int) -> Layout:
-    """How the layers that adapters change are spread over ranks."""
+    """Layout of the layers that adapters change."""
     return Layout(
         tp=args.tensor_parallel_size,
         pp=args.pipeline_parallel_size,
@@ -203,15 +203,15 @@ def layout_of(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int)
 
 
 def check(spec: ModelSpec, args: EngineArgs) -> None:
-    """What vLLM refuses of adapters, and what is not sized."""
+    """Reject what vLLM rejects about adapters, and what is not sized."""
     if args.max_loras < 0:
         raise UsageError(f"--max-loras {args.max_loras}", "must be 0 (none) or more")
     if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
         raise UsageError(f"--max-cpu-loras {args.max_cpu_loras}", f"is less than --max-loras {args.max_loras}")
     if spec.architecture in UNSUPPORTED:
-        raise UsageError("--enable-lora", f"vLLM has no adapters for {spec.name}", "leave it out")
+        raise UsageError("--enable-lora", f"vLLM has no adapters for {spec.name}", "remove it")
     if args.lora_dtype not in ("auto", "bfloat16", "float16"):
-        raise UsageError(f"--lora-dtype {args.lora_dtype}", "is none of vLLM's", "use auto, bfloat16 or float16")
+        raise UsageError(f"--lora-dtype {args.lora_dtype}", "is not supported by vLLM", "use auto, bfloat16 or float16")
     own = tables(spec)
     if "lm_head" in own and spec.vocab_size > MOST_VOCABULARY:
         raise UsageError(
@@ -220,22 +220,22 @@ def check(spec: ModelSpec, args: EngineArgs) -> None:
         )
     if args.enable_tower_connector_lora and spec.multimodal and not args.language_model_only:
         raise UnsupportedModelError(
-            "--enable-tower-connector-lora", f"adapters of {spec.name}'s encoder are not sized", "leave it out"
+            "--enable-tower-connector-lora", f"adapters of {spec.name}'s encoder are not sized", "remove it"
         )
     with_experts = bool(spec.experts_per_token)
     if with_experts and args.enable_expert_parallel and args.fully_sharded_loras:
-        raise UsageError("--fully-sharded-loras", "vLLM refuses it beside expert parallelism", "leave one out")
+        raise UsageError("--fully-sharded-loras", "vLLM does not support it with expert parallelism", "use only one")
     spread = args.enable_expert_parallel and args.data_parallel_size > 1
     if with_experts and spread and (args.tensor_parallel_size > 1 or args.all2all_backend not in experts.PLAIN):
         raise UsageError(
             "--enable-lora",
-            "vLLM changes experts over data-parallel ranks with --tp 1 and the plain exchange only",
-            "use --tp 1 without --all2all-backend, or leave --enable-expert-parallel out",
+            "vLLM supports adapters of experts over data-parallel ranks only with --tp 1 and the default all-to-all",
+            "use --tp 1 without --all2all-backend, or remove --enable-expert-parallel",
         )
 
 
 def with_targets(spec: ModelSpec, slots: Slots) -> None:
-    """Refuse modules that no layer has."""
+    """Reject target modules that no layer has."""
     known = {
         name.rpartition(".")[2]
         for weight in {weight for weights in spec.layer_weights for weight in weights}
@@ -252,8 +252,8 @@ def with_targets(spec: ModelSpec, slots: Slots) -> None:
 
 
 def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int = 0) -> Estimate:
-    """Adapter slots of one stage, made at the largest rank whatever the adapters hold: `max_loras` of them."""
-    if args.max_lora_rank not in RANKS:  # its own parser refuses them, with adapters or without
+    """Adapter slots of one stage: `max_loras` of them, at the largest rank whatever the adapters contain."""
+    if args.max_lora_rank not in RANKS:  # rejected by its own parser, with adapters or without
         ranks = ", ".join(map(str, RANKS))
         raise UsageError(f"--max-lora-rank {args.max_lora_rank}", f"is not one of {ranks}")
     if args.max_loras == 0:
@@ -282,12 +282,12 @@ def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int = 0) 
 
 
 def is_plain(spec: ModelSpec) -> bool:
-    """Whether adapters of a checkpoint's experts were compared as it stores them."""
+    """True if adapters of a checkpoint's experts were compared in the form it stores them."""
     return spec.quantization is None or not spec.experts_per_token or spec.quantization.method in ("fp8", "mxfp4")
 
 
 def adapter_bytes(spec: ModelSpec, settings: Settings, args: EngineArgs) -> int:
-    """Bytes of one adapter at the largest rank, whole, as a process keeps it in host memory."""
+    """Bytes of one full adapter at the largest rank, as a process keeps it in host memory."""
     whole = Slots(
         args.max_lora_rank,
         Layout(),

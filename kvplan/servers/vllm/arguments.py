@@ -1,4 +1,4 @@
-"""vLLM's flags that are no argument of kvplan's table, old ones among them: what they do to GPU memory.
+"""vLLM's flags that are not in kvplan's table of arguments, including old ones: their effect on GPU memory.
 
 Sources: vLLM 0.33 engine/arg_utils.py, config/*.py, entrypoints/common/cli_args.py; older releases' documentation.
 """
@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvplan.servers.standing import others
+from kvplan.servers.vllm import scheduling
 from kvplan.servers.words import Other
 
-READ: Final = {  # by what kvplan.servers.vllm.command makes of them
+READ: Final = {  # by kvplan.servers.vllm.command
     "the model that is sized": "model model_tag revision",
-    "whether the model writes answers, as --runner and --convert of later releases": "task",
+    "whether the model generates text, as --runner and --convert of later releases": "task",
     "adapter slots, with --max-loras and --max-lora-rank": "enable_lora",
     "spare copies of experts and the steps whose loads are kept; its other keys move no memory": "eplb_config",
     "spare copies of experts, as a key of --eplb-config": "num_redundant_experts",
-    "speculative decoding; what of it is not sized is refused by name": """
+    "speculative decoding; parts that kvplan cannot size are rejected by name": """
         speculative_config spec_method spec_model spec_tokens speculative_model
     """,
-    "whether there are CUDA graphs; other changes of what is compiled and captured are refused": """
+    "whether there are CUDA graphs; other changes of what is compiled and captured are rejected": """
         compilation_config optimization_level cudagraph_mode O
     """,
 }
@@ -33,7 +34,7 @@ NO_EFFECT: Final = {
         dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold fingerprint_mode fingerprint_value
         shutdown_timeout tokens_only! _api_process_count _api_process_rank
     """,
-    "requests and their answers": """
+    "requests and responses": """
         served_model_name response_role chat_template chat_template_content_format default_chat_template_kwargs
         trust_request_chat_template! trust_request_mm_kwargs! reasoning_effort_map return_tokens_as_token_ids!
         enable_auto_tool_choice! exclude_tools_when_tool_choice_none! tool_call_parser tool_parser_plugin
@@ -59,7 +60,7 @@ NO_EFFECT: Final = {
         safetensors_prefetch_num_threads safetensors_prefetch_block_size pt_load_map_location enable_ep_weight_filter!
         allow_deprecated_quantization! quantization_param_path pooler_config
     """,
-    "which request runs next; the pool is the same": """
+    "scheduling order; the pool is the same": """
         scheduling_policy scheduler_cls long_prefill_token_threshold long_prefill_token_threshold_adaptive!
         max_long_partial_prefills max_num_partial_prefills max_num_queued_reqs max_num_queued_tokens
         scheduler_reserve_full_isl! prefill_schedule_interval prefix_caching_hash_algo
@@ -85,7 +86,7 @@ NO_EFFECT: Final = {
         kda_decode_backend mm_encoder_attn_backend expert_placement_strategy logits_processors enable_mm_embeds!
         max_seq_len_to_capture calculate_kv_scales! enable_cumem_allocator!
     """,
-    "counts only beside a flag that is refused": """
+    "has an effect only with a flag that is not supported": """
         dbo_decode_token_threshold dbo_prefill_token_threshold
         elastic_ep_max_dp_size mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path
         mm_encoder_fp8_scale_save_margin video_pruning_method
@@ -99,51 +100,52 @@ NO_EFFECT: Final = {
 }
 REFUSED: Final = {
     "is a file of more flags; write them out": "config",
-    "chooses which parameters move to host memory, which is not modeled; leave it out": """
+    "chooses which parameters move to host memory, which is not modeled; remove it": """
         cpu_offload_params offload_params
     """,
     "changes the model's config; pass the changed config.json as MODEL": """
         hf_overrides rope_scaling rope_theta model_class_overrides
     """,
-    "is not modeled; leave it out": """
-        prefill_context_parallel_size=1 dcp_q_replicate! dcp_kv_cache_interleave_size=1
+    "is not modeled; remove it": """
+        dcp_q_replicate! dcp_kv_cache_interleave_size=1
         enable_hc_sp! max_num_scheduled_tokens engram_config diffusion_config prefix_match_unit
         enable_fault_tolerance! no_swa_bounded_replay! mm_encoder_only! ec_transfer_config ec_manager_config
         kv_sharing_fast_prefill! mamba_config
     """,
-    "shortens the context to the window, which is not modeled; give --max-model-len instead": "disable_sliding_window!",
-    "names a backend and more; give --attention-backend instead": "attention_config",
-    "changes which CUDA graphs are captured, which is not modeled; give --max-cudagraph-capture-size": """
+    "shortens the context to the window, which is not modeled; use --max-model-len instead": "disable_sliding_window!",
+    "names a backend and more; use --attention-backend instead": "attention_config",
+    "changes which CUDA graphs are captured, which is not modeled; use --max-cudagraph-capture-size": """
         cudagraph_capture_sizes cuda_graph_sizes specialize_active_lora!
     """,
-    "sets buffers aside for exchanging tokens between experts' ranks, which is not modeled; leave it out": """
+    "reserves buffers for exchanging tokens between experts' ranks, which is not modeled; remove it": """
         enable_dbo! ubatch_size=0|1 enable_elastic_ep!
     """,
-    "releases and reclaims GPU memory at run time, which is not modeled; leave it out": """
+    "releases and reclaims GPU memory at run time, which is not modeled; remove it": """
         enable_nccl_comm_suspend! sleep_mode_backend=cumem sleep_mode_offload_cudagraph!
     """,
     "may store other weights than the checkpoint's, which is not modeled; name a quantized checkpoint": """
         load_format=auto|safetensors|pt|npcache|dummy|mistral|hf|runai_streamer|fastsafetensors|instanttensor
         quantization_config
     """,
-    "keeps some layers' KV in another dtype, which is not modeled; leave it out": "kv_cache_dtype_skip_layers",
-    "changes the states' blocks, which is not modeled; leave it out": """
+    "keeps some layers' KV in another dtype, which is not modeled; remove it": "kv_cache_dtype_skip_layers",
+    "changes the states' blocks, which is not modeled; remove it": """
         mamba_block_size mamba_cache_dtype=auto mamba_cache_mode=align|all use_replayssm!
     """,
-    "changes how many tokens an image or video takes, which is not modeled; leave it out, or take --text-only": """
+    "changes how many tokens an image or video takes, which is not modeled; remove it, or take --text-only": """
         video_pruning_rate
     """,
-    "keeps images' tensors in GPU memory, which is not modeled; leave it out": """
+    "keeps images' tensors in GPU memory, which is not modeled; remove it": """
         mm_ipc_gpu_memory_gb=0 mm_processor_device=auto|cpu mm_device_do_normalize! mm_encoder_attn_dtype
     """,
-    "keeps buffers of its own in GPU memory, which are not modeled; leave it out": """
+    "keeps buffers of its own in GPU memory, which are not modeled; remove it": """
         enable_prompt_embeds! enable_return_routed_experts! return_sampling_mask! aux_output_config
         enable_trace_replay! use_fp64_gumbel! enable_batch_sharded_sampling! watermark_config weight_transfer_config
     """,
-    "keeps blocks of the pool free, which is not modeled; leave it out": "watermark=0|0.0",
-    "bounds the requests that run beside --max-num-seqs, which is not modeled; give that": "max_num_active_seqs",
-    "changes the size of adapter slots, which is not modeled; leave it out": """
+    "keeps blocks of the pool free, which is not modeled; remove it": "watermark=0|0.0",
+    "limits the running requests in addition to --max-num-seqs, which is not modeled; use "
+    "--max-num-seqs": "max_num_active_seqs",
+    "changes the size of adapter slots, which is not modeled; remove it": """
         enable_lora_bias! max_lora_cls_labels lora_extra_vocab_size
     """,
 }
-OTHERS: Final[Mapping[str, Other]] = others("vllm", NO_EFFECT, REFUSED)
+OTHERS: Final[Mapping[str, Other]] = others("vllm", NO_EFFECT, REFUSED, scheduling.REFUSED)

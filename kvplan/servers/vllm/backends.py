@@ -1,11 +1,11 @@
-"""vLLM's attention backends: which a release has, what each refuses, and what it changes in memory.
+"""vLLM's attention backends: those of each release, what each rejects, and its effect on memory.
 
-A backend decides the smallest block of a cache and, for sparse latent attention in fp8, its layout; nothing else of
-what is sized. Its workspaces (FlashInfer: VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, 394 MiB) are made when the first
-batch is planned, after the pool is sized, so they are taken from what the budget leaves.
+A backend determines the smallest block of a cache and, for sparse MLA in fp8, its layout; nothing else that
+is sized here. Its workspaces (FlashInfer: VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, 394 MiB) are made when the first
+batch is planned, after the pool is sized, so they use memory outside the budget.
 
 Source: v1/attention/backends and platforms/cuda.py of vLLM 0.8.5, 0.9.2, 0.10.2, 0.11.0, 0.14.0 and 0.16.0 to 0.33;
-refusals and block sizes equal vLLM 0.33's own on every case compared (tests/facts/backends.jsonl).
+rejections and block sizes equal vLLM 0.33's own in every compared case (tests/facts/backends.jsonl).
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,13 +24,13 @@ FP8: Final = ("fp8", "fp8_e4m3")
 class Backend:
     """An attention backend for NVIDIA GPUs.
 
-    since, until  the first release that knows its name, and the first that does so no more
-    latent        it computes latent attention (MLA); sparse: that of an indexer
-    block         smallest block in tokens; larger ones are its multiples
-    majors        compute capabilities, by their first number; none: all
-    heads         widths of a head that it takes; none: all
-    sinks         compute capabilities on which it takes attention sinks
-    ahead         it takes images whose tokens attend both ways
+    since, until  the first release that has the name, and the first that no longer does
+    latent        it computes MLA; sparse: MLA with an indexer
+    block         smallest block in tokens; larger ones are multiples
+    majors        compute capabilities (major versions); none: all
+    heads         supported head widths; none: all
+    sinks         compute capabilities on which it supports attention sinks
+    ahead         it supports images whose tokens attend bidirectionally
     """
 
     since: Number
@@ -46,10 +46,10 @@ class Backend:
     until: Number = (LAST, 0)
 
 
-LATENTS: Final = (320, 512, 576)  # widths of latents with their rope keys that all but Triton's kernels are made for
+LATENTS: Final = (320, 512, 576)  # the only latent plus rope key widths in kernels other than Triton's
 AMPERE_ON: Final = (8, 9, 10, 11, 12)
-FLASH_ATTN_4: Final = (9, 10)  # where FlashAttention 3 and 4 run
-PAGE_256: Final = 128  # tokens of a page of FlashAttention 4's kernels for heads of 256 on 10.x
+FLASH_ATTN_4: Final = (9, 10)  # run FlashAttention 3 and 4
+PAGE_256: Final = 128  # page size in tokens of FlashAttention 4's kernels for 256-wide heads on 10.x
 BACKENDS: Final[Mapping[str, Backend]] = {
     "FLASH_ATTN": Backend((0, 6), majors=AMPERE_ON, sinks=(9, 10, 11)),
     "TRITON_ATTN": Backend(
@@ -83,7 +83,7 @@ BACKENDS: Final[Mapping[str, Backend]] = {
         majors=(12,),
     ),
 }  # fmt: skip
-# Names that a release knows beside those: for other hardware or models, or gone; what they do is not modeled.
+# Other names that a release has: for other hardware or models, or removed; their effects are not modeled.
 OTHERS: Final[Mapping[str, tuple[Number, Number]]] = {
     "XFORMERS": ((0, 6), (0, 12)), "TREE_ATTN": ((0, 10), (0, 21)), "TORCH_SDPA": ((0, 6), (LAST, 0)),
     "DUAL_CHUNK_FLASH_ATTN": ((0, 9), (0, 12)), "FLASH_ATTN_DIFFKV": ((0, 14), (LAST, 0)),
@@ -99,20 +99,20 @@ OTHERS: Final[Mapping[str, tuple[Number, Number]]] = {
     "ROCM_AITER_MLA": ((0, 8), (LAST, 0)), "ROCM_AITER_UNIFIED_ATTN": ((0, 14), (LAST, 0)),
     "ROCM_AITER_TRITON_MLA": ((0, 14), (LAST, 0)), "ROCM_AITER_MLA_SPARSE": ((0, 14), (LAST, 0)),
 }  # fmt: skip
-V1_SUFFIX: Final = "_VLLM_V1"  # of the second engine's backends until 0.10
-ONLY_V1: Final = ("TRITON_ATTN",)  # no such name without it then
+V1_SUFFIX: Final = "_VLLM_V1"  # suffix of V1's backends until 0.10
+ONLY_V1: Final = ("TRITON_ATTN",)  # had no name without it then
 FLAG: Final = "--attention-backend"
 VARIABLE: Final = "VLLM_ATTENTION_BACKEND"
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a model, its GPU and its cache ask of a backend.
+    """A model's, GPU's and cache's requirements for a backend.
 
-    cache      the KV dtype as it was asked for, or as the checkpoint asks
-    head_dims  widths of its heads; for latent attention the latent's with its rope key
-    ahead      an image's tokens attend to each other both ways
-    pooled     index keys stand for several tokens each
+    cache      the requested KV dtype, or the checkpoint's
+    head_dims  head widths; for MLA that of the latent with its rope key
+    ahead      an image's tokens attend bidirectionally
+    pooled     each index key covers several tokens
     """
 
     name: str
@@ -129,13 +129,13 @@ class Need:
 
 
 def plain_name(name: str, release: Version) -> str:
-    """A backend's name in capitals, without what marked the second engine's until 0.10."""
+    """Return a backend's name in capitals, without the suffix that V1's had until 0.10."""
     upper = name.upper()
     return upper if release.has("attention_backend_names") else upper.removesuffix(V1_SUFFIX)
 
 
 def lookup(name: str, release: Version) -> Backend | None:
-    """A backend by its plain name; None for one that the release knows and kvplan does not model."""
+    """Look up a backend by name; None for one that the release has and kvplan does not model."""
     known = {key for key, each in BACKENDS.items() if each.since <= release.number < each.until}
     others = {key for key, (first, last) in OTHERS.items() if first <= release.number < last}
     if name not in known | others:
@@ -148,7 +148,7 @@ def lookup(name: str, release: Version) -> Backend | None:
 
 
 def reasons(name: str, backend: Backend, need: Need, release: Version) -> Iterator[str]:
-    """Why a backend does not take a model, in vLLM's words and order."""
+    """Reasons why a backend does not support a model, in vLLM's words and order."""
     widest = 512 if need.sm // 10 in FLASH_ATTN_4 else 256
     too_wide = name == "FLASH_ATTN" and any(dim % 8 or dim > widest for dim in need.head_dims)
     if too_wide or (backend.heads and not need.head_dims <= set(backend.heads)):
@@ -172,7 +172,7 @@ def reasons(name: str, backend: Backend, need: Need, release: Version) -> Iterat
 
 
 def takes_fp8(name: str, need: Need) -> bool:
-    """FlashAttention reads fp8 on 9.x and 10.x alone, Triton's kernels from 8.9 on."""
+    """True if the backend reads fp8: FlashAttention only on 9.x and 10.x, Triton's kernels from 8.9 on."""
     if need.cache not in FP8:
         return True
     if name == "FLASH_ATTN":
@@ -181,9 +181,9 @@ def takes_fp8(name: str, need: Need) -> bool:
 
 
 def check(name: str, need: Need, release: Version) -> str | None:
-    """The backend in effect by its plain name; None where the server is to choose.
+    """Return the plain name of the backend in effect, or None if the server chooses.
 
-    Raises UsageError, in vLLM's words, for one that the release lacks or that does not take the model.
+    Raise UsageError, in vLLM's words, for one that the release lacks or that does not support the model.
     """
     if name.lower() == "auto":
         return None
@@ -197,20 +197,20 @@ def check(name: str, need: Need, release: Version) -> str | None:
         raise UnsupportedModelError(
             f"attention_backend {plain}",
             f"how it lays out the pooled index of {need.name} is not modeled",
-            "leave it out",
+            "remove it",
         )
     problems = list(reasons(plain, backend, need, release))
     if problems:
         raise UsageError(
             f"attention_backend {plain}",
             f"is not valid for {need.name} on compute capability {need.sm / 10:.1f}: {', '.join(problems)}",
-            "leave it out, or choose another",
+            "remove it, or choose another",
         )
     return plain
 
 
 def smallest_block(name: str | None, heads: frozenset[int], sm: int, release: Version) -> int:
-    """Tokens of the block that a release takes for a backend that was asked for; 0 where none was that is modeled."""
+    """Block size in tokens that a release uses with a requested backend, or 0 if none was requested that is modeled."""
     backend = BACKENDS.get(name or "")
     if backend is None:
         return 0
@@ -221,7 +221,7 @@ def smallest_block(name: str | None, heads: frozenset[int], sm: int, release: Ve
 
 
 def sparse_layout(name: str | None, kv_dtype: str) -> str:
-    """The cache that a sparse backend keeps in place of plain or packed fp8: FlashMLA's kernels read the packed one."""
+    """Cache layout of a sparse backend instead of plain or packed fp8: FlashMLA's kernels read the packed one."""
     if kv_dtype in ("fp8", "fp8_ds_mla") and name in SPARSE_LAYOUTS:
         return SPARSE_LAYOUTS[name]
     return kv_dtype
@@ -233,16 +233,21 @@ SPARSE_LAYOUTS: Final = {
 }  # fmt: skip
 
 
-def note(name: str | None, block: int, usual: int) -> str | None:
-    """What a backend that was asked for changes.
+def note(name: str | None, block: int, usual: int, *, layout: bool = False) -> str | None:
+    """Say what a requested backend changes.
 
-    block, usual  tokens of a block with it, and without
+    block, usual  block sizes in tokens with it and without
+    layout        whether it also changes the cache's layout, which another note says
     """
     if name is None:
         return None
     if name not in BACKENDS:
         return f"attention_backend {name}: its effect on memory is not modeled, so it is ignored"
-    later = "; its workspace (394 MiB) is taken after the pool is sized" if name.startswith("FLASHINFER") else ""
+    workspace = "its workspace (394 MiB) is taken after the pool is sized"
+    has_workspace = name.startswith("FLASHINFER")
+    later = f"; {workspace}" if has_workspace else ""
+    if block == usual and layout:
+        return f"attention_backend {name}: {workspace}" if has_workspace else None
     if block == usual:
         return f"attention_backend {name}: no effect on memory{later}"
-    return f"attention_backend {name}: blocks of {block:,} tokens in place of {usual:,}{later}"
+    return f"attention_backend {name}: blocks of {block:,} tokens instead of {usual:,}{later}"

@@ -10,7 +10,7 @@ from kvplan.servers.bench import Generator
 
 
 def around(tokens: int, ratio: float) -> tuple[int, int]:
-    """Uniform between the length less and plus this share of it."""
+    """Range of the length plus or minus this fraction, sampled uniformly."""
     return max(1, math.floor(tokens * (1 - ratio))), max(1, math.ceil(tokens * (1 + ratio)))
 
 

@@ -1,6 +1,6 @@
-"""A `vllm serve ...` command: what it says in kvplan's terms.
+"""A `vllm serve ...` command in kvplan's terms.
 
-Numbers are read as vLLM reads them. A misspelt flag is refused, for vLLM would not start.
+Numbers are parsed as in vLLM. A misspelled flag is rejected, as vLLM would not start.
 Sources: vLLM 0.33 engine/arg_utils.py and utils/argparse_utils.py; docs, "vllm serve" command line reference.
 """
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import Faults, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import images
 from kvplan.servers.arguments import (
@@ -24,6 +24,7 @@ from kvplan.servers.shell import is_shell, names_server
 from kvplan.servers.vllm.arguments import OTHERS
 from kvplan.servers.vllm.pooling import TASKS
 from kvplan.servers.words import (
+    Note,
     ServeCommand,
     Started,
     flag_name,
@@ -37,7 +38,7 @@ from kvplan.servers.words import (
 )
 
 OWN: Final = frozenset({"model", "model_tag", "revision", "enable_lora"})
-# Flags that say one key of the speculative config: today's short ones, and those of releases before 0.8.
+# Flags that set one key of the speculative config: today's short ones, and those of releases before 0.8.
 SPECULATIVE: Final[Mapping[str, str]] = {
     "speculative_config": "",
     "spec_method": "method",
@@ -53,14 +54,14 @@ SPECULATIVE: Final[Mapping[str, str]] = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
 }
-# Whether there are CUDA graphs at all. Flag -> the key of the compilation config that its value stands for.
+# Flags that enable or disable CUDA graphs -> the key of the compilation config that they set.
 COMPILATION: Final[Mapping[str, str]] = {
     "O": "level",
     "optimization_level": "level",
     "cudagraph_mode": "cudagraph_mode",
     "compilation_config": "",
 }
-# Values of a compilation config that change no memory; None: whatever they are.
+# Values of a compilation config that do not affect memory; None: any value.
 USUAL_COMPILATION: Final[Mapping[str, tuple[str, ...] | None]] = {
     "level": ("2", "3"),
     "mode": ("3", "VLLM_COMPILE"),
@@ -78,8 +79,8 @@ BALANCING_OTHERS: Final = (
     "step_interval", "log_balancedness", "log_balancedness_interval", "use_async", "policy", "communicator",
     "enable_migration_batching",
 )  # fmt: skip
-LARGEST_GRAPH: Final = "max_cudagraph_capture_size"  # a flag of its own, too
-COMPILED: Final = "changes what is compiled and captured, which is not modeled; leave it out"
+LARGEST_GRAPH: Final = "max_cudagraph_capture_size"  # also a separate flag
+COMPILED: Final = "changes what is compiled and captured, which is not modeled; remove it"
 SHORTS: Final = SHORT | {
     "cc": "compilation_config", "sc": "speculative_config", "ac": "attention_config", "dc": "diffusion_config",
     "asc": "api_server_count", "n": "nnodes", "r": "node_rank", "pcp": "prefill_context_parallel_size",
@@ -92,7 +93,9 @@ _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--
 
 
 def start(words: list[str]) -> Started | None:
-    """What stands after `vllm serve`, `python -m vllm.entrypoints...` or an image's name, whatever comes before."""
+    """Words after `vllm serve`, `python -m vllm.entrypoints...` or an image's name, regardless of what precedes
+    them.
+    """
     for index, word in enumerate(words):
         following = words[index + 1 :]
         if word.rpartition("/")[2] == "vllm" and following[:1] == ["serve"]:
@@ -103,7 +106,7 @@ def start(words: list[str]) -> Started | None:
             return Started(following[2:], args={"usage": "offline"})
         if word == "-m" and following and following[0].startswith("vllm.entrypoints."):
             return started(following[1:], words[:index])
-    if names_server(words):  # another's
+    if names_server(words):  # another server's
         return None
     containers = [index for index, word in enumerate(words) if word.rpartition("/")[2] in CONTAINERS]
     candidates = range(containers[0] + 1 if containers else len(words), len(words))
@@ -116,7 +119,7 @@ def start(words: list[str]) -> Started | None:
 
 
 def started(words: list[str], front: list[str]) -> Started:
-    """A server of the words; an image in front of them says its release."""
+    """Return the started server; an image in the preceding words implies its release."""
     image = images.of_words("vllm", front)
     return Started(words, image.label, notes=() if image.note is None else (image.note,))
 
@@ -132,7 +135,7 @@ def after_image(words: list[str], image: str) -> Started:
 
 
 def plain_name(name: str) -> tuple[str, bool]:
-    """(the flag that a name stands for, whether it turns that off): --no-X, and --disable-X for --enable-X."""
+    """(the flag that a name stands for, whether it negates it): --no-X, and --disable-X for --enable-X."""
     head = name.partition(".")[0]
     if head in ARGUMENT_NAMES or head in OTHERS:
         return name, False
@@ -160,18 +163,18 @@ def takes_value(name: str) -> bool:
 
 
 def name_of(word: str) -> tuple[str, str | None]:
-    """(name, value behind =) of a flag; -O3 is the flag O with the value 3."""
+    """(name, value after =) of a flag; -O3 is the flag O with the value 3."""
     if re.fullmatch(r"-O\d", word):
         return "O", word[2:]
     return flag_name(word, SHORTS)
 
 
 def parse(words: list[str]) -> ServeCommand:
-    """What the words behind the server's name ask for.
+    """Parse the words after the server's name.
 
-    Raises UsageError for a misspelt flag and a value that vLLM would not read.
+    Raise UsageError for a misspelled flag and a value that vLLM would reject.
     """
-    command = ServeCommand()
+    command, faults = ServeCommand(), Faults()
     speculative: dict[str, Any] = {}
     compilation: dict[str, Any] = {}
     lora = False
@@ -180,9 +183,10 @@ def parse(words: list[str]) -> ServeCommand:
         word = words[index]
         index += 1
         if is_value(word):
-            if command.model is not None:
-                raise stray(word, words[index - 2] if index > 1 else "")
-            command.model = literal(word, "the model")
+            with faults.part():
+                if command.model is not None:
+                    raise stray(word, words[index - 2] if index > 1 else "")
+                command.model = literal(word, "the model")
             continue
         name, value = name_of(word)
         values = [] if value is None else [value]
@@ -193,27 +197,34 @@ def parse(words: list[str]) -> ServeCommand:
                 values.append(words[index])
                 index += 1
         head = name.partition(".")[0]
-        if plain_name(name) == ("enable_lora", False):
-            lora = True
-        elif head in SPECULATIVE:
-            speculative |= read_json(SPECULATIVE[head] or name.partition(".")[2], values, word)
-        elif head == BALANCING:
-            balance(command, read_json(name.partition(".")[2], values, word), word)
-        elif head in COMPILATION:
-            stated = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
-            largest = stated.pop(LARGEST_GRAPH, None)
-            if largest is not None:
-                take_argument(command, LARGEST_GRAPH, [str(largest)], option_of(word), negated=False)
-            compilation |= stated
-            if not without_graphs(stated) and not changes_nothing(stated):
-                command.refused.setdefault(flag_text(word), COMPILED)
-        else:
-            take(command, name, values, word)
+        with faults.part():
+            if plain_name(name) == ("enable_lora", False):
+                lora = True
+            elif head in SPECULATIVE:
+                speculative |= read_json(SPECULATIVE[head] or name.partition(".")[2], values, word)
+            elif head == BALANCING:
+                balance(command, read_json(name.partition(".")[2], values, word), word)
+            elif head in COMPILATION:
+                compilation |= compile_config(command, name, values, word)
+            else:
+                take(command, name, values, word)
+    faults.refuse()
     finish(command, speculative, lora)
     if without_graphs(compilation):
         command.args["enforce_eager"] = True
-        command.notes.append("--from-command: no CUDA graphs are asked for; sized as with --enforce-eager")
+        command.notes.append(Note("CUDA graphs are off; sized as with --enforce-eager"))
     return command
+
+
+def compile_config(command: ServeCommand, name: str, values: list[str], word: str) -> dict[str, Any]:
+    """Parse a flag that sets parts of the compilation config; the largest graph is an argument of its own."""
+    stated = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
+    largest = stated.pop(LARGEST_GRAPH, None)
+    if largest is not None:
+        take_argument(command, LARGEST_GRAPH, [str(largest)], option_of(word), negated=False)
+    if not without_graphs(stated) and not changes_nothing(stated):
+        command.refused.setdefault(flag_text(word), COMPILED)
+    return stated
 
 
 def option_of(word: str) -> str:
@@ -221,18 +232,18 @@ def option_of(word: str) -> str:
 
 
 def stray(word: str, before: str) -> UsageError:
-    """What is wrong with a word that no flag takes; `before` is the one in front of it."""
+    """Error for a word that no flag takes; `before` is the preceding word."""
     name, value = name_of(before)
     plain = plain_name(name)[0].partition(".")[0]
     if not is_value(before) and value is None and plain not in ARGUMENT_NAMES and plain not in OTHERS:
         flag = printable(flag_text(before), 60)
-        return UsageError(f"--from-command {flag}", "is not a flag that kvplan knows", "correct it, or leave it out")
+        return UsageError(f"--from-command {flag}", "is not a flag that kvplan knows", "correct it, or remove it")
     stray_word = f"has an argument without a flag ({printable(word, 60)!r})"
     return UsageError("--from-command", stray_word, "quote values that contain spaces")
 
 
 def take(command: ServeCommand, name: str, values: list[str], word: str) -> None:
-    """Put one flag where it belongs."""
+    """Store one flag in the field it sets."""
     flag = flag_text(word)
     option = option_of(word)
     plain, negated = plain_name(name)
@@ -255,7 +266,7 @@ def take(command: ServeCommand, name: str, values: list[str], word: str) -> None
 
 
 def task_of(command: ServeCommand, task: str) -> None:
-    """--task of earlier releases as --runner and --convert."""
+    """Translate --task of earlier releases to --runner and --convert."""
     if task in ("auto", "generate"):
         command.args["runner"] = task
     elif task in TASKS:
@@ -268,13 +279,14 @@ def task_of(command: ServeCommand, task: str) -> None:
 def take_argument(command: ServeCommand, name: str, values: list[str], option: str, *, negated: bool) -> None:
     if ARGUMENTS[name].kind == "flag":
         if values:
-            raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
+            raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "remove it")
         command.args[name] = not negated
         return
     if name == "num_redundant_experts" and values == ["0"]:
         return
     raw = " ".join(values) if values and ARGUMENTS[name].kind == "names" else only_value(values, option)
-    text = literal(raw, option.removeprefix("--from-command "))
+    flag = option.removeprefix("--from-command ")
+    text = literal(raw, flag)
     value = read_argument(name, text, option, vllm=True)
     command.args[name] = value
     if (
@@ -282,13 +294,12 @@ def take_argument(command: ServeCommand, name: str, values: list[str], option: s
         and re.search(r"[kmgt]$", text)
         and ARGUMENTS[name].kind in ("context", "tokens", "bytes")
     ):
-        command.readings.append(
-            f"{option} {text}: is {value:,} as vLLM reads it; {text[:-1]}{text[-1].upper()} would be binary"
-        )
+        binary = f"{text[:-1]}{text[-1].upper()}"
+        command.readings.append(Note(f"is {value:,} as in vLLM; {binary} would be binary", f"{flag} {text}"))
 
 
 def limit_of(command: ServeCommand, name: str, values: list[str], option: str) -> None:
-    """Add what a dotted flag says (--limit-mm-per-prompt.image 0, --limit-mm-per-prompt.video.num_frames 8)."""
+    """Merge a dotted flag (--limit-mm-per-prompt.image 0, --limit-mm-per-prompt.video.num_frames 8) into the limits."""
     import json
 
     modality, _, key = name.partition(".")[2].partition(".")
@@ -302,7 +313,7 @@ def limit_of(command: ServeCommand, name: str, values: list[str], option: str) -
 
 
 def json_part(command: ServeCommand, name: str, values: list[str], option: str) -> None:
-    """Add what a dotted flag says (--kv-transfer-config.kv_connector NixlConnector) to a JSON object."""
+    """Merge a dotted flag (--kv-transfer-config.kv_connector NixlConnector) into a JSON object."""
     import json
 
     argument, *keys = name.split(".")
@@ -323,14 +334,14 @@ def json_part(command: ServeCommand, name: str, values: list[str], option: str) 
 
 
 def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
-    """The parts of a config given as one JSON object, or with a key as one of its values."""
+    """Parse parts of a config given as one JSON object, or as a value for one of its keys."""
     option = option_of(word)
     text = literal(only_value(values, option), option.removeprefix("--from-command "))
     if key:
         return {key.replace("-", "_"): text}
     import json
 
-    if re.fullmatch(r"\d", text):  # older releases took a bare level
+    if re.fullmatch(r"\d", text):  # older releases took a plain level
         return {"level": text}
     try:
         parsed = json.loads(text)
@@ -342,7 +353,7 @@ def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
 
 
 def balance(command: ServeCommand, stated: Mapping[str, Any], word: str) -> None:
-    """What --eplb-config says of memory. Source: vLLM 0.33 config/parallel.py (EPLBConfig)."""
+    """Apply the parts of --eplb-config that affect memory. Source: vLLM 0.33 config/parallel.py (EPLBConfig)."""
     option = option_of(word)
     for key, value in stated.items():
         if key in BALANCING_KEYS:
@@ -354,7 +365,7 @@ def balance(command: ServeCommand, stated: Mapping[str, Any], word: str) -> None
 
 
 def without_graphs(compilation: Mapping[str, Any]) -> bool:
-    """Whether a compilation config switches CUDA graphs off, by itself or because nothing is compiled.
+    """True if a compilation config disables CUDA graphs, explicitly or because nothing is compiled.
 
     Source: vLLM docs, "Optimization Levels"; config/compilation.py: CUDAGraphMode.NONE is 0, CompilationMode.NONE is 0.
     """
@@ -368,7 +379,7 @@ def without_graphs(compilation: Mapping[str, Any]) -> bool:
 
 
 def changes_nothing(compilation: Mapping[str, Any]) -> bool:
-    """Whether a compilation config says only what is so by default, or nothing of memory."""
+    """True if a compilation config contains only defaults, or nothing that affects memory."""
     usual = USUAL_COMPILATION
     return all(
         key in usual and (usual[key] is None or str(value).upper() in (usual[key] or ()))
@@ -377,19 +388,19 @@ def changes_nothing(compilation: Mapping[str, Any]) -> bool:
 
 
 def finish(command: ServeCommand, speculative: dict[str, Any], lora: bool) -> None:
-    """What flags say together: LoRA slots count only with --enable-lora."""
+    """Resolve flags that depend on each other: LoRA slots count only with --enable-lora."""
     if lora:
         command.args.setdefault("max_loras", 1)  # vLLM's default
     elif command.args.pop("max_loras", None) is not None:
-        command.notes.append("--from-command: --max-loras without --enable-lora sets nothing aside")
+        command.notes.append(Note("--max-loras without --enable-lora reserves nothing"))
     if speculative:
         speculate(command, speculative)
 
 
 def speculate(command: ServeCommand, config: Mapping[str, Any]) -> None:
-    """What a speculative config asks for. Source: vLLM 0.33 config/speculative.py.
+    """Apply a speculative config. Source: vLLM 0.33 config/speculative.py.
 
-    Raises UsageError for a method or a key whose effect on memory is not sized.
+    Raise UsageError for a method or a key whose effect on memory is not sized.
     """
     option = "--from-command"
     method, model = config.get("method"), config.get("model")
@@ -403,12 +414,12 @@ def speculate(command: ServeCommand, config: Mapping[str, Any]) -> None:
         method = plain_method(method)
         if method not in METHODS:
             raise UnsupportedModelError(
-                option, f"speculative method {printable(method, 40)!r} is not modeled", "leave it out"
+                option, f"speculative method {printable(method, 40)!r} is not modeled", "remove it"
             )
         command.args["speculative_method"] = method
     if method in NO_DRAFT:
         model = None
-        command.notes.append(f"--from-command: {method} speculation holds no GPU memory of its own")
+        command.notes.append(Note(f"{method} speculation holds no GPU memory of its own"))
     for key, what in REFUSED_KEYS.items():
         if config.get(key) not in (None, False, "auto"):
             raise UnsupportedModelError(option, f"{key} of the speculative config {what}, which is not modeled")
@@ -417,9 +428,9 @@ def speculate(command: ServeCommand, config: Mapping[str, Any]) -> None:
     ranks = config.get("draft_tensor_parallel_size")
     if method in (None, "draft_model") and ranks is not None:
         own = str(command.args.get("tensor_parallel_size", 1))
-        if str(ranks) != own:  # the heads take their target's in any case
-            why = f"draft_tensor_parallel_size {printable(str(ranks), 20)} beside {own} of the model is not modeled"
-            raise UnsupportedModelError(option, why, "leave it out")
+        if str(ranks) != own:  # heads use their target's in any case
+            why = f"draft_tensor_parallel_size {printable(str(ranks), 20)} with {own} of the model is not modeled"
+            raise UnsupportedModelError(option, why, "remove it")
     command.draft_model = model
     tokens = config.get("num_speculative_tokens")
     if tokens is not None:

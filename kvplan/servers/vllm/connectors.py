@@ -1,7 +1,7 @@
-"""KV connectors: what --kv-transfer-config and --kv-offloading-size change in vLLM's pool, and take of the host.
+"""KV connectors: the effect of --kv-transfer-config and --kv-offloading-size on vLLM's pool, and their host memory.
 
 Source: vLLM 0.33 config/kv_transfer.py, config/vllm.py (_post_init_kv_transfer_config, rules of the hybrid manager),
-distributed/kv_transfer/kv_connector (factory.py and each connector), v1/kv_offload, v1/simple_kv_offload; of earlier
+distributed/kv_transfer/kv_connector (factory.py and each connector), v1/kv_offload, v1/simple_kv_offload; for earlier
 releases config/vllm.py and factory.py.
 """
 
@@ -17,7 +17,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Number, Version
 
-ROLES: Final = ("kv_producer", "kv_both", "kv_consumer")  # in the order of vLLM's own message
+ROLES: Final = ("kv_producer", "kv_both", "kv_consumer")  # in the order of vLLM's own error message
 NATIVE, SIMPLE, MULTI = "OffloadingConnector", "SimpleCPUOffloadConnector", "MultiConnector"
 LMCACHE, LMCACHE_SERVER = "LMCacheConnectorV1", "LMCacheMPConnector"
 FLAG: Final = "--kv-transfer-config"
@@ -30,11 +30,11 @@ OLD_KEYS: Final = frozenset({"kv_buffer_size", "kv_rank", "kv_parallel_size", "k
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A connector of vLLM.
+    """A type of connector in vLLM.
 
-    groups  whether windows and states keep groups of their own beside it (it subclasses SupportsHMA)
-    since   the first release read that registers it; until: the first that does so no more
-    unsized  why what it holds is not sized; "" where it is
+    groups  whether windows and states keep separate groups with it (it subclasses SupportsHMA)
+    since   the first release read that registers it; until: the first that no longer does
+    unsized  why its memory is not sized; "" if it is
     """
 
     groups: bool
@@ -61,16 +61,16 @@ KINDS: Final[Mapping[str, Kind]] = {
     "MoRIIOConnector": Kind(True, (0, 14), None, "needs an AMD GPU's MoRI-IO"),
     "HiSparseConnector": Kind(True, (0, 30), None, "moves a sparse model's pool to the host"),
     "ExampleHiddenStatesConnector": Kind(True, (0, 17), None, "adds a cache of hidden states to the pool"),
-    "FlexKVConnectorV1": Kind(False, (0, 18), None, "keeps host memory that its own config file says"),
+    "FlexKVConnectorV1": Kind(False, (0, 18), None, "keeps host memory set by its own config file"),
     "HF3FSKVConnector": Kind(False, (0, 20), None, "keeps buffers in front of its file system"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """A connector that was asked for.
+    """A requested connector.
 
-    option  what errors call it
+    option  its name in error messages
     extra   its kv_connector_extra_config
     children  those of a MultiConnector
     """
@@ -83,16 +83,16 @@ class Connector:
 
     @property
     def parts(self) -> "tuple[Connector, ...]":
-        """Itself, or the children of a MultiConnector."""
+        """The connector itself, or the children of a MultiConnector."""
         return self.children if self.name == MULTI else (self,)
 
     @property
     def groups(self) -> bool:
-        """Whether the hybrid KV cache manager stays on; a MultiConnector without children has none that say so."""
+        """True if the hybrid KV cache manager stays on; not with a MultiConnector without children."""
         return bool(self.parts) and all(KINDS[part.name].groups for part in self.parts)
 
     def count(self, key: str) -> int | None:
-        """A whole number of the extra config."""
+        """Whole number from the extra config."""
         value = self.extra.get(key)
         if value is None:
             return None
@@ -108,9 +108,9 @@ class Connector:
 
 
 def read(args: EngineArgs, release: Version) -> Connector | None:
-    """The connector that runs beside the caches; None where there is none.
+    """Return the connector in effect, or None if there is none.
 
-    Raises UsageError for what vLLM refuses, UnsupportedModelError for one whose memory is not sized.
+    Raise UsageError for what vLLM rejects, UnsupportedModelError for one whose memory is not sized.
     """
     if args.kv_offloading_size:
         return _by_size(args, release)
@@ -120,7 +120,7 @@ def read(args: EngineArgs, release: Version) -> Connector | None:
 
 
 def _by_size(args: EngineArgs, release: Version) -> Connector:
-    """--kv-offloading-size puts its own connector in place of the one that --kv-transfer-config names."""
+    """Return the connector for --kv-offloading-size, which replaces the one in --kv-transfer-config."""
     option = "--kv-offloading-size"
     extra: dict[str, Any] = {}
     if args.kv_transfer_config is not None:
@@ -153,7 +153,7 @@ def _checked(config: Any, option: str, release: Version) -> Connector:
     name, role = config.get("kv_connector"), config.get("kv_role")
     if name is None:
         raise UsageError(
-            option, "Connector name is not set in KVTransferConfig (kv_connector)", "name one, or leave it out"
+            option, "Connector name is not set in KVTransferConfig (kv_connector)", "name one, or remove it"
         )
     if role is not None and role not in ROLES:
         raise UsageError(option, f"Unsupported kv_role: {printable(str(role), 40)}", f"use one of {', '.join(ROLES)}")
@@ -162,8 +162,8 @@ def _checked(config: Any, option: str, release: Version) -> Connector:
     if config.get("kv_connector_module_path"):
         raise UnsupportedModelError(
             option,
-            f"{printable(str(name), 60)} is a connector from outside vLLM, whose memory is not modeled",
-            "leave it out",
+            f"{printable(str(name), 60)} is not one of vLLM's connectors; its memory is not modeled",
+            "remove it",
         )
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None or release.number < kind.since or (kind.until is not None and release.number >= kind.until):
@@ -173,7 +173,7 @@ def _checked(config: Any, option: str, release: Version) -> Connector:
             f"use one of {', '.join(sorted(_registered(release)))}",
         )
     if kind.unsized:
-        raise UnsupportedModelError(option, f"{name} {kind.unsized}, which is not modeled", "leave it out")
+        raise UnsupportedModelError(option, f"{name} {kind.unsized}, which is not modeled", "remove it")
     extra = _extra_of(config, option)
     children: tuple[Connector, ...] = ()
     if name == MULTI:
@@ -184,7 +184,7 @@ def _checked(config: Any, option: str, release: Version) -> Connector:
             )
         children = tuple(_checked(child, f"{option} (MultiConnector)", release) for child in listed)
         if any(child.name == MULTI for child in children):
-            raise UnsupportedModelError(option, "a MultiConnector inside another is not modeled", "leave it out")
+            raise UnsupportedModelError(option, "a MultiConnector inside another is not modeled", "remove it")
     connector = Connector(name, option, extra, str(config.get("kv_buffer_device") or "cuda"), children)
     for part in connector.parts:
         _check_extra(part)
@@ -198,11 +198,11 @@ def _registered(release: Version) -> Iterator[str]:
 
 
 def _check_extra(connector: Connector) -> None:
-    """What a connector's own config asks that vLLM refuses, or that is not sized."""
+    """Reject settings in a connector's own config that vLLM rejects, or that are not sized."""
     extra, option = connector.extra, connector.option
     if connector.name == LMCACHE and extra.get("use_layerwise"):
         raise UnsupportedModelError(
-            option, "use_layerwise captures CUDA graphs in pieces alone, which is not modeled", "leave it out"
+            option, "use_layerwise allows only piecewise CUDA graphs, which is not modeled", "remove it"
         )
     if connector.name == NATIVE:
         if not connector.count("cpu_bytes_to_use"):
@@ -210,11 +210,11 @@ def _check_extra(connector: Connector) -> None:
                 option, "cpu_bytes_to_use must be specified in kv_connector_extra_config", "add it, in bytes"
             )
         if extra.get("spec_name", "CPUOffloadingSpec") not in ("CPUOffloadingSpec", "TieringOffloadingSpec"):
-            raise UsageError(option, f"Unsupported spec type: {printable(str(extra['spec_name']), 60)}", "leave it out")
+            raise UsageError(option, f"Unsupported spec type: {printable(str(extra['spec_name']), 60)}", "remove it")
         if extra.get("canonical_layout"):
-            raise UnsupportedModelError(option, "canonical_layout is not modeled", "leave it out")
+            raise UnsupportedModelError(option, "canonical_layout is not modeled", "remove it")
         if extra.get("block_size") is not None and extra.get("blocks_per_chunk") is not None:
-            raise UsageError(option, "Specify only one of 'block_size' or 'blocks_per_chunk'", "leave one out")
+            raise UsageError(option, "Specify only one of 'block_size' or 'blocks_per_chunk'", "use only one")
         if connector.count("blocks_per_chunk") == 0:
             raise UsageError(option, "'blocks_per_chunk' must be greater than 0", "write 1 or more")
     if connector.name == SIMPLE and extra.get("kv_offload_backend", "cpu") != "cpu":
@@ -225,9 +225,9 @@ def _check_extra(connector: Connector) -> None:
 
 
 def hybrid_manager_is_off(args: EngineArgs, release: Version) -> bool:
-    """Whether windows are kept in full: as asked, else where a connector does not take groups of their own.
+    """True if windows are kept in full: as requested, else if a connector does not support separate groups.
 
-    Until 0.21 every connector turned the hybrid manager off; until 0.13 whatever was asked.
+    Until 0.21 every connector turned the hybrid manager off; until 0.13 even against an explicit request.
     """
     stated, connector = args.disable_hybrid_kv_cache_manager, read(args, release)
     if connector is None or release.engine != "vllm":
@@ -240,14 +240,14 @@ def hybrid_manager_is_off(args: EngineArgs, release: Version) -> bool:
 
 
 def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
-    """Refuse a connector that vLLM refuses beside this model or these flags."""
+    """Reject a connector that vLLM rejects with this model or these flags."""
     connector = read(args, release)
     if connector is None:
         return
     asleep = next((part for part in connector.parts if not _sleeps(part)), None)
     if args.enable_sleep_mode and (asleep is not None or not connector.parts):
         raise UsageError(
-            "--enable-sleep-mode", f"{asleep.name if asleep else MULTI} does not support sleep mode", "leave one out"
+            "--enable-sleep-mode", f"{asleep.name if asleep else MULTI} does not support sleep mode", "use only one"
         )
     dcp, tp = args.decode_context_parallel_size, args.tensor_parallel_size
     if dcp > 1 and any(part.name == "NixlConnector" for part in connector.parts):
@@ -261,7 +261,7 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
             raise UsageError(
                 f"decode_context_parallel_size {dcp}",
                 "PD with decode_context_parallel_size > 1 is only supported for MLA models",
-                "leave it out",
+                "remove it",
             )
     mixes = len(spec.cache_kinds) > 1
     served = any(part.name == LMCACHE_SERVER for part in connector.parts)
@@ -275,7 +275,7 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
         raise UsageError(
             "--no-disable-hybrid-kv-cache-manager",
             f"{_ungrouped(connector)} does not support the hybrid KV cache manager",
-            "leave it out",
+            "remove it",
         )
     if spec.has_states and mixes and hybrid_manager_is_off(args, release):
         raise UsageError(
@@ -284,12 +284,12 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
             "Failed to promote local KV cache specs to one unified type",
             f"use one of {', '.join(name for name in _registered(release) if KINDS[name].groups and name != MULTI)}"
             if release.has("connectors_keep_groups")
-            else "leave it out",
+            else "remove it",
         )
 
 
 def _sleeps(connector: Connector) -> bool:
-    """Whether it can follow a cache that is given back and taken again (supports_sleep_mode)."""
+    """True if it supports a cache that is freed and reallocated (supports_sleep_mode)."""
     if connector.name in ("NixlConnector", "NixlPullConnector"):
         return bool(connector.extra.get("backends", ["UCX"]) == ["UCX"])
     return connector.name not in ("NixlPushConnector", "MooncakeStoreConnector")
@@ -300,7 +300,7 @@ def _ungrouped(connector: Connector) -> str:
 
 
 def notes(spec: ModelSpec, args: EngineArgs, release: Version) -> Iterator[str]:
-    """What a connector changes that no row shows."""
+    """Notes on effects of a connector that no row shows."""
     connector = read(args, release)
     if connector is None:
         return

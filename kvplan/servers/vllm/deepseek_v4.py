@@ -1,21 +1,17 @@
 """DeepSeek-V4's caches: small pages of many kinds, packed side by side in one block.
 
 Source: vLLM 0.33 v1/core/kv_cache_planning.py (packed groups), re-derived;
-equal to the server's own capacity code on every case compared (tests/oracles.py).
+equal to the server's own capacity code in every compared case (tests/oracles.py).
 """
 
 from kvplan.models.spec import CompressedLatent, ModelSpec, WindowLatent
-from kvplan.servers.vllm.pages import KVSpec
+from kvplan.servers.pages import KVSpec
 from kvplan.sizing.layout import cdiv, v4_latent_bytes
 
-V4_ALIGNMENT = 576  # every page is a multiple of this
+V4_ALIGNMENT = 576  # every page size is a multiple of this
 V4_WINDOW_BLOCK, V4_BLOCK = 64, 256
 V4_STATE_BLOCK = {4: 4, 128: 8}  # compression ratio -> block of the compressor's state
 V4_STATE_WINDOW = {4: 8, 128: 128}
-
-
-def is_v4(spec: ModelSpec) -> bool:
-    return WindowLatent in spec.cache_kinds
 
 
 def v4_page(size: int) -> int:
@@ -23,16 +19,16 @@ def v4_page(size: int) -> int:
 
 
 def v4_state(ratio: int, width: int) -> KVSpec:
-    """The float32 inputs a compressor has not folded yet: keys and gates, twice as wide where windows overlap."""
+    """A compressor's float32 inputs not yet compressed: keys and gates, twice as wide if windows overlap."""
     block = V4_STATE_BLOCK[ratio]
     columns = 4 * width if ratio == 4 else 2 * width
     return KVSpec("sliding", block, v4_page(block * columns * 4), V4_STATE_WINDOW[ratio], shape=("v4 state", ratio))
 
 
 def v4_specs(spec: ModelSpec) -> list[tuple[int, KVSpec]]:
-    """A window in every layer; compressed entries, their index keys and the compressors' states where there are any.
+    """A window in every layer; compressed entries, their index keys and the compressors' states if there are any.
 
-    Pages have one size whatever KV dtype is asked for: the server stores these caches in its own layout.
+    Page sizes do not depend on the requested KV dtype: the server stores these caches in its own layout.
     """
     specs: list[tuple[int, KVSpec]] = []
     for i, caches in enumerate(spec.layers):

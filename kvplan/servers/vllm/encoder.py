@@ -1,8 +1,8 @@
-"""vLLM's encoder of images, videos and sounds: tokens it may compute and keep, and the batch it is profiled with."""
+"""vLLM's encoder for images, videos and audio: its compute and cache budgets, and the batch it is profiled with."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
@@ -14,23 +14,25 @@ from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import rules
-from kvplan.servers.vllm.items import MOST, READERS, SIZING, Item, Processor
 from kvplan.sizing.weights import cdiv
+
+if TYPE_CHECKING:
+    from kvplan.servers.vllm.items import Item
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderBudget:
-    """What vLLM's MultiModalBudget says.
+    """Results of vLLM's MultiModalBudget.
 
-    compute, cache   tokens that a step's encoder may compute, and that the encoder cache keeps
-    items            the largest item of each input that is switched on
-    per_prompt, per_batch  how many of them
-    profiled         the input whose items the profile run encodes
+    compute, cache   tokens that the encoder may compute per step, and that the encoder cache keeps
+    items            the largest item of each enabled modality
+    per_prompt, per_batch  number of such items
+    profiled         the modality whose items the profile run encodes
     """
 
     compute: int
     cache: int
-    items: Mapping[str, Item]
+    items: Mapping[str, "Item"]
     per_prompt: Mapping[str, int]
     per_batch: Mapping[str, int]
     profiled: str
@@ -40,7 +42,7 @@ class EncoderBudget:
         return min(self.compute, self.cache)
 
     @property
-    def item(self) -> Item:
+    def item(self) -> "Item":
         return self.items[self.profiled]
 
     @property
@@ -57,10 +59,14 @@ def kind_of(spec: ModelSpec) -> str:
 @lru_cache(maxsize=4096)
 def items_of(
     spec: ModelSpec, context: int, release: Version, limits: str | None, kwargs: str | None
-) -> Mapping[str, Item] | None:
-    """The largest item of every input the model takes; None where kvplan does not know its processor."""
+) -> "Mapping[str, Item] | None":
+    """Largest item of every modality that the model takes, or None if kvplan does not know its processor."""
+    if spec.text_only or not spec.multimodal:
+        return None
+    from kvplan.servers.vllm.items import READERS, Processor  # not needed for a text-only model
+
     reader = READERS.get(kind_of(spec))
-    if reader is None or spec.text_only or not spec.multimodal:
+    if reader is None:
         return None
     items = reader(
         Processor(spec.config, context, release, limits_of(limits), processor_kwargs(kwargs), spec.processor)
@@ -74,7 +80,7 @@ def items_of(
 
 
 def budget_of(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> EncoderBudget | None:
-    """The encoder's budget; None where no encoder runs, or its items are not known.
+    """The encoder's budget, or None if no encoder runs or its items are not known.
 
     Source: vLLM 0.33 multimodal/encoder_budget.py (MultiModalBudget), v1/core/encoder_cache_manager.py
     (compute_mm_encoder_budget).
@@ -85,6 +91,8 @@ def budget_of(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Ve
     every = items_of(spec, context, release, args.limit_mm_per_prompt, args.mm_processor_kwargs)
     if every is None:
         return None
+    from kvplan.servers.vllm.items import MOST
+
     limits, most = limits_of(args.limit_mm_per_prompt), MOST.get(kind_of(spec), {})
     counts = {name: min(limits[name].count if name in limits else 999, most.get(name, 999)) for name in every}
     items = {name: item for name, item in every.items() if counts[name] > 0}
@@ -107,9 +115,9 @@ def budget_of(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Ve
 
 
 def first_engine_seqs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> int:
-    """The sequences of the first engine's profile run: as many as have room for all inputs of a prompt each.
+    """Sequences of the first engine's profile run: as many as each have room for a prompt's items of all modalities.
 
-    Source: vLLM 0.8.5 and 0.9.2 worker/model_runner.py (profile_run), multimodal/registry.py: one of each by default.
+    Source: vLLM 0.8.5 and 0.9.2 worker/model_runner.py (profile_run), multimodal/registry.py: one item each by default.
     """
     seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
     if not settings.first_engine or not rules.takes_items(spec, args, release):
@@ -121,12 +129,12 @@ def first_engine_seqs(spec: ModelSpec, settings: Settings, args: EngineArgs, rel
 
 
 def whole_items(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
-    """Whether an item must be computed in one step."""
+    """True if an item must be computed in one step."""
     return args.disable_chunked_mm_input or rules.sees_ahead(spec, args, release)
 
 
 def check_processor(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> None:
-    """Refuse processor settings whose effect on the largest item is not known."""
+    """Reject processor settings whose effect on the largest item is not known."""
     if not processor_kwargs(args.mm_processor_kwargs) or not rules.takes_items(spec, args, release):
         return
     known = budget_of(spec, settings, args, release) is not None
@@ -135,12 +143,12 @@ def check_processor(spec: ModelSpec, settings: Settings, args: EngineArgs, relea
         raise UsageError(
             f"--mm-processor-kwargs: {printable(', '.join(unsized), 80)}",
             f"what it changes for {kind_of(spec)} on {release.label} is not modeled",
-            "leave it out, or take --language-model-only",
+            "remove it, or take --language-model-only",
         )
 
 
 def refusal(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Refusal | None:
-    """A step without room for an item which may not be split: vLLM does not start then.
+    """Return a refusal if a step has no room for an item that may not be split: vLLM does not start then.
 
     Source: vLLM 0.33 v1/core/encoder_cache_manager.py (compute_mm_encoder_budget).
     """
@@ -151,7 +159,7 @@ def refusal(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Vers
 
 
 def encoder_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Iterator[str]:
-    """Items that can never be served, and what of the encoder is not known."""
+    """Notes on items that can never be served, and on unknown properties of the encoder."""
     if not rules.takes_items(spec, args, release):
         if processor_kwargs(args.mm_processor_kwargs):
             yield "--mm-processor-kwargs: nothing is changed, as no image, video or sound is served"
@@ -171,13 +179,15 @@ def encoder_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, release
 
 def unsized_kwargs(spec: ModelSpec, text: str | None, *, known: bool) -> list[str]:
     """Processor settings that may change the largest item in a way that is not known."""
+    from kvplan.servers.vllm.items import SIZING
+
     sizing, kwargs = SIZING.get(kind_of(spec), ()), processor_kwargs(text)
     nested = [name for value in kwargs.values() if isinstance(value, Mapping) for name in value]
     names = {*(name for name in kwargs if not name.endswith("_kwargs")), *nested}
     return sorted(names - {*HARMLESS, *(sizing if known else ())})
 
 
-# They choose a video's frames, or how pixels are stored: the largest item is as large.
+# These select a video's frames or the pixel format: the largest item stays the same size.
 HARMLESS: Final = (
     "fps", "num_frames", "max_frames", "min_frames", "do_sample_frames", "do_rescale", "do_normalize", "use_fast",
     "shortest_edge", "longest_edge", "truncation", "sampling_rate", "return_tensors", "padding",

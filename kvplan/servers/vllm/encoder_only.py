@@ -1,7 +1,7 @@
-"""Encoders under vLLM: no KV cache, whole prompts in a step, weights and the peak of the largest step.
+"""Encoder-only models under vLLM: no KV cache, whole prompts in a step, weights and the peak of the largest step.
 
-vLLM plans no cache for a model without causal attention, turns chunked prefill and the prefix cache off, and raises the
-default step to the context. Source: vLLM 0.33 engine/arg_utils.py (_set_default_chunked_prefill_...,
+vLLM allocates no cache for a model without causal attention, disables chunked prefill and the prefix cache, and raises
+the default step to the context. Source: vLLM 0.33 engine/arg_utils.py (_set_default_chunked_prefill_...,
 _set_default_max_num_seqs_and_batched_tokens_args) and v1/core/kv_cache_planning.py.
 """
 
@@ -16,26 +16,26 @@ from kvplan.models.spec import FullAttention, ModelSpec
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
+from kvplan.servers.pool import Capacity, Pool
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.pool import Capacity, Pool
 from kvplan.servers.weights import own_layout, rank_weights
 
 SOURCE: Final = "vLLM 0.33 v1/worker/gpu_model_runner.py (profile_run), as for a decoder's forward pass"
-# Arguments of a cache, of answers or of adapters that mean nothing here, or were compared with nothing.
+# Arguments for caches, generation or adapters that mean nothing here, or were not compared.
 NOT_TAKEN: Final = (
     "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_loras", "speculative_method", "kv_transfer_config",
     "kv_offloading_size", "cpu_offload_gb", "offload_group_size", "enable_sleep_mode", "decode_context_parallel_size",
-    "pipeline_parallel_size", "enable_prefix_caching",
+    "prefill_context_parallel_size", "pipeline_parallel_size", "enable_prefix_caching",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step(Pool):
-    """The tokens of a step, in a pool's place: whole prompts share them, and nothing is kept."""
+    """The tokens of a step, used in place of a pool: whole prompts share them, and nothing is cached."""
 
     @property
     def block_size(self) -> int:
@@ -62,21 +62,21 @@ class Step(Pool):
 
 
 def as_attending(spec: ModelSpec) -> ModelSpec:
-    """The encoder with layers whose heads say what attends, for rules that ask it of their caches."""
+    """Give the encoder's layers head attention, for rules that derive it from caches."""
     width = spec.hidden_size // spec.num_heads
     return replace(spec, layers=((FullAttention(spec.num_heads, width, width),),) * spec.num_layers)
 
 
 def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
-    """Refuse what means nothing for an encoder, and what is not sized of one."""
+    """Reject what means nothing for an encoder, and what is not sized for one."""
     usual = EngineArgs()
     for name in NOT_TAKEN:
         value = getattr(args, name)
         if value not in (getattr(usual, name), None, False):
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(flag, f"is not modeled for {spec.name}, an encoder without a KV cache", "leave it out")
+            raise UsageError(flag, f"is not modeled for {spec.name}, an encoder without a KV cache", "remove it")
     if args.runner == "generate":
-        raise UsageError("--runner generate", f"{spec.name} is an encoder, which writes nothing", "leave it out")
+        raise UsageError("--runner generate", f"{spec.name} is an encoder, which generates no tokens", "remove it")
     if not release.has("encoders_in_v1"):
         raise UnsupportedModelError(
             f"--engine {release.label}", "encoders are sized from vLLM 0.10 on", "use a newer release"
@@ -92,7 +92,7 @@ def settings_of(request: Request) -> Settings:
 
 
 def graphs_of(request: Request, settings: Settings) -> Estimate:
-    """Piecewise graphs alone: vLLM captures no full ones where attention is not causal."""
+    """Only piecewise graphs: vLLM captures no full ones if attention is not causal."""
     args = request.args
     if args.enforce_eager or args.max_cudagraph_capture_size is not None:
         return overheads.cuda_graphs(as_attending(request.spec), settings, args, request.release, sm=request.gpu.sm)
@@ -113,14 +113,14 @@ def budget_of(request: Request, settings: Settings) -> Budget:
     how = f"{tokens:,} tokens x (2 x {spec.hidden_size:,} hidden + {width:,} widest) x {element} B"
     none = Estimate(0, 0, 0, "none", SOURCE, "exact")
     estimates = {
-        # Nothing is sampled: no row of the vocabulary is kept for a request.
+        **dict.fromkeys(BUDGET_ROWS, none),
+        # There is no sampling: no row of logits is kept for a request.
         "buffers": overheads.buffers(
             replace(spec, vocab_size=0), settings, args, own_layout(request, 0), stage=0, sm=gpu.sm
         ),
         "activations": Estimate(low, likely, high, f"{how} x {overheads.FORWARD_RANGE[1]}", SOURCE, "formula"),
         "cuda_graphs": graphs_of(request, settings),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
-        "lora": none,
         "context": overheads.context(gpu, args),
         "in_use": overheads.in_use(gpu, request.memory_in_use),
         **request.measured,
@@ -137,7 +137,7 @@ def size(request: Request) -> Sized:
     spec, args = request.spec, request.args
     check(spec, args, request.release)
     settings = settings_of(request)
-    vllm.check_architecture(spec, request.release)
+    vllm.check_architecture(spec, request.release, request.gpu.sm)
     vllm.check_parallel(as_attending(spec), args, flat=False)
     vllm.check_capability(as_attending(spec), args, request.gpu.sm)
     check_load(request, settings.max_model_len)
@@ -147,7 +147,7 @@ def size(request: Request) -> Sized:
     room = stage.available[1]
     fits = room >= 0
     capacity = Capacity(
-        num_blocks=tokens + 1 if fits else 0,  # as pools are counted, with a block that is never given out
+        num_blocks=tokens + 1 if fits else 0,  # as in pools, including a block that is never used
         bytes_per_block=0,
         stage=0,
         max_model_len=context,
@@ -159,7 +159,8 @@ def size(request: Request) -> Sized:
     )
     low = tokens + 1 if stage.available[0] >= 0 else 0
     note = (
-        f"an encoder keeps nothing of a request: {format_gib(max(0, room))} of the budget stay unused. Its weights "
+        f"an encoder keeps nothing of a request after its step: {format_gib(max(0, room))} of the budget stay "
+        "unused. Its weights "
         "equal vLLM's own; its peak and its CUDA graphs follow those of decoders, compared with no encoder's log"
     )
     return Sized(

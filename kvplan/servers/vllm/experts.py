@@ -1,8 +1,8 @@
-"""Experts over many ranks under vLLM: spare copies (EPLB), shared experts, and the buffers in which tokens travel.
+"""Expert parallelism under vLLM: redundant experts (EPLB), shared experts, and the buffers for token exchange.
 
 Sources: vLLM 0.33 config/parallel.py, model_executor/layers/fused_moe, distributed/eplb/eplb_state.py and
 distributed/device_communicators/all2all.py; DeepEP csrc/legacy/config.hpp. Weights per rank are equal to vLLM's own
-parameters (tests/facts/experts.jsonl); the buffers follow the code and were compared with no device.
+parameters (tests/facts/experts.jsonl); the buffers follow the code and were not compared on a device.
 """
 
 from typing import Final
@@ -17,18 +17,18 @@ from kvplan.servers.settings import Settings
 from kvplan.servers.vllm.overheads import expert_ranks
 from kvplan.sizing.weights import Layout, expert_copies, layers_on, up, weight_bytes
 
-PLAIN: Final = (None, "allgather_reducescatter", "naive", "pplx")  # the last two stand for the first from 0.20 on
+PLAIN: Final = (None, "allgather_reducescatter", "naive", "pplx")  # from 0.20 on the last two are aliases of the second
 DEEPEP_BUFFER: Final = 1024 * MIB  # VLLM_DEEPEP_BUFFER_SIZE_MB
-GPUS_PER_NODE: Final = 8  # a larger group spans nodes, and has a second buffer for what leaves them
+GPUS_PER_NODE: Final = 8  # a larger group spans nodes, and has a second buffer for inter-node traffic
 NOT_SIZED: Final = (
     "deepep_v2", "flashinfer_all2allv", "flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided", "mori",
     "mori_high_throughput", "mori_low_latency", "nixl_ep", "passthrough",
 )  # fmt: skip
 SIZED: Final = ("deepep_high_throughput", "deepep_low_latency")
-MOST_COPIES: Final = 1024  # of an expert, for which the maps have room
-SCALED_COLUMNS: Final = 128  # that share a scale in a message of DeepEP's
+MOST_COPIES: Final = 1024  # of an expert, limited by the size of the maps
+SCALED_COLUMNS: Final = 128  # columns that share a scale in a DeepEP message
 UNBALANCED: Final = ("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes")  # methods without supports_eplb
-NEVER_BALANCED: Final = ("gpt_oss", "dbrx")  # whose experts' method has none either
+NEVER_BALANCED: Final = ("gpt_oss", "dbrx")  # their expert layers lack it too
 EPLB_SOURCE: Final = "vLLM 0.33 distributed/eplb/eplb_state.py (add_model); as its code reads, compared with no device"
 DEEPEP_SOURCE: Final = (
     "vLLM 0.33 distributed/device_communicators/all2all.py, DeepEP csrc/legacy/config.hpp; as the code reads, compared "
@@ -37,40 +37,40 @@ DEEPEP_SOURCE: Final = (
 
 
 def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
-    """The experts' settings that vLLM refuses, and exchanges that are not sized."""
+    """Reject expert settings that vLLM rejects, and exchanges that are not sized."""
     ranks, spare = expert_ranks(args), args.num_redundant_experts
     backend = args.all2all_backend
     if backend is not None and backend not in (*PLAIN, *NOT_SIZED, *SIZED):
         known = ", ".join(name for name in (*PLAIN, *SIZED) if name)
-        raise UsageError(f"--all2all-backend {backend}", "is none of vLLM's", f"use one of {known}")
+        raise UsageError(f"--all2all-backend {backend}", "is not supported by vLLM", f"use one of {known}")
     exchanges = args.enable_expert_parallel and args.data_parallel_size > 1
     if backend == "pplx" and exchanges and not release.has("no_pplx"):
-        raise UnsupportedModelError("--all2all-backend pplx", "keeps buffers that are not sized", "leave it out")
+        raise UnsupportedModelError("--all2all-backend pplx", "keeps buffers that are not sized", "remove it")
     if backend in NOT_SIZED and exchanges:
         known = ", ".join(name for name in (*PLAIN, *SIZED) if name)
         raise UnsupportedModelError(
-            f"--all2all-backend {backend}", "keeps buffers that are not sized", f"use {known}, or leave it out"
+            f"--all2all-backend {backend}", "keeps buffers that are not sized", f"use {known}, or remove it"
         )
     if not args.enable_eplb:
         if spare:
-            raise UsageError("--num-redundant-experts", "vLLM wants --enable-eplb beside it", "add it, or leave it out")
+            raise UsageError("--num-redundant-experts", "requires --enable-eplb", "add it, or remove this flag")
         return
     if not release.has("eplb"):
         raise UsageError(
-            "--enable-eplb", f"is not known to {release.label}", "leave it out, or take vllm@0.10 or newer"
+            "--enable-eplb", f"is not supported by {release.label}", "remove it, or take vllm@0.10 or newer"
         )
     if not args.enable_expert_parallel:
-        raise UsageError("--enable-eplb", "vLLM wants --enable-expert-parallel beside it", "add it")
+        raise UsageError("--enable-eplb", "requires --enable-expert-parallel", "add it")
     if ranks == 1:
-        raise UsageError("--enable-eplb", "vLLM wants several ranks", "raise --tp or --dp")
+        raise UsageError("--enable-eplb", "requires several ranks", "raise --tp or --dp")
     if spec.model_type in NEVER_BALANCED or (spec.quantization is not None and spec.quantization.method in UNBALANCED):
-        raise UsageError("--enable-eplb", f"vLLM does not balance the experts of {spec.name}", "leave it out")
+        raise UsageError("--enable-eplb", f"vLLM does not balance the experts of {spec.name}", "remove it")
     experts = num_experts(spec)
     if (experts + spare) % ranks:
         least = -(-experts // ranks) * ranks - experts
         raise UsageError(
             f"--num-redundant-experts {spare}",
-            f"{experts} experts and {spare} spare ones do not go evenly over {ranks} ranks",
+            f"{experts} experts and {spare} redundant ones cannot be split evenly over {ranks} ranks",
             f"use {least or ranks}",
         )
 
@@ -80,12 +80,12 @@ def num_experts(spec: ModelSpec) -> int:
 
 
 def expert_layers(spec: ModelSpec, layout: Layout) -> list[int]:
-    """The layers of a stage that have experts."""
+    """Layers of a stage that have experts."""
     return [i for i in layers_on(spec, layout) if any(weight.experts for weight in spec.layer_weights[i])]
 
 
 def balancing(spec: ModelSpec, args: EngineArgs, layout: Layout) -> tuple[int, str]:
-    """Bytes that EPLB keeps on a rank: room for a layer's experts that move, maps, and the loads of the last steps."""
+    """Bytes that EPLB uses on a rank: a buffer for moving a layer's experts, maps, and the recent load statistics."""
     layers = expert_layers(spec, layout)
     if not args.enable_eplb or not layers:
         return 0, ""
@@ -103,7 +103,7 @@ def balancing(spec: ModelSpec, args: EngineArgs, layout: Layout) -> tuple[int, s
 
 
 def low_latency_bytes(tokens: int, hidden: int, experts: int) -> int:
-    """DeepEP's buffer of its low-latency kernels, for so many tokens of a rank in one dispatch."""
+    """Bytes of DeepEP's low-latency buffer, for so many tokens of a rank in one dispatch."""
     scales = hidden // SCALED_COLUMNS
     dispatch = 16 + max(2 * hidden, hidden + 4 * scales)
     combine = 4 * scales + 2 * hidden
@@ -114,7 +114,7 @@ def low_latency_bytes(tokens: int, hidden: int, experts: int) -> int:
 
 
 def exchange(spec: ModelSpec, settings: Settings, args: EngineArgs) -> tuple[int, str]:
-    """Bytes of the buffers in which tokens reach their experts' ranks; none where tensors of a step do."""
+    """Bytes of the buffers for token exchange between ranks; none if it uses a step's own tensors."""
     ranks, backend = expert_ranks(args), args.all2all_backend
     if backend not in SIZED or args.data_parallel_size == 1 or not args.enable_expert_parallel:
         return 0, ""
@@ -129,7 +129,7 @@ def exchange(spec: ModelSpec, settings: Settings, args: EngineArgs) -> tuple[int
 
 
 def with_experts(own: Estimate, spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout) -> Estimate:
-    """The buffers of a server with what its experts keep beside the weights."""
+    """Add to a server's buffers what its experts use in addition to the weights."""
     balanced, kept_text = balancing(spec, args, layout)
     sent, sent_text = exchange(spec, settings, args)
     if not balanced + sent:

@@ -1,4 +1,4 @@
-"""vLLM's part of --explain: its blocks, its budget, its start-up check, and the estimate people make of it by hand."""
+"""vLLM's part of --explain: its blocks, its budget, its start-up check, and the usual estimate by hand."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ from kvplan.servers.plans import BUDGET_ROWS, Plan
 from kvplan.servers.vllm import encoder, items, overheads
 from kvplan.servers.vllm import rules as vllm
 
-# The folk answer's terms: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100, whose
-# default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
+# Terms of the usual estimate: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100,
+# whose default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
 FOLK_UTILIZATION = 0.90
 FOLK_SEQS = 1024
 FOLK_RELEASE = (0, 11)
@@ -19,11 +19,15 @@ FOLK_SAMPLER_BYTES = 38.4
 def explain(plan: Plan) -> Explanation:
     if plan.request.spec.is_encoder:
         step, context = plan.settings.max_num_batched_tokens, plan.capacity.max_model_len
-        tokens = "a step's tokens stand in place of blocks: nothing is kept of a request"
+        tokens = "no blocks: nothing is kept of a request after its step"
         users = f"requests of {context:,} tokens in a step of {step:,}: {plan.concurrency.users:,}"
         return Explanation(tokens, (), tuple(_budget(plan)), (users,))
     folk = tuple(_folk(plan))
-    more = (Section("Why not the folk answer", folk),) if folk else ()
+    more = (
+        (Section("Why this differs from the rule of thumb (memory x 0.9 - weights - activations)", folk),)
+        if folk
+        else ()
+    )
     return Explanation(_block_size(plan), tuple(_pools(plan)), tuple(_budget(plan)), tuple(_users(plan)), more)
 
 
@@ -33,7 +37,7 @@ def _block_size(plan: Plan) -> str:
     if spec.has_states:
         return f"block size {size:,}: raised until a page of attention covers the page of a state"
     if stated is not None:
-        return f"block size {size:,}: as asked"
+        return f"block size {size:,}: as set"
     smallest = vllm.default_block_size(spec, settings.kv_dtype, plan.request.gpu.sm, ahead=plan.pool.how.ahead)
     if smallest != size:
         return f"block size {size:,}: {smallest}, raised so that the pages of all layers are equal"
@@ -122,7 +126,7 @@ def _users(plan: Plan) -> Iterator[str]:
     load, pool = plan.request.load, answer.pool
     tokens = load.longest(capacity.max_model_len)
     in_flight = plan.pool.in_flight(tokens, capacity.max_model_len, plan.settings)
-    usable = f"({capacity.num_blocks:,} - 1 null block - {plural(in_flight, 'block')} of a prompt in flight)"
+    usable = f"({capacity.num_blocks:,} - 1 null block - {plural(in_flight, 'block')} for one prefill in flight)"
     if load.lengths is not None:
         yield f"users of the lengths stated in {usable}{_shared_text(plan)}: {pool.users:,} [{pool.method}]"
     else:
@@ -140,9 +144,9 @@ def _shared_text(plan: Plan) -> str:
 
 
 def folk_terms(plan: Plan) -> list[tuple[str, int]]:
-    """From the folk KV budget to ours, step by step; the sum is `available`.
+    """Steps from the usual estimate of the KV budget to ours; they add up to `available`.
 
-    Folk: 0.90 x the vendor's GB - parameters x 2 B - an activation peak measured with 1,024 sequences.
+    Usual estimate: 0.90 x the vendor's GB - parameters x 2 B - an activation peak measured with 1,024 sequences.
     """
     gpu, memory, estimates = plan.request.gpu, plan.memory, plan.estimates
     nominal = gpu.nominal_memory or memory.total
@@ -155,7 +159,7 @@ def folk_terms(plan: Plan) -> list[tuple[str, int]]:
     return [
         ("folk", start - memory.weights - folk_peak),
         (f"the driver keeps some of the {format_gib(nominal)}: CUDA sees {format_gib(memory.total)}", seen - start),
-        (f"utilization {plan.settings.gpu_memory_utilization} in place of {FOLK_UTILIZATION}", memory.budget - seen),
+        (f"utilization {plan.settings.gpu_memory_utilization} instead of {FOLK_UTILIZATION}", memory.budget - seen),
         (_peak_step(plan), folk_peak - memory.activations),
         *(
             (f"{name.replace('_', ' ')}, left out", -estimates[name].likely)
@@ -166,7 +170,7 @@ def folk_terms(plan: Plan) -> list[tuple[str, int]]:
 
 
 def _peak_step(plan: Plan) -> str:
-    """What sets our activation peak apart from the folk one, measured with FOLK_SEQS sequences in FOLK_RELEASE."""
+    """Explain why our activation peak differs from the usual one, measured with FOLK_SEQS sequences in FOLK_RELEASE."""
     settings, release = plan.settings, plan.request.release
     if release.number == FOLK_RELEASE and settings.max_num_seqs == FOLK_SEQS:
         return f"activation peak as estimated here: {plan.estimates['activations'].formula}"
@@ -189,7 +193,7 @@ def _folk(plan: Plan) -> Iterator[str]:
         if what == "folk":
             peak = FOLK_SAMPLER_BYTES * FOLK_SEQS * plan.request.spec.vocab_size / GIB
             yield (
-                f"folk: {nominal / GIB:.0f} x {FOLK_UTILIZATION} - weights {plan.memory.weights / GIB:.2f} - "
+                f"rule of thumb: {nominal / GIB:.0f} x {FOLK_UTILIZATION} - weights {plan.memory.weights / GIB:.2f} - "
                 f"activations {peak:.2f} (an H100's) = {format_gib(running)}, / {format_gib(each)} = {users:.2f} users"
             )
         elif round(step / GIB, 2):

@@ -1,4 +1,5 @@
-"""vLLM's words for why it did not start, ran out of memory or stopped, by release, and where its code is in start-up.
+"""vLLM's messages when it did not start, ran out of memory or stopped, by release, and the start-up phase of its
+functions.
 
 Compared with the source of 26 releases, 0.6.6 to 0.33 (tests/measure/test_failure_wordings.py).
 """
@@ -37,7 +38,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "worker/worker.py", "pool", r"can be stored in KV cache \(<kv_tokens>\)", r"max seq len \(<context>\)",
     ),
     _row("no_kv_memory", "No available memory for the cache blocks", "0.2-0.33", _POOL, "pool"),
-    Wording(  # the error follows both
+    Wording(  # followed by the error in both cases
         "no_kv_memory", "blocks: 0, # CPU blocks", "0.2-0.10 (V0)", "vllm#13882", phase="pool", strength="hint"
     ),
     Wording(
@@ -50,7 +51,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "config/compilation.py", "capture",
         r"max_num_seqs \(<max_num_seqs>\) exceeds", r"Mamba cache blocks \(<blocks>\)",
     ),
-    # what is free before anything is loaded
+    # free memory before anything is loaded
     _row(
         "free_memory_below_utilization", "is less than desired GPU memory utilization", "0.9-0.33", _WORKER, "load",
         *_FREE,
@@ -64,7 +65,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "free_memory_below_utilization", "Error in memory profiling", "0.6-0.33", _WORKER, "profile",
         r"Initial free memory <initial_free_bytes>", r"current free memory <current_free_bytes>",
     ),
-    # torch's out of memory, with the part of start-up in the message
+    # torch's out of memory, with the start-up phase in the message
     _row(
         "oom_loading_weights", "Failed to load model - not enough GPU memory", "0.14-0.33",
         "v1/worker/gpu_model_runner.py", "load", *TORCH_FIGURES,
@@ -81,7 +82,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "oom_sampler_warmup", "occurred when warming up pooler", "0.9-0.33", "v1/worker/gpu_model_runner.py",
         "warmup", r"with <dummy_requests>dummy", *TORCH_FIGURES,
     ),
-    # functions that raise for one reason alone, where a paste ends before the message
+    # functions with a single reason to raise, for pastes that end before the message
     Wording(
         "free_memory_below_utilization", "ValueError: Free memory on device", "0.9-0.33", "vLLM, cut", _FREE,
         phase="load",
@@ -203,7 +204,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "v1/attention/backends/flashinfer.py", "load",
     ),
     _row("kv_dtype_unsupported", "argument --kv-cache-dtype: invalid choice", "0.4-0.33", "argparse"),
-    Wording(  # of which each backend says the reason: the dtype of the KV cache is one
+    Wording(  # followed by each backend's reason: the KV cache dtype is one
         "dtype_or_capability", "No valid attention backend found for", "0.14-0.33", "vLLM platforms/cuda.py",
         phase="load", strength="general",
     ),
@@ -222,7 +223,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
 )  # fmt: skip
 
-# Functions of vLLM in a traceback -> the part of start-up they are; the first row that a trace holds decides.
+# Functions of vLLM in a traceback -> their start-up phase; the first row found in a trace decides.
 FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("host_memory_or_shm", frozenset({"allocate_cpu_cache", "pin_memory"})),
     ("oom_sampler_warmup", frozenset({"_dummy_sampler_run", "_dummy_pooler_run", "_dummy_pooler_run_task"})),
@@ -270,10 +271,10 @@ FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
         ),
     ),
     ("warmup", frozenset({"compile_or_warm_up_model", "kernel_warmup", "flashinfer_autotune"})),
-    ("executing", frozenset({"execute_model"})),  # which the first engine's profile does, too
+    ("executing", frozenset({"execute_model"})),  # also in the first engine's profile run
 )  # fmt: skip
 
-# Healthy lines -> the part of start-up that follows them.
+# Healthy lines -> the start-up phase that follows them.
 MARKS: Final[tuple[tuple[str, Phase], ...]] = (
     ("Starting to load model", "load"),
     ("Loading model weights took", "profile"),
@@ -294,26 +295,26 @@ READY: Final = (
     "Starting vLLM API server on",
     "Avg prompt throughput",
 )
-PROCESSES: Final = (  # as they name themselves before a line, and what they say of each other
+PROCESSES: Final = (  # prefixes of their lines, and how they refer to each other
     r"\((?:[A-Za-z]{0,20}EngineCore\w{0,40}|APIServer\w{0,20}|ApiServer\w{0,20}|Worker(?:_\w{1,40})?) pid=[0-9]",
     r"Engine core initialization failed|WorkerProc (?:initialization failed|failed to start)|"
     r"EngineCore failed to start",
 )
 STARTS: Final = ("vLLM API server version", "█ version")
 
-DUMMY_REQUESTS: Final = (1024, 256)  # of the sampler's warm-up: V1's defaults of sequences on large and small GPUs
+DUMMY_REQUESTS: Final = (1024, 256)  # in the sampler's warm-up: V1's default sequences on large and small GPUs
 SORTS: Final = frozenset({"apply_top_k_top_p", "apply_top_k_top_p_pytorch"})  # frames of the sampler's sort
-# Of the families that most servers run: Qwen 2 to 3.5, Llama 3, DeepSeek V3, Gemma 2 to 4, gpt-oss, Mistral, Phi 3.
+# Of widely served families: Qwen 2 to 3.5, Llama 3, DeepSeek V3, Gemma 2 to 4, gpt-oss, Mistral, Phi 3.
 VOCABULARIES: Final = (
     152_064, 151_936, 248_320, 128_256, 129_280, 256_000, 262_144, 262_208, 201_088, 131_072, 32_768, 32_064, 32_000
 )  # fmt: skip
 
 
 def is_sampler_sort(tried: Size | None, is_traced: bool) -> bool:
-    """Whether a size is one of top-k and top-p's sort in the warm-up: float32 logits, int64 places, or both.
+    """True if a size is that of the top-k/top-p sort in the warm-up: float32 logits, int64 indices, or both.
 
-    Without a trace through the sort only the rarest of them is taken for it: both, of the most requests. torch rounds
-    what it asks the driver for up to 2 MiB.
+    Without a trace through the sort only the least ambiguous size is accepted: both, for the most requests. torch
+    rounds its driver allocations up to 2 MiB.
     """
     if tried is None:
         return False
@@ -324,7 +325,7 @@ def is_sampler_sort(tried: Size | None, is_traced: bool) -> bool:
 
 
 def part_of_size(tried: Size | None, captured: bool, functions: frozenset[str]) -> str | None:
-    """The sampler's warm-up, whose sort has a size of its own, behind the capture of graphs."""
+    """The sampler's warm-up after graph capture, recognized by the size of its sort."""
     return "oom_sampler_warmup" if captured and is_sampler_sort(tried, bool(functions & SORTS)) else None
 
 
@@ -334,7 +335,7 @@ FAILURES: Final = Failures(
     MARKS,
     READY,
     STARTS,
-    # Where the pool is allocated and where kernels are warmed up, no cause of the list is meant.
+    # Running out of memory while the pool is allocated or kernels are warmed up has no cause in the list.
     parts={
         "load": ("oom_loading_weights", "load"),
         "profile": ("oom_profile_run", "profile"),

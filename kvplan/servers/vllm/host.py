@@ -1,4 +1,4 @@
-"""What vLLM takes of the host's memory beside its processes themselves."""
+"""vLLM's use of host memory, apart from its processes themselves."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -9,7 +9,7 @@ from kvplan.servers.vllm import connectors, offload, tiers
 from kvplan.servers.vllm.adapters import adapter_bytes
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE
 
-SWAP_SPACE: Final = 4 * GIB  # --swap-space of the first engine, by default
+SWAP_SPACE: Final = 4 * GIB  # default of the first engine's --swap-space
 COMMAND_CHUNK, RESPONSE_CHUNK, GROUP_CHUNK = 16 * MIB, 24 * MIB, 4 * MIB
 CHUNKS, GROUP_CHUNKS = 10, 6
 EXECUTOR: Final = "vLLM 0.33 v1/executor/multiproc_executor.py, distributed/device_communicators/shm_broadcast.py"
@@ -27,7 +27,7 @@ SLEEP: Final = "vLLM 0.33 device_allocator/cumem.py and v1/worker/gpu_worker.py 
 
 
 def transfer_buffers(plan: Plan) -> Iterator[HostRow]:
-    """A copy of the whole pool in each rank, where NIXL sends it from the host (kv_buffer_device)."""
+    """A copy of the whole pool in each rank, if NIXL sends it from the host (kv_buffer_device)."""
     connector = connectors.read(plan.request.args, plan.request.release)
     for part in connector.parts if connector is not None else ():
         if part.name.startswith("Nixl") and part.buffer_device == "cpu":
@@ -40,7 +40,7 @@ def transfer_buffers(plan: Plan) -> Iterator[HostRow]:
 
 def rows(plan: Plan) -> Iterator[HostRow]:
     args, capacity = plan.request.args, plan.capacity
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    ranks = args.world_size
     if plan.settings.first_engine:
         blocks = SWAP_SPACE // capacity.bytes_per_block
         yield HostRow(
@@ -58,7 +58,8 @@ def rows(plan: Plan) -> Iterator[HostRow]:
     for tier in tiers.of_plan(plan):
         known = COMPARED if tier.name in (NATIVE, SIMPLE) and plan.request.release.is_compared else ""
         how = f"{tier.name}: {tier.how}"
-        yield HostRow("kv_offloading", tier.size, "replica", how, SOURCES[tier.name], known, tier.tokens)
+        where = SOURCES[tier.name]
+        yield HostRow("kv_offloading", tier.size, "replica", how, where, known, tier.tokens, tier.in_shm)
     if args.kv_transfer_config is not None:
         yield from transfer_buffers(plan)
     if args.max_loras:
@@ -77,5 +78,5 @@ def rows(plan: Plan) -> Iterator[HostRow]:
             f"queues between processes in /dev/shm: {CHUNKS} x {COMMAND_CHUNK // MIB} MiB of commands, {CHUNKS} x "
             f"{RESPONSE_CHUNK // MIB} MiB of answers of each rank, {GROUP_CHUNKS} x {GROUP_CHUNK // MIB} MiB of each "
             "tensor-parallel group; NCCL's own come on top",
-            EXECUTOR, "",
+            EXECUTOR, "", in_shm=True,
         )  # fmt: skip

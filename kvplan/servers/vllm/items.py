@@ -1,10 +1,9 @@
-"""The largest image, video or sound that a model's processor makes, as vLLM counts it: tokens, patches, tiles.
+"""The largest image, video or audio item that a model's processor makes, as vLLM counts it: tokens, patches, tiles.
 
-vLLM budgets its encoder by the largest item of each input that is switched on. Its size follows from the model's
-config.json and from the processor's settings, which are not in config.json: constants here are those of the families'
-published checkpoints, the files of a model's folder go before them, and --mm-processor-kwargs before those. Every
-number equals that of vLLM 0.33's own processors, built from the same values (tests/facts/encoder_budgets.jsonl and
-processor_files.jsonl).
+vLLM budgets its encoder by the largest item of each enabled modality. Its size follows from the model's config.json and
+from the processor's settings, which are not in config.json: constants here are those of the families' published
+checkpoints; files in a model's folder override them, and --mm-processor-kwargs override those. Every number equals that
+of vLLM 0.33's own processors, built from the same values (tests/facts/encoder_budgets.jsonl and processor_files.jsonl).
 """
 
 import math
@@ -23,73 +22,75 @@ SOURCE: Final = "vLLM 0.33 multimodal/encoder_budget.py and its models' get_mm_m
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """The largest item of one input.
+    """The largest item of one modality.
 
-    tokens   that the budget counts
-    patches  of the tower that the profiled item has, 0 where unknown
-    width    elements of a token as the tower hands it on; 0: the language model's hidden size
+    tokens   counted against the budget
+    patches  tower patches of the profiled item, 0 if unknown
+    width    elements per token of the tower's output; 0: the language model's hidden size
+    made     tokens of the profiled item, if fewer than counted
     """
 
     tokens: int
     patches: int
     width: int = 0
+    made: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What the sizes depend on beside the model: its context, the release, limits and processor settings."""
+    """Inputs to the sizes besides the model: its context, the release, limits and processor settings."""
 
     config: Mapping[str, Any]
     context: int
     release: Version
     limits: Mapping[str, Limit]
     kwargs: Mapping[str, Any]
-    files: Mapping[str, Any] = field(default_factory=dict)  # of the model's folder
+    files: Mapping[str, Any] = field(default_factory=dict)  # in the model's folder
 
     def limit(self, name: str) -> Limit:
         return self.limits.get(name, Limit())
 
     def scoped(self, scope: str) -> dict[str, Any]:
-        """The processor's settings of one input: flat ones, and over them those of its own scope."""
+        """Requested processor settings of one modality: flat ones, overridden by those of its own scope."""
         flat = {key: value for key, value in self.kwargs.items() if not key.endswith("_kwargs")}
         own = self.kwargs.get(scope)
         return {**flat, **(own if isinstance(own, Mapping) else {})}
 
     def filed(self, scope: str) -> Mapping[str, Any]:
-        """The settings of one input that the model's folder holds."""
+        """Settings of one modality in the model's folder."""
         own = self.files.get(scope)
         return own if isinstance(own, Mapping) else {}
 
     def settings(self, scope: str) -> dict[str, Any]:
-        """The settings of one input: those of the model's folder, and over them those that are asked for."""
+        """Settings of one modality: those of the model's folder, overridden by requested ones."""
         return {**self.filed(scope), **self.scoped(scope)}
 
     def area(self, scope: str, usual: tuple[int, int]) -> tuple[int, int]:
-        """(least, most) pixels: asked for, else as the model's folder says, else usual."""
+        """(least, most) pixels: as requested, else from the model's folder, else usual."""
         return area(self.scoped(scope), *area(self.filed(scope), *usual, where=FILE))
 
     def limit_of_patches(self, usual: int) -> int:
-        """Patches that Kimi's processors make of an image at most."""
+        """Most patches that Kimi's processors make of an image."""
         media = self.filed("images_kwargs").get("media_proc_cfg")
         return count_of(media if isinstance(media, Mapping) else {}, "in_patch_limit", usual, FILE)
 
     @property
     def marks(self) -> bool:
-        """Whether what stands between an item's embeddings counts too."""
+        """True if separator tokens between an item's embeddings count too."""
         return self.release.has("items_by_batch") and not self.release.has("embeddings_counted")
 
     def vision(self, name: str, default: int) -> int:
-        """A number of the vision tower's config."""
+        """Return a number from the vision tower's config."""
         values = self.config.get("vision_config")
         return count_in(values if isinstance(values, Mapping) else {}, name, default)
 
     def number(self, name: str, default: int) -> int:
-        """A number of the model's own config."""
+        """Return a number from the model's own config."""
         return count_in(self.config, name, default)
 
 
 def count_in(values: Mapping[str, Any], name: str, default: int) -> int:
-    """A positive whole number of a config, else what is usual."""
+    """Return a positive whole number from a config, or the default."""
     value = values.get(name, default)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
@@ -99,14 +100,14 @@ FILE: Final = "preprocessor_config.json"
 NESTED: Final = "processor_config.json"
 
 
-MOST_COUNT: Final = 10**10  # of pixels or patches: an image of 100,000 by 100,000
+MOST_COUNT: Final = 10**10  # pixels or patches: an image of 100,000 by 100,000
 MOST_TILES: Final = 1_000
 
 
 def count_of(
     values: Mapping[str, Any], name: str, default: int, where: str = FLAG, largest: int = MOST_COUNT
 ) -> int:  # fmt: skip
-    """A positive count among the processor's settings."""
+    """Return a positive count from the processor's settings."""
     value = values.get(name)
     if value is None:
         return default
@@ -121,7 +122,7 @@ def count_of(
 
 
 def area(settings: Mapping[str, Any], shortest: int, longest: int, where: str = FLAG) -> tuple[int, int]:
-    """(least, most) pixels of an image: `size`, over it min_pixels and max_pixels."""
+    """(least, most) pixels of an image: `size`, overridden by min_pixels and max_pixels."""
     size = settings.get("size")
     size = size if isinstance(size, Mapping) else {}
     low = count_of(settings, "min_pixels", count_of(size, "shortest_edge", shortest, where), where)
@@ -130,7 +131,7 @@ def area(settings: Mapping[str, Any], shortest: int, longest: int, where: str = 
 
 
 def widest(pixels: int, unit: int) -> tuple[int, int]:
-    """(height, width) with the most tokens of `unit` x `unit` pixels within an area, no side over 200 times the other.
+    """(height, width) with the most tokens of `unit` x `unit` pixels for an area, with an aspect ratio of at most 200.
 
     Source: vLLM 0.33 qwen2_vl.py (get_image_size_with_most_features).
     """
@@ -142,7 +143,7 @@ def widest(pixels: int, unit: int) -> tuple[int, int]:
 
 
 def resized(height: int, width: int, unit: int, low: int, high: int, frames: int = 1) -> tuple[int, int]:
-    """The sides that Qwen's processors give an image, or each frame of a video.
+    """Sides after the resize of Qwen's processors, for an image or each frame of a video.
 
     Source: transformers 5.19 qwen2_vl/image_processing_qwen2_vl.py and qwen3_vl/video_processing_qwen3_vl.py.
     """
@@ -157,20 +158,24 @@ def resized(height: int, width: int, unit: int, low: int, high: int, frames: int
 
 
 def within(sides: tuple[int, int], limit: Limit) -> tuple[int, int]:
-    """The sides of a dummy, none larger than what the limit says."""
+    """Sides of a dummy item, capped by the limit."""
     height, width = sides
     return min(height, limit.height or height), min(width, limit.width or width)
 
 
 QWEN2_PIXELS: Final = (56 * 56, 12_845_056)  # Qwen/Qwen2-VL-7B-Instruct, Qwen/Qwen2.5-VL-7B-Instruct
-QWEN2_FRAMES, QWEN2_LONGER = 14, 16  # of a video, at most: from 0.11 on, and before
+QWEN2_FRAMES, QWEN2_LONGER = 14, 16  # most frames of a video: from 0.11 on, and before
 QWEN3_PIXELS: Final = (65_536, 16_777_216)  # Qwen/Qwen3-VL-8B-Instruct, Qwen/Qwen3.5-27B
-QWEN3_VIDEO: Final = (4_096, 25_165_824)  # their video_preprocessor_config.json
-QWEN3_TIMES: Final = 12.5  # tokens for one of a video, until its timestamps were left out
+QWEN3_VIDEO: Final = (4_096, 25_165_824)  # from their video_preprocessor_config.json
+QWEN3_TIMES: Final = 12.5  # tokens per timestamp of a video, until timestamps were dropped
 
 
-def qwen2_vl(processor: Processor) -> dict[str, Item]:
-    patch, merge, pair = processor.vision("patch_size", 14), processor.vision("spatial_merge_size", 2), 2
+def qwen2_vl(processor: Processor, usual_patch: int = 14, frame: tuple[int, int] | None = None) -> dict[str, Item]:
+    """Items of Qwen2-VL and Qwen2.5-VL.
+
+    frame  (least, most) pixels of a frame of the profiled video, if they are not those that it is counted with
+    """
+    patch, merge, pair = processor.vision("patch_size", usual_patch), processor.vision("spatial_merge_size", 2), 2
     unit = patch * merge
     low, high = processor.area("images_kwargs", QWEN2_PIXELS)
     sides = widest(high, unit)
@@ -182,7 +187,7 @@ def qwen2_vl(processor: Processor) -> dict[str, Item]:
     video = processor.area("videos_kwargs", QWEN2_PIXELS)
     frames, most = 1, QWEN2_FRAMES if processor.release.has("shorter_videos") else QWEN2_LONGER
     room = processor.context
-    if not processor.release.has("items_by_batch"):  # a video had its place beside an image
+    if not processor.release.has("items_by_batch"):  # a video shared the batch with an image
         room -= tokens(sides, (low, high), 1)
     while frames < most and tokens(sides, video, frames + 1) <= room:
         frames += 1
@@ -190,7 +195,9 @@ def qwen2_vl(processor: Processor) -> dict[str, Item]:
     frames_kept = min(frames, film.num_frames or frames)
     return {
         "image": Item(tokens(sides, (low, high), 1), merge**2 * tokens(within(sides, image), (low, high), 1)),
-        "video": Item(tokens(sides, video, frames), merge**2 * tokens(within(sides, film), video, frames_kept)),
+        "video": Item(
+            tokens(sides, video, frames), merge**2 * tokens(within(sides, film), frame or video, frames_kept)
+        ),
     }
 
 
@@ -206,10 +213,7 @@ def qwen3_vl(processor: Processor) -> dict[str, Item]:
 
     still, moving = widest(bounds[1], unit), widest(video[1] // pair, unit)
     film = tokens(moving, video, pair)
-    width = processor.vision("out_hidden_size", 0)
-    stages = processor.config.get("vision_config")
-    deep = stages.get("deepstack_visual_indexes") if isinstance(stages, Mapping) else None
-    width *= 1 + (len(deep) if isinstance(deep, list) else 0)
+    width = processor.vision("out_hidden_size", 0) * (1 + stages_of(processor))
     video_size = resized(*moving, unit, *video, pair)
     counted = film if processor.release.has("video_without_timestamps") else int(film * QWEN3_TIMES)
     return {
@@ -218,6 +222,13 @@ def qwen3_vl(processor: Processor) -> dict[str, Item]:
         ),
         "video": Item(counted, merge**2 * tokens(within(video_size, processor.limit("video")), video, pair), width),
     }
+
+
+def stages_of(processor: Processor) -> int:
+    """Layers of the tower whose outputs go beside its last one's."""
+    vision = processor.config.get("vision_config")
+    deep = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
+    return len(deep) if isinstance(deep, list) else 0
 
 
 # --- other families -------------------------------------------------------------------------------------------------
@@ -231,7 +242,7 @@ GEMMA3_CROPS: Final = (
 
 def gemma3(processor: Processor) -> dict[str, Item]:
     tokens, side = processor.number("mm_tokens_per_image", 256), processor.vision("image_size", 896)
-    settings = processor.scoped("images_kwargs")  # not the folder's: vLLM takes transformers' defaults
+    settings = processor.scoped("images_kwargs")  # not the folder's: vLLM uses transformers' defaults
     crops = 0
     if settings.get("do_pan_and_scan"):
         smallest = count_of(settings, "pan_and_scan_min_crop_size", GEMMA3_CROPS[0])
@@ -256,8 +267,8 @@ def gemma3n(processor: Processor) -> dict[str, Item]:
     return {"image": Item(256, 256), "audio": Item(188, 0)}
 
 
-GEMMA4_TOKENS: Final = (70, 140, 280, 560, 1120)  # that an image may have
-GEMMA4_FRAMES, GEMMA4_FRAME, GEMMA4_MARKS = 32, 70, 8  # frames of a video, tokens of one, and those around it
+GEMMA4_TOKENS: Final = (70, 140, 280, 560, 1120)  # possible tokens of an image
+GEMMA4_FRAMES, GEMMA4_FRAME, GEMMA4_MARKS = 32, 70, 8  # video frames, tokens per frame, and separators
 GEMMA4_AUDIO: Final = 750  # processor_config.json of google/gemma-4-E4B-it
 
 
@@ -292,7 +303,7 @@ def llama4(processor: Processor) -> dict[str, Item]:
     most = count_of(processor.settings("images_kwargs"), "max_patches", LLAMA4_TILES, largest=MOST_TILES)
     height, width = within((most * side, side), processor.limit("image"))
     tiles = tiled(height / side, width / side, most)
-    tiles += tiles > 1  # and the whole image
+    tiles += tiles > 1  # plus the whole image
     marks = 2 + tiles if processor.marks else 0
     return {"image": Item(tiles * int(of_tile * shuffle**2) + marks, tiles * (of_tile + 1))}
 
@@ -350,12 +361,12 @@ def kimi_k25(processor: Processor) -> dict[str, Item]:
     return {"vision_chunk": Item(tokens, 4 * tokens)}
 
 
-KIMI_K3: Final = (65_536, (7_041, 1_861))  # in_patch_limit of moonshotai/Kimi-K3, and the sides with most tokens
+KIMI_K3: Final = (65_536, (7_041, 1_861))  # in_patch_limit of moonshotai/Kimi-K3, and the sides with the most tokens
 
 
 @lru_cache(maxsize=64)
 def widest_navit(patch: int, most: int) -> tuple[int, int]:
-    """The (height, width) with most tokens. Source: vLLM 0.33 models/kimi_k3 (get_max_image_size)."""
+    """(height, width) with the most tokens. Source: vLLM 0.33 models/kimi_k3 (get_max_image_size)."""
     best, longest = (-1, 0, 0), KIMI_ONE_SIDE * patch
     for columns in range(KIMI_ONE_SIDE + 1):
         width = min((columns + 1) * patch - 1, longest)
@@ -374,7 +385,7 @@ def kimi_k3(processor: Processor) -> dict[str, Item]:
 
 
 GLM5_IMAGE, GLM5_VIDEO = 8_000, 30_000  # vision tokens; vLLM 0.33 models/glm5next (_MAX_VIDEO_TOKENS)
-GLM5_FRAMES, GLM5_TIME = 640, 5  # frames, and tokens of a time stamp: a start-up log has 32,242 in all
+GLM5_FRAMES, GLM5_TIME = 640, 5  # frames, and tokens of a timestamp: a start-up log has 32,242 in all
 
 
 def glm5_next(processor: Processor) -> dict[str, Item]:
@@ -392,7 +403,7 @@ def glm5_next(processor: Processor) -> dict[str, Item]:
 # --- tiles, sounds and queries ----------------------------------------------------------------------------------------
 
 WHISPER_TOKENS: Final = (
-    750  # of the longest sound: 30 s of 16 kHz in hops of 160, halved by a convolution and a pooling
+    750  # for the longest audio: 30 s of 16 kHz in hops of 160, halved by a convolution and a pooling
 )
 
 
@@ -406,7 +417,7 @@ def blip_2(processor: Processor) -> dict[str, Item]:
 
 
 def best_canvas(height: int, width: int, canvases: list[tuple[int, int]]) -> tuple[int, int]:
-    """The (height, width) that keeps most of an image's pixels, and of those the one that wastes least.
+    """(height, width) that keeps the most of an image's pixels; among those, the one that wastes the least.
 
     Source: transformers 5.19 image_processing_utils.py (select_best_resolution).
     """
@@ -420,14 +431,14 @@ def best_canvas(height: int, width: int, canvases: list[tuple[int, int]]) -> tup
 
 
 def canvases_of(processor: Processor) -> list[tuple[int, int]]:
-    """The `image_grid_pinpoints` of a config."""
+    """Parse the `image_grid_pinpoints` of a config."""
     listed = processor.config.get("image_grid_pinpoints")
     pairs = [pair for pair in listed if isinstance(pair, list) and len(pair) == 2] if isinstance(listed, list) else []
     return [(tall, wide) for tall, wide in pairs if type(tall) is int and type(wide) is int and min(tall, wide) > 0]
 
 
 def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """(rows, columns) of an image's patches on its canvas, less the border that keeps its shape.
+    """(rows, columns) of an image's patches on its canvas, without the padding border.
 
     Source: vLLM 0.33 llava_next.py (_get_num_unpadded_features).
     """
@@ -455,8 +466,8 @@ def llava_next(processor: Processor) -> dict[str, Item]:
     return {"image": Item(tokens(size), (1 + math.prod(grid(size))) * (along**2 + 1))}
 
 
-ONEVISION: Final = (944, 1153)  # height and width of the image with most tokens, as vLLM has it
-ONEVISION_FRAMES, ONEVISION_TILES, ONEVISION_MORE = 16, 9, 1.1  # frames of a video; tiles kept, and by how much more
+ONEVISION: Final = (944, 1153)  # height and width of the image with the most tokens in vLLM
+ONEVISION_FRAMES, ONEVISION_TILES, ONEVISION_MORE = 16, 9, 1.1  # most video frames; tiles kept, and factor for more
 
 
 def llava_onevision(processor: Processor) -> dict[str, Item]:
@@ -492,7 +503,7 @@ def internvl(processor: Processor) -> dict[str, Item]:
     patches = vision.get("patch_size") if isinstance(vision, Mapping) else None
     patch = patches[0] if isinstance(patches, list) and patches and type(patches[0]) is int else 14
     settings = processor.settings("images_kwargs")
-    if settings.get("crop_to_patches") is False:  # then what vLLM counts and what it makes differ
+    if settings.get("crop_to_patches") is False:  # then vLLM's count and its actual tokens differ
         return {}
     low = count_of(settings, "min_patches", INTERNVL[0], largest=MOST_TILES)
     most = count_of(settings, "max_patches", INTERNVL[1], largest=MOST_TILES)
@@ -507,7 +518,8 @@ def internvl(processor: Processor) -> dict[str, Item]:
 
 
 def tiles_of(height: int, width: int, side: int, low: int, most: int) -> int:
-    """Tiles of an image and its thumbnail: those of the grid whose shape is nearest, the larger for a large image.
+    """Tiles of an image and its thumbnail, from the grid with the nearest aspect ratio, the larger one for a large
+    image.
 
     Source: transformers 5.19 got_ocr2/image_processing_got_ocr2.py (get_optimal_tiled_canvas).
     """
@@ -524,7 +536,7 @@ MINIMAX_FRAMES: Final = 500  # of a video, at most
 
 
 def minimax_m3(processor: Processor) -> dict[str, Item]:
-    """Sides that vLLM makes of `max_pixels`, which the checkpoint's own files hold and no config.json does."""
+    """Largest items from `max_pixels`, which is in the checkpoint's own files but not in config.json."""
     unit, still, film = 28, processor.settings("images_kwargs"), processor.settings("videos_kwargs")
     if still.get("max_pixels") is None or film.get("max_pixels") is None:
         return {}
@@ -546,7 +558,7 @@ def most_pixels(processor: Processor, scope: str) -> int:
     return processor.area(scope, (1, 1))[1]
 
 
-KIMI_VL_SIDE: Final = 1024  # pixels of the dummy in vLLM's kimi_vl.py
+KIMI_VL_SIDE: Final = 1024  # pixels of the dummy image in vLLM's kimi_vl.py
 KIMI_VL_PATCHES: Final = 4_096  # in_token_limit of moonshotai/Kimi-VL-A3B-Instruct
 
 
@@ -564,14 +576,140 @@ def kimi_vl(processor: Processor) -> dict[str, Item]:
     return {"image": Item(tokens(height, width), 4 * tokens(height, width))}
 
 
+# --- GLM-V ------------------------------------------------------------------------------------------------------------
+
+GLM_IMAGE: Final = (12_544, 9_633_792)  # zai-org/GLM-4.1V-9B-Thinking, GLM-4.5V, GLM-OCR
+GLM_VIDEO: Final = (12_544, 47_040_000)  # their video processor's, and transformers' Glm4vVideoProcessor
+GLM_SIDE, GLM_MOST_FRAMES, GLM_PAIR = 9_999_999, 600, 2  # the image that is planned with, most frames, and of a patch
+GLM_CLASS: Final = "Glm4vProcessor"
+
+
+def whole_area(settings: Mapping[str, Any], usual: tuple[int, int], where: str = FLAG) -> tuple[int, int]:
+    """(least, most) pixels over all frames of an item, from `size`."""
+    size = settings.get("size")
+    low, high = usual
+    if not isinstance(size, Mapping):
+        return usual
+    return count_of(size, "shortest_edge", low, where), count_of(size, "longest_edge", high, where)
+
+
+def glm_resized(sides: tuple[int, int], unit: int, area: tuple[int, int], frames: int) -> tuple[int, int]:
+    """(height, width) of each frame. Source: transformers 5.19 glm4v/image_processing_glm4v.py (smart_resize)."""
+    height, width = sides
+    if min(sides) < unit:
+        scale = max(unit / height, unit / width)
+        height, width = int(height * scale), int(width * scale)
+    pixels = GLM_PAIR * round(frames / GLM_PAIR) * round(height / unit) * round(width / unit) * unit**2
+    if pixels > area[1]:
+        beta = math.sqrt(frames * height * width / area[1])
+        return max(unit, math.floor(height / beta / unit) * unit), max(unit, math.floor(width / beta / unit) * unit)
+    if pixels < area[0]:
+        beta = math.sqrt(area[0] / (frames * height * width))
+        return math.ceil(height * beta / unit) * unit, math.ceil(width * beta / unit) * unit
+    return round(height / unit) * unit, round(width / unit) * unit
+
+
+def is_glm4v(processor: Processor) -> bool:
+    """True unless the model has another processor: GLM-OCR has, and the folder of GLM-4.6V names it."""
+    usual = None if processor.config.get("model_type") == "glm_ocr" else GLM_CLASS
+    named = processor.filed("images_kwargs").get("processor_class", usual)
+    return bool(processor.files.get("processor_class", named) == GLM_CLASS)
+
+
+def glm4v(processor: Processor) -> dict[str, Item]:
+    """The image and the video with the most tokens; the video's frames are those that fit the context with an image.
+
+    Source: vLLM 0.33 glm4_1v.py (get_image_size_with_most_features, _get_max_video_frames).
+    """
+    if not processor.release.has("planned_frames"):
+        return {}
+    merge = processor.vision("spatial_merge_size", 2)
+    unit = processor.vision("patch_size", 14) * merge
+    image, film = processor.limit("image"), processor.limit("video")
+
+    def planned(scope: str, usual: tuple[int, int]) -> tuple[int, int]:
+        high = whole_area(processor.kwargs, whole_area(processor.filed(scope), usual, FILE))[1]
+        return GLM_IMAGE[0], count_of(processor.kwargs, "max_pixels", high)
+
+    def made(scope: str, usual: tuple[int, int]) -> tuple[int, int]:
+        return whole_area(processor.scoped(scope), whole_area(processor.filed(scope), usual, FILE))
+
+    def tokens(sides: tuple[int, int], area: tuple[int, int], frames: int) -> int:
+        return math.ceil(frames / GLM_PAIR) * math.prod(glm_resized(sides, unit, area, frames)) // unit**2
+
+    largest = glm_resized((GLM_SIDE, GLM_SIDE), unit, planned("images_kwargs", GLM_IMAGE), GLM_PAIR)
+    still = tokens(within(largest, image), made("images_kwargs", GLM_IMAGE), GLM_PAIR)
+    beside = tokens(largest, planned("images_kwargs", GLM_IMAGE), GLM_PAIR)
+    if not is_glm4v(processor):  # GLM-4.6V and -OCR: a video's timestamps count too, which the tokenizer alone knows
+        return {} if film.count else {"image": Item(beside, merge**2 * still)}
+
+    def video(room: int) -> int:
+        """Tokens of the video for so many tokens of context."""
+        area, frames, record = planned("videos_kwargs", GLM_VIDEO), 1, 0
+        for count in range(1, GLM_MOST_FRAMES + 1):
+            counted = tokens(largest, area, max(GLM_PAIR, count))
+            if record < counted <= room:
+                frames, record = count, counted
+        frames = max(GLM_PAIR, frames)
+        frames = min(frames, max(GLM_PAIR, film.num_frames or frames))
+        return tokens(within(largest, film), made("videos_kwargs", GLM_VIDEO), frames)
+
+    room = processor.context - (beside if image.count else 0)
+    return {
+        "image": Item(still, merge**2 * still),
+        "video": Item(video(room), merge**2 * video(processor.context)),  # profiled without an image beside it
+    }
+
+
+# --- sounds of any length, and Qwen-Omni ------------------------------------------------------------------------------
+
+VOXTRAL_TOKEN: Final = 1_280  # samples: 16 kHz at 12.5 tokens a second, tekken.json of mistralai/Voxtral-Mini-3B-2507
+VOXTRAL_CHUNK: Final = 480_000  # samples of 30 s; a sound's chunks are padded to it and encoded at once
+
+
+def voxtral(processor: Processor) -> dict[str, Item]:
+    """The longest sound: as many tokens as the context, whose chunks are encoded together.
+
+    Source: vLLM 0.33 voxtral.py (get_max_audio_tokens, VoxtralEncoderModel.prepare_inputs_for_conv).
+    """
+    samples = processor.context * VOXTRAL_TOKEN
+    samples = min(samples, processor.limit("audio").length or samples)
+    audio = processor.config.get("audio_config")
+    positions = count_in(audio if isinstance(audio, Mapping) else {}, "max_source_positions", 1_500)
+    return {"audio": Item(processor.context, math.ceil(samples / VOXTRAL_CHUNK) * positions)}
+
+
 def thinker(processor: Processor) -> Processor:
-    """The part of Qwen-Omni that sees and hears."""
+    """Return the processor of Qwen-Omni's vision and audio part."""
     config = processor.config.get("thinker_config")
     return replace(processor, config=config) if isinstance(config, Mapping) else processor
 
 
+OMNI_FRAME: Final = (128, 768)  # least and most tokens of a frame that the processors make
+
+
+def omni(processor: Processor, patch: int) -> dict[str, Item]:
+    """Items of Qwen2-VL's rules, but a video's frames are smaller than those that it is counted with.
+
+    Source: transformers 5.19 qwen3_omni_moe/processing_qwen3_omni_moe.py and qwen2_5_omni's (_defaults), whose size
+    takes the place of that in the model's folder.
+    """
+    low, high = (tokens * (2 * patch) ** 2 for tokens in OMNI_FRAME)
+    inner = thinker(processor)
+    seen = qwen2_vl(inner, patch, area(processor.scoped("videos_kwargs"), low, high))
+    width, merged = inner.vision("out_hidden_size", 0) * (1 + stages_of(inner)), inner.vision("spatial_merge_size", 2)
+    return {
+        **{name: replace(item, width=width, made=item.patches // merged**2) for name, item in seen.items()},
+        **qwen2_audio(processor),
+    }
+
+
 def qwen2_5_omni(processor: Processor) -> dict[str, Item]:
-    return {**qwen2_vl(thinker(processor)), **qwen2_audio(processor)}
+    return omni(processor, 14)
+
+
+def qwen3_omni(processor: Processor) -> dict[str, Item]:
+    return omni(processor, 16) if processor.release.has("omni_sounds") else {}
 
 
 READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {
@@ -579,7 +717,10 @@ READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {
     "gemma3": gemma3,
     "gemma3n": gemma3n,
     "gemma4": gemma4,
+    "glm4v": glm4v,
+    "glm4v_moe": glm4v,
     "glm5_next": glm5_next,
+    "glm_ocr": glm4v,
     "internvl": internvl,
     "kimi_k25": kimi_k25,
     "kimi_k3": kimi_k3,
@@ -598,19 +739,28 @@ READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {
     "qwen2_vl": qwen2_vl,
     "qwen3_5": qwen3_vl,
     "qwen3_5_moe": qwen3_vl,
+    "qwen3_omni_moe": qwen3_omni,
     "qwen3_vl": qwen3_vl,
     "qwen3_vl_moe": qwen3_vl,
+    "voxtral": voxtral,
 }
 MOST: Final = {
     "blip-2": {"image": 1},
+    "glm4v": {"video": 1},
+    "glm4v_moe": {"video": 1},
     "glm5_next": {"video": 1},
+    "glm_ocr": {"video": 1},
+    "voxtral": {"audio": 5},
 }  # items that a model takes at most, whatever the limit says
-# Settings of a processor that change the size of its largest item. Others change none, or none that vLLM counts.
+# Processor settings that change the size of the largest item. Others change nothing, or nothing that vLLM counts.
 SIZING: Final = {
     "gemma3": ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size",
                "pan_and_scan_min_ratio_to_activate"),
     "gemma4": ("max_soft_tokens",),
+    "glm4v": ("max_pixels", "size"),
+    "glm4v_moe": ("max_pixels", "size"),
     "glm5_next": ("max_pixels",),
+    "glm_ocr": ("max_pixels", "size"),
     "llama4": ("max_patches",),
     "minimax_m3": ("max_pixels",),
     "minimax_m3_vl": ("max_pixels",),
@@ -619,6 +769,7 @@ SIZING: Final = {
     "qwen2_vl": ("min_pixels", "max_pixels", "size"),
     "qwen3_5": ("min_pixels", "max_pixels", "size"),
     "qwen3_5_moe": ("min_pixels", "max_pixels", "size"),
+    "qwen3_omni_moe": ("min_pixels", "max_pixels", "size"),
     "qwen3_vl": ("min_pixels", "max_pixels", "size"),
     "qwen3_vl_moe": ("min_pixels", "max_pixels", "size"),
 }  # fmt: skip

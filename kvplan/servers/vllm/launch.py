@@ -1,9 +1,10 @@
-"""The command of vLLM that starts exactly what was planned: its own flags, plain integers.
+"""The vLLM command that starts exactly what was planned: its own flags, plain integers.
 
-The one word that is not an integer is the context of an auto-fitted plan whose range reaches below one user: `auto`.
+The only non-integer is `auto` for the context of an auto-fitted plan whose range reaches below one user.
 """
 
 import json
+from dataclasses import replace
 
 from kvplan.models.catalog import model_id
 from kvplan.servers.arguments import DEFAULTS, flag_words, limits_of
@@ -11,10 +12,13 @@ from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.pooling import converts
 
+MTP_SUFFIX = " (MTP head)"  # models.families.mtp.SUFFIX, which plans without drafts do not import
+
 
 def command(plan: Plan) -> list[str]:
     args, settings = plan.request.args, plan.settings
-    # A stated pool is not a share of the memory, but the start looks at a share that was asked for all the same.
+    # An explicitly sized pool does not use a fraction of memory, but the start-up check applies to one that was
+    # requested.
     shares = args.kv_cache_memory_bytes is None or args.gpu_memory_utilization is not None
     knows_text_only = plan.request.release.has("language_model_only")
     text_only = args.language_model_only or (plan.request.spec.text_only and knows_text_only)
@@ -34,7 +38,7 @@ def command(plan: Plan) -> list[str]:
     return ["vllm", "serve", model_id(plan.request.spec), *words, *_task(plan), *_balance(plan), *_draft(plan)]
 
 
-# Arguments that say nothing without adapters.
+# Arguments that have no effect without adapters.
 OF_ADAPTERS = (
     "lora_dtype", "lora_target_modules", "max_cpu_loras", "enable_tower_connector_lora", "enable_mixed_moe_lora_format",
     "enable_moe_shared_loras",
@@ -50,19 +54,19 @@ def _balance(plan: Plan) -> list[str]:
 
 
 def takes_auto_context(release: Version) -> bool:
-    """Whether the release knows --max-model-len auto."""
+    """True if the release supports --max-model-len auto."""
     return release.has("auto_context")
 
 
 def _context(plan: Plan) -> str:
-    """The planned context; `auto` where it was fitted and the low end of the range would not hold it."""
+    """The planned context, or `auto` if it was fitted and would not fit at the low end of the range."""
     if plan.settings.auto_fit and plan.concurrency.low < 1 and takes_auto_context(plan.request.release):
         return "auto"
     return str(plan.capacity.max_model_len)
 
 
 def _task(plan: Plan) -> list[str]:
-    """What --runner and --convert were before them."""
+    """--task flags for releases before --runner and --convert."""
     args = plan.request.args
     if plan.request.release.has("runner_flag") or (args.runner, args.convert) == ("auto", "auto"):
         return []
@@ -74,8 +78,8 @@ def _draft(plan: Plan) -> list[str]:
     config: dict[str, str | int] = {}
     if args.speculative_method is not None:
         config["method"] = args.speculative_method
-    if draft is not None and args.speculative_method != "mtp":
-        config["model"] = model_id(draft)
+    if draft is not None and not draft.is_part_of(plan.request.spec):
+        config["model"] = model_id(replace(draft, name=draft.name.removesuffix(MTP_SUFFIX)))
     if config and args.num_speculative_tokens:
         config["num_speculative_tokens"] = args.num_speculative_tokens
     return ["--speculative-config", json.dumps(config)] if config else []

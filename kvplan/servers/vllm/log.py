@@ -1,4 +1,4 @@
-"""How vLLM's logs are read: its messages, its lists of arguments, the command that they quote."""
+"""Log reader for vLLM: its messages, its argument lists, the command that they quote."""
 
 import re
 import shlex
@@ -11,13 +11,14 @@ from kvplan.servers.logs import Logs, ServerLog
 from kvplan.servers.pasted import parse
 from kvplan.servers.vllm import log_flags, log_rows, rules
 from kvplan.servers.vllm.command import takes_value
+from kvplan.servers.vllm.log_lines import log_lines
 from kvplan.servers.vllm.log_wordings import WORDINGS
 from kvplan.servers.words import flag_name, is_value
 
-CONFIG: Final = "with config: "  # resolved settings, so of most worth for what was not asked for
-NAMESPACE: Final = "args: Namespace("  # 0.2 to 0.9, defaults included
+CONFIG: Final = "with config: "  # resolved settings, so the best source for what was not requested
+NAMESPACE: Final = "args: Namespace("  # 0.2 to 0.9, including defaults
 ARGS: Final = "non-default args: {"  # from 0.9 on
-# Flags that a plan refuses, but that a log may have: they explain a difference.
+# Flags that a plan rejects, but that a log may have: they explain a difference.
 EXPLAINING: Final = ("speculative_config", "cpu_offload_gb")
 ONCE: Final = ("vLLM API server version ", "\u2588  version ", "LLM engine (v")
 
@@ -27,7 +28,9 @@ def engine(log: ServerLog) -> str | None:
 
 
 def notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
-    """What a build between two releases rests on: 0.19.1rc1.dev329 is 329 commits after the tag before it."""
+    """Note the rules applied to a build between two releases: 0.19.1rc1.dev329 is 329 commits after the previous
+    tag.
+    """
     version = log.text("version") or ""
     match = re.match(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?\w*(?:\.post\d+)?\.dev\d", version)
     if log.release is None or match is None:
@@ -56,7 +59,7 @@ def command(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _lifted(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(the flags that explain, the other words)."""
+    """(explanatory flags, the other words)."""
     lifted: dict[str, str] = {}
     others: list[str] = []
     waiting: str | None = None
@@ -103,4 +106,5 @@ LOGS: Final = Logs(
     notes=notes,
     rows=log_rows.rows,
     given=log_rows.given,
+    lines=log_lines,
 )  # fmt: skip

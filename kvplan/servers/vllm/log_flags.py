@@ -1,4 +1,4 @@
-"""What vLLM's lists of arguments say: engine arguments, drafts, variables; and the command they stand for."""
+"""Contents of vLLM's argument lists: engine arguments, drafts, variables; and the equivalent command."""
 
 import ast
 import json
@@ -13,14 +13,14 @@ from kvplan.servers.methods import plain_method
 from kvplan.servers.releases import Version
 from kvplan.servers.words import Environment
 
-# What it resolved, under other names.
+# Resolved values under other names.
 RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
-# Values that a list has and no command should show, or that no command takes.
+# Values in a list that no command should show, or that no command takes.
 LEFT_OUT: Final = frozenset(
     {"api_key", "hf_token", "usage_context", "model_tag", "model", "dispatch_function", "subparser"}
 )
 SAMPLER_WITHOUT_A_SORT: Final = "Using FlashInfer"
-LOGGED_VARIABLES: Final = {  # what a line of a log says, as the variable that does so
+LOGGED_VARIABLES: Final = {  # a log message -> the variable that causes it
     "first_engine": ("VLLM_USE_V1", "0", "1"),
     "flashinfer": ("VLLM_USE_FLASHINFER_SAMPLER", "1", "0"),
     "estimates_graphs": ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "1", "0"),
@@ -39,12 +39,12 @@ def flags(log: ServerLog) -> dict[str, str]:
     if (share := utilization_of(log)) is not None:
         values["gpu_memory_utilization"] = share
     values |= {name: _plain(text) for name, text in listed.items() if name in ARGUMENTS and name not in NOT_ASKED}
-    served = log.first("concurrency_context")  # what -1 (auto) came to
+    served = log.first("concurrency_context")  # value that -1 (auto) resolved to
     if served is not None:
         values["max_model_len"] = served.text.replace(",", "")
     elif "max_seq_len" in log.flags:
         values["max_model_len"] = log.flags["max_seq_len"]
-    if listed.get("block_size") == "16":  # the default, which older servers list with all others
+    if listed.get("block_size") == "16":  # the default, which older servers list along with all others
         del values["block_size"]
     if listed.get("quantization") == "fp8":
         values["quantization"] = "fp8"
@@ -58,7 +58,7 @@ def flags(log: ServerLog) -> dict[str, str]:
 
 
 def utilization_of(log: ServerLog) -> str | None:
-    """The logged share of the memory; by the budget where that is logged too, as it has two digits more."""
+    """The logged --gpu-memory-utilization; from the budget if it is logged too, for two more digits."""
     share, budget, total = (log.first(fact) for fact in ("utilization", "budget", "total_memory"))
     if share is None or budget is None or total is None or not total.size:
         return None if share is None else share.text
@@ -74,7 +74,7 @@ def _plain(text: str) -> str:
 
 
 def drafting(log: ServerLog) -> dict[str, str]:
-    """What the log says of speculative decoding; empty where there is none."""
+    """Return the logged speculative settings, or an empty dict if there are none."""
     text = log.flags.get("speculative_config", "")
     config = arguments(re.sub(r"^(?:SpeculativeConfig)?[({]", "", text)) if text else {}
     if "num_spec_tokens" in config:
@@ -85,13 +85,15 @@ def drafting(log: ServerLog) -> dict[str, str]:
 
 
 def is_drafting(log: ServerLog) -> bool:
-    """Whether a model or head of its own drafts."""
+    """True if a draft model or head is used."""
     config = drafting(log)
     return bool(config) and config.get("method", "") not in ("ngram", "[ngram]")
 
 
 def draft(log: ServerLog) -> Drafting | None:
-    """A server that names a model and no method runs that model."""
+    """Return the logged speculative decoding; a server that names a model and no method uses that as the draft
+    model.
+    """
     config = drafting(log)
     if not config:
         return None
@@ -103,7 +105,7 @@ def draft(log: ServerLog) -> Drafting | None:
 
 
 def environment(log: ServerLog, release: Version) -> Environment:
-    """What lines say of the engine, sampler and profile; of a release that always does so they say nothing."""
+    """Infer variables from lines about engine, sampler and profile, unless the release always logs the same."""
     known, stated = variables(), Environment()
     kinds = {reading.text for reading in log.all("engine_kind")}
     sampler, profiling = log.text("sampler"), log.text("graph_profiling")
@@ -123,7 +125,7 @@ def environment(log: ServerLog, release: Version) -> Environment:
 
 
 def words(text: str) -> list[str]:
-    """`{'model_tag': 'Qwen/Qwen3-8B', 'max_model_len': 16384, ...}` as a command."""
+    """Convert `{'model_tag': 'Qwen/Qwen3-8B', 'max_model_len': 16384, ...}` to a command's words."""
     stated = arguments(text)
     model = stated.get("model_tag") or stated.get("model")
     if model is None:
@@ -136,7 +138,7 @@ def words(text: str) -> list[str]:
 
 
 def _flag(name: str, text: str) -> list[str]:
-    """One argument of a list as words; nothing for a value that no command can have."""
+    """Convert one listed argument to words; empty for a value that no command can have."""
     flag = f"--{name.replace('_', '-')}"
     if text in ("True", "False"):
         return [flag] if text == "True" else [f"--no-{flag[2:]}"]
@@ -150,5 +152,5 @@ def _flag(name: str, text: str) -> list[str]:
         return [flag, *map(str, value)] if all(isinstance(item, str | int) for item in value) and value else []
     try:
         return [flag, json.dumps(value, allow_nan=False)]
-    except (TypeError, ValueError, RecursionError):  # a set, or keys that are no text: a log that is damaged
+    except (TypeError, ValueError, RecursionError):  # a set, or non-string keys: a damaged log
         return []

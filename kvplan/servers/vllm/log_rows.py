@@ -1,7 +1,7 @@
-"""What a vLLM server logged, row by row beside its plan, and why the two differ.
+"""A vLLM server's logged figures, row by row, compared with its plan, and why they differ.
 
-From the inputs alone: what takes the memory, and the pool that is left. And from the pool's bytes as the log gives
-them: blocks, tokens and concurrency, which must then be right to the last digit logged.
+From the inputs alone: memory use and the remaining pool. And from the pool's bytes as logged: blocks, tokens and
+concurrency, which must then match to the last logged digit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from kvplan.servers.logs import Case, Given, Reading, ServerLog
 from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import adapters, overheads
+from kvplan.servers.vllm import adapters, offload, overheads
 from kvplan.servers.vllm.log_flags import is_drafting
 from kvplan.servers.weights import own_layout, rank_weights
 
@@ -34,7 +34,7 @@ IN_BUDGET: Final = ("weights", "activations", "non_torch")
 
 
 def rows(case: Case) -> tuple[Row, ...]:
-    """What takes the memory, and the pool that is left, from the inputs alone."""
+    """Memory use and the remaining pool, from the inputs alone."""
     log, made = case.log, case.planned(case.request)
     measured = measurement(log, made)
     by_name = {row.component: row for row in reconcile(predictions(case, made, measured), measured)}
@@ -49,12 +49,17 @@ def rows(case: Case) -> tuple[Row, ...]:
 
 
 def loaded_weights(request: Request, settings: Settings, stage: int) -> int:
-    """Bytes that a server's "Model loading took" counts: weights, the buffers that come with them, and adapter slots.
+    """Bytes in a server's "Model loading took": weights, the buffers that come with them, and adapter slots.
 
-    Source of the last: vLLM 0.8.5 worker/model_runner.py and v1/worker/gpu_model_runner.py, 0.28 and 0.33
-    v1/worker/gpu/model_runner.py, whose load_model makes the slots before it takes the difference.
+    Source for adapter slots: vLLM 0.8.5 worker/model_runner.py and v1/worker/gpu_model_runner.py, 0.28 and 0.33
+    v1/worker/gpu/model_runner.py, whose load_model allocates the slots before it takes the difference; of weights on
+    the host (0.32 model_executor/offloader/base.py and uva.py): layers are moved there as they
+    are built, and buffers to fetch them into follow after the line (load_model, post_init).
     """
     weights = sum(rank_weights(request, stage).values())
+    moved = offload.offloaded(request, stage)
+    if moved is not None:
+        weights -= moved.size
     slots = 0
     if request.release.has("v1"):
         slots = adapters.lora(request.spec, settings, request.args, stage).likely
@@ -62,7 +67,7 @@ def loaded_weights(request: Request, settings: Settings, stage: int) -> int:
 
 
 def activation_peak(made: Plan) -> int:
-    """Bytes that a log of the plan's release calls the activation peak."""
+    """Bytes that a log of the plan's release reports as the activation peak."""
     release, peak = made.request.release, made.estimates["activations"].likely
     if not release.has("consumed_memory"):
         own = overheads.loaded(
@@ -73,14 +78,14 @@ def activation_peak(made: Plan) -> int:
 
 
 def measurement(log: ServerLog, made: Plan) -> Measurement:
-    """What takes the memory of a server, and the pool that is left, as it was logged."""
+    """Logged memory use of a server, and the remaining pool."""
     parts = (_weights(log, made), _activations(log, made), _non_torch(log), _graphs(log))
     kv_cache = sized("kv_cache", smallest_kv(log), log.called)
     return Measurement(log.called, (*parts, *_encoder(log), kv_cache, *pool_figures(log)))
 
 
 def predictions(case: Case, made: Plan, measured: Measurement) -> dict[str, Prediction]:
-    """What the plan says of each component, counted as it was measured."""
+    """The plan's prediction for each component, counted in the same way as measured."""
     request, estimates = made.request, made.estimates
     weights = max(loaded_weights(request, made.settings, i) for i in range(request.args.pipeline_parallel_size))
     non_torch = estimates["non_torch"].likely
@@ -120,7 +125,7 @@ def _weights_why(log: ServerLog, made: Plan, row: Row) -> str:
 
 
 def _deciding(log: ServerLog, fact: str) -> Reading | None:
-    """The figure of the rank whose pool is smallest, else the first."""
+    """The figure of the rank with the smallest pool, else the first."""
     kv = log.least("available_kv")
     by_rank = log.by_rank(fact)
     return by_rank.get(kv.rank) if kv is not None and kv.rank in by_rank else log.first(fact)
@@ -147,12 +152,12 @@ def _graphs(log: ServerLog) -> Figure:
         return sized("cuda_graphs", estimated, log.called, "logged as the server's own estimate")
     note = "" if estimated is None else f"the server itself estimated {estimated.text} GiB"
     if actual.value < 0:
-        note = "free memory grew while graphs were captured: the figure says nothing of them"
+        note = "free memory grew while graphs were captured: the figure does not cover them"
     return sized("cuda_graphs", actual, log.called, note)
 
 
 def _encoder(log: ServerLog) -> tuple[Figure, ...]:
-    """The encoder's budget, where one was logged."""
+    """The encoder's budget, if one was logged."""
     tokens, items = log.first("encoder_tokens"), log.first("encoder_items")
     if tokens is None:
         return ()
@@ -171,7 +176,7 @@ def _encoder_prediction(log: ServerLog, made: Plan) -> dict[str, Prediction]:
 
 
 def _budget_why(log: ServerLog, made: Plan, parts: Sequence[Row], row: Row) -> str:
-    """Which part of the budget the pool's error comes from."""
+    """Say which part of the budget causes the pool's error."""
     in_budget = [part for part in parts if part.component in IN_BUDGET and part.error is not None]
     reasons = []
     if in_budget:
@@ -198,7 +203,7 @@ def _budget_why(log: ServerLog, made: Plan, parts: Sequence[Row], row: Row) -> s
 
 
 def pool_figures(log: ServerLog, left_out: str = "") -> tuple[Figure, ...]:
-    """Blocks, tokens and concurrency as they were logged."""
+    """Logged blocks, tokens and concurrency."""
     blocks, tokens = log.least("num_blocks"), log.least("kv_tokens") or log.least("kv_tokens_refused")
     concurrency = log.least("max_concurrency")
     figures = {
@@ -215,7 +220,7 @@ def _pool(made: Plan) -> dict[str, float]:
 
 
 def pool_predictions(case: Case, made: Plan, measured: Measurement, kind: Kind) -> dict[str, Prediction]:
-    """Blocks, tokens and concurrency of a plan; no concurrency beside one of other tokens per request."""
+    """Blocks, tokens and concurrency of a plan; no concurrency if the log's is for other tokens per request."""
     predicted = {name: Prediction(figure, kind) for name, figure in _pool(made).items()}
     why = _context_why(case, made)
     if why and measured["concurrency"].value is not None:
@@ -246,7 +251,9 @@ def given(case: Case) -> Given:
 
 
 def _given_rows(case: Case) -> tuple[Row, ...]:
-    """Blocks, tokens and concurrency of a pool of the logged bytes; else, of the logged blocks, the last two."""
+    """Blocks, tokens and concurrency predicted from the logged pool bytes; else, from the logged blocks, the
+    last two.
+    """
     log, request = case.log, case.request
     kv, blocks = smallest_kv(log), log.least("num_blocks")
     if kv is not None and kv.size > 0:
@@ -278,7 +285,7 @@ def _given_rows(case: Case) -> tuple[Row, ...]:
 
 
 def _pool_why(log: ServerLog, made: Plan, row: Row) -> str:
-    """The known reason that explains a pool's difference in full, or nothing."""
+    """The known reason that fully explains a pool's difference, or an empty string."""
     for factor, why in _known_factors(log, made):
         if _fits(row, factor):
             return why
@@ -296,7 +303,7 @@ def _pool_why(log: ServerLog, made: Plan, row: Row) -> str:
 
 
 def _known_factors(log: ServerLog, made: Plan) -> Iterable[tuple[float, str]]:
-    """(logged / predicted, the reason) of what changes the bytes of a token."""
+    """(logged / predicted, reason) for known differences in bytes per token."""
     layers = made.request.spec.num_layers
     padding = log.first("padding_layers")
     if padding is not None and 0 < padding.count < 1000:
@@ -309,7 +316,7 @@ def _known_factors(log: ServerLog, made: Plan) -> Iterable[tuple[float, str]]:
 
 
 def _fits(row: Row, factor: float) -> bool:
-    """Whether the factor explains the difference, but for the last block of either."""
+    """True if the factor explains the difference up to one block of either."""
     assert row.low is not None
     assert row.high is not None
     assert row.measured is not None

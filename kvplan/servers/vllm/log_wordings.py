@@ -1,7 +1,7 @@
-"""What vLLM servers write at their start: one table, each row with its releases and where it was seen.
+"""Start-up messages of vLLM servers: one table, each row with its releases and source.
 
-Every pattern is of bounded repetitions. "GB" in these lines is 2^30 bytes. Sources: `vllm#N` is an issue of
-github.com/vllm-project/vllm that quotes the line; a file is the server's own, of the release named.
+Every pattern uses bounded repetition. "GB" in these lines is 2^30 bytes. Sources: `vllm#N` is an issue of
+github.com/vllm-project/vllm that quotes the line; a file is the server's own, in the named release.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ _V0_PROFILE: Final = ("0.6.5-0.11 (V0)", "vllm#11899; vllm#20069")
 _SUMMARY: Final = ("0.10.2-0.26", "vLLM 0.11 v1/worker/gpu_worker.py")
 
 WORDINGS: Final[tuple[Wording, ...]] = (
-    # which release, which model
+    # release and model
     Wording("vllm", "vLLM API server version ", "vLLM API server version v?<version>", "0.4-0.14", "vllm#10702"),
     Wording(
         "vllm", "\u2588  version ", r"\u2588  version <version>\s{0,40}$", "0.15-0.33", "vLLM 0.19 entrypoints/utils.py"
@@ -22,7 +22,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "vllm", "\u2588  model ", r"\u2588  model {1,4}<model>\s{0,40}$", "0.15-0.33", "vLLM 0.19 entrypoints/utils.py"
     ),
     Wording("vllm", "LLM engine (v", r"LLM engine \(v<version>\) with", "0.2-0.33", "vllm#10702; vllm#16692"),
-    # which of its engines, samplers and profiles
+    # engine, sampler and profile in use
     Wording("vllm", "Initializing a V", "Initializing a <engine_kind> LLM engine", "0.8-0.33", "vllm#20069"),
     Wording("vllm", "model weights take ", "<engine_kind> [0-9]", *_V0_PROFILE),
     *(
@@ -63,7 +63,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
     Wording("vllm", "Model loading took ", "Model loading took <weights> GB", "0.7.4-0.8.2", "vllm#14601; vllm#16378"),
     Wording("vllm", "Model loading took ", "Model loading took <weights> GiB", "0.8.3-0.33", "vllm#16301; vllm#16692"),
-    # what V0's profile found
+    # results of V0's profile run
     Wording(
         "vllm", "Memory profiling results: ",
         rf"Memory profiling results: total_gpu_memory=<total_memory>GiB initial_memory_usage={SIZE}GiB "
@@ -145,7 +145,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "vllm", "Current kv cache memory in use is ", "Current kv cache memory in use is <kv_in_use> GiB",
         "0.10.2-0.33", "vLLM 0.33 v1/worker/gpu_worker.py",
     ),
-    # what changes the meaning of the figures
+    # lines that change the meaning of the figures
     Wording(
         "vllm", "The current --gpu-memory-utilization=", "The current --gpu-memory-utilization=<utilization> is",
         "0.20-0.33", "noonghunna/club-3090#104",

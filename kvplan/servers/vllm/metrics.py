@@ -1,4 +1,4 @@
-"""vLLM's metrics. Source: vLLM 0.33 v1/metrics/loggers.py; older names as its releases had them."""
+"""vLLM's metrics. Source: vLLM 0.33 v1/metrics/loggers.py; older names from earlier releases."""
 
 from kvplan.servers.metrics import Counters, Metrics
 

@@ -2,7 +2,7 @@
 ahead into buffers on the GPU).
 
 Source: vLLM 0.33 config/offload.py and model_executor/offloader (uva.py, prefetch.py), re-derived; equal to its own
-classes but for the order of a layer's parameters, of which one may be offloaded more (tests/servers/test_offload.py).
+classes except for the order of a layer's parameters: one more may be offloaded (tests/servers/test_offload.py).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,8 +15,9 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import Request
-from kvplan.servers.releases import Version, since
+from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.changes import since
 from kvplan.servers.weights import own_layout
 from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, layers_on, on_stage, weight_tensors
 
@@ -36,7 +37,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """What a rank keeps on the host in place of the GPU.
+    """Weights that a rank keeps on the host instead of the GPU.
 
     groups   bytes by tensor group
     buffers  bytes on the GPU into which layers are fetched
@@ -53,7 +54,7 @@ class Offloaded:
 
 
 def backend(args: EngineArgs) -> Literal["uva", "prefetch"] | None:
-    """What offloads, if anything does: fetching wins where both are asked for."""
+    """The offloading method in effect, or None; prefetching wins if both are requested."""
     group, size = bool(args.offload_group_size), bool(args.cpu_offload_gb)
     match args.offload_backend:
         case "uva":
@@ -65,12 +66,12 @@ def backend(args: EngineArgs) -> Literal["uva", "prefetch"] | None:
 
 
 def grouped(args: EngineArgs) -> tuple[int, int]:
-    """(layers of a group, those of them that are offloaded)."""
+    """(layers per group, layers of those that are offloaded)."""
     return args.offload_group_size or 0, args.offload_num_in_group or 1
 
 
 def check(args: EngineArgs, release: Version) -> None:
-    """Refuse what vLLM refuses."""
+    """Reject what vLLM rejects."""
     fetches = args.offload_group_size or args.offload_backend is not None
     if fetches and not release.has("prefetched_weights"):
         raise vllm.unknown_flag("--offload-group-size", release, since("prefetched_weights"))
@@ -81,14 +82,14 @@ def check(args: EngineArgs, release: Version) -> None:
         raise UsageError(
             f"offload_num_in_group {each}",
             f"must be <= offload_group_size ({size})",
-            "use at most that",
+            "lower it",
         )
 
 
 def offloaded(request: Request, stage: int) -> Offloaded | None:
-    """What one rank of a stage keeps on the host; None where nothing is.
+    """Weights that one rank of a stage keeps on the host, or None if there are none.
 
-    Raises UnsupportedModelError where the parameters are not known one by one.
+    Raise UnsupportedModelError if individual parameters are not known.
     """
     args, spec = request.args, request.spec
     kind = backend(args)
@@ -99,10 +100,10 @@ def offloaded(request: Request, stage: int) -> Offloaded | None:
         raise UnsupportedModelError(
             FLAGS[kind],
             f"{spec.name} is sized by its files, where layers are not told apart",
-            "leave --weights-bytes out",
+            "remove --weights-bytes",
         )
     if request.draft is not None:
-        raise UnsupportedModelError(FLAGS[kind], "offloaded weights beside a draft are not modeled", "leave one out")
+        raise UnsupportedModelError(FLAGS[kind], "offloaded weights with a draft are not modeled", "use only one")
     if kind == "prefetch":
         return _by_groups(spec, layout, args)
     layers = layer_parameters(spec, layout, _rank)
@@ -110,7 +111,7 @@ def offloaded(request: Request, stage: int) -> Offloaded | None:
 
 
 def with_buffers(buffers: Estimate, moved: Offloaded) -> Estimate:
-    """The buffers with those that layers are fetched into."""
+    """Add to the buffers those that layers are fetched into."""
     if not moved.buffers:
         return buffers
     return Estimate(
@@ -126,8 +127,8 @@ def with_buffers(buffers: Estimate, moved: Offloaded) -> Estimate:
 def notes(request: Request, stage: int) -> Iterator[str]:
     if request.args.enable_sleep_mode:
         yield (
-            "sleep mode: awake the GPU holds the same; asleep weights and KV cache are given back, the context, CUDA "
-            "graphs and libraries' memory are not. How its allocator rounds up what is loaded is not modeled"
+            "sleep mode: no effect while awake; asleep, weights and KV cache are freed, but not the CUDA context, "
+            "CUDA graphs and library memory. How its allocator rounds up sizes is not modeled"
         )
     moved = offloaded(request, stage)
     if moved is not None:
@@ -136,7 +137,7 @@ def notes(request: Request, stage: int) -> Iterator[str]:
 
 
 def until_full(parameters: Iterable[Parameter], limit: int) -> Offloaded:
-    """Parameter by parameter in the order of construction, until as many bytes are offloaded as were asked for."""
+    """Offload parameters in construction order until the requested number of bytes is reached."""
     groups: dict[str, int] = {}
     total = 0
     for parameter in parameters:
@@ -149,7 +150,7 @@ def until_full(parameters: Iterable[Parameter], limit: int) -> Offloaded:
 
 
 def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
-    """The last layers of each group of layers; a buffer for each shape of a parameter among them, per layer ahead."""
+    """Offload the last layers of each group; per prefetched layer, one buffer for each distinct parameter shape."""
     groups: dict[str, int] = {}
     shapes: set[tuple[str, int]] = set()
     count, (size, each) = 0, grouped(args)
@@ -167,7 +168,7 @@ def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
 
 
 def layer_parameters(spec: ModelSpec, layout: Layout, rank: Callable[[str], int]) -> Iterator[list[Parameter]]:
-    """The parameters of each layer of a stage, in about the order in which a server's classes make them: by `rank`."""
+    """Parameters of each layer of a stage, approximately in the construction order of a server's classes: by `rank`."""
     for index in layers_on(spec, layout):
         weights = sorted(spec.layer_weights[index], key=lambda weight: rank(weight.name))
         parts = [
@@ -187,13 +188,15 @@ ATTENTION: Final = ("self_attn.", "linear_attn.", "attn.", "mixer.")
 
 
 def _rank(name: str) -> int:
-    """Attention, its sinks first; then the MLP, its shared experts before the others; then the norms around them."""
+    """Construction order: attention, its sinks first; then the MLP, shared experts before the others; then the
+    norms.
+    """
     order = ("self_attn.sinks", *ATTENTION, "mlp.gate", "mlp.shared", "mlp.", "block_sparse_moe.")
     return next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order))
 
 
 def _towers(spec: ModelSpec, layout: Layout) -> Iterator[Parameter]:
-    """Encoders come before the language model's layers."""
+    """Parameters of encoders, which precede the language model's layers."""
     for weight in spec.other_weights:
         if weight.serves and is_built(weight, layout) and on_stage(weight.place, layout):
             for number, size in enumerate(weight_tensors(spec, weight, None, layout)):

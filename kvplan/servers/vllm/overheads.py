@@ -1,13 +1,13 @@
 """Bytes per rank that are neither weights nor KV: buffers, activation peak, CUDA graphs, non-torch memory.
 
-Formulas re-derive vLLM's code; constants are fitted on start-up logs that users and projects posted. The evidence of
-each, thread by thread and with what does not fit, is in reports/constants.md, which every `source` points into; a
-thread is one report (an issue, a document), its logs are not independent. What is subtracted from the budget is
-`buffers + activations + non_torch + lora`, and `cuda_graphs` where vLLM estimates them (`Settings.graphs_in_budget`);
-elsewhere the graphs are taken from what the budget leaves. `context` lies outside the budget in every version.
+Formulas re-derive vLLM's code; constants are fitted to start-up logs posted by users and projects. The evidence for
+each, thread by thread and including what does not fit, is in reports/constants.md, which every `source` refers to; a
+thread is one report (an issue, a document), its logs are not independent. Subtracted from the budget are
+`buffers + activations + non_torch + lora`, and `cuda_graphs` if vLLM estimates them (`Settings.graphs_in_budget`);
+otherwise graphs use memory outside the budget. `context` is outside the budget in every version.
 
-Comparing with a log: from 0.27 on the "peak activation" of vLLM's summary line includes the CUDA-graph estimate
-(vllm-project/vllm#57936), and "consumed memory" is weights + buffers + non-torch. Releases before print `buffers`
+Comparing with a log: from 0.27 on the "peak activation" of vLLM's summary line includes the CUDA graph estimate
+(vllm-project/vllm#57936), and "consumed memory" is weights + buffers + non-torch. Earlier releases report `buffers`
 partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 """
 
@@ -21,10 +21,11 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate, Kind
-from kvplan.servers.releases import Version, since
+from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import encoder
-from kvplan.servers.vllm.rules import scheme_kinds, takes_items
+from kvplan.servers.vllm.changes import since
+from kvplan.servers.vllm.rules import takes_items
 from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_layers
 
@@ -33,9 +34,9 @@ from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_l
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Elements per token on one rank that a forward pass holds at once, beside the two residual streams.
+    """Elements per token on one rank that are live at once in a forward pass, in addition to the two residual streams.
 
-    layer     widest of a layer's parts: a projection's outputs and what the next one reads
+    layer     widest of a layer's parts: a projection's outputs and the next one's inputs
     latent    heads x (key + value) of MLA's up-projection; 0 without MLA
     workspace the two buffers of fused experts for one token and one chosen expert; 0 without experts
     """
@@ -47,7 +48,7 @@ class Widths:
 
 @lru_cache(maxsize=4096)
 def widths(spec: ModelSpec, tp: int, ep: int) -> Widths:
-    """Source: vLLM 0.33 model code (fused QKV, gate and up) and fused_moe's workspace shapes."""
+    """Compute the widths. Source: vLLM 0.33 model code (fused QKV, gate and up) and fused_moe's workspace shapes."""
     layer = latent = workspace = 0
     for weights in set(spec.layer_weights):
         parts: dict[str, int] = {}
@@ -65,7 +66,7 @@ def widths(spec: ModelSpec, tp: int, ep: int) -> Widths:
 
 
 def _expert_workspace(weight: Weight, tp: int) -> int:
-    """max(width of gate and up, hidden) + max(inner width, hidden), counted at the first of the two matrices."""
+    """max(width of gate and up, hidden) + max(inner width, hidden), counted once, at the first of the two matrices."""
     if weight.split != "outputs":
         return 0
     hidden, rows = local_shape(weight, tp)
@@ -79,7 +80,7 @@ def rope_elements(spec: ModelSpec, context: int) -> int:
 
 @lru_cache(maxsize=4096)
 def dequantized_latents(spec: ModelSpec, tp: int, pp: int, online: str | None, partition: tuple[int, ...] = ()) -> int:
-    """Elements of the copies that MLA keeps of a quantized kv_b_proj, on the stage with most layers.
+    """Elements of the dequantized copies that MLA keeps of a quantized kv_b_proj, on the stage with the most layers.
 
     Source: vLLM 0.33 mla_attention (process_weights_after_loading): W_UK_T and W_UV; views when not quantized.
     """
@@ -98,10 +99,11 @@ def dequantized_latents(spec: ModelSpec, tp: int, pp: int, online: str | None, p
 
 @lru_cache(maxsize=4096)
 def absorbed_projections(spec: ModelSpec, tp: int, pp: int, element: int) -> int:
-    """Bytes of the products of MLA's projections that vLLM 0.7 kept beside them, on the stage with most layers.
+    """Bytes of the products of MLA's projections that vLLM 0.7 kept in addition to them, on the stage with the most
+    layers.
 
-    Source: vLLM 0.7.3 attention/backends/mla (W_Q_UK and W_UV_O, in fp8 beside fp8 weights; the queries' rope part in
-    two bytes). It is what DeepSeek-R1 takes on 8 H200 (83.88 GiB) and on 3 x 8 L20 (25.02) beyond its parameters.
+    Source: vLLM 0.7.3 attention/backends/mla (W_Q_UK and W_UV_O, in fp8 with fp8 weights; the queries' rope part in two
+    bytes). This matches what DeepSeek-R1 takes on 8 H200 (83.88 GiB) and on 3 x 8 L20 (25.02) beyond its parameters.
     """
     heads = spec.num_heads // tp
     per_layer = []
@@ -129,26 +131,26 @@ def element_bytes(settings: Settings) -> int:
 EVIDENCE = "reports/constants.md#"
 
 INPUT_BYTES = 13  # token id, position, slot and flags per batched token
-# The workspace of Triton's fused experts. It explains the difference between MoE and dense models of one vocabulary in
-# vLLM 0.19 logs to 0.03 GiB: Qwen3-30B-A3B 0.50, Qwen1.5-MoE 0.30, DeepSeek-V2-Lite 0.44, Mixtral TP2 0.66 GiB
-# (llm-d-planner, accuracy report: 1 thread, 4 models). Other kernels differ: half to twice. MXFP4 kernels show none
-# (gpt-oss in that report and in "empirical vLLM memory results": 2 threads, 3 logs).
+# The workspace of Triton's fused experts. It explains the difference between MoE and dense models with the same
+# vocabulary in vLLM 0.19 logs to 0.03 GiB: Qwen3-30B-A3B 0.50, Qwen1.5-MoE 0.30, DeepSeek-V2-Lite 0.44, Mixtral TP2
+# 0.66 GiB (llm-d-planner, accuracy report: 1 thread, 4 models). Other kernels differ: half to twice. MXFP4 kernels show
+# none (gpt-oss in that report and in "empirical vLLM memory results": 2 threads, 3 logs).
 WORKSPACE_RANGE = (0.5, 2.0)
 # NVFP4 experts on Blackwell take [tokens, hidden] (FlashInfer's CUTLASS kernels) or nothing (TensorRT-LLM's). Source:
 # vLLM 0.20, 0.25 and 0.33 fused_moe/flashinfer_cutlass_moe.py and oracle/nvfp4.py; GLM-5.1-NVFP4 on RTX PRO 6000.
 BLACKWELL = 100
-# More tokens than that go through fused experts in turns, until 0.17 (vLLM envs.py, VLLM_FUSED_MOE_CHUNK_SIZE).
+# Above this, tokens go through fused experts in chunks, until 0.17 (vLLM envs.py, VLLM_FUSED_MOE_CHUNK_SIZE).
 EXPERT_TOKENS, SMALL_EXPERT_TOKENS = 32_768, 16_384
 BUFFERS_SOURCE = f"vLLM 0.33 model runner, rotary embedding, fused_moe, torch's allocator; {EVIDENCE}buffers"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Bytes that come with the weights, and that a log counts as weights.
+    """Bytes loaded with the weights, which a log counts as weights.
 
     ropes      rotary tables
     latents    copies that MLA keeps of quantized up-projections
-    alignment  what the allocator's blocks and the kernels' layouts take beyond the tensors
+    alignment  padding from the allocator's blocks and the kernels' layouts
     """
 
     ropes: int
@@ -161,7 +163,7 @@ class Loaded:
 
 
 def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None) -> Loaded:
-    """What a rank holds once its weights are loaded, beside them; `layout` None: without the allocator's share."""
+    """Bytes on a rank after loading, besides its weights; `layout` None: without the allocator's padding."""
     latents = 0
     if spec.is_mla and (spec.quantization is not None or args.quantization is not None):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
@@ -175,14 +177,14 @@ def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout
     return Loaded(rope_elements(spec, settings.max_model_len) * element_bytes(settings), latents, alignment)
 
 
-INDEXER_BLOCK = 8  # index keys in a gathered latent's place: 576 x 2 B // 132 B
-INDEXER_CONTEXTS, INDEXER_LONG_CONTEXTS = 5, 2  # contexts whose keys are gathered at once, and beyond INDEXER_LONG
+INDEXER_BLOCK = 8  # index keys in the space of a gathered latent: 576 x 2 B // 132 B
+INDEXER_CONTEXTS, INDEXER_LONG_CONTEXTS = 5, 2  # contexts gathered at once, up to and beyond INDEXER_LONG
 INDEXER_LONG = 256 * 1024
 
 
 @lru_cache(maxsize=1024)
 def index_keys(spec: ModelSpec) -> tuple[int, int] | None:
-    """(bytes of an index key and its scales, tokens it stands for) of DeepSeek's sparse attention; None without it."""
+    """(bytes of an index key and its scales, tokens it covers) of DeepSeek's sparse attention, or None without it."""
     for cache in {cache for caches in spec.layers for cache in caches}:
         match cache:
             case SparseIndexer(dim, pool):
@@ -193,7 +195,7 @@ def index_keys(spec: ModelSpec) -> tuple[int, int] | None:
 
 
 def indexer_workspace(spec: ModelSpec, settings: Settings) -> tuple[int, str]:
-    """(bytes, formula) of the index keys of a prefill gathered in one place, reserved before the pool is sized.
+    """(bytes, formula) of the gathered index keys of a prefill, reserved before the pool is sized.
 
     Source: vLLM 0.33 v1/attention/backends/mla/indexer.py (get_max_prefill_buffer_size).
     """
@@ -208,7 +210,7 @@ def indexer_workspace(spec: ModelSpec, settings: Settings) -> tuple[int, str]:
 
 
 def indexer_logits(spec: ModelSpec, settings: Settings) -> int:
-    """Bytes that a prefill's scores against the index keys may take; the profile run sets them aside.
+    """Most bytes of a prefill's scores against the index keys; the profile run reserves them.
 
     Source: vLLM 0.33 model_executor/layers/sparse_attn_indexer.py; VLLM_SPARSE_INDEXER_MAX_LOGITS_MB.
     """
@@ -225,7 +227,7 @@ def expert_tokens(tokens: int, release: Version) -> int:
 
 
 def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> tuple[tuple[int, int, int], str]:
-    """((low, likely, high), formula) of the bytes in which fused experts work."""
+    """((low, likely, high), formula) of the bytes of the fused experts' workspace."""
     if not spec.experts_per_token:
         return (0, 0, 0), ""
     element, tokens = element_bytes(settings), settings.max_num_batched_tokens
@@ -235,7 +237,7 @@ def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) 
     product = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
     if spec.quantization is not None and spec.quantization.method == "mxfp4":
         return (0, 0, workspace), f" + at most {product}"
-    if sm >= BLACKWELL and "nvfp4" in scheme_kinds(spec):
+    if sm >= BLACKWELL and "nvfp4" in spec.scheme_kinds:
         text = f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {product}"
         return (0, element * tokens * spec.hidden_size, workspace), text
     low, high = (int(workspace * factor) for factor in WORKSPACE_RANGE)
@@ -251,10 +253,10 @@ def buffers(
     stage: int | None = None,
     sm: int = 0,
 ) -> Estimate:
-    """Tensors a server allocates before it sizes the pool and keeps: rotary tables, sampling state, workspaces.
+    """Bytes of persistent tensors allocated before the pool is sized: rotary tables, sampling state, workspaces.
 
-    layout  how the weights are spread, where they are what the spec says; it adds what the allocator rounds up
-    stage   of a pipeline, of which the last alone samples; None: the last
+    layout  how the weights are sharded, if the spec determines it; it adds the allocator's padding
+    stage   pipeline stage; only the last one samples; None: the last
     sm      `GpuSpec.sm`; Blackwell's kernels for NVFP4 experts work in place
     """
     tokens, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
@@ -274,7 +276,7 @@ def buffers(
     room, room_text = expert_room(spec, settings, args, sm)
     low, likely, high = (fixed + size for size in room)
     formula += room_text
-    # One workspace may serve experts and indexer in turn, as the code reads; one log has room for both.
+    # The code suggests that experts and indexer may share one workspace in turn; one log has room for both.
     low = max(low, fixed + gathered)
     likely, high = likely + gathered, high + gathered
     return Estimate(low, likely, high, formula + gathered_text, BUFFERS_SOURCE, "formula")
@@ -284,9 +286,9 @@ DRAFT_SOURCE = "vLLM 0.33 v1/worker/gpu/spec_decode, qwen3_dflash.py; not compar
 
 
 def with_draft(own: Estimate, draft: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
-    """The buffers of a server whose draft reads its target's hidden states: where these are kept for the draft.
+    """Add to a server's buffers the hidden states kept for a draft that reads them from its target.
 
-    A model that drafts on its own has none; of DFlash and DSpark there are fused copies of the K and V projections too.
+    An independent draft model has none; for DFlash and DSpark there are also fused copies of the K and V projections.
     """
     element, tokens, tp = element_bytes(settings), settings.max_num_batched_tokens, args.tensor_parallel_size
     parts: dict[str, int] = {}
@@ -319,7 +321,7 @@ def with_draft(own: Estimate, draft: ModelSpec, settings: Settings, args: Engine
 class Sampler:
     """Bytes per (sequence x vocabulary entry) that sampling needs for a 2-byte model, with its range.
 
-    `rest` says what comes on top of the logits themselves.
+    `rest` describes the part in addition to the logits themselves.
     """
 
     low: float
@@ -331,9 +333,9 @@ class Sampler:
 
 
 # 38.4, hidden states subtracted: n = 8 logs of 6 models on H100 with vLLM 0.11, spread 38.2-38.6 (llm-d-benchmark,
-# empirical-vllm-memory-results.md); 38.2-38.5 in 4 threads of 0.6-0.7 (Qwen2.5 and Phi-4 where the sequences are the
-# default's) and for Qwen3-14B in 0.15 and 0.16 (llm-d-planner, accuracy/blog-gpu-capacity.md). Mistral-Small-3.2 on
-# 0.11 (2.12 GiB) does not fit.
+# empirical-vllm-memory-results.md); 38.2-38.5 in 4 threads of 0.6-0.7 (Qwen2.5 and Phi-4, with the default number of
+# sequences) and for Qwen3-14B in 0.15 and 0.16 (llm-d-planner, accuracy/blog-gpu-capacity.md). Mistral-Small-3.2 on
+# 0.11.0 has 2.12 GiB, as with FlashInfer.
 SAMPLER_TO_016 = Sampler(
     36.0,
     38.4,
@@ -342,47 +344,48 @@ SAMPLER_TO_016 = Sampler(
     f"llm-d-benchmark and llm-d-planner on H100, Unsloth; {EVIDENCE}sampler",
     "calibrated",
 )
-# Until 0.16 the second engine samples with FlashInfer where that is installed, with no sort: 8-14 by what logs of 0.9
+# Until 0.11 the second engine samples with FlashInfer, without a sort, if it is installed: 8-14 from what logs of 0.9
 # and 0.10 leave for it (Gemma-3-1B on a MIG slice, gpt-oss-120b TP4, Qwen2-7B TP2, Qwen2-Audio: 4 threads). It is an
-# extra of the wheel (vLLM 0.10.2 and 0.11.0 METADATA: `pip install vllm` sorts) that container images of 0.8 to 0.10
-# have. Source: vLLM 0.8.5, 0.9.2, 0.10.2 v1/sample/ops/topk_topp_sampler.py.
+# extra of the wheel (vLLM 0.10.2 and 0.11.0 METADATA: `pip install vllm` sorts) included in container images of 0.8 to
+# 0.11. Source: vLLM 0.8.5, 0.9.2, 0.10.2, 0.11.0 v1/sample/ops/topk_topp_sampler.py.
 SAMPLER_FLASHINFER = Sampler(
     9.0, 12.0, 16.0, "4 fp32 copy + 6 scratch", f"6 logs of 0.9 and 0.10; {EVIDENCE}sampler", "calibrated"
 )
-# 0.8 to 0.10 where nobody said: as `pip install vllm` has it; `low` covers container images.
-SAMPLER_TO_010 = Sampler(9.0, 38.4, 40.0, "36.4 fitted", f"as pip installs it; {EVIDENCE}sampler", "calibrated")
+# 0.8 to 0.11 if not specified: as installed by `pip install vllm`; `low` covers container images.
+SAMPLER_TO_011 = Sampler(9.0, 38.4, 40.0, "36.4 fitted", f"as pip installs it; {EVIDENCE}sampler", "calibrated")
 # 14.9: n = 13 models (49 runs, 1 thread) on H100 with vLLM 0.19, spread 14.7-15.3 (llm-d-planner, accuracy report,
-# whose blog post also dates the change: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17). Not fitted on: A100 logs of 0.19
-# (myoceane.fr), where 14.9 leaves 0.1 GiB (gemma-4-26B-A4B) and 0.3 GiB (gpt-oss-20b) of what is not KV unexplained.
+# whose blog post also dates the change: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17). Not used in the fit: A100 logs of
+# 0.19 (myoceane.fr), where 14.9 leaves 0.1 GiB (gemma-4-26B-A4B) and 0.3 GiB (gpt-oss-20b) of non-KV memory
+# unexplained.
 SAMPLER_TO_024 = Sampler(
     14.0, 14.9, 16.5, "12.9 fitted", f"llm-d-planner vLLM v0.19.0 accuracy report; {EVIDENCE}sampler", "calibrated"
 )
-# Model runner V2 keeps its penalties apart (`buffers`). Its profile run samples greedily: 2 for logits and, until 0.27,
-# 4 for the fp32 copy, both read in the code of 0.22 to 0.27, where one log says 6.9 (Qwen2.5-0.5B on 0.27.1).
+# Model runner V2 keeps its penalties in `buffers`. Its profile run samples greedily: 2 for logits and, until 0.27, 4
+# for the fp32 copy, both read in the code of 0.22 to 0.27, where one log shows 6.9 (Qwen2.5-0.5B on 0.27.1).
 SAMPLER_V2_TO_027 = Sampler(
     6.0, 6.9, 8.0, "4 fp32 copy + 0.9 rounding",
     f"vLLM 0.27 gpu/sample/sampler.py, 1 log; {EVIDENCE}sampler", "formula",
 )  # fmt: skip
-# From 0.28 to 0.32 nothing asks for the copy: the logits alone, and what kernels leave beside them. No log has it.
+# From 0.28 to 0.32 the copy is not made: only the logits, and temporaries of the kernels. No log shows it.
 SAMPLER_V2_TO_032 = Sampler(
     2.0, 2.9, 8.0, "0.9 rounding",
     f"vLLM 0.28 to 0.32 gpu/sample/sampler.py, no log; {EVIDENCE}sampler", "formula",
 )  # fmt: skip
-# From 0.33 a second pass sets every sampling parameter: 2 for logits, 4 for the fp32 copy; the scratch of top-k and
-# softmax is not derived. Two logs of August and September 2026 without graphs bound the sum to 8 and 14 if their
-# sequences are the default 256.
+# From 0.33 a second pass sets every sampling parameter: 2 for logits, 4 for the fp32 copy; the scratch space of top-k
+# and softmax is not derived. Two logs of August and September 2026 without graphs bound the sum to 8 and 14 if they use
+# the default of 256 sequences.
 SAMPLER_V2 = Sampler(
     8.0, 12.0, 16.0, "4 fp32 copy + 6 scratch",
     f"vLLM 0.33 model_runner.py, scratch bounded by 2 logs only; {EVIDENCE}sampler", "calibrated",
 )  # fmt: skip
 
-# A forward pass against 2 B x tokens x (2 hidden + widest part of a layer): 1.08-1.25, median 1.19, n = 8 logs of 4
+# Ratio of a forward pass to 2 B x tokens x (2 hidden + widest part of a layer): 1.08-1.25, median 1.19, n = 8 logs of 4
 # threads in which it sets the peak: Llama-3.1-8B with 20,000 and 29,000 tokens unchunked (vllm-project/vllm#10517),
 # Qwen2.5-7B on V100, Qwen2.5-3B of Unsloth, and in the accuracy report CodeLlama-7B, granite-3.1-8b and both pipeline
 # rows.
 FORWARD_RANGE = (1.0, 1.2, 1.4)
 FORWARD_SOURCE = f"vLLM 0.33 profile run; vllm#10517, llm-d-planner v0.19.0; {EVIDENCE}forward"
-MLA_ROWS = 65_536  # most rows of the tensor that stands in for MLA's prefill workspace
+MLA_ROWS = 65_536  # most rows of the dummy tensor for MLA's prefill workspace
 # Encoder outputs of a full batch of items, and a copy: +0.05 to 0.28 GiB over text models in vLLM 0.19 logs (Gemma 3,
 # MiMo-VL, Kimi-VL, Mistral 3, granite-vision: 1 thread, 6 models; 2 x tokens x hidden x 2 B gives 0.06-0.16).
 ENCODER_COPIES = 2
@@ -392,7 +395,7 @@ ENCODER_HIGH = 5 * GIB // 2
 
 
 def sampler_of(settings: Settings) -> Sampler:
-    """The sampler of a release and of what was told of its installation: `--engine vllm@0.9+flashinfer`."""
+    """Return the sampler of a release and its installation options: `--engine vllm@0.9+flashinfer`."""
     release = settings.version
     if settings.runner_v2:
         if release.has("sampler_warm_up"):
@@ -404,7 +407,7 @@ def sampler_of(settings: Settings) -> Sampler:
         return SAMPLER_TO_016
     if release.flashinfer is not None:
         return SAMPLER_FLASHINFER if release.flashinfer else SAMPLER_TO_016
-    return SAMPLER_TO_016 if release.has("v1_only") else SAMPLER_TO_010
+    return SAMPLER_TO_016 if release.has("sampler_on_request") else SAMPLER_TO_011
 
 
 def activations(
@@ -417,9 +420,9 @@ def activations(
     sampler: Sampler | None = None,
     sm: int = 0,
 ) -> Estimate:
-    """The transient peak of the profiling run: the larger of one forward pass of `max_num_batched_tokens`, and the
-    hidden states kept while `max_num_seqs` rows are sampled. Only the last pipeline stage samples; `stage` None: the
-    stage with most. `sampler` in place of the release's own; `sm`: `GpuSpec.sm`.
+    """Transient peak of the profiling run: the larger of a forward pass of `max_num_batched_tokens`, and the hidden
+    states kept while `max_num_seqs` rows are sampled. Only the last pipeline stage samples; `stage` None: the stage
+    with the most. `sampler` overrides the release's own; `sm`: `GpuSpec.sm`.
 
     Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
     """
@@ -438,7 +441,8 @@ def activations(
     wider = element - 2
     sampling = hidden + int(entries * (sampler.likely + wider))
     passing = sent_on + int(forward * FORWARD_RANGE[1])
-    # The logits of sparse attention are a forward pass's own, as the code reads; one log has them beside the sampler.
+    # In the code the logits of sparse attention belong to the forward pass; one log shows them together with the
+    # sampler.
     logits = indexer_logits(spec, settings)
     low = max(sent_on + forward + logits, hidden + int(entries * (sampler.low + wider)))
     likely = max(passing, sampling) + logits
@@ -466,7 +470,7 @@ def activations(
 
 
 def profiles_items(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> bool:
-    """Whether the profile run has a batch of images, videos or sounds."""
+    """True if the profile run has a batch of images, videos or audio."""
     runner = not settings.runner_v2 or release.has("runner_v2_encoder")
     return takes_items(spec, args, release) and runner and not args.skip_mm_profiling
 
@@ -479,10 +483,10 @@ def with_encoder(
     release: Version,
     experts: tuple[int, int, int],
 ) -> Estimate:
-    """The peak with the encoder's: its largest batch runs first, and what it hands on stays beside the language model.
+    """Add the encoder's peak: its largest batch runs first, and its outputs stay live while the language model runs.
 
-    experts  bytes in which experts work, counted as buffers: they are allocated after the encoder has run, so that its
-             peak takes their place
+    experts  bytes of the experts' workspace, counted as buffers: they are allocated after the encoder has run, so its
+    peak can reuse their space
 
     Source: vLLM 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py (profile_run).
     """
@@ -495,7 +499,7 @@ def with_encoder(
             f"{own.formula} + encoder outputs {outputs:,} B", own.source, own.kind,
         )  # fmt: skip
     padded = release.has("padded_items") and not release.has("items_as_they_are")
-    tokens = batch.batch * (batch.tokens if padded else batch.item.tokens)
+    tokens = batch.batch * (batch.tokens if padded else batch.item.made or batch.item.tokens)
     outputs = element * tokens * (batch.item.width or spec.hidden_size)
     patches = batch.batch * batch.item.patches
     whole = args.mm_encoder_tp_mode == "data" and by_data(spec, batch.profiled)
@@ -527,15 +531,15 @@ def by_data(spec: ModelSpec, name: str) -> bool:
     return any(weight.whole_by_data for weight in spec.other_weights if name in weight.serves)
 
 
-# What a tower's layer holds of a patch at once: its pixels, the residual, what a norm makes of it, the widest
-# projection and what an activation makes of that.
+# Live per patch in a tower's layer: its pixels, the residual, its normalized copy, the widest projection and the
+# activation's output.
 TOWER_RANGE = (0.8, 1.0, 1.5)
 TOWER_SOURCE = f"vLLM 0.33 profile run; {EVIDENCE}encoder"
 
 
 @lru_cache(maxsize=1024)
 def tower_elements(spec: ModelSpec, name: str, tp: int) -> int:
-    """Elements of one patch that a rank of the tower of an input holds at the widest place of a layer."""
+    """Peak elements per patch on a rank in a layer of a modality's tower."""
     pixels = hidden = widest = inner = 0
     for weight in spec.other_weights:
         if name not in weight.serves:
@@ -551,20 +555,21 @@ def tower_elements(spec: ModelSpec, name: str, tp: int) -> int:
     return pixels + 2 * hidden + widest + inner
 
 
-NARROWING = ("down", "down_proj", "fc2", "ffw_layer_2")  # a layer's last matrix, whose inputs are the inner width
+NARROWING = ("down", "down_proj", "fc2", "ffw_layer_2")  # a layer's last matrix, whose inputs have the inner width
 
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------
 
-# vLLM's own estimate, the one it subtracts: 0.25 GiB + 6 MiB per captured graph, through 0.84 GiB at 102 graphs
+# vLLM's own estimate, which it subtracts: 0.25 GiB + 6 MiB per captured graph, through 0.84 GiB at 102 graphs
 # (Llama-3.1-8B, accuracy report), 0.79, 0.78 and 0.64 at 86, 0.37 at 54 (vLLM issues and recipes of 2026). Fewer graphs
 # scatter: 0.14 at 30, 0.22 at 15, 0.09-0.61 below ten; so did larger ones (1.6 at 86). n = 14 logs, half of them
-# within a third. Real pools were a third of the estimate to equal to it, 0.5-1.9 GiB (mean 1.0) with 1,024 sequences.
+# within a third. Actual graph pools were between a third of the estimate and the estimate; 0.5-1.9 GiB (mean 1.0) with
+# 1,024 sequences.
 GRAPHS_BASE = GIB // 4
 GRAPH = 6 * MIB
 GRAPHS_RANGE = (0.35, 2.5)
-# Experts, latents and states: reports of 0.44-1.94 GiB, but also 4.77-5.10 (GLM-5.1 TP8: 6.0 x), 33 and 119 GiB
-# (vllm-project/vllm#45178, #50780, #53013: no range covers them), as one graph's share is multiplied by all of them.
+# Experts, MLA and states: reports of 0.44-1.94 GiB, but also 4.77-5.10 (GLM-5.1 TP8: 6.0 x), 33 and 119 GiB
+# (vllm-project/vllm#45178, #50780, #53013: no range covers them), as one graph's size is multiplied by their number.
 GRAPHS_HIGH_EXOTIC = 6.5
 GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
 # Largest size captured: 1,024 on compute capability 10.x from 0.28 on (vllm-project/vllm#49390), 512 elsewhere.
@@ -575,25 +580,25 @@ SM100_RAISED = since("large_graphs")
 
 @lru_cache(maxsize=1024)
 def num_graphs(seqs: int, largest: int) -> int:
-    """Graphs captured: piecewise ones up to min(2 x seqs, largest) tokens, full ones up to `seqs`.
+    """Number of captured graphs: piecewise ones up to min(2 x seqs, largest) tokens, full ones up to `seqs`.
 
-    Sizes are 1, 2, 4, then every 8 below 256, then every 16. Source: vLLM 0.33 config/vllm.py; logs of 256 sequences
-    say PIECEWISE=51 (largest=512), FULL=35 (largest=256), one with sizes up to 1,024 PIECEWISE=83 (largest=1024).
+    Sizes are 1, 2, 4, then every 8 below 256, then every 16. Source: vLLM 0.33 config/vllm.py; logs with 256 sequences
+    show PIECEWISE=51 (largest=512), FULL=35 (largest=256), one with sizes up to 1,024 PIECEWISE=83 (largest=1024).
     """
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
     return piecewise_graphs(seqs, largest) + len([size for size in sizes if size <= seqs])
 
 
 def piecewise_graphs(seqs: int, largest: int) -> int:
-    """Those of them that are piecewise: all that an encoder has."""
+    """The piecewise ones among them: all that an encoder has."""
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
     return len([size for size in sizes if size <= min(2 * seqs, largest)])
 
 
 def captured_sizes(seqs: int, largest: int, query: int, tokens: int, *, uniform: bool) -> list[int]:
-    """Batch sizes captured, in tokens, where each sequence decodes `query` tokens at once: the last one and its drafts.
+    """Captured batch sizes, in tokens, when each sequence decodes `query` tokens at once: the last one and its drafts.
 
-    uniform  multiples of `query` are captured beside the usual sizes
+    uniform  multiples of `query` are captured in addition to the usual sizes
     Source: vLLM 0.33 config/vllm.py (_set_cudagraph_sizes); the counts equal its own (tests/facts/speculation.jsonl).
     """
     most = min(2 * seqs * query, largest, tokens)
@@ -604,27 +609,31 @@ def captured_sizes(seqs: int, largest: int, query: int, tokens: int, *, uniform:
 
 
 def num_graphs_drafting(seqs: int, largest: int, query: int, tokens: int, *, uniform: bool) -> int:
-    """Graphs captured where sequences decode several tokens: piecewise ones, and full ones of whole sequences."""
+    """Number of captured graphs when sequences decode several tokens: piecewise ones, and full ones of whole
+    sequences.
+    """
     sizes = captured_sizes(seqs, largest, query, tokens, uniform=uniform)
     return len(sizes) + len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
 
 
 def sizes_to(largest: int, tokens: int) -> list[int]:
-    """Batch sizes captured where --max-cudagraph-capture-size says the largest, in tokens.
+    """Captured batch sizes, in tokens, if --max-cudagraph-capture-size sets the largest.
 
-    Source: vLLM 0.33 config/vllm.py (_set_cudagraph_sizes); they are as many as its own code has.
+    Source: vLLM 0.33 config/vllm.py (_set_cudagraph_sizes); their number equals its own.
     """
     every = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16), tokens}
     return sorted(size for size in every if size <= min(largest, tokens))
 
 
 def num_graphs_to(largest: int, seqs: int, query: int, tokens: int) -> int:
-    """Graphs captured up to a stated size: piecewise ones, and full ones of sequences that decode `query` tokens."""
+    """Number of captured graphs up to a given size: piecewise ones, and full ones of sequences that decode
+    `query` tokens.
+    """
     sizes = sizes_to(largest, tokens)
     return len(sizes) + len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
 
 
-GPT_OSS_GRAPH = 1024  # whatever the GPU; vLLM 0.14 to 0.33 model_executor/models/config.py (GptOssForCausalLMConfig)
+GPT_OSS_GRAPH = 1024  # on any GPU; vLLM 0.14 to 0.33 model_executor/models/config.py (GptOssForCausalLMConfig)
 
 
 def largest_graph(number: tuple[int, int], sm: int) -> int:
@@ -632,12 +641,12 @@ def largest_graph(number: tuple[int, int], sm: int) -> int:
 
 
 def graphs_rule(settings: Settings) -> str:
-    """How the server of a plan comes to its number of bytes for CUDA graphs.
+    """Say how the planned server determines its bytes for CUDA graphs.
 
     Source: vLLM 0.20 to 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/cudagraph_utils.py.
     """
     if not settings.graphs_in_budget:
-        return "the server takes no estimate off its budget: graphs come on top of it, from what utilization leaves"
+        return "the server does not reserve memory for graphs: they use what is above --gpu-memory-utilization"
     if settings.runner_v2:
         return (
             "model runner V2 captures all piecewise graphs and the two largest full ones, and takes the second's "
@@ -650,56 +659,54 @@ def graphs_rule(settings: Settings) -> str:
 
 
 def sampler_rule(settings: Settings) -> str | None:
-    """Which sampler a plan has and how to say otherwise; None where a release has but one."""
+    """Say which sampler a plan uses and how to choose another, or None if a release has only one."""
     release = settings.version
     if settings.runner_v2 or settings.first_engine or not release.has("v1") or release.has("lean_sampler"):
         return None
     name = f"vllm@{release.number[0]}.{release.number[1]}"
     match release.flashinfer:
         case True:
-            return f"sampling with FlashInfer, as told; without: --engine {name}+no-flashinfer"
+            return f"sampling with FlashInfer, as set; without: --engine {name}+no-flashinfer"
         case False:
-            return f"sampling sorts, as told; with FlashInfer: --engine {name}+flashinfer"
+            return f"sampling sorts, as set; with FlashInfer: --engine {name}+flashinfer"
         case None:
             return (
-                "sampling sorts, as after `pip install vllm`, which leaves FlashInfer out; container images of 0.8 to "
-                f'0.10 have it (the log says "Using FlashInfer for top-p & top-k sampling"): --engine {name}+flashinfer'
+                "sampling sorts, as after `pip install vllm`, which does not install FlashInfer; container images "
+                f'of 0.8 to 0.11 have it (the log says "Using FlashInfer for top-p & top-k sampling"): '
+                f"--engine {name}+flashinfer"
             )
 
 
 def runner_rule(settings: Settings) -> str | None:
-    """Which model runner a plan has and how to say otherwise; None where a release has but one."""
+    """Say which model runner a plan uses and how to choose another, or None if a release has only one."""
     release = settings.version
     if not release.has("runner_v2_by_name"):
         return None
     this, other = ("V2", "v1") if settings.runner_v2 else ("V1", "v2")
-    why = "as this release chooses for the model" if release.runner_v2 is None else "as told"
+    why = "as this release chooses for the model" if release.runner_v2 is None else "as set"
     name = f"vllm@{release.number[0]}.{release.number[1]}"
     return f"model runner {this}, {why}; the other (VLLM_USE_V2_MODEL_RUNNER): --engine {name}+runner-{other}"
 
 
-NARROWER = (
-    "fix the KV cache size with --kv-cache-memory-bytes, run without graphs (--enforce-eager), or measure "
-    "one start (kvplan reconcile --log)"
-)
-WIDE = 0.2  # a range of the pool this share wide is worth a word
+NARROWER = "set --kv-cache-memory-bytes, use --enforce-eager, or run kvplan reconcile --log on a start-up log"
+WIDE = 0.2  # report a range of the pool that is this fraction wide
 
 
 def wide_by_graphs(
     estimates: Mapping[str, Estimate], available: tuple[int, int, int], *, in_budget: bool
 ) -> str | None:
-    """What to do about a wide range of the pool that is mostly the graphs'; None where it is not."""
+    """Say what to do about a wide range of the pool mostly caused by graphs, or None if it is not."""
     low, likely, high = available
     graphs = estimates["cuda_graphs"]
     spread = graphs.high - graphs.low
     if not in_budget or likely <= 0 or high - low < WIDE * likely or 2 * spread < high - low:
         return None
     share = f"{graphs.low / GIB:.2f}-{graphs.high / GIB:.2f} GiB"
-    return f"most of the range comes from the CUDA graphs, {share}: {NARROWER}"
+    return f"most of the uncertainty is CUDA graphs ({share}). To narrow it, {NARROWER}"
 
 
 def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0) -> Estimate:
-    """What CUDA graphs take: out of the budget where `settings.graphs_in_budget`, else on top of it.
+    """Bytes of CUDA graphs: within the budget if `settings.graphs_in_budget`, else in addition to it.
 
     `sm` is `GpuSpec.sm`, 103 for compute capability 10.3.
     """
@@ -718,14 +725,17 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
         )  # fmt: skip
     else:
         graphs = num_graphs(settings.max_num_seqs, largest)
-    likely = GRAPHS_BASE + graphs * GRAPH
-    drafts = args.num_speculative_tokens > 0  # whose own graphs no log tells apart
+    plain = GRAPHS_BASE + graphs * GRAPH
+    twice = args.max_loras > 0 and release.has("adapter_graphs")
+    likely = plain + graphs * GRAPH if twice else plain
+    drafts = args.num_speculative_tokens > 0  # whose own graphs no log reports separately
     exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states or drafts
     high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
     outside = "" if settings.graphs_in_budget else ", outside the budget"
     without = ", the draft's own within the range" if drafts else ""
-    formula = f"0.25 GiB + {graphs} graphs x 6 MiB, fitted on 14 logs{without}{outside}"
-    return Estimate(int(likely * GRAPHS_RANGE[0]), likely, high, formula, GRAPHS_SOURCE, "calibrated")
+    with_both = ", each with adapters and without," if twice else ""
+    formula = f"0.25 GiB + {graphs * (1 + twice)} graphs{with_both} x 6 MiB, fitted on 14 logs{without}{outside}"
+    return Estimate(int(plain * GRAPHS_RANGE[0]), likely, high, formula, GRAPHS_SOURCE, "calibrated")
 
 
 # --- memory that torch does not manage ----------------------------------------------------------------------------
@@ -733,7 +743,7 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes as measured; `spread` words the range and what it was seen over."""
+    """Measured bytes; `spread` describes the range and its sample."""
 
     low: int
     likely: int
@@ -749,33 +759,33 @@ class Range:
 # Growth between the snapshot and the end of the profiling run: kernels loaded, cuBLAS workspaces, all-reduce buffers.
 # One NVIDIA GPU, vLLM 0.6-0.11: median of 24 threads 0.085, 10-90 % 0.03-0.28 GiB; all 8 runs on H100 with 0.11: 0.13.
 NON_TORCH_ONE = Range(
-    GIB * 3 // 100, GIB * 12 // 100, GIB // 3, "over 24 threads",
+    GIB * 3 // 100, GIB * 12 // 100, GIB // 3, "over 24 reports",
     f"llm-d-benchmark, vllm#11899, vllm#10517, Unsloth; {EVIDENCE}non-torch",
 )  # fmt: skip
 # From 0.18: 0.24-0.27 on H100 (21 models, 1 thread; Granite 0.46, unexplained), 0.12-0.22 in 5 logs of smaller GPUs of
 # 2026, model runner V2's own buffers subtracted. First pipeline stages showed 0.07.
 NON_TORCH_ONE_NEW = Range(
-    GIB // 10, GIB // 5, GIB // 2, "over 6 threads",
+    GIB // 10, GIB // 5, GIB // 2, "over 6 reports",
     f"llm-d-planner v0.19.0 report and 5 logs of 2026; {EVIDENCE}non-torch",
 )  # fmt: skip
 # Several GPUs, 0.6-0.17: 0.11 (8 T4), 0.15 and 0.20 (3090), 0.21 (8 L40S), 0.25-0.33 (TP2 without NVLink), 0.4-0.52
 # (TP4 A100), 0.54-0.55 (TP2 H100); 5.2-7.7 on H200 TP8 under the old V0 engine (2 threads) is not covered.
 NON_TORCH_MANY = Range(
-    GIB // 10, GIB // 2, 2 * GIB, "over 9 of 11 threads",
+    GIB // 10, GIB // 2, 2 * GIB, "over 9 of 11 reports",
     f"llm-d-benchmark, vllm#13061, vllm#16378, vllm#15766; {EVIDENCE}non-torch",
 )  # fmt: skip
-# Eight Hopper GPUs behind an NVSwitch, before 0.8: 5.2-7.7 (H200: Llama-3.1-70B 5.21, 5.68, 7.71 by rank, DeepSeek-R1
-# 7.16): the first engine's snapshot is older than NCCL, whose buffers then count.
+# Eight Hopper GPUs with an NVSwitch, before 0.8: 5.2-7.7 (H200: Llama-3.1-70B 5.21, 5.68, 7.71 by rank, DeepSeek-R1
+# 7.16): the first engine takes its snapshot before NCCL starts, so NCCL's buffers count.
 NON_TORCH_NVSWITCH_V0 = Range(
-    GIB * 52 // 10, GIB * 64 // 10, GIB * 77 // 10, "over 2 threads",
+    GIB * 52 // 10, GIB * 64 // 10, GIB * 77 // 10, "over 2 reports",
     f"vllm#10702 and a log of DeepSeek-R1, both on 8 H200; {EVIDENCE}non-torch",
 )  # fmt: skip
 # From 0.18 on H100: TP2 2.06-2.10, TP4 2.13-2.21 (14 runs, 1 thread): all-reduce buffers over NVLink.
 NON_TORCH_NVLINK = Range(
-    GIB, GIB * 21 // 10, GIB * 5 // 2, "over 14 runs, 1 thread",
+    GIB, GIB * 21 // 10, GIB * 5 // 2, "over 14 runs in 1 report",
     f"llm-d-planner vLLM v0.19.0 accuracy report (H100); {EVIDENCE}non-torch",
 )  # fmt: skip
-# Without NVLink, by what two logs leave for it: 0.63 GiB on four RTX PRO 6000 (Qwen3-235B, August 2026), 0.05 on two
+# Without NVLink, from what two logs leave for it: 0.63 GiB on four RTX PRO 6000 (Qwen3-235B, August 2026), 0.05 on two
 # (Qwen3-32B, 0.27.1). Their middle; the high end by analogy with the older releases.
 NON_TORCH_PCIE = Range(
     GIB // 20, GIB * 35 // 100, GIB * 18 // 10, "from 2 logs and older releases",
@@ -801,9 +811,9 @@ def non_torch_range(gpu: GpuSpec, tp: int, number: tuple[int, int]) -> Range:
 
 
 def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec) -> Estimate:
-    """Device memory that appears while the model is loaded and profiled and that torch does not account for."""
+    """Device memory allocated during loading and profiling that torch does not track."""
     tp = args.tensor_parallel_size
-    talks_to = tp * (args.data_parallel_size if spec.experts_per_token else 1)  # replicas exchange tokens with experts
+    talks_to = tp * (args.data_parallel_size if spec.experts_per_token else 1)  # replicas exchange tokens for experts
     measured = non_torch_range(gpu, talks_to, settings.version.number)
     causes = "kernels, BLAS" if gpu.vendor == "amd" else "kernels, cuBLAS"
     if talks_to > 1:
@@ -814,7 +824,7 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
     if gpu.unified:
         host = HOST_GROWTH
         low, likely, high = low + host.low, likely + host.likely, high + host.high
-        formula += f"; {host.likely / GIB:.1f} GiB that the host takes meanwhile, {host.spread}, not derivable"
+        formula += f"; {host.likely / GIB:.1f} GiB used by the host meanwhile, {host.spread}, not computable"
         source += f"; {host.source}"
     return Estimate(low, likely, high, formula, source, "calibrated")
 
@@ -823,27 +833,29 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
 # 0.53, 0.51, 0.50, 0.49, 0.41, 0.33, 0.23, 0.17, 0.11 GiB. Several: 0.49 (8 L40S), 0.96, 1.18, 1.54, 2.35, 3.33. It is
 # driver and context and, with several GPUs, NCCL. Other processes on the GPU add to it.
 CONTEXT_ONE = Range(
-    GIB // 10, GIB // 2, GIB * 65 // 100, "in 11 threads",
+    GIB // 10, GIB // 2, GIB * 65 // 100, "in 11 reports",
     f"llm-d-benchmark on H100 and 10 start-up logs; {EVIDENCE}context",
 )  # fmt: skip
 CONTEXT_MANY = Range(
-    GIB * 45 // 100, GIB * 12 // 10, GIB * 335 // 100, "in 6 threads",
+    GIB * 45 // 100, GIB * 12 // 10, GIB * 335 // 100, "in 6 reports",
     f"llm-d-benchmark on H100 and 5 start-up logs; {EVIDENCE}context",
 )  # fmt: skip
 
 
 def context(gpu: GpuSpec, args: EngineArgs) -> Estimate:
-    """The CUDA context and NCCL, there before the snapshot: outside the budget, within what utilization leaves."""
+    """CUDA context and NCCL, allocated before the snapshot: outside the budget, in the memory that utilization
+    leaves.
+    """
     ranks = args.num_gpus
     measured = CONTEXT_ONE if ranks == 1 else CONTEXT_MANY
     runtime, collectives = ("HIP", "RCCL") if gpu.vendor == "amd" else ("CUDA", "NCCL")
     causes = f"{runtime} context" if ranks == 1 else f"{runtime} context and {collectives} of {ranks} ranks"
-    formula = f"{measured.likely / GIB:.2f} GiB measured ({causes}), {measured.spread}"
+    formula = f"{measured.likely / GIB:.2f} GiB ({causes}), {measured.spread}"
     return Estimate(measured.low, measured.likely, measured.high, formula, measured.source, "calibrated")
 
 
-# On a GPU that shares its memory with the CPU: what the host and other processes hold when the server starts, and what
-# the host takes more while weights are loaded. Neither can be derived: both depend on the machine's other work.
+# On a GPU that shares its memory with the CPU: use by the host and other processes when the server starts, and the
+# host's growth while weights are loaded. Neither can be derived: both depend on the machine's other work.
 HOST_AT_START = Range(
     GIB * 2, GIB * 152 // 10, GIB * 192 // 10, "posted for GB10",
     "GB10s with 102-110.4 GiB free of 121.69 (GLM-5.3-Flash-EXL3#47) and one that started at 0.92 "
@@ -856,11 +868,13 @@ HOST_GROWTH = Range(
 
 
 def in_use(gpu: GpuSpec, stated: int | None) -> Estimate:
-    """Memory that others hold when the server starts: as stated, else typical of GPUs that share the CPU's memory."""
+    """Memory that other processes hold when the server starts: as given, else typical for GPUs that share the
+    CPU's memory.
+    """
     if stated is not None:
         return Estimate(stated, stated, stated, "as stated (--memory-in-use)", "--memory-in-use", "exact")
     if not gpu.unified:
-        return Estimate(0, 0, 0, "none: no other process on the GPU", "--memory-in-use states it", "exact")
+        return Estimate(0, 0, 0, "none: no other process on the GPU", "set it with --memory-in-use", "exact")
     spread = HOST_AT_START
-    formula = f"{spread.likely / GIB:.1f} GiB of the host, {spread.spread}; not derivable: --memory-in-use states it"
+    formula = f"{spread.likely / GIB:.1f} GiB of the host, {spread.spread}; not computable: set it with --memory-in-use"
     return Estimate(spread.low, spread.likely, spread.high, formula, spread.source, "calibrated")

@@ -1,25 +1,23 @@
 """Caches of many page sizes packed side by side in one block: DeepSeek-V4, GLM-5.3-Flash.
 
-Source: vLLM 0.33 v1/core/kv_cache_planning.py (_get_packed_kv_cache_groups, _get_kv_cache_bytes_per_block) and
-v1/kv_cache_interface.py (get_block_stride_alignment), re-derived; equal to the server's own capacity code on every case
-compared (tests/oracles.py).
+Source: vLLM 0.33 v1/core/kv_cache_planning.py (_get_packed_kv_cache_groups), re-derived; equal to the server's own
+capacity code in every compared case (tests/oracles.py).
 """
 
 from collections import Counter
-from math import lcm
 
-from kvplan.servers.vllm.pages import KVSpec
+from kvplan.servers.pages import KVSpec
 from kvplan.sizing.layout import cdiv
 
 Layers = list[tuple[int, KVSpec]]
 
 
 def packed_groups(layers: Layers) -> list[Layers]:
-    """Buckets of one kind, bound and block; a bucket of one page size is split to about the size of the mixed ones.
+    """Bucket layers by kind, bound and block; split a bucket of one page size to about the size of the mixed ones.
 
-    The size is the one, at least as large as any page repeats in a mixed bucket, that rounds up least over all
-    buckets of one page size, the larger of equals. States and rings are split further where a group of them would be
-    wider than what a block holds anyway.
+    The size is at least the number of repeats of any page in a mixed bucket, minimizes rounding up over all buckets of
+    one page size, and is the larger in a tie. States and rings are split further if their group would be wider than
+    what a block holds anyway.
     """
     buckets: dict[tuple[object, ...], Layers] = {}
     for index, spec in layers:
@@ -38,7 +36,7 @@ def packed_groups(layers: Layers) -> list[Layers]:
 
 
 def cut_bucket(bucket: Layers, count: int) -> list[Layers]:
-    """A bucket in `count` parts, layers of different page sizes that stand together kept together."""
+    """Split a bucket into `count` parts, keeping together layers of different page sizes that form a pattern."""
     pages: dict[int, Layers] = {}
     for index, spec in bucket:
         pages.setdefault(spec.page, []).append((index, spec))
@@ -47,7 +45,7 @@ def cut_bucket(bucket: Layers, count: int) -> list[Layers]:
 
 
 def is_plain(bucket: Layers) -> bool:
-    """Whether all pages of a bucket are of one size."""
+    """True if all pages of a bucket have one size."""
     return len({spec.page for _, spec in bucket}) == 1
 
 
@@ -56,28 +54,23 @@ def is_state(bucket: Layers) -> bool:
 
 
 def pattern_repeats(bucket: Layers) -> int:
-    """Layers of each page size of a bucket; 0 where some sizes have more than others."""
+    """Layers of each page size in a bucket, or 0 if the sizes have different counts."""
     counts = set(Counter(spec.page for _, spec in bucket).values())
     return counts.pop() if len(counts) == 1 else 0
 
 
 def group_size(repeats: list[tuple[int, bool]]) -> int:
-    """Layers of one page size in a group, by (repeats, whether of several sizes) of each bucket; 0: nothing is cut."""
+    """Layers of one page size per group, from (repeats, whether sizes are mixed) of each bucket; 0: nothing is
+    split.
+    """
     least = max([n for n, is_mixed in repeats if is_mixed], default=0)
     sizes = range(least, max([n for n, _ in repeats], default=0) + 1) if least else range(1)
     return min(sizes, key=lambda d: (sum(cdiv(n, d) * d - n for n, _ in repeats) if d else 0, -d))
 
 
 def least_bytes(bucket: Layers, count: int) -> int:
-    """Bytes that a block must have for a bucket cut into `count` groups; for one state, where it is states."""
+    """Fewest bytes of a block for a bucket split into `count` groups; for a bucket of states, those of one state."""
     pages = [spec.page for _, spec in bucket]
     if is_state(bucket):
         return pages[0]
     return sum(cdiv(pages.count(page), count) * page for page in set(pages))
-
-
-def block_bytes(groups: list[Layers], stage: range) -> int:
-    """Bytes of a block on a stage: its widest group, padded so that every kernel finds its pages a whole step apart."""
-    widest = max(sum(spec.page for index, spec in group if index in stage) for group in groups)
-    step = lcm(*(spec.stride for group in groups for _, spec in group))
-    return cdiv(widest, step) * step

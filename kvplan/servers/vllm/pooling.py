@@ -1,7 +1,7 @@
-"""Pooling: a decoder that embeds, ranks or classifies its prompts instead of writing answers.
+"""Pooling: a decoder that embeds, ranks or classifies its prompts instead of generating text.
 
-vLLM loads it without its output head, with a layer that scores where it classifies; the KV cache stays as it is.
-Source: vLLM 0.33 model_executor/models/adapters.py; the head is dropped in 0.8.5 to 0.33, read in their wheels.
+vLLM loads it without its output head, and with a scoring layer if it classifies; the KV cache does not change. Source:
+vLLM 0.33 model_executor/models/adapters.py; the head is dropped in 0.8.5 to 0.33, as read in their wheels.
 """
 
 from dataclasses import replace
@@ -16,8 +16,8 @@ CONVERTS: Final = ("embed", "classify")
 # vLLM 0.33 loads these with their head.
 GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model", "Qwen2_5OmniModel", "ChatGLMModel")
 SCORE: Final = "score"
-LABELS: Final = 2  # transformers' num_labels where a config says nothing
-# `--task` of releases before `--runner`: what it converts to; another one is the server's own.
+LABELS: Final = 2  # transformers' num_labels if a config does not set it
+# `--task` of releases before `--runner` -> its conversion; for other tasks the server decides.
 TASKS: Final = {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify"}
 NOTE: Final = (
     "pooling: no output head is loaded; activations and CUDA graphs are those of generation, which needs more of both "
@@ -26,7 +26,7 @@ NOTE: Final = (
 
 
 def converts(spec: ModelSpec, args: EngineArgs) -> str | None:
-    """What a server makes of the model, "embed" or "classify"; None: it generates."""
+    """Conversion of the model, "embed" or "classify"; None: it generates."""
     if args.runner == "generate" or (args.runner == "auto" and args.convert == "none"):
         return None
     if args.convert in CONVERTS:
@@ -37,13 +37,13 @@ def converts(spec: ModelSpec, args: EngineArgs) -> str | None:
 
 
 def is_bare(spec: ModelSpec) -> bool:
-    """Whether a config names the model without a head, so that vLLM takes it for one that embeds (Qwen3Model)."""
+    """True if a config names the model without a head, so that vLLM treats it as an embedding model (Qwen3Model)."""
     name = spec.architecture
     return name.endswith("Model") and not name.endswith("HeadModel") and name not in GENERATING
 
 
 def pooled(request: Request) -> tuple[Request, list[str]]:
-    """The request with the model as a pooling server loads it, and a note; unchanged where it generates."""
+    """The request with the model as a pooling server loads it, and a note; unchanged if it generates."""
     spec = request.spec
     if spec.is_encoder:
         return request, []
@@ -51,17 +51,17 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
     if convert is None or any(weight.name == SCORE for weight in spec.other_weights):
         return request, []
     if request.draft is not None or request.args.speculative_method is not None:
-        raise UsageError("--runner pooling", "writes no answers, so there is nothing to draft", "leave the draft out")
+        raise UsageError("--runner pooling", "generates no tokens, so there is nothing to draft", "remove the draft")
     kinds = {type(cache) for layer in spec.layers for cache in layer}
     if not kinds <= {FullAttention, SlidingWindow}:
         raise UnsupportedModelError(
-            "--runner pooling", f"is modeled for attention over keys and values, not for {spec.name}", "leave it out"
+            "--runner pooling", f"is modeled for attention over keys and values, not for {spec.name}", "remove it"
         )
     if spec.quantization is not None and spec.quantization.method == "mxfp4":
         raise UnsupportedModelError(
             "--runner pooling",
             f"is refused by vLLM for {spec.name}: it pools in float16, which mxfp4 lacks",
-            "leave it out",
+            "remove it",
         )
     weights = [weight for weight in spec.other_weights if weight.group != "lm_head"]
     if convert == "classify":

@@ -1,4 +1,4 @@
-"""vLLM's settings: what it decides when a flag is not given, by version and GPU.
+"""vLLM's settings: its defaults for flags that are not given, by version and GPU.
 
 Source: vLLM 0.33 engine/arg_utils.py, config/vllm.py, platforms/interface.py; older behavior from its release notes
 and from start-up logs that users posted.
@@ -21,18 +21,18 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.servers.arguments import EngineArgs, lacking, limits_of
-from kvplan.servers.releases import Version, since
+from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import backends as vllm_backends
-from kvplan.sizing.layout import KV_DTYPES
+from kvplan.servers.vllm.changes import RELEASES, since
+from kvplan.sizing.layout import SHORT_DTYPES, check_dtype, check_kv_dtype
 
-AMPERE = 80  # compute capability from which GPUs have bfloat16
-NEWEST = (0, 33)
-OLDEST = (0, 6)
+AMPERE = 80  # compute capability from which GPUs support bfloat16
+OLDEST, NEWEST = RELEASES.oldest, RELEASES.newest
 
 
 def version(number: tuple[int, int]) -> Version:
-    """The behavior of a release. Newer ones than kvplan knows are refused: their rules may differ."""
+    """Return a release's rules. Releases newer than kvplan knows are rejected: their rules may differ."""
     if not OLDEST <= number <= NEWEST:
         raise UsageError(
             f"--engine vllm@{number[0]}.{number[1]}",
@@ -60,8 +60,9 @@ def scheduler_defaults(gpu: GpuSpec, usage: str, release: Version) -> tuple[int,
 
 
 def is_large(gpu: GpuSpec, release: Version) -> bool:
-    """Whether its defaults are those of large GPUs. On GB10 NVML tells no memory, so that it counts as small in every
-    release (two logs of 0.27: graphs of 256 sequences), by its compute capability in 0.33."""
+    """True if its defaults are those of large GPUs. NVML reports no memory on GB10, so it counts as small in every
+    release (two logs of 0.27: graphs of 256 sequences), in 0.33 by its compute capability.
+    """
     if not release.has("classes_by_memory"):
         return any(name in gpu.device_name.lower() for name in BY_NAME)
     is_small = gpu.is_gb10 or (gpu.is_a100 and release.has("a100_small"))
@@ -69,13 +70,13 @@ def is_large(gpu: GpuSpec, release: Version) -> bool:
 
 
 def is_v0(release: Version, sm: int) -> bool:
-    """The first engine: everywhere before 0.8, and until 0.11 on GPUs older than Ampere or where it was asked for."""
+    """True if the first engine runs: always before 0.8, and until 0.11 on GPUs older than Ampere or if requested."""
     if release.first_engine is not None:
         return release.first_engine
     return not release.has("v1") or (not release.has("v1_only") and 0 < sm < AMPERE)
 
 
-# Architectures that model runner V2 takes by default, from a release to the next row's.
+# Architectures that use model runner V2 by default, from a release until the next row's.
 # Source: vLLM 0.22 to 0.28 config/vllm.py (DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES), all read.
 RUNNER_V2_BY_NAME: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
     ((0, 22), frozenset({"Qwen3ForCausalLM"})),
@@ -129,7 +130,7 @@ RUNNER_V1_ON_AMD: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
 
 
 def runs_v2(spec: ModelSpec, release: Version, *, amd: bool = False) -> bool:
-    """Whether it is model runner V2 that runs, by the release, the architecture and what the model is made of."""
+    """True if model runner V2 runs, by the release, the architecture and the model's components."""
     if release.runner_v2 is not None:
         return release.runner_v2
     if release.has("runner_v2"):
@@ -143,63 +144,65 @@ def runs_v2(spec: ModelSpec, release: Version, *, amd: bool = False) -> bool:
 
 
 def _row(table: tuple[tuple[tuple[int, int], frozenset[str]], ...], release: Version) -> frozenset[str]:
-    """The row of the newest release in a table that is not newer than this one."""
+    """Return the newest row of a table that is not newer than this release."""
     return next(names for first, names in reversed(table) if first <= release.number)
 
 
 def caches_prefixes(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
-    """Whether prefixes are cached: as asked, else as the release does it for this kind of model."""
+    """True if prefixes are cached: as requested, else the release's default for this kind of model."""
     if spec.has_states and not release.has("cached_states"):
         return False
     if args.enable_prefix_caching is not None:
         return args.enable_prefix_caching
+    if release.runs_first_engine:  # vLLM 0.7.3 engine/arg_utils.py: on by default only with V1
+        return False
     return not spec.has_states or (spec.has_attention and release.has("hybrid_prefix_caching"))
 
 
 def batches_at_once(args: EngineArgs, release: Version, *, runner_v2: bool) -> int:
-    """Batches scheduled at once: one per pipeline stage, and one more where scheduling runs ahead.
+    """Batches scheduled at once: one per pipeline stage, and one more with asynchronous scheduling.
 
-    Source: vLLM 0.24 to 0.33 config/vllm.py (max_concurrent_batches): runner V1 runs ahead on one stage alone.
+    Source: vLLM 0.24 to 0.33 config/vllm.py (max_concurrent_batches): runner V1 schedules ahead only on a single stage.
     """
     stages = args.pipeline_parallel_size
-    waits = args.speculative_method in ("ngram", "suffix")  # runner V1 drafts them from the tokens of the last step
+    waits = args.speculative_method in ("ngram", "suffix")  # runner V1 drafts them from the last step's tokens
     ahead = release.has("async_scheduling") and args.async_scheduling and (runner_v2 or (stages == 1 and not waits))
     return stages + 1 if ahead else stages
 
 
 def estimates_graphs(release: Version, *, amd: bool, runner_v2: bool) -> bool:
-    """Whether an estimate of the CUDA graphs is subtracted before the KV pool is sized."""
+    """True if a CUDA graph estimate is subtracted before the KV pool is sized."""
     made = not runner_v2 or release.has("runner_v2_graph_estimate")
     there = not amd or release.has("rocm_graph_estimate")
     return release.has("graphs_in_budget") and release.estimates_graphs and made and there
 
 
 LATENT_KEPT = since("latent_cache")
-V0_CHUNKED_FROM = 32_768  # V0 turned chunked prefill on by itself for longer contexts
+V0_CHUNKED_FROM = 32_768  # V0 enabled chunked prefill for longer contexts
 
 
 def v0_defaults(context: int) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) of V0: a step held a whole prompt, 256 sequences on any GPU.
+    """(max_num_batched_tokens, max_num_seqs) of V0: a step fits a whole prompt, 256 sequences on any GPU.
 
     Source: vLLM 0.6 config.py (SchedulerConfig) and posted logs of 0.6 and 0.7.
     """
     return (2048 if context > V0_CHUNKED_FROM else max(context, 2048)), 256
 
 
-NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM refuses these in float16 (config/model.py)
+NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM rejects these in float16 (config/model.py)
 
 
 def resolve_dtype(spec: ModelSpec, stated: str, sm: int, release: Version | None = None) -> str:
-    """The dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
-    for models that float16 breaks."""
+    """Dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
+    for models that float16 breaks.
+    """
     old = 0 < sm < AMPERE
-    name = {"half": "float16", "float": "float32"}.get(stated, stated)
+    name = SHORT_DTYPES.get(stated, stated)
     if name == "auto":
         name = spec.dtype
         if old and name == "bfloat16":
             name = "float32" if spec.model_type in NO_FLOAT16 else "float16"
-    if name not in ("bfloat16", "float16", "float32"):
-        raise UsageError(f"--dtype {stated!r}", "is not accepted by vLLM", "use auto, bfloat16, float16 or float32")
+    check_dtype(name)
     if old and name == "bfloat16":
         raise UsageError(
             f"--dtype {stated}", f"needs compute capability 8.0, this GPU has {sm / 10:.1f}", "use float16"
@@ -220,18 +223,8 @@ MIN_CAPABILITY = {
 SPARSE_MLA_CAPABILITY = 90  # v1/attention/backends/mla: 9.x, 10.x and 12.x have a sparse backend
 
 
-@lru_cache(maxsize=1024)
-def scheme_kinds(spec: ModelSpec) -> tuple[str, ...]:
-    """Every way the checkpoint stores a linear layer."""
-    quantization = spec.quantization
-    if quantization is None:
-        return ()
-    schemes = {quantization.default, *quantization.names.values(), *(scheme for _, scheme in quantization.patterns)}
-    return tuple(sorted(scheme.kind for scheme in schemes if scheme is not None))
-
-
-# The last release that ran each architecture: language models, as those are what is sized here. Source: vLLM 0.33
-# model_executor/models/registry.py, which names the release when it refuses one.
+# The last release that supported each architecture: only language models, as those are sized here. Source: vLLM 0.33
+# model_executor/models/registry.py, which names the release when it rejects one.
 LAST_RELEASE = {
     "MllamaForConditionalGeneration": (0, 10), "Phi4FlashForCausalLM": (0, 10), "Phi3SmallForCausalLM": (0, 9),
     "QWenLMHeadModel": (0, 23), "InternLMForCausalLM": (0, 23), "XverseForCausalLM": (0, 23),
@@ -245,19 +238,21 @@ LAST_RELEASE = {
 }  # fmt: skip
 
 
-# The first release whose caches are sized as it does, where earlier ones page them in another way or lack the model.
-FIRST_SIZED = {
+# The first release whose caches are sized this way, if earlier ones page them differently or lack the model.
+FIRST_SIZED: dict[str, tuple[int, ...]] = {
     "MiniMaxM1ForCausalLM": (0, 11),
     "MiniMaxText01ForCausalLM": (0, 11),
     "MiniMaxForCausalLM": (0, 11),
-    "Glm5NextForConditionalGeneration": (0, 33),
-    "Glm5NextForCausalLM": (0, 33),
+    "Glm5NextForConditionalGeneration": (0, 31),
+    "Glm5NextForCausalLM": (0, 31),
 }
 
 
-def check_architecture(spec: ModelSpec, release: Version) -> None:
-    """Refuse what a release no longer runs, or runs in a way that is not modeled."""
+def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
+    """Reject what a release no longer supports, or supports in a way that is not modeled."""
     first = FIRST_SIZED.get(spec.architecture)
+    if spec.is_pooled and sm // 10 != 9:  # other kernels read whole rows
+        first = since("pooled_pages")
     if first is not None and release.number < first:
         raise UnsupportedModelError(
             spec.name,
@@ -275,10 +270,12 @@ def check_architecture(spec: ModelSpec, release: Version) -> None:
 
 
 def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
-    """Refuse what the GPU has no kernels for. GPUs whose capability is unknown (AMD, a stated size) are not checked."""
+    """Reject what the GPU has no kernels for. GPUs of unknown compute capability (AMD, a given size) are not
+    checked.
+    """
     if not sm:
         return
-    kinds = scheme_kinds(spec)
+    kinds = spec.scheme_kinds
     if not kinds and args.quantization:
         kinds = ("fp8_tensor",)
     for kind in kinds:
@@ -310,23 +307,22 @@ FP8_ON_BLACKWELL = ("glm_moe_dsa", "glm5_next_text", "glm5_next")  # model_execu
 
 
 def has_rope_key(spec: ModelSpec) -> bool:
-    """Whether latents carry a rope key, as the 656-byte layout does; GLM-5.3-Flash's do not."""
+    """True if latents include a rope key, as the 656-byte layout does; GLM-5.3-Flash's do not."""
     return any(isinstance(c, LatentAttention) and c.qk_rope_head_dim for caches in spec.layers for c in caches)
 
 
 def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
-    """The KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
-    carries scales for an fp8 cache.
+    """KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
+    has scales for an fp8 cache.
 
-    Sparse MLA: fp8 means the 656-byte layout, plain fp8 on compute capability 10.x and 11.x; GLM-5 there starts in fp8
-    without being asked (vLLM 0.33's own answers; 12.0 has the 656 bytes: logs of GLM-5.1 on RTX PRO 6000).
+    Sparse MLA: fp8 means the 656-byte layout, plain fp8 on compute capability 10.x and 11.x; GLM-5 there defaults to
+    fp8 (vLLM 0.33's own results; 12.0 uses the 656 bytes: logs of GLM-5.1 on RTX PRO 6000).
     """
     if WindowLatent in spec.cache_kinds and stated in V4_KV_DTYPES:
         return "fp8_ds_mla"
-    if stated not in KV_DTYPES:
-        raise UsageError(f"--kv-cache-dtype {stated!r}", "is unknown to kvplan", f"use one of {', '.join(KV_DTYPES)}")
+    check_kv_dtype(stated)
     if WindowLatent in spec.cache_kinds:
-        raise UsageError(f"--kv-cache-dtype {stated}", f"{spec.name} uses its own cache layout", "leave it out")
+        raise UsageError(f"--kv-cache-dtype {stated}", f"{spec.name} uses its own cache layout", "remove it")
     name = stated
     if name == "auto":
         name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
@@ -347,18 +343,18 @@ def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
 
 
 def mm_limits(args: EngineArgs) -> dict[str, int]:
-    """Items of each input that a prompt may have, where a limit was given."""
+    """Items of each modality that a prompt may have, if a limit was given."""
     return {name: limit.count for name, limit in limits_of(args.limit_mm_per_prompt).items()}
 
 
 @lru_cache(maxsize=1024)
 def served_inputs(spec: ModelSpec) -> frozenset[str]:
-    """Every input that the model's towers serve."""
+    """Modalities that the model's towers serve."""
     return frozenset(name for weight in spec.other_weights for name in weight.serves)
 
 
 def left_out(spec: ModelSpec, args: EngineArgs, release: Version) -> frozenset[str]:
-    """The inputs that are switched off, with the towers that serve no other.
+    """Disabled modalities, and the towers that serve no other.
 
     Source: vLLM 0.33 config/multimodal.py (get_limit_per_prompt), model_executor/models/interfaces.py
     (_mark_tower_model).
@@ -371,12 +367,12 @@ def left_out(spec: ModelSpec, args: EngineArgs, release: Version) -> frozenset[s
 
 
 def takes_items(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
-    """Whether an encoder runs beside the language model."""
+    """True if an encoder runs in addition to the language model."""
     return spec.multimodal and not left_out(spec, args, release).issuperset(served_inputs(spec) or {""})
 
 
 def check_mm_flags(args: EngineArgs, release: Version) -> None:
-    """Refuse flags that the release does not know."""
+    """Reject flags that the release does not have."""
     if args.language_model_only and not release.has("language_model_only"):
         raise unknown_flag("--language-model-only", release, since("language_model_only"))
     if args.mm_encoder_tp_mode == "data" and not release.has("encoder_data"):
@@ -387,15 +383,15 @@ def check_mm_flags(args: EngineArgs, release: Version) -> None:
 
 def unknown_flag(flag: str, release: Version, first: tuple[int, ...]) -> UsageError:
     return UsageError(
-        flag, f"{release.label} does not know it", f"leave it out, or use vllm@{first[0]}.{first[1]} or newer"
+        flag, f"{release.label} does not support it", f"remove it, or use vllm@{first[0]}.{first[1]} or newer"
     )
 
 
-INPUTS = ("image", "video", "audio")  # of any model; commands name those that it lacks
+INPUTS = ("image", "video", "audio")  # for any model; commands reject those that it lacks
 
 
 def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
-    """What a limit changes that is not sized."""
+    """Notes on effects of a limit that are not sized."""
     served = served_inputs(spec)
     limits = {name: count for name, count in mm_limits(args).items() if name in served}
     notes = []
@@ -407,7 +403,7 @@ def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
         )
     if 0 in limits.values() and not release.has("towers_left_out"):
         notes.append(
-            f"--limit-mm-per-prompt: whether {release.label} leaves out a tower at 0 is up to the model's class; it is "
+            f"--limit-mm-per-prompt: whether {release.label} skips a tower at 0 depends on the model's class; it is "
             "counted"
         )
     return notes
@@ -415,7 +411,7 @@ def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
 
 # --- which caches a GPU's attention backends take ---------------------------------------------------------------------
 
-FP8_IN_TRITON = 89  # Triton's kernels, the last resort of latent attention, float32 and images, read fp8 from here on
+FP8_IN_TRITON = 89  # Triton's kernels, the fallback for MLA, float32 and images, read fp8 from here on
 SIXTEEN_BITS = ("bfloat16", "float16")
 
 
@@ -428,11 +424,11 @@ def no_backend(stated: str, spec: ModelSpec, sm: int, cure: str) -> UsageError:
 
 
 def sparse_kv_dtype(spec: ModelSpec, stated: str, name: str, dcp: int, sm: int, release: Version) -> str:
-    """What the backends of sparse latent attention make of a KV dtype.
+    """KV dtype that the backends of sparse MLA use for a requested one.
 
-    Hopper has fp8 in the 656-byte layout, and fp8_e4m3 as plain fp8 on one rank per request; there the 16-bit kernels
-    give no log-sum-exp, which ranks that share a request's tokens need. 12.x has the 656 bytes alone.
-    Source: vLLM 0.33 v1/attention/backends/mla, platforms/cuda.py, and its answers on H200, B200 and RTX 5090.
+    Hopper uses the 656-byte layout for fp8, and plain fp8 for fp8_e4m3 on one rank per request; its 16-bit kernels
+    return no log-sum-exp, which ranks that share a request's tokens need. 12.x has only the 656 bytes.
+    Source: vLLM 0.33 v1/attention/backends/mla, platforms/cuda.py, and its results on H200, B200 and RTX 5090.
     """
     stored = spec.quantization.kv_dtype if spec.quantization else None
     if 90 <= sm < 100:
@@ -449,8 +445,8 @@ def sparse_kv_dtype(spec: ModelSpec, stated: str, name: str, dcp: int, sm: int, 
             )
     if sm >= 120:
         if dcp > 1:
-            raise no_backend(stated, spec, sm, "leave --decode-context-parallel-size out")
-        # vLLM takes bfloat16 for "auto" in DeepSeek V3.2's own class
+            raise no_backend(stated, spec, sm, "remove --decode-context-parallel-size")
+        # vLLM substitutes bfloat16 for "auto" in DeepSeek V3.2's own class
         if name in SIXTEEN_BITS and stated != "auto" and spec.model_type != "deepseek_v32":
             raise no_backend(stated, spec, sm, "use fp8")
         return "fp8_ds_mla"
@@ -462,7 +458,7 @@ def has_sinks(spec: ModelSpec) -> bool:
 
 
 def has_uneven_heads(spec: ModelSpec) -> bool:
-    """Whether keys are wider than values (MiMo-V2): FlashAttention's and Triton's kernels for such heads alone."""
+    """True if keys are wider than values (MiMo-V2): only FlashAttention's and Triton's kernels support such heads."""
     return any(
         isinstance(cache, FullAttention | SlidingWindow) and cache.head_dim != cache.head_dim_v
         for caches in spec.layers
@@ -471,7 +467,8 @@ def has_uneven_heads(spec: ModelSpec) -> bool:
 
 
 def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: Version) -> None:
-    """FlashInfer alone reads 4-bit caches: not where images look at each other, and with less before Blackwell.
+    """Reject 4-bit caches except with FlashInfer: not with bidirectional image attention, and further limited before
+    Blackwell.
 
     Source: vLLM 0.33 v1/attention/backends/flashinfer.py (supports_kv_cache_dtype, supports_combination).
     """
@@ -483,17 +480,17 @@ def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: 
         raise no_backend(name, spec, sm, "use fp8")
 
 
-BATCHED_TOKENS = 256  # of a step by default, where ranks exchange tokens in batches of one size
+BATCHED_TOKENS = 256  # default per step if ranks exchange tokens in batches of one size
 
 
 def exchanges_in_batches(args: EngineArgs) -> bool:
-    """Whether experts' ranks exchange tokens in batches of one size, for as many tokens as a step has."""
+    """True if expert ranks exchange tokens in batches of one size, for as many tokens as a step has."""
     batched = args.all2all_backend in ("deepep_low_latency", "nixl_ep")
     return batched and args.enable_expert_parallel and args.data_parallel_size > 1
 
 
 def sees_ahead(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
-    """Whether an image's tokens attend to each other both ways (Gemma 3, Gemma 4's large ones): few backends do."""
+    """True if an image's tokens attend bidirectionally (Gemma 3, Gemma 4's large ones): few backends support it."""
     if not release.has("images_look_ahead"):
         return False
     kind = spec.model_type == "gemma3_text" or (spec.model_type == "gemma4_text" and spec.item_tokens > 0)
@@ -501,15 +498,15 @@ def sees_ahead(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
-    """The settings in effect.
+    """Return the settings in effect.
 
-    Raises UsageError for a context beyond the model's, or flags that contradict each other.
+    Raise UsageError for a context beyond the model's, or flags that contradict each other.
     """
     for name in lacking("vllm"):
         if getattr(args, name) is not None:
             cure = "; vLLM's is --gpu-memory-utilization" if name == "mem_fraction_static" else ""
             raise UsageError(
-                f"--{name.replace('_', '-')}", f"is a flag of SGLang{cure}", "leave it out or add --engine sglang"
+                f"--{name.replace('_', '-')}", f"is a flag of SGLang{cure}", "remove it or add --engine sglang"
             )
     stated = args.max_model_len
     context = spec.max_model_len if stated in (None, "auto") else stated
@@ -518,7 +515,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         raise UsageError(
             f"max_model_len {context:,}",
             f"{spec.name} supports up to {spec.context_limit:,} tokens",
-            "use at most that",
+            "lower it",
         )
     if spec.is_mla and release.number < LATENT_KEPT:
         raise UnsupportedModelError(
@@ -566,11 +563,11 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
     uneven = has_uneven_heads(spec)
     triton = spec.is_mla or dtype == "float32" or sees_ahead(spec, args, release) or uneven
-    if kv_dtype in ("fp8", "fp8_e4m3") and uneven and gpu.sm // 10 == 10:  # FlashAttention 2 there, which reads none
+    if kv_dtype in ("fp8", "fp8_e4m3") and uneven and gpu.sm // 10 == 10:  # uses FlashAttention 2, which reads no fp8
         raise no_backend(kv_dtype, spec, gpu.sm, "use bfloat16")
     if kv_dtype in ("fp8", "fp8_e4m3") and 0 < gpu.sm < FP8_IN_TRITON and triton:
         stored = spec.quantization is not None and spec.quantization.kv_dtype is not None
-        cure = "use bfloat16" if stored else "leave it out"
+        cure = "use bfloat16" if stored else "remove it"
         asked_kv = args.kv_cache_dtype if args.kv_cache_dtype != "auto" else f"auto (the checkpoint's {kv_dtype})"
         raise no_backend(asked_kv, spec, gpu.sm, f"{cure}, or choose a GPU of 8.9 or newer")
     backend = None
@@ -583,7 +580,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         raise UsageError(
             "--no-enable-chunked-prefill",
             f"vLLM refuses it where it caches the states of {spec.name}",
-            "leave it out, or add --no-enable-prefix-caching",
+            "remove it, or add --no-enable-prefix-caching",
         )
     return Settings(
         version=release,
@@ -605,7 +602,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
 
 
 def head_dims(spec: ModelSpec) -> frozenset[int]:
-    """Widths of the heads that an attention backend computes; of latent attention, the latent's with its rope key."""
+    """Head widths that an attention backend computes; for MLA, the latent's with its rope key."""
     dims: set[int] = set()
     for cache in {cache for caches in spec.layers for cache in caches}:
         match cache:
@@ -617,7 +614,7 @@ def head_dims(spec: ModelSpec) -> frozenset[int]:
 
 
 def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release: Version) -> vllm_backends.Need:
-    """What an attention backend that was asked for has to compute."""
+    """Return the requirements for a requested attention backend."""
     kv_dtype = args.kv_cache_dtype
     if kv_dtype == "auto" and spec.quantization is not None and spec.quantization.kv_dtype:
         kv_dtype = spec.quantization.kv_dtype
@@ -637,9 +634,9 @@ def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release
 
 
 def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) -> int:
-    """The attention backend's smallest block, at least 16, before states or a user raise it.
+    """The attention backend's smallest block, at least 16, before states or a user increase it.
 
-    ahead  an image's tokens attend to each other both ways
+    ahead  an image's tokens attend bidirectionally
 
     Source: vLLM 0.33 platforms/interface.py and the backends it chose for some 180 configurations.
     """
@@ -665,14 +662,14 @@ def check_block_size(block_size: int | None) -> None:
         raise UsageError(f"--block-size {block_size}", "must be a multiple of 16", "use 16, 32, 64 or 128")
 
 
-NO_STAGES = ("gemma3n_text",)  # their classes have no SupportsPP in vLLM 0.33
+NO_STAGES = ("gemma3n_text", "phi4mm")  # their classes have no SupportsPP in vLLM 0.33
 
 
-NO_EXPERT_COUNT = ("dbrx",)  # it stands in ffn_config, where vLLM 0.33's model config does not look
+NO_EXPERT_COUNT = ("dbrx",)  # it is in ffn_config, which vLLM 0.33's model config does not read
 EXPERT_TILE = 128
 KERNEL_ACTIVATIONS = (None, "silu", "swish", "relu2")
-# Whose routers renormalize the weights of the chosen experts where the config does not say (`norm_topk_prob`): their
-# classes' defaults in transformers 5, or what vLLM's class always does.
+# Routers that renormalize the weights of the chosen experts if the config does not say (`norm_topk_prob`): their
+# classes' defaults in transformers 5, or always in vLLM's class.
 RENORMALIZING = (
     "deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoehybrid", "granitemoeshared",
     "lfm2_moe", "mixtral", "nemotron_h", "qwen3_5_moe_text", "qwen3_next", "solar_open",
@@ -680,12 +677,13 @@ RENORMALIZING = (
 
 
 def expert_tile(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> int:
-    """What a rank's share of a plain expert's inner width is padded to: FlashInfer's TRT-LLM kernel wants 128 columns.
+    """Padding unit of a rank's shard of an unquantized expert's inner width: FlashInfer's TRT-LLM kernel needs 128
+    columns.
 
-    It is taken on compute capability 10.x for routers that renormalize, without adapters; others run in kernels that
+    It is used on compute capability 10.x for routers that renormalize, without adapters; others run in kernels that
     take any width. Source: vLLM 0.33 fused_moe/oracle/unquantized.py and experts/trtllm_bf16_moe.py.
     """
-    is_taken = release.engine == "vllm" and release.has("tiled_experts") and sm // 10 == 10 and not args.max_loras
+    is_taken = release.has("tiled_experts") and sm // 10 == 10 and not args.max_loras
     return EXPERT_TILE if is_taken and renormalizes(spec) else 1
 
 
@@ -699,12 +697,12 @@ def renormalizes(spec: ModelSpec) -> bool:
     return spec.model_type in RENORMALIZING if stated is None else bool(stated)
 
 
-# Exchanges beside which a rank of several computes shared experts on its own share of the tokens, so keeps them whole.
+# Token exchanges with which several ranks compute shared experts on their own part of the tokens, so keep them whole.
 SHARES_TOKENS = (
     None, "allgather_reducescatter", "naive", "pplx", "deepep_high_throughput", "deepep_low_latency", "deepep_v2",
     "flashinfer_nvlink_one_sided", "mori_high_throughput", "mori_low_latency", "nixl_ep", "passthrough",
 )  # fmt: skip
-# Whose classes then keep shared experts whole; others split them all the same (GLM-4.5 to 4.7, Granite, Laguna).
+# Classes that then keep shared experts whole; others shard them nevertheless (GLM-4.5 to 4.7, Granite, Laguna).
 WHOLE_SHARED = frozenset({
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi_k2", "llama4_text", "nemotron_h",
     "qwen3_5_moe_text", "qwen3_next",
@@ -712,19 +710,19 @@ WHOLE_SHARED = frozenset({
 
 
 def keeps_shared_whole(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
-    """Whether each rank holds shared experts whole, as it computes them for its own tokens (sequence parallel MoE)."""
+    """True if each rank keeps shared experts whole, as it computes them for its own tokens (sequence parallel MoE)."""
     spread = args.tensor_parallel_size > 1 and args.data_parallel_size > 1 and args.enable_expert_parallel
     known = release.has("sequence_parallel_experts") and args.all2all_backend in SHARES_TOKENS
     return spread and known and spec.model_type in WHOLE_SHARED
 
 
 def keeps_dense_whole(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
-    """Whether the dense MLPs beside experts are whole, too: of DeepSeek's sparse attention they are."""
+    """True if dense MLPs of a MoE model are kept whole, too: only with DeepSeek's sparse attention."""
     return spec.is_sparse_mla and release.has("whole_dense_mlp") and keeps_shared_whole(spec, args, release)
 
 
 def check_state_groups(spec: ModelSpec, tp: int) -> None:
-    """Refuse ranks among which Mamba 2's heads, or its groups where there are several, cannot be divided.
+    """Reject rank counts that do not divide Mamba 2's heads, or its groups if there are several.
 
     Source: vLLM 0.9 to 0.33 model_executor/layers/mamba/mamba_mixer2.py, SGLang 0.5 layers/attention/mamba/mamba.py.
     """
@@ -742,16 +740,16 @@ def check_state_groups(spec: ModelSpec, tp: int) -> None:
                 )
 
 
-def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
-    """The splits a server refuses at start-up.
+def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool, draft: ModelSpec | None = None) -> None:
+    """Reject parallel sizes that a server rejects at start-up.
 
     flat  the hybrid KV cache manager is off
     """
     tp = args.tensor_parallel_size
     if args.enable_expert_parallel and not spec.experts_per_token:
-        raise UsageError("--enable-expert-parallel", f"{spec.name} has no experts", "leave it out")
+        raise UsageError("--enable-expert-parallel", f"{spec.name} has no experts", "remove it")
     if args.enable_expert_parallel and spec.model_type in NO_EXPERT_COUNT:
-        raise UsageError("--enable-expert-parallel", f"vLLM does not find the experts of {spec.name}", "leave it out")
+        raise UsageError("--enable-expert-parallel", f"vLLM does not find the experts of {spec.name}", "remove it")
     if spec.cache_kinds != {RecurrentState} and spec.num_heads % tp:
         raise UsageError(
             f"tensor_parallel_size {tp}",
@@ -763,6 +761,7 @@ def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
         raise UsageError(
             f"decode_context_parallel_size {args.decode_context_parallel_size}",
             f"must divide tensor_parallel_size {tp}",
+            "use a divisor",
         )
     heads = spec.most_kv_heads
     dcp = args.decode_context_parallel_size
@@ -778,9 +777,15 @@ def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
             f"{spec.name} has {heads} KV heads, and only ranks that hold the same ones can share a request's tokens",
             f"use a tensor_parallel_size of {dcp * heads} or more",
         )
-    if dcp > 1 and spec.cache_kinds & {SlidingWindow, ChunkedAttention} and not flat:
+    if dcp > 1 and (
+        (spec.cache_kinds & {SlidingWindow, ChunkedAttention} and not flat) or WindowLatent in spec.cache_kinds
+    ):
         raise UsageError(
-            f"decode_context_parallel_size {dcp}", f"vLLM refuses it for the windows of {spec.name}", "leave it out"
+            f"decode_context_parallel_size {dcp}", f"vLLM refuses it for the windows of {spec.name}", "remove it"
+        )
+    if dcp > 1 and draft is not None and draft.cache_kinds & {SlidingWindow, WindowLatent}:
+        raise UsageError(
+            f"decode_context_parallel_size {dcp}", f"vLLM refuses it for the windows of {draft.name}", "remove either"
         )
     if spec.has_states and flat and len(spec.cache_kinds) > 1:
         raise UnsupportedModelError(

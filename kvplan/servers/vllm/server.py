@@ -1,4 +1,4 @@
-"""vLLM as the planner sees it: kvplan.servers.base.Server."""
+"""vLLM's implementation of kvplan.servers.base.Server."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -8,11 +8,11 @@ from kvplan.servers import speculation
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
-from kvplan.servers.releases import Version, patch_of, with_words
+from kvplan.servers.releases import Version, patch_of
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import rules
 from kvplan.servers.vllm.launch import command as launch
-from kvplan.servers.vllm.size import size
+from kvplan.servers.vllm.size import gate, layout, size
 from kvplan.servers.vllm.terms import TERMS
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from kvplan.servers.words import Other, ServeCommand, Started, Variable
 
 __all__ = [
-    "bench", "context", "drafter", "explain", "failures", "flags", "host", "kept_back", "labels", "launch", "logs",
-    "metrics", "name", "parse", "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts",
-    "terms", "variables",
+    "bench", "context", "drafter", "explain", "failures", "flags", "gate", "host", "kept_back", "labels", "launch",
+    "layout", "logs", "metrics", "name", "parse", "read_pair", "release", "rest_last", "scheduling", "seqs_cure",
+    "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
 name = "vllm"
@@ -40,11 +40,16 @@ starts = Starts(("vllm", "serve"), "model", True, ("LLM", (None, "vllm")), {"usa
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
     given = rules.NEWEST if numbers is None else numbers
     version = rules.version((given[0], given[1]))
-    return with_words(replace(version, patch=patch_of(name, given)), words)
+    plain = replace(version, patch=patch_of(name, given))
+    if not words:
+        return plain
+    from kvplan.servers.vllm.labels import with_words  # only imported for a label with words
+
+    return with_words(plain, words)
 
 
 def labels() -> tuple[str, ...]:
-    """The newest first."""
+    """Labels of all releases, newest first."""
     minors = range(rules.NEWEST[1], rules.OLDEST[1] - 1, -1)
     return ("vllm", *(f"vllm@0.{minor}" for minor in minors))
 
@@ -70,36 +75,36 @@ def settings(request: Request) -> Settings:
 
 
 def kept_back(plan: Plan) -> int:
-    """None: its profile run measures the peak, and its budget has a row for it."""
+    """Return 0: its profile run measures the peak, and its budget has a row for it."""
     return 0
 
 
 def host(plan: Plan) -> "tuple[HostRow, ...]":
-    from kvplan.servers.vllm.host import rows  # of no account unless asked for
+    from kvplan.servers.vllm.host import rows  # only imported on request
 
     return tuple(rows(plan))
 
 
 def explain(plan: Plan) -> Explanation:
-    from kvplan.servers.vllm import explain as own  # of no account unless asked for
+    from kvplan.servers.vllm import explain as own  # only imported on request
 
     return own.explain(plan)
 
 
 def failures() -> "Failures":
-    from kvplan.servers.vllm.failures import FAILURES  # of no account unless a log is read
+    from kvplan.servers.vllm.failures import FAILURES  # only imported if a log is read
 
     return FAILURES
 
 
 def metrics() -> "Metrics":
-    from kvplan.servers.vllm.metrics import METRICS  # of no account unless a page is read
+    from kvplan.servers.vllm.metrics import METRICS  # only imported if a page is read
 
     return METRICS
 
 
 def start(words: list[str]) -> "Started | None":
-    from kvplan.servers.vllm import command  # of no account unless a command is pasted
+    from kvplan.servers.vllm import command  # only imported if a command is pasted
 
     return command.start(words)
 
@@ -128,6 +133,12 @@ def flags() -> "tuple[Mapping[str, str], Mapping[str, Other]]":
     return READ, OTHERS
 
 
+def scheduling() -> "tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]":
+    from kvplan.servers.vllm import scheduling as lists  # only imported on request
+
+    return lists.MODELED, lists.NO_EFFECT, lists.REFUSED
+
+
 def variables() -> "Mapping[str, Variable]":
     from kvplan.servers.vllm.variables import VARIABLES
 
@@ -135,11 +146,11 @@ def variables() -> "Mapping[str, Variable]":
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:
-    return None  # its names are the table's own
+    return None  # its own names are those of the table
 
 
 if TYPE_CHECKING:
     from kvplan.servers.base import Server
     from kvplan.servers.vllm import server
 
-    _whole: Server = server  # every name of the protocol stands here, with its types
+    _whole: Server = server  # type check: the module has every name of the protocol

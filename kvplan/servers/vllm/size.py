@@ -1,4 +1,4 @@
-"""What vLLM has left for its KV cache, how many requests that holds, and why it would not start."""
+"""vLLM's memory for its KV cache, the number of requests that fit, and reasons not to start."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,23 +6,45 @@ from math import ceil
 from typing import Literal
 
 from kvplan.core.errors import UsageError
+from kvplan.models.spec import ModelSpec
 from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.methods import LOOKING_AHEAD
-from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Request, Sized, check_load
+from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Plan, Request, Sized, check_load
+from kvplan.servers.pool import Capacity, Pool, blocks_in, prefix_notes
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import adapters, connectors, encoder, experts, offload, overheads, tiers
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.pool import Capacity
 from kvplan.servers.weights import own_layout, rank_weights, weight_layout
+from kvplan.sizing.weights import Layout
+
+
+def layout(request: Request, spec: ModelSpec) -> Layout:
+    """Layout of a model's weights: what is replicated, padded and left out."""
+    args, release = request.args, request.release
+    return Layout(
+        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, release),
+        left_out=vllm.left_out(spec, args, release),
+        whole_towers=args.mm_encoder_tp_mode == "data",
+        expert_tile=vllm.expert_tile(spec, args, request.gpu.sm, release),
+        whole_shared=vllm.keeps_shared_whole(spec, args, release),
+        dense_tp=1 if _keeps_dense_whole(request, spec) else 0,
+        marlin=args.max_loras > 0,
+        wide_scales=0 < request.gpu.sm < vllm.FP8_IN_TRITON and release.has("fp8_blocks_by_marlin"),
+    )
+
+
+def _keeps_dense_whole(request: Request, spec: ModelSpec) -> bool:
+    by_flag = bool(request.args.moe_dense_tp_size and spec.experts_per_token)
+    return by_flag or vllm.keeps_dense_whole(spec, request.args, request.release)
 
 
 def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
-    """What one stage's rank has left for KV. Source: vLLM 0.33 v1/worker/gpu_worker.py."""
+    """Bytes left for KV on one stage's rank. Source: vLLM 0.33 v1/worker/gpu_worker.py."""
     gpu, spec, args, release = request.gpu, request.spec, request.args, request.release
     budget = ceil(gpu.total_memory * settings.gpu_memory_utilization)
     groups = rank_weights(request, stage)
@@ -49,7 +71,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
         stated = args.kv_cache_memory_bytes
         return Budget(budget, groups, estimates, (stated, stated, stated))
     rows = [estimates[name] for name in BUDGET_ROWS]
-    if not settings.graphs_in_budget:  # the graphs come on top of the budget, not out of it
+    if not settings.graphs_in_budget:  # the graphs are in addition to the budget, not part of it
         rows.remove(estimates["cuda_graphs"])
     if not settings.first_engine and not release.has("others_apart"):
         rows.append(estimates["in_use"])
@@ -67,35 +89,44 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     )
 
 
-def gate(request: Request, settings: Settings, estimates: Mapping[str, Estimate], end: int) -> Refusal | None:
-    """vLLM's look at the free memory before it loads; `end` 0 where others hold the most that they may, 1 likely."""
+def gate(plan: Plan, end: Literal["low", "likely"]) -> Refusal | None:
+    """Check the free memory as vLLM does before it loads."""
+    return lacks_free_memory(plan.request, plan.settings, plan.estimates, end)
+
+
+def lacks_free_memory(
+    request: Request, settings: Settings, estimates: Mapping[str, Estimate], end: Literal["low", "likely"]
+) -> Refusal | None:
+    """Return a refusal if too little memory is free before loading; "low": if other processes hold the most they
+    may.
+    """
     if settings.first_engine or not request.release.has("start_gate"):
         return None
     in_use, total = estimates["in_use"], request.gpu.total_memory
     room = total - estimates["context"].likely
-    others = (in_use.high, in_use.likely)[end]
+    others = in_use.high if end == "low" else in_use.likely
     return start.free_memory(total, settings.gpu_memory_utilization, room - others, room - in_use.high, others)
 
 
 def needs_state_blocks(request: Request) -> bool:
-    """Whether every sequence that the server may run needs a block from the start."""
+    """True if every sequence that the server may run needs a block from the start."""
     return request.release.has("state_blocks") and request.spec.has_states and not request.args.enforce_eager
 
 
 def stating_argument(args: EngineArgs) -> str | None:
-    """The argument that says how large the pool is; None where memory decides."""
+    """The argument that sets the pool size, or None if memory determines it."""
     stating = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
     return next((name for name in stating if getattr(args, name) is not None), None)
 
 
 def rest_of_gpu(stage: Budget, end: Literal["low", "likely"]) -> int:
-    """Bytes of a GPU that are not the pool's: weights and what is estimated, at that end of its range."""
+    """Bytes of a GPU outside the pool: weights and estimated components, at that end of their range."""
     rows = [stage.estimates[name] for name in BUDGET_ROWS]
     return sum(stage.groups.values()) + sum(row.low if end == "low" else row.likely for row in rows)
 
 
 def stated_pool(request: Request, stage: Budget, capacity: Capacity) -> Refusal | None:
-    """Why a pool that was stated cannot be allocated."""
+    """Return a refusal if a pool of explicit size cannot be allocated."""
     argument = stating_argument(request.args)
     if argument is None:
         return None
@@ -106,7 +137,7 @@ def stated_pool(request: Request, stage: Budget, capacity: Capacity) -> Refusal 
 
 
 def start_notes(request: Request, settings: Settings, capacity: Capacity, stage: Budget) -> list[str]:
-    """What keeps a server that has room from starting, or from holding what it was told to."""
+    """Reasons why a server with enough room might not start, or not hold what was requested."""
     args = request.args
     notes = vllm.mm_notes(request.spec, args, request.release)
     notes += encoder.encoder_notes(request.spec, settings, args, request.release)
@@ -131,23 +162,23 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
 
 
 def size(request: Request) -> Sized:
-    """vLLM's answer; its default batch is lowered to what starts, where there are fewer state blocks than sequences."""
+    """vLLM's result; the default batch is lowered until it starts if there are fewer state blocks than sequences."""
     if request.spec.is_encoder:
-        from kvplan.servers.vllm import encoder_only  # of no account for models that write
+        from kvplan.servers.vllm import encoder_only  # not needed for generative models
 
         return encoder_only.size(request)
     return sure_start(request, largest_batch(request))
 
 
 def sure_start(request: Request, answer: Sized) -> Sized:
-    """The answer with an empty pool at the low end of the range, where the sequences have no block each there."""
+    """The result with an empty pool at the low end of the range if there is no block for each sequence there."""
     if not needs_state_blocks(request) or answer.settings.max_num_seqs <= answer.blocks[0]:
         return answer
     return replace(answer, blocks=(0, answer.blocks[1]), ends=(0.0, answer.ends[1]))
 
 
 def largest_batch(request: Request) -> Sized:
-    """What starts with the batch asked for; where none is, with the largest that does."""
+    """The result that starts with the requested batch; if none is given, with the largest one that does."""
     answer = started(request)
     refusal, most = answer.refusal, answer.settings.max_num_seqs
     if request.args.max_num_seqs is not None or refusal is None or refusal.by != "state_blocks":
@@ -162,26 +193,26 @@ def largest_batch(request: Request) -> Sized:
             fails = middle
     if not holds:
         return answer
-    note = f"no --max-num-seqs: {holds:,} are planned, the most that starts; by default {most:,}: {refusal.text}"
+    note = f"no --max-num-seqs: using {holds:,}, the most with which it starts; the default is {most:,}: {refusal.text}"
     return replace(best, notes=(*best.notes, note))
 
 
 def surely_starts(answer: Sized, max_num_seqs: int) -> bool:
-    """Whether every sequence has its state block, also where what is estimated is at its worst if it fits then."""
+    """True if every sequence has its state block, even at the worst end of the estimates if it fits there."""
     low, likely = answer.blocks[0], answer.capacity.num_blocks
     blocks = low if low > answer.capacity.blocks_per_request else likely
     return answer.refusal is None and answer.capacity.fits and max_num_seqs <= blocks
 
 
 def bounded_by_draft(request: Request, settings: Settings) -> Settings:
-    """The settings with the context that an independent draft still takes: runner V2 cannot go on without it.
+    """Limit the context to that of an independent draft model: runner V2 cannot continue without it.
 
-    Raises UsageError where a step has no room for a token and its drafts.
+    Raise UsageError if a step has no room for a token and its drafts.
     """
     draft, args = request.draft, request.args
     ahead = args.num_speculative_tokens + (args.speculative_method in ("dflash",))
     if (draft is not None or args.speculative_method in LOOKING_AHEAD) and settings.max_num_batched_tokens <= ahead:
-        problem = f"leaves a step no room beside {ahead} drafted tokens"
+        problem = f"leaves no room in a step for anything but {ahead} draft tokens"
         raise UsageError(f"max_num_batched_tokens {settings.max_num_batched_tokens:,}", problem, "raise it")
     if draft is None or draft.head or not settings.runner_v2 or not request.release.has("draft_bounds_context"):
         return settings
@@ -189,11 +220,11 @@ def bounded_by_draft(request: Request, settings: Settings) -> Settings:
 
 
 def draft_notes(request: Request, settings: Settings) -> list[str]:
-    """What a draft changes beside its weights and its cache."""
+    """Notes on what a draft changes besides its weights and its cache."""
     draft, args, notes = request.draft, request.args, []
     context = args.max_model_len if isinstance(args.max_model_len, int) else request.spec.max_model_len
     if draft is not None and settings.max_model_len < context:
-        notes.append(f"the context is {settings.max_model_len:,} tokens, as much as the draft {draft.name} takes")
+        notes.append(f"the context is {settings.max_model_len:,} tokens, the limit of the draft {draft.name}")
     if args.speculative_method in ("dflash", "dspark"):
         queries = args.num_speculative_tokens + (args.speculative_method == "dflash")
         most = settings.max_num_batched_tokens // queries
@@ -203,7 +234,7 @@ def draft_notes(request: Request, settings: Settings) -> list[str]:
                 f"at a time at most, by max_num_batched_tokens {settings.max_num_batched_tokens:,}"
             )
     shared = draft is not None and any(weight.shared for weight in draft.weights)
-    if draft is not None and shared and draft.head != "mtp":
+    if draft is not None and shared and draft.head != "mtp" and not draft.is_part_of(request.spec):
         notes.append(
             f"{draft.name} shares the model's embedding{'' if draft.head == 'eagle3' else ' and output head'}, as vLLM "
             "does where its checkpoint has no other"
@@ -211,20 +242,8 @@ def draft_notes(request: Request, settings: Settings) -> list[str]:
     return notes
 
 
-def prefix_notes(num_tokens: int, settings: Settings, pool: vllm_pool.Pool) -> list[str]:
-    """Why a prefix that all requests begin with is never found in the cache; nothing where it is, or there is none."""
-    if not num_tokens:
-        return []
-    prefix = f"prefix of {num_tokens:,} token{'' if num_tokens == 1 else 's'}"
-    if not settings.prefix_caching:
-        return [f"the {prefix} is computed anew for every request: prefix caching is off"]
-    if num_tokens < pool.hit_tokens:
-        return [f"the {prefix} is shorter than the {pool.hit_tokens:,}-token block: it is never found in the cache"]
-    return []
-
-
 def encoder_of(request: Request, settings: Settings) -> EncoderBudget | None:
-    """The encoder's budget as a plan has it."""
+    """The encoder's budget in a plan's terms."""
     budget = encoder.budget_of(request.spec, settings, request.args, request.release)
     if budget is None:
         return None
@@ -234,8 +253,8 @@ def encoder_of(request: Request, settings: Settings) -> EncoderBudget | None:
     return EncoderBudget(budget.compute, budget.cache, budget.profiled, batch, sizes, dict(budget.per_prompt))
 
 
-def check_interleave(args: EngineArgs, pool: vllm_pool.Pool) -> None:
-    """vLLM 0.33 config/vllm.py (validate_block_size)."""
+def check_interleave(args: EngineArgs, pool: Pool) -> None:
+    """Check the interleave size as vLLM 0.33 config/vllm.py (validate_block_size) does."""
     tokens, block = args.cp_kv_cache_interleave_size or 1, pool.block_size
     if args.decode_context_parallel_size > 1 and block % tokens:
         raise UsageError(
@@ -245,14 +264,24 @@ def check_interleave(args: EngineArgs, pool: vllm_pool.Pool) -> None:
         )
 
 
+def prompt_notes(request: Request) -> tuple[str, ...]:
+    """Notes on ranks that divide prompts. Reject what does not go with them."""
+    from kvplan.servers.vllm import context_parallel  # only here: an estimate without them loads no more modules
+
+    context_parallel.check(request.spec, request.args, request.release)
+    return tuple(context_parallel.notes(request.args))
+
+
 def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
-    vllm.check_architecture(spec, request.release)
+    vllm.check_architecture(spec, request.release, request.gpu.sm)
     connectors.check(spec, args, request.release)
     offload.check(args, request.release)
-    vllm.check_parallel(spec, args, flat=connectors.hybrid_manager_is_off(args, request.release))
+    flat = connectors.hybrid_manager_is_off(args, request.release)
+    vllm.check_parallel(spec, args, flat=flat, draft=request.draft)
     experts.check(spec, args, request.release)
+    divided = prompt_notes(request) if args.prefill_context_parallel_size > 1 else ()
     vllm.check_capability(spec, args, request.gpu.sm)
     settings = bounded_by_draft(request, settings)
     encoder.check_processor(spec, settings, args, request.release)
@@ -262,12 +291,12 @@ def started(request: Request) -> Sized:
     capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
     check_interleave(args, pool)
     tiers.check(args, request.release, pool, settings.prefix_caching)
-    low, high = (vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
+    low, high = (blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
     if args.num_gpu_blocks_override is not None:
         low = high = capacity.num_blocks
-    if gate(request, settings, stages[0].estimates, 0) is not None:
+    if lacks_free_memory(request, settings, stages[0].estimates, "low") is not None:
         low = 0
-    seqs, refusal = settings.max_num_seqs, gate(request, settings, stages[0].estimates, 1)
+    seqs, refusal = settings.max_num_seqs, lacks_free_memory(request, settings, stages[0].estimates, "likely")
     if refusal is None and capacity.fits and needs_state_blocks(request):
         refusal = start.state_blocks(seqs, capacity.num_blocks, low, capacity.bytes_per_block)
     if refusal is None and capacity.fits:
@@ -283,6 +312,7 @@ def started(request: Request) -> Sized:
             *connectors.notes(spec, args, request.release),
             *offload.notes(request, capacity.stage),
             *draft_notes(request, settings),
+            *divided,
             *prefix_notes(request.load.shared_prefix, settings, pool),
         ),
         refusal=refusal,

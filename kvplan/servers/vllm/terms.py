@@ -1,8 +1,8 @@
-"""vLLM's own words."""
+"""vLLM's own wording."""
 
 from kvplan.servers.base import Sources, Terms
 
-# Releases whose own code the rules were not compared with follow what was written about them.
+# Releases whose own code was not compared are modeled from published information.
 DESCRIBED = "wheels, release notes, issues and posted start-up logs have them"
 
 TERMS = Terms(
@@ -24,7 +24,7 @@ TERMS = Terms(
     keeps_share=False,
     simulated=True,
     recommended=True,
-    outside="outside budget",
+    outside="outside --gpu-memory-utilization",
     uncompared=(
         "{label} by wheels, notes, issues and logs; not compared with its own answers",
         f"{{label}} as its {DESCRIBED}; not compared with that release's own code",
@@ -40,5 +40,6 @@ TERMS = Terms(
         described=f"rules of {{label}} as its {DESCRIBED}",
     ),
     program=("vllm", "serve"),
+    needs_drafter=True,
     image="vllm/vllm-openai:v{release}",
 )

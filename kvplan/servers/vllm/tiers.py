@@ -1,7 +1,7 @@
-"""Host memory that vLLM's KV connectors keep blocks in.
+"""Host memory in which vLLM's KV connectors keep blocks.
 
 Source: vLLM 0.33 v1/kv_offload, v1/simple_kv_offload, distributed/kv_transfer/kv_connector/v1/offloading/config.py,
-re-derived; equal to the server's own classes on every case compared (tests/servers/test_connectors.py).
+re-derived; equal to the server's own classes in every compared case (tests/servers/test_connectors.py).
 """
 
 from collections import deque
@@ -14,31 +14,32 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, plural
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.plans import Plan
+from kvplan.servers.pool import Pool, chunk_bytes, num_ranks, offloaded_bytes
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE, Connector, read
-from kvplan.servers.vllm.pool import Pool
 from kvplan.sizing.layout import cdiv
 
-PAGE: Final = 4096  # a chunk in the shared region is rounded up to pages of memory
-SIMPLE_BYTES: Final = 8 * GIB  # of SimpleCPUOffloadConnector where its config names none
-LMCACHE_BYTES: Final = 5 * GIB  # LMCache's max_local_cpu_size where nobody says another
-LMCACHE_CHUNK: Final = 256  # tokens that it keeps together
+SIMPLE_BYTES: Final = 8 * GIB  # default of SimpleCPUOffloadConnector
+LMCACHE_BYTES: Final = 5 * GIB  # default of LMCache's max_local_cpu_size
+LMCACHE_CHUNK: Final = 256  # tokens that it stores together
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Host memory that a connector keeps blocks in.
+    """Host memory in which a connector keeps blocks.
 
     name    the connector's
     size    bytes of a replica, all its ranks together
-    tokens  that it holds of requests of the full context
-    how     how the size comes about
+    tokens  capacity in tokens, for requests of the full context
+    how     how the size is determined
+    in_shm  it lies in /dev/shm
     """
 
     name: str
     size: int
     tokens: int
     how: str
+    in_shm: bool = False
 
 
 def of_plan(plan: Plan) -> Iterator[Tier]:
@@ -48,16 +49,16 @@ def of_plan(plan: Plan) -> Iterator[Tier]:
 
 
 def check(args: EngineArgs, release: Version, pool: Pool, caches: bool) -> None:
-    """Refuse sizes that vLLM refuses."""
+    """Reject sizes that vLLM rejects."""
     if args.kv_transfer_config is not None or args.kv_offloading_size:
         deque(tiers(args, release, pool, 1, caches=caches), 0)
 
 
 def tiers(args: EngineArgs, release: Version, pool: Pool, context: int, *, caches: bool) -> Iterator[Tier]:
-    """The host memory of each connector, of those whose own config says how much.
+    """Host memory of each connector whose own config gives a size.
 
     context  tokens of the longest request; caches: prefixes are cached
-    Raises UsageError for a size that vLLM refuses.
+    Raise UsageError for a size that vLLM rejects.
     """
     connector = read(args, release)
     for part in connector.parts if connector is not None else ():
@@ -70,9 +71,9 @@ def tiers(args: EngineArgs, release: Version, pool: Pool, context: int, *, cache
 
 
 def _native(part: Connector, args: EngineArgs, release: Version, pool: Pool, context: int, *, caches: bool) -> Tier:
-    """vLLM 0.33 v1/kv_offload/cpu/spec.py: chunks of some blocks of all ranks, rounded up to pages of memory; a latent
-    that every rank holds is kept once."""
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    """Follow vLLM 0.33 v1/kv_offload/cpu/spec.py: chunks of several blocks of all ranks, rounded up to memory pages; a
+    latent that every rank holds is stored once.
+    """
     kinds = {group.first.kind for group in pool.groups}
     if "state" in kinds and len(kinds) > 1 and not caches:
         raise UsageError(
@@ -80,20 +81,20 @@ def _native(part: Connector, args: EngineArgs, release: Version, pool: Pool, con
             "tokens_per_block is not divisible by tokens_per_hash where states are not cached",
             "Hybrid models need --enable-prefix-caching to align block sizes",
         )
-    once = release.has("latents_offloaded_once") and is_replicated(pool, args)
     each = chunk_blocks(part, [tokens for tokens, _ in reach(pool)])
-    bare = each * pool.stage_bytes[0] * (1 if once else ranks)
-    chunk = cdiv(bare, PAGE) * PAGE if release.has("offloaded_pages") else bare
+    copies, bare = offloaded_bytes(args, release, pool)
+    chunk = chunk_bytes(each * bare, release)
     stated = part.count("cpu_bytes_to_use") or 0
     chunks = stated // chunk
-    copies = "kept once" if once else f"of {plural(ranks, 'rank')}"
-    how = f"{stated:,} B asked for, in chunks of {plural(each, 'block')} {copies}: {chunks:,} x {chunk:,} B"
-    shared = ", in /dev/shm" if release.has("offloaded_in_shm") else ", pinned"
-    return Tier(part.name, chunks * chunk, chunks * context // chunks_each(pool, context, each), how + shared)
+    of_ranks = f"of {plural(copies, 'rank')}" if copies == num_ranks(args) else "kept once"
+    how = f"{stated:,} B requested, in chunks of {plural(each, 'block')} {of_ranks}: {chunks:,} x {chunk:,} B"
+    in_shm = release.has("offloaded_in_shm")
+    how += ", in /dev/shm" if in_shm else ", pinned"
+    return Tier(part.name, chunks * chunk, chunks * context // chunks_each(pool, context, each), how, in_shm)
 
 
 def _simple(part: Connector, args: EngineArgs, pool: Pool, context: int) -> Tier:
-    """vLLM 0.33 v1/simple_kv_offload/manager.py (_derive_cpu_config)."""
+    """Follow vLLM 0.33 v1/simple_kv_offload/manager.py (_derive_cpu_config)."""
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
     total = part.count("cpu_bytes_to_use")
     each = part.count("cpu_bytes_to_use_per_rank")
@@ -110,7 +111,7 @@ def _simple(part: Connector, args: EngineArgs, pool: Pool, context: int) -> Tier
 
 
 def _lmcache(part: Connector, args: EngineArgs, pool: Pool) -> Tier:
-    """LMCache keeps its buffer in every rank's process (LMCache/LMCache#2901), of whole chunks."""
+    """LMCache's buffer, one in every rank's process (LMCache/LMCache#2901), made of whole chunks."""
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size
     own = LMCACHE_BYTES if args.lmcache_max_local_cpu_size is None else args.lmcache_max_local_cpu_size
     stated = part.extra.get("lmcache.max_local_cpu_size", own / GIB)
@@ -123,15 +124,8 @@ def _lmcache(part: Connector, args: EngineArgs, pool: Pool) -> Tier:
     return Tier(part.name, size * ranks, size // chunk * LMCACHE_CHUNK, how)
 
 
-def is_replicated(pool: Pool, args: EngineArgs) -> bool:
-    """Whether every rank holds the same bytes of each block (offloading/config.py, replicated_layout)."""
-    alone = args.pipeline_parallel_size == 1 and args.decode_context_parallel_size == 1
-    latent = all(spec.kind == "latent" for group in pool.groups for spec in group.specs)
-    return args.tensor_parallel_size > 1 and alone and latent
-
-
 def reach(pool: Pool) -> Iterator[tuple[int, int | None]]:
-    """Of each group whose prefixes are cached: tokens of a block on all ranks, and how far back attention reaches."""
+    """For each group with prefix caching: (tokens of a block on all ranks, how far back attention reaches)."""
     for group in pool.groups:
         first = group.first
         if first.kind in ("ring", "cross"):
@@ -141,7 +135,7 @@ def reach(pool: Pool) -> Iterator[tuple[int, int | None]]:
 
 
 def chunks_each(pool: Pool, context: int, blocks: int) -> int:
-    """Chunks that a request of the full context takes in a tier (cpu/common.py, _kv_cache_size_tokens)."""
+    """Chunks in a tier for a request of the full context (cpu/common.py, _kv_cache_size_tokens)."""
     count = 0
     for tokens, bound in reach(pool):
         whole = cdiv(context, tokens * blocks)
@@ -150,7 +144,7 @@ def chunks_each(pool: Pool, context: int, blocks: int) -> int:
 
 
 def chunk_blocks(connector: Connector, block_sizes: list[int]) -> int:
-    """Blocks of the GPU that go to the host together. Raises UsageError for a size that vLLM refuses."""
+    """GPU blocks that are offloaded together. Raise UsageError for a size that vLLM rejects."""
     blocks = connector.count("blocks_per_chunk")
     tokens = connector.count("block_size")
     if tokens is None:

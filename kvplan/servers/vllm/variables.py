@@ -78,7 +78,7 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         "LMCache's documentation", (0, 8), None, _uses_lmcache,
     ),
     "LMCACHE_USE_LAYERWISE": Variable(
-        "vllm", "", "on", "true captures CUDA graphs in pieces alone", "vLLM 0.33 lmcache_connector.py", (0, 8), None,
+        "vllm", "", "on", "true allows only piecewise CUDA graphs", "vLLM 0.33 lmcache_connector.py", (0, 8), None,
         _uses_lmcache, usual=("", "0", "false", "False"),
     ),
 }  # fmt: skip

@@ -1,0 +1,123 @@
+"""What `kvplan calibrate --bench` gains: `python -m benchmarks.timing.calibrated FACTS [--runs 4] [--json FILE]`.
+
+Of each server with at least six published runs some are given to the fit as a user's own, spread evenly from the
+lightest load to the heaviest; the others are predicted before and after. What is fitted on top of has not seen the
+server's source (folds.json).
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.timing.facts import Fact, read_facts
+from benchmarks.timing.predict import OWN, folds, load_of, planned
+from benchmarks.timing.scores import is_at_load
+from kvplan.core.errors import KvplanError
+from kvplan.planning.plan import Plan
+from kvplan.simulate import bench_fit, constants
+from kvplan.simulate.bench_fit import FACTORS, Measurement
+
+LEAST = 6  # runs of a server, below which it is left out
+METRICS = ("tpot", "ttft", "output_tokens_per_s")
+UNFITTED = dict.fromkeys(FACTORS, 1.0)
+
+
+def servers(facts: Sequence[Fact], leave_out: Sequence[str]) -> list[list[Fact]]:
+    """Runs of one server, from the lightest load to the heaviest."""
+    groups: dict[tuple[object, ...], list[Fact]] = defaultdict(list)
+    for fact in facts:
+        if fact.engine in OWN and fact.src not in leave_out:
+            groups[fact.src, fact.engine, fact.version, fact.model, fact.gpu, fact.tp].append(fact)
+
+    def weight(fact: Fact) -> tuple[float, float]:
+        return fact.users or fact.rate or 0.0, fact.input_len + fact.output_len
+
+    return [sorted(group, key=weight) for group in groups.values() if len(group) >= LEAST]
+
+
+def spread(group: Sequence[Fact], num_runs: int) -> list[int]:
+    """Places of the runs that are given."""
+    return sorted({round(place) for place in np.linspace(0, len(group) - 1, num_runs)})
+
+
+def measurement(fact: Fact) -> Measurement:
+    values = [(metric, *stated) for metric in ("tpot", "ttft") if (stated := fact.stated(metric)) is not None]
+    if is_at_load(fact):
+        values.append(("output_tokens_per_s", "mean", fact.measured["out_tps"]))
+    return Measurement(planned(fact), load_of(fact), tuple(values))
+
+
+def errors(run: Measurement, factors: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    for metric, statistic, value in run.values:
+        (error,) = bench_fit.log_errors(replace(run, values=((metric, statistic, value),)), factors) or ((0.0, 0.0),)
+        yield metric, abs(float(np.exp(error[0])) - 1)
+
+
+def scored(group: Sequence[Fact], num_runs: int) -> dict[str, list[tuple[float, float]]]:
+    """(error before, error after) of what was left out, by metric."""
+    values = folds().get(group[0].src, constants.V1)
+
+    def own(plan: Plan) -> constants.Constants:
+        return constants.adapted(values, plan)
+
+    bench_fit.constants_of = own
+    given = set(spread(group, num_runs))
+    runs = [measurement(fact) for fact in group]
+    factors = bench_fit.fitted([runs[place] for place in sorted(given)]).factors
+    errors_left: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for place, run in enumerate(runs):
+        if place not in given:
+            for (metric, before), (_, after) in zip(errors(run, UNFITTED), errors(run, factors), strict=True):
+                errors_left[metric].append((before, after))
+    return errors_left
+
+
+def summary(pairs: Sequence[tuple[float, float]]) -> str:
+    before, after = np.array(pairs).T
+    p90 = [np.quantile(sizes, 0.9, method="inverted_cdf") for sizes in (before, after)]
+    medians = f"{np.median(before):6.1%} -> {np.median(after):6.1%}"
+    return f"n {len(pairs):4}  {medians}  9 in 10 {p90[0]:6.1%} -> {p90[1]:6.1%}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("facts", type=Path)
+    parser.add_argument("--runs", type=int, default=4, help="that are given to the fit")
+    parser.add_argument("--json", type=Path, help="write the errors here")
+    parser.add_argument("--without", action="append", default=[], metavar="SRC", help="a source to leave out")
+    options = parser.parse_args()
+    facts = [row for row in read_facts(options.facts) if isinstance(row, Fact)]
+    groups: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    counts: dict[str, int] = defaultdict(int)
+    for group in servers(facts, options.without):
+        try:
+            errors_left = scored(group, options.runs)
+        except KvplanError as error:
+            print(f"{group[0].id}: {error}", file=sys.stderr)
+            continue
+        for name in (group[0].src, "all"):
+            counts[name] += 1
+            for metric, pairs in errors_left.items():
+                groups[name][metric] += pairs
+        print(group[0].src, group[0].engine, group[0].model, group[0].gpu, group[0].tp, flush=True)
+        for metric in METRICS:
+            if errors_left.get(metric):
+                print(f"  {metric:<20} {summary(errors_left[metric])}", flush=True)
+    for name, metrics in groups.items():
+        print(f"\n{name}: {counts[name]} servers")
+        for metric in METRICS:
+            if metrics.get(metric):
+                print(f"  {metric:<20} {summary(metrics[metric])}")
+    if options.json:
+        options.json.write_text(json.dumps(groups) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

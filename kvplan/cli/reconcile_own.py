@@ -1,0 +1,82 @@
+"""`kvplan reconcile --log` of the bundled engine's log, which states its model and settings: the rules are its own."""
+
+from dataclasses import fields, replace
+
+from kvplan.cli import inputs
+from kvplan.cli.inputs import Inputs
+from kvplan.cli.options import PlanOptions, flag_of
+from kvplan.cli.resolve import Resolved, resolve
+from kvplan.cli.run_options import ReconcileOptions
+from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import format_gib
+from kvplan.measure.serverlog.compare import LogReconciliation
+from kvplan.measure.serverlog.request import model_of
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.bundled.log_rows import check_form, inputs_of, rows_of
+from kvplan.servers.bundled.rules import Speculation
+from kvplan.servers.logs import ServerLog
+
+# Options that say which model was served; every other one is in the log.
+TAKEN = ("model", "draft_model", "revision", "offline", "assume_dense", "text_only")
+
+
+def compared_own(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
+    """Compare the engine's log with its plan; notes go to standard error."""
+    check_form(log)
+    refuse_stated(options, log)
+    model, notes = served(options, log, options.model, log.model, "--model NAME or --config config.json")
+    draft = None
+    if "draft_model" in log.flags:
+        named = log.flags["draft_model"]
+        draft_model, more = served(options, log, options.draft_model, named, "--draft-model NAME")
+        draft, notes = draft_model.spec, notes + more
+    engine = inputs_of(log, model.spec)
+    drafts = Speculation(int(log.flags.get("num_speculative_tokens", "0")), draft)
+    rows, given, of_ranks = rows_of(log, model.spec, drafts)
+    pool = log.least("num_blocks")
+    release = printable(log.flags.get("kvplan_release", "?"), 30)
+    gpu, device = log.text("gpu"), log.text("engine_device")
+    result = LogReconciliation(
+        engine=f"kvplan's engine {release}",
+        model=model.spec.name,
+        gpus=(),
+        args=EngineArgs(
+            tensor_parallel_size=engine.tensor_parallel_size, pipeline_parallel_size=engine.pipeline_parallel_size
+        ),
+        max_model_len=engine.max_model_len,
+        rows=rows,
+        given=given,
+        given_from="" if pool is None else f"{pool.count:,} blocks",
+        notes=(*log.notes, *of_ranks, *notes),
+        machine=f"{gpu or ('a CPU' if device == 'cpu' else device)} of {format_gib(engine.total)}",
+        total_memory=engine.total,
+    )
+    notices = Inputs([], 1, list(result.notes), [], list(model.warnings))
+    inputs.say(notices, quiet=options.quiet)
+    return replace(result, notes=tuple(dict.fromkeys([*result.notes, *model.warnings])))
+
+
+def refuse_stated(options: ReconcileOptions, log: ServerLog) -> None:
+    """Refuse options for what the engine's log states exactly."""
+    plain = ReconcileOptions()
+    for field in fields(PlanOptions):
+        if field.name not in TAKEN and getattr(options, field.name) != getattr(plain, field.name):
+            problem = f"cannot be used: the {log.called} is of kvplan's engine, which logs its own settings"
+            raise UsageError(flag_of(field.name), problem, "remove it")
+
+
+def served(
+    options: ReconcileOptions, log: ServerLog, given: str | None, logged: str | None, cure: str
+) -> tuple[Resolved, list[str]]:
+    """(a model by the option, else by its name in the log; notes): the log's own paths are never opened."""
+    notes = list[str]()
+    if given is None:
+        given, note = model_of(replace(log, flags={"model": logged or ""}))
+        if given is None:
+            called = printable(logged or "", 120)
+            raise InvalidInputError(
+                log.called, f"its model {called!r} is not one that `kvplan models` lists", f"add {cure}"
+            )
+        notes += [] if note is None else [note]
+    return resolve(given, inputs.source_of(options, options.revision)), notes

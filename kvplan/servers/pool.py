@@ -1,0 +1,171 @@
+"""A KV pool, for any server: groups of layers, bytes per block, blocks per request, and capacity."""
+
+from math import gcd
+
+from kvplan.core.records import dataclass
+from kvplan.core.units import MEMORY_PAGE
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.pages import KVSpec, Paging, charged_blocks, held_blocks, moving_blocks, prefilling_blocks
+from kvplan.servers.releases import Version
+from kvplan.servers.settings import Settings
+from kvplan.sizing.layout import cdiv
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVGroup:
+    """Layers that share one block table. `layers` are (layer index, spec), in the order of the model."""
+
+    layers: tuple[tuple[int, KVSpec], ...]
+    specs: tuple[KVSpec, ...]  # distinct ones, in order of first use
+
+    @property
+    def first(self) -> KVSpec:
+        return self.specs[0]
+
+    def charged(self, context: int, settings: Settings, dcp: int) -> int:
+        """Blocks charged to a request of `context` tokens at admission."""
+        return max([charged_blocks(spec, context, settings, dcp) for spec in self.specs])
+
+    def allocated_blocks(self, num_tokens: int, dcp: int) -> int:
+        """Blocks actually held by a decoding request of `num_tokens`."""
+        return max([held_blocks(spec, num_tokens, dcp) for spec in self.specs])
+
+    def prefilling(self, num_tokens: int, context: int, settings: Settings, dcp: int) -> int:
+        """Most blocks held by a request of `num_tokens` until its prompt is prefilled, in the largest steps."""
+        taken = [prefilling_blocks(spec, num_tokens, context, settings, dcp) for spec in self.specs]
+        return max(self.allocated_blocks(num_tokens, dcp), *taken)
+
+    def moving(self, num_tokens: int) -> int:
+        """Additional blocks that a decoding request holds now and then for a step or two."""
+        return max([moving_blocks(spec, num_tokens) for spec in self.specs])
+
+    def shared(self, num_tokens: int, dcp: int) -> int:
+        """Whole blocks of a common prefix that requests share: none for windows and states."""
+        return num_tokens // (self.first.block_size * dcp) if self.first.kind in ("full", "latent") else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """A model's KV pool before its size is known.
+
+    stage_bytes  bytes per block on one rank, for each pipeline stage
+    """
+
+    groups: tuple[KVGroup, ...]
+    stage_bytes: tuple[int, ...]
+    how: Paging
+
+    @property
+    def dcp(self) -> int:
+        return self.how.dcp
+
+    @property
+    def block_size(self) -> int:
+        return min(group.first.block_size for group in self.groups if group.first.kind != "ring")
+
+    @property
+    def hit_tokens(self) -> int:
+        """Shortest prefix cache hit in tokens; every hit is a multiple of it.
+
+        vLLM 0.33 v1/core/kv_cache_utils.py (resolve_kv_cache_block_sizes): the greatest common divisor of the groups'
+        blocks, or their least common multiple if partial blocks cannot be matched. A state is not sharded over ranks.
+        """
+        firsts = [group.first for group in self.groups if group.first.kind != "ring"]
+        return gcd(*(first.block_size * (1 if first.kind == "state" else self.dcp) for first in firsts))
+
+    def charged(self, context: int, settings: Settings) -> int:
+        return sum(group.charged(context, settings, self.dcp) for group in self.groups)
+
+    def allocated_blocks(self, num_tokens: int) -> int:
+        return sum(group.allocated_blocks(num_tokens, self.dcp) for group in self.groups)
+
+    def in_flight(self, num_tokens: int, context: int, settings: Settings) -> int:
+        """Transient blocks in addition to those held by decoding users of `num_tokens`.
+
+        Those of one request in prefill, and of another for the step in which its state moves on.
+        """
+        more = self.prefilling(num_tokens, context, settings) - self.allocated_blocks(num_tokens)
+        return more + sum(group.moving(num_tokens) for group in self.groups)
+
+    def prefilling(self, num_tokens: int, context: int, settings: Settings) -> int:
+        return sum(group.prefilling(num_tokens, context, settings, self.dcp) for group in self.groups)
+
+    def shared(self, num_tokens: int) -> int:
+        return sum(group.shared(num_tokens, self.dcp) for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Capacity of a pool once its size is known.
+
+    stage              the pipeline stage with the least room; bytes_per_block is its own
+    tokens             "GPU KV cache size" as the server logs it
+    max_concurrency    the server's "Maximum concurrency", a float
+    blocks_per_request blocks charged to a request of the full context
+    fits               the server starts; if not, `deficit` bytes per rank are missing
+    """
+
+    num_blocks: int
+    bytes_per_block: int
+    stage: int
+    max_model_len: int
+    blocks_per_request: int
+    max_concurrency: float
+    tokens: int
+    fits: bool
+    deficit: int
+
+
+def largest_context(layout: Pool, settings: Settings, limit: int, blocks: int) -> int:
+    """The largest context, at most `limit`, whose charge leaves the null block free; 0 when not even one token fits."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.charged(middle, settings) <= blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def blocks_in(layout: Pool, available: list[int]) -> tuple[int, int]:
+    """(blocks that every stage can hold, the stage with the least room)."""
+    if len(available) == 1:
+        return max(0, available[0]) // layout.stage_bytes[0], 0
+    costs = zip(available, layout.stage_bytes, strict=True)
+    return min([(max(0, room) // cost, i) for i, (room, cost) in enumerate(costs) if cost])
+
+
+def prefix_notes(num_tokens: int, settings: Settings, pool: Pool) -> list[str]:
+    """Say why a prefix common to all requests is never found in the cache; empty if it is found or there is none."""
+    if not num_tokens:
+        return []
+    prefix = f"prefix of {num_tokens:,} token{'' if num_tokens == 1 else 's'}"
+    if not settings.prefix_caching:
+        return [f"the {prefix} is computed again for every request: prefix caching is off"]
+    if num_tokens < pool.hit_tokens:
+        return [f"the {prefix} is shorter than the {pool.hit_tokens:,}-token block, so it is never found in the cache"]
+    return []
+
+
+def num_ranks(args: EngineArgs) -> int:
+    return args.tensor_parallel_size * args.pipeline_parallel_size
+
+
+def offloaded_bytes(args: EngineArgs, release: Version, pool: Pool) -> tuple[int, int]:
+    """(number of ranks whose copies of a block are kept, total bytes of those copies)."""
+    once = release.has("latents_offloaded_once") and is_replicated(pool, args)
+    copies = 1 if once else num_ranks(args)
+    return copies, copies * pool.stage_bytes[0]
+
+
+def chunk_bytes(num_bytes: int, release: Version) -> int:
+    """Host bytes of an offloaded chunk: whole memory pages in the region that ranks share."""
+    return cdiv(num_bytes, MEMORY_PAGE) * MEMORY_PAGE if release.has("offloaded_pages") else num_bytes
+
+
+def is_replicated(pool: Pool, args: EngineArgs) -> bool:
+    """True if every rank holds the same bytes of each block (vLLM 0.33 offloading/config.py, replicated_layout)."""
+    alone = args.pipeline_parallel_size == 1 and args.decode_context_parallel_size == 1
+    latent = all(spec.kind == "latent" for group in pool.groups for spec in group.specs)
+    return args.tensor_parallel_size > 1 and alone and latent

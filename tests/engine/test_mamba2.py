@@ -1,0 +1,155 @@
+"""Nemotron-H on the engine: logits and tokens are transformers', bytes of states and weights as planned."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_selective_state_update
+
+from engine import Engine, EngineConfig
+from engine.mamba2 import CHUNK, chunk_rule, step_rule
+from engine.state_slots import StateBlocks, StateShape, StateSlots, with_room_for_states
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.models import catalog, hf_config
+from kvplan.models.spec import FullAttention, HeadAttention, Mamba2, PlainMlp, RecurrentState
+from kvplan.serve.real import inputs_of
+from kvplan.servers.bundled.rules import predict
+from kvplan.sizing import layout
+from tests.engine.test_engine_models import BOUND, reference_logits, teacher_forced
+from tests.support import small_models
+from tests.support.small_engines import engine_for, greedy, random_tokens, run_dry, wrong_greedy_tokens
+
+FULL = pytest.mark.full
+FAMILY = "nemotron_h"
+PROMPT_LENS = (1, 7, CHUNK + 3)
+
+
+@pytest.mark.parametrize("is_cached", [False, pytest.param(True, marks=FULL)])
+def test_teacher_forced_logits_are_those_of_transformers(is_cached: bool, tmp_path: Path) -> None:
+    """Of a checkpoint named as NVIDIA publishes it; prompts in chunks that end anywhere, beside the others' decodes."""
+    folder = small_models.save_small_model(FAMILY, tmp_path / FAMILY)
+    reference = small_models.load_reference(folder)
+    publish(folder)
+    texts = random_tokens(*(n + 12 for n in PROMPT_LENS))
+    engine = engine_for(folder, enable_prefix_caching=is_cached, max_num_batched_tokens=24)
+    for logits, text, n in zip(teacher_forced(engine, texts, PROMPT_LENS), texts, PROMPT_LENS, strict=True):
+        expected = reference_logits(reference, text, n)
+        assert (logits - expected).abs().max() < BOUND * expected.abs().max()
+
+
+def publish(folder: Path) -> None:
+    """As Nemotron-H-8B and Nano-9B-v2: backbone.embeddings, backbone.layers.N.mixer, and a pattern of letters."""
+    tensors = {name.replace("model.", "backbone.", 1): x for name, x in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    del config["layers_block_type"]
+    pattern = {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}
+    (folder / "config.json").write_text(json.dumps({**config, **pattern}))
+
+
+def test_names_are_those_that_nvidia_publishes(tmp_path: Path) -> None:
+    """vLLM 0.33 nemotron_h.py maps backbone to model, embeddings to embed_tokens; transformers reads backbone too."""
+    folder = small_models.save_small_model(FAMILY, tmp_path / FAMILY)
+    publish(folder)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert {"backbone.embeddings.weight", "backbone.norm_f.weight", "lm_head.weight"} <= names
+    assert {name.removeprefix("backbone.layers.0.") for name in names if name.startswith("backbone.layers.0.")} == {
+        "norm.weight", "mixer.A_log", "mixer.D", "mixer.dt_bias", "mixer.conv1d.weight", "mixer.conv1d.bias",
+        "mixer.in_proj.weight", "mixer.out_proj.weight", "mixer.norm.weight",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("is_cached", [pytest.param(False, marks=FULL), True])
+def test_tokens_stay_the_models_when_sequences_give_way(is_cached: bool) -> None:
+    (shared,) = random_tokens(48, seed=2)
+    prompts = [shared + tail for tail in random_tokens(3, 20, 9, 26)]
+    engine = engine_for(FAMILY, num_blocks=13 if is_cached else 40, max_num_seqs=3, enable_prefix_caching=is_cached)
+    for i, prompt in enumerate(prompts * 2):
+        engine.add_request(prompt, greedy(14), request_id=str(i))
+    outputs = run_dry(engine)
+    assert engine.scheduler.num_preemptions
+    assert (sum(output.num_cached_tokens for output in outputs.values()) > 0) == is_cached
+    for i, prompt in enumerate(prompts * 2):
+        assert wrong_greedy_tokens(FAMILY, prompt, outputs[str(i)].token_ids) == []
+
+
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK + 1, 2 * CHUNK + 5])
+def test_the_rule_in_chunks_and_step_by_step_is_that_of_transformers(length: int) -> None:
+    source = torch.Generator().manual_seed(length)
+    heads, dim, width = 4, 5, 6
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=source)
+
+    values, writes, reads = drawn(length, heads, dim), drawn(length, heads, width), drawn(length, heads, width)
+    dt, decay, first = drawn(length, heads).exp(), -drawn(heads).exp(), drawn(heads, dim, width)
+    theirs, ours, expected, steps = first[None].clone(), first[None], [], []
+    scaled, log_decay = values * dt[..., None], dt * decay
+    for i in range(length):
+        row = slice(i, i + 1)
+        rates = decay[:, None, None].expand(heads, dim, width)
+        wide = dt[row, :, None].expand(1, heads, dim)
+        expected.append(mamba2_selective_state_update(theirs, values[row], wide, rates, writes[row], reads[row]))
+        output, ours = step_rule(scaled[row], writes[row], reads[row], log_decay[row], ours)
+        steps.append(output)
+    outputs, after = chunk_rule(scaled, writes, reads, log_decay, first)
+    for outs, state in ((outputs, after), (torch.cat(steps), ours[0])):
+        torch.testing.assert_close(outs, torch.cat(expected), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(state, theirs[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_memory_is_as_planned_to_the_byte_and_activations_nearly(dtype: Any, is_cached: bool, tmp_path: Path) -> None:
+    small_models.small_config(FAMILY).save_pretrained(tmp_path)
+    spec = hf_config.load_spec(tmp_path)
+    sizes: dict[str, Any] = {
+        "block_size": 16, "num_blocks": 40, "max_model_len": 160, "max_num_seqs": 3, "max_num_batched_tokens": 128,
+    }  # fmt: skip
+    config = EngineConfig(device="cpu", dtype=dtype, load_format="dummy", enable_prefix_caching=is_cached, **sizes)
+    engine = Engine(spec, config)
+    memory, predicted = engine.memory_report(), predict(spec, inputs_of(engine))
+    assert (predicted.weights, predicted.buffers) == (memory.weights, memory.buffers)
+    assert (predicted.kv_cache, predicted.block_bytes) == (memory.kv_cache, memory.block_bytes)
+    assert predicted.activations == pytest.approx(memory.activations, rel=0.2)
+    states = [kv for kv in engine.runner.kv.layers.values() if isinstance(kv, StateSlots | StateBlocks)]
+    assert {type(kv) for kv in states} == {StateBlocks if is_cached else StateSlots}
+    state = next(cache for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState))
+    # 3 columns of 4 * 32 + 2 * 2 * 8 channels in the model's dtype, and 4 matrices of 32 x 8 in float32.
+    assert layout.state_bytes(state, dtype, 1) == 3 * 160 * (4 if dtype == "float32" else 2) + 4 * 32 * 8 * 4
+    shape = StateShape.of(state, engine.runner.dtype)
+    assert shape.num_bytes == layout.state_bytes(state, dtype, 1)
+
+
+@pytest.mark.parametrize("name", ["nemotron-h-8b"])
+def test_a_published_model_is_what_its_pattern_says(name: str) -> None:
+    """M-M-M-M*-...: 24 of Mamba 2, 4 of attention and 24 of MLPs among the 52 layers of Nemotron-H-8B."""
+    spec = catalog.load(name)
+    kinds = [layer.attention or layer.mlp for layer in spec.decoder.layers]
+    counts = [sum(isinstance(kind, each) for kind in kinds) for each in (Mamba2, HeadAttention, PlainMlp)]
+    assert counts == [24, 4, 24]
+    assert sum(counts) == spec.num_layers
+
+
+def test_experts_without_a_gate_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"has experts without a gate, which the engine cannot run"):
+        Engine(catalog.load("nemotron-3-nano-30b-a3b"), EngineConfig(device="cpu", load_format="dummy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "page"), [("nemotron-h-8b", 1040, 4_259_840), ("nemotron-nano-9b-v2", 1312, 5_373_952)]
+)
+def test_a_block_has_the_tokens_that_a_state_takes(name: str, tokens: int, page: int) -> None:
+    """vLLM 0.33's own block_size_after_backend and mamba_page_size_padded, asked of its code for these models."""
+    spec = catalog.load(name)
+    config = with_room_for_states(spec, EngineConfig(device="cpu"))
+    assert config.block_size == tokens
+    attention = next(cache for caches in spec.layers for cache in caches if isinstance(cache, FullAttention))
+    assert tokens * layout.token_bytes(attention, "bfloat16", 1) == page
+    state = next(cache for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState))
+    assert page - 16 * page // tokens < StateShape.of(state, torch.bfloat16).num_bytes <= page
