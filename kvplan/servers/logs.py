@@ -16,9 +16,10 @@ from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.words import Environment
 
-SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
-COUNT: Final = r"[0-9](?:[0-9,]{0,18}[0-9])?"
-SHARE: Final = r"[0-9]{1,7}(?:\.[0-9]{1,8})?"
+WHOLE: Final = r"(?!\.?[0-9])"  # no digits left over: a longer figure is not read, rather than its first digits
+SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?" + WHOLE
+COUNT: Final = r"[0-9](?:[0-9,]{0,17}[0-9])?" + WHOLE
+SHARE: Final = r"[0-9]{1,7}(?:\.[0-9]{1,8})?" + WHOLE
 # Fact -> format of its figure. Sizes are GiB per rank.
 FACTS: Final[dict[str, str]] = {
     "total_memory": SIZE,

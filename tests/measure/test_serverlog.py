@@ -795,6 +795,18 @@ def test_hostile_lines_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
     assert all(refusal.isprintable() and "holds no line" in refusal for refusal in found.values() if refusal)
 
 
+@pytest.mark.parametrize("digits", ["9" * 20, "9" * 25, "1" * 400])
+def test_a_count_of_more_digits_than_any_servers_is_not_read(digits: str) -> None:
+    """Not by its first digits either."""
+
+    def counts(number: str) -> list[str]:
+        log = parse_log(f"INFO 11-01 10:00:00 [kv_cache_utils.py:1] # GPU blocks: {number}, # CPU blocks: 2048\n")
+        return [reading.text for reading in log.readings if reading.fact == "num_blocks"]
+
+    assert counts("27851") == ["27851"]
+    assert counts(digits) == []
+
+
 def test_more_lines_than_any_servers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_log, "MAX_LINES", 50)
     assert "more than 50 lines" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")
