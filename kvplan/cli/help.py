@@ -6,7 +6,8 @@ from typing import Any, Final, get_args
 
 import typer.core
 
-from kvplan.servers.arguments import ARGUMENTS, COMMON, Panel
+from kvplan.servers.argument import COMMON, Panel
+from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import SERVERS, terms_of
 
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {

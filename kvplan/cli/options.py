@@ -1,7 +1,7 @@
 """The options of each command: a dataclass per command, from which typer reads names, types, defaults and help.
 
 Values stay text until `engine_args` and similar functions parse them, so that a flag, a pasted command and --engine-arg
-are parsed and rejected by the same code (kvplan/servers/arguments.py).
+are parsed and rejected by the same code (kvplan/servers/argument_values.py).
 """
 
 import re
@@ -15,7 +15,9 @@ from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
-from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
+from kvplan.servers.argument import Argument
+from kvplan.servers.argument_values import read_argument, switch
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs
 from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.releases import DEFAULT
 

@@ -20,7 +20,8 @@ from kvplan.core.errors import KvplanError, UsageError, together
 from kvplan.core.units import parse_count, parse_duration, parse_size
 from kvplan.hardware.gpu import gpu, split_count
 from kvplan.models import catalog
-from kvplan.servers.arguments import ARGUMENTS, read_argument
+from kvplan.servers.argument_values import read_argument
+from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import SERVERS, parse_engine, terms_of
 from kvplan.servers.pasted import read_command
 from kvplan.sizing.layout import check_dtype, check_kv_dtype

@@ -13,7 +13,8 @@ from kvplan.policy.file import (
     WORKLOAD_KEYS,
 )
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES
-from kvplan.servers.arguments import ARGUMENTS, Argument
+from kvplan.servers.argument import Argument
+from kvplan.servers.arguments import ARGUMENTS
 
 Schema = dict[str, Any]
 
@@ -73,7 +74,7 @@ def argument(how: Argument) -> Schema:
         case "flag":
             return FLAG
         case "count":
-            return either({**SIZE, "maximum": how.most}, "^[0-9]+$")
+            return either({**SIZE, "maximum": how.largest}, "^[0-9]+$")
         case "context":
             return either({"type": "integer"}, "^(auto|-1|[0-9]+([kKmM]i?)?)$", "Tokens: 32k; auto fits the memory.")
         case "tokens":

@@ -18,7 +18,8 @@ from kvplan.core.files import path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, located, wrong
 from kvplan.core.units import parse_count, parse_fraction, parse_size, parse_tokens
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind, Key
-from kvplan.servers.arguments import ARGUMENTS, read_argument, stated_bytes
+from kvplan.servers.argument_values import read_argument, stated_bytes
+from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.pasted import MAX_COMMAND_CHARS, too_long
 
 Severity = Literal["warn", "fail"]

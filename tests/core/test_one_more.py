@@ -107,11 +107,10 @@ def test_every_command_that_has_these_formats_is_asked() -> None:
 # --- an argument ------------------------------------------------------------------------------------------------------
 
 ROW = """\
-    vault_size: Annotated[
-        int | None,
-        Argument("tokens", "Tokens that the vault keeps.", "TOKENS", sglang=Flag(("vault_tokens",))),
-    ] = None
-    lora_dtype: Annotated["""
+    vault_size: int | None = argument(
+        None, "tokens", "Tokens that the vault keeps.", "TOKENS", sglang=Flag(("vault_tokens",))
+    )
+    lora_dtype: str = argument("""
 PLACES = """
 import contextlib, io
 from kvplan.cli.main import main
@@ -154,7 +153,7 @@ targets:
 
 def test_one_more_argument_is_known_in_every_place(tmp_path: Path) -> None:
     config_file(tmp_path / "m")
-    change = ("    lora_dtype: Annotated[", ROW)
+    change = ("    lora_dtype: str = argument(", ROW)
     answers = answer_of(PLACES, "kvplan.servers.arguments", [change], POLICY, tmp_path)
     for name in ("option", "pair", "command"):
         size, printed = answers[name]

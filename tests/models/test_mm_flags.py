@@ -17,7 +17,8 @@ from kvplan.models import catalog
 from kvplan.models.families import towers
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs, read_argument
+from kvplan.servers.argument_values import read_argument
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from tests.support.cli import Run

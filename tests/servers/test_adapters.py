@@ -10,7 +10,8 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs, read_argument
+from kvplan.servers.argument_values import read_argument
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import adapters, host
 from kvplan.servers.vllm import rules as vllm

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs, read_argument
+from kvplan.servers.argument_values import read_argument
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs
 from kvplan.servers.pasted import parse, read_command
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.sglang.arguments import NO_EFFECT as SGLANG_NO_EFFECT

@@ -14,8 +14,10 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs, Limit, read_argument
+from kvplan.servers.argument_values import read_argument
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.item_limits import Limit
 from kvplan.servers.vllm import encoder, items, rules
 from kvplan.servers.vllm.encoder import EncoderBudget
 from tests.support.cli import Run

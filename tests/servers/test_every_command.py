@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, read_argument
+from kvplan.servers.argument_values import read_argument
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS
 from kvplan.servers.base import SERVERS
 from tests.support.cli import Run
 from tests.support.cli import run as run

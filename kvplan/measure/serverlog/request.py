@@ -13,7 +13,8 @@ from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with
 from kvplan.measure.server_metrics import ServerSetup
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs, read_argument
+from kvplan.servers.argument_values import read_argument
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import logs_of
 from kvplan.servers.environment import variables
 from kvplan.servers.logs import Reading, ServerLog

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from kvplan.models.catalog import model_id
 from kvplan.models.families import mtp
-from kvplan.servers.arguments import EngineArgs, flag_words
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.methods import NO_DRAFT
 from kvplan.servers.plans import Plan
 from kvplan.servers.sglang import drafts
+from kvplan.servers.words import flag_words
 
 KV_DTYPES = {"auto": None, "fp8": "fp8_e4m3", "bfloat16": "bf16", "float16": "auto"}  # SGLang's own names
 

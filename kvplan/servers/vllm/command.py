@@ -11,14 +11,10 @@ from typing import Any, Final
 from kvplan.core.errors import Faults, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import images
-from kvplan.servers.arguments import (
-    ARGUMENTS,
-    SHORT,
-    limits,
-    limits_of,
-    read_argument,
-)
+from kvplan.servers.argument_values import read_argument
+from kvplan.servers.arguments import ARGUMENTS, SHORT
 from kvplan.servers.environment import CONTAINERS
+from kvplan.servers.item_limits import limits, limits_of
 from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, REFUSED_KEYS, plain_method
 from kvplan.servers.shell import is_shell, names_server
 from kvplan.servers.vllm.arguments import OTHERS

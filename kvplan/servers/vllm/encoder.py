@@ -9,7 +9,9 @@ from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import start
-from kvplan.servers.arguments import EngineArgs, limits_of, processor_kwargs
+from kvplan.servers.argument_values import processor_kwargs
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.item_limits import limits_of
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal

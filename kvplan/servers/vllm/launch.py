@@ -7,10 +7,12 @@ import json
 from dataclasses import replace
 
 from kvplan.models.catalog import model_id
-from kvplan.servers.arguments import DEFAULTS, flag_words, limits_of
+from kvplan.servers.arguments import DEFAULTS
+from kvplan.servers.item_limits import limits_of
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.pooling import converts
+from kvplan.servers.words import flag_words
 
 MTP_SUFFIX = " (MTP head)"  # models.families.mtp.SUFFIX, which plans without drafts do not import
 

@@ -20,7 +20,8 @@ from kvplan.models.spec import (
     SlidingWindow,
     WindowLatent,
 )
-from kvplan.servers.arguments import EngineArgs, lacking, limits_of
+from kvplan.servers.arguments import EngineArgs, lacking
+from kvplan.servers.item_limits import limits_of
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import backends as vllm_backends
