@@ -49,7 +49,7 @@ _SHORT = {
 _SHOWING = {
     "model", "from_command", "explain", "format", "report", "force", "exit_code", "color", "quiet", "figure", "limit",
 }  # fmt: skip
-Value = str | int | float | bool | None
+Value = str | int | float | bool | dict[str, Any] | None
 Options = TypeVar("Options", "EstimateOptions", "SweepOptions")
 
 
@@ -216,9 +216,15 @@ def _options(kind: type[Options], options: dict[str, Any], **named: Any) -> Opti
 
 
 def _text_of(value: Any, kind: str) -> Any:
-    """A keyword's value as the command line has it: a switch, a text, or texts where the option may be repeated."""
+    """A keyword's value as the command line has it: a switch, a text, JSON, or texts where the option may be
+    repeated.
+    """
     if isinstance(value, bool):
         return value
+    if isinstance(value, dict):
+        import json
+
+        return json.dumps(value)
     texts = [str(value)] if isinstance(value, str | int | float) else [str(item) for item in value]
     return texts if "list[str]" in kind.partition(",")[0] else ",".join(texts)
 

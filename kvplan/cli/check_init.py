@@ -7,6 +7,7 @@ from pathlib import Path
 from kvplan.cli import output
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
 from kvplan.cli.inputs import MODEL_CURE, Inputs, load_of, read, refuse_missing, say, says_gpu, says_model
+from kvplan.cli.speculation import in_parts
 from kvplan.cli.targets import refuse_files_outside
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
 from kvplan.core.files import printable
@@ -79,7 +80,7 @@ def stated(request: Request, options: CheckOptions, command: ServeCommand | None
     """
     model = options.model or (command.model if command else None)
     revision = options.revision or (command.revision if command and options.model is None else None)
-    draft = options.draft_model or (command.draft_model if command else None)
+    draft = in_parts(options).draft_model or (command.draft_model if command else None)
     typed = {
         "model": None if model is None else from_folder(model, folder),
         "revision": revision,

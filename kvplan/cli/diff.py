@@ -13,6 +13,7 @@ from kvplan.cli.diff_options import DiffOptions
 from kvplan.cli.inputs import Inputs, load_of, read, say
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.resolve import WEIGHT_SUFFIXES
+from kvplan.cli.speculation import in_parts
 from kvplan.core import git
 from kvplan.core.errors import KvplanError, UnknownNameError, UsageError
 from kvplan.core.files import load_json, printable
@@ -114,6 +115,7 @@ def compared(old: Operand, new: Operand, options: DiffOptions) -> Difference:
 
 def from_anywhere(options: DiffOptions) -> DiffOptions:
     """Make the file names in options absolute, because a model at a revision is read in another folder."""
+    options = in_parts(options)
     named_files = {name: getattr(options, name) for name in ("lengths", "calibration", "draft_model")}
     full = {name: os.path.realpath(text) for name, text in named_files.items() if text and exists(text)}
     return replace(options, **full)
@@ -182,7 +184,8 @@ def located(operand: Operand) -> Iterator[Place]:
         yield Place(operand, here, text, top)
 
 
-PATH_KEYS = ("model", "draft_model", "command", "lengths", "calibration")  # of a target: keys that may name a file
+# Keys of a target that may name a file.
+PATH_KEYS = ("model", "draft_model", "speculative_config", "command", "lengths", "calibration")
 
 
 def named_in(policy: Path, folder: str) -> list[str]:
@@ -203,7 +206,8 @@ def named_in(policy: Path, folder: str) -> list[str]:
 
 
 def words(nodes: "Iterable[Node]") -> Iterator[str]:
-    """Texts of the nodes; a command is split into words."""
+    """Texts of the nodes; a command is split into words, and JSON into its strings."""
+    import re
     import shlex
 
     from kvplan.core.strict_yaml import Scalar
@@ -211,6 +215,7 @@ def words(nodes: "Iterable[Node]") -> Iterator[str]:
     for node in nodes:
         if isinstance(node, Scalar):
             yield node.text
+            yield from re.findall(r'"([^"]+)"', node.text)
             with suppress(ValueError):  # unclosed quotes are reported by the command's own parser
                 yield from shlex.split(node.text)
 

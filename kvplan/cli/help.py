@@ -158,7 +158,7 @@ NEEDS: Final = (
 )  # commands that need a run, a log, a GPU or time
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # for options that are not engine arguments
     "Quantization": ("weights_bytes",),
-    "Adapters and drafts": ("enable_lora", "draft_model"),
+    "Adapters and drafts": ("enable_lora", "draft_model", "speculative_config"),
     "Output": (
         "format", "color", "report", "quiet", "explain", "exit_code", "force", "output", "figure", "film",
         "trace_events", "help",

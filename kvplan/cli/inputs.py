@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
 from kvplan.cli.resolve import Resolved, Source, quantized, resolve
+from kvplan.cli.speculation import FLAG, config_of, in_parts, without_drafts
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import (
@@ -77,6 +78,9 @@ def read(
         from kvplan.servers.pasted import read_command  # only needed for a pasted command
 
         command = read_command(options.from_command)
+    config = config_of(options)
+    if config is not None:
+        options, command = in_parts(options), None if command is None else without_drafts(command)
     args = engine_args(options, command)
     release = parse_engine(options.engine or (command.engine if command else None) or DEFAULT)
     contexts = contexts_of(options, args.max_model_len)
@@ -107,6 +111,9 @@ def read(
 
         release, args, variables_note = environment.applied(command.environment, release, args, model.spec)
     splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
+    if config is not None:
+        for split in splits.values():
+            config.check_ranks(split.tensor_parallel_size, FLAG)
     loads = {context: load(context, model.spec) for context in contexts}
     requests = [
         Request(
@@ -261,7 +268,7 @@ def split_over(args: EngineArgs, count: int | None, options: PlanOptions, comman
 
 def stated_arguments(options: PlanOptions, command: "ServeCommand | None") -> set[str]:
     """Engine arguments that the user gave in any form."""
-    return {*given(options), *engine_pairs(options), *(command.args if command else ())}
+    return {*given(in_parts(options)), *engine_pairs(options), *(command.args if command else ())}
 
 
 def weights_of(text: str) -> int:

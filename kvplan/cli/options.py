@@ -220,6 +220,14 @@ class PlanOptions:
             show_default=False,
         ),
     ] = None
+    speculative_config: Annotated[
+        Text,
+        option(
+            "--speculative-config",
+            help='Speculative decoding as vLLM takes it, e.g. \'{"method": "mtp", "num_speculative_tokens": 1}\'.',
+            metavar="JSON",
+        ),
+    ] = None
     engine: Annotated[
         Text,
         option(

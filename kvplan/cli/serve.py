@@ -158,7 +158,7 @@ def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
             raise UsageError(flag_of(name), "is a part of --speculative-config", "use only one")
     method = None if drafts.method == "draft_model" else drafts.method
     flags: dict[str, Any] = {"speculative_method": method, "num_speculative_tokens": str(drafts.num_drafts)}
-    return replace(options, draft_model=drafts.model, **flags)
+    return replace(options, speculative_config=None, draft_model=drafts.model, **flags)
 
 
 def computed(drafts: "Drafts", the_plan: "Plan", shares: Any) -> "Drafts":

@@ -13,6 +13,7 @@ from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.inputs import Inputs, gpus_of, load_of, read, say
 from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
 from kvplan.cli.output import ReportFile, report_files
+from kvplan.cli.speculation import FLAG, config_of, in_parts
 from kvplan.cli.sweep_options import SweepOptions
 from kvplan.cli.workers import workers_of
 from kvplan.core.errors import EnvironmentProblem, UsageError
@@ -72,11 +73,16 @@ def drawn(curves: Curves, format: str) -> bytes:
 
 def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
     """The combinations, with the notes from parsing the options."""
-    arguments = arguments_of(options)
+    arguments = arguments_of(in_parts(options))
     if "tensor_parallel_size" in arguments:
         gpus_of(options)  # refuses a number of GPUs: use --tp
     lists = {"engine": parts(options.engine, "--engine"), "mean_tokens": parts(options.mean_tokens, "--mean-tokens")}
     cleared: dict[str, Any] = dict.fromkeys(arguments)
+    config = config_of(options)
+    if config is not None and config.ranks is not None:
+        for size in arguments.get("tensor_parallel_size", ()):
+            config.check_ranks(size, FLAG)
+            cleared["tensor_parallel_size"] = str(size)
     cleared |= {name: None for name, values in lists.items() if len(values) > 1}
     requests: list[Request] = []
     inputs = Inputs([], 0)

@@ -1,5 +1,6 @@
 """Plan of a policy's target: its keys, its command or its container, parsed like the options of `kvplan estimate`."""
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from kvplan.cli import manifests, output
 from kvplan.cli.inputs import Context, Inputs, load_of, read, refuse_missing
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.cli.resolve import is_path
+from kvplan.cli.speculation import PARTS, in_parts
 from kvplan.cli.typed import pasted_words
 from kvplan.core.errors import (
     EnvironmentProblem,
@@ -177,7 +179,7 @@ def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None,
     """Refuse a target's files that are outside the policy's repository."""
     names = {
         "model": options.model or (command.model if command else None),
-        "draft_model": options.draft_model or (command.draft_model if command else None),
+        "draft_model": in_parts(options).draft_model or (command.draft_model if command else None),
         "lengths": options.lengths,
         "calibration": options.calibration,
     }
@@ -210,7 +212,8 @@ def keys_of_command(command: ServeCommand | None) -> set[str]:
         "model": command.model, "revision": command.revision, "draft_model": command.draft_model,
         "engine": command.engine,
     }  # fmt: skip
-    return {*command.args, *(key for key, value in others.items() if value is not None)}
+    stated = {*command.args, *(key for key, value in others.items() if value is not None)}
+    return stated | ({"speculative_config"} if stated & {*PARTS} else set())
 
 
 def value_of(key: str, node: Node, folder: Path) -> Any:
@@ -222,6 +225,8 @@ def value_of(key: str, node: Node, folder: Path) -> Any:
             return node.text == "true"
         case Scalar() if key in ("gpu", "max_model_len", "engine_arg"):
             return [node.text]
+        case Scalar() if key == "speculative_config":
+            return config_in(folder, node.text)
         case Scalar() if key in ("model", "draft_model"):
             return path_in(folder, node.text) if is_path_in(folder, node.text) else node.text
         case Scalar() if key == "calibration" or (key == "lengths" and is_path_in(folder, node.text)):
@@ -234,6 +239,18 @@ def value_of(key: str, node: Node, folder: Path) -> Any:
 def path_in(folder: Path, text: str) -> str:
     """A path relative to the policy, keeping its leading ./, which distinguishes it from a catalog name."""
     return text if str(folder) == "." else os.path.join(folder, text)  # noqa: PTH118 -- a Path drops the ./
+
+
+def config_in(folder: Path, text: str) -> str:
+    """A speculative config whose draft, if it is a path, is relative to the policy; invalid text as it is."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    model = config.get("model") if isinstance(config, dict) else None
+    if not isinstance(model, str) or not is_path_in(folder, model):
+        return text
+    return json.dumps(config | {"model": path_in(folder, model)})
 
 
 def is_path_in(folder: Path, text: str) -> bool:

@@ -12,6 +12,7 @@ from kvplan.cli.load_options import LoadOptions
 from kvplan.cli.options import PlanOptions, engine_pair, flag_of
 from kvplan.cli.resolve import is_path
 from kvplan.cli.serve_options import ServeOptions
+from kvplan.cli.speculation import config_of
 from kvplan.cli.sweep import SHORT_FLAGS
 from kvplan.cli.sweep_options import SweepOptions
 from kvplan.cli.typed import in_typed_words
@@ -87,6 +88,7 @@ def readers(options: PlanOptions) -> Iterator[Callable[[], object]]:
     if not any(terms_of(name).own_kv_dtypes for name in servers & SERVERS.keys()):
         for name in parts(options.kv_cache_dtype):
             yield partial(check_kv_dtype, name)
+    yield partial(config_of, options)
     for text in options.engine_arg or ():
         if not text.strip().startswith("enable"):  # adapter slot switches are parsed with the server
             yield partial(engine_pair, text)

@@ -37,7 +37,7 @@ SWITCH_KEYS: Final = (
 # Keys that describe a target's server: the options of `kvplan estimate` by their long names.
 ENGINE_KEYS: Final = (
     "model", "revision", *READING_SWITCHES, "gpu", "gpu_memory", "memory_in_use", "engine", "engine_arg",
-    "weights_bytes", "calibration", "draft_model", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
+    "weights_bytes", "calibration", "draft_model", "speculative_config", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
 )  # fmt: skip
 TARGET_KEYS: Final = ("id", "command", "manifest", "container", *ENGINE_KEYS, "workload", "rules", "severity")
 DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")

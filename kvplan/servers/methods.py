@@ -22,6 +22,7 @@ REFUSED_KEYS: Final[Mapping[str, str]] = {
     "kv_cache_dtype": "gives the draft a cache of its own kind",
     "attention_backend": "may give the draft blocks of another size",
     "use_heterogeneous_vocab": "drafts with another vocabulary",
+    "quantization": "may quantize the draft while loading",
 }
 
 

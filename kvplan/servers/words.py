@@ -240,8 +240,7 @@ def read_pair(text: str) -> tuple[str, Any]:
     if name != negated and negated in ARGUMENTS and ARGUMENTS[negated].kind == "flag":
         return negated, not switch(value.strip(), option)
     if name == "speculative_config":
-        flags = "--draft-model, --speculative-method and --num-speculative-tokens"
-        raise UsageError(option, "names another model", f"write {flags}")
+        raise UsageError(option, "may name another model", "write --speculative-config")
     if name not in ARGUMENTS:
         from kvplan.core.near import meant, near_names
 

@@ -8,15 +8,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvplan.core.errors import Faults, UnsupportedModelError, UsageError
+from kvplan.core.errors import Faults, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import images
 from kvplan.servers.argument_values import read_argument
 from kvplan.servers.arguments import ARGUMENTS, SHORT
 from kvplan.servers.environment import CONTAINERS
 from kvplan.servers.item_limits import limits, limits_of
-from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, REFUSED_KEYS, plain_method
+from kvplan.servers.methods import NO_DRAFT
 from kvplan.servers.shell import is_shell, names_server
+from kvplan.servers.speculative_config import parse_config
 from kvplan.servers.vllm.arguments import OTHERS
 from kvplan.servers.vllm.pooling import TASKS
 from kvplan.servers.words import (
@@ -393,42 +394,15 @@ def finish(command: ServeCommand, speculative: dict[str, Any], lora: bool) -> No
         speculate(command, speculative)
 
 
-def speculate(command: ServeCommand, config: Mapping[str, Any]) -> None:
-    """Apply a speculative config. Source: vLLM 0.33 config/speculative.py.
-
-    Raise UsageError for a method or a key whose effect on memory is not sized.
-    """
+def speculate(command: ServeCommand, stated: Mapping[str, Any]) -> None:
+    """Apply a speculative config."""
     option = "--from-command"
-    method, model = config.get("method"), config.get("model")
-    if model is not None and not isinstance(model, str):
-        raise UsageError(option, "the speculative config's model is not a name", "write its id")
-    if method is not None and not isinstance(method, str):
-        raise UsageError(option, "the speculative config's method is not a name", f"use one of {', '.join(METHODS)}")
-    if method is None and model in NO_DRAFT_NAMES:
-        method = plain_method(str(model))
-    if method is not None:
-        method = plain_method(method)
-        if method not in METHODS:
-            raise UnsupportedModelError(
-                option, f"speculative method {printable(method, 40)!r} is not modeled", "remove it"
-            )
-        command.args["speculative_method"] = method
-    if method in NO_DRAFT:
-        model = None
-        command.notes.append(Note(f"{method} speculation holds no GPU memory of its own"))
-    for key, what in REFUSED_KEYS.items():
-        if config.get(key) not in (None, False, "auto"):
-            raise UnsupportedModelError(option, f"{key} of the speculative config {what}, which is not modeled")
-    if config.get("draft_sample_method") not in (None, "greedy"):
-        raise UnsupportedModelError(option, "draft_sample_method keeps the draft's logits, which is not modeled")
-    ranks = config.get("draft_tensor_parallel_size")
-    if method in (None, "draft_model") and ranks is not None:
-        own = str(command.args.get("tensor_parallel_size", 1))
-        if str(ranks) != own:  # heads use their target's in any case
-            why = f"draft_tensor_parallel_size {printable(str(ranks), 20)} with {own} of the model is not modeled"
-            raise UnsupportedModelError(option, why, "remove it")
-    command.draft_model = model
-    tokens = config.get("num_speculative_tokens")
-    if tokens is not None:
-        name = "--from-command num_speculative_tokens"
-        command.args["num_speculative_tokens"] = read_argument("num_speculative_tokens", str(tokens), name)
+    config = parse_config(stated, option)
+    config.check_ranks(command.args.get("tensor_parallel_size", 1), option)
+    if config.method is not None:
+        command.args["speculative_method"] = config.method
+    if config.method in NO_DRAFT:
+        command.notes.append(Note(f"{config.method} speculation holds no GPU memory of its own"))
+    command.draft_model = config.model
+    if config.tokens is not None:
+        command.args["num_speculative_tokens"] = config.tokens

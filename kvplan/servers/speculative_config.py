@@ -1,0 +1,110 @@
+"""vLLM's --speculative-config: which of its keys choose what is sized, and which are rejected.
+
+Source: vLLM 0.33 config/speculative.py (SpeculativeConfig).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+from kvplan.servers.argument_values import MOST_JSON, read_argument
+from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, REFUSED_KEYS, plain_method
+
+SIZED: Final = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size")
+# Keys that move no memory of the GPU, and those of earlier releases (vLLM 0.6 to 0.20).
+OTHERS: Final = (
+    "enforce_eager", "moe_backend", "max_model_len", "revision", "code_revision", "index_share_for_mtp_iteration",
+    "disable_padded_drafter_batch", "disable_eagle_block_drop", "disable_lookahead_block_hashes",
+    "use_local_argmax_reduction", "prompt_lookup_max", "prompt_lookup_min", "parallel_drafting",
+    "num_speculative_tokens_per_batch_size", "suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob", "draft_load_config",
+    "rejection_sample_method", "synthetic_acceptance_rates", "synthetic_acceptance_length",
+    "enable_adaptive_verification", "draft_sample_method", "dspark_draft_topk", "xpress_topc", "fly_window_size",
+    "fly_entropy_threshold", "fly_entropy_top_k", "acceptance_method", "disable_by_batch_size",
+    "disable_logprobs", "disable_mqa_scorer", "posterior_alpha", "posterior_threshold", "speculative_token_tree",
+    "synthetic_acceptance_rate",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """The parts that are sized; None: not given.
+
+    ranks  tensor-parallel ranks of an independent draft; None also for heads, which use their target's
+    """
+
+    method: str | None
+    model: str | None
+    tokens: int | None
+    ranks: int | None
+
+    def check_ranks(self, tensor_parallel_size: int, option: str) -> None:
+        """Reject a draft that is split over other ranks than its target."""
+        if self.ranks not in (None, tensor_parallel_size):
+            problem = f"draft_tensor_parallel_size {self.ranks} with {tensor_parallel_size} of the model is not modeled"
+            raise UnsupportedModelError(option, problem, "remove it")
+
+
+def read_config(text: str, option: str) -> SpeculativeConfig:
+    """Parse the option's JSON; UsageError if it is no object, or has neither a method nor a draft."""
+    try:
+        stated = json.loads(text) if len(text) <= MOST_JSON else None
+    except (ValueError, RecursionError):
+        stated = None
+    example = """write '{"method": "mtp", "num_speculative_tokens": 1}'"""
+    if not isinstance(stated, dict):
+        raise UsageError(option, f"is not a JSON object ({printable(text, 60)!r})", example)
+    config = parse_config(stated, option)
+    if config.method is None and config.model is None:
+        raise UsageError(option, "has neither a method nor a model", example)
+    return config
+
+
+def parse_config(stated: Mapping[str, Any], option: str) -> SpeculativeConfig:
+    """Parse a speculative config. Raise UsageError for what vLLM would reject, UnsupportedModelError for a method or a
+    key whose effect on memory is not sized.
+    """
+    config = {key.replace("-", "_"): value for key, value in stated.items()}
+    for key in config:
+        if key not in (*SIZED, *OTHERS, *REFUSED_KEYS):
+            raise unknown_key(key, option)
+    method, model = config.get("method"), config.get("model")
+    if model is not None and not isinstance(model, str):
+        raise UsageError(option, "its speculative model is not a name", "write its id")
+    if method is not None and not isinstance(method, str):
+        raise UsageError(option, "its speculative method is not a name", f"use one of {', '.join(METHODS)}")
+    if method is None and model in NO_DRAFT_NAMES:
+        method = model
+    if method is not None:
+        method = plain_method(method)
+        if method not in METHODS:
+            raise UnsupportedModelError(
+                option, f"speculative method {printable(method, 40)!r} is not modeled", "remove it"
+            )
+    for key, what in REFUSED_KEYS.items():
+        if config.get(key) not in (None, False, "auto"):
+            raise UnsupportedModelError(option, f"{key} of the speculative config {what}, which is not modeled")
+    if config.get("draft_sample_method") not in (None, "greedy"):
+        raise UnsupportedModelError(option, "draft_sample_method keeps the draft's logits, which is not modeled")
+    tokens = count_of(config, "num_speculative_tokens", option)
+    ranks = count_of(config, "draft_tensor_parallel_size", option)
+    is_independent = method in (None, "draft_model")
+    return SpeculativeConfig(method, None if method in NO_DRAFT else model, tokens, ranks if is_independent else None)
+
+
+def count_of(config: Mapping[str, Any], key: str, option: str) -> int | None:
+    if config.get(key) is None:
+        return None
+    name = key.removeprefix("draft_")  # a draft has at most as many ranks
+    count: int = read_argument(name, str(config[key]), f"{option} {key}")
+    return count
+
+
+def unknown_key(key: str, option: str) -> UsageError:
+    from kvplan.core.near import meant, near_names
+
+    near = meant(near_names(key, {*SIZED, *OTHERS}), f"it has {', '.join(SIZED[:3])}")
+    return UsageError(option, f"has no key {printable(key, 40)!r}", near)
