@@ -8,7 +8,8 @@ from kvplan.cli import output
 from kvplan.cli.explore_options import ExploreOptions
 from kvplan.cli.inputs import Inputs, default_context, gpus_of, load_of, read, say
 from kvplan.cli.options import WorkloadOptions
-from kvplan.cli.sweep import arguments_of, parts, prices_of, workload_options
+from kvplan.cli.speculation import in_parts
+from kvplan.cli.sweep import arguments_of, parts, prices_of, refuse_undrafted_lists, workload_options
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import parse_tokens
 from kvplan.documents.explorer import EXPLORER, FULL, Axis, ExplorerDocument, chart
@@ -106,7 +107,8 @@ def explorer_document(options: ExploreOptions) -> ExplorerDocument:
 def grid_of(options: ExploreOptions, model: str, release: "Version", reading: Inputs) -> tuple[Grid, list[Axis]]:
     """Combinations of one model on one server, and their axes as labeled on the page."""
     gpus_of(options)  # refuses a number of GPUs: use --tp
-    stated = arguments_of(options)
+    given_lists = arguments_of(in_parts(options)).items()
+    stated = {name: values for name, values in given_lists if len(values) > 1 or name in (*LABELS, "quantization")}
     plain = workload_options(
         options, model=model, engine=release.label, mean_tokens=None, max_model_len=None, **dict.fromkeys(stated)
     )
@@ -114,6 +116,7 @@ def grid_of(options: ExploreOptions, model: str, release: "Version", reading: In
     given = read(stated_options, lambda context, spec: load_of(stated_options, context, spec))
     contexts = len(given.requests) // given.num_gpus
     requests = [given.requests[c * given.num_gpus + g] for g in range(given.num_gpus) for c in range(contexts)]
+    refuse_undrafted_lists(requests, stated)
     arguments = choices(options, stated, terms_of(release.engine).share_argument)
     lengths = (request.args.max_model_len for request in requests)
     longest = max(length for length in lengths if isinstance(length, int))

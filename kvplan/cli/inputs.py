@@ -94,8 +94,6 @@ def read(
         draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
     except KvplanError as error:
         raise error.changed(keys=("draft_model",)) from error
-    if draft is None and not of_log and server_of(release.engine).terms.needs_drafter:
-        refuse_undrafted(args)
     stated_in_use = options.memory_in_use
     in_use = None if stated_in_use is None else parse_size(stated_in_use, "--memory-in-use", least=0)
     for _, machine in gpus:
@@ -131,6 +129,8 @@ def read(
         for context in contexts
         for machine, split in splits.items()
     ]
+    if not of_log:
+        refuse_undrafted(requests[0])
     inputs = Inputs(requests, num_gpus=len(splits))
     inputs.notes += [] if variables_note is None else [variables_note]
     inputs.readings += [note.of(source) for note in command.readings] if command else ()
@@ -149,12 +149,15 @@ def read(
     return inputs
 
 
-def refuse_undrafted(args: EngineArgs) -> None:
+def refuse_undrafted(request: Request) -> None:
     """Refuse draft tokens that nothing drafts, as vLLM does.
 
     vLLM 0.27 config/speculative.py: "num_speculative_tokens was provided but without speculative model."
     """
-    if args.num_speculative_tokens and args.speculative_method is None:
+    args = request.args
+    if request.draft is not None or args.speculative_method is not None or not args.num_speculative_tokens:
+        return
+    if server_of(request.release.engine).terms.needs_drafter:
         flag = f"--num-speculative-tokens {args.num_speculative_tokens:,}"
         problem = "needs a draft model or a method that drafts the tokens"
         raise UsageError(flag, problem, "add --draft-model or --speculative-method", keys=("num_speculative_tokens",))

@@ -2,15 +2,15 @@
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
 from kvplan.cli import output
 from kvplan.cli.drawing import FIGURES, require_libraries
-from kvplan.cli.inputs import Inputs, gpus_of, load_of, read, say
+from kvplan.cli.inputs import Inputs, gpus_of, load_of, read, refuse_undrafted, say
 from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
 from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.speculation import FLAG, config_of, in_parts
@@ -30,10 +30,14 @@ from kvplan.servers.base import parse_engine
 
 # Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL may be, too.
 LISTS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "quantization", "dtype", "kv_cache_dtype",
-    "gpu_memory_utilization", "max_num_seqs", "block_size",
+    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "prefill_context_parallel_size",
+    "decode_context_parallel_size", "quantization", "dtype", "kv_cache_dtype", "gpu_memory_utilization", "max_num_seqs",
+    "max_num_batched_tokens", "block_size", "num_speculative_tokens",
 )  # fmt: skip
-SHORT_FLAGS = {"tensor_parallel_size": "--tp", "pipeline_parallel_size": "--pp"}
+SHORT_FLAGS = {
+    "tensor_parallel_size": "--tp", "pipeline_parallel_size": "--pp", "data_parallel_size": "--dp",
+    "prefill_context_parallel_size": "--pcp", "decode_context_parallel_size": "--dcp",
+}  # fmt: skip
 ROWS = 40
 PROGRESS_S = 10.0
 SPOOL_BYTES = 1 << 26
@@ -73,17 +77,18 @@ def drawn(curves: Curves, format: str) -> bytes:
 
 def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
     """The combinations, with the notes from parsing the options."""
-    arguments = arguments_of(in_parts(options))
-    if "tensor_parallel_size" in arguments:
+    arguments = {name: values for name, values in arguments_of(in_parts(options)).items() if len(values) > 1}
+    if arguments.keys() & SHORT_FLAGS.keys():
         gpus_of(options)  # refuses a number of GPUs: use --tp
-    lists = {"engine": parts(options.engine, "--engine"), "mean_tokens": parts(options.mean_tokens, "--mean-tokens")}
-    cleared: dict[str, Any] = dict.fromkeys(arguments)
     config = config_of(options)
-    if config is not None and config.ranks is not None:
+    if config is not None:
         for size in arguments.get("tensor_parallel_size", ()):
             config.check_ranks(size, FLAG)
-            cleared["tensor_parallel_size"] = str(size)
+    lists = {"engine": parts(options.engine, "--engine"), "mean_tokens": parts(options.mean_tokens, "--mean-tokens")}
+    cleared: dict[str, Any] = dict.fromkeys(arguments)
     cleared |= {name: None for name, values in lists.items() if len(values) > 1}
+    if options.quantization == "none":
+        cleared["quantization"] = None
     requests: list[Request] = []
     inputs = Inputs([], 0)
     shape = (0, 0, 0)
@@ -116,6 +121,7 @@ def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
         arguments,
         prices.per_hour if prices else {},
     )
+    refuse_undrafted_lists(requests, arguments)
     check_size(grid.count)
     return inputs, grid, prices
 
@@ -143,6 +149,13 @@ def arguments_of(options: WorkloadOptions) -> dict[str, tuple[Any, ...]]:
         if name in pairs and axes[name] != (pairs[name],):
             refuse_two(name, pairs[name], text)
     return axes
+
+
+def refuse_undrafted_lists(requests: Iterable[Request], arguments: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse numbers of draft tokens that nothing drafts."""
+    for request in requests:
+        for tokens in arguments.get("num_speculative_tokens", ()):
+            refuse_undrafted(replace(request, args=replace(request.args, num_speculative_tokens=tokens)))
 
 
 def parts(text: str | None, flag: str) -> list[str]:

@@ -29,8 +29,9 @@ PricesOption = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions(WorkloadOptions):
-    """Options of `kvplan sweep`: comma-separated lists for MODEL, --gpu, --tp, --pp, --ctx, --kv-cache-dtype,
-    --gpu-memory-utilization, --max-num-seqs, --block-size, --quantization, --dtype, --mean-tokens and --engine.
+    """Options of `kvplan sweep`: comma-separated lists for MODEL, --gpu, --tp, --pp, --dp, --pcp, --dcp, --ctx,
+    --kv-cache-dtype, --gpu-memory-utilization, --max-num-seqs, --max-num-batched-tokens, --block-size, --quantization,
+    --dtype, --num-speculative-tokens, --mean-tokens and --engine.
     """
 
     model: Annotated[

@@ -76,6 +76,10 @@ class Row(NamedTuple):
     price_per_hour: Number | None = None
     users_per_dollar: Number | None = None
     refused_by: str | None = None
+    prefill_context_parallel_size: Size = 1
+    decode_context_parallel_size: Size = 1
+    max_num_batched_tokens: Size | None = None
+    num_speculative_tokens: Count = 0
 
     @property
     def is_possible(self) -> bool:
@@ -210,6 +214,8 @@ def _planned(the_plan: Plan, price: float | None) -> Row:
         answer.max, answer.low, answer.high, answer.pool.users,
         likely, low, high, likely / gpus, cost, likely / cost if cost else None,
         None if the_plan.refusal is None else the_plan.refusal.by,
+        args.prefill_context_parallel_size, args.decode_context_parallel_size,
+        the_plan.settings.max_num_batched_tokens, args.num_speculative_tokens,
     )  # fmt: skip
 
 
@@ -228,6 +234,9 @@ def _impossible(request: Request, reason: str) -> Row:
         request.spec.name, request.gpu.name, request.release.label, args.num_gpus, tp, pp, dp, context,
         request.load.mean_tokens, args.dtype, args.quantization, args.kv_cache_dtype, args.gpu_memory_utilization,
         args.max_num_seqs, args.block_size, False, reason,
+        prefill_context_parallel_size=args.prefill_context_parallel_size,
+        decode_context_parallel_size=args.decode_context_parallel_size,
+        max_num_batched_tokens=args.max_num_batched_tokens, num_speculative_tokens=args.num_speculative_tokens,
     )  # fmt: skip
 
 
@@ -384,7 +393,9 @@ def departures(request: Request, known: dict[EngineArgs, Mapping[str, object]]) 
 
     known  cache of the defaults, for requests that differ only in arguments
     """
-    bare = replace(request.args, gpu_memory_utilization=None, max_num_seqs=None, block_size=None)
+    bare = replace(
+        request.args, gpu_memory_utilization=None, max_num_seqs=None, max_num_batched_tokens=None, block_size=None
+    )
     if bare not in known:
         known[bare] = usual_settings(replace(request, args=bare))
     usual = known[bare]
@@ -402,6 +413,7 @@ def usual_settings(request: Request) -> Mapping[str, object]:
     return {
         "gpu_memory_utilization": the_plan.settings.gpu_memory_utilization,
         "max_num_seqs": the_plan.settings.max_num_seqs,
+        "max_num_batched_tokens": the_plan.settings.max_num_batched_tokens,
         "block_size": the_plan.pool.block_size,
     }
 

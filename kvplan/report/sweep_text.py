@@ -146,9 +146,14 @@ AXES = (
     Column("mean", "mean_tokens", lambda row: count(row.mean_tokens)),
     Column("TP", "tensor_parallel_size", lambda row: str(row.tensor_parallel_size)),
     Column("PP", "pipeline_parallel_size", lambda row: str(row.pipeline_parallel_size)),
+    Column("DP", "data_parallel_size", lambda row: str(row.data_parallel_size)),
+    Column("PCP", "prefill_context_parallel_size", lambda row: str(row.prefill_context_parallel_size)),
+    Column("DCP", "decode_context_parallel_size", lambda row: str(row.decode_context_parallel_size)),
     Column("KV dtype", "kv_cache_dtype", lambda row: row.kv_dtype or row.kv_cache_dtype),
     Column("utilization", "gpu_memory_utilization", lambda row: f"{row.gpu_memory_utilization}"),
     Column("seqs", "max_num_seqs", lambda row: count(row.max_num_seqs)),
+    Column("batched tokens", "max_num_batched_tokens", lambda row: count(row.max_num_batched_tokens)),
+    Column("draft tokens", "num_speculative_tokens", lambda row: count(row.num_speculative_tokens)),
     Column("block", "block_size", lambda row: count(row.block_size)),
 )
 LEFT = ("model", "GPU", "engine", "weights in", "dtype")

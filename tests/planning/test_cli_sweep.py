@@ -36,6 +36,10 @@ def flags_of(row: dict[str, Any]) -> list[str]:
         "--mean-tokens": row["mean_tokens"],
         "--tp": row["tensor_parallel_size"],
         "--pp": row["pipeline_parallel_size"],
+        "--dp": row["data_parallel_size"],
+        "--pcp": row["prefill_context_parallel_size"],
+        "--dcp": row["decode_context_parallel_size"],
+        "--max-num-batched-tokens": row["max_num_batched_tokens"],
         "--quantization": row["quantization"],
         "--kv-cache-dtype": row["kv_cache_dtype"],
         "--gpu-memory-utilization": row["gpu_memory_utilization"],
@@ -87,9 +91,46 @@ def test_lengths_are_answered_as_estimate_does(run: Run) -> None:
 def test_flags_that_are_no_lists_hold_for_every_row(run: Run) -> None:
     rows = run(*LLAMA, "--dp", "2", "--enforce-eager", "--format", "json").json["rows"]
     assert {row["data_parallel_size"] for row in rows} == {2}
-    doc = run("estimate", "llama-3.1-8b", *flags_of(rows[3]), "--dp", "2", "--enforce-eager", "--format", "json").json
+    doc = run("estimate", "llama-3.1-8b", *flags_of(rows[3]), "--enforce-eager", "--format", "json").json
     assert rows[3]["concurrency"] == doc["concurrency"]["max"]
     assert rows[3]["users"] == 2 * doc["concurrency"]["users"]
+
+
+def test_every_count_that_moves_memory_may_be_a_list(run: Run) -> None:
+    lists = {"--dp": "1,2", "--pcp": "1,2", "--dcp": "1,4", "--max-num-batched-tokens": "2048,8192"}
+    asked = ("sweep", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--ctx", "16k", "--enable-expert-parallel")
+    swept = run(*asked, *(word for pair in lists.items() for word in pair), "--format", "json").json
+    rows = swept["rows"]
+    assert len({tuple(flags_of(row)) for row in rows}) == swept["combinations"] == 16
+    for row in random.Random(3).sample(rows, 6):
+        asked_one = run("estimate", row["model"], *flags_of(row), "--enable-expert-parallel", "--format", "json")
+        if row["deficit"] is None:
+            assert refused(asked_one) == row["reason"]
+            continue
+        doc = asked_one.json
+        assert (row["weights"], row["kv_cache"]) == (doc["memory"]["weights"], doc["memory"]["kv_cache"])
+        assert row["num_gpus"] == doc["inputs"]["num_gpus"]
+
+
+def test_draft_tokens_may_be_a_list(run: Run) -> None:
+    model = ("qwen3.5-27b", "--gpu", "h200", "--ctx", "16k", "--speculative-method", "ngram", "--format", "json")
+    rows = run("sweep", *model, "--num-speculative-tokens", "1,2,5").json["rows"]
+    for row, tokens in zip(rows, (1, 2, 5), strict=True):
+        doc = run("estimate", *model, "--num-speculative-tokens", str(tokens)).json
+        assert (row["num_speculative_tokens"], row["bytes_per_request"]) == (tokens, doc["kv"]["bytes_per_request"])
+    assert len({row["bytes_per_request"] for row in rows}) == 3  # a block of states for each draft token
+    table = run("sweep", *model[:-2], "--num-speculative-tokens", "1,2,5").out
+    assert table.splitlines()[2].startswith("draft tokens")
+    undrafted = run("sweep", "qwen3.5-27b", "--gpu", "h200", "--num-speculative-tokens", "1,2")
+    assert "needs a draft model or a method" in refused(undrafted)
+
+
+def test_a_number_of_gpus_is_split_over_the_stages_given(run: Run) -> None:
+    asked = ("sweep", "llama-3.1-8b", "--gpu", "8xh100-80g", "--pp", "2", "--ctx", "8k", "--format", "json")
+    (row,) = run(*asked).json["rows"]
+    assert (row["tensor_parallel_size"], row["pipeline_parallel_size"], row["num_gpus"]) == (4, 2, 8)
+    several = run("sweep", "llama-3.1-8b", "--gpu", "8xh100-80g", "--dp", "1,2", "--ctx", "8k")
+    assert "takes a name without a number here" in refused(several)
 
 
 def test_a_pasted_command_is_the_base_and_lists_win_over_it(run: Run) -> None:
