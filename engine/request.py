@@ -84,13 +84,11 @@ class Request:
             self._flush()
         if not self.params.stop:
             return False
-        since = max(0, before - max(map(len, self.params.stop)))
-        starts = [(self.text.find(stop, since), stop) for stop in self.params.stop]
-        found = [pair for pair in starts if pair[0] >= 0]
-        if found:
-            start, self.stop_string = min(found, key=lambda pair: pair[0])
+        match = first_stop(self.text, before, self.params.stop)
+        if match is not None:
+            self.stop_string, start = match
             self.text = self.text[:start]
-        return bool(found)
+        return match is not None
 
     def receive_prompt(self, place: int, logprobs: "TokenLogprobs") -> None:
         """Receive what is known of a prompt token; a prompt that is computed again says nothing new."""
@@ -147,6 +145,18 @@ class Request:
             prompt_logprobs=self.prompt_logprobs if self.params.prompt_logprobs is not None else None,
             error=seq.error,
         )
+
+
+def first_stop(text: str, num_old: int, stops: abc.Sequence[str]) -> tuple[str, int] | None:
+    """The stop string that a text completes first after its num_old characters, and where that begins; of those that
+    end together, the first in `stops`. As in vLLM 0.33 (v1/engine/detokenizer.py).
+    """
+    starts = [(text.find(stop, max(0, num_old + 1 - len(stop))), stop) for stop in stops]
+    matches = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+    if not matches:
+        return None
+    _, start, stop = min(matches, key=lambda match: match[0])
+    return stop, start
 
 
 # --- what a user asks for ---------------------------------------------------------------------------------------

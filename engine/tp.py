@@ -89,6 +89,14 @@ class TensorParallel:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, which must be picklable, in the order of the ranks of all stages."""
+        if self.num_ranks == 1:
+            return [value]
+        values = [value] * self.num_ranks
+        dist.all_gather_object(values, value)
+        return values
+
     def smallest(self, value: int) -> int:
         """The minimum over the ranks of all stages."""
         if self.num_ranks == 1:

@@ -148,7 +148,7 @@ def simulated(options: ServeOptions) -> "Start":
     opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
     log = [opening, *(() if logs is None else logs.lines(the_plan))]
     facts = (cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay), modules)
-    return Start(backend, *facts, tiers=backend.tiers)
+    return Start(backend, *facts, tiers=backend.tiers, whole_log=tuple(log))
 
 
 def with_drafts(options: ServeOptions, drafts: "Drafts") -> ServeOptions:
@@ -187,16 +187,16 @@ def of_engine(options: ServeOptions) -> "Start":
     from kvplan.serve.real import start_of
 
     modules = adapters_of(options)
-    return replace(start_of(engine_of(options, modules)), adapters=modules)
+    return replace(start_of(*engine_of(options, modules)), adapters=modules)
 
 
 def follow_rank_0(options: ServeOptions) -> int:
     """Run one of the other ranks until rank 0 ends."""
-    engine = engine_of(options, adapters_of(options))
+    engine, _ = engine_of(options, adapters_of(options))
     from kvplan.serve.ranks import follow
-    from kvplan.serve.real import start_log
+    from kvplan.serve.real import start_logs
 
-    say_log(start_log(engine))
+    say_log(start_logs(engine)[rank_of(options)])
     follow(engine)
     return 0
 
@@ -206,8 +206,8 @@ def adapters_of(options: ServeOptions) -> dict[str, str]:
     return modules_of(options.lora_modules, slots_of(options.enable_lora, options.max_loras), names_of(options))
 
 
-def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "Engine":
-    """The running engine with its adapters and its tokenizer."""
+def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "tuple[Engine, str]":
+    """The running engine with its adapters and its tokenizer, and the line of the log that states its arguments."""
     try:
         import torch
     except ImportError as error:
@@ -236,9 +236,9 @@ def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "Engine":
         output.tell("note", "serve: torch shows no GPU, so the CPU serves; --simulate GPU needs neither")
     source: Any = spec if directory is None else directory
     stated = arguments_of(spec, config, options.model, release_number())
-    lines = [
-        prefix(rank_of(options), config.tensor_parallel_size * config.pipeline_parallel_size) + arguments_line(stated)
-    ]
+    num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+    opening = prefix(rank_of(options), num_ranks) + arguments_line(stated)
+    lines = [opening]
 
     def begin(stage: str) -> None:
         say_log(lines)
@@ -255,7 +255,7 @@ def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "Engine":
             begin("")
         raise in_options(error, option_words(ServeOptions, output.command_line())) from error
     engine.tokenizer = tokenizer or engine.tokenizer or stand_in(engine.spec.vocab_size)
-    return engine
+    return engine, opening
 
 
 def check_adapters(modules: Mapping[str, str], spec: "ModelSpec", max_lora_rank: int) -> None:
@@ -391,6 +391,7 @@ def served_names(options: ServeOptions) -> tuple[str, ...]:
 
 def answer(front: Front, start: "Start") -> int:
     """Listen, print the log of the start and the address, and handle requests until a signal."""
+    from kvplan.measure.serverlog.log import parse_log
     from kvplan.serve.app import Api
     from kvplan.serve.metrics import ServerMetrics
     from kvplan.serve.run import begin, serve
@@ -405,6 +406,7 @@ def answer(front: Front, start: "Start") -> int:
         0 if rules.drafts is None else rules.drafts.num_drafts,
         rules.max_loras,
         start.tiers,
+        parse_log("\n".join(start.whole_log)),
     )
     begin(front.listener)
     url = url_of(front.listener.getsockname())

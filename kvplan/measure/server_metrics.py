@@ -20,17 +20,20 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable, read_text
 from kvplan.servers.base import OWN, SERVERS
-from kvplan.servers.metrics import SERVED_BY, Counted, Metrics
+from kvplan.servers.logs import FACTS, Reading, ServerLog, simulated_notes
+from kvplan.servers.metrics import SERVED_BY, START_ARGUMENTS, START_FIGURE, START_SERVER, Counted, Metrics
 
 MAX_PAGE_BYTES = 10 * 10**6
 MAX_LINES = 5_000  # of the metrics read here; a server with 64 ranks has some hundreds
 MAX_LINE_CHARS = 1 << 16
+MAX_LABEL_CHARS = 1_000  # of an argument; a partition of 200 layers has 600
 MAX_COUNT = 10**15  # of tokens, blocks or requests; larger values are not counts
 MAX_REDIRECTS = 3
 DEADLINE_S = 5.0
 
 _SHARES = ("kv_usage", "hit_rate")
 _START = "process_start_time_seconds"
+_OF_PAGE = (_START, START_ARGUMENTS, START_FIGURE)
 
 
 class MetricsError(Exception):
@@ -90,7 +93,7 @@ def _read(page: str) -> "tuple[str, Metrics, Samples]":
     """Return a page's server (by its metric prefix), that server's metric names, and the page's samples."""
     known = {name: server().metrics() for name, server in SERVERS.items()}
     tables = {name: metrics for name, metrics in known.items() if metrics is not None}
-    samples = _samples(page, (_START, *(name for metrics in tables.values() for name in metrics.names)))
+    samples = _samples(page, (*_OF_PAGE, *(name for metrics in tables.values() for name in metrics.names)))
     for server, metrics in tables.items():
         if any(name.startswith(metrics.prefix) for name, _, _ in samples):
             return server, metrics, samples
@@ -104,12 +107,14 @@ class ServerSetup:
     flags  engine arguments by name; model: its served name, which need not be the model's id
     facts  figures of one engine (the one with the fewest blocks), named as in measure/serverlog/log.py
     num_engines  replicas on the page, each with its own pool
+    start  the start-up log, where the page repeats it, as that of `kvplan serve` does
     """
 
     server: str
     flags: dict[str, str]
     facts: dict[str, str]
     num_engines: int = 1
+    start: ServerLog | None = None
 
 
 def server_setup(page: str) -> ServerSetup:
@@ -123,7 +128,31 @@ def server_setup(page: str) -> ServerSetup:
     server = constants.get(SERVED_BY, server) if constants.get(SERVED_BY) in OWN else server
     facts = {fact: constants[key] for key, fact in metrics.facts.items() if _is_figure(fact, constants.get(key, ""))}
     flags = {flag: constants[key] for key, flag in metrics.flags.items() if _is_flag(metrics, key, constants)}
-    return ServerSetup(server, model | flags, facts, num_engines)
+    return ServerSetup(server, model | flags, facts, num_engines, _start(samples))
+
+
+def _start(samples: "Samples") -> ServerLog | None:
+    """The start-up log that a page repeats. Raise MetricsError if there are several."""
+    starts = [labels for name, labels, _ in samples if name == START_ARGUMENTS]
+    if not starts:
+        return None
+    if len(starts) > 1:
+        raise MetricsError(f"{len(starts)} servers on one page")
+    flags = {name: text[:MAX_LABEL_CHARS] for name, text in starts[0].items()}
+    server = flags.pop(START_SERVER, "")
+    if server not in (*SERVERS, *OWN):
+        raise MetricsError(f"a page of an unknown server ({printable(server, 40)!r})")
+    readings = [
+        Reading(labels["figure"], labels["logged"], printable(labels.get("rank", ""), 60), 0)
+        for name, labels, _ in samples
+        if name == START_FIGURE and _is_logged(labels.get("figure", ""), labels.get("logged", ""))
+    ]
+    return ServerLog(server, flags, tuple(readings), 1, 1, tuple(simulated_notes(readings)[:1]), called="page")
+
+
+def _is_logged(fact: str, text: str) -> bool:
+    """True if a figure is one of a log, in its form."""
+    return fact in FACTS and len(text) <= MAX_LABEL_CHARS and re.fullmatch(FACTS[fact], text) is not None
 
 
 def _is_flag(metrics: Metrics, key: str, constants: Mapping[str, str]) -> bool:

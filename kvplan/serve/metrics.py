@@ -1,6 +1,7 @@
 """The server's /metrics page, with vLLM's names, types, labels and buckets (0.33, v1/metrics/loggers.py).
 
-Metrics that do not apply to this server (other nodes, images) are omitted rather than served as 0.
+Metrics that do not apply to this server (other nodes, images) are omitted rather than served as 0. Its own, which
+vLLM does not have, begin with `kvplan:`.
 """
 
 import time
@@ -20,6 +21,8 @@ from prometheus_client import (
 )
 
 from engine.scheduler import Scheduler
+from kvplan.servers.logs import FACTS, NUMBERS, ServerLog
+from kvplan.servers.metrics import START_ARGUMENTS, START_FIGURE, START_SERVER
 
 if TYPE_CHECKING:
     from engine.tiers import Tiers
@@ -63,12 +66,14 @@ class ServerMetrics:
         num_drafts: int = 0,
         max_loras: int = 0,
         tiers: "Tiers[Any] | None" = None,
+        start: ServerLog | None = None,
     ) -> None:
         """Register the metrics.
 
         num_drafts  draft tokens per step; 0: no speculation, and no metrics for it
         max_loras   slots for adapters; 0: no adapter metrics
         tiers       KV offloading tiers; None: no tiers, and no metrics for them
+        start       start-up log of all ranks, which the page repeats
         """
         self.registry = CollectorRegistry()
         GCCollector(self.registry)
@@ -95,6 +100,19 @@ class ServerMetrics:
         self._max_loras = str(max_loras)
         self._adapters: list[str] = []  # adapters with requests, in order of first use
         self._lora_info = self._lora_gauge() if max_loras else None
+        if start is not None:
+            self._start(start)
+
+    def _start(self, log: ServerLog) -> None:
+        """State the arguments and the figures of the start, as in its log: `kvplan reconcile --metrics` reads them."""
+        arguments = {START_SERVER: log.engine, **log.flags}
+        text = "Arguments of the server, as in its start-up log."
+        Gauge(START_ARGUMENTS, text, tuple(arguments), registry=self.registry).labels(**arguments).set(1)
+        text = "Figures of the start-up log: the value as logged, 1 for a word."
+        figures = Gauge(START_FIGURE, text, ("figure", "rank", "logged"), registry=self.registry)
+        for reading in log.readings:
+            value = reading.value if FACTS[reading.fact] in NUMBERS else 1
+            figures.labels(reading.fact, reading.rank, reading.text).set(value)
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"vllm:{name}", text, tuple(self._labels), registry=self.registry).labels(**self._labels)

@@ -1,5 +1,6 @@
 """The bundled engine as a backend: measured and planned memory, for the start-up log and /metrics."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,13 +17,15 @@ from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
 from kvplan.servers.metrics import SERVED_BY
 
 
-def start_of(engine: Engine) -> Start:
-    """Return a running engine as a ready backend, with its start-up facts."""
-    facts = (cache_config(engine), start_log(engine), engine.spec.name, engine.spec.vocab_size)
+def start_of(engine: Engine, *opening: str) -> Start:
+    """Return a running engine as a ready backend, with its start-up facts; `opening`: log lines before those."""
+    logs = start_logs(engine)
+    facts = (cache_config(engine), logs[0], engine.spec.name, engine.spec.vocab_size)
+    whole = (*opening, *chain.from_iterable(logs))
     if engine.tp.num_ranks == 1:
-        return Start(engine, *facts, Hooks(close=engine.close), tiers=engine.tiers)
+        return Start(engine, *facts, Hooks(close=engine.close), tiers=engine.tiers, whole_log=whole)
     leader = Leader(engine)
-    return Start(leader, *facts, Hooks(idle=leader.idle, close=leader.close))
+    return Start(leader, *facts, Hooks(idle=leader.idle, close=leader.close), whole_log=whole)
 
 
 def inputs_of(engine: Engine) -> EngineInputs:
@@ -109,6 +112,11 @@ def arguments_of(spec: ModelSpec, config: EngineConfig, called: str, release: st
         "draft_model": draft.name if isinstance(draft, ModelSpec) else draft and str(draft),
         "kv_offloading_size": config.kv_offloading_size,
     }
+
+
+def start_logs(engine: Engine) -> list[list[str]]:
+    """Return the lines of every rank; all ranks call it."""
+    return engine.tp.gather(start_log(engine))
 
 
 def start_log(engine: Engine) -> list[str]:

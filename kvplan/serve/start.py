@@ -17,7 +17,8 @@ class Start:
     """A ready backend and its metadata.
 
     cache_config  labels of cache_config_info
-    log           lines of the start-up log
+    log           lines of the start-up log that are still to be printed
+    whole_log     all of them, of all ranks: what /metrics repeats
     model         default served name; num_tokens: vocabulary size
     adapters      adapter name -> path
     """
@@ -30,6 +31,7 @@ class Start:
     hooks: Hooks = NO_HOOKS
     adapters: dict[str, str] = field(default_factory=dict)
     tiers: "Tiers[Any] | None" = None  # KV offloading tiers
+    whole_log: tuple[str, ...] = ()
 
 
 def cache_config(plan: Plan) -> dict[str, str]:

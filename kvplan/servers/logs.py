@@ -20,6 +20,7 @@ WHOLE: Final = r"(?!\.?[0-9])"  # no digits left over: a longer figure is not re
 SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?" + WHOLE
 COUNT: Final = r"[0-9](?:[0-9,]{0,17}[0-9])?" + WHOLE
 SHARE: Final = r"[0-9]{1,7}(?:\.[0-9]{1,8})?" + WHOLE
+NUMBERS: Final = (SIZE, COUNT, SHARE)
 # Fact -> format of its figure. Sizes are GiB per rank.
 FACTS: Final[dict[str, str]] = {
     "total_memory": SIZE,
@@ -206,6 +207,12 @@ class ServerLog:
     def model(self) -> str | None:
         """The model as given to the server: an id, or a path on its own machine."""
         return next((self.flags[name] for name in MODEL_FLAGS if name in self.flags), None) or self.text("model")
+
+
+def simulated_notes(readings: Sequence[Reading]) -> list[str]:
+    """A note on a simulated server, which has measured nothing."""
+    names = [reading.text for reading in readings if reading.fact == "simulated"]
+    return [f"the server is simulated ({name}): its figures are its plan's own, nothing was measured" for name in names]
 
 
 MODEL_FLAGS: Final = ("model_tag", "model", "model_path")

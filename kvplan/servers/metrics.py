@@ -7,6 +7,10 @@ from typing import Final
 from kvplan.core.records import dataclass
 
 SERVED_BY: Final = "served_by"  # label of the constants, on a page of the bundled engine: it has vLLM's names
+# On a page of `kvplan serve`, what its start-up log states:
+START_ARGUMENTS: Final = "kvplan:start_arguments_info"  # labels: the server whose log it is, and its arguments
+START_SERVER: Final = "server"
+START_FIGURE: Final = "kvplan:start_figure"  # labels: figure, rank, and its text in the log
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,7 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     [
         (("w11",), " w10 ", 2),
         (("11 w1",), " w10 w", 3),  # ends within the third token
-        (("nowhere", "w12", "11 w12"), " w10 w", 3),  # the first place counts, not the first in the list
+        (("nowhere", "w12", "11 w12"), " w10 w11 ", 3),  # both end here: the first in the list counts, as in vLLM
         (("1",), " w", 1),
         (("w14",), " w10 w11 w12 w13", 4),
     ],

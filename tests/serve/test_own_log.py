@@ -20,8 +20,7 @@ from engine.memory import nbytes
 from engine.stages import StageModel, groups_on
 from engine.tp import TensorParallel
 from kvplan.models import catalog
-from kvplan.serve.metrics import ServerMetrics
-from kvplan.serve.real import arguments_of, cache_config, start_log
+from kvplan.serve.real import arguments_of, start_log
 from kvplan.servers.bundled.log_wordings import (
     BEFORE,
     arguments_line,
@@ -100,17 +99,6 @@ def test_states_in_blocks_are_planned_as_the_engine_lays_them(num_blocks: int | 
     memory = engine.memory_report()
     assert (engine.config.block_size, rows["kv_cache"]["logged"]) == (8, memory.kv_cache)
     assert all(rows[name]["exact"] for name in ("weights", "buffers", "kv_cache", "blocks", "tokens")), rows
-
-
-def test_a_page_of_the_engine_names_what_compares_it(run: Run, tmp_path: Path) -> None:
-    """It was planned as vLLM's with --engine vllm@0.33, 577 % off."""
-    engine = engine_for("llama", num_blocks=40)
-    page = tmp_path / "metrics.txt"
-    page.write_bytes(ServerMetrics("llama", 96, cache_config(engine)).page())
-    for words in ([], ["--engine", "vllm@0.33", "--gpu", "h100-80g"]):
-        ran = run("reconcile", "--metrics", page, *words)
-        assert ran.code == 2
-        assert ran.err.splitlines()[-1].endswith("; compare its start-up log with `kvplan reconcile --log`")
 
 
 def test_the_screen_names_the_engine_and_its_device(run: Run, tmp_path: Path) -> None:
@@ -242,7 +230,7 @@ def test_the_table_of_an_older_release_is_one_line(run: Run, monkeypatch: pytest
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert refused(run("reconcile", "--log", "-")) == (
         "log was written by kvplan's engine before its lines could be read; restart the server with this release of "
-        "kvplan, and save its log again"
+        "kvplan, and save its log or page again"
     )
 
 

@@ -24,7 +24,16 @@ from kvplan.servers.arguments import listed_names
 from kvplan.servers.base import OWN, logs_of_servers, readers, terms_of
 from kvplan.servers.environment import variables
 from kvplan.servers.log_text import MAX_LINE, arguments, unwrapped
-from kvplan.servers.logs import LEAD, MODEL_FLAGS, REACH, Reading, ServerLog, Wording, compiled
+from kvplan.servers.logs import (
+    LEAD,
+    MODEL_FLAGS,
+    REACH,
+    Reading,
+    ServerLog,
+    Wording,
+    compiled,
+    simulated_notes,
+)
 
 Engine = str  # the name of a server
 
@@ -373,8 +382,7 @@ class _Reader:
         notes = [] if self.skipped is None else [f"{self.where}: {self.skipped}"]
         if self._starts > 1:
             notes.append(f"{self._starts} starts in the log; the last one, from line {self._first_line:,} on, is taken")
-        if simulated := next((reading.text for reading in self._readings if reading.fact == "simulated"), None):
-            notes.append(f"the server is simulated ({simulated}): its figures are its plan's own, nothing was measured")
+        notes += simulated_notes(self._readings)[:1]
         flags = dict[str, str]()
         for opening in self._phrases.lists:
             if opening in self._lists and opening[0] == engine:

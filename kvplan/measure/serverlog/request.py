@@ -26,7 +26,9 @@ SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200"
 
 
 def log_of_page(setup: ServerSetup) -> ServerLog:
-    """Convert a /metrics page's constants to a log."""
+    """Convert a /metrics page's constants to a log; a page that repeats its server's log gives that."""
+    if setup.start is not None:
+        return setup.start
     readings = tuple(Reading(fact, text, "", 0) for fact, text in setup.facts.items())
     if setup.num_engines == 1:
         return ServerLog(setup.server, setup.flags, readings, 1, 1, called="page")

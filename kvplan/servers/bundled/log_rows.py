@@ -15,8 +15,8 @@ from kvplan.servers.logs import ServerLog
 from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, not_in, reconcile
 from kvplan.sizing.layout import cdiv
 
-RESTART: Final = "restart the server with this release of kvplan, and save its log again"
-HOST: Final = "bounded by the host's free memory, which the log does not state"
+RESTART: Final = "restart the server with this release of kvplan, and save its log or page again"
+HOST: Final = "bounded by the host's free memory, which is not stated"
 COUNTS: Final = (
     "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size",
     "pipeline_parallel_size", "max_loras", "max_lora_rank",
@@ -24,10 +24,7 @@ COUNTS: Final = (
 
 
 def check_form(log: ServerLog) -> None:
-    """Refuse a log whose lines this kvplan cannot read, and a page, which does not state the engine's settings."""
-    if log.called == "page":
-        problem = "is of kvplan's engine, and does not state the settings that its rules need"
-        raise InvalidInputError(log.called, problem, "compare its start-up log with `kvplan reconcile --log`")
+    """Refuse a log, or a page that repeats one, whose lines this kvplan cannot read."""
     if "log_form" not in log.flags:
         problem = "is of kvplan's engine and has none of its arguments"
         if log.first("before") is not None:
