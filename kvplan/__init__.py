@@ -81,9 +81,10 @@ class Answer:
         from html import escape
 
         from kvplan.core.units import GIB
-        from kvplan.report.console import LABELS
+        from kvplan.report.console import LABELS, memory_rows
 
-        sizes = {name: getattr(self.memory, name) for name in (*self.memory.ROWS, "missing", "total")}
+        memory = self.to_dict()["memory"]
+        sizes = memory_rows(memory) | {"total": memory["total"]}
         rows = (
             f"<tr><th style='text-align:left'>{escape(LABELS.get(name, name))}</th><td>{size / GIB:,.2f} GiB</td></tr>"
             for name, size in sizes.items()

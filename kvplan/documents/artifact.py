@@ -227,15 +227,26 @@ def concurrency_document(plan: Plan) -> typed.Concurrency:
     }
 
 
+ASKED_HOST_ROWS: Final = ("weights", "kv_offloading", "kv_transfer", "adapters")
+
+
 def _host_memory(plan: Plan) -> typed.HostMemory:
-    """What keeps KV on the host, of all ranks of a replica, and how many requests of the full context it holds."""
-    ranks = plan.request.args.world_size
-    tiers = [row for row in host_rows(plan) if row.name == "kv_offloading"]
-    tokens = sum(row.tokens for row in tiers)
-    blocks = tokens // plan.pool.block_size
+    """What the settings put on the host, of all ranks of a replica, and how many full-context requests its KV holds."""
+    ranks, rows = plan.request.args.world_size, host_rows(plan)
+
+    def size(name: str) -> int:
+        return sum(row.size * (ranks if row.per == "rank" else 1) for row in rows if row.name == name)
+
+    sizes = [size(name) for name in ASKED_HOST_ROWS]
+    tokens = sum(row.tokens for row in rows if row.name == "kv_offloading")
     return {
-        "kv_offloading": sum(row.size * (ranks if row.per == "rank" else 1) for row in tiers),
-        "blocks": blocks,
+        "ranks": ranks,
+        "weights": sizes[0],
+        "kv_offloading": sizes[1],
+        "kv_transfer": sizes[2],
+        "adapters": sizes[3],
+        "total": sum(sizes),
+        "blocks": tokens // plan.pool.block_size,
         "users": tokens // plan.capacity.max_model_len,
     }
 

@@ -203,9 +203,16 @@ class Concurrency(TypedDict):
 
 
 class HostMemory(TypedDict):
-    """Host bytes of one replica that --kv-offloading-size takes, and the full-context requests they hold."""
+    """Host bytes of all `ranks` of a replica that the settings ask for, which add up to `total`; `blocks` and `users`
+    are blocks and full-context requests that the KV there holds.
+    """
 
+    ranks: Size
+    weights: Count
     kv_offloading: Count
+    kv_transfer: Count
+    adapters: Count
+    total: Count
     blocks: Count
     users: Count
 

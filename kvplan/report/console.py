@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
@@ -38,10 +38,11 @@ LABELS = {
     "non_torch": "non-torch",
     "kv_cache": "KV cache",
     "lora": "LoRA",
+    "draft": "draft",
 }
 ASSUMED = {**LABELS, "total": "GPU total", "context": "CUDA context", "in_use": "in use"}
 UNPLANNED = ("lora", "activations", "cuda_graphs", "non_torch")  # if a server reserves memory for them
-STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
+STYLES = {"weights": "cyan", "draft": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
 def plan_parts(plan: Plan, *, blocks: bool = True, explain: bool = False) -> list[Part]:
@@ -55,6 +56,7 @@ def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:
         [line(headline(doc), "bold" if doc["fits"] else "bold red"), *(line(text, "bold") for text in caveats(doc))],
         memory_lines(doc, blocks=blocks),
         kv_lines(doc),
+        host_lines(doc),
         encoder_lines(doc),
         user_lines(doc),
         verdict_lines(doc),
@@ -244,6 +246,7 @@ def memory_lines(doc: PlanDocument, *, blocks: bool) -> list[Line]:
     stored = inputs["model"]["scheme"] or inputs["args"]["quantization"] or inputs["settings"]["dtype"]
     notes = {
         "weights": f"{format_params(doc['parameters']['total'])} params in {stored}",
+        "draft": draft_text(doc),
         **dict.fromkeys(("unused", "missing"), unused_text(doc)),
     }
     title = "Where the memory goes" if inputs["num_gpus"] == 1 else "Where each GPU's memory goes"
@@ -284,9 +287,19 @@ def note_lines(note: str, place: int) -> list[str]:
 
 
 def memory_rows(memory: Memory) -> dict[str, int]:
-    """Memory rows by name, in bytes; the last one is `missing` if memory is short, else `unused`."""
+    """Memory rows by name, in bytes, with a draft's weights apart; the last one is `missing` if memory is short, else
+    `unused`.
+    """
     last = {"missing": memory["missing"]} if memory["missing"] else {"unused": memory["unused"]}
-    return {"weights": memory["weights"], **budget_sizes(memory), "kv_cache": memory["kv_cache"], **last}
+    draft = memory["weight_groups"].get("draft", 0)
+    weights = {"weights": memory["weights"] - draft, **({"draft": draft} if draft else {})}
+    return {**weights, **budget_sizes(memory), "kv_cache": memory["kv_cache"], **last}
+
+
+def draft_text(doc: PlanDocument) -> str:
+    """Name of the draft whose weights are a row of their own."""
+    draft = doc["inputs"]["draft"]
+    return "" if draft is None else f"weights of {printable(draft['name'], 60)}"
 
 
 def unused_text(doc: PlanDocument) -> str:
@@ -348,11 +361,35 @@ def kv_lines(doc: PlanDocument) -> list[Line]:
         lines.append(line(f"  state       {_state_text(kv)}"))
     if doc["fits"]:
         lines.append(line(f"  pool        {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens"))
-    host = doc["host_memory"]
-    if host["kv_offloading"]:
-        size = format_gib(host["kv_offloading"])
-        lines.append(line(f"  host        {size} of host memory hold {host['users']:,} more full contexts"))
     return lines
+
+
+HOST_LABELS: Final = {
+    "weights": "weights", "kv_offloading": "KV cache", "kv_transfer": "KV transfer", "adapters": "adapters",
+}  # fmt: skip
+
+
+def host_sizes(doc: PlanDocument) -> dict[str, int]:
+    """Rows of host memory by label, without those that the settings do not ask for; they add up to its total."""
+    host = doc["host_memory"]
+    sizes = (host["weights"], host["kv_offloading"], host["kv_transfer"], host["adapters"])
+    return {label: size for label, size in zip(HOST_LABELS.values(), sizes, strict=True) if size}
+
+
+def host_note(doc: PlanDocument, label: str) -> str:
+    users = doc["host_memory"]["users"]
+    return f"holds {users:,} more full contexts" if label == HOST_LABELS["kv_offloading"] else ""
+
+
+def host_lines(doc: PlanDocument) -> list[Line]:
+    """Lines on host memory that the settings ask for; empty if they ask for none."""
+    sizes, ranks = host_sizes(doc), doc["host_memory"]["ranks"]
+    if not sizes:
+        return []
+    of_ranks = f" ({plural(ranks, 'rank')})" if ranks > 1 else ""
+    rows = sizes | ({"total": doc["host_memory"]["total"]} if len(sizes) > 1 else {})
+    texts = (f"  {label:<12}{size / GIB:>9,.2f} GiB  {host_note(doc, label)}".rstrip() for label, size in rows.items())
+    return [line(f"Host memory{of_ranks}", "bold"), *map(line, texts)]
 
 
 def encoder_lines(doc: PlanDocument) -> list[Line]:

@@ -14,11 +14,14 @@ from kvplan.report.console import (
     LABELS,
     caveats,
     context_text,
+    draft_text,
     figures,
     fits_text,
     fix_text,
     format_kib,
     headline,
+    host_note,
+    host_sizes,
     length_text,
     memory_rows,
     name_of,
@@ -88,6 +91,11 @@ def plan_cells(doc: PlanDocument) -> dict[str, Value]:
         "memory.unused_detail.over_gpu": unused["over_gpu"],
         "host_memory.kv_offloading": doc["host_memory"]["kv_offloading"],
         "host_memory.users": doc["host_memory"]["users"],
+        "memory.weight_groups.draft": memory["weight_groups"].get("draft", 0),
+        "host_memory.weights": doc["host_memory"]["weights"],
+        "host_memory.kv_transfer": doc["host_memory"]["kv_transfer"],
+        "host_memory.adapters": doc["host_memory"]["adapters"],
+        "host_memory.total": doc["host_memory"]["total"],
     }
 
 
@@ -149,7 +157,7 @@ def fitting(documents: Sequence[PlanDocument]) -> str:
 
 
 def _one(doc: PlanDocument) -> list[Block]:
-    parts: list[Block] = [bold(headline(doc)), *caveats(doc), _memory(doc), _figures(doc)]
+    parts: list[Block] = [bold(headline(doc)), *caveats(doc), _memory(doc), _figures(doc), *_host(doc)]
     parts += [f"Limit: {limit['text']}" for limit in doc["limits"]]
     if not doc["fits"] and doc["fixes"]:
         cures = [f"- `{fix['flag']}`: {markdown_text(fix_text(fix))}" for fix in doc["fixes"]]
@@ -165,7 +173,8 @@ def _memory(doc: PlanDocument) -> Table:
     rows: list[list[str]] = []
     for name, size in memory_rows(memory).items():
         if size or name != "lora":
-            note = unused_text(doc) if name in ("unused", "missing") else ""
+            notes = {"unused": unused_text, "missing": unused_text, "draft": draft_text}
+            note = notes[name](doc) if name in notes else ""
             share = f"{100 * size / memory['total']:.1f} %"
             rows.append([LABELS.get(name, name), f"{size / GIB:,.2f}", share, note])
     total = [bold("total"), bold(f"{memory['total'] / GIB:,.2f}")]
@@ -185,10 +194,14 @@ def _figures(doc: PlanDocument) -> Table:
     ]
     if users["log_differs"] is not None:
         rows.append(["", users["log_differs"]])
-    host = doc["host_memory"]
-    if host["kv_offloading"]:
-        rows.append(["beyond the GPU", f"{format_gib(host['kv_offloading'])} of host memory, {host['users']:,} users"])
     return Table.of(("KV cache and users", ""), rows)
+
+
+def _host(doc: PlanDocument) -> list[Table]:
+    """Host memory that the settings ask for; empty if they ask for none."""
+    rows = [[label, f"{size / GIB:,.2f}", host_note(doc, label)] for label, size in host_sizes(doc).items()]
+    total = [bold("total"), bold(f"{doc['host_memory']['total'] / GIB:,.2f}"), ""]
+    return [Table.of(("host memory of each server", "GiB", ""), [*rows, total], left=(0, 2))] if rows else []
 
 
 def _assumed(doc: PlanDocument) -> Block:

@@ -8,6 +8,10 @@ from kvplan.models import catalog
 from kvplan.planning.explain import explain
 from kvplan.planning.launch import host_rows
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.report.console import host_lines, host_sizes, memory_lines, memory_rows
+from kvplan.report.lines import plain
+from kvplan.report.page import block_text
+from kvplan.report.text import plan_cells, plans_page
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 
@@ -69,3 +73,44 @@ def test_explain_says_what_was_compared_and_what_is_not_modeled() -> None:
     section = next(section for section in explain(answer) if section.title.startswith("Host memory"))
     assert "not compared with anything" in section.lines[0]
     assert section.lines[-1].startswith("not modeled: memory of the processes (Python, torch, the CUDA libraries")
+
+
+def test_what_the_settings_put_on_the_host_is_rows_that_add_up() -> None:
+    """Two ranks: 4 GiB of weights each in whole tensors, one region of 8 GiB, and two copies of four adapters."""
+    answer = planned(
+        "llama-3.1-8b", "vllm@0.33", tensor_parallel_size=2, max_model_len=4096, kv_offloading_size=8 * GIB,
+        cpu_offload_gb=4 * GIB, max_loras=4,
+    )  # fmt: skip
+    document = plan_document(answer)
+    sizes, rows = host_sizes(document), {row["name"]: row for row in document["host"]["rows"]}
+    assert sizes == {
+        "weights": 2 * rows["weights"]["bytes"],
+        "KV cache": 8 * GIB,
+        "adapters": 2 * rows["adapters"]["bytes"],
+    }
+    assert sum(sizes.values()) == document["host_memory"]["total"] == plan_cells(document)["host_memory.total"]
+    screen = "\n".join(plain(part) for part in host_lines(document))
+    assert [line.split()[0] for line in screen.splitlines()] == ["Host", "weights", "KV", "adapters", "total"]
+    page = "\n".join(map(block_text, plans_page([answer])))
+    assert all(f"{size / GIB:,.2f}" in screen and f"{size / GIB:,.2f}" in page for size in sizes.values())
+
+
+def test_a_plain_server_asks_for_no_host_memory() -> None:
+    document = plan_document(planned("llama-3.1-8b", "vllm@0.33", max_model_len=4096))
+    assert (host_lines(document), document["host_memory"]["total"]) == ([], 0)
+
+
+def test_a_drafts_weights_are_a_row_of_every_format() -> None:
+    """vLLM 0.33 loads a head of 2,124,387,488 B on each of 8 ranks, less two tables that it shares."""
+    request = Request(
+        catalog.load("deepseek-v3"), gpu("h200"),
+        EngineArgs(tensor_parallel_size=8, speculative_method="mtp", max_model_len=32768),
+    )  # fmt: skip
+    answer = plan(request)
+    document, size = plan_document(answer), 2_124_387_488 - 2 * (129_280 * 7_168 * 2 // 8)
+    rows = memory_rows(document["memory"])
+    assert rows["draft"] == plan_cells(document)["memory.weight_groups.draft"] == size
+    assert rows["weights"] + rows["draft"] == document["memory"]["weights"]
+    assert sum(rows.values()) == document["memory"]["total"]
+    assert f"| draft | {size / GIB:,.2f} |" in "\n".join(map(block_text, plans_page([answer])))
+    assert any(plain(part).startswith("  draft ") for part in memory_lines(document, blocks=True))
