@@ -208,12 +208,24 @@ class PrefixHit:
 
     num_tokens: int
     blocks: tuple[tuple[int, ...], ...]
+    passed: tuple[int, ...] = ()  # states that a load goes past: vLLM counts them as if they were shared
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A block that holds the state of a group after the sequence's first num_tokens tokens, once the step has run."""
+
+    seq: Sequence
+    group: int
+    block: int
+    num_tokens: int
 
 
 class BlockManager:
     """Gives each sequence its blocks, one table per group, out of one pool."""
 
     cuts_chunks = False  # whether cut() may leave fewer tokens than it is given
+    stored_states: tuple[StoredState, ...] = ()  # by the step that was scheduled last
 
     def __init__(
         self,
@@ -392,7 +404,7 @@ class BlockManager:
 
     def _num_revived(self, hit: PrefixHit) -> int:
         """Blocks of the hit that lie in the free list."""
-        return sum(block in self.pool.free for blocks in hit.blocks for block in blocks)
+        return sum(block in self.pool.free for blocks in (*hit.blocks, hit.passed) for block in blocks)
 
     def beyond(self, hit: PrefixHit, num_tokens: int) -> PrefixHit:
         """The same hit for a sequence whose next token is at num_tokens, later: windows read less of it."""
@@ -400,7 +412,7 @@ class BlockManager:
         for group, own in zip(self.groups, hit.blocks, strict=True):
             num_skipped = num_skipped_tokens(group, num_tokens) // group.block_size
             blocks.append((NULL_BLOCK,) * num_skipped + own[num_skipped:])
-        return PrefixHit(hit.num_tokens, tuple(blocks))
+        return PrefixHit(num_tokens, tuple(blocks))
 
     def admit(
         self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None, *, are_computed: bool = True
@@ -423,17 +435,18 @@ class BlockManager:
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
         seq.num_tokens_until_change = self._num_tokens_until_change(seq)
 
-    def grow(self, seq: Sequence, num_tokens: int, num_slots: int | None = None) -> bool:
+    def grow(self, seq: Sequence, num_tokens: int, num_slots: int | None = None, *, num_kept: int = 0) -> bool:
         """Make room for num_tokens tokens in all; False, and no block taken, when the pool lacks them.
 
         num_slots  what to make room for; None: these tokens
+        num_kept   blocks that have to stay free
         """
         num_slots = num_slots or num_tokens
         if num_slots <= seq.num_tokens_until_change:
             return True
         self.drop_unread(seq)
         num_missing = self._num_missing(seq, num_slots)
-        if num_missing > self.num_free_blocks:
+        if num_missing > self.num_free_blocks - num_kept:
             return False
         if num_missing:
             self._extend(seq, num_slots)
@@ -462,10 +475,11 @@ class BlockManager:
 
     def num_to_finish(self, seq: Sequence) -> int:
         """Blocks that an admitted sequence still takes to hold all its known tokens."""
-        count = 0
-        for group, table, most in zip(self.groups, seq.block_table, self.max_held, strict=True):
-            count += max(0, min(self._table_len(group, seq.num_tokens), most) - len(table))
-        return count
+        return sum(self._num_to_finish(seq, g) for g in range(len(self.groups)))
+
+    def _num_to_finish(self, seq: Sequence, g: int) -> int:
+        num_places = min(self._table_len(self.groups[g], seq.num_tokens), self.max_held[g])
+        return max(0, num_places - len(seq.block_table[g]))
 
     def num_to_hold(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks that an admitted sequence holds once it has room for num_tokens tokens."""

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.block_manager import BlockKey
+from engine.block_manager import BlockKey, StoredState
 from engine.sequence import Sequence
 
 FileCopy = tuple[tuple[BlockKey, int], ...]  # chunks, and their places in memory
@@ -63,9 +63,13 @@ class Connector(Protocol):
         """Load num_loaded tokens after the first num_tokens into the sequence's tables, which have room for them."""
 
     def plan(
-        self, num_tokens: Mapping[Sequence, int], new: Iterable[Sequence], preempted: Iterable[Sequence]
+        self,
+        num_tokens: Mapping[Sequence, int],
+        new: Iterable[Sequence],
+        preempted: Iterable[Sequence],
+        states: Iterable[StoredState] = (),
     ) -> Transfers:
-        """Copies for a step that was just scheduled; `new` are the sequences admitted in it."""
+        """Copies for a step that was just scheduled; `new` are the sequences admitted in it, `states` it stores."""
 
     def finish(self, seq: Sequence) -> None:
         """Handle the end of a sequence, whose blocks are about to be freed."""

@@ -22,13 +22,15 @@ class LoadingScheduler(Scheduler):
         super().__init__(config, num_blocks, groups)
         if not isinstance(self.blocks, BlockManager):
             raise UsageError(f"offloading: allocator must be 'paged' ({config.allocator!r}); remove kv_offloading_size")
+        if config.prefix_match_unit is not None:
+            raise SettingError("", ("kv_offloading_size",), "cannot be combined with prefix_match_unit", "remove it")
         if config.encoder is not None:
             raise SettingError("", ("kv_offloading_size",), "cannot be combined with images in prompts", "remove it")
         self.paged = self.blocks
         self.connector = connector
         self.loading: list[Sequence] = []  # the next to run first
         self.external_cache_stats = PrefixCacheStats()  # tokens looked up in and found by the connector
-        self._loaded: set[Sequence] = set()  # of those, the ones whose load is done
+        self._loaded: dict[Sequence, bool] = {}  # of those, the ones whose load is done; whether others can share it
         self._orphans: dict[Sequence, None] = {}  # ended while they were loading: their blocks are still written to
         # With several batches in flight: blocks that one of them may still write, which a load must not be given.
         self._detached: deque[tuple[int, list[int]]] = deque()
@@ -52,7 +54,8 @@ class LoadingScheduler(Scheduler):
         self._num_later = 0
         batch = super().schedule()
         self._num_scheduled += bool(batch.num_tokens)
-        batch.transfers = self.connector.plan(batch.num_tokens, (*batch.new, *batch.resumed), batch.preempted)
+        admitted = (*batch.new, *batch.resumed)
+        batch.transfers = self.connector.plan(batch.num_tokens, admitted, batch.preempted, self.paged.stored_states)
         return batch
 
     def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
@@ -68,7 +71,7 @@ class LoadingScheduler(Scheduler):
                 del self._orphans[seq]
                 self.paged.release(seq)
             else:
-                self._loaded.add(seq)
+                self._loaded[seq] = False
 
     def finish(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
         """What a request that went wrong has stored is not kept."""
@@ -98,19 +101,17 @@ class LoadingScheduler(Scheduler):
 
     def _run_loaded(self, seq: Sequence, batch: Batch) -> bool:
         """Go on after what was loaded; False when the blocks for the rest are not free."""
-        if not seq.num_tokens_until_change:  # nobody has asked since it was loaded
+        if not self._loaded[seq]:
+            self._loaded[seq] = True
             self.paged.publish(seq, seq.num_computed_tokens)
             seq.num_computed_tokens = min(seq.num_computed_tokens, seq.num_tokens - 1)  # the last one is computed
         n = self._chunk(seq, seq.num_computed_tokens, seq.num_tokens - seq.num_computed_tokens, batch)
         if n == 0 or (self.paged.num_to_finish(seq) > self._num_free and self.config.reserve_full_prompt):
             return False
-        end = seq.num_computed_tokens + n
-        if self.paged.num_to_hold(seq, end) - sum(self.paged.num_held(seq)) > self._num_free:
-            return False
-        if not self.paged.grow(seq, end):
+        if not self.paged.grow(seq, seq.num_computed_tokens + n, num_kept=self._num_kept):
             return False
         self.loading.remove(seq)
-        self._loaded.discard(seq)
+        del self._loaded[seq]
         (batch.resumed if seq.num_preemptions else batch.new).append(seq)
         batch.hits[seq] = seq.num_computed_tokens
         batch.put(seq, n)
@@ -161,7 +162,11 @@ class LoadingScheduler(Scheduler):
     @property
     def _num_free(self) -> int:
         """Free blocks that an admission may take."""
-        return self.paged.num_free_blocks - (self._num_watermark_blocks if self.running else 0)
+        return self.paged.num_free_blocks - self._num_kept
+
+    @property
+    def _num_kept(self) -> int:
+        return self._num_watermark_blocks if self.running else 0
 
     # --- blocks that are not free at once -----------------------------------------------------------------------
 
@@ -191,9 +196,7 @@ class LoadingScheduler(Scheduler):
             self.connector.finish(seq)
             if seq in self.loading:
                 self.loading.remove(seq)
-                if seq in self._loaded:
-                    self._loaded.discard(seq)
-                else:
+                if self._loaded.pop(seq, None) is None:
                     self._orphans[seq] = None
         super()._retire(seqs)
 

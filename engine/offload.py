@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, Protocol
 
-from engine.block_manager import NULL_BLOCK, BlockKey, FullGroup, Group, WindowGroup, block_hashes, cdiv
+from engine.block_manager import (
+    NULL_BLOCK,
+    BlockKey,
+    FullGroup,
+    Group,
+    MambaGroup,
+    StoredState,
+    WindowGroup,
+    block_hashes,
+    cdiv,
+)
 from engine.chunk_pool import Access, ChunkPool
 from engine.connector import FileCopy, Transfer, Transfers
 from engine.sequence import Sequence
@@ -63,20 +73,28 @@ class OffloadConnector:
         enable_prefix_caching: bool = True, files: Files | None = None,
     ) -> None:  # fmt: skip
         for group in groups:
-            if not isinstance(group, FullGroup | WindowGroup):
+            kind = type(group).__name__[:-5].lower()
+            if not isinstance(group, FullGroup | WindowGroup | MambaGroup):
                 raise UnsupportedModelError(
-                    f"offloading: {type(group).__name__[:-5].lower()} layers cannot be offloaded; "
-                    "remove kv_offloading_size"
+                    f"offloading: {kind} layers cannot be offloaded; remove kv_offloading_size"
+                )
+            if isinstance(group, MambaGroup) and not enable_prefix_caching:
+                raise UnsupportedModelError(
+                    f"offloading: {kind} layers without prefix caching cannot be offloaded; "
+                    "remove kv_offloading_size or enable prefix caching"
                 )
         self.groups, self.pool, self.files = groups, pool, files
         self.blocks_per_chunk, self.prompt_only = blocks_per_chunk, prompt_only
         self.chunk_tokens = tuple(group.block_size * blocks_per_chunk for group in groups)
         full = [g for g, group in enumerate(groups) if isinstance(group, FullGroup)]
-        self._windows = sorted(
-            (g for g, group in enumerate(groups) if isinstance(group, WindowGroup)),
-            key=lambda g: -self._window_chunks(g),
+        # Groups of which a load brings the end: a window, or the one state there.
+        self._tails = sorted(
+            (g for g, group in enumerate(groups) if isinstance(group, WindowGroup | MambaGroup)),
+            key=lambda g: -self._tail_chunks(g),
         )
-        self._order = [*full, *self._windows]
+        self._order = [*full, *self._tails]
+        states = (self.chunk_tokens[g] for g, group in enumerate(groups) if isinstance(group, MambaGroup))
+        self._load_unit = next(states, 1)  # tokens that a load is a multiple of
         self._alignment = _only({self.chunk_tokens[g] for g in full}, max(self.chunk_tokens))
         self._requests: dict[str, Offloaded] = {}
         self._jobs: dict[int, Job] = {}
@@ -116,10 +134,11 @@ class OffloadConnector:
 
     def _num_loadable(self, request: Offloaded, num_tokens: int) -> int | None:
         """Shrink the hit until no group objects; None when a chunk that it needs is still being copied."""
-        limit = request.seq.num_tokens - bool(self._windows)
+        limit = request.seq.num_tokens - bool(self._tails)
+        limit = limit // self._load_unit * self._load_unit
         hit, is_pending, again = 0, False, self._order
         while again:
-            order, again, saw_window = again, list[int](), False
+            order, again, saw_tail = again, list[int](), False
             for g in order:
                 size = self.chunk_tokens[g]
                 keys = self._keys(request, g)
@@ -127,11 +146,11 @@ class OffloadConnector:
                 if limit - num_tokens < size:
                     return 0
                 first = num_tokens // size
-                window = isinstance(self.groups[g], WindowGroup)
+                is_tail = g in self._tails
                 keys = keys[first : cdiv(limit, size)]
                 if self.files is not None:
-                    self._fetch(request, keys[-self._window_chunks_to(g, limit) :] if window else keys, self.files)
-                num_chunks = self._window_end(g, keys, limit) if window else self._run_len(keys)
+                    self._fetch(request, keys[-self._tail_chunks_to(g, limit) :] if is_tail else keys, self.files)
+                num_chunks = self._tail_end(g, keys, limit) if is_tail else self._run_len(keys)
                 if num_chunks == 0:
                     return 0
                 if num_chunks is None:
@@ -143,9 +162,9 @@ class OffloadConnector:
                 if limit - num_tokens < hit:
                     if is_pending:
                         is_pending, again = False, self._order
-                    elif saw_window and not again:
-                        again = self._windows
-                saw_window |= window
+                    elif saw_tail and not again:
+                        again = self._tails
+                saw_tail |= is_tail
                 hit = limit - num_tokens
         if is_pending or self._is_arriving(request, num_tokens, num_tokens + hit):
             return None
@@ -170,31 +189,31 @@ class OffloadConnector:
         count = next((i for i, lookup in enumerate(lookups) if lookup == "miss"), len(lookups))
         return None if "pending" in lookups[:count] else count
 
-    def _window_end(self, g: int, keys: list[BlockKey], limit: int) -> int | None:
-        """End of the last run of chunks that covers a window; None when one of them is still being written."""
-        needed = self._window_chunks_to(g, limit)
+    def _tail_end(self, g: int, keys: list[BlockKey], limit: int) -> int | None:
+        """End of the last run of chunks that is a window, or of the last state; None while one is still being written."""
+        needed = self._tail_chunks_to(g, limit)
         run, is_pending = 0, False
         for i in reversed(range(len(keys))):
             lookup = self.pool.lookup(keys[i])
             if lookup == "miss":
-                run, is_pending, needed = 0, False, self._window_chunks(g)
+                run, is_pending, needed = 0, False, self._tail_chunks(g)
             else:
                 run, is_pending = run + 1, is_pending or lookup == "pending"
             if run == needed:
                 return None if is_pending else i + needed
         return None if is_pending else run
 
-    def _window_chunks(self, g: int) -> int:
-        """Chunks that a window is made of."""
+    def _tail_chunks(self, g: int) -> int:
+        """Chunks that a window is made of; one has the state."""
         group = self.groups[g]
-        assert isinstance(group, WindowGroup)
-        return cdiv(group.window, self.chunk_tokens[g])
+        return cdiv(group.window, self.chunk_tokens[g]) if isinstance(group, WindowGroup) else 1
 
-    def _window_chunks_to(self, g: int, num_tokens: int) -> int:
+    def _tail_chunks_to(self, g: int, num_tokens: int) -> int:
         """The same of the window before token num_tokens, whose last chunk may be cut off."""
         group, size = self.groups[g], self.chunk_tokens[g]
-        assert isinstance(group, WindowGroup)
-        return max(self._window_chunks(g), cdiv(group.window - 1 + -num_tokens % size, size))
+        if not isinstance(group, WindowGroup):
+            return 1
+        return max(self._tail_chunks(g), cdiv(group.window - 1 + -num_tokens % size, size))
 
     def _is_arriving(self, request: Offloaded, start: int, end: int) -> bool:
         """Whether somebody else's load brings one of these tokens' chunks: they can be shared soon."""
@@ -202,8 +221,8 @@ class OffloadConnector:
             return False
         for g, size in enumerate(self.chunk_tokens):
             keys = self._keys(request, g)[start // size : cdiv(end, size)]
-            if isinstance(self.groups[g], WindowGroup):
-                keys = keys[-self._window_chunks_to(g, end) :]
+            if g in self._tails:
+                keys = keys[-self._tail_chunks_to(g, end) :]
             if not self._arriving.isdisjoint(keys):
                 return True
         return False
@@ -232,7 +251,11 @@ class OffloadConnector:
     # --- stores -------------------------------------------------------------------------------------------------
 
     def plan(
-        self, num_tokens: Mapping[Sequence, int], new: Iterable[Sequence], preempted: Iterable[Sequence]
+        self,
+        num_tokens: Mapping[Sequence, int],
+        new: Iterable[Sequence],
+        preempted: Iterable[Sequence],
+        states: Iterable[StoredState] = (),
     ) -> Transfers:
         self._take_tables(num_tokens, set(new))
         transfers = self.take_orders()
@@ -240,6 +263,7 @@ class OffloadConnector:
             transfers.flush |= self._requests[seq.request_id].jobs - transfers.loads.keys()
         if self._watched:
             transfers.flush.update(*(self._watched[block] for block in self._given & self._watched.keys()))
+        self._store_states(states, transfers)
         ended, self._ended = self._ended, []
         running = [self._requests[seq.request_id] for seq in num_tokens]
         for request in chain(running, ended):
@@ -269,10 +293,10 @@ class OffloadConnector:
                 fresh = table[len(blocks) :]
                 blocks += fresh
                 self._given.update(block for block in fresh if block != NULL_BLOCK)
-        if not self._windows or not self._given:
+        if not self._tails or not self._given:
             return
         for request in chain(self._requests.values(), self._ended):  # a window's old block may be another's by now
-            for g in self._windows:
+            for g in self._tails:
                 blocks = request.blocks[g]
                 end = lengths[request][g] if request in lengths else len(blocks)
                 for i in range(request.next_stored[g] * self.blocks_per_chunk, end):
@@ -289,6 +313,8 @@ class OffloadConnector:
             return
         chunks = dict[BlockKey, tuple[int, int]]()
         for g, end in enumerate(ends):
+            if isinstance(self.groups[g], MambaGroup):
+                continue  # _store_states
             keys = self._keys(request, g)
             chunks |= {keys[i]: (g, i) for i in self._chunks_to_store(request, g, end)}
         places = self.pool.reserve(list(chunks), request.access) if chunks else {}
@@ -303,7 +329,7 @@ class OffloadConnector:
             g, i = chunks[key]
             blocks = request.blocks[g][i * self.blocks_per_chunk : (i + 1) * self.blocks_per_chunk]
             copies.append((place, tuple(blocks)))
-            watch = watched if g in self._windows else watched_at_end
+            watch = watched if g in self._tails else watched_at_end
             watch += [block for block in blocks if block != NULL_BLOCK]
         number = self._begin(Job("store", request, tuple(places), tuple(watched), tuple(watched_at_end)))
         transfers.stores[number] = Transfer(request.seq.request_id, tuple(copies))
@@ -312,6 +338,25 @@ class OffloadConnector:
             self._watch(number, watched_at_end)
             if not self._given.isdisjoint(watched_at_end):
                 transfers.flush.add(number)
+
+    def _store_states(self, states: Iterable[StoredState], transfers: Transfers) -> None:
+        """Order a copy of each state that the step keeps for others, by itself, if it ends a chunk."""
+        by_group = sorted(states, key=lambda stored: stored.group)
+        order = {seq: i for i, seq in enumerate(dict.fromkeys(stored.seq for stored in by_group))}
+        for stored in sorted(by_group, key=lambda stored: order[stored.seq]):
+            request, seq, g = self._requests[stored.seq.request_id], stored.seq, stored.group
+            last = seq.num_prompt_tokens if self.prompt_only else seq.num_tokens
+            if request.is_distrusted or stored.num_tokens > last or stored.num_tokens % self.chunk_tokens[g]:
+                continue
+            key = self._keys(request, g)[stored.num_tokens // self.chunk_tokens[g] - 1]
+            places = self.pool.reserve([key], request.access)
+            if places is None:
+                self.num_refused += 1
+            elif places:
+                number = self._begin(Job("store", request, (key,), (stored.block,)))
+                blocks = (NULL_BLOCK,) * (self.blocks_per_chunk - 1) + (stored.block,)
+                transfers.stores[number] = Transfer(seq.request_id, ((places[key], blocks),))
+                self._watch(number, (stored.block,))
 
     def _num_storable_tokens(self, request: Offloaded) -> int:
         """Tokens whose KV is there after this step and is worth keeping."""

@@ -10,6 +10,7 @@ from engine.draft_rules import DraftRules, SpeculativeConfig, draft_rules
 from engine.kv_cache import is_state
 from engine.loader import Checkpoint, RandomWeights, WeightSource
 from engine.scheduler import SchedulerConfig
+from engine.state_slots import are_in_blocks
 from engine.tp import local_rank
 from kvplan.core.errors import EnvironmentProblem, SettingError, UsageError
 from kvplan.models.spec import ModelSpec
@@ -85,7 +86,6 @@ def check_states(spec: ModelSpec, config: EngineConfig) -> None:
         return
     for name, is_set, cure in (
         ("speculative_config", config.speculative_config is not None, "remove it"),
-        ("kv_offloading_size", bool(config.kv_offloading_size), "remove it"),
         ("max_loras", bool(config.max_loras), "run it without adapters"),
         ("tensor_parallel_size", config.tensor_parallel_size > 1, "use 1"),
         ("pipeline_parallel_size", config.pipeline_parallel_size > 1, "use 1"),
@@ -93,6 +93,9 @@ def check_states(spec: ModelSpec, config: EngineConfig) -> None:
         if is_set:
             problem = f"is not combined with the recurrent states of {spec.name}"
             raise SettingError("", (name,), problem, cure)
+    if config.kv_offloading_size and not are_in_blocks(spec, config):
+        problem = f"is not combined with the recurrent states of {spec.name} unless prefixes are cached"
+        raise SettingError("", ("kv_offloading_size",), problem, "enable prefix caching or remove it")
 
 
 def adapters(config: EngineConfig) -> Adapters:

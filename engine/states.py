@@ -7,7 +7,7 @@ and what was just passed. A state is kept for others where a prompt's last block
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.block_manager import (
     NULL_BLOCK,
@@ -18,11 +18,12 @@ from engine.block_manager import (
     Group,
     MambaGroup,
     PrefixHit,
+    StoredState,
     block_hashes,
     cdiv,
 )
 from engine.sequence import Sequence
-from kvplan.core.errors import SettingError, UsageError
+from kvplan.core.errors import UsageError
 
 
 @dataclass(slots=True)
@@ -129,6 +130,7 @@ class StateBlockManager(BlockManager):
         self._tables: dict[Sequence, tuple[StateTable, ...]] = {}
         self._fresh: set[BlockKey] = set()  # of states that this step computes: nobody can go on from them in it
         self._copies: list[tuple[int, int]] = []  # (from, to), to be made before the next step runs
+        self._stored: list[StoredState] = []  # since the last step
 
     # --- a step -------------------------------------------------------------------------------------------------
 
@@ -139,6 +141,7 @@ class StateBlockManager(BlockManager):
     def end_step(self) -> list[tuple[int, int]]:
         """Blocks to copy, (from, to) each, before the step runs; both were kept from others until now."""
         copies, self._copies = self._copies, []
+        self.stored_states, self._stored = tuple(self._stored), []
         self.pool.give_back(block for pair in copies for block in pair)
         return copies
 
@@ -251,7 +254,10 @@ class StateBlockManager(BlockManager):
             end, table = seq.num_cached_blocks[g], seq.block_table[g]
             key = self._cache_state(seq, g, num_tokens)
             self._fresh.update(() if key is None else (key,))
-            self._fresh.update(self.pool.key_of[block] for block in table[first:end] if block in self.pool.key_of)
+            for block in table[first:end]:
+                if block in self.pool.key_of:
+                    self._fresh.add(self.pool.key_of[block])
+                    self._stored.append(StoredState(seq, g, block, self.pool.num_tokens_of[block]))
         elif self.is_fine:
             self._cache_prompt_tail(seq, g, num_tokens)
 
@@ -315,6 +321,11 @@ class StateBlockManager(BlockManager):
     def num_needed(self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None) -> int:
         return self._num_wanted(seq, hit, num_tokens, num_slots or num_tokens, self.max_step_only)
 
+    def beyond(self, hit: PrefixHit, num_tokens: int) -> PrefixHit:
+        pairs = zip(self.groups, hit.blocks, strict=True)
+        passed = tuple(blocks[-1] for group, blocks in pairs if blocks and isinstance(group, MambaGroup))
+        return replace(super().beyond(hit, num_tokens), passed=passed)
+
     def num_reserved(self, seq: Sequence, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
         held = self.max_held_alone if alone else self.max_held
         return self._num_wanted(seq, hit, num_tokens, num_tokens, held)
@@ -331,7 +342,7 @@ class StateBlockManager(BlockManager):
         is_partial = hit.num_tokens % self.block_size != 0
         for g, (group, blocks) in enumerate(zip(self.groups, hit.blocks, strict=True)):
             if isinstance(group, MambaGroup):
-                if blocks and self.pool.key_of.get(blocks[-1]) in self._fresh:
+                if any(self.pool.key_of.get(block) in self._fresh for block in (*blocks[-1:], *hit.passed)):
                     return self.pool.num_blocks + 1  # more than there are: not in the step that computes it
                 known = StateTable()
                 known.checkpoint = self._checkpoint(seq, g, known, list(blocks), hit.num_tokens, num_tokens)
@@ -389,13 +400,13 @@ class StateBlockManager(BlockManager):
         if are_computed:
             self.publish(seq, num_tokens)
 
-    def grow(self, seq: Sequence, num_tokens: int, num_slots: int | None = None) -> bool:
+    def grow(self, seq: Sequence, num_tokens: int, num_slots: int | None = None, *, num_kept: int = 0) -> bool:
         num_slots = num_slots or num_tokens
         if num_slots <= seq.num_tokens_until_change:
             return True
         self.drop_unread(seq)
         self._note_checkpoints(seq, seq.num_computed_tokens, num_tokens)
-        if self._num_missing_now(seq, num_tokens, num_slots) > self.num_free_blocks:
+        if self._num_missing_now(seq, num_tokens, num_slots) > self.num_free_blocks - num_kept:
             return False
         self._extend_all(seq, num_tokens, num_slots)
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
@@ -424,8 +435,12 @@ class StateBlockManager(BlockManager):
                 missing += self._num_new(group, len(table), num_slots)
         return missing
 
-    def num_to_finish(self, seq: Sequence) -> int:
-        raise SettingError("", ("kv_offloading_size",), "cannot keep the states of mamba layers", "remove it")
+    def _num_to_finish(self, seq: Sequence, g: int) -> int:
+        group, table, known = self.groups[g], seq.block_table[g], replace(self._tables[seq][g])
+        if not isinstance(group, MambaGroup):
+            return super()._num_to_finish(seq, g)
+        known.checkpoint = self._checkpoint(seq, g, known, table, seq.num_computed_tokens, seq.num_tokens)
+        return self._num_new_states(group, known, len(table), seq.num_tokens, has_copy=known.shared_tail is not None)
 
     def _extend_all(self, seq: Sequence, num_tokens: int, num_slots: int) -> None:
         for g, group in enumerate(self.groups):
@@ -486,6 +501,7 @@ class StateBlockManager(BlockManager):
 
     def _close(self, seq: Sequence) -> None:
         self._tables.pop(seq, None)
+        self._stored = [stored for stored in self._stored if stored.seq is not seq]
         super()._close(seq)
 
     def _gives_back(self, group: Group) -> bool:

@@ -10,6 +10,7 @@ from engine.host_tier import HostTier, chunk_bytes
 from engine.kv_cache import KVCache, group_layers
 from engine.memory import host_memory
 from engine.model_runner import DTYPES, ModelRunner
+from engine.state_slots import are_in_blocks
 from engine.tiers import Tiers
 from engine.tp import TensorParallel
 from kvplan.core.errors import EnvironmentProblem, SettingError
@@ -25,7 +26,7 @@ def disk_of(spec: ModelSpec, config: EngineConfig, tp: TensorParallel, directory
     """
     if config.kv_offloading_dir is None:
         return None
-    groups = group_layers(spec, config.block_size)
+    groups = group_layers(spec, config.block_size, with_states=are_in_blocks(spec, config))
     dtype = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
     block = KVCache(spec, groups, 1, config.block_size, kv_dtype, "meta", tp, config.kv_scale)

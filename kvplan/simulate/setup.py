@@ -273,7 +273,11 @@ def check_tiers(plan: Plan, specs: tuple[TierSpec, ...]) -> None:
         raise UsageError("--tier", f"{len(specs)} tiers", "name host memory, and files below it")
     if specs and runs_whole_prompts(plan):
         raise UsageError("--tier", "vLLM's first engine kept no KV beyond the GPU", "use vllm@0.10 or newer")
-    if specs and plan.state_bytes:
-        raise UsageError("--tier", f"{name} has recurrent states, which token chunks cannot store", "remove it")
+    if specs and plan.state_bytes and not plan.settings.prefix_caching:
+        problem = f"{name} has recurrent states, which are offloaded only with prefix caching"
+        raise UsageError("--tier", problem, "add --enable-prefix-caching, or remove it")
+    if specs and plan.state_bytes and not plan.request.release.is_compared:
+        problem = f"{name} has recurrent states, whose offloading was compared with vLLM 0.33 only"
+        raise UsageError("--tier", problem, "use vllm@0.33")
     if specs and any(group.first.kind == "chunked" for group in plan.pool.groups):
         raise UsageError("--tier", f"{name} has chunked layers, which cannot be offloaded", "remove it")

@@ -115,7 +115,8 @@ class Replay:
         names = self._take_names()
         added, evicted = names - self.resident, self.resident - names
         self.resident = names
-        waiting = {seq.request_id: num_held(seq) for seq in self.scheduler.loading if not seq.num_tokens_until_change}
+        scheduler = self.scheduler
+        waiting = {seq.request_id: num_held(seq) for seq in scheduler.loading if not scheduler._loaded.get(seq)}
         return {
             "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
             "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
@@ -135,8 +136,8 @@ class Replay:
     def _take_names(self) -> set[str]:
         """Names of the chunks in the pool; one is called after the request that had it first."""
         for name, request in self.connector._requests.items():
-            for g, keys in enumerate(request.keys):
-                for i, key in enumerate(keys):
+            for g in range(len(request.keys) if any(request.keys) else 0):  # one that was looked up has all of them
+                for i, key in enumerate(self.connector._keys(request, g)):
                     self.names.setdefault(key, f"{name}.g{g}.c{i}")
         return {self.names[key] for key in self.connector.pool.policy.chunks}
 
