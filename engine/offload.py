@@ -75,9 +75,7 @@ class OffloadConnector:
         for group in groups:
             kind = type(group).__name__[:-5].lower()
             if not isinstance(group, FullGroup | WindowGroup | MambaGroup):
-                raise UnsupportedModelError(
-                    f"offloading: {kind} layers cannot be offloaded; remove kv_offloading_size"
-                )
+                raise UnsupportedModelError(f"offloading: {kind} layers cannot be offloaded; remove kv_offloading_size")
             if isinstance(group, MambaGroup) and not enable_prefix_caching:
                 raise UnsupportedModelError(
                     f"offloading: {kind} layers without prefix caching cannot be offloaded; "

@@ -474,7 +474,7 @@ class Scheduler:
     def _capped(self, n: int) -> int:
         """n tokens cut to the long-prefill threshold, which holds where there are others."""
         threshold = self.config.long_prefill_token_threshold
-        num_seqs = len(self.running) + len(self.waiting)
+        num_seqs = len(self.running) + self.num_waiting
         if not threshold or num_seqs == 1:
             return n
         if self.config.adaptive_long_prefill_threshold:

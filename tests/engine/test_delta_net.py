@@ -205,7 +205,10 @@ def test_memory_is_as_planned_to_the_byte_and_activations_nearly(family: str, dt
     ("changes", "says"),
     [
         ({"max_loras": 2}, "max_loras is not combined with the recurrent states of "),
-        ({"kv_offloading_size": 1.0}, "kv_offloading_size is not combined with the recurrent states of "),
+        (
+            {"kv_offloading_size": 1.0, "enable_prefix_caching": False},
+            "kv_offloading_size is not combined with the recurrent states of ",
+        ),
     ],
 )
 def test_what_states_are_not_combined_with_is_refused_by_name(changes: dict[str, Any], says: str) -> None:

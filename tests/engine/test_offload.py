@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from engine.block_manager import BlockKey, FullGroup, Group, MambaGroup, WindowGroup
+from engine.block_manager import BlockKey, ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
 from engine.chunk_pool import Access, ChunkPool, chunk_pool
 from engine.loading import LoadingScheduler
 from engine.offload import OffloadConnector
@@ -27,11 +27,7 @@ def read_traces(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cases(path: Path) -> list[Any]:
-    return [pytest.param(trace, id=trace["name"]) for trace in read_traces(path) if not has_states(trace)]
-
-
-def has_states(trace: dict[str, Any]) -> bool:
-    return any(group["type"] == "MambaSpec" for group in trace["groups"])
+    return [pytest.param(trace, id=trace["name"]) for trace in read_traces(path)]
 
 
 @pytest.mark.parametrize("trace", cases(FACTS))
@@ -66,15 +62,6 @@ def test_every_step_of_a_simulations_tiers_is_vllms(trace: dict[str, Any]) -> No
 @pytest.mark.parametrize("trace", default_cases(SHARED))
 def test_every_step_of_a_simulations_tiers_is_vllms_on_the_shared_traces(trace: dict[str, Any]) -> None:
     assert trace_difference(trace, timed=True) is None
-
-
-@needs_oracle_data
-def test_recurrent_states_are_refused_by_name() -> None:
-    refused = [trace for trace in read_traces(SHARED) if has_states(trace)]
-    assert refused
-    for trace in refused:
-        with pytest.raises(UnsupportedModelError, match="mamba layers cannot be offloaded"):
-            trace_difference(trace)
 
 
 def test_a_planted_difference_is_seen() -> None:
@@ -184,8 +171,39 @@ def test_what_a_failed_request_has_stored_is_dropped() -> None:
 def test_memory_of_the_old_kind_cannot_be_offloaded() -> None:
     with pytest.raises(UsageError, match="allocator must be 'paged'"):
         loading_scheduler(64, 4, allocator="contiguous")
-    with pytest.raises(UnsupportedModelError, match="mamba layers"):
-        loading_scheduler(64, 4, groups=(FullGroup(4), MambaGroup(4)))
+
+
+def test_states_are_offloaded_only_where_prefixes_end_in_them() -> None:
+    """vLLM 0.33 refuses hybrid models without prefix caching: their groups' blocks are not of one size."""
+    groups: tuple[Group, ...] = (FullGroup(4), MambaGroup(4))
+    with pytest.raises(UnsupportedModelError, match="mamba layers without prefix caching cannot be offloaded"):
+        OffloadConnector(groups, chunk_pool(4), enable_prefix_caching=False)
+    with pytest.raises(UnsupportedModelError, match="chunked layers cannot be offloaded"):
+        OffloadConnector((ChunkedGroup(4, 8),), chunk_pool(4))
+    with pytest.raises(UsageError, match="kv_offloading_size cannot be combined with prefix_match_unit"):
+        loading_scheduler(64, 4, groups=groups, prefix_match_unit=2)
+
+
+def test_of_states_the_last_whole_block_of_a_prompt_is_kept() -> None:
+    """Of 22 tokens the first 20: five blocks of keys and values, and the state after block five."""
+    scheduler = loading_scheduler(40, 40, groups=(FullGroup(4), MambaGroup(4)))
+    run(scheduler, request("a", 22))
+    assert isinstance(scheduler.connector, OffloadConnector)
+    groups = [group for _, group in scheduler.connector.pool.policy.chunks]
+    assert (groups.count(0), groups.count(1)) == (5, 1)
+
+
+def test_a_state_that_the_device_has_lost_is_loaded_with_the_blocks_before_it() -> None:
+    scheduler = loading_scheduler(12, 40, groups=(FullGroup(4), MambaGroup(4)))
+    run(scheduler, request("a", 22), request("b", 30, first=100))
+    again = request("c", 22, max_tokens=2)
+    scheduler.add(again)
+    batch = step(scheduler, copies=False)
+    (load,) = batch.transfers.loads.values()
+    assert load.num_blocks == 6
+    assert scheduler.blocks.num_held(again) == [5, 1]
+    scheduler.complete(batch.transfers.loads)
+    assert step(scheduler).num_tokens == {again: 2}
 
 
 def test_windows_keep_what_a_prompts_end_reads() -> None:

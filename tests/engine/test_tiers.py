@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig
+from engine.block_manager import MambaGroup
 from engine.connector import Transfer, Transfers
 from engine.disk_tier import HEADER_BYTES, DiskTier
 from engine.host_tier import HostTier, chunk_bytes
@@ -21,7 +22,16 @@ from kvplan.simulate.loop import Simulation
 from kvplan.simulate.tiers import TierSpec, TimedTiers
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest
-from tests.support.small_engines import FAMILIES, engine_for, faults, greedy, random_tokens, run_dry, saved_model
+from tests.support.small_engines import (
+    FAMILIES,
+    engine_for,
+    faults,
+    greedy,
+    random_tokens,
+    run_dry,
+    saved_model,
+    wrong_greedy_tokens,
+)
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -48,6 +58,42 @@ def test_tokens_are_the_same_when_the_prompt_comes_from_host_memory(family: str)
     assert faults(family, again, 8) == []
     assert num_loaded(engine) > 0
     assert again[0].num_cached_tokens > 32
+
+
+HYBRIDS = ("qwen3_next", pytest.param("nemotron_h", marks=pytest.mark.full))
+
+
+@pytest.mark.parametrize("changes", [{}, {"async_scheduling": True, "max_num_batched_tokens": 40}])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_tokens_are_the_same_when_states_come_from_host_memory(family: str, changes: dict[str, Any]) -> None:
+    """A prompt of three blocks and a bit: three blocks of its attention, and the states after the third."""
+    size = engine_for(family, num_blocks=2).config.block_size
+    engine = offloading(family, 14, 400, max_model_len=8 * size, max_num_seqs=3, **changes)
+    assert engine.tiers is not None
+    first, *others = random_tokens(3 * size + 5, *(3 * size + 5 + n for n in range(6)))
+    assert wrong_greedy_tokens(family, first, engine.generate([first], greedy(8))[0].token_ids) == []
+    engine.generate(others, greedy(2))
+    (again,) = engine.generate([first], greedy(8))
+    assert wrong_greedy_tokens(family, first, again.token_ids) == []
+    assert (num_loaded(engine), again.num_cached_tokens) == (3 * size, 3 * size)
+    num_states = sum(isinstance(group.rule, MambaGroup) for group in engine.runner.groups)
+    loads = [num_bytes for kind, num_bytes, _ in engine.tiers.host.copies if kind == "load"]
+    assert loads[-1] == (3 + num_states) * engine.runner.memory.block_bytes
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h", "qwen3_5"])
+def test_tokens_are_the_same_under_load_beside_states(family: str) -> None:
+    size = engine_for(family, num_blocks=2).config.block_size
+    prefixes = random_tokens(2 * size + 3, 3 * size + 2, 2 * size + 5, 2 * size + 9)
+    prompts = [prefixes[i % 4] + tail for i, tail in enumerate(random_tokens(*[5, 9, 3, 7] * 4, seed=1))]
+    engine = offloading(family, 16, 60, max_model_len=8 * size, max_num_seqs=2)
+    for prompt, output in zip(prompts, engine.generate(prompts, greedy(6)), strict=True):
+        assert wrong_greedy_tokens(family, prompt, output.token_ids) == []
+    assert num_loaded(engine) > 0
+    assert run_dry(engine) == {}
+    assert engine.tiers is not None
+    engine.tiers.connector.pool.check_invariants()
 
 
 @pytest.mark.parametrize(

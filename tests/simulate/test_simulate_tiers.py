@@ -300,8 +300,19 @@ def test_what_no_tier_describes_is_refused(run: Run, flags: tuple[str, ...], mes
     assert message in ran.err
 
 
-@pytest.mark.parametrize(("model", "message"), [("qwen3-next-80b-a3b", "states"), ("llama-4-scout-17b-16e", "chunked")])
-def test_layers_that_no_tier_keeps_are_refused_by_name(run: Run, model: str, message: str) -> None:
-    ran = run("simulate", model, "--gpu", "8x h200", *CHATS[3:], "--tier", "cpu=8GiB@25GB/s", "--tp", "8")
+@pytest.mark.parametrize(
+    ("model", "flags", "message"),
+    [
+        (
+            "qwen3-next-80b-a3b",
+            ["--no-enable-prefix-caching"],
+            "recurrent states, which are offloaded only with prefix",
+        ),
+        ("qwen3-next-80b-a3b", ["--engine", "vllm@0.31"], "recurrent states, whose offloading was compared with"),
+        ("llama-4-scout-17b-16e", [], "chunked"),
+    ],
+)
+def test_layers_that_no_tier_keeps_are_refused_by_name(run: Run, model: str, flags: list[str], message: str) -> None:
+    ran = run("simulate", model, "--gpu", "8x h200", *CHATS[3:], "--tier", "cpu=8GiB@25GB/s", "--tp", "8", *flags)
     assert (ran.code, len(ran.err.splitlines())) == (2, 1)
     assert message in ran.err
