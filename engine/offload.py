@@ -188,7 +188,7 @@ class OffloadConnector:
         return None if "pending" in lookups[:count] else count
 
     def _tail_end(self, g: int, keys: list[BlockKey], limit: int) -> int | None:
-        """End of the last run of chunks that is a window, or of the last state; None while one is still being written."""
+        """End of the last run of chunks that is a window, or a state; None while one of them is being written."""
         needed = self._tail_chunks_to(g, limit)
         run, is_pending = 0, False
         for i in reversed(range(len(keys))):
