@@ -179,6 +179,9 @@ def panel_of(name: str, common: frozenset[str]) -> str:
     return terms_of(owners[0]).title if len(owners) == 1 else COMMON
 
 
+LENGTHS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
+
+
 class PanelCommand(typer.core.TyperCommand):
     """A command whose help lists its own options first, then those of every plan, by topic."""
 
@@ -192,7 +195,10 @@ class PanelCommand(typer.core.TyperCommand):
         own = (terms_of(server).title for server in SERVERS)
         order = ("Arguments", "Options", *get_args(Panel), *own, "Output")
         panels: dict[str, list[tuple[str, str]]] = {name: [] for name in order}
-        for param in self.get_params(ctx):
+        params = self.get_params(ctx)
+        if any(param.name == "mean_tokens" for param in params):  # lengths of every plan's requests: after own options
+            params = sorted(params, key=lambda param: str(param.name) in LENGTHS)
+        for param in params:
             record = param.get_help_record(ctx)
             if record is not None:
                 is_argument = param.param_type_name == "argument"

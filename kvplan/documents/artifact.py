@@ -167,6 +167,7 @@ def memory_document(plan: Plan) -> typed.Memory:
         "in_use": plan.estimates["in_use"].likely,
         "load_peak": memory.load_peak,
         "weight_groups": dict(plan.weight_groups),
+        "draft_weights": plan.weight_groups.get("draft", 0),
         "available": plan.available,
         "available_low": plan.available_low,
         "available_high": plan.available_high,
@@ -546,7 +547,7 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     read = plan.request.checkpoint is not None and online_scheme(plan.request) is None
     facts = "the sizes that the checkpoint's files state" if read else plan.request.spec.source
     origin: Origin = ("formula", "the stated total, spread evenly") if stated else ("exact", facts)
-    for name in ("weights", "load_peak"):
+    for name in ("weights", "draft_weights", "load_peak"):
         yield name, origin
     for group in plan.weight_groups:
         yield f"weight_groups.{group}", origin

@@ -149,6 +149,7 @@ class Memory(Rows):
     in_use: Count
     load_peak: Count
     weight_groups: Annotated[dict[str, Count], "The weights by tensor group."]
+    draft_weights: Annotated[Count, "Those of `weights` that a draft model or head adds."]
     available: int
     available_low: int
     available_high: int

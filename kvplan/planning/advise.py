@@ -224,6 +224,13 @@ def more_ranks(args: EngineArgs) -> Knob:
     )
 
 
+def more_sharing_ranks(args: EngineArgs) -> Knob:
+    """More data-parallel ranks of a server that spreads its experts over them: each then holds fewer."""
+    is_shared = args.data_parallel_size > 1 and args.enable_expert_parallel and not args.enable_dp_attention
+    sizes = [args.data_parallel_size * factor for factor in (2, 4, 8)] if is_shared else []
+    return Knob([Change(f"--data-parallel-size {size}", {"data_parallel_size": size}) for size in sizes])
+
+
 @dataclass(frozen=True, slots=True)
 class Contexts(Sequence[Change]):
     """Contexts below a given one, in steps, the longest first."""
@@ -375,9 +382,9 @@ class Need:
 DEARNESS = (
     "--max-num-seqs", "--enforce-eager", "--fully-sharded-loras", "--num-gpu-blocks-override", "--max-total-tokens",
     "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--kv-cache-dtype", "--max-loras", "--max-lora-rank",
-    "--tensor-parallel-size", "--quantization", "--max-model-len", "--gpu",
+    "--tensor-parallel-size", "--data-parallel-size", "--quantization", "--max-model-len", "--gpu",
 )  # fmt: skip
-MORE_IS_DEARER = ("--max-num-seqs", "--tensor-parallel-size")
+MORE_IS_DEARER = ("--max-num-seqs", "--tensor-parallel-size", "--data-parallel-size")
 MOST_STATES = 24  # sets of changes to examine, each for some dozens of plans
 MOST_STEPS = 4  # fixes of one need to follow up
 

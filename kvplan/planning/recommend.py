@@ -16,6 +16,7 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.user_counts import End, KnownPools, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.planning.users import own_blocks
+from kvplan.servers.arguments import option_words
 from kvplan.servers.base import server_of, terms_of
 from kvplan.workloads.lengths import Lengths
 
@@ -488,7 +489,8 @@ def failure(question: Question, request: Request) -> Failure:
     """Why one such server holds no user."""
     smallest = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
     if not isinstance(smallest, Plan):
-        return Failure(request.gpu.name, num_ranks(request), str(smallest), smallest, has_room=False)
+        reason = str(smallest.in_words(option_words()))
+        return Failure(request.gpu.name, num_ranks(request), reason, smallest, has_room=False)
     refusal = start_refusal(question, smallest)
     text = shortage(question, smallest) if refusal is None else refusal
     return Failure(request.gpu.name, num_ranks(request), text, None, has_room=refusal is not None)

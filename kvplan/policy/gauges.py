@@ -150,7 +150,12 @@ def served(plan: Plan, tokens: int, prefix: int, end: user_counts.End = "likely"
 def of_ranks(plan: Plan, count: int) -> str:
     """ " on each of 16 data-parallel ranks, 448 in all"; the rule's limit is of one rank."""
     ranks = plan.concurrency.replicas
-    return f" on each of {ranks:,} data-parallel ranks, {count * ranks:,} in all" if ranks > 1 else ""
+    return f"{on_ranks(plan)}, {count * ranks:,} in all" if ranks > 1 else ""
+
+
+def on_ranks(plan: Plan) -> str:
+    ranks = plan.concurrency.replicas
+    return f" on each of {ranks:,} data-parallel ranks" if ranks > 1 else ""
 
 
 def concurrency_gauge(tokens: int, prefix: int) -> Gauge:
@@ -298,6 +303,7 @@ def more_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
     yield advise.fp8_cache(plan.request.args)
     yield advise.more_ranks(plan.request.args)
     yield advise.larger_gpu(plan.request)
+    yield advise.more_sharing_ranks(plan.request.args)
 
 
 def next_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
@@ -325,10 +331,12 @@ def more_requests(rule: Rule, plan: Plan) -> Iterator[Knob]:
     yield advise.more_ranks(plan.request.args)
     yield advise.shorter_context(plan.capacity.max_model_len, CONTEXT_STEP)
     yield advise.larger_gpu(plan.request)
+    yield advise.more_sharing_ranks(plan.request.args)
 
 
 def less_weight(rule: Rule, plan: Plan) -> Iterator[Knob]:
     yield advise.more_ranks(plan.request.args)
+    yield advise.more_sharing_ranks(plan.request.args)
     if plan.request.spec.quantization is None and plan.request.args.quantization is None:
         yield switch("--quantization fp8", quantization="fp8")
 
@@ -380,7 +388,12 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         lambda plan: plan.concurrency.max, "requests", True, plain, logged_figure, more_requests
     ),
     "min_kv_tokens": Gauge(
-        kv_tokens, "tokens", True, plain, lambda plan: f"the KV cache holds {kv_tokens(plan):,} tokens", more_kv
+        kv_tokens,
+        "tokens",
+        True,
+        plain,
+        lambda plan: f"the KV cache holds {kv_tokens(plan):,} tokens{of_ranks(plan, kv_tokens(plan))}",
+        more_kv,
     ),
     "max_weights": Gauge(
         lambda plan: plan.memory.weights,

@@ -33,6 +33,7 @@ from kvplan.policy.gauges import (
     located,
     next_kv,
     number,
+    on_ranks,
     percent,
     plain,
     prefix_tokens,
@@ -266,7 +267,7 @@ class _Bench:
         was, now = getattr(before, figure), getattr(figures(self.case), figure)
         if was is None or now is None:  # a length distribution, or a baseline of an earlier release
             return Verdict(None, f"{figure} is not known for {'the baseline' if was is None else 'this target'}")
-        return compared(rule, was, now)
+        return compared(rule, was, now, on_ranks(self.case.plan) if figure in OF_A_RANK else "")
 
     def predicted(self, rule: Rule) -> Verdict:
         evidence = self.against.evidence
@@ -467,14 +468,18 @@ FIGURES: Final[Mapping[str, tuple[str, str, Callable[[Number], str]]]] = {
     "headroom": ("memory left", "bytes", lambda n: format_gib(int(n))),
 }
 GROWING: Final = ("weights", "kv_bytes_per_token", "lora")
+OF_A_RANK: Final = ("kv_tokens", "concurrency", "users")
 
 
 def _figure(rule: Rule) -> str:
     return rule.name.removeprefix("baseline.")
 
 
-def compared(rule: Rule, before: Number, now: Number) -> Verdict:
-    """Compare a figure with the baseline's: the allowed growth or drop is a fraction of the old value."""
+def compared(rule: Rule, before: Number, now: Number, place: str = "") -> Verdict:
+    """Compare a figure with the baseline's: the allowed growth or drop is a fraction of the old value.
+
+    place  " on each of 8 data-parallel ranks" for a figure of one of them
+    """
     figure = _figure(rule)
     name, unit, text = FIGURES[figure]
     grows = figure in GROWING
@@ -483,9 +488,8 @@ def compared(rule: Rule, before: Number, now: Number) -> Verdict:
     # Floats are compared to twelve digits: 14.0 -> 13.3 is 5 %, regardless of the last bits.
     ok = worse <= 0 or (change is not None and round(change, 12) <= rule.limit)
     signed = "" if not before else f" ({100 * (now - before) / abs(before):+.2f} %)"
-    message = (
-        f"{name} {text(before)} -> {text(now)}{signed}; maximum {'growth' if grows else 'drop'} {percent(rule.limit)}"
-    )
+    allowance = f"maximum {'growth' if grows else 'drop'} {percent(rule.limit)}"
+    message = f"{name}{place} {text(before)} -> {text(now)}{signed}; {allowance}"
     return Verdict(ok, message, _edge(rule, before, grows), now, unit, None if ok else ACCEPT)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvplan.documents.plan import Assumption, Fix, KvCache, Memory, PlanDocument, Refusal
 
 BAR = 26
+POOL = "data-parallel rank"  # owner of a pool, if there are several
 SCREEN_LINES = 38
 NO_BREAK = "\N{NO-BREAK SPACE}"
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -102,18 +103,13 @@ def headline(doc: PlanDocument) -> str:
         return f"{subject} does not fit at {context}, {short}"
     if auto:
         context += ", the most that fits"
-    count, each = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], pool_word(doc))}"
+    count, each = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], POOL)}"
     replicas = each if doc["concurrency"]["replicas"] > 1 else ""
     if not doc["kv"]["groups"]:  # an encoder
         return (
             f"{subject}: {plural(count, 'request')} in a step {length_text(doc, context)}{spread_text(doc)}{replicas}"
         )
     return f"{subject}: {plural(count, 'user')} {length_text(doc, context)}{spread_text(doc)}{replicas}"
-
-
-def pool_word(doc: PlanDocument) -> str:
-    """Owner of a pool if there are several: a replica, or a rank of one server's DP attention."""
-    return "data-parallel rank" if doc["inputs"]["args"]["enable_dp_attention"] else "replica"
 
 
 def length_text(doc: PlanDocument, context: str) -> str:
@@ -291,7 +287,7 @@ def memory_rows(memory: Memory) -> dict[str, int]:
     `unused`.
     """
     last = {"missing": memory["missing"]} if memory["missing"] else {"unused": memory["unused"]}
-    draft = memory["weight_groups"].get("draft", 0)
+    draft = memory["draft_weights"]
     weights = {"weights": memory["weights"] - draft, **({"draft": draft} if draft else {})}
     return {**weights, **budget_sizes(memory), "kv_cache": memory["kv_cache"], **last}
 
@@ -450,8 +446,8 @@ def user_lines(doc: PlanDocument) -> list[Part]:
     if not doc["kv"]["groups"]:
         rows = [("in a step", f"{users['users']:,}", f"{each}; others wait for the next")]
     replicas = users["replicas"]
-    total = f"; {replicas} {pool_word(doc)}s hold {replicas} times as many" if replicas > 1 else ""
-    title = f"Users of one {pool_word(doc)}{total}" if replicas > 1 else "Users"
+    total = f"; {replicas} {POOL}s hold {replicas} times as many" if replicas > 1 else ""
+    title = f"Users of one {POOL}{total}" if replicas > 1 else "Users"
     width = max(6, *(len(count) + 2 for _, count, _ in rows))
     lines: list[Part] = [
         line(title, "bold"),

@@ -76,7 +76,7 @@ function answerText() {
   const range = low === null || low === high ? "" : ` (${number.format(low)}–${number.format(high)})`;
   const length = chosen("mean_tokens") === data.full ? `${chosen("max_model_len")} tokens each` : `${chosen("mean_tokens")} tokens on average`;
   const each = (low || likely) * replicas;
-  const serves = `${where} serves ${number.format(likely)}${range} at ${length}${replicas > 1 ? ` on each of ${replicas} replicas` : ""}`;
+  const serves = `${where} serves ${number.format(likely)}${range} at ${length}${replicas > 1 ? ` on each of ${replicas} data-parallel ranks` : ""}`;
   const servers = each ? Math.ceil(numUsers() / each) : 0;
   const more = servers > 1 ? `; ${number.format(numUsers())} users need ${number.format(servers)} such servers` : "";
   const word = { yes: `Yes, ${number.format(numUsers())} ${numUsers() > 1 ? "users fit" : "user fits"}`,

@@ -91,7 +91,7 @@ def plan_cells(doc: PlanDocument) -> dict[str, Value]:
         "memory.unused_detail.over_gpu": unused["over_gpu"],
         "host_memory.kv_offloading": doc["host_memory"]["kv_offloading"],
         "host_memory.users": doc["host_memory"]["users"],
-        "memory.weight_groups.draft": memory["weight_groups"].get("draft", 0),
+        "memory.draft_weights": memory["draft_weights"],
         "host_memory.weights": doc["host_memory"]["weights"],
         "host_memory.kv_transfer": doc["host_memory"]["kv_transfer"],
         "host_memory.adapters": doc["host_memory"]["adapters"],

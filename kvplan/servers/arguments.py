@@ -67,7 +67,7 @@ class EngineArgs:
     data_parallel_size: int = argument(
         1,
         "count",
-        "Number of data-parallel replicas.",
+        "Number of data-parallel ranks, each with its own KV cache.",
         "N",
         ("--dp", "-dp"),
         "Parallelism",

@@ -124,26 +124,26 @@ def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bo
             "simulate", f"{name} is an encoder, whose steps are not simulated", "`kvplan estimate` sizes it"
         )
     refused = {
-        "--pipeline-parallel-size": args.pipeline_parallel_size > 1,
-        "--data-parallel-size": args.data_parallel_size > 1,
-        "--decode-context-parallel-size": args.decode_context_parallel_size > 1,
-        "--prefill-context-parallel-size": args.prefill_context_parallel_size > 1,
+        "pipeline_parallel_size": args.pipeline_parallel_size > 1,
+        "data_parallel_size": args.data_parallel_size > 1,
+        "decode_context_parallel_size": args.decode_context_parallel_size > 1,
+        "prefill_context_parallel_size": args.prefill_context_parallel_size > 1,
         "--draft-model": plan.request.draft is not None and not drafts,
-        "--num-speculative-tokens": args.num_speculative_tokens > 0 and not drafts,
-        "--cpu-offload-gb": bool(args.cpu_offload_gb),
-        "--offload-group-size": (args.offload_group_size or 0) > 0,
+        "num_speculative_tokens": args.num_speculative_tokens > 0 and not drafts,
+        "cpu_offload_gb": bool(args.cpu_offload_gb),
+        "offload_group_size": (args.offload_group_size or 0) > 0,
     }
     cures = {
-        "--data-parallel-size": "simulate one replica at its share of the rate",
-        "--cpu-offload-gb": OFFLOADED,
-        "--offload-group-size": OFFLOADED,
+        "data_parallel_size": "simulate one replica at its share of the rate",
+        "cpu_offload_gb": OFFLOADED,
+        "offload_group_size": OFFLOADED,
         "--draft-model": DRAFTED,
-        "--num-speculative-tokens": DRAFTED,
+        "num_speculative_tokens": DRAFTED,
     }
-    for flag, is_set in refused.items():
+    for name_or_flag, is_set in refused.items():
         if is_set:
             raise UsageError(
-                "simulate", f"{flag} cannot be simulated", f"{cures.get(flag, 'use --tensor-parallel-size')}"
+                "simulate", f"{name_or_flag} cannot be simulated", cures.get(name_or_flag, "use tensor_parallel_size")
             )
     if terms_of(plan.request.release.engine).prompts_first is not None:
         prompts_first_run.check(plan)

@@ -109,7 +109,7 @@ def test_a_drafts_weights_are_a_row_of_every_format() -> None:
     answer = plan(request)
     document, size = plan_document(answer), 2_124_387_488 - 2 * (129_280 * 7_168 * 2 // 8)
     rows = memory_rows(document["memory"])
-    assert rows["draft"] == plan_cells(document)["memory.weight_groups.draft"] == size
+    assert rows["draft"] == plan_cells(document)["memory.draft_weights"] == size
     assert rows["weights"] + rows["draft"] == document["memory"]["weights"]
     assert sum(rows.values()) == document["memory"]["total"]
     assert f"| draft | {size / GIB:,.2f} |" in "\n".join(map(block_text, plans_page([answer])))

@@ -232,7 +232,7 @@ def test_replicas_and_stages_count_as_servers_and_gpus(run: Run, tmp_path: Path,
     assert low < 64 <= 2 * low
     sentence = opened.inner_text("#answer")
     assert sentence.startswith("Yes, 64 users fit: qwen3-8b on 4 x l40s")
-    assert "on each of 2 replicas" in sentence
+    assert "on each of 2 data-parallel ranks" in sentence
     assert sentence.endswith("$4.00 an hour for 4 GPUs.")
 
 

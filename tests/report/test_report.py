@@ -149,7 +149,7 @@ def test_users_are_those_of_the_lengths_stated() -> None:
 def test_a_plan_of_several_gpus_says_so() -> None:
     text = shown(planned("llama-3.1-70b", "h100-80g", tensor_parallel_size=4, data_parallel_size=2))
     assert "llama-3.1-70b on 8 x h100-80g" in text.splitlines()[0]
-    assert text.splitlines()[0].endswith(", on each of 2 replicas")
+    assert text.splitlines()[0].endswith(", on each of 2 data-parallel ranks")
     assert "Where each GPU's memory goes" in text
 
 

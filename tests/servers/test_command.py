@@ -1,6 +1,10 @@
 """A pasted server command is read as in vLLM; what would give a wrong answer is refused."""
 
+import json
+import re
+import shlex
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from kvplan.servers.vllm.arguments import NO_EFFECT, OTHERS, REFUSED
 from kvplan.servers.vllm.command import ARGUMENT_NAMES
 from kvplan.servers.words import ServeCommand, read_pair
 
+FACTS = Path(__file__).parents[1] / "facts"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 
 
@@ -229,7 +234,8 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         ("vllm chat", "contains no server command"),
         ("docker run nginx", "contains no server command"),
         (f"vllm serve {MODEL} --max-modle-len 32k", "did you mean --max-model-len"),
-        (f"vllm serve {MODEL} --tensor-parallel 2", "did you mean --tensor-parallel-size"),
+        (f"vllm serve {MODEL} --tensor-paralel-size 2", "did you mean --tensor-parallel-size"),
+        (f"vllm serve {MODEL} --tp 2", "--tp is not a flag of vLLM; did you mean --tensor-parallel-size"),
         (f"vllm serve {MODEL} --max-model-len", "needs one value"),
         (f"vllm serve {MODEL} --max-model-len 32kb", "is not a number that vLLM accepts"),
         (f"vllm serve {MODEL} --gpu-memory-utilization 1.2", r"must be greater than 0 and at most 1"),
@@ -258,6 +264,20 @@ def test_a_command_that_would_be_misread_is_refused(text: str, fault: str) -> No
     with pytest.raises(UsageError, match=fault) as caught:
         read_command(text)
     assert "\n" not in str(caught.value)
+
+
+ABBREVIATED = [json.loads(line) for line in (FACTS / "abbreviated_flags.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("row", ABBREVIATED, ids=lambda row: row["words"][0])
+def test_a_flag_is_abbreviated_as_vllm_takes_it(row: dict[str, Any]) -> None:
+    text = f"vllm serve {MODEL} {shlex.join(row['words'])}"
+    if "refused" in row:
+        with pytest.raises(UsageError, match=re.escape(row["words"][0])):
+            read_command(text)
+        return
+    command = read_command(text)
+    assert (sorted(command.args), command.unknown) == (row["sets"], [])
 
 
 @pytest.mark.parametrize("method", ["custom_class", "extract_hidden_states", "medusa"])

@@ -6,6 +6,7 @@ Sources: vLLM 0.33 engine/arg_utils.py and utils/argparse_utils.py; docs, "vllm 
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final
 
 from kvplan.core.errors import Faults, UsageError
@@ -86,6 +87,20 @@ SHORTS: Final = SHORT | {
     "dpn": "data_parallel_rank", "dpp": "data_parallel_rpc_port", "dpr": "data_parallel_start_rank",
 }  # fmt: skip
 ARGUMENT_NAMES: Final = frozenset({*ARGUMENTS, *OWN, *SPECULATIVE, *COMPILATION, BALANCING})
+# Flags that vLLM completes from a unique prefix, as argparse does: without kvplan's own, and those that set one key of
+# the speculative config before 0.8.
+COMPLETED: Final = (
+    {name for name, row in ARGUMENTS.items() if row.vllm is not None and row.vllm.printed}
+    | {name for name in SPECULATIVE if name.startswith("spec_")} | {*OWN, *COMPILATION, *OTHERS, BALANCING}
+    | {"speculative_config"}
+)  # fmt: skip
+ALIASES: Final = {  # what is no flag of vLLM behind two dashes -> the flag that is meant: --tp, --ctx
+    word: name
+    for name, row in ARGUMENTS.items()
+    if row.vllm is not None
+    for option in (*row.options, *(f"--{short}" for short in row.vllm.short))
+    if (word := option.partition("/")[0].lstrip("-").replace("-", "_")) not in COMPLETED
+}
 _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
 
 
@@ -166,6 +181,32 @@ def name_of(word: str) -> tuple[str, str | None]:
     return flag_name(word, SHORTS)
 
 
+def completed(name: str, word: str) -> str:
+    """Complete an abbreviated flag; UsageError for one that vLLM does not take, or cannot tell from others."""
+    head, dot, key = name.partition(".")
+    plain = plain_name(head)[0]
+    if not word.startswith("--") or plain in ARGUMENT_NAMES or plain in OTHERS:
+        return name
+    if head in ALIASES:
+        meant = f"did you mean --{ALIASES[head].replace('_', '-')}?"
+        raise UsageError(option_of(word), "is not a flag of vLLM", meant)
+    longer = sorted(known for known in spellings() if known.startswith(head))
+    if len({plain_name(known) for known in longer}) > 1:
+        flags = ", ".join("--" + known.replace("_", "-") for known in longer[:4])
+        raise UsageError(
+            option_of(word), f"is ambiguous to vLLM ({flags}{', ...' * (len(longer) > 4)})", "write it whole"
+        )
+    return longer[0] + dot + key if longer else name
+
+
+@cache
+def spellings() -> frozenset[str]:
+    """Every flag that may be abbreviated, with those that turn a switch off."""
+    switches = {name for name in COMPLETED if is_switch(name)}
+    swapped = {name.replace("disable_", "enable_", 1) for name in switches if name.startswith("disable_")}
+    return frozenset(COMPLETED | {f"no_{name}" for name in switches} | swapped)
+
+
 def parse(words: list[str]) -> ServeCommand:
     """Parse the words after the server's name.
 
@@ -186,6 +227,8 @@ def parse(words: list[str]) -> ServeCommand:
                 command.model = literal(word, "the model")
             continue
         name, value = name_of(word)
+        with faults.part():
+            name = completed(name, word)
         values = [] if value is None else [value]
         if value is None and takes_value(name):
             plain = plain_name(name)[0].partition(".")[0]
