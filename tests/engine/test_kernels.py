@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,10 +55,13 @@ def test_attention_agrees_with_float64_in_every_combination(interpreter: LinePro
     check(interpreter, case)
 
 
-def test_a_dead_interpreter_is_a_failure_and_the_next_case_gets_a_new_one(interpreter: LineProcess) -> None:
+def test_a_dead_process_is_a_failure_and_the_next_case_gets_a_new_one(tmp_path: Path) -> None:
+    process = LineProcess("tests.support.mortal", ENV, tmp_path / "stderr")
+    first = process.ask("pid")
     with pytest.raises(ChildProcessError, match="ended with -11 on 'crash'"):
-        interpreter.ask("crash")
-    check(interpreter, next(iter(CASES)))
+        process.ask("crash")
+    assert process.ask("pid") != first
+    process.close()
 
 
 @pytest.mark.parametrize("fault", ["value", "unset", "stale slot", "beside", "cache"])

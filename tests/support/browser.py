@@ -3,14 +3,14 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
@@ -36,38 +36,43 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-
 Open = Callable[..., "Page"]
 
 
-@pytest.fixture
-def open_page() -> Iterator[Open]:
-    """`open_page(path, "phone", "dark")`: the page, and in `page.complaints` what the console said of it."""
-    with browsing() as opened:
-        yield opened
-
-
 @pytest.fixture(scope="module")
-def open_shared() -> Iterator[Open]:
-    """The same for all tests of a module, in one browser; who opens a page closes it."""
-    with browsing() as opened:
-        yield opened
-
-
-@contextmanager
-def browsing() -> Iterator[Open]:
+def browser() -> Iterator["Browser"]:
+    """One browser for the tests of a module; each page has a context of its own. tests/conftest.py hands it out."""
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-
-        def opened(path: Path, size: str = "desktop", scheme: str = "light", address: str = "") -> "Page":
-            width, height = SIZES[size]
-            page: Page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-            complaints: list[str] = []
-            page.complaints = complaints  # type: ignore[attr-defined]
-            page.on("console", lambda message: complaints.append(message.text))
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.goto(path.as_uri() + address)
-            return page
-
-        yield opened
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def open_page(browser: "Browser") -> Iterator[Open]:
+    """`open_page(path, "phone", "dark")`: the page, and in `page.complaints` what the console said of it."""
+    pages: list[Page] = []
+    yield partial(opened, browser, pages)
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture(scope="module")
+def open_shared(browser: "Browser") -> Open:
+    """The same for fixtures of a module; who opens a page closes it."""
+    return partial(opened, browser, [])
+
+
+def opened(
+    browser: "Browser", pages: "list[Page]", path: Path, size: str = "desktop", scheme: str = "light", address: str = ""
+) -> "Page":
+    width, height = SIZES[size]
+    page: Page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+    pages.append(page)
+    lines: list[str] = []
+    page.complaints = lines  # type: ignore[attr-defined]
+    page.on("console", lambda message: lines.append(message.text))
+    page.on("pageerror", lambda error: lines.append(str(error)))
+    page.goto(path.as_uri() + address)
+    return page
 
 
 def complaints(page: "Page") -> list[str]:
