@@ -25,7 +25,9 @@ Empty = quantized.Empty
 class ExpertNames:
     """What a checkpoint calls the parts of a sparse layer.
 
-    fused  all experts are in one tensor, gate and up interleaved
+    fused    all experts are in one tensor, gate and up interleaved
+    stacked  that of all experts' gates and ups, one after the other, and that of their downs, where there are such
+    shared   the shared expert, beside the block; None: within it
     """
 
     block: str
@@ -34,12 +36,17 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     fused: bool = False
+    stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    shared: str | None = None
 
 
-EXPERT_NAMES: dict[Literal["mixtral", "qwen", "gpt_oss"], ExpertNames] = {
+EXPERT_NAMES: dict[Literal["mixtral", "qwen", "gpt_oss", "granite"], ExpertNames] = {
     "mixtral": ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2"),
     "qwen": ExpertNames("mlp", "gate"),
     "gpt_oss": ExpertNames("mlp", "router", fused=True),
+    "granite": ExpertNames(
+        "block_sparse_moe", "router.layer", stacked=("input_linear.weight", "output_linear.weight"), shared="shared_mlp"
+    ),
 }
 
 
@@ -72,10 +79,11 @@ def load(
 ) -> Experts:
     """name: of the experts in the checkpoint; scheme: how they are stored there, None for the model's dtype."""
     names = EXPERT_NAMES[facts.names]
-    if not names.fused and memory.source.dtype_of(f"{name}.{STACKED}") is not None:
+    stacked = [f"{name.removesuffix('experts')}{part}" for part in names.stacked]
+    if facts.names == "granite" or (not names.fused and memory.source.dtype_of(stacked[0]) is not None):
         if scheme is not None:
             raise UnsupportedModelError(f"{name}: {scheme.kind} of experts in one tensor; the engine runs none there")
-        return Experts(*_stacked(memory, name, facts, hidden, mine), None, None)
+        return Experts(*_stacked(memory, stacked, facts, hidden, mine), None, None)
     if not names.fused:
         return Experts(*_expert_by_expert(memory, name, facts, hidden, mine, scheme, method), None, None)
     match scheme:
@@ -149,19 +157,19 @@ def _expert_by_expert(
     )
 
 
-# --- all experts in one tensor: Qwen3.5 -------------------------------------------------------------------------------
-
-STACKED = "gate_up_proj"
+# --- all experts in one tensor: Qwen3.5, Granite 4 --------------------------------------------------------------------
 
 
-def _stacked(memory: Memory, name: str, facts: MoeMlp, hidden: int, mine: slice) -> tuple[torch.Tensor, torch.Tensor]:
+def _stacked(
+    memory: Memory, names: list[str], facts: MoeMlp, hidden: int, mine: slice
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Stored [outputs, inputs], gate rows before up rows."""
     count, inner, local = facts.num_experts, facts.inner, mine.stop - mine.start
     w13, w2 = memory.empty(count, 2 * local, hidden), memory.empty(count, hidden, local)
     for i, half in enumerate((slice(0, local), slice(local, 2 * local))):
         rows = slice(i * inner + mine.start, i * inner + mine.stop)
-        memory.source.fill(w13[:, half], f"{name}.{STACKED}", (count, 2 * inner, hidden), (ALL, rows, ALL))
-    memory.source.fill(w2, f"{name}.down_proj", (count, hidden, inner), (ALL, ALL, mine))
+        memory.source.fill(w13[:, half], names[0], (count, 2 * inner, hidden), (ALL, rows, ALL))
+    memory.source.fill(w2, names[1], (count, hidden, inner), (ALL, ALL, mine))
     return w13, w2
 
 

@@ -411,8 +411,12 @@ class Mlp:
         self.facts, self.kernels = facts, builder.kernels
         mine = builder.tp.share(facts.inner, "MLP channels")
         rows = [(f"{name}.gate_proj", facts.inner, mine), (f"{name}.up_proj", facts.inner, mine)]
+        if facts.joined:
+            both, ups = 2 * facts.inner, slice(facts.inner + mine.start, facts.inner + mine.stop)
+            rows = [(f"{name}.input_linear", both, mine), (f"{name}.input_linear", both, ups)]
+        down = "output_linear" if facts.joined else "down_proj"
         self.gate_up_proj = builder.outputs(rows, hidden, bias=facts.bias)
-        self.down_proj = builder.inputs(f"{name}.down_proj", hidden, facts.inner, mine, bias=facts.bias)
+        self.down_proj = builder.inputs(f"{name}.{down}", hidden, facts.inner, mine, bias=facts.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.kernels.gated_activation(self.gate_up_proj(x), self.facts.activation))
@@ -424,7 +428,8 @@ class Moe:
     def __init__(self, builder: Builder, name: str, facts: MoeMlp, hidden: int) -> None:
         self.facts, self.kernels, self.tp = facts, builder.kernels, builder.tp
         names = EXPERT_NAMES[facts.names]
-        name = f"{name.removesuffix('mlp')}{names.block}"
+        layer = name.rpartition(".")[0]
+        name = f"{layer}.{names.block}"
         self.router = builder.outputs(
             [(f"{name}.{names.router}", facts.num_experts, ALL)], hidden, bias=facts.router_bias, quantizable=False
         )
@@ -435,8 +440,10 @@ class Moe:
         )
         mine = builder.tp.share(facts.inner, "expert channels")
         self.experts = builder.experts(f"{name}.experts", facts, hidden, mine)
-        shared = GatedMlp(facts.shared_inner, facts.activation)
+        shared = GatedMlp(facts.shared_inner, facts.activation, joined=names.shared is not None)
         shared_name = f"{name}.shared_expert" if facts.shared_gate else f"{name}.shared_experts"
+        if names.shared is not None:
+            shared_name = f"{layer}.{names.shared}"
         self.shared = Mlp(builder, shared_name, shared, hidden) if facts.shared_inner else None
         self.shared_gate = (
             builder.outputs([(f"{shared_name}_gate", 1, ALL)], hidden, quantizable=False) if facts.shared_gate else None

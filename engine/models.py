@@ -56,7 +56,9 @@ class Layer:
 
         def add(compute: Callable[[torch.Tensor, StepTensors, Any], torch.Tensor], before: str, after: str) -> None:
             last = builder.norm(f"{name}.{after}", hidden) if decoder.sandwich else None
-            self.blocks.append(Block(builder.norm(f"{name}.{before}", hidden), compute, last))
+            scale = decoder.residual_scale
+            scaled = compute if scale == 1 else lambda x, step, kv: compute(x, step, kv) * scale
+            self.blocks.append(Block(builder.norm(f"{name}.{before}", hidden), scaled, last))
 
         if facts.attention is not None:
             self.attention = _attention(model, builder, spec, index)
@@ -155,6 +157,8 @@ class Model:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_seqs, hidden] -> [num_seqs, vocab_size]; float32, or what else the kernels sample from."""
         logits = self.head.logits(hidden)
+        if self.decoder.logit_divisor != 1:
+            logits = logits / self.decoder.logit_divisor
         cap = self.decoder.logit_softcap
         if cap is not None:
             logits = torch.tanh(logits.float() / cap) * cap

@@ -448,11 +448,15 @@ Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)).
+
+    joined  a checkpoint has gate and up in one tensor, input_linear, and down as output_linear (Granite)
+    """
 
     inner: int
     activation: Activation
     bias: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +489,7 @@ class MoeMlp:
     activation: Activation
     scoring: Literal["softmax", "sigmoid"]
     renormalize: bool
-    names: Literal["mixtral", "qwen", "gpt_oss"]
+    names: Literal["mixtral", "qwen", "gpt_oss", "granite"]
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
@@ -526,6 +530,8 @@ class Decoder:
     sandwich         norms before and after attention and MLP (Gemma 2 and 3), not only before
     unit_offset      RMSNorm multiplies by 1 + weight (Gemma)
     embedding_scale  factor on embeddings; rounded to the model's dtype first
+    residual_scale   factor on what attention and MLP add to the stream (Granite)
+    logit_divisor    logits are divided by it (Granite)
     logit_softcap    logits are softcapped: softcap * tanh(logit / softcap)
     """
 
@@ -534,6 +540,8 @@ class Decoder:
     sandwich: bool = False
     unit_offset: bool = False
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
     logit_softcap: float | None = None
     names: TensorNames = TensorNames()
 

@@ -162,6 +162,11 @@ QWEN3_5: dict[str, Any] = {
     },
 }  # fmt: skip
 NEMOTRON_H = ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"]
+GRANITE_H: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "shared_intermediate_size": 48,
+    "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_chunk_size": 16, "time_step_limit": (0.0, 1e9),
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22, "logits_scaling": 3.0,
+}  # fmt: skip
 # Of layers with recurrent states beside attention.
 HYBRIDS: dict[str, Build] = {
     "qwen3_next": _of(transformers.Qwen3NextConfig, **QWEN3_NEXT),
@@ -172,6 +177,11 @@ HYBRIDS: dict[str, Build] = {
     "nemotron_h": _of(
         transformers.NemotronHConfig, layers_block_type=NEMOTRON_H, num_hidden_layers=5, head_dim=16, n_groups=2,
         mamba_num_heads=4, mamba_head_dim=32, ssm_state_size=8, chunk_size=16, time_step_limit=(0.0, 1e9),
+    ),
+    "granite_h": _of(transformers.GraniteMoeHybridConfig, **GRANITE_H, num_local_experts=0),
+    "granite_h_moe": _of(
+        transformers.GraniteMoeHybridConfig, **GRANITE_H, num_local_experts=4, num_experts_per_tok=2, mamba_n_groups=2,
+        position_embedding_type="rope",
     ),
     "qwen3_5": _of(transformers.Qwen3_5TextConfig, **QWEN3_5),
     "qwen3_5_moe": _of(transformers.Qwen3_5MoeTextConfig, **{**QWEN3_NEXT, **QWEN3_5}),

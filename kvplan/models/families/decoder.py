@@ -13,7 +13,14 @@ from kvplan.core.files import printable
 from kvplan.models.families import mla
 from kvplan.models.families.config import Config
 from kvplan.models.families.decoder_hybrid import QWEN_HYBRIDS, read_qwen_hybrid
-from kvplan.models.families.decoder_mamba import NEMOTRON_H, NEMOTRON_H_ONLY, read_nemotron_h
+from kvplan.models.families.decoder_mamba import (
+    GRANITE,
+    GRANITE_ONLY,
+    NEMOTRON_H,
+    NEMOTRON_H_ONLY,
+    read_granite,
+    read_nemotron_h,
+)
 from kvplan.models.families.decoder_rope import KINDS, Kind, positive, read_rotary, score_factor
 from kvplan.models.families.dense import TRAITS, Traits, heads_of, layer_windows
 from kvplan.models.families.moe import EXPERT_KEYS, FAMILIES, Moe, shared_width, sparse_layers
@@ -67,6 +74,7 @@ LEFT_OUT: dict[str, Mapping[str, Any]] = {
     },
     **QWEN_HYBRIDS,
     "nemotron_h": NEMOTRON_H,
+    "granitemoehybrid": GRANITE,
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": _DEEPSEEK_V3,  # a DeepSeek-V3 under another name; its published class is a copy of it
 }  # fmt: skip
@@ -82,6 +90,7 @@ STATED: dict[str, tuple[str, ...]] = {
     "gemma3_text": ("num_key_value_heads", "head_dim", "sliding_window"),
     "gpt_oss": ("num_key_value_heads", "head_dim", "sliding_window"),
     "qwen3_next": ("num_key_value_heads", "head_dim", "num_experts"),
+    "granitemoehybrid": ("num_key_value_heads", "num_local_experts"),
     "qwen3_5_text": ("num_key_value_heads", "head_dim"),
     "qwen3_5_moe_text": ("num_key_value_heads", "head_dim", "num_experts"),
 }
@@ -102,6 +111,7 @@ ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "qwen3_5_text": _QWEN3_5_ONLY,
     "nemotron_h": NEMOTRON_H_ONLY,
+    "granitemoehybrid": GRANITE_ONLY,
     "qwen3_5_moe_text": {
         **_QWEN3_5_ONLY, "norm_topk_prob": (True,), "mlp_only_layers": ([],), "decoder_sparse_step": (1,),
     },
@@ -132,6 +142,8 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
         return read_qwen_hybrid(config, model_type, _activation(config, model_type))
     if model_type == "nemotron_h":
         return read_nemotron_h(config)
+    if model_type == "granitemoehybrid":
+        return read_granite(config)
     num_layers = config.num_layers()
     gemma = model_type.startswith("gemma")
     attention = _attention_by_kind(config, model_type)

@@ -1,7 +1,9 @@
-"""Computation of Nemotron-H: in each layer Mamba 2, attention without positions, or a plain MLP.
+"""Computation of models with Mamba 2. Nemotron-H: in each layer Mamba 2, attention without positions, or a plain MLP.
+Granite 4: in each layer Mamba 2 or attention, then an MLP or experts beside it.
 
-Source: transformers 5.23, models/nemotron_h/configuration_nemotron_h.py and modeling_nemotron_h.py; vLLM 0.33,
-model_executor/models/nemotron_h.py, which does not bound time steps from below either.
+Source: transformers 5.23, models/nemotron_h/configuration_nemotron_h.py and modeling_nemotron_h.py, the same of
+granitemoehybrid; vLLM 0.33, model_executor/models/nemotron_h.py and granitemoehybrid.py, which do not bound time steps
+either.
 """
 
 from collections.abc import Mapping
@@ -9,10 +11,19 @@ from typing import Any
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families.config import Config
-from kvplan.models.families.decoder_rope import positive
+from kvplan.models.families.decoder_rope import positive, read_rotary
 from kvplan.models.families.dense import heads_of
-from kvplan.models.families.hybrid import nemotron_pattern
-from kvplan.models.spec import Decoder, DecoderLayer, HeadAttention, Mamba2, PlainMlp, TensorNames
+from kvplan.models.families.hybrid import GRANITE_LAYERS, granite_types, nemotron_pattern
+from kvplan.models.spec import (
+    Decoder,
+    DecoderLayer,
+    GatedMlp,
+    HeadAttention,
+    Mamba2,
+    MoeMlp,
+    PlainMlp,
+    TensorNames,
+)
 
 NEMOTRON_H: Mapping[str, Any] = {"layer_norm_epsilon": 1e-5, "use_conv_bias": True, "conv_kernel": 4}
 NEMOTRON_H_ONLY: dict[str, tuple[Any, ...]] = {
@@ -33,18 +44,8 @@ def read_nemotron_h(config: Config) -> Decoder:
             config.where, f"layer {pattern.index('E')} has experts without a gate, which the engine cannot run",
             "choose another model",
         )  # fmt: skip
-    mamba = Mamba2(
-        heads=config.count("mamba_num_heads"),
-        head_dim=config.count("mamba_head_dim"),
-        groups=config.count("n_groups"),
-        state=config.count("ssm_state_size"),
-        kernel=config.count("conv_kernel"),
-        conv_bias=config.flag("mamba_conv_bias", config.flag("use_conv_bias", True)),
-    )
-    if mamba.heads % mamba.groups:
-        raise config.fail(
-            "n_groups", f"must divide mamba_num_heads, {mamba.heads} ({mamba.groups})", "correct the config"
-        )
+    keys = ("n_groups", "ssm_state_size", "conv_kernel")
+    mamba = _mamba(config, config.count("mamba_num_heads"), config.count("mamba_head_dim"), keys)
     head_dim = heads_of(config).head_dim
     layers = {
         "M": DecoderLayer(mamba, None),
@@ -53,3 +54,60 @@ def read_nemotron_h(config: Config) -> Decoder:
     if "-" in pattern:
         layers["-"] = DecoderLayer(None, PlainMlp(config.count("intermediate_size"), bias=config.flag("mlp_bias")))
     return Decoder(tuple(layers[letter] for letter in pattern), positive(config, "layer_norm_epsilon"), names=NAMES)
+
+
+GRANITE: Mapping[str, Any] = {
+    "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "max_position_embeddings": 2048, "mamba_conv_bias": True,
+    "embedding_multiplier": 1.0, "attention_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0,
+}  # fmt: skip
+GRANITE_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",), "mamba_proj_bias": (False,), "position_embedding_type": ("rope", "nope"),
+    "normalization_function": ("rmsnorm",), "attention_bias": (False,),
+}  # fmt: skip
+GRANITE_NAMES = TensorNames(state="mamba", mlp="shared_mlp")
+
+
+def read_granite(config: Config) -> Decoder:
+    """Read the computation of a granitemoehybrid config; defaults are already filled in."""
+    rotated = config.values.get("position_embedding_type") == "rope"
+    rotary = read_rotary(config, "granitemoehybrid", heads_of(config).head_dim) if rotated else None
+    full = HeadAttention(scale=positive(config, "attention_multiplier"), rotary=rotary)
+    kinds = [GRANITE_LAYERS.get(name) for name in granite_types(config)]
+    mixers: dict[str | None, HeadAttention | Mamba2] = {"attention": full}
+    if "mamba" in kinds:
+        heads = config.count("mamba_n_heads")
+        inner = config.count("mamba_expand", default=2) * config.count("hidden_size")
+        head_dim = config.count("mamba_d_head", default=inner // heads)
+        mixers["mamba"] = _mamba(config, heads, head_dim, ("mamba_n_groups", "mamba_d_state", "mamba_d_conv"))
+    mlp = _granite_mlp(config)
+    return Decoder(
+        tuple(DecoderLayer(mixers[kind], mlp) for kind in kinds),
+        positive(config, "rms_norm_eps"),
+        embedding_scale=positive(config, "embedding_multiplier"),
+        residual_scale=positive(config, "residual_multiplier"),
+        logit_divisor=positive(config, "logits_scaling"),
+        names=GRANITE_NAMES,
+    )
+
+
+def _granite_mlp(config: Config) -> GatedMlp | MoeMlp:
+    shared, count = config.count("shared_intermediate_size"), config.count("num_local_experts", default=0, low=0)
+    if not count:
+        return GatedMlp(shared, "silu", joined=True)
+    top_k = config.count("num_experts_per_tok")
+    if top_k > count:
+        raise config.fail("num_experts_per_tok", f"must be at most {count} ({top_k})", "correct the config")
+    return MoeMlp(
+        count, top_k, config.count("intermediate_size"), "silu", scoring="softmax", renormalize=True, names="granite",
+        shared_inner=shared,
+    )  # fmt: skip
+
+
+def _mamba(config: Config, heads: int, head_dim: int, keys: tuple[str, str, str]) -> Mamba2:
+    """keys: of groups, state and kernel."""
+    groups, state, kernel = keys
+    conv_bias = config.flag("mamba_conv_bias", config.flag("use_conv_bias", True))
+    mamba = Mamba2(heads, head_dim, config.count(groups), config.count(state), config.count(kernel), conv_bias)
+    if heads % mamba.groups:
+        raise config.fail(groups, f"must divide the {heads} heads of Mamba ({mamba.groups})", "correct the config")
+    return mamba

@@ -303,16 +303,35 @@ def read_falcon_h1(config: Config, model_type: str) -> SpecDraft:
     return draft(config, layers, list(outer_weights(config, PLAIN, vocab, hidden, tied)), heads=heads, tied=tied)
 
 
-def read_granite(config: Config, model_type: str) -> SpecDraft:
-    """Granite 4: Mamba 2 and attention by `layer_types`; a shared MLP, and experts if there are any."""
-    hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
-    heads = heads_of(config)
+GRANITE_LAYERS = {
+    "mamba": "mamba", "attention": "attention",
+    "linear_attention": "mamba", "full_attention": "attention",  # as transformers 5.23 saves them
+}  # fmt: skip
+
+
+def granite_types(config: Config) -> list[str]:
+    """The kind of each layer, as the config names it."""
+    num_layers = config.num_layers()
     types = config.per_layer_names("layer_types", num_layers) or config.per_layer_names("layers_block_type", num_layers)
     if types is None:
         raise config.fail("layer_types", "missing", "kvplan cannot tell which layers are attention")
-    full = attention(hidden, heads, qkv_bias=config.flag("attention_bias")), (attention_cache(heads, None),)
-    mixers: dict[str, Layer] = {"attention": full, "full_attention": full}
-    if "mamba" in types:
+    for kind in types:
+        if kind not in GRANITE_LAYERS:
+            raise config.fail("layer_types", f"{kind!r} is a layer kind kvplan cannot size here")
+    return types
+
+
+def read_granite(config: Config, model_type: str) -> SpecDraft:
+    """Granite 4: Mamba 2 and attention by `layer_types`; a shared MLP, and experts if there are any."""
+    hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
+    heads = heads_of(config)
+    kinds = [GRANITE_LAYERS[kind] for kind in granite_types(config)]
+    mixers: dict[str, Layer] = {
+        "attention": (
+            attention(hidden, heads, qkv_bias=config.flag("attention_bias")), (attention_cache(heads, None),),
+        )
+    }  # fmt: skip
+    if "mamba" in kinds:
         inner = config.count("mamba_expand", default=2) * hidden
         mixers["mamba"] = prefixed_mamba2(config, hidden, inner, None, gated_norm=True)
     count = config.count("num_local_experts", default=0, low=0)
@@ -325,12 +344,7 @@ def read_granite(config: Config, model_type: str) -> SpecDraft:
             *experts(hidden, config.count("intermediate_size"), count, prefix="block_sparse_moe.experts"),
         )
     norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
-    layers = []
-    for kind in types:
-        if kind not in mixers:
-            raise config.fail("layer_types", f"{kind!r} is a layer kind kvplan cannot size here")
-        weights, caches = mixers[kind]
-        layers.append((weights + norms + feed_forward, caches))
+    layers = [(mixers[kind][0] + norms + feed_forward, mixers[kind][1]) for kind in kinds]
     tied = config.flag("tie_word_embeddings")
     other = list(outer_weights(config, PLAIN, vocab, hidden, tied))
     rotary = config.text("position_embedding_type", "rope") == "rope"
