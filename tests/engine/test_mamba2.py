@@ -1,4 +1,4 @@
-"""Nemotron-H on the engine: logits and tokens are transformers', bytes of states and weights as planned."""
+"""Nemotron-H and Granite 4 on the engine: logits and tokens are transformers', bytes as planned."""
 
 import json
 from pathlib import Path
@@ -28,12 +28,20 @@ FAMILY = "nemotron_h"
 PROMPT_LENS = (1, 7, CHUNK + 3)
 
 
-@pytest.mark.parametrize("is_cached", [False, pytest.param(True, marks=FULL)])
-def test_teacher_forced_logits_are_those_of_transformers(is_cached: bool, tmp_path: Path) -> None:
-    """Of a checkpoint named as NVIDIA publishes it; prompts in chunks that end anywhere, beside the others' decodes."""
-    folder = small_models.save_small_model(FAMILY, tmp_path / FAMILY)
+@pytest.mark.parametrize(
+    ("family", "is_cached"),
+    [
+        (FAMILY, False),
+        ("granite_h", True),
+        ("granite_h_moe", False),
+        *(pytest.param(*case, marks=FULL) for case in [(FAMILY, True), ("granite_h", False), ("granite_h_moe", True)]),
+    ],
+)
+def test_teacher_forced_logits_are_those_of_transformers(family: str, is_cached: bool, tmp_path: Path) -> None:
+    """Of a checkpoint as it is published; prompts in chunks that end anywhere, beside the others' decodes."""
+    folder = small_models.save_small_model(family, tmp_path / family)
     reference = small_models.load_reference(folder)
-    publish(folder)
+    publish(folder) if family == FAMILY else publish_granite(folder)
     texts = random_tokens(*(n + 12 for n in PROMPT_LENS))
     engine = engine_for(folder, enable_prefix_caching=is_cached, max_num_batched_tokens=24)
     for logits, text, n in zip(teacher_forced(engine, texts, PROMPT_LENS), texts, PROMPT_LENS, strict=True):
@@ -49,6 +57,27 @@ def publish(folder: Path) -> None:
     del config["layers_block_type"]
     pattern = {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}
     (folder / "config.json").write_text(json.dumps({**config, **pattern}))
+
+
+def publish_granite(folder: Path) -> None:
+    """As IBM publishes Granite 4: layers called mamba and attention, and positions "nope" where there are none."""
+    config = json.loads((folder / "config.json").read_text())
+    config["layer_types"] = ["mamba", "attention", "mamba"]
+    config["position_embedding_type"] = config["position_embedding_type"] or "nope"
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_names_are_those_that_ibm_publishes(tmp_path: Path) -> None:
+    """Those that vLLM 0.33 granitemoehybrid.py loads experts, router and shared MLP from."""
+    folder = small_models.save_small_model("granite_h_moe", tmp_path / "granite")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    names = {name.removeprefix("model.layers.1.") for name in names if name.startswith("model.layers.1.")}
+    parts = {name for name in names if "norm" not in name and "self_attn" not in name}
+    assert parts == {
+        "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight",
+        "block_sparse_moe.router.layer.weight", "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight",
+    }  # fmt: skip
 
 
 def test_names_are_those_that_nvidia_publishes(tmp_path: Path) -> None:
@@ -105,8 +134,11 @@ def test_the_rule_in_chunks_and_step_by_step_is_that_of_transformers(length: int
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("is_cached", [False, True])
-def test_memory_is_as_planned_to_the_byte_and_activations_nearly(dtype: Any, is_cached: bool, tmp_path: Path) -> None:
-    small_models.small_config(FAMILY).save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", [FAMILY, "granite_h_moe"])
+def test_memory_is_as_planned_to_the_byte_and_activations_nearly(
+    family: str, dtype: Any, is_cached: bool, tmp_path: Path
+) -> None:
+    small_models.small_config(family).save_pretrained(tmp_path)
     spec = hf_config.load_spec(tmp_path)
     sizes: dict[str, Any] = {
         "block_size": 16, "num_blocks": 40, "max_model_len": 160, "max_num_seqs": 3, "max_num_batched_tokens": 128,
@@ -120,8 +152,9 @@ def test_memory_is_as_planned_to_the_byte_and_activations_nearly(dtype: Any, is_
     states = [kv for kv in engine.runner.kv.layers.values() if isinstance(kv, StateSlots | StateBlocks)]
     assert {type(kv) for kv in states} == {StateBlocks if is_cached else StateSlots}
     state = next(cache for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState))
-    # 3 columns of 4 * 32 + 2 * 2 * 8 channels in the model's dtype, and 4 matrices of 32 x 8 in float32.
-    assert layout.state_bytes(state, dtype, 1) == 3 * 160 * (4 if dtype == "float32" else 2) + 4 * 32 * 8 * 4
+    # 3 columns of 4 * 32 + 2 * 2 * 8 channels in the model's dtype, and 4 matrices of 32 x 8, Nemotron-H's in float32.
+    size = 4 if dtype == "float32" else 2
+    assert layout.state_bytes(state, dtype, 1) == 3 * 160 * size + 4 * 32 * 8 * (4 if family == FAMILY else size)
     shape = StateShape.of(state, engine.runner.dtype)
     assert shape.num_bytes == layout.state_bytes(state, dtype, 1)
 

@@ -164,7 +164,8 @@ QWEN3_5: dict[str, Any] = {
 NEMOTRON_H = ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"]
 GRANITE_H: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "shared_intermediate_size": 48,
-    "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_chunk_size": 16, "time_step_limit": (0.0, 1e9),
+    "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_chunk_size": 16,
+    "time_step_limit": (0.0, 1e9),
     "embedding_multiplier": 12.0, "attention_multiplier": 0.3, "residual_multiplier": 0.22, "logits_scaling": 3.0,
 }  # fmt: skip
 # Of layers with recurrent states beside attention.

@@ -347,7 +347,7 @@ def read_granite(config: Config, model_type: str) -> SpecDraft:
     layers = [(mixers[kind][0] + norms + feed_forward, mixers[kind][1]) for kind in kinds]
     tied = config.flag("tie_word_embeddings")
     other = list(outer_weights(config, PLAIN, vocab, hidden, tied))
-    rotary = config.text("position_embedding_type", "rope") == "rope"
+    rotary = config.values.get("position_embedding_type") == "rope"
     return draft(config, layers, other, heads=heads, tied=tied, rotary=rotary)
 
 
