@@ -40,7 +40,7 @@ MODELS = (
     "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "llama-3.3-70b-fp8", "llama-4-scout", "qwen2.5-7b",
     "qwen2.5-32b-awq", "qwen2.5-vl-7b", "qwen3-0.6b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b",
     "qwen3-235b-a22b-fp8", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b", "gemma-3-4b",
-    "gemma-3-27b", "gemma-4-26b-a4b", "mistral-7b", "mistral-small-24b", "mixtral-8x7b", "ministral-3-3b",
+    "gemma-3-27b", "gemma-4-26b-a4b", "mistral-7b", "mistral-small-24b", "mixtral-8x7b", "ministral-3-3b-bf16",
     "phi-3.5-mini", "gpt-oss-20b", "gpt-oss-120b", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2",
     "deepseek-v4-flash", "kimi-k2", "glm-4.5-air", "glm-4.6", "nemotron-3-nano-30b-a3b",
     "granite-4.0-h-small", "falcon-h1-7b", "lfm2-1.2b", "olmo-3-7b", "smollm3-3b",

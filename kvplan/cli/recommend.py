@@ -249,7 +249,25 @@ def given_gpus(options: RecommendOptions, request: Request, stated: frozenset[st
             raise UsageError(
                 f"--num-gpus {count}", f"is not a multiple of --pp {args.pipeline_parallel_size}", "change one of them"
             )
+        check_heads(request, count, count // args.pipeline_parallel_size)
         return with_args(request, tensor_parallel_size=count // args.pipeline_parallel_size), 1
     if count % ranks:
         raise UsageError(f"--num-gpus {count}", f"is not a multiple of --tp x --pp, {ranks}", "change one of them")
     return request, count // ranks
+
+
+def check_heads(request: Request, count: int, tp: int) -> None:
+    """Refuse one server whose tensor parallel ranks do not divide the heads, and name ways to use so many GPUs."""
+    spec, stages = request.spec, request.args.pipeline_parallel_size
+    if not spec.has_attention or spec.num_heads % tp == 0:
+        return
+    divisors = [size for size in range(1, spec.num_heads + 1) if spec.num_heads % size == 0]
+    split = max(size for size in divisors if tp % size == 0)
+    ways = [f"add --tp {split} --pp {tp // split} for one server with pipeline stages"] if stages == 1 else []
+    ways.append(f"add --tp {split} for {tp // split} servers")
+    near = [max(size for size in divisors if size < tp), *[size for size in divisors if size > tp][:1]]
+    raise UsageError(
+        f"--num-gpus {count}",
+        f"--tp {tp} does not divide the {spec.num_heads} attention heads of {spec.name}",
+        f"{', or '.join(ways)}, or take {' or '.join(str(size * stages) for size in near)} GPUs",
+    )

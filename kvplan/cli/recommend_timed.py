@@ -12,7 +12,9 @@ from kvplan.cli.load_options import LoadOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
 from kvplan.planning.plan import plan
+from kvplan.planning.recommend import shares_experts
 from kvplan.report import timed_text
+from kvplan.servers.base import terms_of
 from kvplan.simulate import slo
 from kvplan.simulate.placing import Demand, placed
 from kvplan.simulate.setup import refuse_reordering, refuse_unmodeled
@@ -63,4 +65,8 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     rows = islice(load.source.requests(1.0), load.source.num_requests)
     check_lengths(rows, context, first.request.spec, promises, quiet=options.quiet)
     placements = placed(question, inputs.requests, demand)
-    return timed_text.document(inputs.requests[0], f"{load.source.name}, {load.how}", demand, placements)
+    first_request = inputs.requests[0]
+    return timed_text.document(
+        first_request, f"{load.source.name}, {load.how}", demand, placements,
+        shares_experts=terms_of(first_request.release.engine).recommended and shares_experts(question, first_request),
+    )  # fmt: skip

@@ -29,7 +29,8 @@ class Servers(TypedDict):
     replicas: Size
     changes: Annotated[
         list[str],
-        "What is less precise than the checkpoint, pipeline stages, and experts over data-parallel ranks; empty: none.",
+        "What is less precise than the checkpoint, pipeline stages, experts over data-parallel ranks, and smaller "
+        "steps; empty: none.",
     ]
     users_low: Count
     users_likely: Count
@@ -43,6 +44,7 @@ class Settings(TypedDict):
     max_model_len: Size
     gpu_memory_utilization: Number
     max_num_seqs: Size
+    max_num_batched_tokens: Size
     argv: list[str]
     command: str
 

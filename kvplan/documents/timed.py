@@ -75,4 +75,8 @@ class TimedRecommendationDocument(TypedDict):
     placements: list[TimedPlacement]
     bounded: list[Bounded]
     failures: list[TimedFailure]
+    shares_experts: Annotated[
+        bool,
+        "Whether data-parallel ranks that share experts might serve this model cheaper; their steps are not timed.",
+    ]
     unseen: Annotated[list[str], "What of the placements no published result has that the times were fitted to."]

@@ -68,6 +68,7 @@ def reader_of(model_type: str) -> Reader:
 
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+BFLOAT16 = ("gemma3_text",)  # encoders that vLLM refuses to load in float16, in which it loads other float32 ones
 _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32"}
 
 
@@ -264,7 +265,7 @@ def read_config(
         name=name + TEXT_ONLY if left_out else name,
         model_type=model_type,
         architecture=architectures[0],
-        dtype=model_dtype(outer, inner, "bfloat16" if any(draft.layers) else "float16"),  # vLLM pools in float16
+        dtype=model_dtype(outer, inner, "bfloat16" if any(draft.layers) or model_type in BFLOAT16 else "float16"),
         hidden_size=draft.hidden_size,
         num_heads=draft.num_heads,
         vocab_size=draft.vocab_size,

@@ -27,6 +27,8 @@ STAGES = "pipeline stages"  # a change, as shown to the user
 WIDE = "experts over data-parallel ranks"  # a change: attention and KV cache per rank, one shared set of experts
 WIDE_TP_SIZES = (1, 2, 4)  # of each such rank; 8 is a node without ranks
 WIDE_GPUS = (8, 16, 32)  # of all ranks of a server
+SMALL_STEPS = "smaller steps"  # a change: fewer tokens per step take less memory, and prompts are computed more slowly
+STEP_TOKENS = (4096, 2048, 1024)
 MOST_UTILIZATION = 95  # hundredths, in the search; a single GPU may go to FULL
 FULL = 99
 FEWEST_SEQS = 8
@@ -58,7 +60,7 @@ class Question:
 class Placement:
     """`replicas` servers, or ranks of WIDE ones, that follow `plan` and together hold the users.
 
-    changes  formats less precise than the model's or the user's, STAGES and WIDE; empty: none
+    changes  formats less precise than the model's or the user's, STAGES, WIDE and SMALL_STEPS; empty: none
     """
 
     plan: Plan
@@ -135,7 +137,11 @@ def recommend(question: Question, requests: Iterable[Request]) -> Recommendation
             if may_be_staged(question, choices, failed):
                 staged = staged_placement(question, changed, changes, best.num_gpus - 1 if best else None)
             wide = wide_placement(question, changed, changes)
-            for other in (best, staged, wide):
+            smaller = None
+            if may_have_smaller_steps(question, changed, choices, failed):
+                fewest_gpus = min((other.num_gpus for other in (best, wide) if other is not None), default=None)
+                smaller = small_steps_placement(question, changed, changes, fewest_gpus and fewest_gpus - 1)
+            for other in (best, wide, smaller, staged):
                 if other is not None and is_worth_it(other, here):
                     here.append(replace(other, plan=with_load(other.plan, request.load)))
             if not changes:
@@ -158,7 +164,7 @@ def with_load(base: Plan, load: Load) -> Plan:
 
 def is_unchanged(placement: Placement) -> bool:
     """True if it has neither less precision nor pipeline stages; vendors serve such models over data-parallel ranks."""
-    return set(placement.changes) <= {WIDE}
+    return set(placement.changes) <= {WIDE, SMALL_STEPS}
 
 
 def rank(placement: Placement) -> tuple[Any, ...]:
@@ -259,17 +265,63 @@ def staged_placement(
     question: Question, request: Request, changes: tuple[str, ...], most_gpus: int | None
 ) -> Placement | None:
     """The best placement with stages on at most this many GPUs (None: on any number)."""
+    return best_within(question, staged_splits(question, request), (*changes, STAGES), most_gpus)
+
+
+def best_within(
+    question: Question, requests: Iterable[Request], changes: tuple[str, ...], most_gpus: int | None
+) -> Placement | None:
+    """The best placement of these servers on at most this many GPUs (None: on any number)."""
     best: Placement | None = None
-    for split in staged_splits(question, request):
+    for request in requests:
         replicas = question.users
         if most_gpus is not None:
-            replicas = min(replicas, most_gpus // num_ranks(split))
-        if not may_hold(question, split, replicas):
+            replicas = min(replicas, most_gpus // num_ranks(request))
+        if not may_hold(question, request, replicas):
             continue
-        staged = placement(question, split, (*changes, STAGES))
-        if isinstance(staged, Placement) and (best is None or rank(staged) < rank(best)):
-            best, most_gpus = staged, staged.num_gpus
+        candidate = placement(question, request, changes)
+        if isinstance(candidate, Placement) and (best is None or rank(candidate) < rank(best)):
+            best, most_gpus = candidate, candidate.num_gpus
     return best
+
+
+# --- smaller steps ----------------------------------------------------------------------------------------------------
+
+
+def may_have_smaller_steps(
+    question: Question, request: Request, placements: list[Placement], failed: list[Failure]
+) -> bool:
+    """True if smaller steps should be searched: they are not fixed, and memory is all that any split lacks."""
+    is_free = "max_num_batched_tokens" not in question.stated
+    return is_free and (bool(placements) or not all(each_failure.refused for each_failure in failed))
+
+
+def smaller_steps(request: Request) -> Iterator[Request]:
+    """Yield the request with fewer tokens per step than the server's default, the most first."""
+    usual = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
+    if isinstance(usual, Plan):
+        for tokens in STEP_TOKENS:
+            if tokens < usual.settings.max_num_batched_tokens:
+                yield with_args(request, max_num_batched_tokens=tokens)
+
+
+def small_steps_placement(
+    question: Question, request: Request, changes: tuple[str, ...], most_gpus: int | None
+) -> Placement | None:
+    """The best placement with smaller steps on at most this many GPUs (None: on any number), with the largest of them
+    that need no more GPUs.
+    """
+    best: Placement | None = None
+    for split in splits(question, request):
+        steps = list(smaller_steps(split))
+        smallest = best_within(question, steps[-1:], (*changes, SMALL_STEPS), most_gpus)
+        if smallest is not None:
+            larger = best_within(question, steps[:-1], smallest.changes, smallest.num_gpus)
+            best, most_gpus = larger or smallest, smallest.num_gpus - 1
+    return best
+
+
+# --- data-parallel ranks ----------------------------------------------------------------------------------------------
 
 
 def shares_experts(question: Question, request: Request) -> bool:
@@ -669,7 +721,20 @@ def cures(question: Question, request: Request, replicas: int) -> Iterator[Place
             server = longest_context(question, startable(question, changed), share).plan
         if server is not None:
             yield Placement(server, replicas, None, changes)
+        if "max_num_batched_tokens" not in question.stated:
+            yield from on_smaller_steps(question, at_context(changed, context), replicas, changes)
     yield from recommend(replace(question, prices=None), [at_context(request, context)]).placements
+
+
+def on_smaller_steps(
+    question: Question, request: Request, replicas: int, changes: tuple[str, ...]
+) -> Iterator[Placement]:
+    """Yield the given GPUs with the largest steps, below the default, that hold the users."""
+    for smaller in smaller_steps(request):
+        server = at_any_utilization(question, smaller, -(-question.users // replicas))
+        if server is not None:
+            yield Placement(server, replicas, None, (*changes, SMALL_STEPS))
+            return
 
 
 def at_any_utilization(question: Question, request: Request, users: int) -> Plan | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvplan.core.files import printable
@@ -12,7 +13,17 @@ from kvplan.core.units import GIB, format_gib, plural
 from kvplan.models.catalog import model_id
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request
-from kvplan.planning.recommend import STAGES, WIDE, Answer, Failure, Fit, Placement, Question, Recommendation
+from kvplan.planning.recommend import (
+    SMALL_STEPS,
+    STAGES,
+    WIDE,
+    Answer,
+    Failure,
+    Fit,
+    Placement,
+    Question,
+    Recommendation,
+)
 from kvplan.planning.user_counts import running_users
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.lines import COMMAND, Line, Part, line
@@ -83,6 +94,7 @@ def settings_of(plan: Plan) -> typed.Settings:
         "max_model_len": plan.capacity.max_model_len,
         "gpu_memory_utilization": plan.settings.gpu_memory_utilization,
         "max_num_seqs": plan.settings.max_num_seqs,
+        "max_num_batched_tokens": plan.settings.max_num_batched_tokens,
         "argv": words,
         "command": shlex.join(words),
     }
@@ -125,7 +137,7 @@ def cure_document(placement: Placement, fit: Fit, users: int) -> typed.Cure:
 def needs_of(placement: Placement, fit: Fit) -> list[str]:
     """What a placement changes from the request, in words: "fp8 KV", "4 x l40s", "5,632 tokens"."""
     args = placement.plan.request.args
-    needs = [change for change in placement.changes if change not in (STAGES, WIDE)]
+    needs = [change for change in placement.changes if change not in LOSSLESS]
     if placement.num_gpus != fit.num_gpus:
         needs.append(several(placement.num_gpus, fit.gpu.name))
     elif placement.replicas != fit.replicas and not {STAGES, WIDE} & set(placement.changes):
@@ -134,6 +146,8 @@ def needs_of(placement: Placement, fit: Fit) -> list[str]:
         needs.append(f"{args.pipeline_parallel_size} {STAGES}")
     if WIDE in placement.changes:
         needs.append(f"{args.data_parallel_size} data-parallel ranks sharing the experts")
+    if SMALL_STEPS in placement.changes:
+        needs.append(f"steps of {placement.plan.settings.max_num_batched_tokens:,} tokens")
     if placement.context < fit.max_model_len:
         needs.append(f"{placement.context:,} tokens")
     if fit.utilization is not None and args.gpu_memory_utilization is not None:  # not fixed by the user, so chosen
@@ -164,8 +178,9 @@ def headline(doc: typed.RecommendationDocument) -> str:
         return f"No: none of these GPUs serves {demand(doc, of_model=True)}"
     best, *others = cheapest(doc["placements"])
     text = f"{offer(best)} {hold(best['num_gpus'])} {demand(doc, of_model=True)}"
-    for other in others:
-        text += f"; so {'do' if other['num_gpus'] > 1 else 'does'} {offer(other)}"
+    if others:
+        is_one = len(others) == 1 and others[0]["num_gpus"] == 1
+        text += f"; so {'does' if is_one else 'do'} {', or '.join(map(offer, others))}"
     return text
 
 
@@ -222,10 +237,11 @@ def ranking(doc: typed.RecommendationDocument) -> str:
 
 
 HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilization", "seqs", "users", "total GiB")
+STEP_HEADERS = ("batched tokens",)
 PRICE_HEADERS = ("$/h", "$/h per user")
 
 
-def placement_cells(placement: typed.Placement, *, prices: bool) -> list[str]:
+def placement_cells(placement: typed.Placement, *, prices: bool, steps: bool) -> list[str]:
     formats = placement["kv_dtype"] + (", fp8 weights" if "fp8 weights" in placement["changes"] else "")
     splits = f"{placement['tensor_parallel_size']} x {placement['pipeline_parallel_size']} x {placement['replicas']:,}"
     cells = [
@@ -238,6 +254,8 @@ def placement_cells(placement: typed.Placement, *, prices: bool) -> list[str]:
         f"{placement['users_low']:,}-{placement['users_likely']:,}",
         f"{placement['total_memory'] / GIB:,.0f}",
     ]
+    if steps:
+        cells.append(f"{placement['max_num_batched_tokens']:,}")
     if prices:
         hour, user = placement["price_per_hour"], placement["price_per_user"]
         cells += ["-" if hour is None else f"{hour:,.2f}", "-" if user is None else f"{user:.4f}"]
@@ -245,16 +263,22 @@ def placement_cells(placement: typed.Placement, *, prices: bool) -> list[str]:
 
 
 def placement_table(doc: typed.RecommendationDocument, limit: int) -> tuple[list[str], list[list[str]]]:
-    prices = doc["question"]["prices"] is not None
-    rows = [placement_cells(placement, prices=prices) for placement in doc["placements"][:limit]]
-    return [*HEADERS, *(PRICE_HEADERS if prices else ())], rows
+    prices, listed = doc["question"]["prices"] is not None, doc["placements"][:limit]
+    steps = any(SMALL_STEPS in placement["changes"] for placement in listed)
+    rows = [placement_cells(placement, prices=prices, steps=steps) for placement in listed]
+    return [*HEADERS, *(STEP_HEADERS if steps else ()), *(PRICE_HEADERS if prices else ())], rows
 
 
 STAR = "* less precise than the checkpoint's own: check quality first"
 STARS = (
     "** pipeline stages: each adds latency, and all are busy only with many requests in flight; latency is not modeled"
 )
-
+STAGE_NODES = (
+    "; beyond 8 GPUs a server runs over several nodes: with Ray, or with one command per node and vLLM's --nnodes, "
+    "--node-rank and --master-addr"
+)
+STEPS = "batched tokens below vLLM's default: smaller steps take less memory, and prompts are computed more slowly"
+LOSSLESS = (STAGES, WIDE, SMALL_STEPS)  # changes that keep the precision
 
 RANKS = (
     "*** servers of DP ranks: each rank has attention and a KV cache of its own, and all share one set of experts; "
@@ -269,13 +293,18 @@ NODES = (
 
 def ranks_text(text: str, placements: Sequence[typed.Placement]) -> list[str]:
     """The remark on data-parallel ranks, with that on nodes if one of these servers needs several; empty: no ranks."""
-    wide = [placement for placement in placements if WIDE in placement["changes"]]
-    spans = any(placement["num_gpus"] > NODE_GPUS * num_servers(placement) for placement in wide)
-    return [text + NODES * spans] if wide else []
+    return remark_on(WIDE, text, NODES, placements)
+
+
+def remark_on(change: str, text: str, nodes: str, placements: Sequence[typed.Placement]) -> list[str]:
+    """The remark on a change, with that on nodes if one of these servers needs several; empty: none has it."""
+    changed = [placement for placement in placements if change in placement["changes"]]
+    spans = any(placement["num_gpus"] > NODE_GPUS * num_servers(placement) for placement in changed)
+    return [text + nodes * spans] if changed else []
 
 
 def is_less_precise(placement: typed.Placement) -> bool:
-    return any(change not in (STAGES, WIDE) for change in placement["changes"])
+    return any(change not in LOSSLESS for change in placement["changes"])
 
 
 def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
@@ -284,9 +313,9 @@ def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
     listed = doc["placements"][:limit]
     if any(is_less_precise(placement) for placement in listed):
         texts.append(STAR)
-    if any(STAGES in placement["changes"] for placement in listed):
-        texts.append(STARS)
+    texts += remark_on(STAGES, STARS, STAGE_NODES, listed)
     texts += ranks_text(RANKS, listed)
+    texts += remark_on(SMALL_STEPS, STEPS, "", listed)
     if len(doc["placements"]) > limit:
         texts.append(f"… and {len(doc['placements']) - limit:,} more: --limit {len(doc['placements'])}")
     return texts
@@ -351,13 +380,19 @@ def fit_texts(fit: typed.Fit) -> list[tuple[str, str]]:
 
 CURES = "What would serve these users"
 LESS_PRECISE = "fp8 is less precise than the checkpoint's own format: check quality first"
+IN_STAGES = "pipeline stages add latency, which is not modeled"
 SHARED_EXPERTS = "data-parallel ranks exchange tokens with the experts of all: their network is not modeled"
-NO_CURE = "No fix found: tried an fp8 KV cache, shorter contexts and servers on up to two nodes."
+NO_CURE = "No fix found: tried an fp8 KV cache, smaller steps, shorter contexts and servers on up to two nodes."
 
 
 def caveats(cures: Sequence[typed.Cure]) -> list[str]:
     less_precise = any(is_less_precise(cure) for cure in cures)
-    return [LESS_PRECISE] * less_precise + ranks_text(SHARED_EXPERTS, cures)
+    return [
+        *[LESS_PRECISE] * less_precise,
+        *remark_on(STAGES, IN_STAGES, STAGE_NODES, cures),
+        *ranks_text(SHARED_EXPERTS, cures),
+        *remark_on(SMALL_STEPS, STEPS, "", cures),
+    ]
 
 
 def cure_texts(fit: typed.Fit) -> list[tuple[str, str]]:
@@ -426,14 +461,21 @@ def servers(placement: typed.Placement) -> str:
 
 
 def cheapest(placements: Sequence[typed.Placement]) -> list[typed.Placement]:
-    """The first placement, and the first one with changes if that is cheaper."""
+    """The first placement; then if cheaper, the first one at full precision, and the first one with any changes."""
 
     def cost(placement: typed.Placement) -> tuple[float, int]:
         return placement["price_per_hour"] or 0.0, placement["num_gpus"]
 
-    cheaper = (placement for placement in placements if placement["changes"] and cost(placement) < cost(placements[0]))
-    other = next(cheaper, None)
-    return [*placements[:1], *([other] if other else [])]
+    chosen = list(placements[:1])
+    for allowed in (set(LOSSLESS), None):
+        cheaper = (
+            placement
+            for placement in placements
+            if placement["changes"] and cost(placement) < cost(chosen[-1])
+            if allowed is None or allowed.issuperset(placement["changes"])
+        )
+        chosen += list(islice(cheaper, 1))
+    return chosen
 
 
 def _fit_commands(fit: typed.Fit) -> list[tuple[str, str]]:
@@ -528,12 +570,12 @@ def fit_parts(fit: typed.Fit, *, holds: bool) -> list[Block]:
 
 PLACEMENT_COLUMNS = (
     "gpu", "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "replicas", "kv_dtype",
-    "gpu_memory_utilization", "max_num_seqs", "max_model_len", "users_low", "users_likely", "total_memory",
-    "price_per_hour", "price_per_user", "changes", "reason", "command",
+    "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "users_low", "users_likely",
+    "total_memory", "price_per_hour", "price_per_user", "changes", "reason", "command",
 )  # fmt: skip
 FIT_COLUMNS = (
     "setting", "value", "holds", "num_gpus", "replicas", "most_users", "users_low", "users_likely", "kv_dtype",
-    "max_model_len", "gpu_memory_utilization", "max_num_seqs", "command",
+    "max_model_len", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "command",
 )  # fmt: skip
 
 
@@ -578,6 +620,7 @@ def settings_row(settings: typed.Settings) -> dict[str, Value]:
         "max_model_len": settings["max_model_len"],
         "gpu_memory_utilization": settings["gpu_memory_utilization"],
         "max_num_seqs": settings["max_num_seqs"],
+        "max_num_batched_tokens": settings["max_num_batched_tokens"],
         "command": settings["command"],
     }
 

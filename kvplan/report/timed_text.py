@@ -29,8 +29,15 @@ METHOD = (
     "the analytical minimum."
 )
 
+UNTIMED_RANKS = (
+    "Not tried: data-parallel ranks that share experts (--data-parallel-size with --enable-expert-parallel), whose "
+    "exchange of tokens is not timed; `kvplan recommend --users` sizes them by memory"
+)
 
-def document(request: Request, load: str, demand: Demand, placed: Placed) -> typed.TimedRecommendationDocument:
+
+def document(
+    request: Request, load: str, demand: Demand, placed: Placed, *, shares_experts: bool
+) -> typed.TimedRecommendationDocument:
     context = request.args.max_model_len
     assert isinstance(context, int), "the command states one"
     doc: typed.TimedRecommendationDocument = {
@@ -51,6 +58,7 @@ def document(request: Request, load: str, demand: Demand, placed: Placed) -> typ
         "failures": [
             {"gpu": each.gpu, "num_gpus": each.num_gpus, "reason": each.reason} for each in placed.missed
         ],
+        "shares_experts": shares_experts,
         "unseen": sorted({what for each in placed.timed for what in each.ranges.unseen}),
     }  # fmt: skip
     doc["answer"] = headline(doc)
@@ -192,6 +200,8 @@ def remarks(doc: typed.TimedRecommendationDocument) -> list[str]:
     texts = [f"{each['num_gpus']} x {each['gpu']}: {text}" for each in doc["placements"] for text in each["warnings"]]
     if any(change.startswith("fp8") for each in doc["placements"] for change in each["changes"]):
         texts.append(LESS_PRECISE)
+    if doc["shares_experts"]:
+        texts.append(UNTIMED_RANKS)
     if doc["unseen"]:
         texts.append(unseen_remark(doc["unseen"]))
     if doc["bounded"]:

@@ -11,6 +11,7 @@ from kvplan.core.units import GIB, format_bytes, format_size
 from kvplan.models.spec import LatentAttention
 from kvplan.planning.plan import Plan
 from kvplan.planning.user_counts import num_gpus
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import terms_of, titles
 from kvplan.servers.pasted import read_command
 from kvplan.servers.pool import KVGroup, chunk_bytes, offloaded_bytes
@@ -134,7 +135,7 @@ def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bo
         "offload_group_size": (args.offload_group_size or 0) > 0,
     }
     cures = {
-        "data_parallel_size": "simulate one replica at its share of the rate",
+        "data_parallel_size": data_parallel_cure(args),
         "cpu_offload_gb": OFFLOADED,
         "offload_group_size": OFFLOADED,
         "--draft-model": DRAFTED,
@@ -157,6 +158,13 @@ def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bo
             "without chunked prefill a step must hold a whole prompt",
             f"raise --max-num-batched-tokens to {plan.capacity.max_model_len}",
         )
+
+
+def data_parallel_cure(args: EngineArgs) -> str:
+    """How to simulate a server with data-parallel ranks: alone, each is a replica; sharing experts, none is."""
+    if args.enable_expert_parallel or args.enable_dp_attention:
+        return "ranks that share experts or attention exchange tokens in every step, which is not timed"
+    return f"replace it with --replicas {args.data_parallel_size} --router least-loaded: each rank is a replica"
 
 
 def refuse_reordering(command: str) -> None:

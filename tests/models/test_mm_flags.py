@@ -57,7 +57,7 @@ def difference(model: str, tp: int = 1, **args: Any) -> int:
         ("gemma-4-31b", 2, {"mm_encoder_tp_mode": "data"}, 0),  # its class has no such mode, and falls back
         ("llama-4-scout", 8, {"mm_encoder_tp_mode": "data"}, 1_487_244_864),  # but for its projector
         ("llama-4-scout", 8, {"limit_mm_per_prompt": NO_IMAGES}, -219_919_808),
-        ("ministral-3-3b", 2, {"language_model_only": True}, -424_931_328),
+        ("ministral-3-3b-bf16", 2, {"language_model_only": True}, -424_931_328),
         ("mistral-small-3.1-24b", 2, {"mm_encoder_tp_mode": "data"}, 0),
         ("kimi-k2.5", 8, {"language_model_only": True}, -222_547_868),
         ("kimi-k2.5", 8, {"limit_mm_per_prompt": NOTHING}, 0),  # its inputs are called vision_chunk

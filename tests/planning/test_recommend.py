@@ -293,9 +293,11 @@ def test_placements_are_ranked_by_cost_and_unchanged_precision_comes_first(run: 
     prices = price_file(tmp_path, SIX)
     words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k", "--pp", "1")
     found = recommended(run, *words, "--prices", prices)["placements"]
-    for group in ([one for one in found if not one["changes"]], [one for one in found if one["changes"]]):
+    changed = [bool({*one["changes"]} - {"smaller steps"}) for one in found]
+    for group in ([one for one, less in zip(found, changed, strict=True) if less is kind] for kind in (False, True)):
         assert [one["price_per_hour"] for one in group] == sorted(one["price_per_hour"] for one in group)
-    assert [bool(one["changes"]) for one in found] == [False] * 6 + [True] * 6  # fp8 saves on each of the six
+    assert changed == sorted(changed)
+    assert sum(one["changes"] == ["fp8 KV"] for one in found) == 6  # fp8 saves on each of the six
     free = recommended(run, *words)["placements"]
     for one, other in itertools.pairwise(one for one in free if not one["changes"]):
         assert (one["num_gpus"], one["total_memory"]) <= (other["num_gpus"], other["total_memory"])
@@ -948,7 +950,10 @@ def test_where_no_server_holds_a_user_that_is_said(run: Run) -> None:
     """811 GB of weights, and 16 L40S have 768 GB at most."""
     out = run("recommend", "llama-3.1-405b", "--users", "2", "--ctx", "16k", "--gpu", "l40s").out
     assert out.splitlines()[1] == "  the weights alone (755.96 GiB) exceed the budget of 40.76 GiB"
-    assert "\nNo fix found: tried an fp8 KV cache, shorter contexts and servers on up to two nodes.\n" in out
+    assert (
+        "\nNo fix found: tried an fp8 KV cache, smaller steps, shorter contexts and servers on up to two nodes.\n"
+        in out
+    )
     assert "Serve" not in out
 
 
@@ -1001,3 +1006,43 @@ def test_a_shortage_below_a_hundredth_of_a_gib_is_said_in_a_unit_that_shows_it(r
     short = run("estimate", *words, str(2048 * 2**21)).out.splitlines()[0]
     assert short == "llama-3.1-8b on h100-80g does not fit at 32,768 tokens, 2 MiB short"
     assert run("estimate", *words, str(2049 * 2**21), "--format", "json").json["fits"]
+
+
+# --- smaller steps, stages and nodes ----------------------------------------------------------------------------------
+
+GPT_OSS = ("gpt-oss-120b", "--users", "1", "--ctx", "128k")
+
+
+def test_smaller_steps_save_a_gpu_where_memory_is_short(run: Run) -> None:
+    """vLLM's recipe for gpt-oss-120b: on one H100 raise the utilization to 0.95 or lower the batched tokens."""
+    best, *others = recommended(run, *GPT_OSS, "--gpus", "h100-80g")["placements"]
+    assert (best["num_gpus"], best["changes"], best["max_num_batched_tokens"]) == (1, ["smaller steps"], 4096)
+    assert "--max-num-batched-tokens 4096" in best["command"]
+    assert min(one["num_gpus"] for one in others if not one["changes"]) == 2
+    out = run("recommend", *GPT_OSS, "--gpus", "h100-80g").out
+    assert out.startswith("1 x h100-80g with smaller steps serves 1 user")
+    assert "batched tokens below vLLM's default" in out
+    stated = recommended(run, *GPT_OSS, "--gpus", "h100-80g", "--max-num-batched-tokens", "8192")["placements"]
+    assert all("smaller steps" not in one["changes"] for one in stated)
+
+
+def test_given_gpus_are_answered_with_smaller_steps_before_others(run: Run) -> None:
+    words = (*GPT_OSS, "--gpu", "h100-80g", "--gpu-memory-utilization", "0.95")
+    answer = recommended(run, *words)
+    assert answer["answer"].startswith("Yes: gpt-oss-120b on h100-80g with steps of 4,096 tokens serves 1 user")
+    assert "--max-num-batched-tokens 4096" in answer["fit"]["solution"]["command"]
+
+
+def test_the_first_line_names_pipeline_stages_at_full_precision(run: Run) -> None:
+    words = ("llama-3.3-70b", "--users", "50", "--ctx", "32k", "--gpus", "h100-80g")
+    out = run("recommend", *words).out
+    first, *_ = out.splitlines()
+    assert "; so do 10 x h100-80g with pipeline stages, or 6 x h100-80g with fp8 KV and pipeline stages" in first
+    assert "beyond 8 GPUs a server runs over several nodes" in out
+    assert "several nodes" not in run("recommend", *words, "--pp", "1").out
+
+
+def test_gpus_that_do_not_divide_the_heads_get_ways_that_do(run: Run) -> None:
+    words = ("recommend", "llama-3.3-70b", "--users", "4", "--ctx", "8k", "--gpu", "14xh200")
+    assert "add --tp 2 --pp 7 for one server with pipeline stages, or add --tp 2 for 7 servers" in refused(run(*words))
+    assert run(*words, "--tp", "2").code == run(*words, "--tp", "2", "--pp", "7").code == 0

@@ -92,7 +92,7 @@ LOGGED: list[tuple[str, str, dict[str, Any], tuple[int, int, str]]] = [
     ),
     ("mistral-small-3.1-24b", "0.8", {"max_num_batched_tokens": 8192, "limit_mm_per_prompt": "image=10"},
      (8192, 3, "image")),
-    ("ministral-3-3b", "0.20", {"max_num_batched_tokens": 8192, "max_model_len": 8192}, (8192, 2, "image")),
+    ("ministral-3-3b-bf16", "0.20", {"max_num_batched_tokens": 8192, "max_model_len": 8192}, (8192, 2, "image")),
     ("llava-v1.6-mistral-7b", "0.10", {"max_num_batched_tokens": 16384}, (16_384, 5, "image")),
     ("glm-5.3-flash", "0.33", {"max_model_len": 327_680, "max_num_seqs": 2}, (32_242, 1, "video")),
     (

@@ -12,7 +12,7 @@ import pytest
 
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
-from kvplan.models import hf_config
+from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
@@ -59,6 +59,14 @@ def test_weights_and_settings_equal_the_servers(row: dict[str, Any]) -> None:
 def test_parameters_are_those_of_transformers(name: str) -> None:
     (params,) = {row["params"] for row in ROWS if row["model"] == name}
     assert sum(num_params(spec_of(name)).values()) == params
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row["model"] in catalog.model_names()], ids=name_of)
+def test_encoders_of_the_catalog_weigh_what_the_server_holds(row: dict[str, Any]) -> None:
+    args = EngineArgs(tensor_parallel_size=row["tp"])
+    answer = plan(Request(catalog.load(row["model"]), gpu("h100-80g"), args, parse_engine("vllm@0.33")))
+    assert (answer.memory.weights, answer.memory.kv_cache) == (row["weights"], 0)
+    assert answer.settings.dtype == row["resolved"]["dtype"]
 
 
 def test_a_step_holds_whole_prompts_and_memory_does_not_limit_it() -> None:

@@ -62,3 +62,18 @@ def test_a_policy_of_a_server_that_keeps_memory_back_is_one_it_keeps(run: Run, t
     (target,) = yaml.safe_load(path.read_text())["targets"]
     assert "min_headroom" not in target["rules"]
     assert run("check", path).code == 0
+
+
+def test_data_parallel_ranks_are_named_as_the_replicas_that_they_are(run: Run) -> None:
+    words = ("simulate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "16k", *LOAD)
+    assert "replace it with --replicas 4 --router least-loaded" in refused(run(*words, "--data-parallel-size", "4"))
+    assert run(*words, "--replicas", "4", "--router", "least-loaded").code == 0
+    shared = ("simulate", "deepseek-v3", "--gpu", "h200", "--ctx", "16k", *LOAD, "--data-parallel-size", "8")
+    assert "share experts" in refused(run(*shared, "--enable-expert-parallel"))
+
+
+def test_ranks_that_share_experts_are_said_to_be_left_out(run: Run) -> None:
+    words = ("recommend", "--ctx", "4k", "--gpus", "h200", "--slo", "ttft=20s", "--no-fp8", *LOAD)
+    assert "Not tried: data-parallel ranks that share experts" in run(*words, "deepseek-v2-lite").out
+    assert "Not tried: data-parallel ranks" not in run(*words, "deepseek-v2-lite", "--tp", "1").out
+    assert "Not tried: data-parallel ranks" not in run(*words, "llama-3.1-8b").out

@@ -205,13 +205,14 @@ def read(config: Config, model_type: str) -> SpecDraft:
     block = attention_layer(config, traits, hidden, heads) + dense_mlp(config, traits, hidden, inner)
     windows = layer_windows(config, traits, num_layers)
     context, limit = rope.context(config, traits.context_default, scaled=traits.scaled_context)
+    is_encoder = model_type == "gemma3_text" and config.flag("use_bidirectional_attention", False)  # EmbeddingGemma
     return SpecDraft(
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
         max_model_len=context,
         context_limit=limit,
-        layers=[(attention_cache(heads, window),) for window in windows],
+        layers=[() if is_encoder else (attention_cache(heads, window),) for window in windows],
         layer_weights=[block] * num_layers,
         other_weights=list(outer_weights(config, traits, vocab, hidden, tied)),
         ropes=rope_tables(config, model_type, heads, limit),

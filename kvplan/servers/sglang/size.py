@@ -10,6 +10,7 @@ from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
+from kvplan.servers.pool import largest_context
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import adapters, drafts, hicache, offload
 from kvplan.servers.sglang import models as sglang_models
@@ -127,6 +128,13 @@ def replica_notes(args: EngineArgs, replicas: int, ranks: int) -> Iterator[str]:
         yield "EPLB: its copies are counted in the weights; its own buffers are part of what SGLang reserves, not sized"
 
 
+def short_pool_notes(pool: SglangPool, settings: Settings, pages: int) -> Iterator[str]:
+    """A pool smaller than the context stops no start: source, SGLang 0.5.23 managers/tp_worker.py (max_req_len)."""
+    longest = largest_context(pool, settings, settings.max_model_len, pages)
+    if 0 < longest < settings.max_model_len:
+        yield f"SGLang starts all the same: it serves requests of up to {longest:,} tokens and refuses longer ones"
+
+
 def size(request: Request) -> Sized:
     drafts.check_context(request)
     settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
@@ -175,6 +183,7 @@ def size(request: Request) -> Sized:
         *sglang_models.tower_notes(spec, args),
         *adapters.notes(args),
         *replica_notes(args, replicas, ranks),
+        *short_pool_notes(pool, settings, pages if refusal is None else 0),
     ]
     return Sized(
         replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low + 1, high + 1),
