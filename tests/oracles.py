@@ -59,7 +59,7 @@ from kvplan.servers.sglang import server as sglang_server
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.speculation import drafter
 from kvplan.servers.vllm import pool as vllm_pool
-from kvplan.servers.vllm.pooling import pooled
+from kvplan.servers.vllm import server as vllm_server
 from kvplan.servers.weights import draft_layout, embedded, weight_layout
 from kvplan.sizing.weights import total_weights
 from tests.support import offload_trace
@@ -285,8 +285,7 @@ def result_differences(request: Request, expected: dict[str, Any]) -> Iterator[s
 
 def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str, Any]]) -> Iterator[str]:
     """What differs in the bytes of each stage's rank, as they are while loading."""
-    request, _ = pooled(request)
-    request = embedded(drafter(request, "vLLM")[0])
+    request = embedded(vllm_server.drafter(request)[0])
     for stage, expected in enumerate(weights if isinstance(weights, list) else [weights]):
         got = total_weights(request.spec, weight_layout(request, stage, online=False))
         if got != expected["param_bytes_per_rank"]:
@@ -298,7 +297,8 @@ def draft_differences(request: Request, expected: dict[str, Any] | None) -> Iter
     if expected is None:
         return
     joined, _ = drafter(request, "vLLM")
-    got = total_weights(joined.draft, draft_layout(joined, joined=False)) if joined.draft else 0
+    loading = replace(draft_layout(joined, joined=False), online=None) if joined.draft else None
+    got = total_weights(joined.draft, loading) if joined.draft and loading else 0
     if got != expected["param_bytes_per_rank"]:
         want = expected["param_bytes_per_rank"]
         yield f"weights of the draft: {got:,} for {want:,} ({got - want:+,})"

@@ -144,7 +144,7 @@ def model_dtype(outer: Config, inner: Config, wide: str = "bfloat16") -> str:
 
     wide  the dtype for those, if different
     """
-    for config in (inner, outer):
+    for config in (outer, inner):  # the order of vLLM 0.33 (model_arch_config_convertor.py, get_torch_dtype)
         key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"
         stated = config.text(key, "")
         if stated:

@@ -31,6 +31,7 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
         quantization = by_method(config, inner, method, kv_dtype)
         if quantization is not None:
             tables_of(quantization)  # rejects patterns that cannot be matched
+            quantization = replace(quantization, named="quant_method" in config)
         return quantization
     except UnsupportedModelError as scheme:
         method = f"{printable(method, 40)} ({scheme})"

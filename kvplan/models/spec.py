@@ -186,7 +186,7 @@ class Weight:
     experts      copies, one per expert; 0 for a dense weight
     quantizable  a linear layer that can be quantized
     dtype        fixed by the model; None: the model's dtype
-    wide_below   in float32 on GPUs below this compute capability (90 for 9.0); 0: never
+    narrow_on    in float32 on GPUs of other major compute capabilities than these; none: never
     pad_rows     outputs are padded to a multiple of this in memory (vocabularies: 64)
     align_rows   a rank's outputs are padded to a multiple of this in memory (a fused projection of Kimi K3: 16)
     least        smallest shard of a rank if the weight is sharded: smaller ones are padded (Kimi K3's experts: 256)
@@ -207,7 +207,7 @@ class Weight:
     experts: int = 0
     quantizable: bool = False
     dtype: str | None = None
-    wide_below: int = 0
+    narrow_on: tuple[int, ...] = ()
     pad_rows: int = 1
     align_rows: int = 1
     least: int = 0
@@ -294,6 +294,7 @@ class Quantization:
     kv_dtype  KV cache dtype that the checkpoint requests; None: none
     problem   why kvplan cannot size it: weights then need headers or a given size; empty: it can
     mixed     ModelOpt's MIXED_PRECISION: every quantized layer is listed with its algorithm
+    named     the config states the method (`quant_method`)
     """
 
     method: str
@@ -303,6 +304,7 @@ class Quantization:
     kv_dtype: str | None = None
     problem: str = ""
     mixed: bool = False
+    named: bool = True
 
     @property
     def known(self) -> bool:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
+from math import gcd
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
@@ -195,15 +196,20 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = Fal
             return k * n + 4 * n
 
 
+FINEST_BLOCK = 32  # of FP8 experts' scales
+
+
 def expert_scheme(scheme: Scheme, k: int, parts: list[int], split: str) -> Scheme:
     """Scheme of experts whose sharded width does not suit the scheme's groups (vLLM 0.33).
 
-    FP8 block scales: per 64 x 64. AWQ and GPTQ: Marlin takes a width of whole groups, of 64 at least; other widths go
+    FP8 block scales: per square of the largest size that divides block and shard.
+    AWQ and GPTQ: Marlin takes a width of whole groups, of 64 at least; other widths go
     to a kernel (moe_wna16) that halves the group until it divides the width, and has no zeros for GPTQ.
     """
-    if scheme.kind == "fp8_block" and scheme.block and (k % scheme.block[1] or parts[0] % scheme.block[0]):
-        return replace(scheme, block=(64, 64))
     width, group = parts[0] if split == "outputs" else k, scheme.group_size
+    if scheme.kind == "fp8_block" and scheme.block and any(width % side for side in scheme.block):
+        side = gcd(*scheme.block, k, parts[0])
+        return replace(scheme, block=(side, side)) if side >= FINEST_BLOCK else scheme
     if scheme.kind in ("awq", "gptq", "gptq_int8") and group is not None and width % max(64, group):
         while width % group and group > 32:
             group //= 2
@@ -292,7 +298,7 @@ def expert_tp(layout: Layout) -> int:
 
 def held_dtype(weight: Weight, layout: Layout, dtype: str) -> str:
     """Dtype of an unquantized weight in memory: its own, the requested one, or the model's."""
-    if 0 < layout.sm < weight.wide_below:
+    if layout.sm and weight.narrow_on and layout.sm // 10 not in weight.narrow_on:
         return "float32"
     return weight.dtype or layout.dtype or dtype
 

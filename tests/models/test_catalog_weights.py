@@ -100,7 +100,8 @@ ENGINES = {"vllm": "vllm@0.33", "sglang": "sglang@0.5.9"}
 @pytest.mark.parametrize("row", rows("logged_weights.jsonl"), ids=lambda row: f"{row['model']} {row['server']}")
 def test_weights_are_what_public_logs_say_of_the_published_checkpoint(row: dict[str, Any]) -> None:
     args = {"tensor_parallel_size": row["tp"], "max_model_len": row.get("max_model_len", 1024), **row.get("args", {})}
-    sized = weights(row["model"], row.get("gpu", "h200"), ENGINES[row["server"]], **args)
+    engine = "vllm@0.27" if "bnb" in row["model"] else ENGINES[row["server"]]  # the last to load bitsandbytes
+    sized = weights(row["model"], row.get("gpu", "h200"), engine, **args)
     logged = row["logged_gib"] * GIB
     assert abs(sized - logged) <= max(0.0106 * logged, BESIDE * GIB)
 

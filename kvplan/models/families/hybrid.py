@@ -381,7 +381,7 @@ def nemotron_experts(config: Config, hidden: int) -> tuple[Weight, ...]:
     latent = config.maybe_count("moe_latent_size")
     shared = config.count("moe_shared_expert_intermediate_size") * config.count("n_shared_experts", default=1, low=0)
     weights: tuple[Weight, ...] = (
-        replace(router("mixer.gate", hidden, count), wide_below=90),  # vLLM 0.33: bfloat16 on H100, float32 on A100
+        replace(router("mixer.gate", hidden, count), narrow_on=(9, 10)),  # vLLM 0.28 to 0.33 (GateLinear)
         correction_bias("mixer.gate.e_score_correction_bias", count),
         *experts(latent or hidden, inner, count, prefix="mixer.experts", gated=False),
     )

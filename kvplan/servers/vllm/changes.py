@@ -293,6 +293,10 @@ CHANGES: Final = {
         (0, 27), "latents that every rank holds are offloaded once; before, by each rank",
         "vLLM v1/kv_offload (replicated_layout)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
     ),
+    "no_bitsandbytes": Change(
+        (0, 28), "bitsandbytes weights are not loaded", "vLLM model_executor/layers/quantization/__init__.py",
+        "0.26, 0.27, 0.28, 0.29, 0.30, 0.32, 0.33",
+    ),
     "whole_dense_mlp": Change(
         (0, 28), "ranks that share tokens keep the dense MLPs of models with sparse attention whole",
         "vLLM models/deepseek_v32/nvidia/model.py", "0.27, 0.28 to 0.33",
@@ -317,6 +321,10 @@ CHANGES: Final = {
     "logits_as_they_are": Change(
         (0, 28), "the profile run of model runner V2 samples from the logits themselves, with no copy in float32",
         "vLLM v1/worker/gpu/sample/sampler.py (needs_logits_processing)", "0.22 to 0.33",
+    ),
+    "refined_expert_blocks": Change(
+        (0, 29), "ranks may share FP8 experts in parts of their blocks; before, refused",
+        "vLLM model_executor/layers/quantization/fp8.py", "0.25 to 0.30, 0.32, 0.33",
     ),
     "runner_v2": Change(
         (0, 29), "model runner V2 for every model", "vLLM config/vllm.py (use_v2_model_runner)", "0.28 to 0.33",
@@ -353,6 +361,10 @@ CHANGES: Final = {
         (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",
         "vLLM model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)", "0.29 to 0.33",
     ),
+    "no_activation_order": Change(
+        (0, 30), "GPTQ weights in groups by activation order (desc_act) are refused",
+        "vLLM model_executor/layers/quantization/utils/gptq_utils.py", "0.28, 0.29, 0.30, 0.32, 0.33",
+    ),
     "pooled_pages": Change(
         (0, 32), "GLM-5.3-Flash: states keep a checkpoint, and pages are whole rows of the kernels",
         "vLLM models/glm5next/common/kda.py and attention.py, v1/attention/backends/mla (customize_spec)",
@@ -365,6 +377,10 @@ CHANGES: Final = {
     "delta_net_checkpoints": Change(
         (0, 33), "gated delta nets on compute capability 9.0, 10.x, 12.x: blocks of whole 64 tokens, one more",
         "vLLM model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py", "0.29 to 0.33",
+    ),
+    "float_cache_as_model": Change(
+        (0, 33), "a KV cache of float16 or bfloat16 must be of the model's dtype",
+        "vLLM config/vllm.py (_reject_mismatched_float_kv_cache)", "0.28, 0.30, 0.32, 0.33",
     ),
     "sampler_warm_up": Change(
         (0, 33), "the profile run samples twice, the second time with every sampling parameter set",

@@ -19,7 +19,7 @@ from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.pool import Capacity, Pool
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm import overheads, removed
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import own_layout, rank_weights
@@ -137,7 +137,7 @@ def size(request: Request) -> Sized:
     spec, args = request.spec, request.args
     check(spec, args, request.release)
     settings = settings_of(request)
-    vllm.check_architecture(spec, request.release, request.gpu.sm)
+    removed.check_architecture(spec, request.release, request.gpu.sm)
     vllm.check_parallel(as_attending(spec), args, flat=False)
     vllm.check_capability(as_attending(spec), args, request.gpu.sm)
     check_load(request, settings.max_model_len)

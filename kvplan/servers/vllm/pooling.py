@@ -66,4 +66,5 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
     weights = [weight for weight in spec.other_weights if weight.group != "lm_head"]
     if convert == "classify":
         weights.append(Weight(SCORE, "lm_head", spec.hidden_size, (Part(LABELS),), dtype="float32", place=Place.LAST))
-    return replace(request, spec=replace(spec, other_weights=tuple(weights))), [NOTE]
+    args = replace(request.args, async_scheduling=False)  # config/vllm.py: no step is scheduled ahead for pooling
+    return replace(request, args=args, spec=replace(spec, other_weights=tuple(weights))), [NOTE]

@@ -193,6 +193,10 @@ def v0_defaults(context: int) -> tuple[int, int]:
 NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM rejects these in float16 (config/model.py)
 
 
+# Methods whose get_supported_act_dtypes lacks float32. Source: vLLM 0.33 model_executor/layers/quantization.
+NO_FLOAT32 = ("fp8", "awq", "gptq", "modelopt")
+
+
 def resolve_dtype(spec: ModelSpec, stated: str, sm: int, release: Version | None = None) -> str:
     """Dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
     for models that float16 breaks.
@@ -210,8 +214,12 @@ def resolve_dtype(spec: ModelSpec, stated: str, sm: int, release: Version | None
         )
     if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.has("no_float16")):
         raise UsageError(f"--dtype {stated}", f"vLLM refuses {spec.name} in float16", "use bfloat16 or float32")
-    is_mxfp4 = spec.quantization is not None and spec.quantization.method == "mxfp4"
-    if is_mxfp4 and name != "bfloat16" and not old and (release is None or release.engine == "vllm"):
+    method = spec.quantization.method if spec.quantization is not None else ""
+    is_vllm = release is None or release.engine == "vllm"
+    if name == "float32" and method in NO_FLOAT32 and is_vllm:
+        problem = f"vLLM computes the {method} weights of {spec.name} in 16 bits only"
+        raise UsageError(f"--dtype {stated}", problem, "use bfloat16 or float16")
+    if method == "mxfp4" and name != "bfloat16" and not old and is_vllm:
         raise UsageError(f"--dtype {stated}", f"vLLM runs {spec.name}'s MXFP4 only in bfloat16", "use that")
     return name
 
@@ -222,52 +230,6 @@ MIN_CAPABILITY = {
     "gptq_int8": 60, "nvfp4": 75, "mxfp8": 75, "mxfp4": 80,
 }  # fmt: skip
 SPARSE_MLA_CAPABILITY = 90  # v1/attention/backends/mla: 9.x, 10.x and 12.x have a sparse backend
-
-
-# The last release that supported each architecture: only language models, as those are sized here. Source: vLLM 0.33
-# model_executor/models/registry.py, which names the release when it rejects one.
-LAST_RELEASE = {
-    "MllamaForConditionalGeneration": (0, 10), "Phi4FlashForCausalLM": (0, 10), "Phi3SmallForCausalLM": (0, 9),
-    "QWenLMHeadModel": (0, 23), "InternLMForCausalLM": (0, 23), "XverseForCausalLM": (0, 23),
-    "BambaForCausalLM": (0, 23), "Dots1ForCausalLM": (0, 23), "MiniMaxForCausalLM": (0, 23),
-    "MiniMaxText01ForCausalLM": (0, 23),
-    "MiniMaxM1ForCausalLM": (0, 23), "BaiChuanForCausalLM": (0, 23), "BaichuanForCausalLM": (0, 23),
-    "AquilaModel": (0, 24), "AquilaForCausalLM": (0, 24), "Grok1ForCausalLM": (0, 24), "Grok1ModelForCausalLM": (0, 24),
-    "TeleChatForCausalLM": (0, 25), "PersimmonForCausalLM": (0, 25), "Plamo2ForCausalLM": (0, 26),
-    "OuroForCausalLM": (0, 26), "ArcticForCausalLM": (0, 28), "MPTForCausalLM": (0, 28), "MptForCausalLM": (0, 28),
-    "RWForCausalLM": (0, 28), "StableLMEpochForCausalLM": (0, 28),
-}  # fmt: skip
-
-
-# The first release whose caches are sized this way, if earlier ones page them differently or lack the model.
-FIRST_SIZED: dict[str, tuple[int, ...]] = {
-    "MiniMaxM1ForCausalLM": (0, 11),
-    "MiniMaxText01ForCausalLM": (0, 11),
-    "MiniMaxForCausalLM": (0, 11),
-    "Glm5NextForConditionalGeneration": (0, 31),
-    "Glm5NextForCausalLM": (0, 31),
-}
-
-
-def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
-    """Reject what a release no longer supports, or supports in a way that is not modeled."""
-    first = FIRST_SIZED.get(spec.architecture)
-    if spec.is_pooled and sm // 10 != 9:  # other kernels read whole rows
-        first = since("pooled_pages")
-    if first is not None and release.number < first:
-        raise UnsupportedModelError(
-            spec.name,
-            f"how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is not modeled",
-            f"use --engine vllm@{first[0]}.{first[1]}",
-        )
-    last = LAST_RELEASE.get(spec.architecture)
-    if last is not None and release.number > last:
-        raise UnsupportedModelError(
-            spec.name,
-            f"vLLM {release.number[0]}.{release.number[1]} does not run {spec.architecture}, which "
-            f"{last[0]}.{last[1]} was the last to run",
-            f"use --engine vllm@{last[0]}.{last[1]}",
-        )
 
 
 def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
@@ -556,11 +518,15 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     batches = batches_at_once(args, release, runner_v2=runner_v2)
     dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
     kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
+    if kv_dtype in ("float16", "bfloat16") and kv_dtype != dtype and release.has("float_cache_as_model"):
+        raise UsageError(f"--kv-cache-dtype {kv_dtype}", f"vLLM refuses it where the model runs in {dtype}", "use auto")
     if spec.is_sparse_mla:
         dcp = args.decode_context_parallel_size
         kv_dtype = sparse_kv_dtype(spec, args.kv_cache_dtype, kv_dtype, dcp, gpu.sm, release)
     elif spec.is_mla and kv_dtype.endswith("_ds_mla"):
         raise no_backend(kv_dtype, spec, gpu.sm, "its attention is not sparse; use fp8")
+    if spec.is_mla and kv_dtype == "fp8_e5m2":
+        raise no_backend(kv_dtype, spec, gpu.sm, "use fp8")
     check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
     uneven = has_uneven_heads(spec)
     triton = spec.is_mla or dtype == "float32" or sees_ahead(spec, args, release) or uneven

@@ -12,6 +12,7 @@ from kvplan.servers.releases import Version, patch_of
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import rules
 from kvplan.servers.vllm.launch import command as launch
+from kvplan.servers.vllm.loaded import loaded
 from kvplan.servers.vllm.size import gate, layout, size
 from kvplan.servers.vllm.terms import TERMS
 
@@ -65,9 +66,10 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 def drafter(request: Request) -> tuple[Request, list[str]]:
     from kvplan.servers.vllm.pooling import pooled
 
-    request, notes = pooled(request)
-    drafted, more = speculation.drafter(request, TERMS.title)
-    return drafted, [*notes, *more]
+    request, notes = loaded(request)
+    request, of_pooling = pooled(request)
+    drafted, of_drafts = speculation.drafter(request, TERMS.title)
+    return drafted, [*notes, *of_pooling, *of_drafts]
 
 
 def settings(request: Request) -> Settings:

@@ -15,7 +15,7 @@ from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Plan, Reque
 from kvplan.servers.pool import Capacity, Pool, blocks_in, prefix_notes
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import adapters, connectors, encoder, experts, offload, overheads, tiers
+from kvplan.servers.vllm import adapters, blocks, connectors, encoder, experts, offload, overheads, removed, tiers
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
@@ -275,12 +275,13 @@ def prompt_notes(request: Request) -> tuple[str, ...]:
 def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
-    vllm.check_architecture(spec, request.release, request.gpu.sm)
+    removed.check_architecture(spec, request.release, request.gpu.sm)
     connectors.check(spec, args, request.release)
     offload.check(args, request.release)
     flat = connectors.hybrid_manager_is_off(args, request.release)
     vllm.check_parallel(spec, args, flat=flat, draft=request.draft)
     experts.check(spec, args, request.release)
+    blocks.check(request)
     divided = prompt_notes(request) if args.prefill_context_parallel_size > 1 else ()
     vllm.check_capability(spec, args, request.gpu.sm)
     settings = bounded_by_draft(request, settings)
