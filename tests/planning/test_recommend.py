@@ -523,7 +523,7 @@ def test_a_gpu_that_a_model_cannot_be_split_over_is_told_apart(run: Run) -> None
     doc = recommended(run, "qwen2.5-7b", "--users", "4000", "--ctx", "32k", "--gpus", "l40s")
     (eight,) = (one for one in doc["failures"] if one["num_gpus"] == 8)
     assert eight["refused"]
-    assert eight["reason"].startswith("tensor_parallel_size 8 does not divide the 28 attention heads")
+    assert eight["reason"].startswith("--tp 8 does not divide the 28 attention heads")
 
 
 def test_nothing_that_holds_is_an_answer(run: Run) -> None:
