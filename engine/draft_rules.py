@@ -82,6 +82,9 @@ class DraftRules:
     num_by_batch_size: tuple[int, ...] = ()
 
 
+NO_DRAFTS = DraftRules(0)
+
+
 @dataclass(slots=True)
 class SpeculationStats:
     """Drafts verified since the start, as vLLM counts them."""

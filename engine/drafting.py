@@ -17,7 +17,7 @@ UNKNOWN = -1  # stands for a draft that only the device knows yet
 
 def scheduler_of(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Scheduler:
     """The scheduler that a config asks for."""
-    if config.drafts is None:
+    if not config.drafts.num_drafts:
         return Scheduler(config, num_blocks, groups)
     return DraftingScheduler(config, config.drafts, num_blocks, groups)
 

@@ -119,7 +119,7 @@ class EncodingScheduler(Scheduler):
         self._encoder_budget = config.encoder.compute_budget  # of this step, what is left
         self._plan: EncoderPlan | None = None  # of the sequence that is being scheduled
         self._mismatched: dict[Sequence, str] = {}
-        self._num_read_ahead = 0 if config.drafts is None else config.drafts.prefill_lookahead
+        self._num_read_ahead = config.drafts.prefill_lookahead
 
     def add(self, seq: Sequence) -> None:
         """As a Scheduler's; an image that no step could compute is refused."""
@@ -253,6 +253,6 @@ def encoding_scheduler_of(config: SchedulerConfig, num_blocks: int, groups: tupl
     """The scheduler that a config asks for, with an encoder's rules or without."""
     if config.encoder is None:
         return scheduler_of(config, num_blocks, groups)
-    if config.drafts is None:
+    if not config.drafts.num_drafts:
         return EncodingScheduler(config, num_blocks, groups)
     return DraftingEncodingScheduler(config, config.drafts, num_blocks, groups)

@@ -13,7 +13,6 @@ from engine.batch import BatchBuilder
 from engine.config import EngineConfig, SamplingParams
 from engine.directory import read_eos_token_ids, read_spec, read_tokenizer
 from engine.draft_rules import SpeculationStats
-from engine.drafting import scheduler_of
 from engine.flight import Damage, Flight, num_prompt_tokens, own_blocks
 from engine.memory import MemoryReport
 from engine.model_runner import ModelRunner
@@ -37,6 +36,7 @@ from engine.stages import StageRunner
 from engine.state_slots import with_room_for_states
 from engine.stats import Counters, Stats
 from engine.tier_setup import disk_of, tiers_of
+from engine.tiers import DeviceOnly
 from engine.tp import join
 from kvplan.core.errors import SettingError, UsageError
 from kvplan.models.spec import ModelSpec
@@ -78,10 +78,8 @@ class Engine:
         rules = tuple(group.rule for group in self.runner.groups)
         limits = scheduler_config(config, self.max_model_len, config.batches_in_flight(self.device.type))
         self.tiers = tiers_of(config, self.runner, disk)
-        num_blocks = self.runner.memory.num_blocks
-        self.scheduler = (
-            scheduler_of(limits, num_blocks, rules) if self.tiers is None else self.tiers.scheduler(limits, num_blocks)
-        )
+        self._kept = self.tiers or DeviceOnly(rules)
+        self.scheduler = self._kept.scheduler(limits, self.runner.memory.num_blocks)
         self._sampling = sampling_of(config, self.runner, self.scheduler)
         has_states = self.spec.has_states
         self._batches = BatchBuilder(rules, config.num_seqs, self.max_model_len, has_states=has_states)
@@ -241,8 +239,7 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether step() has anything to do, or an output to give."""
-        is_copying = self.tiers is not None and self.tiers.is_busy
-        return self.scheduler.has_unfinished or bool(self._unclaimed) or is_copying
+        return self.scheduler.has_unfinished or bool(self._unclaimed) or self._kept.is_busy
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -257,8 +254,14 @@ class Engine:
             return [request.output() for request in ended]
 
     def _step(self) -> None:
-        """Schedule and run until as many batches are in flight as may be, take the oldest one's tokens in, tell."""
         start = time.perf_counter()
+        self._launch()
+        self._take_in()
+        self._counters.count_step(start)
+        self._tell()
+
+    def _launch(self) -> None:
+        """Schedule and run until as many batches are in flight as may be."""
         if self._in_flight and not self._in_flight[0].is_wanted:  # all its sequences ended with the batch before it
             self._postprocess()
         while len(self._in_flight) < self.scheduler.config.batch_queue_depth:
@@ -266,20 +269,18 @@ class Engine:
             if not batch.num_tokens:
                 break
             self._run(batch)
+
+    def _take_in(self) -> None:
+        """Take the oldest batch's tokens in, and the copies that are done."""
         is_idle = not self._in_flight
-        if self._in_flight:
+        if not is_idle:
             self._postprocess()
-        if self.tiers is not None:
-            self.tiers.take_in(is_idle=is_idle)
-        self._counters.num_steps += 1
-        self._counters.busy_s += time.perf_counter() - start
-        self._tell()
+        self._kept.take_in(is_idle=is_idle)
 
     def _schedule(self) -> Batch:
         """The next batch; it is empty when nothing can run."""
         batch = self.scheduler.schedule()
-        if self.tiers is not None:
-            self.tiers.begin(batch.transfers)
+        self._kept.begin(batch.transfers)
         if self.on_schedule is not None:
             self.on_schedule(batch)
         for seq in batch.failed:
@@ -409,8 +410,7 @@ class Engine:
 
     def close(self) -> None:
         """Finish the copies to memory beyond the device and to files, and let others have the files."""
-        if self.tiers is not None:
-            self.tiers.close()
+        self._kept.close()
 
     # --- figures ------------------------------------------------------------------------------------------------
 

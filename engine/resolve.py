@@ -6,7 +6,7 @@ import torch
 
 from engine.adapters import Adapters, NoAdapters
 from engine.config import EngineConfig
-from engine.draft_rules import DraftRules, SpeculativeConfig, draft_rules
+from engine.draft_rules import NO_DRAFTS, DraftRules, SpeculativeConfig, draft_rules
 from engine.kv_cache import is_state
 from engine.loader import Checkpoint, RandomWeights, WeightSource
 from engine.scheduler import SchedulerConfig
@@ -73,7 +73,7 @@ def scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth
         pipeline_stages=config.pipeline_parallel_size,
         allocator=config.allocator,
         max_loras=config.max_loras,
-        drafts=None if config.speculative_config is None else rules_of(config.speculative_config),
+        drafts=NO_DRAFTS if config.speculative_config is None else rules_of(config.speculative_config),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal, assert_never
 from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit, num_empty_slots
 from engine.connector import NO_TRANSFERS, Transfers
 from engine.contiguous import ContiguousManager
-from engine.draft_rules import DraftRules, SpeculationStats
+from engine.draft_rules import NO_DRAFTS, DraftRules, SpeculationStats
 from engine.encoder_rules import EncoderRules
 from engine.sequence import FinishReason, Sequence
 from engine.states import StateBlockManager
@@ -39,7 +39,7 @@ class SchedulerConfig:
     # contiguous: max_model_len each at admission, no prefix cache; static: and nobody joins a batch that has begun
     allocator: Literal["paged", "contiguous", "static"] = "paged"
     max_loras: int = 0  # adapters that sequences may run with at once
-    drafts: DraftRules | None = None  # speculation: engine/drafting.py
+    drafts: DraftRules = NO_DRAFTS  # speculation: engine/drafting.py
     encoder: EncoderRules | None = None  # of images: engine/encoding.py
     enable_chunked_prefill: bool = True  # False: a prompt waits until a step has room for all of it
     adaptive_long_prefill_threshold: bool = False  # the threshold is at least an equal share of a step
@@ -120,7 +120,7 @@ def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...
     has_states = config.enable_prefix_caching and any(isinstance(group, MambaGroup) for group in groups)
     match config.allocator:
         case "paged" if has_states:
-            if config.drafts is not None and config.drafts.drops_last_block:
+            if config.drafts.drops_last_block:
                 raise UsageError("speculation: with recurrent states block hashes have to look ahead; let them")
             return StateBlockManager(
                 num_blocks,
@@ -128,7 +128,7 @@ def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...
                 max_model_len=config.max_model_len,
                 max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
                 max_step_tokens=config.max_num_batched_tokens,
-                hash_lookahead=0 if config.drafts is None else config.drafts.hash_lookahead,
+                hash_lookahead=config.drafts.hash_lookahead,
                 prefix_match_unit=config.prefix_match_unit,
             )
         case "paged":
@@ -139,8 +139,8 @@ def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...
                 max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
                 max_step_tokens=config.max_num_batched_tokens,
                 enable_prefix_caching=config.enable_prefix_caching,
-                hash_lookahead=0 if config.drafts is None else config.drafts.hash_lookahead,
-                drops_last_block=config.drafts is not None and config.drafts.drops_last_block,
+                hash_lookahead=config.drafts.hash_lookahead,
+                drops_last_block=config.drafts.drops_last_block,
             )
         case "contiguous" | "static":
             return ContiguousManager(num_blocks, groups, max_model_len=config.max_model_len)
@@ -163,7 +163,7 @@ class Scheduler:
         self._num_arrivals = 0
         self._is_forming = True  # of a static batch: whether who waits may still join it
         self._num_watermark_blocks = int(config.watermark * num_blocks)
-        self._num_ahead = 0 if config.drafts is None else config.drafts.lookahead  # slots past a step's tokens
+        self._num_ahead = config.drafts.lookahead  # slots past a step's tokens
         self._is_async = config.is_async
         self._num_schedules = 0
         self._num_steps = 0  # of those, the ones that had something to do

@@ -1,5 +1,6 @@
 """Engine statistics: totals since the start, and current use."""
 
+import time
 from dataclasses import dataclass
 
 from engine.draft_rules import SpeculationStats
@@ -55,6 +56,11 @@ class Counters:
     generation_tokens: int = 0
     num_cached_tokens: int = 0
     busy_s: float = 0.0
+
+    def count_step(self, start: float) -> None:
+        """Count a step that began at `start`, in time.perf_counter's clock."""
+        self.num_steps += 1
+        self.busy_s += time.perf_counter() - start
 
     def stats(self, scheduler: Scheduler) -> Stats:
         """The statistics, with the scheduler's current state."""

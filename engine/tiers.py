@@ -6,9 +6,10 @@ from typing import Generic, Protocol, TypeVar
 from engine.block_manager import BlockKey, Group
 from engine.chunk_pool import chunk_pool
 from engine.connector import Transfers
+from engine.drafting import scheduler_of
 from engine.loading import LoadingScheduler
 from engine.offload import Files, OffloadConnector
-from engine.scheduler import PrefixCacheStats, SchedulerConfig
+from engine.scheduler import PrefixCacheStats, Scheduler, SchedulerConfig
 
 REST_S = 0.005  # how long a step with nothing to run waits for a copy
 
@@ -32,6 +33,24 @@ class Copies(Protocol):
 
     def close(self) -> None:
         """Wait for all copies."""
+
+
+class DeviceOnly:
+    """The engine's side of tiers where there are none: all KV is on the device, and nothing is copied."""
+
+    is_busy = False
+
+    def __init__(self, groups: tuple[Group, ...]) -> None:
+        self._groups = groups
+
+    def scheduler(self, config: SchedulerConfig, num_blocks: int) -> Scheduler:
+        return scheduler_of(config, num_blocks, self._groups)
+
+    def begin(self, transfers: Transfers) -> None: ...
+
+    def take_in(self, *, is_idle: bool) -> None: ...
+
+    def close(self) -> None: ...
 
 
 HostCopies = TypeVar("HostCopies", bound=Copies)

@@ -21,7 +21,7 @@ from zlib import crc32
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
-from engine.draft_rules import DraftRules, by_batch_size, draft_rules
+from engine.draft_rules import NO_DRAFTS, DraftRules, by_batch_size, draft_rules
 from engine.drafting import DraftingScheduler
 from engine.encoder_rules import EncoderInput, EncoderRules
 from engine.encoding import EncodingScheduler, encoding_scheduler_of
@@ -560,11 +560,11 @@ def trace_encoder(sizes: dict[str, int] | None, *, chunks_inputs: bool) -> Encod
 KNOWN_DRAFT_OPTIONS = {"num_speculative_tokens_per_batch_size", "disable_lookahead_block_hashes"}
 
 
-def trace_drafts(trace: dict[str, Any]) -> DraftRules | None:
+def trace_drafts(trace: dict[str, Any]) -> DraftRules:
     """The rules of the trace's method, from its name and options; `num_mtp_modules` is the model's."""
     spec, inputs = trace["inputs"].get("spec"), trace["inputs"]
     if spec is None:
-        return None
+        return NO_DRAFTS
     options = spec.get("extra") or {}
     unknown = set(options) - KNOWN_DRAFT_OPTIONS
     if unknown:

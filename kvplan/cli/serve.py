@@ -403,7 +403,7 @@ def answer(front: Front, start: "Start") -> int:
         served.names[0],
         start.backend.max_model_len,
         start.cache_config,
-        0 if rules.drafts is None else rules.drafts.num_drafts,
+        rules.drafts.num_drafts,
         rules.max_loras,
         start.tiers,
         parse_log("\n".join(start.whole_log)),

@@ -147,7 +147,7 @@ def serving(
         MODEL,
         backend.max_model_len,
         cache_config(planned()) if config is None else config,
-        0 if rules.drafts is None else rules.drafts.num_drafts,
+        rules.drafts.num_drafts,
         rules.max_loras,
     )
     hooks = Hooks(backend.delay) if isinstance(backend, Twin) else Hooks()
