@@ -45,6 +45,23 @@ class MemoryReport:
     lora: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class HostRoom:
+    """What the pool of a rank on a CPU may take of the host's memory, which all that runs there shares.
+
+    free   bytes before the pool is allocated
+    ranks  of this engine on the host, which take equal parts
+    """
+
+    free: int
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """Half of what is free, in equal parts: the pool is resident from the start, and others need memory too."""
+        return self.free // 2 // self.ranks
+
+
 def nbytes(tensors: list[torch.Tensor]) -> int:
     """Total bytes of the tensors."""
     return sum(tensor.nbytes for tensor in tensors)

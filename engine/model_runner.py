@@ -16,7 +16,7 @@ from engine.config import MOST_LOGPROBS, EngineConfig, SamplingParams
 from engine.cuda_graphs import DecodeGraphs, sizes_for
 from engine.kv_cache import KVCache, first_paged, group_layers
 from engine.loader import NoWeights, WeightSource
-from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes, requested, size_text
+from engine.memory import HostRoom, MemoryReport, PeakMeter, device_memory, nbytes, requested, size_text
 from engine.models import Model
 from engine.prompt_logprobs import PromptRows
 from engine.sampler import Sampled, SampledAhead, Sampler, SamplingBatch, sample
@@ -100,6 +100,7 @@ class ModelRunner:
         self._check_kernels()
         self.total = min(config.memory_limit or 2**63, device_memory(device)[1])
         self._others = 0  # bytes of other tensors of this process
+        self.host: HostRoom | None = None  # of a CPU, once the weights are loaded
         if device.type == "cuda":
             gc.collect()  # an engine before this one may be garbage that is not collected
             self._others = requested(device)
@@ -324,6 +325,8 @@ class ModelRunner:
     def _size_pool(self, activations: int, workspaces: int) -> MemoryReport:
         """Size the pool from what gpu_memory_utilization leaves, unless num_blocks is given."""
         weights, buffers = self._loaded()
+        ranks = local_size(self.tp.num_ranks)
+        self.host = HostRoom(device_memory(self.device)[0], ranks) if self.device.type == "cpu" else None
         budget = int(self.total * self.config.gpu_memory_utilization)
         non_torch = workspaces + self._others
         if self.device.type == "cuda":
@@ -334,17 +337,19 @@ class ModelRunner:
         lora = self.model.adapters.num_bytes
         states = self.state_bytes
         left = budget - weights - buffers - lora - activations - non_torch - states
-        if self.device.type == "cpu":  # shared with everything else that runs, and the machine's other ranks
-            left = min(left, device_memory(self.device)[0]) // local_size(self.tp.num_ranks)
+        is_short_host = False
+        if self.host is not None:
+            is_short_host = self.host.size < left // self.host.ranks
+            left = min(left // self.host.ranks, self.host.size)
         num_blocks = self.config.num_blocks or self.tp.smallest(left // block_bytes)
-        if self.config.num_blocks is None and self.device.type == "cpu":  # more could never be used
-            num_blocks = min(num_blocks, 1 + self.config.num_seqs * self.max_blocks * len(self.groups))
+        if self.host is not None:
+            num_blocks = self._blocks_on_host(self.host, num_blocks, block_bytes)
         if num_blocks < 2:
             raise EnvironmentProblem(
                 f"{self.spec.name}: no memory is left for KV: {budget:,} bytes may be used (gpu_memory_utilization "
                 f"{self.config.gpu_memory_utilization:g} of {self.total:,}), weights take {weights:,}, buffers "
-                f"{buffers:,}, {f'adapters {lora:,}, ' * (lora > 0)}activations {activations:,}, others {non_torch:,}; "
-                "lower max_num_batched_tokens or "
+                f"{buffers:,}, {f'adapters {lora:,}, ' * (lora > 0)}activations {activations:,}, others {non_torch:,}"
+                f"{is_short_host * ', and others most of the memory of the host'}; lower max_num_batched_tokens or "
                 "use a larger device"
             )
         return MemoryReport(
@@ -352,6 +357,17 @@ class ModelRunner:
             cuda_graphs=0, non_torch=non_torch, workspaces=workspaces, graph_tensors=0, total=self.total, budget=budget,
             num_blocks=num_blocks, block_bytes=block_bytes, lora=lora,
         )  # fmt: skip
+
+    def _blocks_on_host(self, host: HostRoom, num_blocks: int, block_bytes: int) -> int:
+        """A CPU's number of blocks: as configured if the host has room, else no more than could ever be used."""
+        if self.config.num_blocks is None:
+            return min(num_blocks, 1 + self.config.num_seqs * self.max_blocks * len(self.groups))
+        if num_blocks * block_bytes * host.ranks > host.free:  # Linux would grant it, and end the process later
+            raise EnvironmentProblem(
+                f"{self.device}: a KV pool of {num_blocks} blocks did not fit: {host.free:,} of {self.total:,} bytes "
+                f"are free ({num_blocks * block_bytes * host.ranks:,} needed); lower num_blocks"
+            )
+        return num_blocks
 
     @torch.inference_mode()
     def _capture_graphs(self) -> DecodeGraphs:

@@ -19,7 +19,7 @@ from kvplan.cli.serve_options import ServeOptions
 from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import parse_count, parse_duration, parse_tokens
+from kvplan.core.units import format_gib, parse_count, parse_duration, parse_tokens
 from kvplan.servers.argument_values import read_argument
 from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import server_of, terms_of
@@ -187,7 +187,15 @@ def of_engine(options: ServeOptions) -> "Start":
     from kvplan.serve.real import start_of
 
     modules = adapters_of(options)
-    return replace(start_of(*engine_of(options, modules)), adapters=modules)
+    engine, opening = engine_of(options, modules)
+    host, pool = engine.runner.host, engine.memory_report().kv_cache
+    if host is not None and options.num_gpu_blocks_override is None and not options.quiet:
+        output.tell(
+            "note",
+            f"serve: the KV pool of each rank takes {format_gib(pool)}, and {format_gib(host.free)} were free on this "
+            "host; a smaller --max-num-seqs or --num-gpu-blocks-override takes less",
+        )
+    return replace(start_of(engine, opening), adapters=modules)
 
 
 def follow_rank_0(options: ServeOptions) -> int:

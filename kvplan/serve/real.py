@@ -12,7 +12,7 @@ from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
 from kvplan.serve.worker import Hooks
 from kvplan.servers.bundled.log_rows import planned_bytes
-from kvplan.servers.bundled.log_wordings import device_line, pool_line, prefix, row_line
+from kvplan.servers.bundled.log_wordings import device_line, host_line, pool_line, prefix, row_line
 from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
 from kvplan.servers.metrics import SERVED_BY
 
@@ -130,10 +130,11 @@ def start_log(engine: Engine) -> list[str]:
         measured["kv_offload"] = engine.tiers.host.memory.nbytes
     if not engine.config.max_loras:
         del measured["lora"]
-    device = str(engine.device)
+    device, host = str(engine.device), engine.runner.host
     gpu = torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else None
     lines = [
         device_line(device, gpu, inputs.backend, inputs.batches_in_flight, memory.total, memory.non_torch),
+        *([] if host is None else [host_line(host.free, host.ranks)]),
         *(row_line(name, planned[name], size) for name, size in measured.items()),
         pool_line(memory.num_blocks, num_tokens(engine)),
     ]

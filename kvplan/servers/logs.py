@@ -70,6 +70,8 @@ FACTS: Final[dict[str, str]] = {
             "kv_offload_bytes",
             "total_bytes",
             "non_torch_bytes",
+            "host_free_bytes",
+            "host_ranks",
             "batches_in_flight",
         ),
         COUNT,

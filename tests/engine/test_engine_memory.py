@@ -1,11 +1,14 @@
 """What the engine measures of a GPU's memory, with torch.cuda's answers in place of a GPU."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine import memory
 from engine.memory import PeakMeter
+from kvplan.core.errors import EnvironmentProblem
 from tests.support.small_engines import engine_for
 
 MIB = 2**20
@@ -127,3 +130,31 @@ def test_the_pool_leaves_room_for_them_and_for_what_is_outside_torch(
     assert (report.non_torch, report.workspaces) == (435 * MIB, 35 * MIB)
     taken = report.weights + report.buffers + 10 * MIB + 435 * MIB
     assert 0 <= report.budget - taken - report.kv_cache < report.block_bytes
+
+
+# --- a CPU, whose memory is everybody's -----------------------------------------------------------------------------
+
+BLOCK = 3 * 4 * 2 * 2 * 16 * 4  # layers, tokens, keys and values, heads, their dimensions, float32
+
+
+def host_with(available: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host of 1 GB, of which so many bytes are free."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal: {10**6} kB\nMemAvailable: {available // 1024} kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", meminfo)
+
+
+def test_a_pool_takes_half_of_what_is_free_on_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It took all: 1 + 64 x 24 blocks can be used, 1,000 KiB hold 333."""
+    host_with(2000 * 1024, monkeypatch, tmp_path)
+    assert engine_for("llama", num_blocks=None, max_num_seqs=64).memory_report().num_blocks == 1000 * 1024 // BLOCK
+    host_with(2**30, monkeypatch, tmp_path)
+    assert engine_for("llama", num_blocks=None, max_num_seqs=64).memory_report().num_blocks == 1 + 64 * 24
+
+
+def test_a_pool_of_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    host_with(2000 * 1024, monkeypatch, tmp_path)
+    most = 2000 * 1024 // BLOCK
+    assert engine_for("llama", num_blocks=most).memory_report().num_blocks == most
+    with pytest.raises(EnvironmentProblem, match=rf"cpu: a KV pool of {most + 1} blocks did not fit: 2,048,000 of "):
+        engine_for("llama", num_blocks=most + 1)

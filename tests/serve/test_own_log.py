@@ -30,6 +30,7 @@ from kvplan.servers.bundled.log_wordings import (
     row_line,
     simulated_line,
 )
+from tests.engine.test_engine_memory import host_with
 from tests.engine.test_tiers import offloading
 from tests.engine.test_tp import free_port
 from tests.serve.test_adapters import engine_with_adapters
@@ -87,6 +88,17 @@ def test_every_logged_figure_is_the_engines(kind: str, run: Run, tmp_path: Path)
     assert {name for name, row in rows.items() if not row["exact"]} <= {"activations"}
     if engine.tiers is not None:
         engine.close()
+
+
+def test_a_pool_bounded_by_the_host_is_planned_from_what_was_free(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 KiB of blocks of 3,072 bytes."""
+    host_with(2000 * 1024, monkeypatch, tmp_path)
+    text = log_of(engine_for("llama", num_blocks=None, max_num_seqs=64))
+    rows = compared(run, tmp_path, text)
+    assert rows["blocks"]["logged"] == 333
+    assert all(rows[name]["exact"] for name in ("kv_cache", "blocks", "tokens"))
 
 
 @pytest.mark.parametrize("num_blocks", [40, None])

@@ -135,10 +135,10 @@ def rows_of(log: ServerLog, spec: ModelSpec, drafts: Speculation) -> tuple[tuple
         """Each stage's prediction, with a number of blocks that all of them have; None: what the least has room for."""
         stages = [replace(inputs, stage=stage) for stage in range(inputs.pipeline_parallel_size)]
         if num_blocks is None:
-            max_blocks = _most_blocks(spec, inputs) if log.text("engine_device") == "cpu" else None
-            room = [replace(stage, max_blocks=max_blocks) for stage in stages]
-            sizes = [predict(spec, stage, non_torch=non_torch, speculation=drafts) for stage in room]
+            sizes = [predict(spec, stage, non_torch=non_torch, speculation=drafts) for stage in stages]
             num_blocks = min(stage.num_blocks for stage in sizes)
+            if log.text("engine_device") == "cpu":
+                num_blocks = min(_most_blocks(spec, inputs), *_host_blocks(log, sizes, inputs))
         bound = [replace(stage, num_blocks=num_blocks) for stage in stages]
         return [predict(spec, stage, non_torch=non_torch, speculation=drafts) for stage in bound]
 
@@ -149,7 +149,8 @@ def rows_of(log: ServerLog, spec: ModelSpec, drafts: Speculation) -> tuple[tuple
     by_stage = [rows | {"blocks": plans[0].num_blocks, "tokens": tokens} for rows in planned]
     figures, values, notes = _figures(log, by_stage, inputs.tensor_parallel_size)
     predictions: dict[str, Prediction] = {name: Prediction(value, "formula") for name, value in values.items()}
-    if log.text("engine_device") == "cpu" and inputs.num_blocks is None and not _is_plenty(spec, inputs, drafts):
+    states_room = log.text("engine_device") != "cpu" or log.first("host_free_bytes") is not None
+    if inputs.num_blocks is None and not states_room and not _is_plenty(spec, inputs, drafts):
         predictions |= {name: Prediction(None, why=HOST) for name in ("kv_cache", "blocks", "tokens")}
     rows = reconcile(predictions, Measurement(log.called, tuple(figures)))
     pool = log.least("num_blocks")
@@ -160,6 +161,17 @@ def rows_of(log: ServerLog, spec: ModelSpec, drafts: Speculation) -> tuple[tuple
     figures, values, _ = _figures(log, given, inputs.tensor_parallel_size)
     of_pool = {name: Prediction(value, "formula") for name, value in values.items()}
     return rows, reconcile(of_pool, Measurement(log.called, tuple(figures))), notes
+
+
+def _host_blocks(log: ServerLog, sizes: list[Sized], inputs: EngineInputs) -> list[int]:
+    """Most blocks of each rank on a CPU: its part of the budget, and of half the memory that was free."""
+    parts = log.by_rank("host_ranks")
+    blocks = [stage.num_blocks for stage in sizes]
+    for rank, free in log.by_rank("host_free_bytes").items():
+        sized = sizes[_stage(rank, inputs.tensor_parallel_size, len(sizes))]
+        ranks = max(1, parts[rank].count)
+        blocks += [sized.num_blocks // ranks, free.count // 2 // ranks // sized.block_bytes]
+    return blocks
 
 
 def _most_blocks(spec: ModelSpec, inputs: EngineInputs) -> int:

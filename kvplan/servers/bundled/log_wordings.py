@@ -34,6 +34,11 @@ def device_line(device: str, gpu: str | None, backend: str, batches_in_flight: i
     )
 
 
+def host_line(free: int, ranks: int) -> str:
+    """Of a rank on a CPU: what was free before its pool, and how many ranks share it."""
+    return f"kvplan engine: host memory: {free:,} bytes free, ranks on it {ranks}"
+
+
 def row_line(name: str, planned: int, measured: int) -> str:
     return f"kvplan engine: {name}: planned {planned:,} bytes, measured {measured:,} bytes"
 
@@ -61,6 +66,10 @@ WORDINGS: Final = (
         "kvplan engine: device ",
         r"kvplan engine: device <engine_device>(?: \(<gpu>\))?, backend <backend>, batches in flight "
         r"<batches_in_flight>, total <total_bytes> bytes, outside torch <non_torch_bytes> bytes",
+    ),
+    _own(
+        "kvplan engine: host memory: ",
+        "kvplan engine: host memory: <host_free_bytes> bytes free, ranks on it <host_ranks>",
     ),
     *map(_row, ROWS),
     _own("kvplan engine: pool: ", "kvplan engine: pool: <num_blocks> blocks, <kv_tokens> tokens"),
