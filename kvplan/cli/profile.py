@@ -190,8 +190,8 @@ def check_flags(options: ProfileOptions) -> None:
         if value is not None and options.server is None and options.command is None:
             raise UsageError(flag, "works only with a server", "add --server URL, or --command 'vllm serve ...'")
     if options.baseline and options.speculative_config is not None:
-        problem = "needs the paged allocator, so that more than the allocator would differ"
-        raise UsageError("--speculative-config", problem, "remove it, or --baseline")
+        problem = "would run without drafts: only the paged allocator takes them, and a comparison changes one thing"
+        raise UsageError(f"--baseline {options.baseline[0]}", problem, "remove it, or --speculative-config")
     if options.run_dir == "":
         raise UsageError("--output ''", "names no directory", "name a new one, or remove it for runs/MODEL-N")
     if options.weights is not None:

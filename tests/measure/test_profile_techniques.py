@@ -246,7 +246,10 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 2}'
         (("--speculative-config", '{"eagle": 1}'), "is not a key that the bundled engine has"),
         (("--speculative-config", '{"model": "nowhere", "num_speculative_tokens": 2}'), "has no weights"),
         (("--speculative-config", NGRAM, "--kv-offloading-size", "0.01"), "--kv-offloading-size"),
-        (("--speculative-config", NGRAM, "--baseline", "static"), "needs the paged allocator"),
+        (
+            ("--speculative-config", NGRAM, "--baseline", "static"),
+            "--baseline static would run without drafts: only the paged allocator takes them",
+        ),
         (("--baseline", "paged"), "--baseline 'paged' must be contiguous or static"),
         (("--baseline", "static", "--baseline", "static"), "--baseline static is given twice"),
         (("--speculative-config", NGRAM, "--allocator", "static"), "needs the paged"),
