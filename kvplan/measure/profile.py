@@ -433,7 +433,8 @@ def _run(
         _load_adapters(engine, workload)
         recorder.take()
         memory, writer = engine.memory_report(), recorder.writer
-        inputs: dict[str, Any] = {**writer.manifest.get("inputs", {}), "total": memory.total}  # CUDA's total, not the driver's
+        inputs: dict[str, Any] = {**writer.manifest.get("inputs", {})}
+        inputs["total"] = memory.total  # CUDA's, not the driver's
         if engine.runner.host is not None and inputs.get("max_blocks") is not None:
             inputs["max_blocks"] = min(inputs["max_blocks"], engine.runner.host.size // memory.block_bytes)
         graphs = {} if engine.runner.graphs is None else engine.runner.graphs.num_bytes
