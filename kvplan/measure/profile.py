@@ -40,6 +40,8 @@ from kvplan.models.spec import ModelSpec
 from kvplan.workloads.planned import PlannedRequest
 
 STATM = Path("/proc/self/statm")
+SCHEDSTAT = Path("/proc/thread-self/schedstat")  # nanoseconds that it ran, and waited for a processor
+BUSY = 0.1  # of a serving spent waiting for a processor; beyond, its speed is compared with no other's
 PACKAGES = ("torch", "triton", "nvidia-ml-py", "safetensors", "numpy")
 HANGS_AFTER_S = 30.0  # past --timeout without a finished step
 FOREIGN = 0.01  # of the device's memory; if other processes take more during a run, its samples are excluded
@@ -139,6 +141,14 @@ def resident() -> int:
 
         rss: int = psutil.Process().memory_info().rss
         return rss
+
+
+def waited_s() -> float:
+    """Seconds for which this thread has been ready and others had the processors; 0 where nothing tells."""
+    try:
+        return int(SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 class Recorder(threading.Thread):
@@ -663,6 +673,7 @@ def _serve(
         # A stage is named before its batch runs; prefill lasts until the last prompt token in flight is processed.
         engine.on_launch = lambda num_prompt_tokens: recorder.mark("prefill" if num_prompt_tokens else "decode")
     serving = recorder.serving = Serving(workload, engine.config.allocator, baseline, engine.stats())
+    waited = waited_s()
     record = recorder.recording.begin(serving.allocator, engine.scheduler, serving.begin_s - recorder.start_s)
     if record != ServingRecord():
         engine.on_schedule = lambda batch: record.schedule(engine.scheduler, batch, serving.elapsed_s)
@@ -683,6 +694,11 @@ def _serve(
         serving.count(engine.step(), engine.stats())
         record.update(engine.scheduler, serving.elapsed_s)
     serving.end_s = time.monotonic()
+    if (share := (waited_s() - waited) / (serving.elapsed_s or 1)) > BUSY:
+        recorder.warn(
+            f"other processes had the processors for {share:.0%} of the time with the {serving.allocator} allocator: "
+            "its speed is not comparable"
+        )
     recorder.deadline_s, engine.on_launch, engine.on_schedule = None, None, None
     if serving.num_failed:
         recorder.warn(f"{serving.num_failed} of {serving.num_finished} requests failed ({serving.failures[0]})")

@@ -1,6 +1,7 @@
 """`kvplan profile` with adapters, speculation, offloading and baselines: what they take, and what they save."""
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,33 @@ def test_a_second_baseline_cut_off_is_put_together_from_its_samples(tmp_path: Pa
     assert (results["second_baseline"]["allocator"], results["second_baseline"]["most_running"]) == ("static", 3)
 
 
+def test_a_serving_that_others_slowed_is_said_not_to_be_comparable(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux counts what a thread waits for a processor (Documentation/scheduler/sched-stats.rst), in nanoseconds."""
+    from kvplan.measure import profile as runs
+
+    schedstat = tmp_path / "schedstat"
+    monkeypatch.setattr(runs, "SCHEDSTAT", schedstat)
+    schedstat.write_text("2500000000 1500000000 42\n")
+    assert runs.waited_s() == 1.5
+    schedstat.write_text("none\n")
+    assert runs.waited_s() == 0
+    profiled(run, tmp_path / "alone", "--baseline", "static")
+    assert waiting(tmp_path / "alone") == []
+    waited = count(0, 10**6)
+    monkeypatch.setattr(runs, "waited_s", lambda: next(waited))
+    profiled(run, tmp_path / "busy", "--baseline", "static")
+    assert [text.partition(" allocator")[0].rpartition(" ")[2] for text in waiting(tmp_path / "busy")] == [
+        "paged", "static",
+    ]  # fmt: skip
+
+
+def waiting(folder: Path) -> list[str]:
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event["text"] for event in map(json.loads, lines) if "had the processors" in event.get("text", "")]
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +276,7 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 2}'
         (("--speculative-config", NGRAM, "--kv-offloading-size", "0.01"), "--kv-offloading-size"),
         (
             ("--speculative-config", NGRAM, "--baseline", "static"),
-            "--baseline static would run without drafts: only the paged allocator takes them",
+            "--baseline static: would run without drafts: only the paged allocator takes them",
         ),
         (("--baseline", "paged"), "--baseline 'paged' must be contiguous or static"),
         (("--baseline", "static", "--baseline", "static"), "--baseline static is given twice"),
