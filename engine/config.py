@@ -290,10 +290,6 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", dict(biases))
 
     @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
     def has_penalties(self) -> bool:
         """Whether any penalty moves logits."""
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)

@@ -77,7 +77,6 @@ class Case:
 
 NUMBERS = ("n_gpus", "tp", "pp", "dp", "max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs")
 WORDS = ("dtype", "quantization", "kv_cache_dtype")
-TOLD = (*NUMBERS, *WORDS, "ep", "gpu_memory_utilization", "enforce_eager")
 MEASURED = (
     "total_gpu_mem_gib", "weights_gib", "activation_peak_gib", "non_torch_gib", "cuda_graph_gib",
     "cuda_graph_estimate_gib", "consumed_weights_plus_nontorch_gib", "available_kv_gib", "num_gpu_blocks",

@@ -7,14 +7,13 @@ from pathlib import Path
 from kvplan.cli import output
 from kvplan.cli.inputs import load_of, read, say
 from kvplan.cli.options import WorkloadOptions
-from kvplan.cli.upgrade_options import UpgradeOptions
+from kvplan.cli.upgrade_options import UpgradeOptions, release_of
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request
 from kvplan.planning.upgrade import WORSE, Upgrade, Upgraded, upgraded
 from kvplan.report.formats import Answer
-from kvplan.servers.base import parse_engine
-from kvplan.servers.releases import DEFAULT, Version
+from kvplan.servers.releases import DEFAULT
 
 POLICY_SUFFIXES = (".yaml", ".yml")
 
@@ -132,13 +131,6 @@ def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
             "add --from vllm@0.24",
         )
     return Upgrade(None if old is None else old.label, new.label, tuple(servers), tuple(others))
-
-
-def release_of(text: str, flag: str) -> Version:
-    try:
-        return parse_engine(text)
-    except KvplanError as error:
-        raise error.renamed("--engine", flag) from error
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,9 @@ from kvplan.cli.options import (
     complete_model,
     option,
 )
+from kvplan.core.errors import KvplanError
+from kvplan.servers.base import parse_engine
+from kvplan.servers.releases import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +57,11 @@ class UpgradeOptions(WorkloadOptions):
     force: ForceOption = False
     color: ColorOption = "auto"
     quiet: QuietOption = False
+
+
+def release_of(text: str, flag: str) -> Version:
+    """Parse the value of --from or --to."""
+    try:
+        return parse_engine(text)
+    except KvplanError as error:
+        raise error.renamed("--engine", flag) from error

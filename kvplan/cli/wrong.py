@@ -16,7 +16,7 @@ from kvplan.cli.speculation import config_of
 from kvplan.cli.sweep import SHORT_FLAGS
 from kvplan.cli.sweep_options import SweepOptions
 from kvplan.cli.typed import in_typed_words
-from kvplan.cli.upgrade_options import UpgradeOptions
+from kvplan.cli.upgrade_options import UpgradeOptions, release_of
 from kvplan.core.errors import KvplanError, UsageError, together
 from kvplan.core.units import parse_count, parse_duration, parse_size
 from kvplan.hardware.gpu import gpu, split_count
@@ -71,8 +71,6 @@ def readers(options: PlanOptions) -> Iterator[Callable[[], object]]:
     if isinstance(options, UpgradeOptions):
         if options.model is not None and " " in options.model.strip():
             yield partial(read_command, options.model)
-        from kvplan.cli.upgrade import release_of
-
         for text, flag in ((options.old, "--from"), (options.new, "--to")):
             if text is not None:
                 yield partial(release_of, text, flag)

@@ -90,11 +90,6 @@ def dtype_name(text: str) -> str:
     return name
 
 
-def dtype_bits(text: str) -> int:
-    """Bits per element of a dtype, from any known spelling."""
-    return DTYPE_BITS[dtype_name(text)]
-
-
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
 # Plain strings, compiled on first use, because a command needs two or three of them. [0-9], not \d, which matches every

@@ -159,13 +159,6 @@ class Matmuls:
     experts_per_token: int
     narrow: tuple[tuple[str, int], ...] = ()
 
-    def bytes_read(self, num_tokens: int) -> float:
-        """Return the bytes read, with the expected share of experts in use if each token picks experts at random."""
-        if not self.num_experts:
-            return float(self.dense_bytes)
-        missed = (1 - self.experts_per_token / self.num_experts) ** num_tokens
-        return self.dense_bytes + self.expert_bytes * (1 - missed)
-
 
 LOOKED_UP = ("embedding", "vision_audio")  # read one row per token, or not used in a text step
 
@@ -241,7 +234,7 @@ class Roofline:
     """Roofline step time plus server overhead; see the module's docstring.
 
     dense, expert        seconds to read the weights used in every step, and all experts
-    missed               share of the experts that one token does not use
+    missed               share of the experts that one token does not use, if it picks them at random
     token                seconds of arithmetic per token
     kv_byte, pairs       seconds per byte of KV, and per (query, key) pair of each kind of layers
     state_bytes          bytes of a sequence's recurrent states, both read and written
@@ -283,7 +276,7 @@ class Roofline:
             pairs += pair_s * pair
         total = max(kv * self.kv_byte, pairs)
         if tokens:
-            weights = self.dense + (self.expert * (1 - self.missed**tokens) if self.expert else 0.0)
+            weights = self.dense + self.expert * (1 - self.missed**tokens)
             total += hypot(weights, tokens * self.token) + self.layers
             if tokens > work.num_samples and total < self.floor:
                 total = self.floor
@@ -294,7 +287,7 @@ class Roofline:
 
     def decode_terms(self, count: int) -> tuple[float, float, float]:
         """Return the terms that `seconds` adds, in this order, to the attention of `count` decoding sequences."""
-        weights = self.dense + (self.expert * (1 - self.missed**count) if self.expert else 0.0)
+        weights = self.dense + self.expert * (1 - self.missed**count)
         server = self.step + self.sequence * count + self.link * min(count, self.small)
         return hypot(weights, count * self.token) + self.layers, server, self.large * max(0, count - self.small)
 

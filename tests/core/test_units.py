@@ -13,7 +13,6 @@ from kvplan.core.units import (
     DTYPE_BITS,
     MAX_BYTES,
     MAX_TOKENS,
-    dtype_bits,
     dtype_name,
     format_apart,
     format_bytes,
@@ -205,7 +204,7 @@ def test_counts_are_plain_digits(text: str) -> None:
 )
 def test_dtypes_by_any_known_spelling(spelling: str, name: str, bits: int) -> None:
     assert dtype_name(spelling) == name
-    assert dtype_bits(spelling) == bits
+    assert DTYPE_BITS[name] == bits
 
 
 @pytest.mark.parametrize("name", DTYPE_BITS)
@@ -214,12 +213,12 @@ def test_dtype_bits_are_those_of_torch(name: str) -> None:
     found = getattr(torch, {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}.get(name, name), None)
     if found is None or name in ("int4", "uint4"):  # torch has only placeholders for these
         pytest.skip(f"torch has no tensor of {name}")
-    assert dtype_bits(name) == 8 * torch.empty(0, dtype=found).element_size()
+    assert DTYPE_BITS[name] == 8 * torch.empty(0, dtype=found).element_size()
 
 
 def test_an_unknown_dtype_is_named() -> None:
     with pytest.raises(UnsupportedModelError, match="'float13'"):
-        dtype_bits("float13")
+        dtype_name("float13")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from kvplan.simulate.source import Source, from_lengths, from_profile
 from kvplan.simulate.steptime import (
     AtLeast,
     Attention,
-    Matmuls,
     Roofline,
     Shares,
     attention_kinds,
@@ -384,12 +383,23 @@ def test_a_user_waits_for_the_server_outside_of_the_steps_too() -> None:
     assert run.records.times("tpot") == pytest.approx([1.0, 1.0])
 
 
+def weights_s(model: Roofline, num_tokens: int) -> float:
+    """Seconds to read the weights of a step of so many decoding sequences."""
+    return replace(model, token=0.0, layers=0.0).decode_terms(num_tokens)[0]
+
+
+def bytes_read(made: Plan, num_tokens: int) -> float:
+    bandwidth = made.request.gpu.memory_bandwidth
+    assert bandwidth is not None
+    return weights_s(perfect(made), num_tokens) * bandwidth
+
+
 def test_weights_that_a_step_reads_are_all_but_the_looked_up_rows() -> None:
     """Llama-3.1-8B: 8,030,261,248 parameters less an embedding of 128,256 x 4,096, two bytes each."""
     found = matmuls(planned())
     assert found.dense_params == 8_030_261_248 - 128_256 * 4_096
     assert found.dense_bytes == 2 * found.dense_params
-    assert found.bytes_read(1) == found.dense_bytes
+    assert bytes_read(planned(), 1) == pytest.approx(found.dense_bytes)
 
 
 def test_a_tied_head_reads_the_embedding() -> None:
@@ -400,12 +410,13 @@ def test_a_tied_head_reads_the_embedding() -> None:
 
 def test_experts_are_read_when_a_token_is_sent_there() -> None:
     """Mixtral-8x7B: 32 layers of 8 experts of 3 x 4,096 x 14,336; a token is sent to two of each."""
-    found = matmuls(planned("mixtral-8x7b", "b200", gpu_memory_utilization=0.95))
+    made = planned("mixtral-8x7b", "b200", gpu_memory_utilization=0.95)
+    found = matmuls(made)
     expert = 3 * 4_096 * 14_336 * 32
     assert (found.expert_bytes, found.active_params) == (2 * 8 * expert, 2 * expert)
     assert found.dense_params == 46_702_792_704 - 8 * expert - 32_000 * 4_096
-    assert found.bytes_read(1) == pytest.approx(found.dense_bytes + 2 * 2 * expert)
-    assert found.bytes_read(10_000) == pytest.approx(found.dense_bytes + found.expert_bytes)
+    assert bytes_read(made, 1) == pytest.approx(found.dense_bytes + 2 * 2 * expert)
+    assert bytes_read(made, 10_000) == pytest.approx(found.dense_bytes + found.expert_bytes)
 
 
 @pytest.mark.parametrize(("num_experts", "picked", "num_tokens"), [(4, 2, 1), (4, 2, 2), (4, 1, 3), (5, 2, 3)])
@@ -415,8 +426,8 @@ def test_as_many_experts_are_read_as_all_ways_to_choose_have_on_average(
     ways = list(itertools.combinations(range(num_experts), picked))
     drawn = list(itertools.product(ways, repeat=num_tokens))
     mean = sum(len(set().union(*each)) for each in drawn) / len(drawn)
-    found = Matmuls(0, 1_000 * num_experts, 0, 0, num_experts, picked).bytes_read(num_tokens)
-    assert found == pytest.approx(1_000 * mean)
+    model = replace(perfect(planned()), dense=0.0, expert=1_000.0 * num_experts, missed=1 - picked / num_experts)
+    assert weights_s(model, num_tokens) == pytest.approx(1_000 * mean)
 
 
 @given(st.one_of(st.none(), st.integers(1, 40)), st.integers(1, 60), st.integers(1, 60))
