@@ -51,7 +51,7 @@ class ServeOptions(PlanOptions):
         Texts,
         option(
             "--lora-modules",
-            help="Adapters of peft's that clients name in place of the model; repeatable. Needs --enable-lora.",
+            help="PEFT adapter that clients request by NAME instead of the model; repeatable. Needs --enable-lora.",
             metavar="NAME=DIR",
         ),
     ] = None

@@ -127,7 +127,7 @@ class EngineArgs:
     eplb_window_size: int = argument(
         1000,
         "count",
-        "vLLM: number of steps of expert loads that EPLB keeps.",
+        "vLLM: number of recent steps whose expert loads EPLB balances.",
         "N",
         panel="Parallelism",
         largest=10**6,
