@@ -106,12 +106,30 @@ REFUSED: Final = {
     "changes the model's config; pass the changed config.json as MODEL": """
         hf_overrides rope_scaling rope_theta model_class_overrides
     """,
-    "is not modeled; remove it": """
-        dcp_q_replicate! dcp_kv_cache_interleave_size=1
-        enable_hc_sp! max_num_scheduled_tokens engram_config diffusion_config prefix_match_unit
-        enable_fault_tolerance! no_swa_bounded_replay! mm_encoder_only! ec_transfer_config ec_manager_config
-        kv_sharing_fast_prefill! mamba_config
+    "repeats query projections on ranks that share a cache; their weights are not modeled; remove it": """
+        dcp_q_replicate!
     """,
+    "is an earlier name; use --cp-kv-cache-interleave-size": "dcp_kv_cache_interleave_size=1",
+    "belongs to models that kvplan does not support; remove it": """
+        enable_hc_sp! engram_config diffusion_config no_swa_bounded_replay!
+    """,
+    "limits steps below the batch that buffers are made for, which is not modeled; use --max-num-batched-tokens": """
+        max_num_scheduled_tokens
+    """,
+    "may move the checkpoints of states, and with them the block size, which is not modeled; remove it": """
+        prefix_match_unit
+    """,
+    "lets the remaining ranks take over from failed ones, and their memory then is not modeled; remove it": """
+        enable_fault_tolerance!
+    """,
+    "runs the encoder alone, without the language model that is sized here; remove it": "mm_encoder_only!",
+    "moves encoder outputs through buffers or a cache whose size is not modeled; remove it": """
+        ec_transfer_config ec_manager_config
+    """,
+    "leaves prompt tokens out of layers that share a cache; the largest batch then is not modeled; remove it": """
+        kv_sharing_fast_prefill!
+    """,
+    "sets kernels of states in JSON; use --mamba-backend and its other flags": "mamba_config",
     "shortens the context to the window, which is not modeled; use --max-model-len instead": "disable_sliding_window!",
     "names a backend and more; use --attention-backend instead": "attention_config",
     "changes which CUDA graphs are captured, which is not modeled; use --max-cudagraph-capture-size": """
