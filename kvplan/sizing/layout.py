@@ -123,7 +123,8 @@ def state_bytes(
         raise UsageError(
             f"mamba_ssm_cache_dtype {ssm_dtype!r}", f"is not one of {', '.join(ELEMENT_BYTES)}", "use one of them"
         )
-    columns = state.conv_kernel - 1 + spec_tokens
+    drafted = 0 if state.kind == "mamba1" else spec_tokens  # vLLM 0.33 layers/mamba/mamba_utils.py (mamba1_state_shape)
+    columns = state.conv_kernel - 1 + drafted
     channels = sum(local_units(part, tp) * part.width for part in state.convolution)
     recurrence = local_units(Part(state.heads), tp) * state.head_shape[0] * state.head_shape[1] if state.heads else 0
     return columns * channels * ELEMENT_BYTES[dtype] + recurrence * ELEMENT_BYTES[ssm_dtype or state.ssm_dtype or dtype]

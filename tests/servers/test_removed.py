@@ -1,6 +1,7 @@
 """What releases of vLLM no longer load, as the wheels of these releases say."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 
 
@@ -44,3 +46,16 @@ def test_a_quantization_without_its_method_is_passed_over() -> None:
 def test_the_outer_dtype_of_a_config_counts() -> None:
     """LLaVA-OneVision 7B says float16 outside and bfloat16 for its text: vLLM 0.33 resolves float16."""
     assert planned(catalog.load("llava-onevision-7b"), "vllm").settings.dtype == "float16"
+
+
+def test_turboquant_over_stages_is_refused() -> None:
+    """vLLM 0.33: 4,096 blocks in nine groups for Qwen3-8B on two stages with 4 GiB, and 2,647 in one group on one."""
+    flags: dict[str, Any] = {
+        "kv_cache_dtype": "turboquant_4bit_nc",
+        "max_model_len": 16384,
+        "kv_cache_memory_bytes": 2**32,
+    }
+    spec, device = catalog.load("qwen3-8b"), gpu("h100-80g")
+    assert plan(Request(spec, device, EngineArgs(**flags))).capacity.num_blocks == 2647
+    with pytest.raises(UnsupportedModelError, match="not modeled; use ranks in place of stages"):
+        plan(Request(spec, device, EngineArgs(pipeline_parallel_size=2, **flags)))

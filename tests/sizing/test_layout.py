@@ -127,3 +127,9 @@ def test_fewer_bits_never_take_more(kv_heads: int, width: int, tp: int) -> None:
 def test_an_unknown_dtype_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="kv_cache_dtype 'int3'"):
         cell_bytes("int3", 128, 128)
+
+
+def test_drafts_take_no_columns_of_mamba_1() -> None:
+    """vLLM 0.33's shapes of Jamba mini with five n-gram drafts: (3, 8192) and (8192, 16), in bfloat16."""
+    state = RecurrentState("mamba1", 4, (Part(8192),), 8192, (16, 1))
+    assert state_bytes(state, "bfloat16", 1, spec_tokens=5) == (3 * 8_192 + 8_192 * 16) * 2

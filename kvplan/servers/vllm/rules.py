@@ -537,6 +537,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         cure = "use bfloat16" if stored else "remove it"
         asked_kv = args.kv_cache_dtype if args.kv_cache_dtype != "auto" else f"auto (the checkpoint's {kv_dtype})"
         raise no_backend(asked_kv, spec, gpu.sm, f"{cure}, or choose a GPU of 8.9 or newer")
+    if kv_dtype.startswith("turboquant") and args.pipeline_parallel_size > 1:
+        problem = "how pipeline stages group its layers (the first and last are in the model's dtype) is not modeled"
+        raise UnsupportedModelError(f"--kv-cache-dtype {kv_dtype}", problem, "use ranks in place of stages, or fp8")
     backend = None
     if args.attention_backend is not None:
         need = backend_need(spec, args, dtype, gpu.sm, release)
