@@ -47,13 +47,14 @@ class Needs:
 
 
 def needs_of(plan: Plan) -> Needs:
-    ranks = ranks_of(plan)
+    ranks, cores = ranks_of(plan), cores_of(plan)
     rows = host_rows(plan)
     checkpoint = sum(row.size for row in rows if row.name == "checkpoint")
-    sizes = [(row, row.size * (ranks if row.per == "rank" else 1)) for row in rows if row.name != "checkpoint"]
+    sizes = [(row, row.size * (ranks if row.per == "rank" else cores)) for row in rows if row.name != "checkpoint"]
     shared = whole_gib(sum(size for row, size in sizes if row.in_shm) + SHARED_EXTRA)
     resident = sum(size for row, size in sizes if not row.in_shm)
-    processes = 2 if ranks == 1 else 2 + ranks  # the API's, the engine's, and one per rank if there are several
+    workers = 0 if ranks == cores else ranks  # an engine core with one rank computes in its own process
+    processes = 2 * cores + workers + (cores > 1)  # as many API servers as engine cores, and their coordinator
     request = whole_gib(resident + processes * PROCESS) + shared
     return Needs(
         shared=shared,
@@ -64,19 +65,24 @@ def needs_of(plan: Plan) -> Needs:
     )
 
 
+SEVERAL_NODES: Final = (
+    "start the printed command on each machine with --data-parallel-size-local 8, --data-parallel-address and "
+    "--data-parallel-start-rank (--headless on all but the first), or state --num-gpus 8"
+)
+
+
 def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
     """Write the manifest. Raise UsageError for a server that does not fit on one machine."""
     ranks = ranks_of(plan)
     gpu = plan.request.gpu
     if gpu.vendor not in ("nvidia", "unknown"):
         raise UsageError("--output", f"writes manifests only for NVIDIA GPUs ({gpu.name} is {gpu.vendor})", "remove it")
-    if plan.request.args.data_parallel_size > 1:
+    if ranks > NODE_GPUS:
         raise UsageError(
             "--output",
-            "does not write data-parallel ranks yet",
-            "use the printed command, or if 8 GPUs hold the model, add --tp 8 --pp 1",
+            f"writes servers of one machine with at most {NODE_GPUS} GPUs ({ranks:,} here)",
+            SEVERAL_NODES if plan.request.args.data_parallel_size > 1 else "use the printed command",
         )
-    if ranks > NODE_GPUS:
         raise UsageError("--output", f"supports at most {NODE_GPUS} GPUs per server ({ranks:,} here)", "remove it")
     if re.search(r"^\.{0,2}/|\.json$", model_id(plan.request.spec)):
         raise UsageError("--output", f"needs a model from the Hub ({model_id(plan.request.spec)})", "use its Hub id")
@@ -295,7 +301,14 @@ def name_of(plan: Plan) -> str:
 
 
 def ranks_of(plan: Plan) -> int:
-    return plan.request.args.world_size
+    """Number of GPUs of a server, of all data-parallel ranks."""
+    return plan.request.args.num_gpus
+
+
+def cores_of(plan: Plan) -> int:
+    """Number of engine cores: a data-parallel rank has its own, except with DP attention, in which they share one."""
+    args = plan.request.args
+    return 1 if args.enable_dp_attention else args.data_parallel_size
 
 
 def whole_gib(size: int) -> int:

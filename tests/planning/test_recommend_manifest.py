@@ -21,6 +21,7 @@ ASKED = {
     "two servers of two": ("llama-3.1-70b", "--users", "100", "--ctx", "16k", "--mean-tokens", "6k", "--gpus", "h200"),
     "given GPUs": ("qwen3-8b", "--users", "30", "--ctx", "8k", "--gpu", "2xl40s"),
     "an older release": ("qwen2.5-7b", "--users", "8", "--ctx", "4k", "--gpus", "t4", "--engine", "vllm@0.9.2"),
+    "data-parallel ranks": ("deepseek-v3", "--users", "60", "--ctx", "32k", "--gpu", "8xh200"),
     "the first engine": ("qwen2.5-7b", "--users", "8", "--ctx", "4k", "--gpus", "l4", "--engine", "vllm@0.9+v0"),
 }
 
@@ -90,7 +91,7 @@ def test_check_reads_what_is_written_as_the_same_plan(run: Run, tmp_path: Path, 
         "-q",
     ).json
     targets = run("check", file, "--format", "json", "-q").json["targets"]
-    assert len(targets) == (1 if output == "k8s" else best["replicas"])
+    assert len(targets) == (1 if output == "k8s" else best["replicas"] // best["data_parallel_size"])
     for target in targets:
         assert target["figures"]["kv_tokens"] == plan["kv"]["tokens"]
         assert target["figures"]["weights"] == plan["memory"]["weights"]
@@ -146,6 +147,20 @@ def test_offloaded_kv_is_memory_of_the_container(
     assert figures == (f"{shm}g", f"{request_gib}g", f"{limit}g")
 
 
+def test_a_pod_has_all_data_parallel_ranks_of_its_server(run: Run, tmp_path: Path) -> None:
+    """8 API servers, 8 engine cores that compute themselves, and a coordinator (vLLM 0.33 entrypoints/cli/serve.py,
+    v1/engine/utils.py), at 4 GiB each, assumed; 1 GiB of /dev/shm. DeepSeek-V3's files are 688.6 GB on the Hub.
+    """
+    documents = list(yaml.safe_load_all(written(run, tmp_path, "data-parallel ranks", "k8s").read_text()))
+    assert documents[1]["spec"]["replicas"] == 1
+    (container,) = documents[1]["spec"]["template"]["spec"]["containers"]
+    words = container["args"]
+    assert words[words.index("--data-parallel-size") + 1] == "8"
+    assert "--enable-expert-parallel" in words
+    resources = container["resources"]
+    assert (resources["limits"]["nvidia.com/gpu"], resources["requests"]["memory"]) == (8, f"{17 * 4 + 1}Gi")
+
+
 def test_replicas_of_a_compose_file_take_gpus_and_ports_of_their_own(run: Run, tmp_path: Path) -> None:
     services = yaml.safe_load(written(run, tmp_path, "two servers of two", "compose").read_text())["services"]
     devices = [each["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for each in services.values()]
@@ -159,6 +174,10 @@ REFUSALS = [
         "--output writes manifests only for NVIDIA GPUs (mi300x is amd)",
     ),
     (("llama-3.1-405b", "--users", "9", "--ctx", "8k", "--gpus", "a100-80g", "--output", "k8s"), "at most 8 GPUs"),
+    (
+        ("deepseek-v3", "--users", "400", "--ctx", "32k", "--gpus", "h200", "--output", "k8s"),
+        "start the printed command on each machine with --data-parallel-size-local 8",
+    ),
     (
         ("llama-3.1-8b", "--users", "2000", "--ctx", "16k", "--gpus", "l4", "--output", "compose"),
         "one machine of at most 8",
