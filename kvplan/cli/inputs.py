@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
 from kvplan.cli.resolve import Resolved, Source, quantized, resolve
-from kvplan.cli.speculation import FLAG, config_of, in_parts, without_drafts
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import (
@@ -78,8 +77,11 @@ def read(
         from kvplan.servers.pasted import read_command  # only needed for a pasted command
 
         command = read_command(options.from_command)
-    config = config_of(options)
-    if config is not None:
+    config = None
+    if options.speculative_config is not None:
+        from kvplan.cli.speculation import config_of, in_parts, without_drafts  # only needed for this option
+
+        config = config_of(options)
         options, command = in_parts(options), None if command is None else without_drafts(command)
     args = engine_args(options, command)
     release = parse_engine(options.engine or (command.engine if command else None) or DEFAULT)
@@ -111,7 +113,7 @@ def read(
     splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
     if config is not None:
         for split in splits.values():
-            config.check_ranks(split.tensor_parallel_size, FLAG)
+            config.check_ranks(split.tensor_parallel_size, "--speculative-config")
     loads = {context: load(context, model.spec) for context in contexts}
     requests = [
         Request(
@@ -271,7 +273,11 @@ def split_over(args: EngineArgs, count: int | None, options: PlanOptions, comman
 
 def stated_arguments(options: PlanOptions, command: "ServeCommand | None") -> set[str]:
     """Engine arguments that the user gave in any form."""
-    return {*given(in_parts(options)), *engine_pairs(options), *(command.args if command else ())}
+    if options.speculative_config is not None:
+        from kvplan.cli.speculation import in_parts
+
+        options = in_parts(options)
+    return {*given(options), *engine_pairs(options), *(command.args if command else ())}
 
 
 def weights_of(text: str) -> int:

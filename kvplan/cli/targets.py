@@ -49,7 +49,7 @@ def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True
         raise located(together([*error.all, *other_errors(error, target, policy)]), target) from error
     if not quiet:
         say(target, inputs)
-    return Case(target, made, request.load.lengths)
+    return Case(target, made, request.load.lengths, manifests.container_of(target, policy.folder))
 
 
 def asked_of(

@@ -43,3 +43,13 @@ def host_rows(plan: Plan) -> list[HostRow]:
 
 def rank_bytes(rows: list[HostRow]) -> int:
     return sum(row.size for row in rows if row.per == "rank")
+
+
+def kept_rows(plan: Plan) -> list[tuple[HostRow, int]]:
+    """Host memory that a server keeps while it runs, each row with the bytes of all its ranks: without the checkpoint,
+    which is read once.
+    """
+    args = plan.request.args
+    replicas = 1 if args.enable_dp_attention else args.data_parallel_size
+    rows = (row for row in host_rows(plan) if row.name != "checkpoint")
+    return [(row, row.size * (args.num_gpus if row.per == "rank" else replicas)) for row in rows]

@@ -22,6 +22,7 @@ from kvplan.policy.file import Rule, Target, Workload, exists
 from kvplan.servers.base import terms_of
 
 if TYPE_CHECKING:
+    from kvplan.servers.manifest import Served
     from kvplan.workloads.lengths import Lengths
     from kvplan.workloads.trace import TraceRequest
 
@@ -33,11 +34,13 @@ class Case:
     """A target, its plan, and the distribution of its request lengths if it has one.
 
     The plan itself has at most a mean: users for a distribution require a convolution, which no rule needs.
+    served is the container of a manifest.
     """
 
     target: Target
     plan: Plan
     lengths: "Lengths | None" = None
+    served: "Served | None" = None
 
 
 Knobs = Callable[[Rule, Plan], Iterator[Knob]]  # changes that may fix a failure, the cheapest first

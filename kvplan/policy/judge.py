@@ -40,6 +40,7 @@ from kvplan.policy.gauges import (
     request_tokens,
     users_gauge,
 )
+from kvplan.policy.pods import shortage
 from kvplan.policy.remedies import ACCEPT, Remedies, Wish, remedies
 from kvplan.policy.result import RULES, CheckResult, Cure, Figures, Finding, Outcome, TargetResult
 
@@ -201,6 +202,10 @@ class _Bench:
 
     def fits(self) -> Verdict:
         plan = self.case.plan
+        short_pod = None if self.case.served is None or not plan.fits else shortage(plan, self.case.served)
+        if short_pod is not None:
+            problem, cure = short_pod
+            return Verdict(False, f"fits the GPU, but not its pod: {problem}", True, False, fix=cure)
         if plan.fits:
             return Verdict(True, f"fits, {format_gib(plan.memory.unused)} of GPU memory left", True, True)
         short = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
@@ -281,12 +286,13 @@ class _Bench:
 
     def remedies(self, rules: Sequence[Rule], verdicts: Sequence[Verdict], before: Figures | None) -> Remedies:
         """Fixes for the failing rules. Rules on the measured server are excluded: no plan affects them."""
-        wishes = [
-            self.wish(rule, verdict, before)
+        curable = [
+            (rule, verdict)
             for rule, verdict in zip(rules, verdicts, strict=True)
-            if verdict.ok is not None and rule.name != "max_prediction_error"
+            if verdict.ok is not None and rule.name != "max_prediction_error" and verdict.fix is None
         ]
-        num_unmet = sum(verdict.ok is False for verdict in verdicts)
+        wishes = [self.wish(rule, verdict, before) for rule, verdict in curable]
+        num_unmet = sum(verdict.ok is False for _, verdict in curable)
         return remedies(self.case.plan, wishes, num_unmet, lambda plan: self.sayable(plan, advise.fit_knobs(plan)))
 
     def wish(self, rule: Rule, verdict: Verdict, before: Figures | None) -> Wish:

@@ -13,7 +13,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, format_gib
 from kvplan.models.catalog import model_id
-from kvplan.planning.launch import host_rows
+from kvplan.planning.launch import host_rows, kept_rows
 from kvplan.planning.plan import Plan
 from kvplan.servers import environment
 from kvplan.servers.base import server_of, terms_of
@@ -48,9 +48,7 @@ class Needs:
 
 def needs_of(plan: Plan) -> Needs:
     ranks, cores = ranks_of(plan), cores_of(plan)
-    rows = host_rows(plan)
-    checkpoint = sum(row.size for row in rows if row.name == "checkpoint")
-    sizes = [(row, row.size * (ranks if row.per == "rank" else cores)) for row in rows if row.name != "checkpoint"]
+    checkpoint, sizes = sum(row.size for row in host_rows(plan) if row.name == "checkpoint"), kept_rows(plan)
     shared = whole_gib(sum(size for row, size in sizes if row.in_shm) + SHARED_EXTRA)
     resident = sum(size for row, size in sizes if not row.in_shm)
     workers = 0 if ranks == cores else ranks  # an engine core with one rank computes in its own process

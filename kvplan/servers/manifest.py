@@ -49,6 +49,7 @@ class Served:
     num_pods   pods per server; replicas: servers
     gpu        the GPU by a label of its node, and `gpu_label` that label; None: no label names it
     notes      assumptions
+    memory     limit of its memory in bytes, and `shm` the size of its /dev/shm; None: not stated
     """
 
     id: str
@@ -62,6 +63,8 @@ class Served:
     gpu: str | None
     gpu_label: str
     notes: tuple[str, ...] = ()
+    memory: int | None = None
+    shm: int | None = None
 
 
 class Mapped(dict[str, Any]):
@@ -353,6 +356,8 @@ def read_container(place: Place, body: Mapped, pod: Mapped, where: str) -> list[
             gpu=gpu,
             gpu_label=label,
             notes=tuple(dict.fromkeys(notes)),
+            memory=memory_limit(body, is_compose=place.is_compose),
+            shm=shared_memory(body, pod, is_compose=place.is_compose),
         )
     ]
 
@@ -544,6 +549,40 @@ def gpus_of(body: Mapping[str, Any], where: str) -> int | None:
     reservations = mapping(mapping(mapping(body, "deploy"), "resources"), "reservations")
     counts = [count for each in lists(reservations, "devices") if (count := devices_of(each, where)) is not None]
     return sum(counts) if counts else None
+
+
+UNITS: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def quantity(text: Any, *, is_compose: bool) -> int | None:
+    """Bytes of a size, 16Gi or 16G; None for another form. Compose's units are binary: 16g, 16gb."""
+    if not is_compose and re.search("[mgtb]$", str(text)):  # m is a thousandth of a byte in Kubernetes
+        return None
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kmgt]?)(i?)b?", str(text).strip().lower())
+    if match is None:
+        return None
+    number, unit, is_binary = match.groups()
+    return int(float(number) * UNITS.get(f"{unit}i" if unit and (is_binary or is_compose) else unit, 1))
+
+
+def memory_limit(body: Mapping[str, Any], *, is_compose: bool) -> int | None:
+    """The memory that a container may use at most."""
+    parts = mapping(mapping(body, "deploy"), "resources") if is_compose else mapping(body, "resources")
+    stated = mapping(parts, "limits").get("memory") or (body.get("mem_limit") if is_compose else None)
+    return None if stated is None else quantity(stated, is_compose=is_compose)
+
+
+def shared_memory(body: Mapping[str, Any], pod: Mapping[str, Any], *, is_compose: bool) -> int | None:
+    """Size of a container's /dev/shm: compose's shm_size, or the limit of the volume that is mounted there."""
+    if is_compose:
+        return None if body.get("shm_size") is None else quantity(body["shm_size"], is_compose=True)
+    mounts = [mount for mount in lists(body, "volumeMounts") if isinstance(mount, dict)]
+    names = {mount.get("name") for mount in mounts if mount.get("mountPath") in ("/dev/shm", "/dev/shm/")}
+    for volume in lists(pod, "volumes"):
+        folder = mapping(volume, "emptyDir")
+        if isinstance(volume, dict) and volume.get("name") in names and folder.get("sizeLimit") is not None:
+            return quantity(folder["sizeLimit"], is_compose=False)
+    return None
 
 
 def devices_of(device: Any, where: str) -> int | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.servers.manifest import quantity
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 
@@ -227,3 +228,62 @@ def test_an_answer_that_is_one_document_takes_one_file(run: Run, words: tuple[st
     ran = run("check", "a.yaml", "b.yaml", *words)
     assert ran.code == 2
     assert words[0] in ran.err
+
+
+OFFLOADED = (
+    "recommend",
+    "llama-3.1-8b",
+    "--gpus",
+    "l40s",
+    "--users",
+    "4",
+    "--ctx",
+    "16k",
+    "--kv-offloading-size",
+    "64",
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "written", "small", "fault"),
+    [
+        # vLLM 0.33 maps all 64 GiB in /dev/shm and does not start with less
+        # (v1/kv_offload/cpu/shared_offload_region.py); a container's memory counts /dev/shm.
+        ("k8s", "sizeLimit: 65Gi", "sizeLimit: 65Gi", ""),
+        ("k8s", "sizeLimit: 65Gi", "sizeLimit: 8Gi", "/dev/shm is 8.00 GiB, less than 64.00 GiB for offloaded KV"),
+        ("k8s", "sizeLimit: 65Gi", "sizeLimit: 63999M", "/dev/shm is 59.60 GiB, less than 64.00 GiB"),
+        ("k8s", "memory: 88Gi", "memory: 32Gi", "the memory limit is 32.00 GiB, less than 64.00 GiB for offloaded KV"),
+        ("compose", "shm_size: 65g", "shm_size: 8gb", "/dev/shm is 8.00 GiB, less than 64.00 GiB for offloaded KV"),
+        ("compose", "memory: 88g", "memory: 32g", "the memory limit is 32.00 GiB, less than 64.00 GiB"),
+    ],
+)
+def test_a_pod_must_hold_what_its_server_keeps_on_the_host(
+    run: Run, tmp_path: Path, output: str, written: str, small: str, fault: str
+) -> None:
+    text = run(*OFFLOADED, "--output", output, "-q").out
+    assert written in text
+    (tmp_path / "deploy.yaml").write_text(text.replace(written, small))
+    (target,) = run("check", tmp_path / "deploy.yaml", "-q", "--format", "json").json["targets"]
+    (finding,) = target["findings"]
+    assert finding["outcome"] == ("fail" if fault else "pass")
+    assert fault in finding["message"]
+    assert not fault or finding["fix"].endswith("above 64Gi")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_compose", "size"),
+    [
+        # kubernetes.io, "Resource Management for Pods and Containers": 129M and 123Mi are roughly the same; m is a
+        # thousandth. The Compose specification: b, k or kb, m or mb, g or gb, in powers of 1,024.
+        ("129M", False, 129_000_000),
+        ("123Mi", False, 128_974_848),
+        ("128974848", False, 128_974_848),
+        ("400m", False, None),
+        ("1gb", True, 2**30),
+        ("2048k", True, 2**21),
+        ("10mb", True, 10 * 2**20),
+        ("${SHM}", True, None),
+    ],
+)
+def test_sizes_of_both_formats_are_read(text: str, is_compose: bool, size: int | None) -> None:
+    assert quantity(text, is_compose=is_compose) == size
