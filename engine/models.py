@@ -13,7 +13,7 @@ from engine.kv_cache import KVCache
 from engine.layers import Builder, GroupedAttention, LatentAttentionLayer, Mlp, Moe, Vocabulary
 from engine.loader import WeightSource
 from engine.mamba2 import Mamba2Layer
-from engine.plain_mlp import PlainMlpLayer
+from engine.plain_mlp import PlainMlpLayer, PlainMoeLayer
 from engine.quantized import check_runs
 from engine.rotary import rotary_table
 from engine.step import StepTensors
@@ -31,6 +31,7 @@ from kvplan.models.spec import (
     ModelSpec,
     MoeMlp,
     PlainMlp,
+    PlainMoe,
     RecurrentState,
     Rotary,
     SlidingWindow,
@@ -166,7 +167,9 @@ class Model:
         return sampled_from
 
 
-def _mlp(builder: Builder, name: str, facts: GatedMlp | MoeMlp | PlainMlp, hidden: int) -> Mlp | Moe | PlainMlpLayer:
+def _mlp(
+    builder: Builder, name: str, facts: GatedMlp | MoeMlp | PlainMlp | PlainMoe, hidden: int
+) -> Mlp | Moe | PlainMlpLayer | PlainMoeLayer:
     match facts:
         case GatedMlp():
             return Mlp(builder, name, facts, hidden)
@@ -174,6 +177,8 @@ def _mlp(builder: Builder, name: str, facts: GatedMlp | MoeMlp | PlainMlp, hidde
             return Moe(builder, name, facts, hidden)
         case PlainMlp():
             return PlainMlpLayer(builder, name, facts, hidden)
+        case PlainMoe():
+            return PlainMoeLayer(builder, name, facts, hidden)
 
 
 def _attention(

@@ -1,10 +1,11 @@
-"""A feed-forward part without a gate (Nemotron-H), in plain torch: down(relu(up(x))^2)."""
+"""Feed-forward parts without a gate (Nemotron-H), in plain torch: down(relu(up(x))^2), alone or as experts."""
 
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 
-from kvplan.models.spec import PlainMlp
+from kvplan.models.spec import PlainMlp, PlainMoe
 
 if TYPE_CHECKING:
     from engine.layers import Builder
@@ -21,3 +22,38 @@ class PlainMlpLayer:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden] -> [num_tokens, hidden]."""
         return self.down_proj(self.up_proj(x).relu_().square_())
+
+
+class PlainMoeLayer:
+    """Experts without a gate beside a shared one; each expert is loaded as a linear layer of its kind is."""
+
+    def __init__(self, builder: "Builder", name: str, facts: PlainMoe, hidden: int) -> None:
+        self.facts, self.kernels = facts, builder.kernels
+        mine, whole, width = builder.tp.share(facts.inner, "expert channels"), slice(None), facts.latent or hidden
+        self.router = builder.empty(facts.num_experts, hidden)
+        builder.source.fill(self.router, f"{name}.gate.weight", tuple(self.router.shape))
+        self.correction = builder.vector(f"{name}.gate.e_score_correction_bias", facts.num_experts, dtype=torch.float32)
+        names = [f"{name}.experts.{e}" for e in range(facts.num_experts)]
+        self.up_projs = [builder.outputs([(f"{one}.up_proj", facts.inner, mine)], width) for one in names]
+        self.down_projs = [builder.inputs(f"{one}.down_proj", width, facts.inner, mine) for one in names]
+        self.shared = PlainMlpLayer(builder, f"{name}.shared_experts", PlainMlp(facts.shared_inner), hidden)
+        self.enter = self.leave = None
+        if facts.latent:
+            self.enter = builder.outputs([(f"{name}.fc1_latent_proj", width, whole)], hidden)
+            self.leave = builder.outputs([(f"{name}.fc2_latent_proj", hidden, whole)], width)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden] -> [num_tokens, hidden]."""
+        facts = self.facts
+        ids, weights = self.kernels.route(
+            F.linear(x.float(), self.router.float()), self.correction, top_k=facts.top_k, scoring="sigmoid",
+            groups=facts.groups, top_groups=facts.top_groups, renormalize=facts.renormalize, scale=facts.scale,
+        )  # fmt: skip
+        inputs = x if self.enter is None else self.enter(x)
+        out = torch.zeros_like(inputs, dtype=torch.float32)
+        for e in ids.unique().tolist():
+            rows, places = (ids == e).nonzero(as_tuple=True)
+            y = self.down_projs[e](self.up_projs[e](inputs[rows]).relu_().square_())
+            out.index_add_(0, rows, y.float() * weights[rows, places, None])
+        y = out.to(x.dtype)
+        return self.shared(x) + (y if self.leave is None else self.leave(y))

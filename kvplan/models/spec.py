@@ -470,6 +470,24 @@ class PlainMlp:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainMoe:
+    """`top_k` of `num_experts` MLPs without a gate per token, and a shared one; scores as `sigmoid` with a correction.
+
+    latent  the experts' inputs and outputs are projected to and from so many elements; None: they are not
+    """
+
+    num_experts: int
+    top_k: int
+    inner: int
+    shared_inner: int
+    latent: int | None
+    renormalize: bool
+    scale: float
+    groups: int
+    top_groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class MoeMlp:
     """`top_k` of `num_experts` gated MLPs per token, and shared ones for all.
 
@@ -509,7 +527,7 @@ class DecoderLayer:
     """None: the layer has no such part (Nemotron-H's have one of them)."""
 
     attention: HeadAttention | LatentHeads | DeltaNet | Mamba2 | None
-    mlp: GatedMlp | MoeMlp | PlainMlp | None
+    mlp: GatedMlp | MoeMlp | PlainMlp | PlainMoe | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from transformers.models.nemotron_h.modeling_nemotron_h import mamba2_selective_
 from engine import Engine, EngineConfig
 from engine.mamba2 import CHUNK, chunk_rule, step_rule
 from engine.state_slots import StateBlocks, StateShape, StateSlots, with_room_for_states
-from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.errors import KvplanError
 from kvplan.models import catalog, hf_config
-from kvplan.models.spec import FullAttention, HeadAttention, Mamba2, PlainMlp, RecurrentState
+from kvplan.models.spec import FullAttention, HeadAttention, Mamba2, PlainMlp, PlainMoe, RecurrentState
 from kvplan.serve.real import inputs_of
 from kvplan.servers.bundled.rules import predict
 from kvplan.sizing import layout
@@ -34,14 +34,17 @@ PROMPT_LENS = (1, 7, CHUNK + 3)
         (FAMILY, False),
         ("granite_h", True),
         ("granite_h_moe", False),
+        ("nemotron_h_moe", False),
+        ("nemotron_h_latent", True),
         *(pytest.param(*case, marks=FULL) for case in [(FAMILY, True), ("granite_h", False), ("granite_h_moe", True)]),
+        *(pytest.param(*case, marks=FULL) for case in [("nemotron_h_moe", True), ("nemotron_h_latent", False)]),
     ],
 )
 def test_teacher_forced_logits_are_those_of_transformers(family: str, is_cached: bool, tmp_path: Path) -> None:
     """Of a checkpoint as it is published; prompts in chunks that end anywhere, beside the others' decodes."""
     folder = small_models.save_small_model(family, tmp_path / family)
     reference = small_models.load_reference(folder)
-    publish(folder) if family == FAMILY else publish_granite(folder)
+    publish_granite(folder) if family.startswith("granite") else publish(folder)
     texts = random_tokens(*(n + 12 for n in PROMPT_LENS))
     engine = engine_for(folder, enable_prefix_caching=is_cached, max_num_batched_tokens=24)
     for logits, text, n in zip(teacher_forced(engine, texts, PROMPT_LENS), texts, PROMPT_LENS, strict=True):
@@ -54,9 +57,10 @@ def publish(folder: Path) -> None:
     tensors = {name.replace("model.", "backbone.", 1): x for name, x in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    del config["layers_block_type"]
-    pattern = {"hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5}
-    (folder / "config.json").write_text(json.dumps({**config, **pattern}))
+    letters = {"linear_attention": "M", "mlp": "-", "full_attention": "*", "moe": "E"}
+    pattern = "".join(letters[kind] for kind in config.pop("layers_block_type"))
+    values = {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)}
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
 
 
 def publish_granite(folder: Path) -> None:
@@ -134,7 +138,7 @@ def test_the_rule_in_chunks_and_step_by_step_is_that_of_transformers(length: int
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("is_cached", [False, True])
-@pytest.mark.parametrize("family", [FAMILY, "granite_h_moe"])
+@pytest.mark.parametrize("family", [FAMILY, "granite_h_moe", "nemotron_h_latent"])
 def test_memory_is_as_planned_to_the_byte_and_activations_nearly(
     family: str, dtype: Any, is_cached: bool, tmp_path: Path
 ) -> None:
@@ -154,7 +158,7 @@ def test_memory_is_as_planned_to_the_byte_and_activations_nearly(
     state = next(cache for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState))
     # 3 columns of 4 * 32 + 2 * 2 * 8 channels in the model's dtype, and 4 matrices of 32 x 8, Nemotron-H's in float32.
     size = 4 if dtype == "float32" else 2
-    assert layout.state_bytes(state, dtype, 1) == 3 * 160 * size + 4 * 32 * 8 * (4 if family == FAMILY else size)
+    assert layout.state_bytes(state, dtype, 1) == 3 * 160 * size + 4 * 32 * 8 * (size if "granite" in family else 4)
     shape = StateShape.of(state, engine.runner.dtype)
     assert shape.num_bytes == layout.state_bytes(state, dtype, 1)
 
@@ -169,9 +173,26 @@ def test_a_published_model_is_what_its_pattern_says(name: str) -> None:
     assert sum(counts) == spec.num_layers
 
 
-def test_experts_without_a_gate_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"has experts without a gate, which the engine cannot run"):
-        Engine(catalog.load("nemotron-3-nano-30b-a3b"), EngineConfig(device="cpu", load_format="dummy"))
+def test_experts_of_a_published_model_are_what_its_pattern_says() -> None:
+    """MEMEM*EMEMEM*...: 23 of Mamba 2, 23 of experts and 6 of attention among Nemotron-3-Nano's 52 layers."""
+    layers = catalog.load("nemotron-3-nano-30b-a3b").decoder.layers
+    kinds = [type(layer.attention or layer.mlp) for layer in layers]
+    assert [kinds.count(each) for each in (Mamba2, PlainMoe, HeadAttention)] == [23, 23, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"mlp_bias": True}, "experts without a gate only with one shared expert and without biases"),
+        ({"n_shared_experts": 2}, "experts without a gate only with one shared expert and without biases"),
+        ({"num_experts_per_tok": 9}, "leaves no choice of 9 from 1 of 1 groups of 8 experts"),
+    ],
+)
+def test_other_experts_are_refused_by_name(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    small_models.small_config("nemotron_h_moe", **changes).save_pretrained(tmp_path)
+    spec = hf_config.load_spec(tmp_path)
+    with pytest.raises(KvplanError, match=says):
+        Engine(spec, EngineConfig(device="cpu", load_format="dummy"))
 
 
 @pytest.mark.parametrize(

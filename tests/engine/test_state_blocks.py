@@ -1,5 +1,7 @@
 """Prefixes cached beside recurrent states: the same tokens with a cache and without, also after states were evicted."""
 
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from engine import EngineConfig
 from engine.block_manager import MambaGroup
 from engine.engine import Engine
+from engine.request import RequestOutput
 from engine.state_slots import StateBlocks, StateShape, StateSlots, with_room_for_states
 from engine.states import StateBlockManager
 from kvplan.models import catalog
@@ -137,3 +140,50 @@ def test_an_engine_of_a_directory_serves_with_a_cache_by_default(tmp_path: Path)
     (second,) = engine.generate([PROMPTS[1]], greedy(4))
     assert first.token_ids == second.token_ids
     assert second.num_cached_tokens == 80
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("granite_h", {"kv_offloading_size": 0.001}),
+        pytest.param("nemotron_h", {"enable_prefix_caching": False}, marks=FULL),
+        pytest.param("granite_h_moe", {"async_scheduling": True}, marks=FULL),
+        pytest.param("qwen3_next", {"async_scheduling": True, "kv_offloading_size": 0.001}, marks=FULL),
+    ],
+)
+def test_two_hundred_requests_of_which_some_are_aborted_leave_nothing_behind(
+    family: str, changes: dict[str, Any]
+) -> None:
+    """Prompts with prefixes in common, in chunks, in a pool too small for three; every tenth answer is the model's."""
+    draw = random.Random(7)
+    size = engine_for(family, num_blocks=2).config.block_size if changes.get("enable_prefix_caching", True) else 24
+    longest, num_blocks = 5 * size, 20 if size > 4 else 40
+    options = {"max_num_seqs": 3, "max_num_batched_tokens": 20, "max_model_len": longest, "num_blocks": num_blocks}
+    engine = engine_for(family, **options, **changes)
+    prefixes = random_tokens(3 * size, 2 * size + 3, 3 * size - 1, seed=9)
+    texts, outputs = dict[str, list[int]](), dict[str, RequestOutput]()
+    for i in range(200):
+        texts[str(i)] = draw.choice(prefixes)[: draw.randrange(4, 3 * size)] + random_tokens(draw.randrange(1, size))[0]
+        engine.add_request(texts[str(i)], greedy(draw.randrange(1, 10)), request_id=str(i))
+        for _ in range(draw.randrange(4)):
+            outputs |= {output.request_id: output for output in engine.step()}
+        if draw.random() < 0.4:
+            engine.abort(str(draw.randrange(max(0, i - 5), i + 1)))
+    outputs |= run_dry(engine)
+    assert engine.scheduler.num_preemptions
+    reasons = Counter(output.finish_reason for output in outputs.values())
+    assert reasons.keys() <= {"length", "abort"}
+    assert reasons["length"] > 100
+    assert engine.scheduler.num_used_blocks == 0
+    if isinstance(engine.scheduler.blocks, StateBlockManager):
+        assert engine.scheduler.blocks._tables == {}
+    engine.generate([[5, 6]], greedy(1))  # rows, and the slots that go with them, come free with the next batch
+    assert len(engine._batches._free_rows) == options["max_num_seqs"] - 1
+    if engine.tiers is not None:
+        assert engine.tiers.scheduler_stats.hits > 0
+        engine.tiers.close()
+        pool = engine.tiers.connector.pool
+        assert (pool.num_writing, pool.num_evictable) == (0, pool.num_resident)
+    done = [name for name, output in outputs.items() if output.finish_reason == "length"]
+    for name in done[::10]:
+        assert wrong_greedy_tokens(family, texts[name], outputs[name].token_ids) == []

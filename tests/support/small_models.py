@@ -162,6 +162,12 @@ QWEN3_5: dict[str, Any] = {
     },
 }  # fmt: skip
 NEMOTRON_H = ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"]
+NEMOTRON_MOE: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"], "num_hidden_layers": 4, "head_dim": 16,
+    "n_groups": 2, "mamba_num_heads": 4, "mamba_head_dim": 32, "ssm_state_size": 8, "chunk_size": 16,
+    "time_step_limit": (0.0, 1e9), "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+}  # fmt: skip
 GRANITE_H: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"], "shared_intermediate_size": 48,
     "intermediate_size": 40, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_chunk_size": 16,
@@ -178,6 +184,12 @@ HYBRIDS: dict[str, Build] = {
     "nemotron_h": _of(
         transformers.NemotronHConfig, layers_block_type=NEMOTRON_H, num_hidden_layers=5, head_dim=16, n_groups=2,
         mamba_num_heads=4, mamba_head_dim=32, ssm_state_size=8, chunk_size=16, time_step_limit=(0.0, 1e9),
+    ),
+    "nemotron_h_moe": _of(
+        transformers.NemotronHConfig, **NEMOTRON_MOE, n_group=1, topk_group=1, routed_scaling_factor=2.5,
+    ),
+    "nemotron_h_latent": _of(
+        transformers.NemotronHConfig, **NEMOTRON_MOE, n_group=2, topk_group=1, moe_latent_size=24, norm_topk_prob=False,
     ),
     "granite_h": _of(transformers.GraniteMoeHybridConfig, **GRANITE_H, num_local_experts=0),
     "granite_h_moe": _of(

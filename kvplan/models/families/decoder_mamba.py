@@ -22,10 +22,16 @@ from kvplan.models.spec import (
     Mamba2,
     MoeMlp,
     PlainMlp,
+    PlainMoe,
     TensorNames,
 )
 
-NEMOTRON_H: Mapping[str, Any] = {"layer_norm_epsilon": 1e-5, "use_conv_bias": True, "conv_kernel": 4}
+NEMOTRON_H: Mapping[str, Any] = {
+    "layer_norm_epsilon": 1e-5,
+    "use_conv_bias": True,
+    "conv_kernel": 4,
+    "routed_scaling_factor": 1.0,
+}
 NEMOTRON_H_ONLY: dict[str, tuple[Any, ...]] = {
     "use_bias": (False,), "mamba_proj_bias": (False,), "attention_bias": (False,), "residual_in_fp32": (False,),
     "mamba_hidden_act": ("silu",), "mlp_hidden_act": ("relu2",), "sliding_window": (),
@@ -39,11 +45,6 @@ NAMES = TensorNames(
 def read_nemotron_h(config: Config) -> Decoder:
     """Read the computation of a nemotron_h config; defaults are already filled in."""
     pattern = nemotron_pattern(config)
-    if "E" in pattern:
-        raise UnsupportedModelError(
-            config.where, f"layer {pattern.index('E')} has experts without a gate, which the engine cannot run",
-            "choose another model",
-        )  # fmt: skip
     keys = ("n_groups", "ssm_state_size", "conv_kernel")
     mamba = _mamba(config, config.count("mamba_num_heads"), config.count("mamba_head_dim"), keys)
     head_dim = heads_of(config).head_dim
@@ -53,7 +54,33 @@ def read_nemotron_h(config: Config) -> Decoder:
     }
     if "-" in pattern:
         layers["-"] = DecoderLayer(None, PlainMlp(config.count("intermediate_size"), bias=config.flag("mlp_bias")))
+    if "E" in pattern:
+        layers["E"] = DecoderLayer(None, _plain_experts(config))
     return Decoder(tuple(layers[letter] for letter in pattern), positive(config, "layer_norm_epsilon"), names=NAMES)
+
+
+def _plain_experts(config: Config) -> PlainMoe:
+    if config.flag("mlp_bias") or config.count("n_shared_experts", default=1, low=0) != 1:
+        raise UnsupportedModelError(
+            config.where, "the engine runs experts without a gate only with one shared expert and without biases",
+            "choose another model",
+        )  # fmt: skip
+    experts = PlainMoe(
+        num_experts=config.count("n_routed_experts"),
+        top_k=config.count("num_experts_per_tok"),
+        inner=config.count("moe_intermediate_size"),
+        shared_inner=config.count("moe_shared_expert_intermediate_size"),
+        latent=config.maybe_count("moe_latent_size"),
+        renormalize=config.flag("norm_topk_prob", True),
+        scale=positive(config, "routed_scaling_factor"),
+        groups=config.count("n_group", default=1),
+        top_groups=config.count("topk_group", default=1),
+    )
+    count, groups = experts.num_experts, experts.groups
+    if count % groups or experts.top_groups > groups or experts.top_k > count // groups * experts.top_groups:
+        problem = f"leaves no choice of {experts.top_k} from {experts.top_groups} of {groups} groups of {count} experts"
+        raise config.fail("num_experts_per_tok", problem, "correct the config")
+    return experts
 
 
 GRANITE: Mapping[str, Any] = {
