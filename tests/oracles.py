@@ -350,7 +350,8 @@ KV_NAMES = {
 # What a row says that the server could not be asked, rather than that it refused.
 OUT_OF_REACH = ("does not recognize this architecture", "StrictDataclassClassValidationError", "AttributeError",
                 "ImportError", "stubbed kernel", "compiled op")  # fmt: skip
-NO_IMPLEMENTATION = "has no SGlang implementation"
+# A row whose loader would refuse the model's class or its quantization.
+NOT_LOADED = ("has no SGlang implementation", "is not supported for")
 
 
 def draft_in(name: str) -> ModelSpec:
@@ -413,6 +414,7 @@ def sglang_differences(request: Request, row: dict[str, Any]) -> Iterator[str]:
     pool = sglang_pool.pool(spec, settings, args, request.gpu.sm, request.draft)
     theirs = resolved_settings(row["resolved"])
     late = theirs["attention_backend"] == "trtllm_mla" and spec.architecture == "DeepseekV3ForCausalLM"
+    late |= theirs["attention_backend"] in ("torch_native", "flex_attention") or args.disaggregation_mode == "decode"
     for name, mine in sglang_settings(request, pool).items():
         if mine != theirs[name] and not (name == "prefill_graphs" and (late or args.enforce_eager)):
             yield f"{name} {mine} for {theirs[name]}"
@@ -440,7 +442,7 @@ def sglang_differences(request: Request, row: dict[str, Any]) -> Iterator[str]:
 
 def compare_sglang(row: dict[str, Any], load: Callable[[str], ModelSpec]) -> tuple[str, list[str]]:
     refused = row.get("failed", "") or row.get("quant_error", "")
-    refuses = "failed" in row or NO_IMPLEMENTATION in refused
+    refuses = "failed" in row or any(text in refused for text in NOT_LOADED)
     if refuses and any(text in refused for text in OUT_OF_REACH):
         return NOT_ASKED, [refused[:120]]
     try:

@@ -426,6 +426,20 @@ class EngineArgs:
     cuda_graph_max_bs_prefill: int | None = sglang_argument(
         None, "count", "cuda_graph_max_bs_prefill", "tokens of the largest prefill CUDA graph.", "N"
     )
+    cuda_graph_backend_decode: Literal["full", "breakable", "disabled"] | None = sglang_argument(
+        None,
+        "choice",
+        "cuda_graph_backend_decode",
+        "how decodes are captured as CUDA graphs, if at all.",
+        choices=("full", "breakable", "disabled"),
+    )
+    cuda_graph_backend_prefill: Literal["full", "breakable", "disabled"] | None = sglang_argument(
+        None,
+        "choice",
+        "cuda_graph_backend_prefill",
+        "how prefills are captured as CUDA graphs, if at all.",
+        choices=("full", "breakable", "disabled"),
+    )
     prefill_attention_backend: str | None = sglang_argument(
         None, "text", "prefill_attention_backend", "fa3, flashinfer, trtllm_mha, ...", "NAME"
     )

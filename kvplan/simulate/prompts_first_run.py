@@ -49,11 +49,12 @@ def tokens_of(seq: Sequence, content: Content) -> "array[int]":
 
 def limits_of(plan: Plan) -> Limits:
     settings, capacity = plan.settings, plan.capacity
+    chunk = settings.max_num_batched_tokens if plan.request.args.enable_chunked_prefill else None
     return Limits(
         num_tokens=capacity.num_blocks - 1,  # without the block that is never allocated
         max_running=settings.max_num_seqs,
-        chunk=settings.max_num_batched_tokens,
-        max_prefill_tokens=max(MAX_PREFILL_TOKENS, settings.max_num_batched_tokens),
+        chunk=chunk,
+        max_prefill_tokens=max(MAX_PREFILL_TOKENS, chunk or 0),
         context_len=capacity.max_model_len,
         overlap=plan.request.args.async_scheduling is not False,
         radix=settings.prefix_caching,

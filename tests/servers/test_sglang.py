@@ -254,11 +254,9 @@ class TestRefusals:
         [
             ({"gpu_memory_utilization": 0.9}, "--mem-fraction-static"),
             ({"kv_cache_memory_bytes": 2**30}, "max_total_tokens"),
-            ({"block_size": 48}, "1, 16, 32, 64 or 128"),
             ({"kv_cache_dtype": "nvfp4"}, "fp8_e5m2"),
             ({"max_loras": 1}, "adapters"),
             ({"decode_context_parallel_size": 2, "tensor_parallel_size": 2}, "no such flag"),
-            ({"enable_chunked_prefill": False}, "no such flag"),
             ({"performance_mode": "throughput"}, "no such flag"),
             ({"quantization": "experts_int8"}, "not one that is modeled for SGLang"),
         ],
@@ -322,7 +320,19 @@ class TestTheCommandLine:
         [
             ("--speculative-algorithm LOOKAHEAD", "LOOKAHEAD is not modeled"),
             ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modeled"),
-            ("--chunked-prefill-size -1", "without chunked prefill"),
+            ("--chunked-prefill-size -1 --max-prefill-tokens 8192", "only the default of 16,384"),
+            ("--context-length 8192 --attention-backend cutlass_mla", "has no such backend"),
+            (
+                "--context-length 8192 --attention-backend flex_attention --speculative-algorithm NGRAM",
+                "with speculative decoding",
+            ),
+            ("--context-length 8192 --enable-eplb", "requires several ranks of experts"),
+            (
+                "--context-length 8192 --speculative-algorithm EAGLE --speculative-num-draft-tokens 4",
+                "requires --speculative-num-steps",
+            ),
+            ("--context-length 8192 --speculative-algorithm NGRAM --page-size 16", "drafts branch"),
+            ("--enable-deterministic-inference", "some of which keep no prefixes"),
             ("--tp 4 --ep-size 2", "experts over all"),
             ("--mem-fraction-static 1.5", "must be greater than 0"),
             ("--disable-radix-cache yes", "without a flag"),

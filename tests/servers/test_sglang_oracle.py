@@ -120,6 +120,7 @@ class TestARelease:
                 "whole_towers",
                 "own_stages",
                 "drafts_of_gemma",
+                "named_backends",
             },
         ]
         assert names[-1] == set(CHANGES)

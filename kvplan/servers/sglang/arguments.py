@@ -14,6 +14,9 @@ from kvplan.servers.words import Other
 READ: Final = {  # by kvplan.servers.sglang.command
     "the model that is sized": "model_path model revision",
     "--prefill-attention-backend and --decode-attention-backend, where they are not given": "attention_backend",
+    "the largest of the graphs, or that there are none": """
+        cuda_graph_bs cuda_graph_bs_decode disable_decode_cuda_graph
+    """,
     "slots for LoRA adapters; their rank and modules must be stated": "enable_lora lora_paths",
     "speculative decoding; parts that kvplan cannot size are rejected by name": """
         speculative_algorithm speculative_draft_model_path speculative_draft_model speculative_dflash_block_size
@@ -83,7 +86,7 @@ NO_EFFECT: Final = {
     """,
     "drafts: how they are looked up and accepted; SGLang allocates the same": """
         speculative_draft_model_revision speculative_attention_mode speculative_accept_threshold_single
-        speculative_accept_threshold_acc speculative_draft_attention_backend speculative_moe_runner_backend
+        speculative_accept_threshold_acc speculative_moe_runner_backend
         speculative_moe_a2a_backend speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth
         speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_ngram_capacity
         speculative_use_rejection_sampling! speculative_use_block_verification! speculative_dsa_topk_backend
@@ -117,12 +120,19 @@ NO_EFFECT: Final = {
         enable_quant_communications! boundary_reduction enable_fused_moe_sum_all_reduce! enable_fused_qk_norm_rope!
         enable_precise_embedding_interpolation! triton_attention_reduce_in_fp32! triton_attention_num_kv_splits
         triton_attention_split_tile_size flashinfer_mla_disable_ragged! enable_tf32_matmul! enable_scattered_sconv!
-        flashinfer_mxfp4_moe_precision disable_flashinfer_cutlass_moe_fp4_allgather! enable_deterministic_inference!
+        flashinfer_mxfp4_moe_precision disable_flashinfer_cutlass_moe_fp4_allgather!
         enable_amd_monokernel! monokernel_backend disable_cuda_graph_padding! enable_cudagraph_gc! enable_mla!
         enable_flashinfer_mla! enable_flashmla! enable_nan_detection!
     """,
+    "CUDA graphs, which are captured after the pool is sized": """
+        enable_torch_compile! torch_compile_max_bs enable_torch_compile_debug_mode!
+    """,
+    "tokens of a step's prompts, which SGLang reserves for only without chunks; there only the default is modeled": """
+        max_prefill_tokens
+    """,
+    "what a request returns; weights and the pool are the same": "is_embedding!",
     "has an effect only with a flag that is not supported": """
-        max_prefill_tokens torch_compile_max_bs enable_torch_compile_debug_mode! unified_cache_external_linker_backend
+        unified_cache_external_linker_backend
         unified_cache_external_linker_config enable_linker_mla_dedup! lmcache_config_file flexkv_config_file
         hisparse_config hierarchical_sparse_attention_extra_config
         kt_method kt_cpuinfer kt_threadpool_count kt_num_gpu_experts kt_max_deferred_experts_per_token
@@ -161,6 +171,12 @@ REFUSED: Final = {
         speculative_boundary_reduction speculative_draft_sink_size
         enable_multi_layer_eagle! uno_lora_path decoupled_spec_role=null enable_linear_replayssm_spec!
     """,
+    "may choose pages of another size, which is not modeled; remove it": """
+        speculative_draft_attention_backend=fa3|fa4|flashinfer|triton
+    """,
+    "chooses other attention backends, some of which keep no prefixes, which is not modeled; remove it": """
+        enable_deterministic_inference!
+    """,
     "moves weights to host memory, which is not modeled; remove it": """
         offload_mode=cpu ple_offload_embedding! kt_weight_path enable_paged_experts!
     """,
@@ -178,7 +194,7 @@ REFUSED: Final = {
         enable_tp_lm_head_all_to_all! enable_attn_tp_input_scattered! enable_layernorm_sp! disable_attn_tp_gather!
         enable_megamoe_for_layernorm_sp! enable_cp_tp_group_sharing pp_max_micro_batch_size pp_async_batch_depth
         enable_dynamic_chunking! enable_two_batch_overlap! enable_single_batch_overlap! dllm_algorithm encoder_only!
-        is_embedding! enable_mis! forward_hooks msprobe_dump_config rl_on_policy_target enable_waterfill!
+        enable_mis! forward_hooks msprobe_dump_config rl_on_policy_target enable_waterfill!
         custom_weight_loader checkpoint_engine_wait_weights_before_ready!
         remote_instance_weight_loader_start_seed_via_transfer_engine! disable_shared_experts_fusion!
         enforce_shared_experts_fusion! debug_tensor_dump_output_folder debug_tensor_dump_input_file
@@ -190,9 +206,8 @@ REFUSED: Final = {
         disable_fast_image_processor! image_processor_backend=auto|pil
     """,
     "changes which CUDA graphs are captured, which is not modeled; use --cuda-graph-max-bs-decode instead": """
-        cuda_graph_backend_decode cuda_graph_backend_prefill cuda_graph_bs cuda_graph_bs_decode cuda_graph_bs_prefill
-        cuda_graph_config disable_decode_cuda_graph! cuda_graph_prefill_max_context context_bucket
-        cuda_graph_max_seq_len_prefill debug_cuda_graph! enable_torch_compile!
+        cuda_graph_bs_prefill cuda_graph_config cuda_graph_prefill_max_context context_bucket
+        cuda_graph_max_seq_len_prefill debug_cuda_graph!
     """,
     "changes how the pool is stored, which is not modeled; remove it": """
         c128_page_size prefill_only_disable_kv_cache! enable_page_major_kv_layout! enable_unified_memory!

@@ -82,6 +82,10 @@ CHANGES: Final = {
         (0, 5, 23), "a draft's layers are counted in its target's pool, its weights before the pool is sized",
         f"{READ}: pool_configurator.py and kv_cache_configurator.py",
     ),
+    "named_backends": Change(
+        (0, 5, 23), "attention backends that its parser lists; cutlass_mla is no longer one",
+        "sglang 0.5.23 srt/arg_groups/choices.py", "0.5.23",
+    ),
     "drafts_of_gemma": Change(
         (0, 5, 23), "Gemma 4's assistants draft, and each of their layers counts as one of the target's full layers",
         "sglang 0.5.23 srt/models/gemma4_mtp.py and pool_configurator.py",

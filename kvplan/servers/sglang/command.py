@@ -15,6 +15,7 @@ from kvplan.servers.argument_values import read_argument, switch
 from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, spellings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
+from kvplan.servers.sglang.rules import PREFILL_TOKENS
 from kvplan.servers.words import (
     EXPERT_RANKS,
     Note,
@@ -40,9 +41,16 @@ DRAFT_PATHS: Final = ("speculative_draft_model_path", "speculative_draft_model")
 ALGORITHM: Final = "speculative_algorithm"
 BLOCKS: Final = {"speculative_dflash_block_size": "DFLASH", "speculative_dspark_block_size": "DSPARK"}
 ADAPTERS: Final = ("enable_lora", "lora_paths")
+GRAPHS: Final = ("cuda_graph_bs_decode", "cuda_graph_bs")  # their sizes; the largest is what SGLang reserves for
+STEP: Final = "max_prefill_tokens"
+NO_GRAPHS: Final = "disable_decode_cuda_graph"
 SLOTS: Final = 8  # default of --max-loras-per-batch
 STATED: Final = {"max_lora_rank": "--max-lora-rank", "lora_target_modules": "--lora-target-modules"}
-KNOWN: Final = frozenset({*NAMES, *MODEL, *OTHERS, "revision", BACKEND, ALGORITHM, *DRAFT_PATHS, *BLOCKS, *ADAPTERS})
+KNOWN: Final = frozenset(
+    {
+        *NAMES, *MODEL, *OTHERS, "revision", BACKEND, ALGORITHM, *DRAFT_PATHS, *BLOCKS, *ADAPTERS, *GRAPHS, NO_GRAPHS,
+    }
+)  # fmt: skip
 
 
 def flag_of(argument: str) -> Flag:
@@ -68,7 +76,7 @@ def start(words: list[str]) -> Started | None:
 
 def is_switch(name: str) -> bool:
     plain = name.removeprefix("no_")
-    if name == "enable_lora":
+    if name in ("enable_lora", NO_GRAPHS):
         return True
     if name in NAMES:
         return flag_of(NAMES[name]).on is not None
@@ -107,7 +115,16 @@ def parse(words: list[str]) -> ServeCommand:
     over_experts(command.args, "--from-command --ep-size")
     over_algorithm(command)
     over_adapters(command, adapts=adapts)
+    over_chunks(command)
     return command
+
+
+def over_chunks(command: ServeCommand) -> None:
+    """Ignore the tokens of a step's prompts, unless prompts are not cut into chunks: then only the default is sized."""
+    stated = command.args.pop(STEP, str(PREFILL_TOKENS))
+    if stated != str(PREFILL_TOKENS) and not command.args.get("enable_chunked_prefill", True):
+        reason = f"without chunks only the default of {PREFILL_TOKENS:,} is modeled; remove it"
+        command.refused["--max-prefill-tokens"] = reason
 
 
 def over_adapters(command: ServeCommand, *, adapts: bool) -> None:
@@ -213,11 +230,18 @@ def _take(command: ServeCommand, name: str, values: list[str], word: str) -> Non
         command.draft_model = literal(only_value(values, option), flag)
     elif name in BLOCKS:
         command.args[name] = read_argument("speculative_num_draft_tokens", only_value(values, option), option)
+    elif name in GRAPHS:
+        sizes = [read_argument("cuda_graph_max_bs", size, option) for size in values or [""]]
+        command.args["cuda_graph_max_bs"] = max(sizes)
+    elif name == NO_GRAPHS:
+        command.args.setdefault("cuda_graph_backend_decode", "disabled")
     elif name in ADAPTERS:
         pass
     elif argument is not None:
         _take_argument(command, argument, name, values, option)
     elif other is not None:
+        if name == STEP:
+            command.args[STEP] = only_value(values, option)
         take_other(command, flag, other, values, negated=name not in OTHERS)
     else:
         take_unknown(command, flag)
@@ -240,13 +264,14 @@ def _take_argument(command: ServeCommand, argument: str, name: str, values: list
         )
     if spelling.off and values == [spelling.off]:
         return
+    if argument == "max_num_batched_tokens" and values == ["-1"]:
+        command.args["enable_chunked_prefill"] = False
+        return
     text = " ".join(values) if values and ARGUMENTS[argument].kind == "names" else only_value(values, option)
     command.args[argument] = _value(argument, literal(text, option.rpartition(" ")[2]), option)
 
 
 def _value(name: str, text: str, option: str) -> Any:
-    if name == "max_num_batched_tokens" and text == "-1":
-        raise UnsupportedModelError(f"{option} -1", "SGLang without chunked prefill is not modeled", "give a size")
     if ARGUMENTS[name].kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text):
         raise UsageError(
             option, f"is not a whole number ({printable(text, 40)!r}), as SGLang requires", "write digits only"

@@ -19,6 +19,8 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.methods import HEADS, NO_DRAFT
 from kvplan.servers.pages import KVSpec
 from kvplan.servers.plans import Request
+from kvplan.servers.releases import Version
+from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.speculation import check_assistant, method_of
 from kvplan.servers.speculation import drafter as usual_drafter
 
@@ -95,6 +97,9 @@ def numbers(args: EngineArgs, request: Request) -> EngineArgs:
             args, num_speculative_tokens=1, speculative_eagle_topk=1,
             speculative_num_draft_tokens=block_tokens(args, request, method),
         )  # fmt: skip
+    if not steps and (width or verified):
+        flag = "--speculative-num-draft-tokens" if verified else "--speculative-eagle-topk"
+        raise UsageError(flag, "SGLang requires --speculative-num-steps with it", "add it, or remove the numbers")
     if not steps:  # the width stays unset: SGLang's later choice does not affect which backend it picks
         llama = method != "draft_model" and request.spec.architecture == "LlamaForCausalLM"
         steps, _, verified = LLAMA_STEPS if llama else STEPS
@@ -126,6 +131,32 @@ def branches(args: EngineArgs) -> int:
     if args.speculative_eagle_topk is not None or not speculates(args):
         return args.speculative_eagle_topk or 1
     return LLAMA_STEPS[1] if args.speculative_num_draft_tokens == LLAMA_STEPS[2] else 1
+
+
+TREES: Final = ("flashinfer", "fa3", "triton")  # backends whose pages of several tokens hold branches
+
+
+def check_branches(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> None:
+    """Reject drafts that branch with attention backends and pages that cannot hold branches.
+
+    Source: sglang 0.5.23 srt/arg_groups/speculative_hook.py (_handle_eagle_family, _handle_ngram).
+    """
+    lookup = args.speculative_method in NO_DRAFT
+    if not release.has("drafts") or not (lookup or branches(args) > 1):
+        return
+    prefill, decode = sglang_models.backends(spec, sm, args, release)
+    if "trtllm_mha" in (prefill, decode) and not lookup:
+        raise UsageError(
+            f"--speculative-eagle-topk {branches(args)}", "SGLang's backend trtllm_mha does not branch", "use 1"
+        )
+    page = sglang_models.page_size(spec, sm, args, release)
+    backend = decode if prefill == decode else sglang_models.default_backend(spec, sm, args, release)
+    if lookup and backend is None and (spec.is_mla or sglang_models.is_hopper(sm)):
+        backend = "the default backend"
+    if page > 1 and backend is not None and backend not in (TREES[:1] if lookup else TREES):
+        raise UsageError(
+            f"--page-size {page}", f"drafts branch, which SGLang's pages do not hold with {backend}", "use 1"
+        )
 
 
 def check_context(request: Request) -> None:

@@ -26,7 +26,9 @@ def command(plan: Plan) -> list[str]:
         "max_num_seqs": args.max_num_seqs,  # the default follows from the pool, and bounds slots if given
         # SGLang divides it among the ranks of DP attention itself.
         "max_num_batched_tokens": settings.max_num_batched_tokens
-        * (args.data_parallel_size if args.enable_dp_attention else 1),
+        * (args.data_parallel_size if args.enable_dp_attention else 1)
+        if args.enable_chunked_prefill
+        else -1,
         "block_size": page if page > 1 else None,
         **({"max_lora_rank": args.max_lora_rank} if args.max_loras else {}),  # SGLang's default is its adapters' rank
         **_numbers(args),

@@ -59,6 +59,11 @@ DATACENTER_BACKENDS: Mapping[str, str] = {
     **dict.fromkeys(("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), "flashinfer"),
     **dict.fromkeys(("FalconH1ForCausalLM", "JetNemotronForCausalLM", "JetVLMForConditionalGeneration"), "triton"),
 }  # fmt: skip
+# Of these, and of NemotronH's, only if neither phase's backend is given (is_attention_backend_not_set).
+CHOSEN_ALONE = (
+    *DEEPSEEK, "KimiK3ForConditionalGeneration", "MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "Step3p5ForCausalLM",
+    "Step3p7ForConditionalGeneration",
+)  # fmt: skip
 # Their class itself selects trtllm_mha, with drafts or without.
 PAGED_ALWAYS = frozenset(
     {
@@ -124,11 +129,33 @@ def check_fp4(spec: ModelSpec, sm: int, release: Version) -> None:
         )  # fmt: skip
 
 
+MODELOPT_FP8 = 89  # compute capability that modelopt_quant.py asks for (ModelOptFp8Config.get_min_capability)
+IN_FLOAT32 = ("bitsandbytes", "gguf")  # schemes whose layers compute in float32, too (get_supported_act_dtypes)
+
+
+def check_scheme(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
+    """Reject quantized checkpoints on GPUs and in dtypes that SGLang does not load them with."""
+    if spec.quantization is None:
+        return
+    method = spec.quantization.method
+    if args.dtype in ("float", "float32") and method not in IN_FLOAT32:
+        raise UsageError(f"--dtype {args.dtype}", f"SGLang's {method} layers compute in half precision", "use auto")
+    if method.startswith("modelopt") and "nvfp4" not in spec.scheme_kinds and 0 < sm < MODELOPT_FP8:
+        raise UsageError(
+            spec.name, f"SGLang loads ModelOpt's FP8 from compute capability 8.9 on, this GPU has {sm / 10:.1f}",
+            "choose a newer GPU or another checkpoint",
+        )  # fmt: skip
+
+
 def caches_prefixes(args: EngineArgs) -> bool:
     """True if the radix cache is on: it is unless switched off, or the server is the decode side of a
     disaggregated pair.
     """
     return args.enable_prefix_caching is not False and args.disaggregation_mode != "decode"
+
+
+def is_hopper(sm: int) -> bool:
+    return 90 <= sm < 100
 
 
 def is_datacenter_blackwell(sm: int) -> bool:
@@ -285,7 +312,7 @@ def takes_images(spec: ModelSpec, stated: bool | None) -> bool:
 def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, stated: bool | None) -> bool:
     """True for Qwen3-VL on a Hopper GPU of 60 GiB or more, which has defaults of its own."""
     return (
-        90 <= sm < 100
+        is_hopper(sm)
         and memory_mib >= LARGE_HOPPER_MIB
         and spec.config.get("model_type") in QWEN3_VL
         and takes_images(spec, stated)
@@ -329,6 +356,8 @@ def captures_prefill(spec: ModelSpec, args: EngineArgs) -> bool:
     prefills.
     """
     decodes = args.disaggregation_mode == "decode"
+    if args.cuda_graph_backend_prefill is not None:  # whatever the class and the stages are
+        return args.cuda_graph_backend_prefill != "disabled" and not decodes
     if args.enforce_eager or args.disable_prefill_cuda_graph or args.pipeline_parallel_size > 1 or decodes:
         return False
     kinds = {cache.kind for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)}
@@ -362,13 +391,14 @@ def default_backend(spec: ModelSpec, sm: int, args: EngineArgs, release: Version
         followed = args.mamba_radix_cache_strategy in ("extra_buffer", "extra_buffer_lazy")
         paged = followed or not caches_prefixes(args) or args.speculative_method is not None
         return "trtllm_mha" if paged and drafts_in_a_row(args) else "triton"
-    if name in DATACENTER_BACKENDS and (name != GRANITE or spec.has_states):
+    stated = args.prefill_attention_backend or args.decode_attention_backend
+    if name in DATACENTER_BACKENDS and (name != GRANITE or spec.has_states) and not (stated and name in CHOSEN_ALONE):
         return DATACENTER_BACKENDS[name]
     if spec.is_mla:
         return "flashinfer"
     if name in PAGED_ALWAYS:
         return "trtllm_mha"
-    if name.startswith("NemotronH"):
+    if name.startswith("NemotronH") and not stated:
         return "trtllm_mha" if args.speculative_method is None or args.speculative_eagle_topk in (None, 1) else "triton"
     if not drafts_in_a_row(args):
         return "flashinfer"
@@ -402,17 +432,35 @@ NOT_BACKENDS_OF: Mapping[str, str] = {
 CAPABILITIES: Mapping[str, tuple[int, ...]] = {
     "trtllm_mla": (10, 11, 12), "cutedsl_mla": (10,), "trtllm_mha": (9, 10, 12),
 }  # fmt: skip
+# `--attention-backend` and its two halves in 0.5.23 (srt/arg_groups/choices.py).
+NAMES_OF_BACKENDS = frozenset(
+    {
+        "triton", "torch_native", "flex_attention", "dsa", "nsa", "qsa", "dsv4", "compressed", "fa3", "fa4",
+        "flashinfer", "llada2_cfg_flashinfer", "flashmla", "trtllm_mla", "cutedsl_mla", "tokenspeed_mla", "trtllm_mha",
+        "hpc_ops", "minicpm_flashattn", "minicpm_flashinfer", "aiter", "wave", "intel_amx", "ascend", "intel_xpu",
+    }
+)  # fmt: skip
 UNKNOWN_BACKEND = "unknown"  # for a log that gives page sizes but no backend
 LATENT_KV_DTYPES = ("auto", "fp8_e4m3", "fp8", "bfloat16")  # of trtllm_mla
 
 
-def check_backends(spec: ModelSpec, sm: int, args: EngineArgs) -> None:
+def check_backends(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> None:
     """Reject requested attention backends that SGLang does not start with."""
+    stated = (args.prefill_attention_backend, args.decode_attention_backend)
+    if spec.architecture == "GptOssForCausalLM" and any(stated) and not all(stated) and release.has("named_backends"):
+        phase = "prefill" if stated[0] is None else "decode"
+        raise UsageError(
+            f"--{phase}-attention-backend", f"SGLang does not choose one for {spec.architecture}", "state it, too"
+        )
     for phase in ("prefill", "decode"):
         name = getattr(args, f"{phase}_attention_backend")
         if name in (None, UNKNOWN_BACKEND):
             continue
         flag = f"--{phase}-attention-backend {name}"
+        if name not in NAMES_OF_BACKENDS and release.has("named_backends"):
+            raise UsageError(flag, f"{release.label} has no such backend", "choose another backend")
+        if name == "flex_attention" and args.speculative_method is not None:
+            raise UsageError(flag, "does not run with speculative decoding", "choose another backend")
         if sm and name in CAPABILITIES and sm // 10 not in CAPABILITIES[name]:
             raise UsageError(flag, f"does not run on compute capability {sm / 10:.1f}", "choose another backend")
         known = BACKENDS_OF.get(spec.architecture, (name,))
@@ -442,7 +490,8 @@ def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> i
         known = PAGES_OF.get(backend or "")
         if known is not None and size not in known and (backend == decode or backend == "trtllm_mha"):
             size = 64
-    if "fa4" in (prefill, decode) and not spec.is_mla and is_datacenter_blackwell(sm):
+    in_a_row = (args.speculative_eagle_topk or 0) <= 1  # FA4's kernel of trees takes pages of any size
+    if "fa4" in (prefill, decode) and not spec.is_mla and is_datacenter_blackwell(sm) and in_a_row:
         return 128
     return size
 

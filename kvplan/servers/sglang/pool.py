@@ -36,6 +36,7 @@ from kvplan.sizing.weights import stage_layers
 
 MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
 EVICTION_INTERVAL = 128  # tokens that a request may keep beyond its window before they are freed
+FEW_REQUESTS = 32  # up to so many, a server that only decodes holds room for twice as many that are on their way
 SPARE_TOKENS = 4  # in a request's row of the token table, beyond the context
 STATE_DTYPE, CONVOLUTION_DTYPE = "float32", "bfloat16"  # of states if the config does not say, whatever the model's
 
@@ -227,11 +228,16 @@ def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int
     requests = drafts.requests_at_most(args)
     if sglang_models.caches_prefixes(args) or requests is None or not settings.version.has("request_windows"):
         return None
+    if not args.enable_chunked_prefill and args.disaggregation_mode != "decode":
+        return None  # a whole prompt may lie in the windows' pool
     window, verified = window_of(spec), args.speculative_num_draft_tokens or 1
     batches = 2 if args.async_scheduling and args.pipeline_parallel_size == 1 else 1
     steps = args.num_speculative_tokens * drafts.branches(args)
     ahead = 2 * max(verified, steps) if drafts.speculates(args) else page
     each = window + EVICTION_INTERVAL * verified + page + ahead
+    if args.disaggregation_mode == "decode":  # no chunks of prompts, but windows of requests that are on their way
+        waiting = 2 * requests if requests <= FEW_REQUESTS else 0
+        return cdiv(each * requests + (window + page) * waiting, page) * page
     return cdiv(each * requests + batches * settings.max_num_batched_tokens + page, page) * page
 
 

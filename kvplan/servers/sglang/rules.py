@@ -62,7 +62,6 @@ FIRST_LLAMAS = "llama-2"  # in the model's name: prefill graphs of 4,096 tokens 
 FIRST_LLAMAS_GRAPHS, LATENT_GRAPHS = 4096, 8192
 # max_running_requests: per context that the pool holds, and its limits.
 LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
-PAGE_SIZES = (1, 16, 32, 64, 128)
 KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 SPARSE_KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
 
@@ -94,10 +93,14 @@ CURES = {  # for arguments that SGLang lacks
 }
 
 
+UNCHUNKED = "enable_chunked_prefill"  # SGLang has --chunked-prefill-size -1 for it
+PREFILL_TOKENS = 16_384  # --max-prefill-tokens: of a step whose prompts are whole
+
+
 def check_args(spec: ModelSpec, args: EngineArgs) -> None:
     """Reject flags that SGLang does not have, and features that are not modeled."""
     for name in lacking("sglang"):
-        if getattr(args, name) != DEFAULTS[name]:
+        if name != UNCHUNKED and getattr(args, name) != DEFAULTS[name]:
             flag = f"--{name.replace('_', '-')}"
             if name in CURES:
                 raise UsageError(flag, *CURES[name])
@@ -109,12 +112,6 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
             "name a quantized checkpoint",
         )
     check_experts(spec, args)
-    if args.block_size is not None and args.block_size not in PAGE_SIZES:
-        raise UsageError(
-            f"--block-size (page_size) {args.block_size}",
-            "SGLang's pages have 1, 16, 32, 64 or 128 tokens",
-            "use one of them",
-        )
     if args.kv_cache_dtype not in KV_DTYPES:
         raise UsageError(
             f"--kv-cache-dtype {args.kv_cache_dtype!r}",
@@ -159,6 +156,8 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
         )
     if args.enable_dp_attention and args.speculative_method is not None:
         raise UsageError("--enable-dp-attention", "is not modeled with drafts", "use only one")
+    if args.enable_eplb and not args.enable_expert_parallel:
+        raise UsageError("--enable-eplb", "SGLang requires several ranks of experts with it", "add --ep-size")
     if args.enable_dp_lm_head and not args.enable_dp_attention:
         raise UsageError("--enable-dp-lm-head", "requires --enable-dp-attention", "add it")
     if args.moe_dense_tp_size not in (None, 1):
@@ -184,6 +183,7 @@ def check_model(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
     experts = args.enable_expert_parallel and bool(spec.experts_per_token)  # for a dense model --ep-size has no effect
     vllm.check_parallel(spec, replace(args, enable_expert_parallel=experts), flat=False)  # no hybrid manager here
     vllm.check_capability(spec, args, sm)
+    sglang_models.check_scheme(spec, args, sm)
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
@@ -191,7 +191,8 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     check_args(spec, args)
     check_disaggregation(spec, args, release)
     sglang_models.check_class(spec)
-    sglang_models.check_backends(spec, gpu.sm, args)
+    sglang_models.check_backends(spec, gpu.sm, args, release)
+    drafts.check_branches(spec, gpu.sm, args, release)
     stated, longest = args.max_model_len, sglang_models.context_length(spec)
     context = longest if stated in (None, "auto") else stated
     assert isinstance(context, int)
@@ -200,13 +201,14 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     asked_dtype = sglang_models.model_dtype(spec) if args.dtype == "auto" and gpu.sm >= vllm.AMPERE else args.dtype
     dtype = vllm.resolve_dtype(spec, asked_dtype, gpu.sm, release)
     shares = args.data_parallel_size if args.enable_dp_attention else 1
+    chunk = chunk_size(gpu, args, release) // shares if args.enable_chunked_prefill else max(PREFILL_TOKENS, context)
     return Settings(
         version=release,
         max_model_len=context,
         auto_fit=stated == "auto",
-        max_num_batched_tokens=chunk_size(gpu, args, release) // shares,
+        max_num_batched_tokens=chunk,
         max_num_seqs=drafts.requests_at_most(args) or MOST_REQUESTS,
-        in_flight_tokens=chunk_size(gpu, args, release) // shares,
+        in_flight_tokens=chunk,
         gpu_memory_utilization=args.mem_fraction_static or default_fraction(spec, gpu, args, release),
         kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
         dtype=dtype,
@@ -252,6 +254,9 @@ def gpu_class(gpu: GpuSpec, args: EngineArgs, release: Version) -> tuple[int, in
 
 
 def chunk_size(gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
+    """Tokens of a prompt in a step; without chunks those that a step's prompts may have together."""
+    if not args.enable_chunked_prefill:
+        return PREFILL_TOKENS
     return args.max_num_batched_tokens or gpu_class(gpu, args, release)[0]
 
 
@@ -272,10 +277,19 @@ def most_prefill_tokens(spec: ModelSpec, chunk: int, args: EngineArgs) -> int:
     """Tokens of the largest prefill graph."""
     if args.cuda_graph_max_bs_prefill is not None:
         return args.cuda_graph_max_bs_prefill
-    most = min(chunk, LATENT_GRAPHS) if spec.is_mla else chunk
+    if not args.enable_chunked_prefill:
+        return 0
+    staged = args.pipeline_parallel_size > 1 and args.cuda_graph_backend_prefill == "breakable"
+    most = min(chunk, LATENT_GRAPHS) if spec.is_mla or staged else chunk
     if args.max_total_tokens is not None:
         most = min(most, args.max_total_tokens)
     return min(most, FIRST_LLAMAS_GRAPHS) if FIRST_LLAMAS in spec.name.lower() else most
+
+
+def captures_decodes(args: EngineArgs) -> bool:
+    if args.cuda_graph_backend_decode is not None:
+        return args.cuda_graph_backend_decode != "disabled"
+    return not args.enforce_eager
 
 
 def num_prefill_graphs(most: int) -> int:
@@ -326,10 +340,10 @@ def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Versi
     chunk, mode = chunk_size(gpu, args, release), args.disaggregation_mode
     tokens = chunk if mode != "decode" else args.max_num_seqs or decode_graphs(spec, gpu, args, release)
     reserved = 512 + 1.5 * max(tokens, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
-    if not args.enforce_eager and mode != "prefill":
+    if captures_decodes(args) and mode != "prefill":
         reserved += 2 * decode_graphs(spec, gpu, args, release)
     if args.enable_dp_attention and mode != "prefill":
-        largest = decode_graphs(spec, gpu, args, release) if not args.enforce_eager else 0
+        largest = decode_graphs(spec, gpu, args, release)
         reserved += 3 * largest * args.data_parallel_size
         reserved += 1.5 * largest * args.data_parallel_size if largest > LARGE_GRAPHS else 0
     if release.has("prefill_graphs") and sglang_models.captures_prefill(spec, args):
