@@ -151,12 +151,16 @@ class TestARelease:
         words = serve_command(sglang_plan("llama-3.1-8b", "h100-80g", engine, max_model_len=8192, cuda_graph_max_bs=64))
         assert words[words.index(flag) + 1] == "64"
 
-    @pytest.mark.parametrize("flag", ["--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"])
+    @pytest.mark.parametrize(
+        "flag", ["--cuda-graph-max-bs", "--cuda-graph-max-bs-decode", "--cuda-graph-bs", "--cuda-graph-bs-decode"]
+    )
     def test_takes_either_spelling(self, run: Run, flag: str) -> None:
         command = f"sglang serve --model-path llama-3.1-8b --context-length 8192 {flag} 64"
         done = run("estimate", "--gpu", "h100-80g", "--from-command", command, "--format", "json")
         assert done.json["inputs"]["args"]["cuda_graph_max_bs"] == 64
-        assert ("SGLang 0.5.23 does not start with it" in done.err) is (flag == "--cuda-graph-max-bs")
+        assert ("SGLang 0.5.23 does not start with it" in done.err) is (
+            flag in ("--cuda-graph-max-bs", "--cuda-graph-bs")
+        )
 
 
 class TestWhatIsPrinted:

@@ -233,6 +233,8 @@ def _take(command: ServeCommand, name: str, values: list[str], word: str) -> Non
     elif name in GRAPHS:
         sizes = [read_argument("cuda_graph_max_bs", size, option) for size in values or [""]]
         command.args["cuda_graph_max_bs"] = max(sizes)
+        if name != GRAPHS[0]:
+            command.notes.append(Note("SGLang 0.5.23 does not start with it; write --cuda-graph-bs-decode there", flag))
     elif name == NO_GRAPHS:
         command.args.setdefault("cuda_graph_backend_decode", "disabled")
     elif name in ADAPTERS:
