@@ -31,7 +31,8 @@ from kvplan.hardware.gpu import gpu
 from kvplan.measure.diagnosis import Diagnosis
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec, RecurrentState
-from kvplan.planning.cures import Cure, estimated_context
+from kvplan.planning.case import Cure
+from kvplan.planning.cures import estimated_context
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs

@@ -25,7 +25,8 @@ from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import MAX_BYTES, parse_log, read_text
 from kvplan.measure.serverlog.request import check_model, engine_of, model_of
 from kvplan.planning import cures as planning
-from kvplan.planning.cures import Anchor, Case, Cure
+from kvplan.planning.case import Case, Cure
+from kvplan.planning.cures import Anchor
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Request, plan
 from kvplan.report.formats import Answer, rendered

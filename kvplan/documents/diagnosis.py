@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast
 from kvplan.core.units import GIB, format_gib
 from kvplan.measure.diagnosis import Diagnosis
 from kvplan.measure.why_words import summary
-from kvplan.planning.cures import Cure
+from kvplan.planning.case import Cure
 from kvplan.planning.plan import Plan
 from kvplan.servers.failures import Figures, Size
 from kvplan.servers.plans import BUDGET_ROWS, BudgetRows

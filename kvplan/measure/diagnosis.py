@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from kvplan.measure.failure import Failure
-from kvplan.planning.cures import Anchor, Case, Cure
+from kvplan.planning.case import Case, Cure
+from kvplan.planning.cures import Anchor
 from kvplan.planning.plan import Plan, Request
 from kvplan.servers.logs import ServerLog
 

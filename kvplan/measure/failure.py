@@ -46,6 +46,8 @@ from kvplan.servers.failures import (
     squeezed,
 )
 from kvplan.servers.logs import ServerLog
+from kvplan.servers.obstacles import OF_CAUSE
+from kvplan.servers.obstacles import WORDINGS as OBSTACLES
 from kvplan.servers.releases import DEFAULT
 
 Outcome = Literal["started", "failed", "died", "unknown"]
@@ -147,9 +149,10 @@ _WRAPPING_TYPES: Final = re.compile(
     r"InternalServer|ProcessRaised|KeyboardInterrupt|Signal)(?:Error|Exception)?"
 )
 _EXCEPTION: Final = re.compile(
-    r"(?:^|[\s`(\"'>:\]])(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Z]\w{0,80}(?:Error|Exception)|Exception)"
-    r"(?:: (?=\S)|:?[\s`]{0,4}$)"
+    r"(?<![A-Za-z0-9_.])(?:(?:[A-Za-z_]\w{0,60}\.){0,8}(?P<type>[A-Z]\w{0,80}(?:Error|Exception)|Exception)"
+    r"(?:: (?=\S)|:?[\s`]{0,4}$)|(?P<value>Value error), (?=\S))"  # the second is pydantic's
 )
+_OF_A_WORKER: Final = re.compile(r"Worker failed with error ['\"\u2018](.{3,400}?)['\"\u2019](?:, please check|$)")
 _MAYBE_MEMORY: Final = re.compile(r"(?i)memory|kv[- ]?cache|\boom\b|notenough|insufficient")
 _OTHER: Final = Wording("not_memory", "", "any", "an exception of Python")
 _WORDS: Final = Wording(None, "", "any", "a person's words")
@@ -168,7 +171,8 @@ class _Reading:
 
     def _hits(self) -> Iterator[_Hit]:
         own = [(name, failures.wordings) for name, failures in self._servers.items()]
-        tables: list[tuple[str | None, tuple[Wording, ...]]] = [*own, (None, SYSTEM), (None, OUT_OF_MEMORY)]
+        shared = (SYSTEM, OBSTACLES, OUT_OF_MEMORY)
+        tables: list[tuple[str | None, tuple[Wording, ...]]] = [*own, *((None, rows) for rows in shared)]
         lines_told = set[int]()  # torch's message counts once per line, and not if the server names the cause
         for server, wordings in tables:
             for wording in wordings:
@@ -346,20 +350,34 @@ class _Reading:
     def _other_errors(self) -> Iterator[_Hit]:
         """Yield unknown exceptions that wrap no other, by topic of their message, else as code, data or settings."""
         for index, line in enumerate(self.text.lines):
-            if "Error" not in line and "Exception" not in line:
-                continue
-            match = _EXCEPTION.search(line)
-            if match is None or _WRAPPING_TYPES.fullmatch(match[1]) or re.search(r"\b(?:raise|except)\b", line):
-                continue
-            start = self.text.place(index, match.start(1))
-            passed_on = self.text.squeezed[start : start + len(match[1]) + LONGEST_LEAD]
-            message = line[match.end() :] or " ".join(self.text.lines[index + 1 : index + 2])
-            if self.text.is_healthy(start) or any(squeezed(words) in passed_on for words in WRAPPERS):
-                continue
-            if (cause := cause_of(message, self._own.kinds)) is not None:
-                yield _Hit(_OTHER, cause, start, index)
-            elif not _MAYBE_MEMORY.search(message.partition(". ")[0]):
-                yield _Hit(_OTHER, "not_memory", start, index)
+            if "rror" in line or "Exception" in line:
+                error = self._exception(index, line) or self._of_a_worker(index, line)
+                if error is None:
+                    continue
+                start, message = error
+                if (cause := cause_of(message, self._own.kinds)) is not None:
+                    yield _Hit(_OTHER, cause, start, index)
+                elif not _MAYBE_MEMORY.search(message.partition(". ")[0]):
+                    yield _Hit(_OTHER, "not_memory", start, index)
+
+    def _exception(self, index: int, line: str) -> tuple[int, str] | None:
+        """Position and message of a line's exception, or None if it has none or reports another process's."""
+        match = _EXCEPTION.search(line)
+        if match is None or re.search(r"\b(?:raise|except)\b", line):
+            return None
+        name = match["type"] or match["value"]
+        start = self.text.place(index, match.start("type" if match["type"] else "value"))
+        passed_on = self.text.squeezed[start : start + len(name) + LONGEST_LEAD]
+        if _WRAPPING_TYPES.fullmatch(name) or self.text.is_healthy(start):
+            return None
+        if any(squeezed(words) in passed_on for words in WRAPPERS):
+            return None
+        return start, line[match.end() :] or " ".join(self.text.lines[index + 1 : index + 2])
+
+    def _of_a_worker(self, index: int, line: str) -> tuple[int, str] | None:
+        """Position and message of a worker's exception that its parent quotes."""
+        match = _OF_A_WORKER.search(line)
+        return None if match is None else (self.text.place(index, match.start(1)), match[1])
 
     @cached_property
     def _has_a_crash(self) -> bool:
@@ -470,7 +488,7 @@ class _Reading:
         return next(hit for hit in ordered if not begins or hit.start >= begins[-1])
 
     def _answer(self, hit: _Hit, same: list[_Hit]) -> Failure:
-        lines = dict.fromkeys([hit.line, *([] if hit.proof is None else [hit.proof])])
+        lines = dict.fromkeys([hit.line, *([] if hit.proof is None else [hit.proof]), *self._lines_of_details(hit)])
         ranks = dict.fromkeys(rank for other in same if (rank := self.text.rank(other.line)))
         outcome: Outcome = "failed"
         if not hit.wording.fatal:
@@ -483,6 +501,13 @@ class _Reading:
             tuple(self.text.evidence(line) for line in sorted(lines)), self._figures_of(hit, same), tuple(ranks), (),
             self.log,
         )  # fmt: skip
+
+    def _lines_of_details(self, hit: _Hit) -> Iterator[int]:
+        """The first line near an obstacle's message that states its details, if the message's own does not."""
+        obstacle = OF_CAUSE.get(hit.cause or "")
+        if obstacle is not None and not obstacle.details_in(self.text.lines[hit.line]):
+            near = range(max(0, hit.line - 2), min(len(self.text.lines), hit.line + NEAR))
+            yield from [line for line in near if obstacle.details_in(self.text.lines[line])][:1]
 
     def _unanswered(self, unresolved: list[_Hit]) -> Failure:
         nothing = Failure(self.server, self._version, "unknown", None, None, None, (), Figures(), (), (), self.log)

@@ -19,7 +19,8 @@ _BEFORE_A_PHASE: Final = (
 _SAMPLER: Final = re.compile(r"(?i)sampler[- ]warm|warm\w{0,7}[- ]up (?:the )?sampler")
 _CAPTURE: Final = re.compile(
     r"(?i)(?:during|at|in|by|while|when|phase|large|caus\w{1,3})\b.{0,30}"
-    r"(?:cuda[- ]?graphs? captur|captur\w{1,4} (?:the |of )?(?:cuda|model)|graph[- ]captur)|graph[- ]capture[- ]oom"
+    r"(?:cuda[- ]?graphs? captur|captur\w{1,4} (?:the |of )?(?:cuda|model)|graph[- ]captur)|graph[- ]capture[- ]oom|"
+    r"\boom(?:ed|s)? (?:at|during|in|on) (?:graph )?capture\b"
 )
 _EAGER: Final = re.compile(
     r"(?i)\bworks? (?:fine )?(?:with|when|if|using)\b.{0,40}(?:enforce[-_ ]eager|eager mode|disable-cuda-graph)"

@@ -1,12 +1,15 @@
 """Summarize what happened to a server in a sentence, with the figures from its log lines."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kvplan.core.files import printable
 from kvplan.core.units import plural
 from kvplan.measure.failure import Failure
 from kvplan.servers.base import OWN, kind_of_cause, terms_of
-from kvplan.servers.failures import Figures, Size
+from kvplan.servers.failures import Figures, Size, dotted
+from kvplan.servers.obstacles import OF_CAUSE
 
 PHASES: Final[Mapping[str, str]] = {
     "arguments": "while it read its arguments",
@@ -18,6 +21,10 @@ PHASES: Final[Mapping[str, str]] = {
     "serving": "while it served requests",
 }
 
+_ERROR: Final = re.compile(
+    r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? |Value error, |(?:CUDA|HIP|NCCL) (?:error|out of memory)", re.ASCII
+)
+
 
 def summary(failure: Failure) -> str:
     """First line of the answer."""
@@ -25,11 +32,28 @@ def summary(failure: Failure) -> str:
     if failure.cause is None:
         return unknown(name, failure)
     verb = {"failed": "did not start", "died": "stopped", "started": "runs"}.get(failure.outcome, "failed")
+    evidence = " ".join(each.text for each in failure.evidence)
+    if (obstacle := OF_CAUSE.get(failure.cause)) is not None:
+        return f"{name} {verb}: {printable(obstacle.sentence(evidence), 300)}."
     reason = reason_of(failure.cause)(failure.figures)
+    if failure.cause == "not_memory" and failure.evidence and failure.server not in OWN:
+        reason = printable(error_of(failure.evidence[0].text), 300).rstrip(". ") or reason
     if failure.server in OWN:  # it may run on a CPU
         reason = reason.replace("the GPU", "its device")
     text = f"{name} {verb}: {reason}."
     return text if failure.memory_question is not False else f"{text} Memory flags do not fix it."
+
+
+def error_of(text: str, most: int = 180) -> str:
+    """A log line without what precedes its error (a prefix, a progress bar), shortened to two lines of a screen."""
+    worker = re.search(r"Worker failed with error ['\"](.{3,400}?)['\"], please check", text)
+    if worker is not None:
+        return worker[1][:most]
+    error = re.search(
+        r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? |Value error, |(?:CUDA|HIP|NCCL) (?:error|out of memory)", text
+    )
+    text = text if error is None else text[error.start() :]
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def unknown(name: str, failure: Failure) -> str:
@@ -158,18 +182,20 @@ def too_few_gpus(figures: Figures) -> str:
 
 
 def capability(figures: Figures) -> str:
-    what = "data type, kernel or quantization"
+    what = "the requested data type, kernel or quantization"
     if figures.quantization is not None:
-        what = f"quantization {figures.quantization}"
-    has = "" if figures.capability is None else f" (compute capability {figures.capability}"
-    needs = "" if figures.required_capability is None else f", needed {figures.required_capability}"
+        what = f"{figures.quantization} quantization"
+    elif figures.dtype is not None:
+        what = figures.dtype.lower()
+    has = "" if figures.capability is None else f" (compute capability {dotted(figures.capability)}"
+    needs = "" if figures.required_capability is None else f", needed {dotted(figures.required_capability)}"
     gpu = "this GPU" if figures.gpu is None else figures.gpu
-    return f"{gpu} does not support the requested {what}" + (f"{has}{needs})" if has else "")
+    return f"{gpu} does not support {what}" + (f"{has}{needs})" if has else "")
 
 
 def kv_dtype(figures: Figures) -> str:
     name = "this type" if figures.kv_dtype is None else figures.kv_dtype
-    return f"no attention backend on this GPU reads a KV cache of {name}"
+    return f"no attention backend for this model on this GPU reads a KV cache of {name}"
 
 
 def pool_after_weights(figures: Figures) -> str:

@@ -5,7 +5,6 @@ change it by as much as they change the model's. If no plan can be made, a fix i
 the line itself states, if any, and marked as unchecked.
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,8 +13,10 @@ from typing import Any, Final, Literal
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
-from kvplan.core.units import GIB, MIB, format_gib
+from kvplan.core.units import MIB, format_gib
+from kvplan.planning.actions import LITTLE_FREE, actions, is_bfloat16
 from kvplan.planning.advise import reads_fp8
+from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import kind_of_cause, terms_of
 from kvplan.servers.estimates import Estimate
@@ -33,63 +34,6 @@ USUAL_SHARE: Final = 0.95  # with other changes: leaves room for occasional allo
 RANKS: Final = (2, 3, 4, 5, 6, 7, 8, 12, 16)
 SEQS_TRIED: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 TOKENS: Final = (8192, 4096, 2048, 1024, 512)
-
-Args = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Cure:
-    """A change that helps.
-
-    kind   what is changed: the name of an engine argument, or a word for an action
-    args   arguments and their values; empty for an action
-    flags  as the server accepts them, "--max-model-len 34720"; only the flag if the kind has no value
-    text   what it does
-    way    direction of the change, if it has no value
-    plan   with the change applied, and starting; None: not checked
-    proof  the log's figures that imply its value, if no plan was made
-    """
-
-    kind: str
-    args: Args
-    flags: tuple[str, ...]
-    text: str
-    way: str
-    plan: Plan | None
-    proof: str | None = None
-
-    @property
-    def starts(self) -> bool | None:
-        return None if self.plan is None else self.plan.fits
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A failure, as input to the search for fixes.
-
-    request  what the server was started with, or None if its model is unknown
-    pool     logged bytes free for the KV cache on a rank; None: not logged, the plan's own is used
-    gpu_known  True if the request's GPU is the server's; else only GPU-independent facts are reported
-    args     the log's arguments, if there is no request
-    evidence the lines that show the cause
-    total    bytes of the GPU according to the log
-    """
-
-    server: str
-    cause: str
-    figures: Figures
-    request: Request | None = None
-    pool: int | None = None
-    gpu_known: bool = True
-    args: Args | None = None
-    evidence: str = ""
-    total: int | None = None
-
-    @property
-    def lacking(self) -> int:
-        """Bytes by which the failed allocation exceeded free memory; 0 if not stated."""
-        tried, free = self.figures.tried_bytes, self.figures.free_bytes
-        return 0 if tried is None or free is None else max(0, tried.bytes - free.bytes)
 
 
 # --- plans with the log's own figures ---------------------------------------------------------------------------------
@@ -545,60 +489,14 @@ def moves(case: Case) -> Sequence[Move]:
     """The moves for a case: raise utilization if its pool is too small, lower it if memory outside the pool is."""
     if case.cause == "quantization_mismatch" and "divisible" not in case.evidence:
         return ()
+    if case.cause == "dtype_or_capability" and not is_bfloat16(case):
+        return ()  # the kernels of a quantization do not depend on the data type
     kind = kind_of_cause(case.cause)
     if kind == "oom_prefill" and case.figures.tried_tokens is not None:  # the pool ran out, not torch
         return (SHARE_UP, SEQS, BATCH)
     if case.cause == "free_memory_below_utilization" and case.figures.initial_free_bytes is not None:
         return ()  # the utilization was free; the measured memory changed
     return MOVES.get(kind, ())
-
-
-# --- actions that are not flags ---------------------------------------------------------------------------------------
-
-EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-
-
-LITTLE_FREE: Final = "free_memory_below_utilization"
-
-
-def actions(case: Case) -> Iterator[Cure]:
-    """Actions other than flag changes, if the failing lines call for them."""
-    figures = case.figures
-    other = figures.other_process_bytes
-    if case.cause == LITTLE_FREE:
-        if figures.initial_free_bytes is not None:
-            yield _action(
-                "start it again with the GPU to itself: another process changed its memory use during start-up"
-            )
-        elif figures.free_bytes is not None and figures.total_bytes is not None:
-            others = format_gib(max(0, figures.total_bytes.bytes - figures.free_bytes.bytes))
-            yield _action(
-                f"stop the other processes on the GPU, {others} (see nvidia-smi; it may be an earlier server)"
-            )
-        else:
-            yield _action("stop the other processes on the GPU (see nvidia-smi; it may be an earlier server)")
-    elif kind_of_cause(case.cause).startswith("oom") and other is not None and figures.in_use_bytes:
-        yield _action(f"stop the other process on the GPU, which uses {format_gib(other.bytes)}")
-    spare = figures.reserved_bytes
-    if spare is not None and case.lacking and spare.bytes > max(GIB // 2, case.lacking):
-        text = f"{format_gib(spare.bytes)} of PyTorch memory is fragmented; this setting reduces it"
-        yield Cure("environment", {}, (EXPANDABLE,), text, "add", None)
-    if case.cause == "quantization_mismatch" and re.search("uantization (?:method|argument)", case.evidence):
-        yield Cure("quantization", {"quantization": None}, ("--quantization",), QUANTIZED_OWN, "leave out", None)
-    if case.cause == "nccl_or_multiprocess":
-        yield _action("set NCCL_DEBUG=INFO and start again: its lines name the link or the library that fails")
-    if case.cause == "host_memory_or_shm" and re.search("shm|shared memory", case.evidence):
-        text = "of `docker run`, or --ipc=host: the processes of the server share memory of the host"
-        yield Cure("shm_size", {}, ("--shm-size 16g",), text, "add", None)
-    elif case.cause == "host_memory_or_shm":
-        yield _action("give the container more memory: host memory ran out, not GPU memory")
-
-
-QUANTIZED_OWN: Final = "the checkpoint states its quantization"
-
-
-def _action(text: str) -> Cure:
-    return Cure("action", {}, (), text, "do", None)
 
 
 # --- fixes ------------------------------------------------------------------------------------------------------------
@@ -799,6 +697,8 @@ def dividing(figures: Figures, *, more: bool) -> int | None:
     if not heads or not ranks:
         return None
     counts = [count for count in (1, *RANKS) if heads % count == 0 and (count > ranks if more else count < ranks)]
+    # The layers' other sizes are multiples of powers of two; without the model no other number is sure to divide them.
+    counts = [count for count in counts if count & (count - 1) == 0]
     return (counts[0] if more else counts[-1]) if counts else None
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvplan.core.errors import KvplanError
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.cures import Cure
+from kvplan.planning.case import Cure
 from kvplan.servers.bundled.failures import TOTAL
 from kvplan.servers.bundled.log_rows import num_groups, settings_of
 from kvplan.servers.bundled.rules import EngineInputs, predict

@@ -1,12 +1,12 @@
 """Why a server failed, on one screen: what happened, the memory breakdown, and the fixes."""
 
-import re
 from collections.abc import Sequence
 
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import GIB, format_gib
 from kvplan.documents.diagnosis import CureDocument, DiagnosisDocument, Memory
+from kvplan.measure.why_words import error_of
 from kvplan.report.console import LABELS, STYLES, bar
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.lines import COMMAND, Line, line
@@ -91,15 +91,8 @@ def taken(memory: Memory) -> dict[str, int]:
 
 def evidence_lines(doc: DiagnosisDocument) -> list[Line]:
     return [
-        line(f"  line {each['line']:,}: {printable(shortened(each['text']))}", "dim") for each in doc["evidence"][:3]
+        line(f"  line {each['line']:,}: {printable(error_of(each['text']))}", "dim") for each in doc["evidence"][:3]
     ]
-
-
-def shortened(text: str, most: int = 180) -> str:
-    """A log line without what precedes its error (a prefix, a progress bar), shortened to two lines of a screen."""
-    error = re.search(r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? |(?:CUDA|HIP|NCCL) (?:error|out of memory)", text)
-    text = text if error is None else text[error.start() :]
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def memory_lines(doc: DiagnosisDocument, *, blocks: bool) -> list[Line]:

@@ -38,6 +38,30 @@ Cause = Literal[
     "sglang_cuda_graph_failed",
     "lora_memory",
     "quantization_mismatch",
+    # those of obstacles.py
+    "port_in_use",
+    "disk_full",
+    "model_access",
+    "model_not_found",
+    "hub_unreachable",
+    "weight_files",
+    "model_unknown",
+    "remote_code",
+    "chat_template",
+    "gpu_not_visible",
+    "driver_mismatch",
+    "driver_too_old",
+    "broken_install",
+    "package_missing",
+    "no_compiler",
+    "unknown_argument",
+    "argument_value",
+    "lora_rank",
+    "drafts_above_step",
+    "drafts_and_graphs",
+    "not_capturable",
+    "own_request_refused",
+    "kernel_crash",
     "not_memory",
 ]
 # Causes that memory flags affect; all others are unrelated to memory.
@@ -106,14 +130,16 @@ class Figures:
     required_capability: str | None = None
     quantization: str | None = None
     kv_dtype: str | None = None
+    dtype: str | None = None
 
 
 _SHARES: Final = frozenset({"utilization", "mem_fraction"})
-_TEXTS: Final = frozenset({"gpu", "capability", "required_capability", "quantization", "kv_dtype"})
+_TEXTS: Final = frozenset({"gpu", "capability", "required_capability", "quantization", "kv_dtype", "dtype"})
 _SIZE: Final = r"-?[0-9]{1,18}(?:\.[0-9]{1,12})?(?:GiB|MiB|KiB|TiB|GB|MB|KB|bytes|B)?"
 _COUNT: Final = r"-?[0-9](?:[0-9,_]{0,18}[0-9])?"
 _SHARE: Final = r"[0-9]{1,4}(?:\.[0-9]{1,8})?"
 _TEXT: Final = r"[A-Za-z0-9_.:+-]{1,60}?"
+_DTYPE: Final = r"(?:[Bb]float16|[Ff]loat16|fp8)"
 _UNITS: Final = {"TiB": TIB, "GiB": GIB, "GB": GIB, "MiB": MIB, "MB": MIB, "KiB": KIB, "KB": KIB}
 NAMES: Final = frozenset(field.name for field in fields(Figures))
 
@@ -136,11 +162,18 @@ def figure(name: str, text: str) -> Size | int | float | str:
 
 
 def _written(name: str) -> str:
+    if name == "dtype":
+        return _DTYPE
     if name in _TEXTS:
         return _TEXT
     if name in _SHARES:
         return _SHARE
     return _SIZE if name.endswith("_bytes") else _COUNT
+
+
+def dotted(capability: str) -> str:
+    """A compute capability with its point: vLLM logs 8.6 as 86."""
+    return f"{capability[:-1]}.{capability[-1]}" if capability.isdigit() and len(capability) > 1 else capability
 
 
 REACH: Final = 600  # squeezed characters after a phrase within which its figures are searched
@@ -290,10 +323,6 @@ def _nccl(phrase: str, source: str, needs: str = "", unless: str = "") -> Wordin
     return Wording("nccl_or_multiprocess", phrase, "any", source, needs=needs, unless=unless, strength="general")
 
 
-def _other(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
-    return Wording("not_memory", phrase, "any", source, needs=needs, unless=unless)
-
-
 def _capability(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
     return Wording("dtype_or_capability", phrase, "any", source, needs=needs, unless=unless)
 
@@ -393,18 +422,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
         "quantization_mismatch", "is not divisible by weight quantization block", "any",
         "vLLM and SGLang layers/quantization/fp8.py", phase="load",
     ),
-    # an error in code, data or driver
-    _other("illegal memory access", "CUDA"),
-    _other("Memory access fault by GPU", "ROCm"),
-    _other("illegal instruction was encountered", "CUDA"),
-    _other("misaligned address", "CUDA"),
-    _other("device-side assert triggered", "CUDA"),
-    _other("unspecified launch failure", "CUDA"),
-    _other("memory space vmem", "Pallas: on the chip"),
-    _other("CUDA driver version is insufficient", "CUDA"),
-    _other("The NVIDIA driver on your system is too old", "torch"),
-    _other("Address already in use", "errno EADDRINUSE"),
-    _other("error while attempting to bind on address", "asyncio"),
+    Wording("not_memory", "memory space vmem", "any", "Pallas: on the chip"),
 )  # fmt: skip
 
 # Messages of the parents of a failed worker: never the cause, and the last line of most pastes.

@@ -17,14 +17,16 @@ from kvplan.documents.diagnosis import diagnosis_document
 from kvplan.hardware.gpu import gpu
 from kvplan.measure import why_words
 from kvplan.measure.serverlog.asked import asked_words, changed
-from kvplan.measure.why_words import reason_of
+from kvplan.measure.why_words import error_of, reason_of
 from kvplan.models import catalog
-from kvplan.planning.cures import MOVES, Case, Cure, cures, stated_pool
+from kvplan.planning.case import Case, Cure
+from kvplan.planning.cures import MOVES, cures, stated_pool
 from kvplan.planning.plan import Request
-from kvplan.report.why_text import shortened, why_lines
+from kvplan.report.why_text import why_lines
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import kind_of_cause, parse_engine
 from kvplan.servers.failures import MEMORY_CAUSES, Cause, Figures, Size
+from kvplan.servers.obstacles import OF_CAUSE
 from kvplan.servers.pasted import read_command
 from kvplan.servers.plans import BUDGET_ROWS
 from tests.support.cli import Ran, Run
@@ -230,8 +232,9 @@ def test_a_command_of_sglang_is_changed_by_its_own_flags() -> None:
 
 
 def test_every_cause_has_its_sentence_and_every_cause_of_memory_its_cures() -> None:
-    for cause in get_args(Cause):
+    for cause in set(get_args(Cause)) - set(OF_CAUSE):
         assert reason_of(cause)(Figures())
+    assert set(OF_CAUSE) <= set(get_args(Cause)) - MEMORY_CAUSES
     assert {cause for cause in MEMORY_CAUSES if kind_of_cause(cause) not in MOVES} <= {"host_memory_or_shm"}
 
 
@@ -444,9 +447,11 @@ def test_sizes_that_a_log_rounds_to_the_same_do_not_contradict_the_reason() -> N
 
 
 def test_what_a_gpu_does_not_support_is_a_sentence() -> None:
-    problem = "this GPU does not support the requested"
-    assert why_words.capability(Figures()) == f"{problem} data type, kernel or quantization"
-    assert why_words.capability(Figures(quantization="fp8")) == f"{problem} quantization fp8"
+    problem = "this GPU does not support"
+    assert why_words.capability(Figures()) == f"{problem} the requested data type, kernel or quantization"
+    assert why_words.capability(Figures(quantization="fp8")) == f"{problem} fp8 quantization"
+    mxfp4 = Figures(quantization="mxfp4", capability="86", required_capability="100")  # vLLM writes 8.6 as 86
+    assert why_words.capability(mxfp4) == f"{problem} mxfp4 quantization (compute capability 8.6, needed 10.0)"
 
 
 def test_amounts_of_a_sentence_have_one_unit(run: Run, tmp_path: Path) -> None:
@@ -468,7 +473,7 @@ def test_amounts_of_a_sentence_have_one_unit(run: Run, tmp_path: Path) -> None:
 
 def test_a_line_is_cut_behind_its_error_not_before_it() -> None:
     bar = "Capturing CUDA graphs (decode, FULL):  " + "█" * 150 + "| 35/67 [00:03<00:03,  9.30it/s]"
-    assert shortened(f"{bar}CUDA error: device-side assert") == "CUDA error: device-side assert"
+    assert error_of(f"{bar}CUDA error: device-side assert") == "CUDA error: device-side assert"
 
 
 # --- a server that drafts tokens --------------------------------------------------------------------------------------

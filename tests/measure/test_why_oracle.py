@@ -13,7 +13,8 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.failure import read_failure
 from kvplan.models import catalog
-from kvplan.planning.cures import Case, cures, estimate_range, estimated_context, stated_pool
+from kvplan.planning.case import Case
+from kvplan.planning.cures import cures, estimate_range, estimated_context, stated_pool
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.failures import Figures

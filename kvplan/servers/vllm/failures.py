@@ -110,7 +110,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     _row(
         "max_len_above_model", "User-specified max_model_len", "0.2-0.33", "config/model.py",
         "arguments", r"User-specified max_model_len \(<context>\)",
-        r"derived max_model_len \([a-z_]{0,40}=?<derived_max_len>",
+        r"derived max_model_len \([A-Za-z_]{0,40}=?<derived_max_len>",
     ),
     _row(
         "heads_not_divisible_by_tp", "Total number of attention heads", "0.2-0.33", "config/model.py",
@@ -167,10 +167,12 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     _row(
         "dtype_or_capability", "is only supported on GPUs with compute", "0.2-0.33",
         "platforms/cuda.py", "arguments",
+        "<dtype> is only supported on GPUs",
         r"of at least <required_capability>\. Your", r"GPU has compute capability <capability>\. You",
     ),
     _row(
         "dtype_or_capability", "is not supported for the current GPU", "0.2-0.33", "config/vllm.py", "arguments",
+        "The quantization method <quantization> is not supported for the current",
         r"(?:Minimum|Min|Required) capability: <required_capability>\.(?: |C)",
         r"Current capability: <capability>(?:\.|$|[^0-9])",
     ),

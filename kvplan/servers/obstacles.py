@@ -1,0 +1,388 @@
+"""Why a server did not start, where memory has no part: a port, a file, an account, a driver, an argument.
+
+A row is a cause with the messages that prove it, the sentence about it, and what to do. Messages are those of the
+servers, or of the libraries below them.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.servers.failures import Cause, Wording
+
+LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM 0.33 config/lora.py: MaxLoRARanks
+Details = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What removes an obstacle.
+
+    text      what it does
+    flag      as typed, or empty for an action
+    argument  the engine argument of that flag, if a command can be made with it
+    value     its value from the details; None: it has none
+    """
+
+    text: str
+    flag: str = ""
+    argument: str | None = None
+    value: Callable[[Details], str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A cause that memory has no part in.
+
+    reason    the sentence; {name} is filled in from the details
+    bare      the sentence if the line does not state them
+    messages  (message, its source, what must also be near it)
+    details   patterns of the line, or of one near it, that state them
+    runs      True if the server runs, and only requests fail
+    """
+
+    cause: Cause
+    reason: str
+    bare: str
+    fixes: tuple[Fix, ...]
+    messages: tuple[tuple[str, str] | tuple[str, str, str], ...]
+    details: tuple[str, ...] = ()
+    runs: bool = False
+
+    def details_in(self, text: str) -> Details:
+        """Details that a line states, by the first pattern that matches."""
+        matches = (re.search(pattern, text) for pattern in self.details)
+        return next((match.groupdict() for match in matches if match is not None), {})
+
+    def sentence(self, text: str) -> str:
+        details = self.details_in(text)
+        return self.reason.format(**details) if details else self.bare
+
+
+def _next_rank(details: Details) -> str | None:
+    return next((str(rank) for rank in LORA_RANKS if rank >= int(details.get("rank", LORA_RANKS[-1] + 1))), None)
+
+
+def _dashed(details: Details) -> str | None:
+    argument = details.get("argument", "")
+    return argument.replace("_", "-") if argument.startswith("--") and "_" in argument else None
+
+
+def _model(details: Details) -> str | None:
+    argument = details.get("argument", "-")
+    return None if argument.startswith("-") else f"--model {argument}"
+
+
+_HUB: Final = "huggingface_hub"
+_TRANSFORMERS: Final = "transformers"
+_CUDA: Final = "CUDA"
+
+OBSTACLES: Final[tuple[Obstacle, ...]] = (
+    Obstacle(
+        "port_in_use", "port {port} is in use by another process", "a port that it needs is in use by another process",
+        (
+            Fix("a free port; or stop the process that has it (`ss -ltnp` lists them): an earlier server, perhaps",
+                "--port"),
+        ),
+        (
+            ("Address already in use", "errno EADDRINUSE"),
+            ("error while attempting to bind on address", "asyncio"),
+            ("EADDRINUSE", "torch TCPStore"),
+            ("is used by a process already", "SGLang srt/utils/network.py"),
+        ),
+        (r"bind on address \([^()]{0,60}, (?P<port>[0-9]{1,5})\)", r"_port at (?P<port>[0-9]{1,5}) is not available"),
+    ),
+    Obstacle(
+        "disk_full", "the disk is full", "the disk is full",
+        (
+            Fix("free disk space, or set HF_HOME to a folder on a larger disk (in a container, mount it): the model's "
+                "files go there"),
+        ),
+        (
+            ("No space left on device", "errno ENOSPC"),
+            ("Disk quota exceeded", "errno EDQUOT"),
+            ("Not enough free disk space", _HUB),
+        ),
+    ),
+    Obstacle(
+        "model_access", "the repository {repository} is gated or private, and this account may not read it",
+        "the model's repository is gated or private, and this account may not read it",
+        (
+            Fix("accept the model's license on huggingface.co, and start the server with HF_TOKEN set to a token of "
+                "that account (`docker run -e HF_TOKEN=...`)"),
+        ),
+        (
+            ("Cannot access gated repo", _HUB),
+            ("You are trying to access a gated repo", _TRANSFORMERS),
+            ("GatedRepoError", _HUB),
+            ("401 Client Error", _HUB),
+            ("403 Client Error", _HUB),
+        ),
+        (r"huggingface\.co/(?:api/models/)?(?P<repository>[\w.-]{1,96}/[\w.-]{1,96}?)(?:/resolve|/tree|\.?$|\.?\s)",
+         r"Access to model (?P<repository>[\w.-]{1,96}/[\w.-]{1,96}) is restricted"),
+    ),
+    Obstacle(
+        "model_not_found", "{name} is no folder here and no repository on huggingface.co",
+        "the model is no folder here and no repository on huggingface.co",
+        (
+            Fix("correct the name of the model; a folder must exist inside the container, too: mount it (`-v`)"),
+        ),
+        (
+            ("is not a valid model identifier listed on", _TRANSFORMERS),
+            ("Repository Not Found for url", _HUB),
+            ("RepositoryNotFoundError", _HUB),
+            ("Repo id must", _HUB),
+            ("Invalid repository ID or local directory specified", "vLLM transformers_utils/config.py"),
+            ("does not appear to have a file named config.json", _TRANSFORMERS),
+        ),
+        (r"(?:^|: |specified: )['\"](?P<name>[\w./:-]{1,200})['\"](?: is not|\.?$)",
+         r"(?P<name>[\w./:-]{1,200}) (?:is not a local folder|does not appear)"),
+    ),
+    Obstacle(
+        "hub_unreachable", "huggingface.co cannot be reached", "huggingface.co cannot be reached",
+        (
+            Fix("let the server reach huggingface.co (HTTPS_PROXY, or HF_ENDPOINT for a mirror), or download the model "
+                "first, name its folder as the model, and set HF_HUB_OFFLINE=1"),
+        ),
+        (
+            ("couldn't connect to", _TRANSFORMERS, r"huggingface"),
+            ("LocalEntryNotFoundError", _HUB),
+            ("offline mode is enabled", _HUB, r"huggingface"),
+            ("Max retries exceeded with url", "urllib3", r"huggingface"),
+            ("Temporary failure in name resolution", "getaddrinfo", r"huggingface"),
+        ),
+    ),
+    Obstacle(
+        "weight_files", "a weight file is missing or incomplete", "a weight file is missing or incomplete",
+        (
+            Fix("download the model again; files of a few hundred bytes are Git LFS pointers: run `git lfs pull`"),
+        ),
+        (
+            ("Cannot find any model weights with", "vLLM, SGLang model_loader"),
+            ("HeaderTooLarge", "safetensors"),
+            ("MetadataIncompleteBuffer", "safetensors"),
+            ("Error while deserializing header", "safetensors"),
+            ("InvalidHeaderDeserialization", "safetensors"),
+        ),
+    ),
+    Obstacle(
+        "model_unknown", "this installation knows no model of type {name}", "this installation does not know the model",
+        (
+            Fix("use a newer release of the server; of transformers only if the release supports the model already"),
+        ),
+        (
+            ("Transformers does not recognize this architecture", _TRANSFORMERS),
+            ("are not supported for now", "vLLM, SGLang models/registry.py", "Model architectures"),
+            ("Unrecognized configuration class", _TRANSFORMERS),
+        ),
+        (r"model type [`'\"]?(?P<name>[\w.-]{1,60})[`'\"]? but", r"Model architectures \[['\"](?P<name>\w{1,80})"),
+    ),
+    Obstacle(
+        "remote_code", "the model needs code from its repository, which does not run by default",
+        "the model needs code from its repository, which does not run by default",
+        (
+            Fix("runs the repository's Python code: read it first", "--trust-remote-code", "trust_remote_code"),
+        ),
+        (
+            ("contains custom code which must be executed", _TRANSFORMERS),
+            ("consider setting trust_remote_code=True", "vLLM transformers_utils/config.py"),
+            ("Please pass the argument trust_remote_code=True", _TRANSFORMERS),
+        ),
+    ),
+    Obstacle(
+        "chat_template", "the model has no chat template, so chat requests fail",
+        "the model has no chat template, so chat requests fail",
+        (
+            Fix("a Jinja file with the model's own template; base models have none: use their instruct version, or "
+                "/v1/completions", "--chat-template FILE"),
+        ),
+        (("default chat template is no longer allowed", _TRANSFORMERS),),
+        runs=True,
+    ),
+    Obstacle(
+        "gpu_not_visible", "it sees no GPU: the NVIDIA driver is not visible to it",
+        "it sees no GPU: the NVIDIA driver is not visible to it",
+        (
+            Fix("start the container with `--gpus all` (Kubernetes: request nvidia.com/gpu) on a host with the NVIDIA "
+                "Container Toolkit; without a container, install the driver: `nvidia-smi` must list the GPU"),
+        ),
+        (
+            ("libcuda.so.1: cannot open shared object file", _CUDA),
+            ("Failed to infer device type", "vLLM config/device.py"),
+            ("Found no NVIDIA driver on your system", "torch"),
+            ("NVML Shared Library Not Found", "NVML"),
+            ("could not select device driver", "Docker"),
+        ),
+    ),
+    Obstacle(
+        "driver_mismatch", "the NVIDIA driver was updated, and the old one is still loaded",
+        "the NVIDIA driver was updated, and the old one is still loaded",
+        (Fix("reboot the host: `nvidia-smi` must work again"),),
+        (("Driver/library version mismatch", "NVML"),),
+    ),
+    Obstacle(
+        "driver_too_old", "the NVIDIA driver is too old for this build's CUDA version",
+        "the NVIDIA driver is too old for this build's CUDA version",
+        (
+            Fix("update the driver; or use an image or wheel built for the CUDA version that `nvidia-smi` shows"),
+        ),
+        (
+            ("CUDA driver version is insufficient", _CUDA),
+            ("The NVIDIA driver on your system is too old", "torch"),
+            ("forward compatibility was attempted on non supported HW", _CUDA),
+            ("provided PTX was compiled with an unsupported toolchain", _CUDA),
+            ("unsatisfied condition: cuda>=", "nvidia-container-cli"),
+        ),
+    ),
+    Obstacle(
+        "broken_install", "its compiled libraries do not match the installed PyTorch",
+        "its compiled libraries do not match the installed PyTorch",
+        (
+            Fix("install the server again in a fresh environment, with the PyTorch release that it brings; afterwards "
+                "install nothing that replaces torch"),
+        ),
+        (
+            ("undefined symbol: ", "the linker"),
+            ("torchvision::nms does not exist", "torchvision"),
+        ),
+    ),
+    Obstacle(
+        "package_missing", "the Python package {name} is missing", "a Python package is missing",
+        (
+            Fix("install it in the server's environment or image; the error names the package"),
+        ),
+        (("No module named ", "Python", "(?:ModuleNotFound|Import)Error"),),
+        (r"No module named ['\"]?(?P<name>[\w.]{1,80})",),
+    ),
+    Obstacle(
+        "no_compiler", "a kernel is compiled at start-up, and {name} is missing",
+        "a kernel is compiled at start-up, and the compiler fails",
+        (
+            Fix("install the CUDA toolkit (nvcc), ninja and a C++ compiler, and set CUDA_HOME; if FlashInfer compiles, "
+                "its packages flashinfer-cubin and flashinfer-jit-cache of the same version hold compiled kernels"),
+        ),
+        (
+            ("Could not find nvcc", "flashinfer, torch"),
+            ("nvcc: not found", "the shell"),
+            ("No such file or directory: nvcc", "Python"),
+            ("No such file or directory: ninja", "Python"),
+            ("Ninja is required to load C++ extensions", "torch"),
+            ("CUDA_HOME environment variable is not set", "torch"),
+            ("Failed to find C compiler", "triton"),
+            ("Python.h: No such file or directory", "the C compiler"),
+            ("ninja: build stopped: subcommand failed", "ninja"),
+        ),
+        (r"(?P<name>nvcc|ninja)\b", r"find (?P<name>C compiler)", r"(?P<name>Python\.h)"),
+    ),
+    Obstacle(
+        "unknown_argument", "it does not know the argument {argument}", "it does not know one of its arguments",
+        (
+            Fix("its spelling with dashes", "{value}", None, _dashed),
+            Fix("a model that is not behind `vllm serve` needs its flag", "{value}", None, _model),
+            Fix("leave it out or correct it; it may belong to another release (`--help` lists those of this one)"),
+        ),
+        (("error: unrecognized arguments: ", "argparse"),),
+        (r"unrecognized arguments: (?P<argument>\S{1,200})",),
+    ),
+    Obstacle(
+        "argument_value", "{argument} does not accept {value}", "it does not accept the value of an argument",
+        (Fix("use one of the values that the message lists; another release may have more"),),
+        (
+            (": invalid choice: ", "argparse", "argument-{1,2}[a-z]"),
+            (": expected one argument", "argparse", "argument-{1,2}[a-z]"),
+        ),
+        (r"argument (?:-\w/)?(?P<argument>--[\w/-]{1,80}): invalid choice: (?P<value>'[^']{0,80}'|\S{1,80})",),
+    ),
+    Obstacle(
+        "lora_rank", "the adapter has rank {rank}, and --max-lora-rank is {most}",
+        "the adapter's rank is above --max-lora-rank",
+        (
+            Fix("room for the adapter's rank; higher ranks take more memory", "--max-lora-rank {value}",
+                "max_lora_rank", _next_rank),
+        ),
+        (("is greater than max_lora_rank", "vLLM lora/peft_helper.py"),),
+        (r"LoRA rank (?P<rank>[0-9]{1,5}) is greater than max_lora_rank (?P<most>[0-9]{1,5})",),
+    ),
+    Obstacle(
+        "drafts_above_step", "the draft tokens of all sequences exceed the tokens of a step by {excess}",
+        "the draft tokens of all sequences exceed the tokens of a step",
+        (
+            Fix("more tokens per step than all sequences draft", "--max-num-batched-tokens"),
+            Fix("fewer sequences draft fewer tokens", "--max-num-seqs"),
+        ),
+        (("max_num_scheduled_tokens is set to", "vLLM config/vllm.py"),),
+        (r"max_num_scheduled_tokens is set to -(?P<excess>[0-9]{1,9})",),
+    ),
+    Obstacle(
+        "drafts_and_graphs", "no CUDA graph's size suits both {drafts} tokens per sequence and {ranks} ranks",
+        "no CUDA graph's size suits both the drafted tokens and the ranks",
+        (
+            Fix("num_speculative_tokens + 1 must be a multiple of the ranks: 3 with 4 ranks, 7 with 8",
+                "--speculative-config"),
+        ),
+        (("t determine cudagraph shapes that are both", "vLLM#29036"),),
+        (r"multiple of (?P<drafts>[0-9]{1,4}) \(num_speculative_tokens \+ 1\).{0,60} and (?P<ranks>[0-9]{1,4}) ",),
+    ),
+    Obstacle(
+        "not_capturable", "a CUDA graph cannot record one of its operations",
+        "a CUDA graph cannot record one of its operations",
+        (Fix("runs without CUDA graphs, and decodes slower", "--enforce-eager", "enforce_eager"),),
+        (("operation not permitted when stream is capturing", _CUDA),),
+    ),
+    Obstacle(
+        "own_request_refused", "a proxy answers the server's request to itself (status {status})",
+        "a proxy answers the server's request to itself",
+        (
+            Fix("addresses that the proxy must not get", "no_proxy=127.0.0.1,localhost,0.0.0.0"),
+        ),
+        (
+            ("Initialization failed. warmup error", "SGLang srt/entrypoints/http_server.py",
+             r"res=<Response\[(?:40[37]|50[234])\]"),
+        ),
+        (r"res=<Response \[(?P<status>[0-9]{3})\]",),
+    ),
+    Obstacle(
+        "kernel_crash", "a kernel crashed on the GPU ({error})", "a kernel crashed on the GPU",
+        (
+            Fix("set CUDA_LAUNCH_BLOCKING=1 and start again: the trace then ends in the kernel; another attention "
+                "backend or release may do without it"),
+        ),
+        (
+            ("illegal memory access", _CUDA),
+            ("Memory access fault by GPU", "ROCm"),
+            ("illegal instruction was encountered", _CUDA),
+            ("misaligned address", _CUDA),
+            ("device-side assert triggered", _CUDA),
+            ("unspecified launch failure", _CUDA),
+            ("],thread: [", _CUDA, "Assertion"),
+        ),
+        (r"(?P<error>illegal memory access|illegal instruction|misaligned address|device-side assert)",),
+    ),
+)  # fmt: skip
+# Messages that decide even beside a line about memory.
+_DECISIVE: Final = frozenset(
+    {"port_in_use", "driver_mismatch", "driver_too_old", "kernel_crash", "lora_rank", "drafts_above_step"}
+)
+
+OF_CAUSE: Final[Mapping[str, Obstacle]] = {obstacle.cause: obstacle for obstacle in OBSTACLES}
+
+
+def _wordings(obstacle: Obstacle) -> tuple[Wording, ...]:
+    strength = "decisive" if obstacle.cause in _DECISIVE else "general"
+    return tuple(
+        Wording(
+            obstacle.cause,
+            phrase,
+            "any",
+            source,
+            needs=needs[0] if needs else "",
+            unless=r"/dev/shm|shared ?memory|nccl-|psm_" if obstacle.cause == "disk_full" else "",
+            strength=strength,  # type: ignore[arg-type]  # one of the two words of Wording
+            fatal=not obstacle.runs,
+        )
+        for phrase, source, *needs in obstacle.messages
+    )
+
+
+WORDINGS: Final = tuple(wording for obstacle in OBSTACLES for wording in _wordings(obstacle))
