@@ -32,7 +32,7 @@ def summary(failure: Failure) -> str:
     if failure.cause is None:
         return unknown(name, failure)
     verb = {"failed": "did not start", "died": "stopped", "started": "runs"}.get(failure.outcome, "failed")
-    evidence = " ".join(each.text for each in failure.evidence)
+    evidence = " ".join(line.text for line in failure.evidence)
     if (obstacle := OF_CAUSE.get(failure.cause)) is not None:
         return f"{name} {verb}: {printable(obstacle.sentence(evidence), 300)}."
     reason = reason_of(failure.cause)(failure.figures)

@@ -280,7 +280,7 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
         (
             Fix("its spelling with dashes", "{value}", None, _dashed),
             Fix("a model that is not behind `vllm serve` needs its flag", "{value}", None, _model),
-            Fix("leave it out or correct it; it may belong to another release (`--help` lists those of this one)"),
+            Fix("omit or correct it; it may belong to another release (`--help` lists those of this one)"),
         ),
         (("error: unrecognized arguments: ", "argparse"),),
         (r"unrecognized arguments: (?P<argument>\S{1,200})",),
