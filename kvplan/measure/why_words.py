@@ -44,16 +44,16 @@ def summary(failure: Failure) -> str:
     return text if failure.memory_question is not False else f"{text} Memory flags do not fix it."
 
 
-def error_of(text: str, most: int = 180) -> str:
+def error_of(text: str, limit: int = 180) -> str:
     """A log line without what precedes its error (a prefix, a progress bar), shortened to two lines of a screen."""
     worker = re.search(r"Worker failed with error ['\"](.{3,400}?)['\"], please check", text)
     if worker is not None:
-        return worker[1][:most]
+        return worker[1][:limit]
     error = re.search(
         r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? |Value error, |(?:CUDA|HIP|NCCL) (?:error|out of memory)", text
     )
     text = text if error is None else text[error.start() :]
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def unknown(name: str, failure: Failure) -> str:

@@ -134,7 +134,9 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
     proved = [cure for cure in doc["cures"] if not cure["starts"] and cure["proof"]]
     others = [cure for cure in doc["cures"] if not cure["starts"] and not cure["proof"]]
     if others and doc["cures"][0] is others[0]:  # best first: an action before a value that may not be enough
-        return [*other_lines(others, "Fixes"), *([line()] if proved else []), *proved_lines(proved)]
+        proved_part = [*([line()] if proved else []), *proved_lines(proved)]
+        commands = command_lines(doc) if doc["memory_question"] is False else []
+        return [*other_lines(others, "Fixes"), *proved_part, *commands]
     lines: list[Line] = []
     if planned:
         lines.append(line("Fixes verified by a plan, best first", "bold"))
@@ -145,10 +147,15 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
     if others:
         title = "Other fixes" if lines else "Fixes"
         lines += [*([line()] if lines else []), *other_lines(others, title)]
+    return lines + command_lines(doc)
+
+
+def command_lines(doc: DiagnosisDocument) -> list[Line]:
+    """The server's own command with the first fix, to paste."""
     command = doc["cures"][0]["command"]
-    if command is not None:
-        lines += [line(), line("Command with fix 1", "bold"), line(f"  {printable(command, 4000)}", COMMAND)]
-    return lines
+    if command is None:
+        return []
+    return [line(), line("Command with fix 1", "bold"), line(f"  {printable(command, 4000)}", COMMAND)]
 
 
 def proved_lines(cures: Sequence[CureDocument]) -> list[Line]:

@@ -8,14 +8,15 @@ among the first three of set 1, 6 of 8 of set 2. Texts without a cause are not k
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kvplan.cli.why import diagnose
 from kvplan.cli.why_options import WhyOptions
-from kvplan.documents.diagnosis import diagnosis_document
+from kvplan.documents.diagnosis import DiagnosisDocument, diagnosis_document
 from kvplan.measure.failure import read_failure
+from kvplan.report.why_text import why_lines
 from kvplan.servers.obstacles import LORA_RANKS, OBSTACLES
 
 LINES = (Path(__file__).resolve().parents[1] / "facts" / "failures_public.jsonl").read_text(encoding="utf-8")
@@ -77,6 +78,17 @@ def test_the_first_line_says_why_and_the_fix_has_its_value(line: str, sentence: 
     assert sentence in document["summary"]
     if flags is not None:
         assert [flag for cure in document["cures"] for flag in cure["flags"]][: len(flags) or None] == flags
+
+
+def test_the_command_to_paste_has_the_flag() -> None:
+    document = answer(
+        "python -m sglang.launch_server --model-path org/m --tp 2",
+        "ValueError: The repository for org/m contains custom code which must be executed to correctly load the model.",
+    )
+    command = "python -m sglang.launch_server --model-path org/m --tp 2 --trust-remote-code"
+    assert document["cures"][0]["command"] == command
+    screen = ["".join(text for text, _ in line) for line in why_lines(cast("DiagnosisDocument", document))]
+    assert screen[-2:] == ["Command with fix 1", f"  {command}"]
 
 
 def test_a_rank_of_adapters_is_one_that_the_server_takes() -> None:
