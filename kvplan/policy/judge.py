@@ -286,13 +286,12 @@ class _Bench:
 
     def remedies(self, rules: Sequence[Rule], verdicts: Sequence[Verdict], before: Figures | None) -> Remedies:
         """Fixes for the failing rules. Rules on the measured server are excluded: no plan affects them."""
-        curable = [
-            (rule, verdict)
+        wishes = [
+            self.wish(rule, verdict, before)
             for rule, verdict in zip(rules, verdicts, strict=True)
-            if verdict.ok is not None and rule.name != "max_prediction_error" and verdict.fix is None
+            if verdict.ok is not None and rule.name != "max_prediction_error" and not is_of_pod(rule, verdict)
         ]
-        wishes = [self.wish(rule, verdict, before) for rule, verdict in curable]
-        num_unmet = sum(verdict.ok is False for _, verdict in curable)
+        num_unmet = sum(verdict.ok is False for verdict in verdicts)
         return remedies(self.case.plan, wishes, num_unmet, lambda plan: self.sayable(plan, advise.fit_knobs(plan)))
 
     def wish(self, rule: Rule, verdict: Verdict, before: Figures | None) -> Wish:
@@ -497,6 +496,11 @@ def compared(rule: Rule, before: Number, now: Number, place: str = "") -> Verdic
     allowance = f"maximum {'growth' if grows else 'drop'} {percent(rule.limit)}"
     message = f"{name}{place} {text(before)} -> {text(now)}{signed}; {allowance}"
     return Verdict(ok, message, _edge(rule, before, grows), now, unit, None if ok else ACCEPT)
+
+
+def is_of_pod(rule: Rule, verdict: Verdict) -> bool:
+    """True if only the pod is too small, which no change of the server's flags cures."""
+    return rule.name == "fits" and verdict.fix is not None
 
 
 def share_of(worse: Number, before: Number) -> float | None:
