@@ -303,7 +303,8 @@ def rank_of(options: ServeOptions) -> int:
 def refuse_others(options: ServeOptions) -> None:
     """Refuse plan options that the bundled engine does not support."""
     plain = PlanOptions()
-    taken = {"model", "gpu", "max_model_len", "revision", "offline", "enable_lora", "max_loras", *SETTINGS}
+    engines = {"enable_lora", "max_loras", "speculative_config", *SETTINGS}
+    taken = {"model", "gpu", "max_model_len", "revision", "offline", *engines}
     names = [field.name for field in fields(PlanOptions)]
     for name in dict.fromkeys([*names, *ARGUMENTS]):
         if name not in taken and getattr(options, name) != getattr(plain, name):

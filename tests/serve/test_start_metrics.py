@@ -130,7 +130,11 @@ def test_an_argument_that_is_none_is_one_line(old: str, new: str, run: Run, tmp_
 # --- live servers -----------------------------------------------------------------------------------------------------
 
 LLAMA = two_ranks_of_llama()[:-2]
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
+SYNTHETIC = (
+    '{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic", '
+    '"synthetic_acceptance_length": 2.5}'
+)
 
 
 def live(run: Run, tmp_path: Path, server: Serving, notes: list[str], *words: Any) -> dict[str, dict[str, Any]]:
@@ -155,7 +159,7 @@ def test_a_live_engines_page_is_compared_as_its_log(more: tuple[str, ...], run: 
 @pytest.mark.full
 @pytest.mark.parametrize(
     "more",
-    [(), ("--speculative-config", NGRAM), ("--enable-lora",), ("--tier", "cpu=8GiB@25GB/s")],
+    [(), ("--speculative-config", SYNTHETIC), ("--enable-lora",), ("--tier", "cpu=8GiB@25GB/s")],
     ids=["plain", "drafts", "adapters", "tiers"],
 )
 def test_a_live_twins_page_is_compared_as_its_log(more: tuple[str, ...], run: Run, tmp_path: Path) -> None:
