@@ -156,8 +156,9 @@ def test_two_hundred_requests_of_which_some_are_aborted_leave_nothing_behind(
 ) -> None:
     """Prompts with prefixes in common, in chunks, in a pool too small for three; every tenth answer is the model's."""
     draw = random.Random(7)
-    size = engine_for(family, num_blocks=2).config.block_size if changes.get("enable_prefix_caching", True) else 24
-    longest, num_blocks = 5 * size, 20 if size > 4 else 40
+    is_cached = changes.get("enable_prefix_caching", True)
+    size = engine_for(family, num_blocks=2).config.block_size if is_cached else 24
+    longest, num_blocks = 5 * size, 20 if is_cached else 40  # without a cache, of 4 tokens
     options = {"max_num_seqs": 3, "max_num_batched_tokens": 20, "max_model_len": longest, "num_blocks": num_blocks}
     engine = engine_for(family, **options, **changes)
     prefixes = random_tokens(3 * size, 2 * size + 3, 3 * size - 1, seed=9)
