@@ -132,9 +132,9 @@ def against(
 ) -> tuple[float, float]:
     """(error, what it may be) of the worst row: a rounding to got's dtype may cost 1.6 times what it costs the exact.
 
-    2e-6 is for the float32 sums inside, of answers about 1. `roundings` counts those to got's dtype on the way. Where
-    an answer is rounded on the way, `rounded` is what got is held against, and `exact` says only how much roundings
-    cost.
+    2e-6 is for the float32 sums inside, of answers about 1; where a row's largest answer is larger, its sums err by as
+    much more. `roundings` counts those to got's dtype on the way. Where an answer is rounded on the way, `rounded` is
+    what got is held against, and `exact` says only how much roundings cost.
     """
     assert got.shape == exact.shape
     if not got.float().isfinite().all():
@@ -142,7 +142,7 @@ def against(
     rows = [x.double().flatten(1) for x in (got, exact, exact.to(got.dtype), exact if rounded is None else rounded)]
     floors = (rows[2] - rows[1]).abs().amax(1)
     errors = (rows[0] - rows[3]).abs().amax(1)
-    tolerances = roundings * 1.6 * floors + 2e-6
+    tolerances = roundings * 1.6 * floors + 2e-6 * rows[1].abs().amax(1).clamp(min=1)
     worst = int((errors / tolerances).argmax())
     return errors[worst].item(), tolerances[worst].item()
 
