@@ -166,8 +166,8 @@ def embedding(
     if tied:
         return (table(name, vocab, hidden, place or Place.FIRST_AND_LAST),)
     head = table("lm_head", vocab, hidden, head_place, "lm_head")
-    bias = (Weight("lm_head.bias", "lm_head", 1, (Part(vocab),), "outputs", is_loaded=False, place=Place.LAST),)
-    return (table(name, vocab, hidden, place or Place.FIRST), head, *(bias if head_bias else ()))
+    bias = Weight("lm_head.bias", "lm_head", 1, (Part(vocab),), "outputs", pad_rows=VOCAB_PAD, place=head_place)
+    return (table(name, vocab, hidden, place or Place.FIRST), head, *((bias,) if head_bias else ()))
 
 
 def final_norm(hidden: int, kind: Norms = "rms", *, bias: bool | None = None, place: Place = Place.LAST) -> Weight:
