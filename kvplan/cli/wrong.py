@@ -86,7 +86,8 @@ def readers(options: PlanOptions) -> Iterator[Callable[[], object]]:
     if not any(terms_of(name).own_kv_dtypes for name in servers & SERVERS.keys()):
         for name in parts(options.kv_cache_dtype):
             yield partial(check_kv_dtype, name)
-    yield partial(config_of, options)
+    if not isinstance(options, ServeOptions):  # whose keys are those of what it starts
+        yield partial(config_of, options)
     for text in options.engine_arg or ():
         if not text.strip().startswith("enable"):  # adapter slot switches are parsed with the server
             yield partial(engine_pair, text)

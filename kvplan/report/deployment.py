@@ -65,7 +65,7 @@ def needs_of(plan: Plan) -> Needs:
 
 SEVERAL_NODES: Final = (
     "start the printed command on each machine with --data-parallel-size-local 8, --data-parallel-address and "
-    "--data-parallel-start-rank (--headless on all but the first), or state --num-gpus 8"
+    "--data-parallel-start-rank (--headless on all but the first), or add --tp 8 --pp 1"
 )
 
 

@@ -681,7 +681,7 @@ def test_flags_of_sglangs_command_that_are_not_sized_are_said() -> None:
         "--json-model-override-args {}"
     )
     log = parse_log(f"$ {command}\nLoad weight begin. avail mem=78.0 GB\n")
-    unsized = "--attention-backend, --new-flag, --enable-torch-compile, --json-model-override-args"
+    unsized = "--attention-backend, --new-flag, --json-model-override-args"
     assert log.notes[1] == f"the command on line 1 of the log: what {unsized} does to memory is not modeled"
 
 

@@ -146,6 +146,8 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "mamba_full_memory_ratio": ("0.5", STATES, {**CONTEXT, "tensor_parallel_size": "4"}),
         "cuda_graph_max_bs": ("64", DENSE, CONTEXT),
         "cuda_graph_max_bs_prefill": ("512", DENSE, CONTEXT),
+        "cuda_graph_backend_decode": ("disabled", DENSE, CONTEXT),
+        "cuda_graph_backend_prefill": ("disabled", DENSE, CONTEXT),
         "prefill_attention_backend": ("fa3", DENSE, CONTEXT),
         "decode_attention_backend": ("fa3", DENSE, CONTEXT),
         "max_mamba_cache_size": ("64", STATES, {**CONTEXT, "tensor_parallel_size": "4"}),

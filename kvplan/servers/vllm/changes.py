@@ -349,6 +349,10 @@ CHANGES: Final = {
         (0, 30), "fp8_e4m3 of sparse latent attention is plain fp8 on compute capability 9.x; before, refused",
         "vLLM v1/attention/backends/registry.py (FLASHINFER_MLA_SPARSE_SM90)", "0.28, 0.30 and 0.33",
     ),
+    "no_activation_order": Change(
+        (0, 30), "GPTQ weights in groups by activation order (desc_act) are refused",
+        "vLLM model_executor/layers/quantization/utils/gptq_utils.py", "0.28, 0.29, 0.30, 0.32, 0.33",
+    ),
     "profiled_without_splits": Change(
         (0, 31), "the profile run splits no large block; from 0.27 to 0.30 it did, and counted what was left of it",
         "vLLM v1/worker/gpu_worker.py (_scoped_allocator_max_split)", "0.21 to 0.33",
@@ -360,10 +364,6 @@ CHANGES: Final = {
     "mamba2_checkpoints": Change(
         (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",
         "vLLM model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)", "0.29 to 0.33",
-    ),
-    "no_activation_order": Change(
-        (0, 30), "GPTQ weights in groups by activation order (desc_act) are refused",
-        "vLLM model_executor/layers/quantization/utils/gptq_utils.py", "0.28, 0.29, 0.30, 0.32, 0.33",
     ),
     "pooled_pages": Change(
         (0, 32), "GLM-5.3-Flash: states keep a checkpoint, and pages are whole rows of the kernels",
