@@ -131,7 +131,9 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "num_speculative_tokens": ("3", "deepseek-v3", NEXTN),
         "speculative_method": ("mtp", "deepseek-v3", {"tensor_parallel_size": "8"}),
         "speculative_eagle_topk": ("2", "deepseek-v3", {**NEXTN, "num_speculative_tokens": "3"}),
-        "speculative_num_draft_tokens": ("4", "deepseek-v3", NEXTN),
+        "speculative_num_draft_tokens": (
+            "8", "deepseek-v3", {**NEXTN, "num_speculative_tokens": "3", "speculative_eagle_topk": "2"}
+        ),
         "max_loras": ("4", DENSE, {**CONTEXT, **RANKED}),
         "max_lora_rank": ("32", DENSE, {**CONTEXT, **LORA, **RANKED}),
         "lora_target_modules": ("o_proj,q_proj", DENSE, {**CONTEXT, **LORA, **RANKED}),
