@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from engine import Engine, EngineConfig
+from engine.block_manager import Group, MambaGroup, max_blocks_held
 from engine.state_slots import are_in_blocks, with_room_for_states
 from kvplan.models.spec import ModelSpec
 from kvplan.serve.ranks import Leader
@@ -61,8 +62,20 @@ def draft_of(engine: Engine) -> ModelSpec | None:
 
 
 def num_tokens(engine: Engine) -> int:
-    """Return the pool's capacity in tokens, as vLLM logs it."""
-    return engine.memory_report().num_blocks // len(engine.runner.groups) * engine.config.block_size
+    """Return the pool's capacity in tokens as vLLM 0.33 logs it: the context, times the requests of it that fit."""
+    return int(engine.memory_report().num_blocks / blocks_per_request(engine) * engine.max_model_len)
+
+
+def blocks_per_request(engine: Engine) -> int:
+    """Return the blocks that a request of the full context is charged."""
+    rules, limits = [group.rule for group in engine.runner.groups], engine.scheduler.config
+    in_flight = limits.max_num_batched_tokens * limits.batch_queue_depth
+    return sum(charged(rule, engine.max_model_len, in_flight) for rule in rules)
+
+
+def charged(rule: Group, max_model_len: int, max_in_flight_tokens: int) -> int:
+    """Return a group's part; a state in a block leaves the one before it, which is found in the cache, in another."""
+    return max_blocks_held(rule, max_model_len, max_in_flight_tokens) + isinstance(rule, MambaGroup)
 
 
 def cache_config(engine: Engine) -> dict[str, str]:

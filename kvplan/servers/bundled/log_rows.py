@@ -9,7 +9,14 @@ from kvplan.core.files import printable
 from kvplan.core.units import GIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.bundled.log_wordings import FORM, ROWS
-from kvplan.servers.bundled.rules import EngineInputs, Speculation, chunk_bytes, group_sizes, predict
+from kvplan.servers.bundled.rules import (
+    EngineInputs,
+    Speculation,
+    blocks_per_request,
+    chunk_bytes,
+    group_sizes,
+    predict,
+)
 from kvplan.servers.bundled.rules import Prediction as Sized
 from kvplan.servers.logs import ServerLog
 from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, not_in, reconcile
@@ -122,7 +129,8 @@ def num_groups(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 
 def num_tokens(spec: ModelSpec, inputs: EngineInputs, num_blocks: int) -> int:
-    return num_blocks // num_groups(spec, inputs) * inputs.block_size
+    """Tokens of a pool as vLLM logs them from 0.20.2 on: the context, times the requests of it that fit at once."""
+    return int(num_blocks / blocks_per_request(spec, inputs) * inputs.max_model_len)
 
 
 def rows_of(log: ServerLog, spec: ModelSpec, drafts: Speculation) -> tuple[tuple[Row, ...], tuple[Row, ...], list[str]]:

@@ -293,9 +293,9 @@ def kind_of(caches: tuple[LayerCache, ...]) -> tuple[str, int]:
             )
 
 
-def group_sizes(spec: ModelSpec, stage: range | None = None, *, with_states: bool = False) -> list[int]:
-    """Layers per group: kinds are split into groups of the smallest kind's size (the largest's if less than 1.5x
-    that). The groups are the whole model's; with a stage's layers, only those count.
+def group_layers(spec: ModelSpec, *, with_states: bool = False) -> list[tuple[tuple[str, int], list[int]]]:
+    """(kind and window, layers) of each group: kinds are split into groups of the smallest kind's size (the largest's
+    if less than 1.5x that).
     """
     kinds: dict[tuple[str, int], list[int]] = {}
     for layer, caches in enumerate(spec.layers):
@@ -306,11 +306,39 @@ def group_sizes(spec: ModelSpec, stage: range | None = None, *, with_states: boo
     counts = [len(layers) for layers in kinds.values()]
     low, high = min(counts), max(counts)
     size = high if high < 1.5 * low else low
-    sizes: list[int] = []
-    for layers in kinds.values():
-        groups = -(-len(layers) // size)
-        sizes += [sum(stage is None or layer in stage for layer in layers[i::groups]) for i in range(groups)]
-    return sizes
+    groups: list[tuple[tuple[str, int], list[int]]] = []
+    for kind, layers in kinds.items():
+        count = -(-len(layers) // size)
+        groups += [(kind, layers[i::count]) for i in range(count)]
+    return groups
+
+
+def group_sizes(spec: ModelSpec, stage: range | None = None, *, with_states: bool = False) -> list[int]:
+    """Layers per group. The groups are the whole model's; with a stage's layers, only those count."""
+    groups = group_layers(spec, with_states=with_states)
+    return [sum(stage is None or layer in stage for layer in layers) for _, layers in groups]
+
+
+def blocks_per_request(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Blocks charged to a request of the full context, over all groups.
+
+    Source: vLLM 0.33 v1/kv_cache_interface.py (max_memory_usage_bytes of each kind, mamba_cache_mode "align").
+    """
+    groups = group_layers(spec, with_states=inputs.states_in_blocks)
+    return sum(_charged(kind, window, inputs) for (kind, window), _ in groups)
+
+
+def _charged(kind: str, window: int, inputs: EngineInputs) -> int:
+    context, in_flight = inputs.max_model_len, inputs.max_num_batched_tokens * inputs.batches_in_flight
+    match kind:
+        case "full":
+            return layout.cdiv(context, inputs.block_size)
+        case "window":  # a window may start within a block: one more block
+            return layout.cdiv(min(window - 1 + in_flight, context), inputs.block_size) + 1
+        case "state":  # the running one, and the one before, which is found in the cache
+            return 2
+        case _:
+            raise AssertionError(f"{kind} is no kind of group")
 
 
 def pool_block_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
