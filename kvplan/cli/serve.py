@@ -72,6 +72,7 @@ def serve(options: ServeOptions) -> int:
                 raise UsageError(f"--{name.replace('_', '-')}", "needs --simulate", "name a GPU with --simulate")
         with output.showing_warnings():
             refuse_others(options)
+            require_torch()
             if rank_of(options):
                 return follow_rank_0(options)
             with front_of(options) as front:
@@ -216,22 +217,15 @@ def adapters_of(options: ServeOptions) -> dict[str, str]:
 
 def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "tuple[Engine, str]":
     """The running engine with its adapters and its tokenizer, and the line of the log that states its arguments."""
-    try:
-        import torch
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "serve", "torch is not installed", "run `pip install '.[engine]'` in kvplan's sources, or use --simulate"
-        ) from error
+    import torch
+
     from engine import Engine
-    from engine.directory import read_spec
     from kvplan.cli.inputs import contexts_of
     from kvplan.serve.real import arguments_of
     from kvplan.serve.text import stand_in, tokenizer_of
     from kvplan.servers.bundled.log_wordings import arguments_line, prefix
 
-    assert options.model is not None
-    directory = Path(options.model) if has_weights(Path(options.model)) else None
-    spec = read_spec(directory) if directory else resolve(options.model, Source(options.revision, options.offline)).spec
+    directory, spec = model_of(options)
     (context,) = contexts_of(options, None)
     if context == "auto":
         raise UsageError("--max-model-len auto", "is for --simulate", "state the tokens")
@@ -243,7 +237,7 @@ def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "tuple[Engin
     if config.device == "auto" and not torch.cuda.is_available() and not options.quiet and not rank_of(options):
         output.tell("note", "serve: torch shows no GPU, so the CPU serves; --simulate GPU needs neither")
     source: Any = spec if directory is None else directory
-    stated = arguments_of(spec, config, options.model, release_number())
+    stated = arguments_of(spec, config, options.model or "", release_number())
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     opening = prefix(rank_of(options), num_ranks) + arguments_line(stated)
     lines = [opening]
@@ -264,6 +258,25 @@ def engine_of(options: ServeOptions, modules: Mapping[str, str]) -> "tuple[Engin
         raise in_options(error, option_words(ServeOptions, output.command_line())) from error
     engine.tokenizer = tokenizer or engine.tokenizer or stand_in(engine.spec.vocab_size)
     return engine, opening
+
+
+def require_torch() -> None:
+    try:
+        import torch  # noqa: F401  to say what is missing before anything else is done
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "serve", "torch is not installed", "run `pip install '.[engine]'` in kvplan's sources, or use --simulate"
+        ) from error
+
+
+def model_of(options: ServeOptions) -> "tuple[Path | None, ModelSpec]":
+    """(directory with the model's weights, if it is one; the model)."""
+    from engine.directory import read_spec
+
+    assert options.model is not None
+    if has_weights(Path(options.model)):
+        return Path(options.model), read_spec(Path(options.model))
+    return None, resolve(options.model, Source(options.revision, options.offline)).spec
 
 
 def check_adapters(modules: Mapping[str, str], spec: "ModelSpec", max_lora_rank: int) -> None:
@@ -292,12 +305,21 @@ def rank_of(options: ServeOptions) -> int:
     size = str(math.prod(read_argument(name, text, flag_of(name)) for name, text in stated.items()))
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if world != size or not rank.isdecimal():
+        refuse_ranks(options, {name: int(text) for name, text in stated.items()})
         raise UsageError(
             " ".join(f"--{name.replace('_', '-')} {printable(text, 20)}" for name, text in stated.items()),
             f"needs {'as many' if len(stated) == 1 else size} processes ({world or 'no torchrun'} started)",
             f"start with: torchrun --nproc-per-node {size} -m kvplan serve ...",
         )
     return int(rank)
+
+
+def refuse_ranks(options: ServeOptions, sizes: Mapping[str, Any]) -> None:
+    """Refuse a model that the engine does not run on several ranks, before they are asked for."""
+    from engine import EngineConfig
+    from engine.resolve import check_states
+
+    check_states(model_of(options)[1], EngineConfig(**sizes))
 
 
 def refuse_others(options: ServeOptions) -> None:

@@ -15,6 +15,7 @@ from kvplan.serve.worker import Worker, refusal_text
 
 MOST_ANSWERS: Final = 1024  # completions per HTTP request
 GONE, EXPIRED = -1, -2  # in place of a completion's index: client disconnected; request timed out
+POOL, POOL_OPTION = "raise num_blocks", "raise --num-gpu-blocks-override"  # the scheduler's cure, and the server's
 BUSY: Final = (
     "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 )
@@ -142,7 +143,8 @@ class Generation:
                     kind="BadRequestError" if is_own else "InternalServerError",
                 )
             if piece.finish is not None and piece.finish.reason == "error":
-                raise ApiError(piece.finish.error or "the request failed", status=500, kind="InternalServerError")
+                problem = (piece.finish.error or "the request failed").replace(POOL, POOL_OPTION)
+                raise ApiError(problem, status=500, kind="InternalServerError")
             self._left -= piece.finish is not None
             yield index, piece
             await asyncio.sleep(0)  # a full queue would starve the event loop

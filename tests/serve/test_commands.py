@@ -84,6 +84,7 @@ def test_rightsize_counts_the_requests(run: Run, tmp_path: Path) -> None:
     assert workload["prefix_share"] == pytest.approx(0.48)
 
 
+HYBRID = "qwen3-next-80b-a3b"
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("serve",), "MODEL"),
@@ -106,6 +107,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("serve", MODEL, "--tp", "2"), "torchrun --nproc-per-node 2 -m kvplan serve"),
     (("serve", MODEL, "--pp", "2"), "--pp 2 needs as many processes (no torchrun started)"),
     (("serve", MODEL, "--tp", "2", "--pp", "2"), "needs 4 processes (no torchrun started); start with: torchrun"),
+    (("serve", HYBRID, "--pp", "2"), f"--pp is not combined with the recurrent states of {HYBRID}"),
+    (("serve", HYBRID, "--tensor-parallel-size", "2"), "--tensor-parallel-size is not combined with the recurrent"),
     (("serve", MODEL, "--pp-layer-partition", "8,8"), "--pp-layer-partition needs several stages"),
     (("serve", MODEL, "--speculative-config", "{"), "--speculative-config is not a JSON object"),
     (

@@ -117,6 +117,14 @@ def test_a_client_that_leaves_gives_its_blocks_back(stream: bool) -> None:
         assert engine.scheduler.num_used_blocks == 0
 
 
+def test_a_request_that_the_pool_cannot_hold_is_told_the_servers_option() -> None:
+    """10 blocks of 4 tokens, one of them the null block: 36 tokens."""
+    engine = small_engine(num_blocks=10)
+    with serving(engine, cache_config(engine)) as server:
+        status, page = server.ask("POST", TEXT, {"prompt": random_tokens(60)[0], "max_tokens": 2})
+    assert (status, "or raise --num-gpu-blocks-override" in page.decode()) == (500, True), page
+
+
 def test_a_directory_brings_its_tokenizer_and_template(tmp_path: Path) -> None:
     from kvplan.serve.chat import template_of
 
