@@ -134,12 +134,13 @@ def draft_layout(request: Request, *, joined: bool = True) -> Layout:
     """
     args, draft = request.args, request.draft
     assert draft is not None
-    ranks = args.tensor_parallel_size * args.data_parallel_size
+    replicas = 1 if args.enable_dp_attention else args.data_parallel_size
+    ranks = args.tensor_parallel_size * replicas
     own = server_of(request.release.engine).layout(request, draft)
     return Layout(
         tp=args.tensor_parallel_size,
         ep=ranks if args.enable_expert_parallel and draft.experts_per_token else 1,
-        dp=args.data_parallel_size,
+        dp=replicas,
         sm=request.gpu.sm,
         dtype=own.dtype,
         online=online_scheme(request) if draft.head == "mtp" else None,
@@ -148,4 +149,6 @@ def draft_layout(request: Request, *, joined: bool = True) -> Layout:
         redundant=args.num_redundant_experts if draft.experts_per_token else 0,
         whole_shared=own.whole_shared,
         twice_scaled=own.twice_scaled,
+        attention_tp=args.attention_ranks if args.enable_dp_attention else 0,
+        dense_tp=own.dense_tp,
     )

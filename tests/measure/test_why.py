@@ -508,8 +508,8 @@ def test_a_draft_that_cannot_be_sized_is_said_and_nothing_is_verified(run: Run, 
     cases = (
         (text, "(EAGLE3), which is not sized: speculative method eagle3 needs a draft; name one with --draft-model"),
         (
-            SGLANG_DRAFTS.format(more="dp_size=8, enable_dp_attention=True, ", algorithm="EAGLE"),
-            ", which is not sized: --enable-dp-attention is not modeled with drafts; use only one",
+            SGLANG_DRAFTS.format(more="dp_size=8, enable_dp_attention=True, ", algorithm="NGRAM"),
+            ", which is not sized: --enable-dp-attention is not modeled with NGRAM drafts; use only one",
         ),
     )
     for log, problem in cases:

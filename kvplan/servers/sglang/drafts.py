@@ -53,9 +53,29 @@ def speculates(args: EngineArgs) -> bool:
 
 def requests_at_most(args: EngineArgs) -> int | None:
     """max_running_requests before the pool is known; None: unbounded."""
-    if args.max_num_seqs is not None:  # per rank with DP attention
-        return args.max_num_seqs // (args.data_parallel_size if args.enable_dp_attention else 1)
-    return REQUESTS if speculates(args) else None
+    most = args.max_num_seqs or (REQUESTS if speculates(args) else None)
+    if most is None or not args.enable_dp_attention:
+        return most
+    return max(1, most // args.data_parallel_size)  # of one rank
+
+
+# Quantization methods, by model type, of checkpoints whose own head was compared with SGLang's class under DP attention
+# (tests/facts/dp_drafts_sglang.jsonl). Such a head is split as its target; EAGLE-3's and DFlash's are not.
+DIVIDED: Final[Mapping[str, tuple[str | None, ...]]] = {
+    "deepseek_v3": ("fp8",), "glm4_moe": (None, "compressed-tensors"),
+    "qwen3_5": (None,), "qwen3_5_moe": (None,), "qwen3_5_moe_text": (None,),
+}  # fmt: skip
+
+
+def check_dp_attention(spec: ModelSpec, args: EngineArgs) -> None:
+    """Reject drafts under DP attention, except heads that were compared with SGLang's own classes."""
+    if args.speculative_method != "mtp":
+        name = NAMES.get(args.speculative_method or "", "these")
+        raise UsageError("--enable-dp-attention", f"is not modeled with {name} drafts", "use only one")
+    method = spec.quantization.method if spec.quantization is not None else None
+    if method not in DIVIDED.get(sglang_models.outer_type(spec), ()):
+        problem = f"with drafts was not compared with SGLang's own code for {spec.name}"
+        raise UsageError("--enable-dp-attention", problem, "use only one")
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:

@@ -155,7 +155,7 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
             "change --dp-size",
         )
     if args.enable_dp_attention and args.speculative_method is not None:
-        raise UsageError("--enable-dp-attention", "is not modeled with drafts", "use only one")
+        drafts.check_dp_attention(spec, args)
     if args.enable_eplb and not args.enable_expert_parallel:
         raise UsageError("--enable-eplb", "SGLang requires several ranks of experts with it", "add --ep-size")
     if args.enable_dp_lm_head and not args.enable_dp_attention:

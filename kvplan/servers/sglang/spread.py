@@ -151,7 +151,17 @@ def spread(request: Request) -> Request:
     spec = _spread(request.spec, args.pipeline_parallel_size, sees)
     if args.enable_dp_attention and outer_type(spec) in EMBEDDING_WHOLE_BY_RANK:
         spec = _whole_embedding(spec)
-    return replace(request, spec=spec)
+    draft = request.draft
+    if draft is not None and draft.head == "mtp":
+        draft = replace(draft, other_weights=tuple(map(_of_head, draft.other_weights)))
+    return replace(request, spec=spec, draft=draft)
+
+
+FUSION: Final = "fc"  # of the heads of Qwen3-Next and Qwen3.5: a plain linear layer on every rank
+
+
+def _of_head(weight: Weight) -> Weight:
+    return replace(weight, split="none", quantizable=False) if weight.name == FUSION else weight
 
 
 @lru_cache(maxsize=64)
