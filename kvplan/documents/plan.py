@@ -221,7 +221,10 @@ class HostMemory(TypedDict):
 class HostRow(TypedDict):
     """Host memory of each rank, or once of each replica; `compared` is empty where nothing was compared with it."""
 
-    name: Literal["swap_space", "kv_offloading", "kv_transfer", "weights", "shared_memory", "checkpoint", "adapters"]
+    name: Literal[
+        "swap_space", "kv_offloading", "kv_transfer", "weights", "processor_cache", "shared_memory", "checkpoint",
+        "adapters",
+    ]  # fmt: skip
     bytes: Count
     per: Literal["rank", "replica"]
     formula: str

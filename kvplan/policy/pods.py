@@ -12,6 +12,7 @@ NAMES: Final = {
     "kv_transfer": "KV to transfer",
     "weights": "weights",
     "adapters": "adapters",
+    "processor_cache": "processed images, videos and sounds",
     "shared_memory": "queues of its processes",
     "swap_space": "swap space",
 }

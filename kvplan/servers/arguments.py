@@ -311,6 +311,13 @@ class EngineArgs:
     mm_processor_kwargs: str | None = argument(
         None, "json", 'Settings of the image processor, e.g. {"max_pixels": 1003520}.', "JSON"
     )
+    mm_processor_cache_gb: int | None = argument(
+        None,
+        "gib",
+        "Host memory for processed images, videos and sounds. Default: 4; 0: none.",
+        "GIB",
+        vllm=Flag(since="processor_cache"),
+    )
     disable_chunked_mm_input: bool = argument(False, "flag", "Compute every image, video or sound in one step.")
     skip_mm_profiling: bool = argument(
         False, "flag", "Skip the encoder in the profiling run: no memory is reserved for it."

@@ -300,7 +300,10 @@ class HostRow:
     in_shm    it lies in /dev/shm
     """
 
-    name: Literal["swap_space", "kv_offloading", "kv_transfer", "weights", "shared_memory", "checkpoint", "adapters"]
+    name: Literal[
+        "swap_space", "kv_offloading", "kv_transfer", "weights", "processor_cache", "shared_memory", "checkpoint",
+        "adapters",
+    ]  # fmt: skip
     size: int
     per: Literal["rank", "replica"]
     formula: str

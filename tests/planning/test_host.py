@@ -6,7 +6,7 @@ from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.explain import explain
-from kvplan.planning.launch import host_rows
+from kvplan.planning.launch import host_rows, kept_rows
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.report.console import host_lines, host_sizes, memory_lines, memory_rows
 from kvplan.report.lines import plain
@@ -73,6 +73,28 @@ def test_explain_says_what_was_compared_and_what_is_not_modeled() -> None:
     section = next(section for section in explain(answer) if section.title.startswith("Host memory"))
     assert "not compared with anything" in section.lines[0]
     assert section.lines[-1].startswith("not modeled: memory of the processes (Python, torch, the CUDA libraries")
+
+
+# Bytes that vLLM 0.33's own factories (multimodal/cache/factories.py) give the caches that hold data, of all processes:
+# one engine and one API server, the API server of each of two ranks, and a cache turned off.
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ({}, 4 * GIB),
+        ({"data_parallel_size": 2}, 8 * GIB),
+        ({"mm_processor_cache_gb": 3 * GIB // 2}, 3 * GIB // 2),
+        ({"mm_processor_cache_gb": 0}, 0),
+        ({"language_model_only": 1}, 0),
+    ],
+)
+def test_processed_images_lie_once_beside_each_replica(args: dict[str, int], expected: int) -> None:
+    answer = planned("qwen3.5-4b", "vllm@0.33", "h100-80g", max_model_len=32768, **args)
+    assert sum(size for row, size in kept_rows(answer) if row.name == "processor_cache") == expected
+
+
+@pytest.mark.parametrize(("model", "engine"), [("whisper-large-v3", "vllm@0.33"), ("qwen2.5-vl-7b", "vllm@0.10.2")])
+def test_cross_attention_and_earlier_releases_have_no_such_cache(model: str, engine: str) -> None:
+    assert "processor_cache" not in [row.name for row in host_rows(planned(model, engine, max_model_len=448))]
 
 
 def test_what_the_settings_put_on_the_host_is_rows_that_add_up() -> None:

@@ -86,6 +86,10 @@ CHANGES: Final = {
     "v1_only": Change(
         (0, 11), "the second engine on every GPU", "release notes of 0.11",
     ),
+    "processor_cache": Change(
+        (0, 11), "--mm-processor-cache-gb: 4 GiB of processed images, videos and sounds in host memory",
+        "vLLM 0.11 and 0.33 config/multimodal.py",
+    ),
     "encoder_data": Change(
         (0, 11), "--mm-encoder-tp-mode data: each rank holds the whole encoder",
         "vLLM model_executor/models (supports_encoder_tp_data)", "0.10.2 and 0.11",

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvplan.core.units import GIB, MIB, format_gib
+from kvplan.models.spec import CrossAttention
 from kvplan.servers.plans import HostRow, Plan
-from kvplan.servers.vllm import connectors, offload, tiers
+from kvplan.servers.vllm import connectors, offload, rules, tiers
 from kvplan.servers.vllm.adapters import adapter_bytes
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE
 
+PROCESSOR_CACHE: Final = 4 * GIB  # default of --mm-processor-cache-gb
 SWAP_SPACE: Final = 4 * GIB  # default of the first engine's --swap-space
 COMMAND_CHUNK, RESPONSE_CHUNK, GROUP_CHUNK = 16 * MIB, 24 * MIB, 4 * MIB
 CHUNKS, GROUP_CHUNKS = 10, 6
@@ -36,6 +38,23 @@ def transfer_buffers(plan: Plan) -> Iterator[HostRow]:
                 "kv_transfer", size, "rank", f"{part.name} with kv_buffer_device cpu: a copy of the KV cache",
                 "vLLM 0.33 distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py", "",
             )  # fmt: skip
+
+
+def processor_cache(plan: Plan) -> Iterator[HostRow]:
+    """Processed inputs of an encoder. One copy: with one API server the engine holds them and the API server their
+    sizes; with data-parallel ranks each API server holds them, one per rank by default, and the engines none.
+    """
+    args, spec, release = plan.request.args, plan.request.spec, plan.request.release
+    size = PROCESSOR_CACHE if args.mm_processor_cache_gb is None else args.mm_processor_cache_gb
+    crosses = any(isinstance(cache, CrossAttention) for layer in spec.layers for cache in layer)
+    if not size or crosses or not release.has("processor_cache") or not rules.takes_items(spec, args, release):
+        return
+    yield HostRow(
+        "processor_cache", size, "replica",
+        f"processed images, videos and sounds, at most --mm-processor-cache-gb {size / GIB:.9g}; with more API servers "
+        "than data-parallel ranks, each holds as much",
+        "vLLM 0.33 multimodal/cache/factories.py, multimodal/cache/lru.py", "",
+    )  # fmt: skip
 
 
 def rows(plan: Plan) -> Iterator[HostRow]:
@@ -69,6 +88,7 @@ def rows(plan: Plan) -> Iterator[HostRow]:
             f"at most {count:,} adapters x {each:,} B at rank {args.max_lora_rank}, whole in every process",
             "vLLM 0.33 lora/model_manager.py", "",
         )  # fmt: skip
+    yield from processor_cache(plan)
     if ranks > 1 and not plan.settings.first_engine:
         commands = (COMMAND_CHUNK + 1 + ranks) * CHUNKS
         group = (GROUP_CHUNK + args.tensor_parallel_size) * GROUP_CHUNKS if args.tensor_parallel_size > 1 else 0
