@@ -304,6 +304,10 @@ def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False
     except OSError as error:  # too long a name, or a folder without permission
         raise os_problem(path, error) from error
     values = load_json(file)
+    if file != path and values.get("model_type") in MODULES["encoders"]:
+        from kvplan.models.processor import with_sentence_length  # only for folders of encoders
+
+        values = with_sentence_length(values, path)
     called = name or printable(file.resolve().parent.name)
     spec = read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)
     if not spec.multimodal or file == path:

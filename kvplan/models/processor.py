@@ -1,4 +1,4 @@
-"""Processor settings in a model's folder: how images, videos and audio are converted to tokens.
+"""Files beside a config: how images, videos and audio are converted to tokens, and how long an encoded text may be.
 
 Precedence of the files as in transformers 5.23 (image_processing_base.py, video_processing_utils.py): the nested
 settings of processor_config.json first, then the modality's own file, then preprocessor_config.json.
@@ -13,6 +13,7 @@ from kvplan.core.files import load_json
 IMAGES, VIDEOS, AUDIO = "images_kwargs", "videos_kwargs", "audio_kwargs"
 WHOLE: Final = "preprocessor_config.json"
 NESTED: Final = "processor_config.json"
+SENTENCES: Final = "sentence_bert_config.json"
 # Scope of --mm-processor-kwargs -> its part of processor_config.json, and files with only that part.
 PARTS: Final = {
     IMAGES: (("image_processor",), (WHOLE,)),
@@ -31,6 +32,12 @@ def settings_of(directory: Path) -> Mapping[str, Any]:
         if scope_values:
             settings[scope] = scope_values[0]
     return settings
+
+
+def with_sentence_length(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """`config` with the `max_seq_length` of sentence-transformers' file, which vLLM prefers to the config's own."""
+    length = read(directory / SENTENCES).get("max_seq_length")
+    return config if length is None else {**config, "max_seq_length": length}
 
 
 def read(file: Path) -> Mapping[str, Any]:

@@ -2,6 +2,8 @@
 
 tests/facts/encoders_only.jsonl: published configs with what vLLM's code made of them on an H100 with --runner pooling
 (weight bytes per rank, resolved settings, "no kv cache") and the parameters that transformers 5.19's class has.
+model_max_length: that of tokenizer_config.json, which vLLM was given too. Without it vLLM takes RoBERTa's whole table,
+more than a prompt can use: those rows have usable_positions.
 """
 
 import json
@@ -48,7 +50,8 @@ def test_weights_and_settings_equal_the_servers(row: dict[str, Any]) -> None:
     own = {
         name: getattr(settings, name) for name in ("dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs")
     }
-    assert own == {name: row["resolved"][name] for name in own}
+    usable = {"max_model_len": row["usable_positions"]} if "usable_positions" in row else {}
+    assert own == {name: row["resolved"][name] for name in own} | usable
     assert settings.prefix_caching is row["resolved"]["enable_prefix_caching"]
     graphs = overheads.piecewise_graphs(settings.max_num_seqs, 512)
     assert (row["resolved"]["cudagraph_mode"], graphs) == ("PIECEWISE", row["resolved"]["num_cudagraph_sizes"])
@@ -69,12 +72,46 @@ def test_encoders_of_the_catalog_weigh_what_the_server_holds(row: dict[str, Any]
     assert answer.settings.dtype == row["resolved"]["dtype"]
 
 
+@pytest.mark.parametrize("row", [row for row in ROWS if "model_max_length" in row], ids=name_of)
+def test_the_catalogs_longest_prompt_is_the_tokenizers(row: dict[str, Any]) -> None:
+    spec = catalog.load(row["model"])
+    assert (spec.max_model_len, spec.context_limit) == (row["model_max_length"],) * 2
+
+
+@pytest.mark.parametrize(
+    ("padding", "positions"), [(1, 512), (3, 510), (None, 512)], ids=["usual", "rinna", "transformers_default"]
+)
+def test_positions_begin_after_the_padding_token(padding: int | None, positions: int) -> None:
+    """The longest prompt that transformers 5.23's RobertaModel computes with a table of 514: one more is an error."""
+    config = {**CONFIGS["multilingual-e5-large"], "pad_token_id": padding}
+    assert hf_config.read_config(config, "config.json", "x").context_limit == positions
+    with pytest.raises(KvplanError, match=r"must be more than pad_token_id \+ 1 \(1\)"):
+        hf_config.read_config({**config, "max_position_embeddings": 1}, "config.json", "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [("all-minilm-l6-v2", 256), ("paraphrase-multilingual-minilm-l12-v2", 128)]
+)
+def test_sentence_transformers_lengths(name: str, length: int) -> None:
+    """Source: sentence-transformers' table of models, docs/_static/html/models_en_sentence_embeddings.html."""
+    assert catalog.load(name).context_limit == length
+
+
+def test_a_folder_states_its_longest_sentence(run: Run, folder: Path) -> None:
+    """vLLM 0.33 serves 256 tokens of this folder and refuses 512."""
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 256, "do_lower_case": false}')
+    assert "--max-model-len 256 " in run("estimate", folder, "--gpu", "l4").out
+    assert run("estimate", folder, "--gpu", "l4", "--ctx", "512").code == 2
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": null}')
+    assert "--max-model-len 8192 " in run("estimate", folder, "--gpu", "l4").out
+
+
 def test_a_step_holds_whole_prompts_and_memory_does_not_limit_it() -> None:
     """8,192 tokens of a step on an H100 are 16 prompts of 512; as many are 64 at 128, and 256 seqs bound them."""
     assert plan(request_of("bge-large-en-v1.5")).concurrency.users == 16
     assert plan(request_of("bge-large-en-v1.5", max_model_len=128)).concurrency.users == 64
     assert plan(request_of("bge-large-en-v1.5", max_model_len=16, max_num_seqs=256)).concurrency.users == 256
-    assert plan(request_of("bge-m3")).concurrency.users == 1  # a step of 8,194: the context
+    assert plan(request_of("bge-m3")).concurrency.users == 1  # a step of 8,192: the context
 
 
 @pytest.fixture

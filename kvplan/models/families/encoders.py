@@ -15,6 +15,7 @@ from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import Part, Place, Rope, Weight
 
 LABELS: Final = 2  # transformers' num_labels if a config does not set it
+PADDING: Final = 1  # transformers' pad_token_id of RoBERTa and XLM-RoBERTa if a config does not set it
 CLASSIFIES: Final = "ForSequenceClassification"
 
 
@@ -33,11 +34,26 @@ def classifies(config: Config) -> bool:
     return isinstance(names, list) and any(isinstance(name, str) and name.endswith(CLASSIFIES) for name in names)
 
 
+def positions_of(config: Config, model_type: str) -> int:
+    """Positions that a prompt can use.
+
+    RoBERTa's begin after the padding token's: its table has rows that no prompt reaches. Published tokenizers state the
+    same (512 of 514, 8,192 of 8,194), and vLLM takes it from them. `max_seq_length` is that of sentence-transformers.
+    Source: vLLM 0.33 model_executor/models/roberta.py, config/model.py (_get_and_verify_max_len).
+    """
+    positions = config.count("max_position_embeddings")
+    if model_type in ("roberta", "xlm-roberta"):
+        unused = config.count("pad_token_id", default=PADDING, low=0) + 1
+        if positions <= unused:
+            raise config.fail("max_position_embeddings", f"must be more than pad_token_id + 1 ({positions})")
+        positions -= unused
+    return min(positions, config.count("max_seq_length", default=positions))
+
+
 def draft(
     config: Config, heads: int, hidden: int, inner: int, layers: list[tuple[Weight, ...]], outer: list[Weight],
-    ropes: tuple[Rope, ...] = (),
+    positions: int, ropes: tuple[Rope, ...] = (),
 ) -> SpecDraft:  # fmt: skip
-    positions = config.count("max_position_embeddings")
     return SpecDraft(
         hidden_size=hidden,
         num_heads=heads,
@@ -83,7 +99,9 @@ def read_bert(config: Config, model_type: str) -> SpecDraft:
         outer += in_float32((dense, whole(last, hidden, labels(config), "lm_head", bias=True)))
     else:  # transformers' headless class has a pooler, which a server leaves out
         outer.append(replace(dense, name="pooler.dense", is_loaded=False))
-    return draft(config, heads.num_heads, hidden, inner, [layer] * config.num_layers(), outer)
+    return draft(
+        config, heads.num_heads, hidden, inner, [layer] * config.num_layers(), outer, positions_of(config, model_type)
+    )
 
 
 def read_modernbert(config: Config, model_type: str) -> SpecDraft:
@@ -115,7 +133,7 @@ def read_modernbert(config: Config, model_type: str) -> SpecDraft:
             )
         )
     ropes = tuple(Rope(heads.head_dim, config.count("max_position_embeddings")) for _ in range(2))
-    return draft(config, heads.num_heads, hidden, inner, layers, outer, ropes)
+    return draft(config, heads.num_heads, hidden, inner, layers, outer, positions_of(config, model_type), ropes)
 
 
 READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
