@@ -135,6 +135,7 @@ def read(
         refuse_undrafted(requests[0])
     inputs = Inputs(requests, num_gpus=len(splits))
     inputs.notes += [] if variables_note is None else [variables_note]
+    inputs.notes += [] if config is None or config.note is None else [f"--speculative-config: {config.note}"]
     inputs.readings += [note.of(source) for note in command.readings] if command else ()
     inputs.of_command += [note.of(source) for note in command.notes] if command else ()
     inputs.notes += [

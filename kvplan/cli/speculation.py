@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from kvplan.servers.words import ServeCommand
 
 FLAG: Final = "--speculative-config"
-PARTS: Final = ("draft_model", "speculative_method", "num_speculative_tokens")
+# An option -> the key that it stands for.
+PARTS: Final = {
+    "draft_model": "model", "speculative_method": "method", "num_speculative_tokens": "num_speculative_tokens",
+}  # fmt: skip
 Options = TypeVar("Options", bound=PlanOptions)
 
 
@@ -36,7 +39,8 @@ def in_parts(options: Options) -> Options:
         typed = getattr(options, name)
         if None not in (typed, value) and typed != value:
             flag = f"{flag_of(name)} {printable(typed, 60)}"
-            raise UsageError(flag, f"contradicts {FLAG} ({printable(str(value), 60)})", "use only one")
+            remedy = f"omit {PARTS[name]} from {FLAG}, or omit {flag_of(name)}"
+            raise UsageError(flag, f"contradicts {FLAG} ({printable(str(value), 60)})", remedy)
         parts[name] = value if typed is None else typed
     return replace(options, speculative_config=None, **parts)
 

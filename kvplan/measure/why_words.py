@@ -61,7 +61,8 @@ def unknown(name: str, failure: Failure) -> str:
         times = "once" if failure.figures.preemptions == 1 else f"{failure.figures.preemptions:,} times"
         return f"{name} runs: the KV cache is full; requests were preempted {times} so far."
     if failure.outcome == "started":
-        return f"{name} started: the log shows no failure."
+        is_simulated = failure.log is not None and failure.log.first("simulated") is not None
+        return f"{'The simulated server' if is_simulated else name} started: the log shows no failure."
     stopped = {"failed": f"{name} did not start", "died": f"{name} stopped"}.get(failure.outcome)
     if stopped is None and failure.memory_question:
         return "Memory ran out, but the log does not show in which phase of start-up or serving."

@@ -326,11 +326,13 @@ TOO_SMALL, NO_START, IMPOSSIBLE = "Too small for one user", "Would not start", "
 
 def reasons(doc: typed.RecommendationDocument) -> dict[str, list[str]]:
     """Heading -> why smaller or other servers hold no user: the largest of each GPU, and what is impossible on any."""
-    # The failures of a GPU ascend: the last one is kept.
     headed: dict[str, list[str]] = {}
-    largest = {failure["gpu"]: failure for failure in doc["failures"] if not failure["refused"]}
+    served = {(placement["gpu"], placement["num_gpus"]) for placement in doc["placements"]}
+    unserved = [failure for failure in doc["failures"] if (failure["gpu"], failure["num_gpus"]) not in served]
+    small = [failure for failure in unserved if not failure["refused"]]
+    largest = {failure["gpu"]: failure for failure in small}  # those of a GPU ascend: the last one is kept
     for name, failure in largest.items():
-        fewer = any(not each["refused"] and each["gpu"] == name and each is not failure for each in doc["failures"])
+        fewer = any(each["gpu"] == name and each is not failure for each in small)
         where = f"{name} x{failure['num_gpus']}{' and fewer' if fewer else ''}"
         heading = NO_START if failure["has_room"] else TOO_SMALL
         headed.setdefault(heading, []).append(f"{where}: {printable(failure['reason'], 300)}")

@@ -64,6 +64,14 @@ def _next_rank(details: Details) -> str | None:
     return next((str(rank) for rank in LORA_RANKS if rank >= int(details.get("rank", LORA_RANKS[-1] + 1))), None)
 
 
+def _next_port(details: Details) -> str | None:
+    """The port after the one for requests; PORT if the line names none, None for others, which --port does not set."""
+    if not details:
+        return "PORT"
+    port = int(details["port"])
+    return str(port + 1 if port < 65535 else port - 1) if "api" in details else None
+
+
 def _dashed(details: Details) -> str | None:
     argument = details.get("argument", "")
     return argument.replace("_", "-") if argument.startswith("--") and "_" in argument else None
@@ -82,8 +90,9 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
     Obstacle(
         "port_in_use", "port {port} is in use by another process", "a port that it needs is in use by another process",
         (
-            Fix("a free port; or stop the process that has it (`ss -ltnp` lists them): an earlier server, perhaps",
-                "--port"),
+            Fix("another port, if it is free", "--port {value}", None, _next_port),
+            Fix("stop the process that uses the port, perhaps an earlier server (`ss -ltnp` lists ports and "
+                "processes)"),
         ),
         (
             ("Address already in use", "errno EADDRINUSE"),
@@ -91,7 +100,8 @@ OBSTACLES: Final[tuple[Obstacle, ...]] = (
             ("EADDRINUSE", "torch TCPStore"),
             ("is used by a process already", "SGLang srt/utils/network.py"),
         ),
-        (r"bind on address \([^()]{0,60}, (?P<port>[0-9]{1,5})\)", r"_port at (?P<port>[0-9]{1,5}) is not available"),
+        (r"(?P<api>bind on address) \([^()]{0,60}, (?P<port>[0-9]{1,5})\)",
+         r"_port at (?P<port>[0-9]{1,5}) is not available"),
     ),
     Obstacle(
         "disk_full", "the disk is full", "the disk is full",

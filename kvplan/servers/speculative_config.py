@@ -33,13 +33,22 @@ OTHERS: Final = (
 class SpeculativeConfig:
     """The parts that are sized; None: not given.
 
-    ranks  tensor-parallel ranks of an independent draft; None also for heads, which use their target's
+    ranks    tensor-parallel ranks of an independent draft; None also for heads, which use their target's
+    unsized  other stated keys, which move no memory
     """
 
     method: str | None
     model: str | None
     tokens: int | None
     ranks: int | None
+    unsized: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str | None:
+        """What printed commands lack."""
+        if not self.unsized:
+            return None
+        return f"printed commands omit {', '.join(self.unsized)} of the speculative config: no effect on GPU memory"
 
     def check_ranks(self, tensor_parallel_size: int, option: str) -> None:
         """Reject a draft that is split over other ranks than its target."""
@@ -81,9 +90,7 @@ def parse_config(stated: Mapping[str, Any], option: str) -> SpeculativeConfig:
     if method is not None:
         method = plain_method(method)
         if method not in METHODS:
-            raise UnsupportedModelError(
-                option, f"speculative method {printable(method, 40)!r} is not modeled", "remove it"
-            )
+            raise unknown_method(method, option)
     for key, what in REFUSED_KEYS.items():
         if config.get(key) not in (None, False, "auto"):
             raise UnsupportedModelError(option, f"{key} of the speculative config {what}, which is not modeled")
@@ -92,7 +99,9 @@ def parse_config(stated: Mapping[str, Any], option: str) -> SpeculativeConfig:
     tokens = count_of(config, "num_speculative_tokens", option)
     ranks = count_of(config, "draft_tensor_parallel_size", option)
     is_independent = method in (None, "draft_model")
-    return SpeculativeConfig(method, None if method in NO_DRAFT else model, tokens, ranks if is_independent else None)
+    unsized = tuple(key for key, value in config.items() if key in OTHERS and value is not None)
+    draft = None if method in NO_DRAFT else model
+    return SpeculativeConfig(method, draft, tokens, ranks if is_independent else None, unsized)
 
 
 def count_of(config: Mapping[str, Any], key: str, option: str) -> int | None:
@@ -108,3 +117,10 @@ def unknown_key(key: str, option: str) -> UsageError:
 
     near = meant(near_names(key, {*SIZED, *OTHERS}), f"it has {', '.join(SIZED[:3])}")
     return UsageError(option, f"has no key {printable(key, 40)!r}", near)
+
+
+def unknown_method(method: str, option: str) -> UnsupportedModelError:
+    from kvplan.core.near import meant, near_names
+
+    near = meant(near_names(method, METHODS), f"remove it, or use one of {', '.join(METHODS)}")
+    return UnsupportedModelError(option, f"speculative method {printable(method, 40)!r} is not modeled", near)

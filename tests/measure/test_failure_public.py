@@ -51,7 +51,13 @@ def answer(*lines: str) -> dict[str, Any]:
         (
             "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
             "port 8000 is in use by another process.",
-            ["--port"],
+            ["--port 8001"],
+        ),
+        ("OSError: [Errno 98] Address already in use", "a port that it needs is in use", ["--port PORT"]),
+        (
+            "ValueError: metrics_port at 40290 is not available in 30 seconds. It is used by a process already.",
+            "port 40290 is in use by another process.",
+            [],
         ),
         (
             "api_server.py: error: unrecognized arguments: --tensor_paralel_size 2",

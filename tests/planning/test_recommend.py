@@ -1022,6 +1022,8 @@ def test_smaller_steps_save_a_gpu_where_memory_is_short(run: Run) -> None:
     out = run("recommend", *GPT_OSS, "--gpus", "h100-80g").out
     assert out.startswith("1 x h100-80g with smaller steps serves 1 user")
     assert "batched tokens below vLLM's default" in out
+    assert "h100-80g x1:" not in out
+    assert "l40s x2 and fewer:" in run("recommend", *GPT_OSS).out
     stated = recommended(run, *GPT_OSS, "--gpus", "h100-80g", "--max-num-batched-tokens", "8192")["placements"]
     assert all("smaller steps" not in one["changes"] for one in stated)
 

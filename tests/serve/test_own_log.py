@@ -276,6 +276,9 @@ def test_a_simulated_servers_log_reads_as_one(run: Run, tmp_path: Path) -> None:
     assert ran.code == 0, ran.err
     assert "the server is simulated (vllm@0.33): its figures are its plan's own, nothing was measured" in ran.err
     assert "on h100-80g" in ran.out
+    with log.open("a") as lines:
+        lines.write("\nINFO:     Application startup complete.\n")
+    assert run("why", log).out.startswith("The simulated server started: the log shows no failure.")
 
 
 @pytest.mark.parametrize(("planned", "measured"), [(0, 0), (10**15, 1)])

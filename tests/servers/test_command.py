@@ -266,6 +266,15 @@ def test_a_command_that_would_be_misread_is_refused(text: str, fault: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_each_fault_of_a_command_is_one_error() -> None:
+    with pytest.raises(UsageError) as caught:
+        read_command(f"vllm serve {MODEL} --kv-cache-dtyp fp8")
+    assert [error.problem.partition(" (")[0] for error in caught.value.all] == ["is ambiguous to vLLM"]
+    with pytest.raises(UsageError) as caught:
+        read_command(f"vllm serve {MODEL} --kv-cache-dtype fp7 --max-num-seqs lots")
+    assert [error.subject for error in caught.value.all] == ["--kv-cache-dtype 'fp7'", "--from-command --max-num-seqs"]
+
+
 ABBREVIATED = [json.loads(line) for line in (FACTS / "abbreviated_flags.jsonl").read_text().splitlines()]
 
 

@@ -71,6 +71,7 @@ def test_an_option_replaces_the_drafts_of_a_pasted_command(run: Run) -> None:
         ),
         ('{"method": "ngram", "tensor_parallel_size": 1}', (), "did you mean draft_tensor_parallel_size"),
         ('{"method": "medusa"}', (), "'medusa' is not modeled"),
+        ('{"method": "ngrm"}', (), "'ngrm' is not modeled; did you mean ngram?"),
         ('{"method": 3}', (), "method is not a name"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', (), "num_speculative_tokens must be at least 1"),
         ('{"model": "llama-3.2-1b", "quantization": "fp8"}', (), "may quantize the draft"),
@@ -84,6 +85,26 @@ def test_what_vllm_would_refuse_is_one_line(run: Run, config: str, more: tuple[s
     ran = run("estimate", "llama-3.1-8b", "--speculative-config", config, *more, *HERE)
     assert fault in refused(ran)
     assert len(ran.errors) == 1
+
+
+def test_keys_that_printed_commands_lack_are_named(run: Run) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": null}'
+    for words in (
+        ("llama-3.1-8b", "--speculative-config", config),
+        ("--from-command", f"vllm serve llama-3.1-8b --speculative-config '{config}'"),
+    ):
+        told = run("estimate", *words, "--gpu", "h100-80g", "--ctx", "8k").err
+        assert told.count("printed commands omit prompt_lookup_max of the speculative config") == 1
+    plain = run("estimate", "llama-3.1-8b", "--speculative-config", NGRAM, "--gpu", "h100-80g", "--ctx", "8k")
+    assert "printed commands" not in plain.err
+
+
+def test_a_list_of_draft_tokens_needs_a_config_without_them(run: Run) -> None:
+    swept = ("sweep", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--num-speculative-tokens", "1,3", "--ctx", "8k")
+    fault = refused(run(*swept, "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'))
+    assert "; omit num_speculative_tokens from --speculative-config" in fault
+    ran = run(*swept, "--speculative-config", '{"method": "mtp"}', "--format", "json", "-q")
+    assert [row["num_speculative_tokens"] for row in ran.json["rows"]] == [1, 3]
 
 
 def test_a_sweep_takes_it_with_every_number_of_ranks(run: Run) -> None:

@@ -34,6 +34,7 @@ from kvplan.servers.words import (
     take_other,
     take_unknown,
 )
+from kvplan.sizing.layout import check_kv_dtype
 
 OWN: Final = frozenset({"model", "model_tag", "revision", "enable_lora"})
 # Flags that set one key of the speculative config: today's short ones, and those of releases before 0.8.
@@ -227,8 +228,10 @@ def parse(words: list[str]) -> ServeCommand:
                 command.model = literal(word, "the model")
             continue
         name, value = name_of(word)
+        is_known = False
         with faults.part():
             name = completed(name, word)
+            is_known = True
         values = [] if value is None else [value]
         if value is None and takes_value(name):
             plain = plain_name(name)[0].partition(".")[0]
@@ -236,6 +239,8 @@ def parse(words: list[str]) -> ServeCommand:
             while index < len(words) and is_value(words[index]) and (not values or many):
                 values.append(words[index])
                 index += 1
+        if not is_known:
+            continue
         head = name.partition(".")[0]
         with faults.part():
             if plain_name(name) == ("enable_lora", False):
@@ -328,6 +333,8 @@ def take_argument(command: ServeCommand, name: str, values: list[str], option: s
     flag = option.removeprefix("--from-command ")
     text = literal(raw, flag)
     value = read_argument(name, text, option, vllm=True)
+    if name == "kv_cache_dtype":
+        check_kv_dtype(value)
     command.args[name] = value
     if (
         isinstance(value, int)
@@ -446,6 +453,8 @@ def speculate(command: ServeCommand, stated: Mapping[str, Any]) -> None:
         command.args["speculative_method"] = config.method
     if config.method in NO_DRAFT:
         command.notes.append(Note(f"{config.method} speculation holds no GPU memory of its own"))
+    if config.note is not None:
+        command.notes.append(Note(config.note))
     command.draft_model = config.model
     if config.tokens is not None:
         command.args["num_speculative_tokens"] = config.tokens
