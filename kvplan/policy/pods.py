@@ -28,13 +28,13 @@ def shortage(plan: Plan, served: Served) -> tuple[str, str] | None:
         return None
     rows = kept_rows(plan)
     shared = [(row, size) for row, size in rows if row.in_shm]
-    for limit, sizes, place, key in (
-        (served.shm, shared, "/dev/shm", "the size of /dev/shm"),
-        (served.memory, rows, "the memory limit", "the memory limit"),
+    for limit, sizes, place, key, also in (
+        (served.shm, shared, "/dev/shm", "the size of /dev/shm", "NCCL"),
+        (served.memory, rows, "the memory limit", "the memory limit", "each process"),
     ):
         needed = sum(size for _, size in sizes)
         if limit is not None and limit < needed:
             names = " and ".join(dict.fromkeys(NAMES[row.name] for row, _ in sizes))
             problem = f"{place} is {format_gib(limit)}, less than {format_gib(needed)} for {names}"
-            return problem, f"raise {key} above {-(-needed // GIB)}Gi"
+            return problem, f"raise {key} above {-(-needed // GIB)}Gi, by a few GiB for {also}"
     return None
