@@ -34,15 +34,18 @@ def in_parts(options: Options) -> Options:
     if config is None:
         return options
     tokens = None if config.tokens is None else str(config.tokens)
-    parts: dict[str, Any] = dict(zip(PARTS, (config.model, config.method, tokens), strict=True))
-    for name, value in parts.items():
-        typed = getattr(options, name)
-        if None not in (typed, value) and typed != value:
-            flag = f"{flag_of(name)} {printable(typed, 60)}"
-            remedy = f"omit {PARTS[name]} from {FLAG}, or omit {flag_of(name)}"
-            raise UsageError(flag, f"contradicts {FLAG} ({printable(str(value), 60)})", remedy)
-        parts[name] = value if typed is None else typed
+    stated = zip(PARTS, (config.model, config.method, tokens), strict=True)
+    parts: dict[str, Any] = {name: stated_once(name, getattr(options, name), value) for name, value in stated}
     return replace(options, speculative_config=None, **parts)
+
+
+def stated_once(name: str, typed: str | None, value: str | None) -> str | None:
+    """The option's value, typed or from the config; UsageError where both are given and differ."""
+    if None not in (typed, value) and typed != value:
+        flag = f"{flag_of(name)} {printable(str(typed), 60)}"
+        remedy = f"omit {PARTS[name]} from {FLAG}, or omit {flag_of(name)}"
+        raise UsageError(flag, f"contradicts {FLAG} ({printable(str(value), 60)})", remedy)
+    return value if typed is None else typed
 
 
 def without_drafts(command: "ServeCommand") -> "ServeCommand":

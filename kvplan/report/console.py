@@ -377,15 +377,21 @@ def host_note(doc: PlanDocument, label: str) -> str:
     return f"holds {users:,} more full contexts" if label == HOST_LABELS["kv_offloading"] else ""
 
 
+def host_owner(doc: PlanDocument) -> str:
+    """Of what the host rows are, if a server has several: ranks of DP attention share their server's."""
+    args = doc["inputs"]["args"]
+    return f" of each {POOL}" if args["data_parallel_size"] > 1 and not args["enable_dp_attention"] else ""
+
+
 def host_lines(doc: PlanDocument) -> list[Line]:
     """Lines on host memory that the settings ask for; empty if they ask for none."""
     sizes, ranks = host_sizes(doc), doc["host_memory"]["ranks"]
     if not sizes:
         return []
-    of_ranks = f" ({plural(ranks, 'rank')})" if ranks > 1 else ""
+    of_ranks = f" ({plural(ranks, 'GPU')})" if ranks > 1 else ""
     rows = sizes | ({"total": doc["host_memory"]["total"]} if len(sizes) > 1 else {})
     texts = (f"  {label:<12}{size / GIB:>9,.2f} GiB  {host_note(doc, label)}".rstrip() for label, size in rows.items())
-    return [line(f"Host memory{of_ranks}", "bold"), *map(line, texts)]
+    return [line(f"Host memory{host_owner(doc)}{of_ranks}", "bold"), *map(line, texts)]
 
 
 def encoder_lines(doc: PlanDocument) -> list[Line]:

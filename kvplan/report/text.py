@@ -21,6 +21,7 @@ from kvplan.report.console import (
     format_kib,
     headline,
     host_note,
+    host_owner,
     host_sizes,
     length_text,
     memory_rows,
@@ -201,7 +202,7 @@ def _host(doc: PlanDocument) -> list[Table]:
     """Host memory that the settings ask for; empty if they ask for none."""
     rows = [[label, f"{size / GIB:,.2f}", host_note(doc, label)] for label, size in host_sizes(doc).items()]
     total = [bold("total"), bold(f"{doc['host_memory']['total'] / GIB:,.2f}"), ""]
-    return [Table.of(("host memory of each server", "GiB", ""), [*rows, total], left=(0, 2))] if rows else []
+    return [Table.of((f"host memory{host_owner(doc)}", "GiB", ""), [*rows, total], left=(0, 2))] if rows else []
 
 
 def _assumed(doc: PlanDocument) -> Block:

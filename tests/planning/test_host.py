@@ -1,5 +1,7 @@
 """Host memory of a plan: each row has its source, and says what it was compared with."""
 
+from typing import Any
+
 import pytest
 
 from kvplan.documents.artifact import plan_document
@@ -115,6 +117,22 @@ def test_what_the_settings_put_on_the_host_is_rows_that_add_up() -> None:
     assert [line.split()[0] for line in screen.splitlines()] == ["Host", "weights", "KV", "adapters", "total"]
     page = "\n".join(map(block_text, plans_page([answer])))
     assert all(f"{size / GIB:,.2f}" in screen and f"{size / GIB:,.2f}" in page for size in sizes.values())
+
+
+@pytest.mark.parametrize(
+    ("engine", "of", "args"),
+    [
+        ("vllm@0.33", " of each data-parallel rank (2 GPUs)", {"data_parallel_size": 2}),
+        ("sglang@0.5.23", " (2 GPUs)", {"data_parallel_size": 2, "enable_dp_attention": True}),
+        ("vllm@0.33", " (2 GPUs)", {}),
+    ],
+)
+def test_host_memory_says_whose_it_is(engine: str, of: str, args: dict[str, Any]) -> None:
+    """A data-parallel rank of two GPUs has host memory of its own; ranks of DP attention are one server's."""
+    answer = planned(
+        "qwen3-30b-a3b", engine, tensor_parallel_size=2, max_model_len=4096, cpu_offload_gb=4 * GIB, **args
+    )
+    assert plain(host_lines(plan_document(answer))[0]) == f"Host memory{of}"
 
 
 def test_a_plain_server_asks_for_no_host_memory() -> None:
