@@ -88,7 +88,7 @@ def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
     cleared: dict[str, Any] = dict.fromkeys(arguments)
     cleared |= {name: None for name, values in lists.items() if len(values) > 1}
     if options.quantization == "none":
-        cleared["quantization"] = None
+        cleared |= {"quantization": None}
     requests: list[Request] = []
     inputs = Inputs([], 0)
     shape = (0, 0, 0)

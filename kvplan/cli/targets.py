@@ -1,6 +1,5 @@
 """Plan of a policy's target: its keys, its command or its container, parsed like the options of `kvplan estimate`."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -243,14 +242,9 @@ def path_in(folder: Path, text: str) -> str:
 
 def config_in(folder: Path, text: str) -> str:
     """A speculative config whose draft, if it is a path, is relative to the policy; invalid text as it is."""
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    model = config.get("model") if isinstance(config, dict) else None
-    if not isinstance(model, str) or not is_path_in(folder, model):
-        return text
-    return json.dumps(config | {"model": path_in(folder, model)})
+    from kvplan.servers.speculative_config import with_model  # only needed for this key
+
+    return with_model(text, lambda model: path_in(folder, model) if is_path_in(folder, model) else model)
 
 
 def is_path_in(folder: Path, text: str) -> bool:

@@ -4,7 +4,7 @@ Source: vLLM 0.33 config/speculative.py (SpeculativeConfig).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
@@ -124,3 +124,14 @@ def unknown_method(method: str, option: str) -> UnsupportedModelError:
 
     near = meant(near_names(method, METHODS), f"remove it, or use one of {', '.join(METHODS)}")
     return UnsupportedModelError(option, f"speculative method {printable(method, 40)!r} is not modeled", near)
+
+
+def with_model(text: str, place: Callable[[str], str]) -> str:
+    """The config with its draft's name as `place` gives it; text without a draft, or invalid, as it is."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    model = config.get("model") if isinstance(config, dict) else None
+    placed = place(model) if isinstance(model, str) else model
+    return text if placed == model else json.dumps(config | {"model": placed})
