@@ -54,7 +54,7 @@ def read_falcon(config: Config, model_type: str) -> SpecDraft:
 
 
 def read_phi(config: Config, model_type: str) -> SpecDraft:
-    """Phi-1, 1.5 and 2: vLLM 0.33 serves them with transformers' own layers, so it has no rotary table."""
+    """Phi-1, 1.5 and 2: vLLM 0.33 serves them with transformers' own layers: no rotary table, no bias of the head."""
     hidden, heads = heads_of(config, config.maybe_count("num_key_value_heads"))
     inner, vocab = config.count("intermediate_size"), config.count("vocab_size")
     tied = tied_by(config, False)
@@ -68,7 +68,8 @@ def read_phi(config: Config, model_type: str) -> SpecDraft:
         *plain_mlp(hidden, inner, bias=True, names=("mlp.fc1", "mlp.fc2")),
         *norms(hidden, "input_layernorm"),
     )  # fmt: skip
-    outer = (*embedding(vocab, hidden, tied, head_bias=True), final_norm(hidden, "layer"))
+    bias = Weight("lm_head.bias", "lm_head", 1, (Part(vocab),), "outputs", is_loaded=False, place=Place.LAST)
+    outer = (*embedding(vocab, hidden, tied), *(() if tied else (bias,)), final_norm(hidden, "layer"))
     return draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner))
 
 
