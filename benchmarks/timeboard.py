@@ -1,12 +1,13 @@
 """How far kvplan's times are from those of real servers: every published result predicted from its inputs alone.
 
-    python benchmarks/timeboard.py FACTS [--json FILE] [--jobs N] [--every N] [--fitted] [--report]
+    python benchmarks/timeboard.py FACTS [--json FILE] [--jobs N] [--every N] [--fitted] [--report | --unseen]
 
 FACTS is JSON Lines or CSV, as tests/facts/time_cases.csv. A result whose source the constants were fitted on is
 predicted with those fitted without that source (benchmarks/timing/folds.json); any other as shipped, and with --fitted
 all are. What is left out by model and by GPU: `python -m benchmarks.timing.fit --cross`. --every 10 takes each tenth
 row. --report rewrites
-reports/accuracy/time.md and the table in docs/accuracy.md.
+reports/accuracy/time.md and the table in docs/accuracy.md; --unseen, of results that nothing was fitted on, what
+answers say of their ranges (kvplan/simulate/unseen.csv) and its table there.
 
 Exit codes: 0 scored, 2 the file cannot be read or nothing in it can be scored.
 """
@@ -85,9 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="take each N-th row only")
     parser.add_argument("--fitted", action="store_true", help="the shipped constants also for sources they saw")
     parser.add_argument("--report", action="store_true", help="rewrite reports/accuracy/time.md and docs/accuracy.md")
+    parser.add_argument("--unseen", action="store_true", help="rewrite kvplan/simulate/unseen.csv and its table")
     options = parser.parse_args(argv)
     try:
-        points = board(options.facts, max(1, options.every), max(1, options.jobs), as_shipped=options.fitted)
+        points = board(
+            options.facts, max(1, options.every), max(1, options.jobs), as_shipped=options.fitted or options.unseen
+        )
     except KvplanError as error:
         print(f"timeboard: error: {error}", file=sys.stderr)
         return error.exit_code
@@ -99,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if options.report:
         report.write(points, ROOT)
+    if options.unseen:
+        report.write_unseen(points, ROOT)
     sys.stdout.write(report.text(points))
     return 0
 

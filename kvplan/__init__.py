@@ -59,12 +59,35 @@ class Answer:
     plan      everything, typed
     notes     what was derived or assumed while reading the model and the options
     warnings  what was read otherwise than it was written
+
+    Read-only; can be pickled. Two answers are equal if their documents, notes and warnings are.
     """
 
+    __slots__ = ("notes", "plan", "warnings")
+    plan: "Plan"
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
     def __init__(self, plan: "Plan", notes: Iterable[str] = (), warnings: Iterable[str] = ()) -> None:
-        self.plan = plan
-        self.notes = tuple(dict.fromkeys((*notes, *plan.notes)))
-        self.warnings = tuple(dict.fromkeys(warnings))
+        self.__setstate__((plan, tuple(dict.fromkeys((*notes, *plan.notes))), tuple(dict.fromkeys(warnings))))
+
+    def __getstate__(self) -> tuple["Plan", tuple[str, ...], tuple[str, ...]]:
+        return self.plan, self.notes, self.warnings
+
+    def __setstate__(self, state: tuple["Plan", tuple[str, ...], tuple[str, ...]]) -> None:
+        for name, value in zip(("plan", "notes", "warnings"), state, strict=True):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"an Answer is read-only: {name} cannot be set")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Answer):
+            return NotImplemented
+        return (self.to_dict(), self.notes, self.warnings) == (other.to_dict(), other.notes, other.warnings)
+
+    def __hash__(self) -> int:
+        return hash(self.headline)
 
     def __repr__(self) -> str:
         return f"<kvplan.Answer: {self.headline}>"
@@ -196,7 +219,8 @@ def sweep_frame(models: str | Iterable[str], **options: "Value | Iterable[Value]
     try:
         import pandas
     except ImportError:
-        raise EnvironmentProblem("sweep_frame", "pandas is not installed", "pip install 'kvplan[report]'") from None
+        remedy = "pip install '.[report]' in kvplan's sources"
+        raise EnvironmentProblem("sweep_frame", "pandas is not installed", remedy) from None
 
     return pandas.DataFrame(sweep(models, **options)).convert_dtypes()
 
@@ -213,21 +237,37 @@ def _options(kind: type[Options], options: dict[str, Any], **named: Any) -> Opti
             near = [_SHORT[name]] if name in _SHORT else near_names(name, known.keys() - _SHOWING)
             raise UsageError(name, "no such keyword", meant(near, "`kvplan estimate --help` lists them"))
     values = {name: value for name, value in (options | named).items() if value is not None}
-    return kind(**{name: _text_of(value, known[name]) for name, value in values.items()})
+    return kind(**{name: _text_of(name, value, known[name]) for name, value in values.items()})
 
 
-def _text_of(value: Any, kind: str) -> Any:
+def _text_of(name: str, value: Any, kind: str) -> Any:
     """A keyword's value as the command line has it: a switch, a text, JSON, or texts where the option may be
-    repeated.
+    repeated. Raise UsageError, with the keyword's name, for a value of another type.
     """
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, dict):
-        import json
+    from numbers import Real
+    from os import PathLike, fspath
 
-        return json.dumps(value)
-    texts = [str(value)] if isinstance(value, str | int | float) else [str(item) for item in value]
-    return texts if "list[str]" in kind.partition(",")[0] else ",".join(texts)
+    is_list, is_switch = ("list[str]" in kind.partition(",")[0], "bool" in kind.partition(",")[0])
+    match value:
+        case bool():
+            if is_switch:
+                return value
+        case dict():
+            import json
+
+            return json.dumps(value)
+        case str() | Real():
+            return [str(value)] if is_list else str(value)
+        case PathLike():
+            return fspath(value)
+        case bytes():
+            pass
+        case Iterable():
+            items = list(value)
+            if all(isinstance(item, str | Real) and not isinstance(item, bool) for item in items):
+                return [str(item) for item in items] if is_list else ",".join(map(str, items))
+    kind_of_value = value if isinstance(value, bool) else type(value).__name__
+    raise UsageError(name, f"must be text or a number, not {kind_of_value}", "write its value, or remove it")
 
 
 def __dir__() -> list[str]:

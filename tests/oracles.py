@@ -1,8 +1,9 @@
-"""Compare kvplan with data from elsewhere: `oracles.py capacity CASES DIR`, `sglang CASES DIR`, `models DIR` or
+"""Compare kvplan with data from elsewhere: `oracles.py capacity CASES DIR...`, `sglang CASES DIR...`, `models DIR` or
 `traces FILE`.
 
-Prints each difference and the counts `equal / refused by name / different`; exits 1 when anything differs, 2 when there
-is nothing to compare. `traces` replays a real scheduler's steps: `NAME: equal` or `NAME: differs at step N: how`.
+A case's model is a folder of one of the DIRs, or a head of tests/facts/heads. Prints each difference and the counts
+`equal / refused by name / different`; exits 1 when anything differs, 2 when there is nothing to compare. `traces`
+replays a real scheduler's steps: `NAME: equal` or `NAME: differs at step N: how`.
 """
 
 import json
@@ -10,6 +11,7 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from functools import cache
 from itertools import count
@@ -29,7 +31,7 @@ from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from engine.states import StateBlockManager
 from kvplan.core.errors import KvplanError, UsageError
-from kvplan.hardware.gpu import gpu
+from kvplan.hardware.gpu import gpu, with_memory
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import (
     ChunkedAttention,
@@ -46,7 +48,7 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, left_out
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.pool import Capacity
@@ -60,13 +62,38 @@ from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.speculation import drafter
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import server as vllm_server
+from kvplan.servers.vllm.loaded import loaded
 from kvplan.servers.weights import draft_layout, embedded, weight_layout
+from kvplan.servers.words import Repeated
 from kvplan.sizing.weights import total_weights
 from tests.support import offload_trace
 from tests.support.oracle_data import spec_named
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"
 NOT_ASKED = "not within the oracle's reach"
+# What a row's failure says where the server could not be asked, rather than that it refused: parts that the oracles
+# stub, model types that its transformers has no class for, and what cannot be had without a GPU. An error that a
+# config's value leads to (KeyError, AssertionError, ZeroDivisionError, TypeError) is a refusal: the server stops.
+OUT_OF_REACH = (
+    "AttributeError", "ImportError", "ModuleNotFoundError", "stubbed kernel", "compiled op", "the child died",
+    "does not recognize this architecture", "StrictDataclassClassValidationError", "huggingface.co",
+    "cumem allocator is not supported",
+)  # fmt: skip
+
+
+def refuses(row: dict[str, Any]) -> bool:
+    """True if the server does not start, or SGLang's loader refuses the class or its quantization.
+
+    A class that the oracle could not import is one of Transformers' to it, which says nothing of the server.
+    """
+    loading = row.get("quant_error", "")
+    return "failed" in row or (loading.startswith("ValueError") and "'TransformersForCausalLM'" not in loading)
+
+
+def unanswered(row: dict[str, Any]) -> str | None:
+    """Why a row says nothing of the server."""
+    failure = row.get("failed", "")
+    return failure[:120] if any(text in failure for text in OUT_OF_REACH) else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -193,7 +220,8 @@ def models(directory: Path) -> int:
 # --- capacity: a real server's own answers -----------------------------------------------------------------------
 
 GPUS = {"A10G": "a10g", "L40S": "l40s", "A100": "a100-80g", "H100": "h100-80g", "H200": "h200", "B200": "b200",
-        "RTX4090": "rtx-4090", "RTX5090": "rtx-5090"}  # fmt: skip
+        "RTX4090": "rtx-4090", "RTX5090": "rtx-5090", "V100": "v100-32g"}  # fmt: skip
+HEADS = Path(__file__).parent / "facts" / "heads"
 DIRECT = ("max_model_len", "block_size", "kv_cache_dtype", "max_num_batched_tokens", "max_num_seqs",
           "gpu_memory_utilization", "enable_prefix_caching", "disable_hybrid_kv_cache_manager")  # fmt: skip
 USAGE = {"OPENAI_API_SERVER": "server", "LLM_CLASS": "offline"}
@@ -211,6 +239,8 @@ def serve_words(inputs: dict[str, Any]) -> list[str]:
                 words.append(f"--{flag}" if value else f"--no-{flag}")
             case dict():
                 words += [f"--{flag}", json.dumps(value)]
+            case list():
+                words += [f"--{flag}", *map(str, value)]
             case _:
                 words += [f"--{flag}", str(value)]
     return words
@@ -221,25 +251,26 @@ def spec_in(folder: Path) -> ModelSpec:
     return hf_config.load_spec(folder)
 
 
-def case_request(case: dict[str, Any], directory: Path) -> Request:
+def folder_of(name: str, folders: tuple[Path, ...]) -> Path:
+    """The first of the folders, and of the heads that are our own facts, with this model's config."""
+    places = [each / name for each in (*folders, HEADS)]
+    return next((each for each in places if (each / "config.json").is_file()), places[0])
+
+
+def case_request(case: dict[str, Any], *folders: Path) -> Request:
     """A case as kvplan plans it; a flag that kvplan does not know is refused by name."""
     inputs = case["inputs"]
     command = read_command(shlex.join(serve_words(inputs)))
     if command.unknown:
         raise UsageError(f"engine argument {command.unknown[0]!r}: is not supported by kvplan")
-    name = inputs.get("gpu", "H100")
+    name, usage = inputs.get("gpu", "H100"), USAGE[inputs.get("usage_context", "OPENAI_API_SERVER")]
     return Request(
-        spec_in(directory / inputs["model"]),
+        spec_in(folder_of(inputs["model"], folders)),
         gpu(GPUS.get(name, name.lower())),
-        EngineArgs(**command.args | {"usage": USAGE[inputs.get("usage_context", "OPENAI_API_SERVER")]}),
-        draft=spec_in(draft_folder(directory, command.draft_model)) if command.draft_model else None,
+        EngineArgs(**left_out("vllm") | command.args | {"usage": usage}),
+        draft=spec_in(folder_of(command.draft_model, folders)) if command.draft_model else None,
+        repeated=Repeated("vllm", speculative=command.speculative),
     )
-
-
-def draft_folder(directory: Path, name: str) -> Path:
-    """The folder of a draft's config: beside the target's, or among the heads that are our own facts."""
-    own = Path(__file__).parent / "facts" / "heads" / name
-    return own if own.is_dir() else directory / name
 
 
 def stage_budgets(budget: int | list[int], stages: int) -> list[int]:
@@ -285,7 +316,7 @@ def result_differences(request: Request, expected: dict[str, Any]) -> Iterator[s
 
 def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str, Any]]) -> Iterator[str]:
     """What differs in the bytes of each stage's rank, as they are while loading."""
-    request = embedded(vllm_server.drafter(request)[0])
+    request = embedded(vllm_server.drafter(loaded(request)[0])[0])
     for stage, expected in enumerate(weights if isinstance(weights, list) else [weights]):
         got = total_weights(request.spec, weight_layout(request, stage, online=False))
         if got != expected["param_bytes_per_rank"]:
@@ -304,15 +335,26 @@ def draft_differences(request: Request, expected: dict[str, Any] | None) -> Iter
         yield f"weights of the draft: {got:,} for {want:,} ({got - want:+,})"
 
 
-def compare_case(case: dict[str, Any], directory: Path) -> tuple[str, list[str]]:
+def not_started(request: Request) -> str | None:
+    """Why kvplan says that the server starts with no amount of memory, or None if it says no such thing."""
+    refusal = plan(request).refusal
+    return refusal.text if refusal is not None and refusal.by == "unsupported" else None
+
+
+def compare_case(case: dict[str, Any], *folders: Path) -> tuple[str, list[str]]:
     """The outcome and why; a refusal of ours equals one of the server's own (`failed`)."""
     refused = case.get("failed")
+    if reason := unanswered(case):
+        return NOT_ASKED, [reason]
     try:
-        request = case_request(case, directory)
+        request = case_request(case, *folders)
+        if (reason := not_started(request)) is not None:
+            return (EQUAL, []) if refused is not None else (REFUSED, [reason])
         if refused is not None:
-            plan(request)
             return DIFFERENT, [f"planned, and the server refuses: {refused[:200]!r}"]
-        wrong = [text for expected in case["results"] for text in result_differences(request, expected)]
+        wrong = [text for expected in case.get("results", ()) for text in result_differences(request, expected)]
+        if case.get("result") == "no kv cache" and plan(request).capacity.num_blocks:
+            wrong.append("has blocks where the server has no KV cache")
         wrong += weight_differences(request, case["weights"])
         wrong += draft_differences(request, case.get("draft_weights"))
     except KvplanError as error:
@@ -320,48 +362,46 @@ def compare_case(case: dict[str, Any], directory: Path) -> tuple[str, list[str]]
     return (DIFFERENT if wrong else EQUAL), wrong
 
 
-def capacity(cases: Path, directory: Path) -> int:
-    counts = {EQUAL: 0, REFUSED: 0, DIFFERENT: 0}
+def compare_all(cases: Path, folders: list[Path], compare: Callable[..., tuple[str, list[str]]]) -> int:
+    """Compare each case of a file, print why and count; 1 where one differs."""
+    counts = {EQUAL: 0, REFUSED: 0, DIFFERENT: 0, NOT_ASKED: 0}
     for case in read_lines(cases):
-        if not (directory / case["inputs"]["model"] / "config.json").is_file():
-            raise ValueError(f"{directory / case['inputs']['model']} has no config.json")
-        if not case.get("results") and "failed" not in case:
+        model = case["inputs"]["model"]
+        if not (folder_of(model, tuple(folders)) / "config.json").is_file():
+            raise ValueError(f"{model}/config.json is in none of the folders")
+        if not (case.get("results") or case.get("result")) and "failed" not in case:
             raise ValueError("a case without results")
-        outcome, why = compare_case(case, directory)
+        outcome, why = compare(case, *folders)
         counts[outcome] += 1
         inputs = {key: value for key, value in case["inputs"].items() if key != "available_memory"}
         for text in why:
             print(f"{json.dumps(inputs)}: {outcome}: {text}")
     if not sum(counts.values()):
         raise ValueError("no case to compare")
-    print(" / ".join(f"{n} {word}" for word, n in counts.items()))
+    print(" / ".join(f"{n} {word}" for word, n in counts.items() if n or word != NOT_ASKED))
     return 1 if counts[DIFFERENT] else 0
 
 
 # --- sglang: its own settings and pools ----------------------------------------------------------------------------
 
-SGLANG_GPUS = GPUS | {"RTX4090": "rtx-4090", "RTX5090": "rtx-5090"}
+# What nvidia-smi says of the GPUs that the oracle plays, where no public listing is kvplan's.
+SMI_MIB = {"B300": 275_040, "GB10": 122_570}
 KV_NAMES = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
     "fp8_ds_mla": "float8_e4m3fn",
     "fp8_e5m2": "float8_e5m2",
 }
-# What a row says that the server could not be asked, rather than that it refused.
-OUT_OF_REACH = ("does not recognize this architecture", "StrictDataclassClassValidationError", "AttributeError",
-                "ImportError", "stubbed kernel", "compiled op")  # fmt: skip
-# A row whose loader would refuse the model's class or its quantization.
-NOT_LOADED = ("has no SGlang implementation", "is not supported for")
 
 
 def draft_in(name: str) -> ModelSpec:
     """A draft of a row of SGLang's: a head of our own facts, else a model of the catalog."""
-    own = Path(__file__).parent / "facts" / "heads" / name
+    own = HEADS / name
     return spec_in(own) if own.is_dir() else catalog.load(name)
 
 
-def sglang_request(inputs: dict[str, Any], spec: ModelSpec) -> Request:
-    """A row's inputs as a request; flags that are not modelled are refused by name."""
+def sglang_request(inputs: dict[str, Any], spec: ModelSpec, load: Callable[[str], ModelSpec] | None = None) -> Request:
+    """A row's inputs as a request; flags that are not modelled are refused by name. `load` reads a draft."""
     ranks = {"--tp-size": inputs.get("tp") or 1, "--pp-size": inputs.get("pp") or 1}
     sizes = [word for flag, size in ranks.items() for word in (flag, str(size))]
     command = sglang_command.parse([*sizes, *(inputs.get("argv") or [])])
@@ -371,8 +411,10 @@ def sglang_request(inputs: dict[str, Any], spec: ModelSpec) -> Request:
         raise UsageError(command.notes[0].text)
     args = EngineArgs(**command.args)
     name = inputs.get("gpu", "H100")
-    draft = draft_in(command.draft_model) if command.draft_model else None
-    asked = Request(spec, gpu(SGLANG_GPUS.get(name, name.lower())), args, parse_engine("sglang"), draft=draft)
+    draft = (load or draft_in)(command.draft_model) if command.draft_model else None
+    card = gpu(GPUS.get(name, name.lower()))
+    card = with_memory(card, SMI_MIB[name] * 2**20) if name in SMI_MIB else card
+    asked = Request(spec, card, args, parse_engine("sglang"), draft=draft)
     return sglang_server.drafter(asked)[0]
 
 
@@ -408,7 +450,7 @@ def resolved_settings(resolved: dict[str, Any]) -> dict[str, Any]:
 
 def sglang_differences(request: Request, row: dict[str, Any]) -> Iterator[str]:
     args, spec = request.args, request.spec
-    sglang.check_model(spec, args, request.gpu.sm)
+    sglang.check_model(spec, args, request.gpu.sm, request.release)
     settings = sglang.resolve(spec, request.gpu, args, request.release)
     sglang_drafts.check_context(request)
     pool = sglang_pool.pool(spec, settings, args, request.gpu.sm, request.draft)
@@ -440,39 +482,30 @@ def sglang_differences(request: Request, row: dict[str, Any]) -> Iterator[str]:
                 yield f"{budget:,} B: {name} {mine} for {expected[name]}"
 
 
-def compare_sglang(row: dict[str, Any], load: Callable[[str], ModelSpec]) -> tuple[str, list[str]]:
-    refused = row.get("failed", "") or row.get("quant_error", "")
-    refuses = "failed" in row or any(text in refused for text in NOT_LOADED)
-    if refuses and any(text in refused for text in OUT_OF_REACH):
-        return NOT_ASKED, [refused[:120]]
+def compare_sglang(
+    row: dict[str, Any], load: Callable[[str], ModelSpec], load_draft: Callable[[str], ModelSpec] | None = None
+) -> tuple[str, list[str]]:
+    refused, is_refused = row.get("failed", "") or row.get("quant_error", ""), refuses(row)
+    if reason := unanswered(row):
+        return NOT_ASKED, [reason]
     try:
-        request = sglang_request(row["inputs"], load(row["inputs"]["model"]))
-        wrong = [] if refuses else list(sglang_differences(request, row))
-        if refuses:
-            plan(request)
+        request = sglang_request(row["inputs"], load(row["inputs"]["model"]), load_draft)
+        wrong = [] if is_refused else list(sglang_differences(request, row))
+        with nullcontext() if is_refused else suppress(KvplanError):  # pools are compared of more than can be planned
+            if (reason := not_started(request)) is not None:
+                return (EQUAL, []) if is_refused else (REFUSED, [reason])
     except KvplanError as error:
-        return (EQUAL, []) if refuses else (REFUSED, [str(error)])
-    if refuses:
+        return (EQUAL, []) if is_refused else (REFUSED, [str(error)])
+    if is_refused:
         wrong = [f"is planned, where SGLang refuses: {refused[:120]}"]
     return (DIFFERENT if wrong else EQUAL), wrong
 
 
-def sglang_cases(cases: Path, directories: list[Path]) -> int:
-    counts = {EQUAL: 0, REFUSED: 0, DIFFERENT: 0, NOT_ASKED: 0}
-    for row in read_lines(cases):
-        model = row["inputs"]["model"]
-        directory = next((each for each in directories if (each / model / "config.json").is_file()), None)
-        if directory is None:
-            raise ValueError(f"{model}/config.json is in none of the folders")
-        outcome, why = compare_sglang(row, lambda name, folder=directory: spec_in(folder / name))  # type: ignore[misc]
-        counts[outcome] += 1
-        inputs = {key: value for key, value in row["inputs"].items() if key != "available_memory"}
-        for text in why:
-            print(f"{json.dumps(inputs)}: {outcome}: {text}")
-    if not sum(counts.values()):
-        raise ValueError("no case to compare")
-    print(" / ".join(f"{n} {word}" for word, n in counts.items() if n or word != NOT_ASKED))
-    return 1 if counts[DIFFERENT] else 0
+def compare_sglang_in(row: dict[str, Any], *folders: Path) -> tuple[str, list[str]]:
+    def load(name: str) -> ModelSpec:
+        return spec_in(folder_of(name, folders))
+
+    return compare_sglang(row, load, load)
 
 
 # --- traces: a real scheduler, step by step ----------------------------------------------------------------------
@@ -847,10 +880,9 @@ def main(argv: list[str]) -> int:
     match argv:
         case ["traces", path]:
             return traces(Path(path))
-        case ["capacity", cases, directory]:
-            return capacity(Path(cases), Path(directory))
-        case ["sglang", cases, *directories] if directories:
-            return sglang_cases(Path(cases), [Path(each) for each in directories])
+        case ["capacity" | "sglang" as server, cases, *folders] if folders:
+            compare = compare_case if server == "capacity" else compare_sglang_in
+            return compare_all(Path(cases), [Path(each) for each in folders], compare)
         case ["models", directory]:
             return models(Path(directory))
         case _:

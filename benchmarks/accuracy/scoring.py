@@ -318,6 +318,8 @@ def sglang_tokens(case: Case, inputs: Inputs) -> Iterator[Score]:
         raise NotStated("its K and V sizes are of one of several pools, and the log does not say of which")
     settings = settings_of(inputs, inputs.gpu or UNNAMED)
     cell = bytes_per_token(inputs.spec, settings.kv_dtype, inputs.args.tensor_parallel_size)
+    if not cell:
+        raise NotStated(f"{inputs.spec.name} keeps no keys and values, so the log is of another model")
     middle = (m["sgl_k_gb"] + m["sgl_v_gb"]) * GIB
     low, likely, high = ((middle + spread) / cell - 1 for spread in (-2 * HALF_DIGIT, 0, 2 * HALF_DIGIT))
     yield within("tokens given KV", (low, likely, high), m["kv_cache_tokens"], 1)

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.timing.facts import Fact, read_facts
 from benchmarks.timing.predict import OWN, folds, load_of, planned
 from benchmarks.timing.scores import is_at_load
-from kvplan.core.errors import KvplanError
+from kvplan.core.errors import KvplanError, UsageError
 from kvplan.planning.plan import Plan
 from kvplan.simulate import bench_fit, constants
 from kvplan.simulate.bench_fit import FACTORS, Measurement
@@ -41,9 +41,9 @@ def servers(facts: Sequence[Fact], leave_out: Sequence[str]) -> list[list[Fact]]
     return [sorted(group, key=weight) for group in groups.values() if len(group) >= LEAST]
 
 
-def spread(group: Sequence[Fact], num_runs: int) -> list[int]:
+def spread(runs: Sequence[Measurement], num_runs: int) -> list[int]:
     """Places of the runs that are given."""
-    return sorted({round(place) for place in np.linspace(0, len(group) - 1, num_runs)})
+    return sorted({round(place) for place in np.linspace(0, len(runs) - 1, num_runs)})
 
 
 def measurement(fact: Fact) -> Measurement:
@@ -51,6 +51,20 @@ def measurement(fact: Fact) -> Measurement:
     if is_at_load(fact):
         values.append(("output_tokens_per_s", "mean", fact.measured["out_tps"]))
     return Measurement(planned(fact), load_of(fact), tuple(values))
+
+
+def answered(group: Sequence[Fact]) -> list[Measurement]:
+    """The runs that kvplan plans and simulates; a line for each other one."""
+    runs = []
+    for fact in group:
+        try:
+            run = measurement(fact)
+            bench_fit.log_errors(run, UNFITTED)
+        except KvplanError as error:
+            print(f"{fact.id}: {error}", file=sys.stderr)
+            continue
+        runs.append(run)
+    return runs
 
 
 def errors(run: Measurement, factors: Mapping[str, float]) -> Iterator[tuple[str, float]]:
@@ -67,8 +81,10 @@ def scored(group: Sequence[Fact], num_runs: int) -> dict[str, list[tuple[float, 
         return constants.adapted(values, plan)
 
     bench_fit.constants_of = own
-    given = set(spread(group, num_runs))
-    runs = [measurement(fact) for fact in group]
+    runs = answered(group)
+    if len(runs) < LEAST:
+        raise UsageError(group[0].id, f"kvplan answers {len(runs)} of its server's {len(group)} runs", "left out")
+    given = set(spread(runs, num_runs))
     factors = bench_fit.fitted([runs[place] for place in sorted(given)]).factors
     errors_left: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for place, run in enumerate(runs):

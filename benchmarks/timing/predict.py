@@ -89,7 +89,7 @@ def planned(fact: Fact) -> Plan:
     spec = catalog.load(fact.model)
     context = max(fact.limits.get("max_model_len", 0), min(needed, spec.max_model_len or needed))
     kv = "fp8" if fact.kv_dtype == "fp8" else "auto"
-    last: KvplanError | None = None
+    first: KvplanError | None = None
     for utilization in (None, 0.95, 0.97):
         args = EngineArgs(
             max_model_len=context,
@@ -104,11 +104,11 @@ def planned(fact: Fact) -> Plan:
             made = plan(Request(spec, gpu(fact.gpu), args, release))
             check(made)
         except KvplanError as error:
-            last = error
+            first = first or error
             continue
         return made
-    assert last is not None
-    raise last
+    assert first is not None
+    raise first
 
 
 def engine_of(fact: Fact) -> str:

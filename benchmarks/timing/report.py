@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.timing.predict import OWN
 from benchmarks.timing.scores import GOALS, GROUPS, METRICS, UNITS, VERDICTS, Line, Point, goals, line, table
 from kvplan.core.errors import InvalidInputError
+from kvplan.simulate.coverage import FILE
 
 COMMAND = "python benchmarks/timeboard.py tests/facts/time_cases.csv --report"
 BEGIN, END = "<!-- time: written by `{}` -->", "<!-- time: end -->"
@@ -182,17 +183,20 @@ def document(board: Board) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def between(root: Path, begin: str, end: str, text: str) -> None:
+    """Put the text between the marks of docs/accuracy.md."""
+    place = root / "docs" / "accuracy.md"
+    content = place.read_text(encoding="utf-8")
+    if content.count(begin) != 1 or content.count(end) != 1:
+        raise InvalidInputError("docs/accuracy.md", "has no marks for the times", f"put {begin!r} and {end!r}")
+    head, _, rest = content.partition(begin)
+    place.write_text(f"{head}{begin}\n\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
 def write(board: Board, root: Path) -> None:
     """reports/accuracy/time.md whole, and the table between the marks of docs/accuracy.md."""
     page = f"# Times beside those of real servers\n\nWritten by `{COMMAND}`.\n\n{text(board)}"
     (root / "reports" / "accuracy" / "time.md").write_text(page, encoding="utf-8")
-    place = root / "docs" / "accuracy.md"
-    content, begin = place.read_text(encoding="utf-8"), BEGIN.format(COMMAND)
-    if content.count(begin) != 1 or content.count(END) != 1:
-        raise InvalidInputError(
-            "docs/accuracy.md", "has no marks to write the times between", f"put {begin!r} and {END!r}"
-        )
-    head, _, rest = content.partition(begin)
     which = "all" if board.every == 1 else f"every {board.every}th"
     first = f"{board.num_facts:,} results ({which}), constants {board.constants}; ranges as `simulate` states them:\n"
     short = "\n".join(
@@ -202,4 +206,26 @@ def write(board: Board, root: Path) -> None:
             "What others publish, and what was measured of them:\n", markdown(PEER_HEADER, PEERS),
         ]
     )  # fmt: skip
-    place.write_text(f"{head}{begin}\n\n{short}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    between(root, BEGIN.format(COMMAND), END, short)
+
+
+UNSEEN_COMMAND = "python benchmarks/timeboard.py tests/facts/time_cases_unseen.csv --unseen"
+UNSEEN_END = "<!-- unseen times: end -->"
+
+
+def write_unseen(board: Board, root: Path) -> None:
+    """kvplan/simulate/unseen.csv, which answers quote, and its table in docs/accuracy.md."""
+    by_kind = table(board.own, GROUPS["kind"])
+    lines = ["models,vendor,server,metric,results,in_range"]
+    for name, metrics in by_kind.items():
+        lines += [
+            ",".join([*name.split(", "), metric, str(each.n), str(round(each.within * each.n))])
+            for metric, each in metrics.items()
+        ]
+    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = [cells(f"{name}: {UNITS[metric]}", each) for name, own in by_kind.items() for metric, each in own.items()]
+    refused = sum(board.refused.values())
+    first = f"{board.num_facts} results, {board.num_facts - refused} answered, {refused} refused:\n"
+    begin = BEGIN.replace("time:", "unseen times:").format(UNSEEN_COMMAND)
+    body = markdown(HEADER, [*summary_rows(board.own, "all: "), *rows])
+    between(root, begin, UNSEEN_END, f"{first}\n{body}")

@@ -9,7 +9,9 @@ import pandas as pd
 
 from benchmarks.timing.facts import Fact
 from benchmarks.timing.predict import OWN, Predicted
+from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
+from kvplan.simulate.coverage import kind_of
 
 METRICS = ("tpot", "ttft", "out_tps")
 UNITS = {"tpot": "time per output token", "ttft": "time to first token", "out_tps": "output tokens/s at load"}
@@ -119,6 +121,11 @@ def server(fact: Fact) -> str:
     return "vllm V0" if is_first else "vllm V1" if fact.engine == "vllm" else fact.engine
 
 
+def kind(fact: Fact) -> str:
+    """The kind by which `simulate` states how often its ranges held."""
+    return ", ".join(kind_of(catalog.load(fact.model), gpu(fact.gpu).vendor, fact.engine))
+
+
 GROUPS: Mapping[str, Callable[[Fact], str]] = {
     "source": lambda fact: fact.src,
     "server": server,
@@ -128,6 +135,7 @@ GROUPS: Mapping[str, Callable[[Fact], str]] = {
     "model class": model_class,
     "size": size_class,
     "load": load_class,
+    "kind": kind,
 }
 
 

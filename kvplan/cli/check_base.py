@@ -143,6 +143,8 @@ def figures_of(base: Base, policy: Policy) -> tuple[Mapping[str, Figures] | None
         if git.is_inside(baseline):
             git.copy(base.revision, baseline, base.top)
         return baseline_figures(policy), []
+    except git.MissingObject:
+        raise
     except KvplanError as error:
         return None, [finding("baseline", "skip", f"the baseline in {base.name} cannot be read: {error.unquoted}")]
 
@@ -171,6 +173,8 @@ def server_notes(
         changes = server_changes(was, case) + workload
         if not changes and judge.figures(was) != judge.figures(case):
             changes = text_changes(old, target)
+    except git.MissingObject:
+        raise
     except KvplanError as error:
         text = f"target {target.id}: its previous server cannot be determined: {error.unquoted}"
         yield finding("server", "note", text, target.mark)

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvplan.cli.load import Load
 from kvplan.cli.simulate_options import SimulateOptions
-from kvplan.cli.workers import workers_of
+from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.processes import Jobs, cores, is_shared
@@ -81,7 +81,9 @@ def fleet_answer(
         router(name, load.seed, load.source.run_len),
         stop,
     )
-    fleet.run(jobs_of(options.jobs, options.ray, fleet, load.source.num_requests))
+    jobs = jobs_of(options.jobs, options.ray, fleet, load.source.num_requests)
+    with at_work(jobs, quiet=options.quiet):
+        fleet.run(jobs)
     if not fleet.replicas:
         raise KeyboardInterrupt
     kinds = kinds[: len(fleet.replicas)]  # fewer if interrupted before the others finished

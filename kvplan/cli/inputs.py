@@ -21,6 +21,7 @@ from kvplan.core.units import (
     parse_fraction,
     parse_size,
     parse_tokens,
+    split_list,
 )
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.models.spec import ModelSpec
@@ -32,7 +33,8 @@ from kvplan.servers.releases import DEFAULT
 
 if TYPE_CHECKING:
     from kvplan.servers.estimates import Estimate
-    from kvplan.servers.words import ServeCommand
+    from kvplan.servers.speculative_config import SpeculativeConfig
+    from kvplan.servers.words import Repeated, ServeCommand
 
 # One of each common size, smallest first: the table if no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
@@ -114,6 +116,7 @@ def read(
     if config is not None:
         for split in splits.values():
             config.check_ranks(split.tensor_parallel_size, "--speculative-config")
+    model = replace(model, spec=server_of(release.engine).as_read(model.spec, args))
     loads = {context: load(context, model.spec) for context in contexts}
     requests = [
         Request(
@@ -127,6 +130,7 @@ def read(
             draft=draft.spec if draft else None,
             memory_in_use=in_use,
             measured=measured_on(options, machine),
+            repeated=repeated_by(command, config),
         )
         for context in contexts
         for machine, split in splits.items()
@@ -135,7 +139,6 @@ def read(
         refuse_undrafted(requests[0])
     inputs = Inputs(requests, num_gpus=len(splits))
     inputs.notes += [] if variables_note is None else [variables_note]
-    inputs.notes += [] if config is None or config.note is None else [f"--speculative-config: {config.note}"]
     inputs.readings += [note.of(source) for note in command.readings] if command else ()
     inputs.of_command += [note.of(source) for note in command.notes] if command else ()
     inputs.notes += [
@@ -150,6 +153,17 @@ def read(
         about_flags(inputs, command, source)
     about_defaults(inputs, options, contexts, model)
     return inputs
+
+
+def repeated_by(command: "ServeCommand | None", config: "SpeculativeConfig | None") -> "Repeated | None":
+    """What printed commands repeat from a pasted command and from --speculative-config."""
+    if command is None and config is None:
+        return None
+    from kvplan.servers.words import Repeated
+
+    words = tuple(command.repeated) if command else ()
+    speculative = dict(config.unsized) if config else command.speculative if command else {}
+    return Repeated(parse_engine((command.engine if command else None) or DEFAULT).engine, words, speculative)
 
 
 def refuse_undrafted(request: Request) -> None:
@@ -186,7 +200,9 @@ def about_flags(inputs: Inputs, command: "ServeCommand", source: str) -> None:
 
 def default_context(request: Request) -> int:
     """Context that the server uses by default."""
-    return server_of(request.release.engine).context(request.spec)
+    server = server_of(request.release.engine)
+    shortened = request.args.disable_sliding_window
+    return server.context(server.drafter(request)[0].spec if shortened else request.spec)
 
 
 def about_defaults(inputs: Inputs, options: PlanOptions, contexts: Sequence[Context], model: Resolved) -> None:
@@ -205,8 +221,8 @@ def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]
     """Contexts of --ctx, else of a pasted command or --engine-arg, else the model's own (None)."""
     if options.max_model_len is None:
         return (elsewhere,)
-    text = ",".join(options.max_model_len)
-    for part in text.split(","):
+    text = ", ".join(options.max_model_len)
+    for part in split_list(text, "--ctx"):
         if re.fullmatch(r"[0-9]{21,}[kKmM]?i?", part):
             raise UsageError(
                 "--ctx",
@@ -353,6 +369,7 @@ def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load
         lengths=lengths,
         overflow=overflow_of(options),
         shared_prefix=shared,
+        prompt_tokens=None if options.prompt_tokens is None else parse_tokens(options.prompt_tokens, "--prompt-tokens"),
     )
 
 

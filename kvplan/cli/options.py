@@ -17,8 +17,8 @@ from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
 from kvplan.servers.argument import Argument
 from kvplan.servers.argument_values import read_argument, switch
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs
-from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs, left_out
+from kvplan.servers.base import SERVERS, parse_engine, server_of
 from kvplan.servers.releases import DEFAULT
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ ReportOption = Annotated[
 RayOption = Annotated[
     Text,
     option(
-        "--ray", help="Distribute the work over a Ray cluster: host:port, ray://host:port or auto.", metavar="ADDRESS"
+        "--ray",
+        help="Distribute the work over a Ray cluster: host:port, ray://host:port, auto, or local to start one here.",
+        metavar="ADDRESS",
     ),
 ]
 # Options about a server that ran, in addition to its log.
@@ -438,7 +440,10 @@ def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineA
     pairs, flags = engine_pairs(options), given(options)
     for name in pairs.keys() & flags.keys():
         refuse_two(name, pairs[name], flags[name])
-    values = (dict(command.args) if command else {}) | pairs | flags
+    pasted = (
+        left_out(parse_engine(options.engine or command.engine or DEFAULT).engine) | command.args if command else {}
+    )
+    values = pasted | pairs | flags
     if pairs:
         from kvplan.servers.words import over_experts
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _answered = False  # True if standard output has received machine-format text
 _line: Sequence[str] = ()  # the command line, shown at the foot of a page
+_answer: TextIO | None = None  # standard output while `answers_only` holds
 
 
 def start_command(line: Sequence[str] = ()) -> None:
@@ -83,12 +84,39 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace" if name == "stdout" else "backslashreplace")
 
 
+def stdout() -> TextIO:
+    """Standard output, for answers."""
+    return sys.stdout if _answer is None else _answer
+
+
+@contextmanager
+def answers_only() -> Iterator[None]:
+    """Keep standard output for answers: what a library, its threads and its processes print goes to standard error."""
+    global _answer
+    usual, sys.stdout = sys.stdout, sys.stderr
+    usual.flush()
+    _answer = usual
+    with ExitStack() as stack:
+        with suppress(OSError, ValueError):  # not a file, or one that is closed
+            if usual.fileno() == 1:
+                own = os.dup(1)
+                _answer = stack.enter_context(open(own, "w", encoding=usual.encoding, errors=usual.errors))  # noqa: PTH123 -- a number
+                os.dup2(2, 1)
+                stack.callback(os.dup2, own, 1)
+        try:
+            yield
+            with standard_output():
+                pass  # what is still buffered
+        finally:
+            _answer, sys.stdout = None, usual
+
+
 @contextmanager
 def standard_output() -> Iterator[None]:
     """Flush everything written inside to standard output; handle a closed pipe and a full disk."""
     try:
         yield
-        sys.stdout.flush()
+        stdout().flush()
     except BrokenPipeError:
         mute_stdout()
     except OSError as error:
@@ -102,7 +130,7 @@ def mute_stdout() -> None:
     """Discard still buffered output, so that the interpreter's last flush does not fail."""
     with suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, stdout().fileno())
         os.close(null)
 
 
@@ -137,12 +165,13 @@ def put(text: str) -> None:
     """
     global _answered
     _answered = True
-    buffer = getattr(sys.stdout, "buffer", None)
-    if buffer is None or sys.stdout.isatty():
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    stream = stdout()
+    buffer = getattr(stream, "buffer", None)
+    if buffer is None or stream.isatty():
+        stream.write(text)
+        stream.flush()
         return
-    sys.stdout.flush()  # earlier output comes first
+    stream.flush()  # earlier output comes first
     buffer.write(text.encode("utf-8", errors="replace"))
     buffer.flush()
 
@@ -153,14 +182,14 @@ def console(color: str) -> "Console | TextIO":
     NO_COLOR disables all escapes (rich itself would keep bold and dim); an explicit --color always overrides it.
     """
     if color == "never" or (color == "auto" and os.environ.get("NO_COLOR")):
-        return sys.stdout
+        return stdout()
     if color == "always":
         from rich.console import Console
 
-        return Console(markup=False, emoji=False, highlight=False, force_terminal=True)
+        return Console(file=stdout(), markup=False, emoji=False, highlight=False, force_terminal=True)
     from kvplan.report.lines import open_console
 
-    return open_console(sys.stdout)
+    return open_console(stdout())
 
 
 def show(parts: "Iterable[Part]", color: str) -> None:

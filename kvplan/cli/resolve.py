@@ -1,8 +1,9 @@
 """Resolve MODEL to the model's facts: a catalog name, a path, or a Hub id."""
 
+import re
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
@@ -10,7 +11,8 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib
 from kvplan.models import catalog
 from kvplan.models.families.config import Oddity
-from kvplan.models.spec import ModelSpec
+from kvplan.models.quant import EXPERTS, SIDE_FILE
+from kvplan.models.spec import ModelSpec, Quantization, Scheme
 
 if TYPE_CHECKING:
     from kvplan.models.tensors import Checkpoint
@@ -78,7 +80,41 @@ def resolve(ref: str, source: Source) -> Resolved:
     for note in model.spec.notes:
         (model.warnings if isinstance(note, Oddity) else model.notes).append(note)
     say_text_only(model, source)
+    if model.spec.quantization is None and model.checkpoint is None and not source.weights_stated:
+        say_named(model, Path(ref).resolve() if is_path(ref) else Path(model.spec.name))
     return model
+
+
+# A quantization in a model's name -> the scheme of its linear layers, in the group size that is usual.
+NAMED: Final = {
+    "NVFP4": Scheme("nvfp4", 16),
+    "MXFP4": Scheme("mxfp4", 32),
+    "FP8": Scheme("fp8_channel"),
+    "AWQ": Scheme("awq", 128, zeros=True),
+    "GPTQ": Scheme("gptq", 128),
+}
+_NAMED: Final = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(NAMED)})(?![A-Za-z0-9])", re.IGNORECASE)
+
+
+def say_named(model: Resolved, where: Path) -> None:
+    """Warn of a name that states a quantization where none was found, with the weights in both readings."""
+    from kvplan.sizing.weights import Layout, total_weights
+
+    folder = where.parent.name if where.suffix == ".json" else where.name
+    match = _NAMED.search(folder)
+    if match is None:
+        return
+    scheme = NAMED[match[1].upper()]
+    experts = any(weight.experts for weight in model.spec.weights)
+    as_named = replace(model.spec, quantization=Quantization("", scheme))
+    if scheme.kind == "mxfp4" and experts:
+        as_named = replace(model.spec, quantization=Quantization("mxfp4", None, patterns=((EXPERTS, scheme),)))
+    layout = Layout(dtype=model.spec.dtype)
+    read, named = (format_gib(total_weights(spec, layout)) for spec in (model.spec, as_named))
+    model.warnings.append(
+        f"{printable(folder, 200)}: the name says {match[1]}, but no quantization was found in config.json or next to "
+        f"it: weights are {read} as read, about {named} as {match[1]}; add {SIDE_FILE} or state --weights-bytes"
+    )
 
 
 def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolved:

@@ -15,10 +15,10 @@ from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_tw
 from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.speculation import FLAG, config_of, in_parts
 from kvplan.cli.sweep_options import SweepOptions
-from kvplan.cli.workers import workers_of
+from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import parse_count, parse_tokens
+from kvplan.core.units import parse_count, parse_tokens, split_list
 from kvplan.hardware import prices as price_file
 from kvplan.hardware.prices import Prices
 from kvplan.planning.plan import Request
@@ -59,8 +59,9 @@ def sweep(options: SweepOptions) -> int:
         say(inputs, quiet=options.quiet)
         refuse_unusable(grid)
         run = Run(options, grid, prices, limit, [Sink(report.format, report) for report in reports])
-        run.take(progress(all_rows(grid, jobs), grid.count, quiet=options.quiet))
-        run.finish()
+        with at_work(jobs, quiet=options.quiet):
+            run.take(progress(all_rows(grid, jobs), grid.count, quiet=options.quiet))
+            run.finish()
         for picture in pictures:
             picture.save(drawn(run.curves, picture.format))
     return int(options.exit_code and not run.tally.fitting)
@@ -160,7 +161,7 @@ def refuse_undrafted_lists(requests: Iterable[Request], arguments: Mapping[str, 
 
 def parts(text: str | None, flag: str) -> list[str]:
     """Values of a list, each once."""
-    entries = [] if text is None else [part.strip() for part in text.split(",")]
+    entries = [] if text is None else split_list(text, flag)
     if "" in entries:
         raise UsageError(
             flag, f"contains an empty value ({printable(str(text), 60)!r})", "write one, or several separated by commas"

@@ -12,7 +12,7 @@ from kvplan.cli.inputs import MODEL_CURE, Inputs, read, refuse_missing, say, say
 from kvplan.cli.load import check_lengths, load_of
 from kvplan.cli.simulate import parse_tier, say_how_steady, with_generator
 from kvplan.cli.tune_options import TuneOptions
-from kvplan.cli.workers import workers_of
+from kvplan.cli.workers import at_work, workers_of
 from kvplan.core.errors import UsageError
 from kvplan.core.units import parse_count
 from kvplan.hardware.gpu import split_count
@@ -97,7 +97,8 @@ def answered(options: TuneOptions) -> TuneDocument:
     fp8 = options.fp8 and reads_fp8(base) and not is_fp8_already(base)
     has_prefixes, host = load.source.run_len is not None, 0 if demand.tier is None else demand.tier.capacity
     where = space(base, stated, count, fp8=fp8, has_prefixes=has_prefixes, host=host)
-    tuned = tune(base, demand, where, jobs, rate)
+    with at_work(jobs, quiet=options.quiet):
+        tuned = tune(base, demand, where, jobs, rate)
     refuse_unless_some(tuned)
     sought = HIGHEST_RATE if rate is None else f"{rate:g} requests/s"
     how = load.how if demand.how != "rate" else sought

@@ -5,8 +5,10 @@ Ray is imported only if a cluster is requested.
 """
 
 import re
+import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -14,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.units import plural
 
 Shared = TypeVar("Shared")
 Task = TypeVar("Task")
@@ -26,7 +29,7 @@ START: Final = "start a cluster with `ray start --head`, or remove --ray"
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A Ray cluster: host:port of its head, ray://host:port of its client server, or auto.
+    """A Ray cluster: host:port of its head, ray://host:port of its client server, auto or local.
 
     limit  maximum concurrent tasks; None: two per core
     """
@@ -63,6 +66,24 @@ class Cluster:
                 ray.cancel(reference, force=True)
 
 
+@contextmanager
+def connection(cluster: Cluster) -> Iterator[str]:
+    """Connect to a cluster and leave it at the end; yield what it is: "Ray started on this machine, 2 CPUs"."""
+    was_connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    ray = connected(cluster.address)
+    try:
+        cpus = plural(int(ray.cluster_resources().get("CPU", 0)), "CPU")
+        if cluster.address == LOCAL:
+            yield f"Ray started on this machine, {cpus}"
+        else:
+            where = ray.get_runtime_context().gcs_address if cluster.address == "auto" else cluster.address
+            num_nodes = sum(node["Alive"] for node in ray.nodes())
+            yield f"Ray cluster found at {where}, {plural(num_nodes, 'node')}, {cpus}"
+    finally:
+        if not was_connected:
+            ray.shutdown()
+
+
 def connected(address: str) -> Any:
     """Connect Ray as a driver of this cluster until the process ends, and return the module."""
     if find_spec("ray") is None:
@@ -83,7 +104,8 @@ def connected(address: str) -> Any:
     return ray
 
 
-AUTO: Final = ("auto", "local")  # Ray itself looks for a cluster, or starts one
+LOCAL: Final = "local"
+AUTO: Final = ("auto", LOCAL)  # Ray itself looks for a cluster, or starts one
 FORM: Final = re.compile(r"(?:ray://)?(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
 
@@ -91,7 +113,7 @@ def check_address(address: str) -> None:
     """Raise UsageError if it is not a cluster address."""
     match = FORM.fullmatch(address)
     if address not in AUTO and (match is None or not 0 < int(match["port"]) < 1 << 16):
-        raise UsageError(OPTION, f"names no cluster ({printable(repr(address), 60)})", "write host:port or auto")
+        raise UsageError(OPTION, f"names no cluster ({printable(repr(address), 60)})", "write host:port, auto or local")
 
 
 def reach(address: str) -> None:

@@ -1,6 +1,7 @@
 """Files of a git repository at a revision, read with git commands that run no filter or hook."""
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +14,14 @@ from kvplan.core.files import printable
 
 TIMEOUT_S: Final = 60
 MAX_FILE_BYTES: Final = 64 << 20
+MAX_FILES: Final = 2000  # copied at once, of MAX_BYTES
+MAX_BYTES: Final = 256 << 20
 MAX_REVISION: Final = 250  # characters
-# Never prompts or writes; messages are in English, for parsing.
+# Never prompts, writes or fetches: a clone's own configuration names the program that fetches what it lacks. Messages
+# are in English, for parsing.
 ENVIRONMENT: Final = {
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "",  # for versions before 2.44, which do not know the former
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_LITERAL_PATHSPECS": "1",
@@ -23,15 +29,18 @@ ENVIRONMENT: Final = {
 }
 
 
+class MissingObject(EnvironmentProblem):
+    """An object that this clone does not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in a tree; `size` is 0 if it is not a file."""
+    """One name in a tree."""
 
     path: str
     kind: str  # blob, tree, commit (a submodule)
     is_link: bool
     oid: str
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +85,10 @@ def checkout(root: Path) -> str | None:
 
 
 def complaint(done: "subprocess.CompletedProcess[bytes]") -> str:
-    """First line of git's error message."""
+    """First line of git's error message, after its warnings."""
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
-    return printable(lines[0].removeprefix("fatal: "), 200)
+    first = next((line for line in lines if not line.startswith("warning: ")), lines[0])
+    return printable(first.removeprefix("fatal: ").removeprefix("error: "), 200)
 
 
 def top_of(folder: Path) -> Path:
@@ -115,7 +125,7 @@ def entries(revision: Revision, paths: Sequence[str]) -> list[Entry]:
     """
     if not paths:
         return []
-    done = git(["ls-tree", "-z", "-l", "--full-tree", revision.oid, "--", *paths], revision.top)
+    done = git(["ls-tree", "-z", "--full-tree", revision.oid, "--", *paths], revision.top)
     if done.returncode:
         raise UsageError(f"revision '{printable(revision.text, 80)}'", f"{complaint(done)}", "try `git ls-tree`")
     return [_entry(record) for record in done.stdout.split(b"\0") if record]
@@ -123,8 +133,8 @@ def entries(revision: Revision, paths: Sequence[str]) -> list[Entry]:
 
 def _entry(record: bytes) -> Entry:
     facts, _, path = record.partition(b"\t")
-    mode, kind, oid, size = facts.decode("ascii").split()
-    return Entry(os.fsdecode(path), kind, mode == "120000", oid, 0 if size == "-" else int(size))
+    mode, kind, oid = facts.decode("ascii").split()
+    return Entry(os.fsdecode(path), kind, mode == "120000", oid)
 
 
 def content(revision: Revision, entry: Entry) -> bytes:
@@ -132,15 +142,22 @@ def content(revision: Revision, entry: Entry) -> bytes:
     where = f"{printable(revision.text, 80)}:{printable(entry.path, 200)}"
     if entry.is_link:
         raise UsageError(where, "is a symbolic link", "name the file it points to")
-    if entry.size > MAX_FILE_BYTES:
+    size = int(_object(["-s", entry.oid], revision, where, entry.path))
+    if size > MAX_FILE_BYTES:
         raise UsageError(
             where,
-            f"is too large to be read from a revision ({entry.size:,} bytes, at most {MAX_FILE_BYTES:,})",
+            f"is too large to be read from a revision ({size:,} bytes, at most {MAX_FILE_BYTES:,})",
             "check the revision out",
         )
-    done = git(["cat-file", "blob", entry.oid], revision.top)
+    return _object(["blob", entry.oid], revision, where, entry.path)
+
+
+def _object(arguments: Sequence[str], revision: Revision, where: str, path: str) -> bytes:
+    done = git(["cat-file", *arguments], revision.top)
     if done.returncode:
-        raise EnvironmentProblem(where, f"git cannot read it ({complaint(done)})", "try `git fsck`")
+        fetch = printable(f"git show {shlex.quote(f'{revision.text}:{path}')}", 400)
+        remedy = f"`{fetch}` fetches it in a partial clone, and `git fsck` names damage"
+        raise MissingObject(where, f"this clone does not have it ({complaint(done)})", remedy)
     return done.stdout
 
 
@@ -151,13 +168,19 @@ def lay_out(revision: Revision, paths: Iterable[str], target: Path) -> set[str]:
     inner_paths = sorted({path for path in paths if is_inside(path)})
     top_entries = entries(revision, inner_paths)
     inner = entries(revision, [f"{entry.path}/" for entry in top_entries if entry.kind == "tree"])
-    for entry in (*top_entries, *(entry for entry in inner if not entry.is_link)):
+    chosen = [*top_entries, *(entry for entry in inner if not entry.is_link)]
+    where, left = f"revision '{printable(revision.text, 80)}'", MAX_BYTES
+    if len(chosen) > MAX_FILES:
+        raise UsageError(where, f"{len(chosen):,} files are named, more than {MAX_FILES:,}", "name fewer folders")
+    for entry in chosen:
         file = target / entry.path
         if entry.kind == "tree":
             file.mkdir(parents=True, exist_ok=True)
         elif entry.kind == "blob":
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content(revision, entry))
+            left -= file.write_bytes(content(revision, entry))
+            if left < 0:
+                raise UsageError(where, f"the files named have more than {MAX_BYTES:,} bytes", "name fewer folders")
     return {entry.path for entry in top_entries}
 
 

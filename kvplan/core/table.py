@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.core.units import format_size
+from kvplan.core.units import UNIT_GAP, format_size
 
 Value = int | float | str | None
 
@@ -277,7 +277,7 @@ def _total(widths: Sequence[int]) -> int:
 
 def _least(name: str, cells: Sequence[str], *, is_text: bool) -> int:
     """Minimum width of a column: its longest word, or its longest number."""
-    words_of = [word for part in (name, *(cells if is_text else ())) for word in part.split(" ")]
+    words_of = [word for part in (name, *(cells if is_text else ())) for word in unbreakable(part)]
     longest = min(max(map(len, words_of)), LONGEST_WORD)
     return max(longest, *(() if is_text else map(len, cells)), 1)
 
@@ -324,13 +324,13 @@ def _row_lines(row: Sequence[str], is_left: Sequence[bool], widths: Sequence[int
 
 
 def wrapped(text: str, width: int, start: str = "", hanging: str = "") -> list[str]:
-    """Wrap text after `start` into lines of at most `width`, at spaces or within longer words; later lines begin with
-    `hanging`.
+    """Wrap text after `start` into lines of at most `width`, at spaces or within longer words, never in a number or
+    before its unit; later lines begin with `hanging`.
     """
     if len(start) + len(text) <= width:
         return [start + text]
     lines, before = [start], start
-    for word in text.split(" "):
+    for word in unbreakable(text):
         space = "" if lines[-1] == before else " "
         if len(lines[-1]) + len(space) + len(word) <= width:
             lines[-1] += space + word
@@ -338,10 +338,21 @@ def wrapped(text: str, width: int, start: str = "", hanging: str = "") -> list[s
         if lines[-1] != before:
             before = hanging
             lines.append(hanging)
-        room = max(1, width - len(before))
-        first, *rest = [word[i : i + room] for i in range(0, len(word), room)] or [""]
-        lines[-1] += first
-        for piece in rest:
-            before = hanging
-            lines.append(hanging + piece)
+        while len(word) > (room := max(1, width - len(before))):
+            end = cut(word, room)
+            lines[-1] += word[:end]
+            word, before = word[end:].lstrip(" "), hanging
+            lines.append(hanging)
+        lines[-1] += word
     return lines
+
+
+def unbreakable(text: str) -> list[str]:
+    """Words of a text, a number and its unit being one."""
+    return [word.replace("\0", " ") for word in re.sub(UNIT_GAP, "\0", text).split(" ")]
+
+
+def cut(text: str, room: int) -> int:
+    """Position from 1 to `room` at which to cut a long word: in front of a number and its unit, not in them."""
+    quantities = re.finditer(rf"[0-9][0-9.,]*(?:{UNIT_GAP}\S+)?", text)
+    return next((quantity.start() for quantity in quantities if 0 < quantity.start() < room < quantity.end()), room)

@@ -95,11 +95,12 @@ def dtype_name(text: str) -> str:
 # Plain strings, compiled on first use, because a command needs two or three of them. [0-9], not \d, which matches every
 # script's digits; a count of 20 digits exceeds every bound here.
 _COUNT = r"-?[0-9]{1,20}"
-_TOKENS = r"(-?[0-9]{1,20})([kKmM]i?)?"
+_TOKENS = r"(-?[0-9]{1,20}(?:\.[0-9]{1,9})?)([kKmM]i?)?"
 _VLLM_INT = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)([kKmMgGtT])"
 _VLLM_PLAIN = r"[0-9]{1,20}(?:_[0-9]{1,20})*"
 _SIZE = r"([0-9]{1,20})(?:\.([0-9]{1,20}))? ?([A-Za-z]{0,3})"
 _FRACTION = r"[0-9]{0,20}(?:\.[0-9]{0,20})?(?:[eE]-?[0-9]{1,2})?"
+_GROUPED = r"(?<![^,\s])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![^,\s])"  # thousands separators, as kvplan prints them
 _PERCENT = r"([0-9]{1,20})(?:\.([0-9]{1,20}))?%"
 
 _TOKEN_UNITS: Final[Mapping[str, int]] = MappingProxyType({"": 1, "k": KIB, "ki": KIB, "m": MIB, "mi": MIB})
@@ -140,13 +141,17 @@ def parse_count(text: str, option: str, most: int = MAX_TOKENS, *, least: int = 
 
 def parse_tokens(text: str, option: str) -> int:
     """Parse a token count by kvplan's rules, where k and M are always binary: "32k", "32K" and "32Ki" -> 32768, "1M" ->
-    1048576.
+    1048576. A fraction of them is rounded down: "2.4k" -> 2457.
     """
     match = re.fullmatch(_TOKENS, text)
     if not match:
         raise _refuse(option, "not a token count", text, _TOKEN_FORMS)
     number, unit = match.groups(default="")
-    return _bounded(int(number) * _TOKEN_UNITS[unit.lower()], MAX_TOKENS, option, text, _TOKEN_FORMS)
+    size = _TOKEN_UNITS[unit.lower()]
+    if "." in number and not unit:
+        raise _refuse(option, "not a token count", text, _TOKEN_FORMS)
+    tokens = int(float(number) * size) if "." in number else int(number) * size
+    return _bounded(tokens, MAX_TOKENS, option, text, _TOKEN_FORMS)
 
 
 def parse_int_vllm(text: str, option: str, most: int = MAX_BYTES) -> int:
@@ -186,7 +191,21 @@ def parse_context(text: str, option: str, *, vllm: bool = False) -> int | AutoFi
 
 def parse_contexts(text: str, option: str) -> tuple[int | AutoFit, ...]:
     """Parse comma-separated context lengths, in order: "4k,16k" -> (4096, 16384)."""
-    return tuple(parse_context(part, option) for part in text.split(","))
+    return tuple(parse_context(part, option) for part in split_list(text, option))
+
+
+def split_list(text: str, option: str) -> list[str]:
+    """Split at commas: "4k, 16k" -> ["4k", "16k"]. Raise UsageError for "8,192", which is one number to its reader."""
+    for grouped in re.findall(_GROUPED, text):
+        number = grouped.replace(",", "")
+        if int(number) <= MAX_TOKENS:  # more is several: 128,256,512,768
+            several = (
+                ""
+                if ",0" in grouped
+                else f"; for several, put a space after each comma: '{grouped.replace(',', ', ')}'"
+            )
+            raise UsageError(option, f"{grouped} may be one number", f"write {number}{several}")
+    return [part.strip() for part in text.split(",")]
 
 
 def parse_size(text: str, option: str, least: int = 1) -> int:
@@ -247,6 +266,8 @@ def parse_duration(text: str, option: str, least: float = 0.001) -> float:
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------
+
+UNIT_GAP: Final = r"(?<=[0-9]) (?=(?:%|[KMGT]?i?B(?:/s)?|[mnµ]?s|min|h|W|[MG]Hz|TFLOPS)(?![\w/]))"  # no line ends here
 
 
 def format_gib(num_bytes: int) -> str:

@@ -22,6 +22,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.explain import stage_of, statements
 from kvplan.planning.launch import NOT_MODELED, host_rows, rank_bytes, serve_command
 from kvplan.planning.plan import MemoryBreakdown, Plan
+from kvplan.planning.request_blocks import request_blocks
 from kvplan.planning.user_counts import blocks_per_user, log_differs, num_gpus
 from kvplan.servers.base import Sources, server_of, terms_of
 from kvplan.servers.estimates import Kind
@@ -189,6 +190,23 @@ def kv_document(plan: Plan) -> typed.KvCache:
         "num_blocks": capacity.num_blocks if plan.fits else 0,
         "tokens": capacity.tokens if plan.fits else 0,
         "groups": _groups(plan),
+        "request": _request_blocks(plan),
+    }
+
+
+def _request_blocks(plan: Plan) -> typed.RequestBlocks | None:
+    blocks = request_blocks(plan)
+    if blocks is None:
+        return None
+    return {
+        "fixed": blocks.fixed,
+        "windows": blocks.windows,
+        "decoding": blocks.decoding,
+        "growth_blocks": blocks.growth.numerator,
+        "growth_tokens": blocks.growth.denominator,
+        "slots": blocks.slots,
+        "num_slots": plan.capacity.slots,
+        "most_requests": blocks.most_requests,
     }
 
 
@@ -490,6 +508,8 @@ def _provenance(plan: Plan, kv: typed.KvCache, concurrency: typed.Concurrency) -
     for name, value in kv.items():
         if isinstance(value, int):
             origins[f"kv.{name}"] = pool if name in ("num_blocks", "tokens") else charge
+    for name in kv["request"] or ():
+        origins[f"kv.request.{name}"] = pool if name in ("num_slots", "most_requests") else charge
     for name, value in kv["groups"][0].items() if kv["groups"] else ():
         if not isinstance(value, str):
             origins[f"kv.groups[*].{name}"] = charge

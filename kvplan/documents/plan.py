@@ -166,8 +166,27 @@ class Group(TypedDict):
     blocks_per_request: Count
 
 
+class RequestBlocks(TypedDict):
+    """What one request takes besides its tokens. `fixed`: blocks of states, rings and an encoder's tokens before its
+    first token, and `windows` the most of windows and chunks; `decoding`: the most of both that it keeps while it
+    decodes. Everything else grows by growth_blocks per growth_tokens. `slots` of `num_slots` slots for states, where
+    the server has them beside the blocks. most_requests: what the pool holds at once, however short each is.
+    """
+
+    fixed: Count
+    windows: Count
+    decoding: Count
+    growth_blocks: Count
+    growth_tokens: Size
+    slots: Count
+    num_slots: Count
+    most_requests: Count
+
+
 class KvCache(TypedDict):
-    """The KV cache of one rank; num_blocks and tokens are 0 where the plan does not fit."""
+    """The KV cache of one rank; num_blocks and tokens are 0 where the plan does not fit. `request` is null where all
+    blocks of a request grow with its tokens, and where the plan does not fit.
+    """
 
     max_model_len: Size
     dtype: str
@@ -180,6 +199,7 @@ class KvCache(TypedDict):
     num_blocks: Count
     tokens: Count
     groups: Annotated[list[Group], "The groups that share the pool's block ids."]
+    request: RequestBlocks | None
 
 
 class Concurrency(TypedDict):

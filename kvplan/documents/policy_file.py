@@ -15,6 +15,7 @@ from kvplan.policy.file import (
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES
 from kvplan.servers.argument import Argument
 from kvplan.servers.arguments import ARGUMENTS
+from kvplan.workloads.profiles import RATE
 
 Schema = dict[str, Any]
 
@@ -112,8 +113,8 @@ RULE_VALUES: Final[dict[str, Schema]] = {
 RULE_TABLE: Final = keys(
     "What is promised.", **{name: {"description": RULES[name][1], **RULE_VALUES[name]} for name in TARGET_RULES}
 )
-RATE: Final = either(ABOVE_0, r"^[0-9]{1,9}(\.[0-9]{1,9})?(/(s|min|h))?$", "Requests: 5.5/s, 90/min, 2000/h.")
-WORKLOAD_VALUES: Final[dict[str, Schema]] = {"profile": TEXT, "trace": TEXT, "rate": RATE, "tpot": WORD}
+REQUESTS: Final = either(ABOVE_0, rf"^{RATE}(/(s|min|h))?$", "Requests: 5.5/s, 90/min, 2000/h.")
+WORKLOAD_VALUES: Final[dict[str, Schema]] = {"profile": TEXT, "trace": TEXT, "rate": REQUESTS, "tpot": WORD}
 WORKLOAD: Final = keys(
     "What the target serves.", **{name: WORKLOAD_VALUES.get(name) or ENGINE[name] for name in WORKLOAD_KEYS}
 )

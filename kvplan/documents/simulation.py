@@ -8,7 +8,9 @@ Interval = list[float]  # [low, high]
 
 
 class Inputs(TypedDict):
-    """What was run; `unseen` names what of it no published result has that the times were fitted to."""
+    """What was run; `unseen` names what of it no published result has that the times were fitted to, and `coverage`
+    says how often the ranges held on results of its kind.
+    """
 
     model: str
     id: str
@@ -23,6 +25,7 @@ class Inputs(TypedDict):
     load: str
     step_time: str
     unseen: list[str]
+    coverage: str
 
 
 class Requests(TypedDict):
@@ -43,7 +46,7 @@ class Requests(TypedDict):
 
 
 class Spread(TypedDict):
-    """Seconds; percentiles by nearest rank; ranges are [low, high], in which 5 in 6 published results lie."""
+    """Seconds; percentiles by nearest rank; ranges are [low, high]; the inputs say how often they held."""
 
     mean: Number
     p50: Number

@@ -80,3 +80,4 @@ class TimedRecommendationDocument(TypedDict):
         "Whether data-parallel ranks that share experts might serve this model cheaper; their steps are not timed.",
     ]
     unseen: Annotated[list[str], "What of the placements no published result has that the times were fitted to."]
+    coverage: Annotated[list[str], "How often the ranges held on unseen results of the placements' kinds."]

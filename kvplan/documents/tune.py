@@ -73,3 +73,4 @@ class TuneDocument(TypedDict):
     nearest: Annotated[NearestSetting | None, "null: a setting meets the targets, or none were stated."]
     failures: list[TuneFailure]
     unseen: Annotated[list[str], "What of the chosen one no published result has that the times were fitted to."]
+    coverage: Annotated[str, "How often the ranges held on unseen results of its kind; empty if none was chosen."]

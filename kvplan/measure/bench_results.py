@@ -8,6 +8,7 @@ Supported are files of the servers' own tools (servers/<name>/bench.py; the firs
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from kvplan.servers.base import generators
 MAX_BYTES: Final = 256 * MIB  # detailed results hold every token's time
 OWN: Final = "kvplan profile"  # label of the results that it wrote, in the format of the first server's tool
 OTHER_TOOLS: Final = "guidellm, aiperf and InferenceX"
+FIGURE: Final = "figure"  # subject of an error until the file and row are known
+LARGEST: Final = 10**18
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
 
 
@@ -67,10 +70,24 @@ class BenchResult:
 def read_results(path: Path) -> list[BenchResult]:
     """Return every result in a file. Raise InvalidInputError if it holds none."""
     content = read_text(path, MAX_BYTES)
-    results = [result for row in objects(content, path) for result in results_of(row, path)]
+    rows = list(objects(content, path))
+    results: list[BenchResult] = []
+    for place, row in enumerate(rows, 1):
+        with row_named(path, place if len(rows) > 1 else None, "row"):
+            results += results_of(row, path)
     if not results:
         raise InvalidInputError(path_text(path), "contains no result", f"name a file of {tools()}")
     return results
+
+
+@contextmanager
+def row_named(path: Path, place: int | None, kind: str) -> Iterator[None]:
+    """Name a row of the file in errors; None: it is the only one."""
+    try:
+        yield
+    except InvalidInputError as error:
+        subject = path_text(path) if error.subject == FIGURE else error.subject
+        raise error.changed(subject=subject if place is None else f"{subject}, {kind} {place}") from None
 
 
 def objects(content: str, path: Path) -> Iterator[dict[str, Any]]:
@@ -92,7 +109,12 @@ def objects(content: str, path: Path) -> Iterator[dict[str, Any]]:
 
 def results_of(row: dict[str, Any], path: Path) -> list[BenchResult]:
     if isinstance(row.get("benchmarks"), list):
-        return [guidellm(part, row, path) for part in row["benchmarks"] if isinstance(part, dict)]
+        parts = [part for part in row["benchmarks"] if isinstance(part, dict)]
+        results = []
+        for place, part in enumerate(parts, 1):
+            with row_named(path, place if len(parts) > 1 else None, "benchmark"):
+                results.append(guidellm(part, row, path))
+        return results
     if "tput_per_gpu" in row:
         return [inferencex(row, path)]
     if "mean_ttft_ms" in row:
@@ -106,17 +128,26 @@ def results_of(row: dict[str, Any], path: Path) -> list[BenchResult]:
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
-def number(value: Any) -> float | None:
-    """Return a finite number >= 0 or infinity, or None for anything else."""
+def number(value: Any, name: str) -> float | None:
+    """Return a number >= 0, infinity among them, or None for anything else. Raise InvalidInputError if it is negative,
+    not a number (NaN) or beyond LARGEST.
+    """
     if value in ("inf", "Infinity"):
         return math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    if not (0 <= value <= LARGEST or value == math.inf):
+        raise InvalidInputError(FIGURE, f"{name} is {printable(str(value), 40)}", "leave that run out, or run it again")
     return float(value)
 
 
+def milliseconds(value: Any, name: str) -> float | None:
+    seconds = number(value, name)
+    return None if seconds is None else 1000 * seconds
+
+
 def count(value: Any, name: str, path: Path) -> int:
-    stated = number(value)
+    stated = number(value, name)
     if not stated or stated == math.inf or stated > 1e9:
         raise InvalidInputError(
             path_text(path), f"{name} is not a number of requests ({printable(repr(value), 40)})", "run again"
@@ -138,7 +169,7 @@ def text(value: Any) -> str | None:
 
 def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None]:
     """Return (users, rate), of which one is set; an infinite limit counts as no limit."""
-    limit, pace = number(users), number(rate)
+    limit, pace = number(users, "the concurrency"), number(rate, "the request rate")
     if limit is not None and limit > 0:
         if pace not in (None, math.inf):
             raise InvalidInputError(
@@ -153,9 +184,11 @@ def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None
 
 
 def positive_times(times: Mapping[str, Any], path: Path) -> dict[str, float]:
-    positive = {
-        name: value for name, raw in times.items() if (value := number(raw)) is not None and 0 < value < math.inf
-    }
+    read = {name: number(raw, name) for name, raw in times.items()}
+    positive = {name: value for name, value in read.items() if value}
+    if math.inf in positive.values():
+        name = next(name for name, value in positive.items() if value == math.inf)
+        raise InvalidInputError(FIGURE, f"{name} is infinite", "leave that run out, or run it again")
     if not positive:
         raise InvalidInputError(path_text(path), "contains no times", "use streaming, so that times can be measured")
     return positive
@@ -176,27 +209,27 @@ def serving(row: dict[str, Any], path: Path) -> BenchResult:
     completed = count(row.get("completed"), "completed", path)
     users, rate = traffic(row.get("max_concurrency"), row.get("request_rate"), path)
     names = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
-    per_token = "tpot" if number(row.get("mean_tpot_ms")) else "itl"
+    per_token = "tpot" if number(row.get("mean_tpot_ms"), "mean_tpot_ms") else "itl"
     parts = {"ttft": "ttft", "tpot": per_token, "latency": tool.whole}
     times = {
         f"{metric}_{name}": row.get(f"{word}_{part}_ms")
         for metric, part in parts.items()
         for name, word in names.items()
     }
-    prompts, answers = number(row.get("total_input_tokens")), number(row.get("total_output_tokens"))
+    prompts, answers = (number(row.get(name), name) for name in ("total_input_tokens", "total_output_tokens"))
     return BenchResult(
         path_text(path),
         OWN if row.get("label") == OWN else tool.name,
         text(row.get("model_id")) or text(row.get("model")),
         users,
         rate,
-        number(row.get("burstiness")) == math.inf,
-        max(completed, int(number(row.get("num_prompts")) or 0)),
+        number(row.get("burstiness"), "burstiness") == math.inf,
+        max(completed, int(number(row.get("num_prompts"), "num_prompts") or 0)),
         None if prompts is None else prompts / completed,
         None if answers is None else answers / completed,
         pairs(row.get("input_lens"), row.get("output_lens")),
         positive_times(times, path),
-        number(row.get("output_throughput")),
+        number(row.get("output_throughput"), "output_throughput"),
     )
 
 
@@ -204,6 +237,8 @@ def pairs(prompts: Any, answers: Any) -> tuple[tuple[int, int], ...]:
     """Lengths of each request, if both lists hold whole numbers; failed requests have no response."""
     if not isinstance(prompts, list) or not isinstance(answers, list) or len(prompts) != len(answers):
         return ()
+    for length in (*prompts, *answers):
+        number(length, "a request's length")
     both = zip(prompts, answers, strict=True)
     return tuple((a, b) for a, b in both if isinstance(a, int) and isinstance(b, int) and a > 0 and b > 0)
 
@@ -214,15 +249,15 @@ def inferencex(row: dict[str, Any], path: Path) -> BenchResult:
     users = count(row.get("conc"), "conc", path)
     names = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
     times = {
-        f"{metric}_{name}": None if (value := number(row.get(f"{word}_{part}"))) is None else 1000 * value
+        f"{metric}_{name}": milliseconds(row.get(f"{word}_{part}"), f"{word}_{part}")
         for metric, part in {"ttft": "ttft", "tpot": "tpot", "latency": "e2el"}.items()
         for name, word in names.items()
     }
-    rate = number(row.get("output_tput_per_gpu"))
+    rate = number(row.get("output_tput_per_gpu"), "output_tput_per_gpu")
     return BenchResult(
-        path_text(path), "InferenceX", text(row.get("model")), users, None, False, 10 * users, number(row.get("isl")),
-        number(row.get("osl")), (), positive_times(times, path), None if rate is None else rate * ranks, ranks,
-        text(row.get("hw")),
+        path_text(path), "InferenceX", text(row.get("model")), users, None, False, 10 * users,
+        number(row.get("isl"), "isl"), number(row.get("osl"), "osl"), (), positive_times(times, path),
+        None if rate is None else rate * ranks, ranks, text(row.get("hw")),
     )  # fmt: skip
 
 
@@ -257,15 +292,16 @@ def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchRe
     words = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
     own = {"ttft": "time_to_first_token_ms", "tpot": "inter_token_latency_ms"}
     times = {f"{metric}_{name}": figure(own[metric], word) for metric in own for name, word in words.items()}
-    seconds = {f"latency_{name}": number(figure("request_latency", word)) for name, word in words.items()}
-    times |= {name: None if value is None else 1000 * value for name, value in seconds.items()}
+    for name, word in words.items():
+        times[f"latency_{name}"] = milliseconds(figure("request_latency", word), f"request_latency {word}")
     made = inner(metrics, "request_totals", "successful") or inner(part, "request_totals", "successful")
     model = inner(part, "config", "backend", "model") or inner(whole, "args", "model") or inner(part, "args", "model")
     return BenchResult(
         path_text(path), "guidellm", text(model), found_users, found_rate, kind == "constant",
-        count(made, "request_totals.successful", path), number(figure("prompt_token_count", "mean")),
-        number(figure("output_token_count", "mean")), (), positive_times(times, path),
-        number(figure("output_tokens_per_second", "mean")),
+        count(made, "request_totals.successful", path),
+        number(figure("prompt_token_count", "mean"), "prompt_token_count"),
+        number(figure("output_token_count", "mean"), "output_token_count"), (), positive_times(times, path),
+        number(figure("output_tokens_per_second", "mean"), "output_tokens_per_second"),
     )  # fmt: skip
 
 
@@ -281,8 +317,8 @@ def aiperf(records: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchR
     }
 
     def mean(length: str, total: str) -> float | None:
-        stated = number(inner(records, length, "avg"))
-        in_all = number(inner(records, total, "avg"))
+        stated = number(inner(records, length, "avg"), length)
+        in_all = number(inner(records, total, "avg"), total)
         return stated if stated is not None else None if in_all is None else in_all / requests
 
     models = inner(whole, "input_config", "endpoint", "model_names")
@@ -290,5 +326,5 @@ def aiperf(records: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchR
         path_text(path), "aiperf", text(models[0]) if isinstance(models, list) and models else None, users, rate,
         inner(loadgen, "request_rate_mode") == "constant", requests, mean("input_sequence_length", "total_isl"),
         mean("output_sequence_length", "total_osl"), (), positive_times(times, path),
-        number(inner(records, "output_token_throughput", "avg")),
+        number(inner(records, "output_token_throughput", "avg"), "output_token_throughput"),
     )  # fmt: skip

@@ -372,7 +372,9 @@ def _require_parser() -> None:
         import prometheus_client.parser  # noqa: F401
     except ImportError as error:
         raise EnvironmentProblem(
-            "prometheus_client", "not installed, but --metrics needs it", "run `pip install 'kvplan[metrics]'`"
+            "prometheus_client",
+            "not installed, but --metrics needs it",
+            "run `pip install '.[metrics]'` in kvplan's sources",
         ) from error
 
 

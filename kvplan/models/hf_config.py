@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial, reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +12,9 @@ from kvplan.core.files import load_json, os_problem, printable
 from kvplan.models.families import towers
 from kvplan.models.families.config import Config, Oddity
 from kvplan.models.families.draft import SpecDraft
+from kvplan.models.families.rope import KEYS as LENGTH_KEYS
 from kvplan.models.families.stages import placed
-from kvplan.models.quant import list_problem, read_quantization
+from kvplan.models.quant import list_problem, read_quantization, with_side_file
 from kvplan.models.spec import (
     TEXT_ONLY,
     ChunkedAttention,
@@ -69,23 +71,51 @@ def reader_of(model_type: str) -> Reader:
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 BFLOAT16 = ("gemma3_text",)  # encoders that vLLM refuses to load in float16, in which it loads other float32 ones
+TIED = "tie_word_embeddings"
+# Its value where the outer config of a model with towers lacks it: its class has one, whatever the inner config says.
+# Source: transformers 5.23 models/*/configuration_*.py; vLLM 0.33 config/vllm.py (with_hf_config) passes it inward.
+OUTER_TIED = dict.fromkeys(("gemma3", "gemma3n", "gemma4", "mistral3"), True) | dict.fromkeys(
+    ("glm4v", "glm4v_moe", "glm_ocr", "glm5_next", "llama4", "llava", "minimax_m3_vl", "qwen2_vl", "qwen2_5_vl",
+     "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), False,
+)  # fmt: skip
 _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32"}
 
 
-def inner_config(outer: Config) -> Config:
-    """The part of a config that describes the language model; keys of the outer level fill in missing ones."""
-    config = outer
-    for _ in range(3):
-        key = next((k for k in NESTED if isinstance(config.values.get(k), dict)), None)
+def language_path(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that lead to the part of a config that describes the language model; none if it is the config itself."""
+    path: tuple[str, ...] = ()
+    while len(path) < 3:
+        key = next((key for key in NESTED if isinstance(values.get(key), dict)), None)
         if key is None:
-            return config
+            break
+        path, values = (*path, key), values[key]
+    return path
+
+
+def text_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config that describes the language model."""
+    return reduce(lambda config, key: config[key], language_path(values), values)
+
+
+def inner_config(outer: Config) -> Config:
+    """The part of a config that describes the language model.
+
+    Keys of the outer level fill in missing ones, except lengths; whether the embeddings are tied is the outer level's.
+    """
+    config = outer
+    for key in language_path(outer.values):
         inner = config.values[key]
         for shared in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads"):
             if shared in inner and shared in config.values and inner[shared] != config.values[shared]:
                 note = f"{shared} differs between {key} ({inner[shared]}) and the outer config; {key} wins"
                 outer.notes.append(Oddity(note))
-        upper = {k: v for k, v in config.values.items() if k not in NESTED and not k.endswith("_config")}
-        config = Config({**upper, **inner}, f"{config.where}: {key}", outer.notes)
+        upper = {
+            k: v for k, v in config.values.items() if k not in (*NESTED, *LENGTH_KEYS) and not k.endswith("_config")
+        }
+        tied = config.values.get(TIED)
+        if tied is None:
+            tied = OUTER_TIED.get(str(config.values.get("model_type")), inner.get(TIED))
+        config = Config({**upper, **inner, TIED: tied}, f"{config.where}: {key}", outer.notes)
     return config
 
 
@@ -170,7 +200,12 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "deepseek_sparse_attention": (LatentAttention,),
     "indexed_attention": (LatentAttention,),
 }
+# Types whose output head takes no quantization unless the config names it. Source: vLLM 0.33 model_executor/models
+# (ParallelLMHead without quant_config).
+PLAIN_HEADS = ("qwen3_next", "gpt_oss", "jamba", "falcon_h1", "mamba", "bloom", "opt")
 WORDS_IGNORED = ("smollm3",)  # a server keeps all its layers in full, whatever layer_types says
+
+LAST_IS_FULL = ("gemma4", "gemma4_text")  # transformers' class makes the last layer global, whatever layer_types says
 
 
 def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
@@ -178,6 +213,8 @@ def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
     types = inner.per_layer_names("layer_types", len(draft.layers))
     if types is None or model_type in WORDS_IGNORED:
         return
+    if model_type in LAST_IS_FULL:
+        types = [*types[:-1], "full_attention"]
     for i, (kind, caches) in enumerate(zip(types, draft.layers, strict=True)):
         if kind not in LAYER_WORDS:
             known = ", ".join(LAYER_WORDS)
@@ -260,6 +297,8 @@ def read_config(
     if not left_out:
         draft.other_weights += towers.weights(outer)
     quantization = read_quantization(outer, inner)
+    if quantization is not None and model_type in PLAIN_HEADS:
+        quantization = replace(quantization, head=None)
     architectures = outer.names("architectures") or [""]
     spec = ModelSpec(
         name=name + TEXT_ONLY if left_out else name,
@@ -269,8 +308,8 @@ def read_config(
         hidden_size=draft.hidden_size,
         num_heads=draft.num_heads,
         vocab_size=draft.vocab_size,
-        max_model_len=draft.max_model_len,
-        context_limit=draft.context_limit,
+        max_model_len=draft.context.default,
+        context_limit=draft.context.limit,
         layers=tuple(draft.layers),
         layer_weights=tuple(draft.layer_weights),
         other_weights=tuple(draft.other_weights),
@@ -284,8 +323,9 @@ def read_config(
         item_tokens=draft.item_tokens,
         notes=tuple(dict.fromkeys(outer.notes)),
         source=source or where,
-        read_decoder=lambda: _decoder(inner, model_type, where),
+        read_decoder=partial(_decoder, inner, model_type, where),  # not a lambda: a plan can be pickled
         config=values,
+        lengths=draft.context.lengths,
     )
     problem = list_problem(spec)
     return replace(spec, quantization=replace(quantization, problem=problem)) if quantization and problem else spec
@@ -304,6 +344,8 @@ def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False
     except OSError as error:  # too long a name, or a folder without permission
         raise os_problem(path, error) from error
     values = load_json(file)
+    if file != path:
+        values = with_side_file(values, path)
     if file != path and values.get("model_type") in MODULES["encoders"]:
         from kvplan.models.processor import with_sentence_length  # only for folders of encoders
 

@@ -1,4 +1,4 @@
-"""A model's config.json and weight index from the Hugging Face Hub or its cache, through huggingface_hub (an extra).
+"""A model's config.json and the small files beside it from the Hugging Face Hub or its cache, through huggingface_hub.
 
 Only these small files are fetched, never weights. Failures are reported in one line with the remedy. A token is read
 from where huggingface_hub looks for it (HF_TOKEN, its token file), never from a flag.
@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.core.files import MAX_CONFIG_BYTES, printable
+from kvplan.core.files import MAX_CONFIG_BYTES, load_json, printable
 from kvplan.models.checkpoint import INDEX_NAME, MAX_INDEX_BYTES
+from kvplan.models.quant import SIDE_FILE, needs_side_file
 from kvplan.models.tensors import Checkpoint, TensorInfo
 
 # The Hub's rule for an id (huggingface_hub, validate_repo_id); the organization is required.
@@ -108,7 +109,7 @@ def resolve_model(ref: str, *, revision: str | None = None, offline: bool = Fals
         if server_answered:
             raise problem.changed(remedy=f"{problem.remedy} (or use the cached copy with --offline)") from error
         return ResolvedModel(cached, (f"{problem}; the cached copy {cached.name[:12]} is used",))
-    return ResolvedModel(config.parent, _fetch_index(library, model_id, revision))
+    return ResolvedModel(config.parent, _fetch_beside(library, model_id, revision, config))
 
 
 def remote_checkpoint(ref: str, *, revision: str | None = None) -> Checkpoint | None:
@@ -176,15 +177,22 @@ def _fetch(library: ModuleType, model_id: str, name: str, revision: str, max_byt
     return Path(library.hf_hub_download(model_id, name, revision=revision, etag_timeout=timeout))
 
 
-def _fetch_index(library: ModuleType, model_id: str, revision: str) -> tuple[str, ...]:
-    """Fetch the weight index into the cache; return a note if there is one that cannot be fetched."""
-    try:
-        _fetch(library, model_id, INDEX_NAME, revision, MAX_INDEX_BYTES)
-    except library.errors.EntryNotFoundError:
-        return ()  # a single weight file, or other formats
-    except Exception as error:  # as above; the config alone is enough for a plan
-        return (f"{_problem(library, model_id, revision, error)[0]}; the weight index is missing",)
-    return ()
+def _fetch_beside(library: ModuleType, model_id: str, revision: str, config: Path) -> tuple[str, ...]:
+    """Fetch the weight index into the cache, and the quantization if config.json states none; return a note for each
+    file that exists and cannot be fetched.
+    """
+    files = {INDEX_NAME: (MAX_INDEX_BYTES, "the weight index is missing")}
+    if needs_side_file(load_json(config)):
+        files[SIDE_FILE] = (MAX_CONFIG_BYTES, f"{SIDE_FILE} is missing")
+    notes = []
+    for name, (max_bytes, lack) in files.items():
+        try:
+            _fetch(library, model_id, name, revision, max_bytes)
+        except library.errors.EntryNotFoundError:
+            continue  # a single weight file, or other formats
+        except Exception as error:  # as above; the config alone is enough for a plan
+            notes.append(f"{_problem(library, model_id, revision, error)[0]}; {lack}")
+    return tuple(notes)
 
 
 def _problem(library: ModuleType, model_id: str, revision: str, error: BaseException) -> tuple[KvplanError, bool]:

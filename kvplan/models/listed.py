@@ -121,6 +121,15 @@ class Table:
         places = self.matching_outside(leaf)
         return (self.patterns[min(places)][1],) if places else None
 
+    def find_in_tower(self, name: str) -> Answer | None:
+        """The entries' answer for a module of a tower, with or without `model.` before its name."""
+        for full in (name, f"model.{name}"):
+            for whole in parents(full):
+                if whole in self.outside:
+                    return (self.outside[whole],)
+        places = self._matching((name, f"model.{name}"))
+        return (self.patterns[min(places)][1],) if places else None
+
     def matching(self, layer: int, role: str) -> frozenset[int]:
         """Indexes of the patterns that match a module of a layer.
 

@@ -1,16 +1,52 @@
 """A config's quantization_config -> Quantization: the scheme in which each layer is stored."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families.config import Config
 from kvplan.models.names import in_layer, is_pattern
+from kvplan.models.processor import read as read_beside
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
 
 if TYPE_CHECKING:
     from kvplan.models.listed import Lists
+
+
+STATED: Final = "quantization_config"
+SIDE_FILE: Final = "hf_quant_config.json"  # ModelOpt's, beside config.json
+
+
+def with_side_file(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """`config` with the quantization of the file beside it, if it states none itself or lacks its list of layers. The
+    file's name is then a key of it, too.
+
+    Source: vLLM 0.33 transformers_utils/config.py (get_config) and model_loader/weight_utils.py (get_quant_config),
+    sglang 0.5.23 configs/model_config.py (_parse_quant_hf_config). ModelOpt up to 0.29 writes only that file; older
+    servers were not compared.
+    """
+    if not needs_side_file(config):
+        return config
+    beside = read_beside(directory / SIDE_FILE)
+    return {**config, STATED: {**beside, **(config.get(STATED) or {})}, SIDE_FILE: True} if beside else config
+
+
+def needs_side_file(config: Mapping[str, Any]) -> bool:
+    """True if a config states no quantization, or a mixed one without its list of layers."""
+    stated = config.get(STATED)
+    mixed = isinstance(stated, Mapping) and str(stated.get("quant_algo")).upper() == "MIXED_PRECISION"
+    return stated is None or (mixed and not stated.get("quantized_layers"))
+
+
+def flattened(config: Config) -> Config:
+    """ModelOpt's nested form, `{"producer": ..., "quantization": {...}}`, with its settings at the outer level."""
+    nested = config.values.get("quantization")
+    if not isinstance(nested, dict):
+        return config
+    return Config({**config.values, **nested}, f"{config.where}: quantization", config.notes)
 
 
 def read_quantization(outer: Config, inner: Config) -> Quantization | None:
@@ -19,19 +55,21 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     A method or scheme kvplan does not model gives a Quantization that is not `known`: the cache is sized nevertheless,
     the weights cannot be computed from the config.
     """
-    holder = next((c for c in (inner, outer) if c.values.get("quantization_config") is not None), None)
+    holder = next((c for c in (outer, inner) if STATED in c), None)
     if holder is None:
         return None
-    config = holder.sub("quantization_config")
+    whole = holder.sub(STATED)
+    config = flattened(whole)
     if not config.values:
         return None
     method = config.text("quant_method", "modelopt" if "quant_algo" in config else "").lower()
-    kv_dtype = stated_kv_dtype(config)
+    kv_dtype = stated_kv_dtype(config, method)
     try:
         quantization = by_method(config, inner, method, kv_dtype)
         if quantization is not None:
             tables_of(quantization)  # rejects patterns that cannot be matched
-            quantization = replace(quantization, named="quant_method" in config)
+            named = "quant_method" in config or whole.sub("producer").values.get("name") == "modelopt"
+            quantization = replace(quantization, named=named)
         return quantization
     except UnsupportedModelError as scheme:
         method = f"{printable(method, 40)} ({scheme})"
@@ -47,32 +85,53 @@ def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) 
         case "compressed-tensors":
             return compressed_tensors(config, kv_dtype)
         case "awq" | "awq_marlin":
-            scheme = Scheme("awq", four_bit_group(config), zeros=True, variant=awq_variant(config))
-            return plain(config, "awq", scheme, kv_dtype)
+            zeros = config.flag("zero_point", True)
+            scheme = Scheme("awq", four_bit_group(config), zeros=zeros, variant=awq_variant(config))
+            head = scheme if config.flag("lm_head") else None
+            return replace(plain(config, "awq", scheme, kv_dtype), head=head)
         case "gptq" | "gptq_marlin":
-            wide = config.count("bits", default=4) == 8
-            group = group_of(config) if wide else four_bit_group(config)
-            kind: Literal["gptq", "gptq_int8"] = "gptq_int8" if wide else "gptq"
-            return gptq(config, Scheme(kind, group, variant=gptq_variant(config, group)), kv_dtype)
+            return gptq(config, gptq_scheme(config), kv_dtype)
         case "mxfp4":
             return Quantization("mxfp4", None, patterns=((EXPERTS, Scheme("mxfp4", 32)),))
         case "modelopt" | "modelopt_fp4" | "modelopt_mixed":
             return modelopt(config, kv_dtype)
         case "bitsandbytes":
             return bitsandbytes(config)
+        case "auto-round" | "inc" | "quark":
+            from kvplan.models.quant_rare import auto_round, quark
+
+            return quark(config) if method == "quark" else auto_round(config)
+        case "mxfp8":  # MiniMax's name for ModelOpt's format
+            names, patterns = exceptions(anywhere(names_of(config, "ignored_layers")))
+            return Quantization("modelopt", MODELOPT["MXFP8"], names, patterns, kv_dtype, head=MODELOPT["MXFP8"])
+        case "experts_int8":  # quantized while loading
+            return Quantization(method, None)
         case "none" | "":
             return None
         case _:
             raise UnsupportedModelError("", "no reader")
 
 
-def stated_kv_dtype(config: Config) -> str | None:
-    """Return fp8 if the checkpoint has scales for an fp8 KV cache; a server's `auto` then follows it (vLLM 0.33)."""
-    scheme = config.values.get("kv_cache_scheme", config.values.get("kv_cache_quant_algo"))
-    if isinstance(scheme, dict):
-        return "fp8" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
-    if isinstance(scheme, str):
-        return "fp8" if scheme.upper() == "FP8" else None
+def stated_kv_dtype(config: Config, method: str) -> str | None:
+    """KV cache dtype that the checkpoint's quantization asks for, or None.
+
+    Source: vLLM 0.33 utils/torch_utils.py (get_kv_cache_quant_algo_string) for ModelOpt, whose other formats leave the
+    cache in the model's dtype, and model_executor/layers/attention/attention.py for compressed-tensors, whose other
+    formats are refused. Other methods ask for none.
+    """
+    scheme = config.values.get("kv_cache_scheme")
+    if method == "compressed-tensors":
+        return "fp8" if scheme else None
+    if not method.startswith("modelopt"):
+        return None
+    scheme = scheme or config.values.get("kv_cache_quant_algo")
+    match scheme:
+        case {"type": "float", "num_bits": 8, "dynamic": False}:
+            return "fp8"
+        case {"type": "float", "num_bits": 4}:
+            return "nvfp4"
+        case str() if scheme.lower() in ("fp8", "nvfp4"):
+            return scheme.lower()
     return None
 
 
@@ -121,6 +180,13 @@ def gptq_variant(config: Config, group: int | None) -> str:
     return "" if form == "gptq" else printable(form, 40)
 
 
+def gptq_scheme(config: Config) -> Scheme:
+    wide = config.count("bits", default=4) == 8
+    group = group_of(config) if wide else four_bit_group(config)
+    kind: Literal["gptq", "gptq_int8"] = "gptq_int8" if wide else "gptq"
+    return Scheme(kind, group, zeros=not config.flag("sym", True), variant=gptq_variant(config, group))
+
+
 def names_of(config: Config, *keys: str) -> list[str]:
     return [name for key in keys for name in config.names(key) or []]
 
@@ -132,22 +198,26 @@ def plain(config: Config, method: str, scheme: Scheme, kv_dtype: str | None) -> 
 
 
 def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
-    """GPTQ: everything, or the modules of `modules_in_block_to_quantize`; `dynamic` can exclude some.
+    """GPTQ: everything, or the modules of `modules_in_block_to_quantize`; `dynamic` can exclude some, or give them
+    other bits or groups.
 
-    Source: vLLM 0.33 utils/gptq_utils.py; a `dynamic` entry that gives modules other bits or groups is not modeled.
+    Source: vLLM 0.33 utils/gptq_utils.py, which matches the fused modules' names with `dynamic`.
     """
     quantization = plain(config, "gptq", scheme, kv_dtype)
     blocks = config.items("modules_in_block_to_quantize") or []
     listed = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
     patterns = quantization.patterns
     for name, change in config.sub("dynamic").values.items():
-        if not name.startswith("-:"):
-            if change:
-                raise UnsupportedModelError("dynamic", f"other settings for {printable(name, 40)}")
-            continue
-        patterns += (("re:" + name[2:], None),)
+        if name.startswith("-:"):
+            patterns += (("re:" + name[2:], None),)
+        elif change and listed:
+            raise UnsupportedModelError("dynamic", f"settings for {printable(name, 40)} with a list of modules")
+        elif change:
+            own = {**config.values, **config.sub("dynamic").sub(name).values}
+            patterns += (("re:" + name.removeprefix("+:"), gptq_scheme(Config(own, config.where, config.notes))),)
     patterns += tuple((f"*{name}*", scheme) for name in listed if isinstance(name, str))
-    return replace(quantization, default=None if listed else scheme, patterns=patterns)
+    head = scheme if config.flag("lm_head") else None
+    return replace(quantization, default=None if listed else scheme, patterns=patterns, head=head)
 
 
 def anywhere(names: list[str]) -> list[str]:
@@ -174,7 +244,7 @@ def fp8(config: Config, method: str, kv_dtype: str | None, *, experts_in_fp4: bo
     block = block_shape(config, "weight_block_size")
     static = config.text("activation_scheme", "dynamic") == "static"
     if method == "fbgemm_fp8":
-        scheme = Scheme("fp8_channel")
+        scheme = Scheme("fp8_channel", variant="fbgemm")
     elif block:
         # In memory DeepSeek-V4's block scales are single bytes (e8m0), those of older models float32.
         scheme = Scheme("fp8_block", block=block, scale_bytes=1 if experts_in_fp4 else 4)
@@ -193,24 +263,45 @@ def compressed_scheme(config: Config) -> Scheme:
     kind, bits = weights.text("type", "int"), weights.count("num_bits")
     strategy = weights.text("strategy", "tensor")
     group = weights.maybe_count("group_size")
-    static = config.sub("input_activations").values.get("dynamic") is False
+    inputs, wide = config.sub("input_activations"), config.values.get("input_activations") is None
+    static = inputs.values.get("dynamic") is False
     match (kind, bits, strategy):
         case ("float", 8, "tensor"):
-            return Scheme("fp8_tensor", static=static)
+            return Scheme("fp8_tensor", static=static, variant=WEIGHT_ONLY if wide else "")
         case ("float", 8, "channel"):
-            return Scheme("fp8_channel", static=static)
+            return Scheme("fp8_channel", static=static, variant=WEIGHT_ONLY if wide else "")
         case ("float", 8, "block"):
-            return Scheme("fp8_block", block=block_shape(weights, "block_structure") or (128, 128))
+            block = block_shape(weights, "block_structure") or (128, 128)
+            return Scheme("fp8_block", block=block, variant=WEIGHT_ONLY if wide else "")
+        case ("int", 4 | 8, "group" | "channel") if wide:
+            return Scheme("int4" if bits == 4 else "int8", group, zeros=not weights.flag("symmetric", True))
         case ("int", 8, "channel" | "tensor"):
-            return Scheme("int8_channel", static=static)
+            zeros = static and not inputs.flag("symmetric", True)
+            return Scheme("int8_channel" if strategy == "channel" else "int8_tensor", static=static, zeros=zeros)
         case ("int", 4, "group" | "channel"):
             return Scheme("int4", group, zeros=not weights.flag("symmetric", True))
-        case ("float", 4, _) if config.text("format", "").startswith("mxfp4"):
-            return Scheme("mxfp4", group or 32)
+        case ("float", 4, "group") if group == 32:  # OCP microscaling, as vLLM 0.33's _is_mxfp4 tells
+            return Scheme("mxfp4", 32)
         case ("float", 4, _):
-            wide = config.values.get("input_activations") is None
             return Scheme("nvfp4", group or 16, variant=WEIGHT_ONLY if wide else "")
     raise UnsupportedModelError("", f"{bits}-bit {printable(kind, 20)} by {printable(strategy, 20)}")
+
+
+def as_computed(scheme: Scheme, config: Config) -> Scheme:
+    """The scheme with what determines how a server computes with it: quantized inputs, and the order of its groups.
+
+    Source: compressed-tensors' QuantizationArgs; `true` and "dynamic" are its names for "group".
+    """
+    inputs, order = config.sub("input_activations"), config.sub("weights").values.get("actorder")
+    if inputs.values:
+        strategy = "static" if inputs.values.get("dynamic") is False else inputs.text("strategy", "tensor")
+        inputs_text = f"{inputs.text('type', 'int')}{inputs.count('num_bits')} {strategy}"
+        if not inputs.flag("symmetric", True):
+            inputs_text += " asymmetric"
+        scheme = replace(scheme, inputs=inputs_text)
+    if order is True or str(order).lower() in ("group", "dynamic"):
+        scheme = replace(scheme, variant="desc_act")
+    return scheme
 
 
 def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
@@ -224,7 +315,7 @@ def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
     ordered: list[tuple[str, Scheme | None]] = list(patterns)
     for key in groups.values:
         group = groups.sub(key)
-        scheme = compressed_scheme(group)
+        scheme = as_computed(compressed_scheme(group), group)
         for target in group.names("targets") or ["Linear"]:
             if target in ("Linear", "FusedMoE"):
                 default = scheme
@@ -232,14 +323,16 @@ def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
                 ordered.append((target, scheme))
             else:
                 targeted.setdefault(target, scheme)
-    return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype)
+    by_head = config.sub("kv_cache_scheme").values.get("strategy") == "attn_head"
+    return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype, kv_by_head=by_head)
 
 
 WEIGHT_ONLY = "weight-only"  # 4-bit weights with inputs in the model's dtype
+BY_MATRIX = "experts by matrix"  # experts have one scale per matrix, and one for their inputs
 
 MODELOPT = {
     "FP8": Scheme("fp8_tensor", static=True),
-    "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel"),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel", variant=BY_MATRIX),
     "FP8_PB_WO": Scheme("fp8_block", block=(128, 128)),
     "FP8_BLOCK_SCALES": Scheme("fp8_block", block=(128, 128)),  # former name of the same (vLLM 0.33)
     "NVFP4": Scheme("nvfp4", 16),
@@ -261,7 +354,8 @@ def modelopt(config: Config, kv_dtype: str | None) -> Quantization:
     names, patterns = exceptions(anywhere(names_of(config, "ignore", "exclude_modules")))
     algo = config.text("quant_algo")
     if algo.upper() != "MIXED_PRECISION":
-        return Quantization("modelopt", modelopt_scheme(config, algo), names, patterns, kv_dtype)
+        scheme = modelopt_scheme(config, algo)
+        return Quantization("modelopt", scheme, names, patterns, kv_dtype, head=scheme)
     listed = listed_layers(config)
     patterns += tuple((name, scheme) for name, scheme in listed.items() if is_pattern(name))
     modules = {name: scheme for name, scheme in listed.items() if not is_pattern(name)}
@@ -316,15 +410,27 @@ def scheme_of(
     return tables.memo[key]
 
 
+# Methods that match the fused layer's name before those of its parts. Source: vLLM 0.33 compressed_tensors/utils.py
+# (find_matched_target) and utils/gptq_utils.py.
+FUSED_FIRST: Final = ("compressed-tensors", "gptq")
+
+
 def listed_scheme(
     quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str
 ) -> Scheme | None:  # fmt: skip
     tables = tables_of(quantization)
     if fused and layer is not None and tables.unquantized.find(layer, fused):  # overrides its parts (vLLM 0.33)
         return None
+    if quantization.method in FUSED_FIRST and layer is not None and fused:
+        answer = tables.chosen.find(layer, fused)
+        by_fused = quantization.method == "gptq" and quantization.default is not None  # `dynamic` alone chose others
+        if (answer or by_fused) and not any(tables.unquantized.find(layer, source) for source in sources):
+            return answer[0] if answer else quantization.default
     answers = {tables.find(layer, source) for source in sources}
     if answers == {None} and fused:
         answers = {tables.find(layer, fused)}
+    if quantization.mixed and len(answers) > 1:  # the parts that are listed decide (_resolve_quant_algo)
+        answers.discard(None)
     schemes = {answer[0] if answer else quantization.default for answer in answers}
     if len(schemes) > 1:
         raise UnsupportedModelError(
@@ -336,9 +442,28 @@ def listed_scheme(
 
 
 def head_scheme(quantization: Quantization) -> Scheme | None:
-    """Scheme of an untied output head: servers quantize it if the config names it."""
+    """Scheme of an untied output head: what the config says of it by name, else the method's."""
     answer = tables_of(quantization).find(None, "lm_head")
-    return answer[0] if answer else None
+    return answer[0] if answer else quantization.head
+
+
+# Methods that quantize a tower's linear layers unless a list names them; checkpoints of the others leave them out.
+TOWERS_TOO: Final = ("compressed-tensors", "modelopt", "fp8", "quark")
+NEVER_BY_MODELOPT: Final = ("vision_tower", "vision_model")  # vLLM 0.33 modelopt.py (get_quant_method)
+
+
+def tower_scheme(quantization: Quantization, sources: tuple[str, ...]) -> Scheme | None:
+    """Scheme of a tower's linear layer, by the checkpoint's names of its parts in the first layer."""
+    if quantization.method not in TOWERS_TOO:
+        return None
+    if quantization.method == "modelopt" and any(name.startswith(NEVER_BY_MODELOPT) for name in sources):
+        return None
+    tables = tables_of(quantization)
+    for table in (tables.unquantized, tables.chosen):
+        for source in sources:
+            if answer := table.find_in_tower(source):
+                return answer[0]
+    return quantization.default
 
 
 def first_two(names: list[str]) -> str:
@@ -368,7 +493,7 @@ def list_problem(spec: ModelSpec) -> str:
         }
     except UnsupportedModelError as parts:
         return str(parts)
-    if used <= {None}:
+    if used <= {None} and quantization.method != "experts_int8":
         return (
             f"quantization_config ({printable(quantization.method, 40)}) gives no layer of {spec.model_type} a scheme"
         )
@@ -380,7 +505,9 @@ SCHEME_NAMES = {
     "fp8_channel": "fp8",
     "fp8_block": "fp8",
     "int8_channel": "int8",
+    "int8_tensor": "int8",
     "int4": "w4a16",
+    "int8": "w8a16",
     "awq": "awq int4",
     "gptq": "gptq int4",
     "gptq_int8": "gptq int8",

@@ -254,9 +254,11 @@ class Scheme:
     group_size  inputs that share a scale (int4, nvfp4, mxfp4, gguf), or None
     block       (outputs, inputs) that share a scale (fp8 blocks), or None
     static      input scales are stored too
-    zeros       zero points are stored in addition to the scales
+    zeros       zero points are stored in addition to the scales (of int8 with static input scales: the inputs'); GPTQ
+                always stores them, and here uses them (`sym: false`)
     scale_bytes bytes of one scale of block fp8
     variant     the method's own name for an unusual packing: "gptq_v2", "desc_act", "gemv"
+    inputs      how a layer's inputs are quantized, if compressed-tensors or Quark says so: "float8 token"
     """
 
     kind: Literal[
@@ -264,7 +266,9 @@ class Scheme:
         "fp8_channel",
         "fp8_block",
         "int8_channel",
+        "int8_tensor",
         "int4",
+        "int8",
         "awq",
         "gptq",
         "gptq_int8",
@@ -281,6 +285,7 @@ class Scheme:
     zeros: bool = False
     scale_bytes: int = 4
     variant: str = ""
+    inputs: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,6 +297,8 @@ class Quantization:
     names     exact module names and their scheme, None for "not quantized"
     patterns  globs and `re:` expressions over module names, likewise; the first match wins
     kv_dtype  KV cache dtype that the checkpoint requests; None: none
+    kv_by_head  scales of the KV cache are stored for each KV head
+    head      scheme of an untied output head that nothing above matches; None: the model's dtype
     problem   why kvplan cannot size it: weights then need headers or a given size; empty: it can
     mixed     ModelOpt's MIXED_PRECISION: every quantized layer is listed with its algorithm
     named     the config states the method (`quant_method`)
@@ -305,6 +312,8 @@ class Quantization:
     problem: str = ""
     mixed: bool = False
     named: bool = True
+    kv_by_head: bool = False
+    head: Scheme | None = None
 
     @property
     def known(self) -> bool:
@@ -580,7 +589,8 @@ class ModelSpec:
     layers         one entry per layer: its caches, none, one or several
     layer_weights  one entry per layer, in the order of `layers`
     other_weights  embedding, head, final norm, towers
-    max_model_len  a server's default context; context_limit: the largest it accepts
+    max_model_len  the published default context; context_limit: the largest accepted one
+    lengths        every length that the config states, by its key: a server may prefer another
     text_only      a tower was left out on request; `name` says so too
     item_tokens    tokens of one multimodal item that must be computed in one step; 0: no such need
     first_layer    number of the first layer in the checkpoint's names: a speculative head's layers follow its target's
@@ -618,6 +628,7 @@ class ModelSpec:
     read_decoder: Callable[[], Decoder] = field(default=_not_read, repr=False)
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     processor: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    lengths: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     @property
     def decoder(self) -> Decoder:

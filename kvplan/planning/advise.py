@@ -16,6 +16,7 @@ from kvplan.models.spec import ChunkedAttention, FullAttention, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import terms_of
+from kvplan.servers.start import Refusal
 
 TP_SIZES = (1, 2, 4, 8, 16)
 CONTEXT_STEP = 256  # of the shorter contexts to propose, in tokens
@@ -305,12 +306,44 @@ def smaller_needs(args: EngineArgs) -> Knob:
 
 
 def start_knobs(short: Plan, *, is_sure: bool = False) -> Iterator[Knob]:
-    """Changes that let a server start whose KV cache fits: likely values, then a certain one; `is_sure`: only that."""
-    refusal = short.refusal
-    if refusal is not None:
-        flag = f"--{refusal.argument.replace('_', '-')}"
-        values = refusal.values[-1:] if is_sure else refusal.values
-        yield Knob([Change(f"{flag} {value}", {refusal.argument: value}) for value in values])
+    """Changes that let a server start whose KV cache fits: likely values, then a certain one; `is_sure`: only that.
+
+    If it refuses the combination itself, changes after which it does not, to combine with those that free memory.
+    """
+    if not is_supported(short):
+        changes = supported_changes(short)
+        flag = " ".join(change.flag for change in changes)
+        args = {name: value for change in changes for name, value in change.args.items()}
+        yield Knob([Change(flag, args)] if changes else [], "switch")
+    elif short.refusal is not None:
+        changes = refusal_changes(short.refusal)
+        yield Knob(changes[-1:] if is_sure else changes)
+
+
+def refusal_changes(refusal: Refusal) -> list[Change]:
+    """The refusal's own remedies, in order."""
+    values = zip(refusal.flags, refusal.values, strict=True)
+    return [Change(flag, {refusal.argument: value}) for flag, value in values]
+
+
+def supported_changes(short: Plan, most: int = 3) -> list[Change]:
+    """At most so many changes after which the server no longer refuses the combination; empty if there are none."""
+    if short.refusal is None or not most:
+        return []
+    plans = [(change, changed_plan(short.request, [change])) for change in refusal_changes(short.refusal)]
+    known = [(change, answer) for change, answer in plans if answer is not None]
+    for change, answer in known:
+        if is_supported(answer):
+            return [change]
+    for change, answer in known:  # something else is refused, too
+        if others := supported_changes(answer, most - 1):
+            return [*(each for each in [change] if each.args.keys() != others[0].args.keys()), *others]
+    return []
+
+
+def is_supported(answer: Plan) -> bool:
+    """True unless the server refuses the combination itself: memory may still be missing."""
+    return answer.refusal is None or answer.refusal.by != "unsupported"
 
 
 def fit_knobs(short: Plan) -> Iterator[Knob]:

@@ -403,6 +403,16 @@ def fewer_graphs(search: Search) -> Iterator[int]:
     yield from (count for count in (64, 32, 16, 8) if count < most)
 
 
+def lean_kernels(case: Case) -> str | None:
+    """Kernels of the experts without the workspaces that the case's own keep, or None if these keep none."""
+    stated = case.request.args.moe_backend if case.request is not None else (case.args or {}).get("moe_backend")
+    return terms_of(case.server).lean_kernels.get(str(stated))
+
+
+def leaner(search: Search) -> Iterable[str]:
+    return filter(None, [lean_kernels(search.case)])
+
+
 def fewer_loras(search: Search) -> Iterator[int]:
     yield from (count for count in (8, 4, 2, 1) if count < search.request.args.max_loras)
 
@@ -452,9 +462,12 @@ RETRACT = Move("max_num_seqs", held_seqs, "no request is preempted; the others w
 MORE_KV = Move("share", largest_share, "a larger KV cache holds more requests", "raise")
 SHORT = Move("max_model_len", held_contexts, "holds as many requests as ran at once; longer ones are rejected")
 SLOWER = Move("schedule_conservativeness", nothing, "above 1, requests are admitted more slowly", "raise")
+KERNELS = Move("moe_backend", leaner, "kernels without a workspace of their own in every layer", "change", shorter=True)
 LORAS = Move("max_loras", fewer_loras, "fewer adapters at once take less memory")
 
 OUT_OF_MEMORY: Final = "out_of_memory"
+# Causes that a workspace of the experts' kernels adds to: it is taken in the profile run, before the pool.
+TAKES_WORKSPACES: Final = ("kv_too_small_for_max_len", "no_kv_memory", "oom_profile_run", OUT_OF_MEMORY)
 # For each cause, or server-specific kind of cause, the moves that help, best first.
 MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "kv_too_small_for_max_len": (CONTEXT, SHARE_UP, FP8, RANKS_UP, EAGER),
@@ -496,6 +509,8 @@ def moves(case: Case) -> Sequence[Move]:
         return (SHARE_UP, SEQS, BATCH)
     if case.cause == "free_memory_below_utilization" and case.figures.initial_free_bytes is not None:
         return ()  # the utilization was free; the measured memory changed
+    if kind in TAKES_WORKSPACES and lean_kernels(case) is not None:
+        return (KERNELS, *MOVES[kind])
     return MOVES.get(kind, ())
 
 
@@ -665,6 +680,8 @@ def stated_value(case: Case, move: Move) -> Any:
             return dividing(figures, more=move is MORE_HEADS)
         case "enforce_eager", _:
             return True
+        case "moe_backend", _:
+            return lean_kernels(case)
         case _:
             return None
 

@@ -21,6 +21,7 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.planning.launch import NOT_MODELED, host_rows
+from kvplan.planning.request_blocks import request_blocks
 from kvplan.servers.base import Explanation, server_of, terms_of
 from kvplan.servers.base import Section as Section
 from kvplan.servers.pages import KVSpec, charged_blocks
@@ -166,6 +167,7 @@ def _cache_line(plan: Plan, cache: LayerCache, count: int) -> str:
                 tp,
                 spec_tokens=args.num_speculative_tokens,
                 ssm_dtype=args.mamba_ssm_cache_dtype,
+                conv_dtype=args.mamba_cache_dtype,
             )
             return (
                 f"{count} x {cache.kind.replace('_', ' ')} state: {size:,} B a layer and request, whatever its length "
@@ -209,6 +211,11 @@ def _blocks(plan: Plan, own: Explanation) -> Iterator[str]:
         f"one request of {capacity.max_model_len:,} tokens: {capacity.blocks_per_request:,} blocks x "
         f"{capacity.bytes_per_block:,} B = {plan.bytes_per_request:,} B ({format_size(plan.bytes_per_request)})"
     )
+    if (taken := request_blocks(plan)) is not None:
+        yield (
+            f"of these, whatever its length: {taken.fixed:,} of states, rings and an encoder's tokens and up to "
+            f"{taken.windows:,} of windows and chunks before its first token; at most {taken.decoding:,} while decoding"
+        )
 
 
 def _numbered(same: list[int]) -> str:

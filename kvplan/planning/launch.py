@@ -21,10 +21,13 @@ PUBLISHED: Final = "the sizes of published files (tests/sizing/test_disk.py)"
 def serve_command(plan: Plan) -> list[str]:
     """Words of the command that starts exactly the planned server, with its environment variables.
 
-    Settings that the plan depends on are pinned even if they are this release's defaults.
+    Settings that the plan depends on are pinned even if they are this release's defaults; what a pasted command of
+    the same server says besides stands at the end.
     """
-    variables = environment.assignments(plan.request.release, plan.request.args)
-    return [*variables, *server_of(plan.request.release.engine).launch(plan)]
+    release, repeated = plan.request.release, plan.request.repeated
+    variables = environment.assignments(release, plan.request.args)
+    others = repeated.words if repeated is not None and repeated.server == release.engine else ()
+    return [*variables, *server_of(release.engine).launch(plan), *others]
 
 
 def context_word(words: list[str], flag: str) -> str:

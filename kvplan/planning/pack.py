@@ -140,7 +140,7 @@ def smallest(tenant: Tenant, before: int) -> Started | None:
     high = STEPS - 1
     made = tried(tenant, high, before)
     if made is not None and made.refusal is not None and made.refusal.argument == share_of(tenant):
-        shares = made.refusal.values  # fractions within the limit
+        shares = made.refusal.numbers  # fractions within the limit
         high = floor(shares[-1] * STEPS + 1e-6) if shares else 0
         made = tried(tenant, high, before) if high else None
     if not holds(made, tenant):

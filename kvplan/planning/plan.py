@@ -86,7 +86,9 @@ def plan(request: Request) -> Plan:
     request, notes = server.drafter(request)
     answer = server.size(request)
     capacity = answer.capacity
-    refusal = answer.refusal if capacity.fits else None
+    refusal = answer.refusal
+    if refusal is not None and refusal.by != "unsupported" and not capacity.fits:
+        refusal = None  # the KV cache lacks memory, which says more
     fits = capacity.fits and capacity.num_blocks > 0 and refusal is None
     worst = capacity.stage
     stage = answer.stages[worst]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.planning.advise import reads_fp8
+from kvplan.planning.advise import is_supported, reads_fp8
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.user_counts import End, KnownPools, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.planning.users import own_blocks
@@ -100,7 +100,8 @@ class Failure:
     """Why one server on this many GPUs holds no user.
 
     error       why it is impossible with any memory, or None if memory is the reason
-    has_room    one user would fit, but the server does not start
+    has_room    the server does not start, and not for lack of memory for one user
+    is_supported  False if the server refuses the combination whatever the memory
     """
 
     gpu: str
@@ -108,10 +109,11 @@ class Failure:
     reason: str
     error: KvplanError | None
     has_room: bool
+    is_supported: bool = True
 
     @property
     def refused(self) -> bool:
-        return self.error is not None
+        return self.error is not None or not self.is_supported
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,9 +470,9 @@ def startable_utilization(question: Question, request: Request, hundredths: int)
     if not isinstance(server, Plan):
         return hundredths
     refusal = server_of(request.release.engine).gate(server, "low" if question.end == "low" else "likely")
-    if refusal is None or not refusal.values:
+    if refusal is None or not refusal.numbers:
         return hundredths
-    return int(100 * refusal.values[0] + 1e-9)
+    return int(100 * refusal.numbers[0] + 1e-9)
 
 
 def startable(question: Question, request: Request) -> Request:
@@ -545,7 +547,8 @@ def failure(question: Question, request: Request) -> Failure:
         return Failure(request.gpu.name, num_ranks(request), reason, smallest, has_room=False)
     refusal = start_refusal(question, smallest)
     text = shortage(question, smallest) if refusal is None else refusal
-    return Failure(request.gpu.name, num_ranks(request), text, None, has_room=refusal is not None)
+    has_room, runs = refusal is not None, is_supported(smallest)
+    return Failure(request.gpu.name, num_ranks(request), text, None, has_room=has_room, is_supported=runs)
 
 
 def start_refusal(question: Question, the_plan: Plan) -> str | None:

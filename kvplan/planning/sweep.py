@@ -144,6 +144,7 @@ class Grid:
             draft=base.draft,
             memory_in_use=base.memory_in_use,
             measured=base.measured,
+            repeated=base.repeated,
         )
 
     def _args(self, index: int, picks: tuple[int, ...]) -> EngineArgs:
@@ -277,7 +278,7 @@ def portable_requests(requests: Iterable[Request]) -> tuple[Request, ...]:
     specs: dict[int, ModelSpec] = {}
 
     def sent(spec: ModelSpec) -> ModelSpec:
-        return specs.setdefault(id(spec), replace(spec, read_decoder=_no_decoder, config={}))
+        return specs.setdefault(id(spec), replace(spec, read_decoder=_no_decoder))
 
     return tuple(
         replace(request, spec=sent(request.spec), draft=None if request.draft is None else sent(request.draft))

@@ -43,7 +43,7 @@ TARGET_KEYS: Final = ("id", "command", "manifest", "container", *ENGINE_KEYS, "w
 DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")
 TOP_KEYS: Final = ("version", "defaults", "targets", "baseline", "measured", "severity", "waivers", "allow_changes")
 WORKLOAD_KEYS: Final = ("profile", "trace", "rate", "tpot", *LENGTH_KEYS)
-TARGET_RULES: Final = tuple(name for name in RULES if "." not in name and name != "max_age")
+TARGET_RULES: Final = tuple(name for name in RULES if "." not in name and name not in ("max_age", "plausible"))
 GROWTH: Final = ("weights", "kv_bytes_per_token", "lora")
 DROP: Final = ("kv_cache", "kv_tokens", "users", "concurrency", "headroom")
 
@@ -476,7 +476,9 @@ def exists(path: Path) -> bool:
 
 
 def _rate(text: str, option: str) -> float:
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/(s|min|h))?", text)
+    from kvplan.workloads.profiles import RATE
+
+    match = re.fullmatch(rf"({RATE})(?:/(s|min|h))?", text)
     rate = 0.0 if match is None else float(match[1]) / {"s": 1, "min": 60, "h": 3600}[match[2] or "s"]
     if not rate:
         raise UsageError(option, f"is not a request rate ({printable(text, 40)!r})", "write 5.5/s, 90/min or 2000/h")

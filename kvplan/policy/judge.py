@@ -20,6 +20,7 @@ from kvplan.core.units import format_bytes, format_gib, format_size, plural
 from kvplan.hardware.gpu import split_count
 from kvplan.planning import advise, user_counts
 from kvplan.planning.plan import Plan
+from kvplan.policy import plausible
 from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Target, Waiver, Workload, exists
 from kvplan.policy.gauges import (
     BASELINE_KNOBS,
@@ -49,6 +50,7 @@ PreemptionRate = Callable[[Plan, Workload], float | str]
 
 MAX_CURED: Final = 100  # targets whose failures get a fix; a fix takes dozens of plans
 SHOWN_CURES: Final = 2
+UNPLANNED: Final = ("max_prediction_error", plausible.RULE)  # rules that no change of flags satisfies
 TP: Final = "tensor_parallel_size"
 
 
@@ -175,6 +177,7 @@ class _Bench:
         rules = [*target.rules, *(self.policy.baseline.rules if self.policy.baseline else ())]
         if not rules and self.policy.measured is None:
             raise wrong(target.mark, f"target {target.id}", "has no rules", "add at least `rules: {fits: true}`")
+        rules += plausible.rules_of(target)
         verdicts = [self.verdict(rule, before) for rule in rules]
         remedy = self.remedies(rules, verdicts, before) if self.cures else Remedies({})
         findings = tuple(
@@ -195,6 +198,8 @@ class _Bench:
             return self.since_baseline(rule, before)
         if rule.name == "max_prediction_error":
             return self.predicted(rule)
+        if rule.name == plausible.RULE:
+            return self.possible()
         if rule.name == "max_preemption_rate" and not self.case.plan.fits:  # nothing is served, so nothing is simulated
             return replace(self.fits(), limit=rule.limit, actual=None, unit="share")
         gauge = self.gauge(rule)
@@ -212,6 +217,13 @@ class _Bench:
         if plan.refusal is not None:
             short = f"does not start: {plan.refusal.text}"
         return Verdict(False, short, True, False)
+
+    def possible(self) -> Verdict:
+        problems = plausible.problems(self.case.plan)
+        if not problems:
+            return Verdict(True, "the sizes that are stated do not contradict the card or the checkpoint", True, True)
+        fix = "delete the override, or waive this rule with the reason"
+        return Verdict(False, "; ".join(problems), True, False, fix=fix)
 
     def measured(self, rule: Rule, gauge: Gauge) -> Verdict:
         plan = self.case.plan
@@ -285,11 +297,11 @@ class _Bench:
     # --- fixes
 
     def remedies(self, rules: Sequence[Rule], verdicts: Sequence[Verdict], before: Figures | None) -> Remedies:
-        """Fixes for the failing rules. Rules on the measured server are excluded: no plan affects them."""
+        """Fixes for the failing rules that a plan can affect: not those on the measured server or on overrides."""
         wishes = [
             self.wish(rule, verdict, before)
             for rule, verdict in zip(rules, verdicts, strict=True)
-            if verdict.ok is not None and rule.name != "max_prediction_error" and not is_of_pod(rule, verdict)
+            if verdict.ok is not None and rule.name not in UNPLANNED and not is_of_pod(rule, verdict)
         ]
         num_unmet = sum(verdict.ok is False for verdict in verdicts)
         return remedies(self.case.plan, wishes, num_unmet, lambda plan: self.sayable(plan, advise.fit_knobs(plan)))

@@ -38,6 +38,7 @@ RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "max_prediction_error": ("KVP010", "Measured and predicted memory differ by at most this share."),
         "max_age": ("KVP011", "The measurement is at most this old."),
         "min_concurrency": ("KVP012", "At least this many full-length requests are served at once."),
+        "plausible": ("KVP013", "Sizes that a target overrides do not contradict its card or its checkpoint."),
         "baseline.weights": ("KVP101", "The weights have grown by at most this share since the baseline."),
         "baseline.kv_bytes_per_token": ("KVP102", "KV per token has grown by at most this share since the baseline."),
         "baseline.lora": ("KVP103", "The adapter slots have grown by at most this share since the baseline."),

@@ -96,7 +96,8 @@ def headline(doc: PlanDocument) -> str:
     subject, auto = f"{name_of(doc)} on {where(doc)}", doc["inputs"]["settings"]["auto_fit"]
     if not doc["fits"]:
         if (refusal := start_refusal(doc)) is not None:
-            return f"{subject} does not start at {context}: {refusal['text']}"
+            when = "" if refusal["by"] == "unsupported" else f" at {context}"
+            return f"{subject} does not start{when}: {refusal['text']}"
         short = f"{format_bytes(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
         if auto:
             return f"{subject} does not fit at any context ({short} at {context})"
@@ -136,11 +137,12 @@ def users_range(doc: PlanDocument) -> str:
     return f"{low:,}-{high:,}" if low != high else f"{low:,}"
 
 
-STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item")  # values of plan.refusal
+# values of plan.refusal
+STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported")
 
 
 def start_refusal(doc: PlanDocument) -> Refusal | None:
-    """Why the server refuses to start although its KV cache fits, or None if it does not refuse."""
+    """Why the server refuses to start, unless its KV cache does not fit; None if it does not refuse."""
     refusal = doc["refusal"]
     return refusal if refusal is not None and refusal["by"] in STARTS else None
 
@@ -277,8 +279,9 @@ def note_lines(note: str, place: int) -> list[str]:
         return [note]
     text = note.lstrip()
     indent = " " * (place + len(note) - len(text))
-    parts = wrapped(text.replace(" ", NO_BREAK).replace(f",{NO_BREAK}", ", "), SCREEN, indent, indent)
-    first, *others = [part.replace(NO_BREAK, " ") for part in parts]
+    room = SCREEN - len(indent)
+    whole = (part.replace(" ", NO_BREAK) if len(part) < room else part for part in text.split(", "))
+    first, *others = [part.replace(NO_BREAK, " ") for part in wrapped(", ".join(whole), SCREEN, indent, indent)]
     return [first[place:], *others]
 
 
@@ -334,7 +337,7 @@ def bar(size: int, total: int, *, blocks: bool) -> str:
     return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-def kv_lines(doc: PlanDocument) -> list[Line]:
+def kv_lines(doc: PlanDocument) -> list[Part]:
     kv = doc["kv"]
     if not kv["groups"]:
         step = doc["inputs"]["settings"]["max_num_batched_tokens"]
@@ -344,7 +347,7 @@ def kv_lines(doc: PlanDocument) -> list[Line]:
             line(f"  step        {step:,} tokens of whole prompts (max_num_batched_tokens)"),
         ]
     rank = "" if doc["inputs"]["num_gpus"] == 1 else ", on each GPU"
-    lines = [
+    lines: list[Part] = [
         line(f"KV cache ({kv['dtype']}{rank})", "bold"),
         line(f"  per token   {format_kib(kv['bytes_per_token'])}{_layers_text(kv)}"),
         line(
@@ -357,7 +360,40 @@ def kv_lines(doc: PlanDocument) -> list[Line]:
         lines.append(line(f"  state       {_state_text(kv)}"))
     if doc["fits"]:
         lines.append(line(f"  pool        {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens"))
-    return lines
+    cost, *most = request_texts(doc) or [""]
+    labeled = [("request", cost), *(("", text) for text in most)] if cost else []
+    return [*lines, *(Paragraph(f"  {label:<12}", text) for label, text in labeled)]
+
+
+def request_texts(doc: PlanDocument) -> list[str]:
+    """What a request takes before its first token and per token, and how many the pool holds however short they are;
+    empty if all of a request's blocks grow with its tokens.
+    """
+    kv, users = doc["kv"], doc["concurrency"]
+    request = kv["request"]
+    if request is None:
+        return []
+    taken = request["fixed"] + request["windows"]
+    most = "up to " if request["windows"] else ""
+    cost = f"{most}{plural(taken, 'block')} before its first token ({share_text(taken, kv['num_blocks'])} of the pool"
+    if request["slots"]:
+        share = share_text(request["slots"], request["num_slots"])
+        cost = f"{request['slots']:,} of {request['num_slots']:,} state slots before its first token ({share}"
+    elif request["decoding"] != taken:
+        cost += f"; {most}{request['decoding']:,} while decoding"
+    per = plural(request["growth_tokens"], "token") if request["growth_tokens"] > 1 else "token"
+    each = plural(request["growth_blocks"], "block")
+    texts = [f"{cost}), then {each} per {per}"] if request["growth_blocks"] else [f"{cost}), whatever its length"]
+    most_text = f"at most {plural(request['most_requests'], 'request')} at once, however short"
+    if request["most_requests"] > users["max_num_seqs"]:
+        most_text += f" ({terms(doc).seqs_flag} allows {users['max_num_seqs']:,})"
+    return [*texts, most_text]
+
+
+def share_text(part: int, whole: int) -> str:
+    """A share in percent with two significant digits: "25 %", "0.11 %"."""
+    percent = 100 * part / whole
+    return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
 HOST_LABELS: Final = {

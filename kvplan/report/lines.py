@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from kvplan.core.records import dataclass
-from kvplan.core.table import Table, as_text, one_line, wrapped
+from kvplan.core.table import Table, as_text, cut, one_line, wrapped
+from kvplan.core.units import UNIT_GAP
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,8 +169,9 @@ def _division(text: str, start: int, room: int, least: int, *, is_command: bool)
         options = [gap.start() for gap in re.finditer(r" (?=--)", text) if gap.start() > least]
         fitting = [place for place in options if place - start <= room - 2]
         return fitting[-1] if fitting else next(iter(options), len(text))
-    space = text.rfind(" ", least + 1, start + room + 1)
-    return space if space > least else start + room
+    inside = {gap.start() for gap in re.finditer(UNIT_GAP, text)}
+    spaces = [gap.start() for gap in re.finditer(" ", text) if least < gap.start() <= start + room]
+    return max((place for place in spaces if place not in inside), default=start + cut(text[start:], room))
 
 
 def _between(styled: Line, start: int, end: int) -> Iterator[Span]:

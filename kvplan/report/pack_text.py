@@ -80,8 +80,9 @@ def pack_lines(packing: Packing) -> list[Part]:
 
 
 def command(server: Started, number: int) -> str:
-    """Command that starts it, on its own port."""
-    return shlex.join([*serve_command(server.plan), "--port", str(FIRST_PORT + number)])
+    """Command that starts it, on its own port: the pasted one, or the next."""
+    words = serve_command(server.plan)
+    return shlex.join(words if "--port" in words else [*words, "--port", str(FIRST_PORT + number)])
 
 
 def table(packing: Packing) -> Table:

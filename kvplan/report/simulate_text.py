@@ -299,13 +299,10 @@ def facts(answer: Answer) -> list[tuple[str, str]]:
         f"{plan.capacity.num_blocks:,} blocks of {plural(plan.pool.block_size, 'token')}, "
         f"up to {settings.max_num_seqs:,} concurrent requests, {settings.max_num_batched_tokens:,} tokens per step"
     )
-    unseen = answer.ranges.unseen
-    like = (
-        f"wider: no published result with {' or '.join(unseen)} to fit the times to"
-        if unseen
-        else "covers 5 in 6 published results"
-    )
-    return [("Pool", pool), ("Step", answer.step_time), ("Range", f"{like} (docs/accuracy.md)")]
+    like = [f"{answer.ranges.coverage}; docs/accuracy.md"]
+    if answer.ranges.unseen:
+        like.append(f"wider: no published result with {' or '.join(answer.ranges.unseen)} to fit the times to")
+    return [("Pool", pool), ("Step", answer.step_time), *zip(("Range", ""), like, strict=False)]
 
 
 def figures_table(answer: Answer) -> Table:
@@ -381,6 +378,7 @@ def document(answer: Answer) -> typed.SimulationDocument:
             "load": answer.load,
             "step_time": answer.step_time,
             "unseen": list(answer.ranges.unseen),
+            "coverage": answer.ranges.coverage,
         },
         "verdict": verdict_line(answer),
         "variants": [result_document(answer, variant) for variant in answer.variants],

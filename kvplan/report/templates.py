@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 
+from kvplan.core.units import UNIT_GAP
 from kvplan.report.page import COMMAND
 
 NO_BREAK = "\N{NO-BREAK SPACE}"  # between a number and its unit
@@ -52,4 +53,4 @@ def kvplan_version() -> str:
 
 def unbroken(sentence: str) -> str:
     """Replace spaces between a number and its unit with no-break spaces."""
-    return re.sub(r"(?<=\d) (?=(?:%|[KMGT]?i?B|s|W|MHz)(?!\w))", NO_BREAK, sentence)
+    return re.sub(UNIT_GAP, NO_BREAK, sentence)

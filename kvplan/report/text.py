@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvplan.core.table import Markdown, Table, Value, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size, plural
@@ -26,6 +26,7 @@ from kvplan.report.console import (
     length_text,
     memory_rows,
     name_of,
+    request_texts,
     short_text,
     unused_text,
     where,
@@ -36,6 +37,11 @@ from kvplan.servers.plans import budget_sizes
 
 if TYPE_CHECKING:
     from kvplan.documents.plan import PlanDocument
+
+
+REQUEST_COLUMNS: Final = (
+    "fixed", "windows", "decoding", "growth_blocks", "growth_tokens", "slots", "num_slots", "most_requests"
+)  # fmt: skip
 
 
 def plan_cells(doc: PlanDocument) -> dict[str, Value]:
@@ -97,6 +103,7 @@ def plan_cells(doc: PlanDocument) -> dict[str, Value]:
         "host_memory.kv_transfer": doc["host_memory"]["kv_transfer"],
         "host_memory.adapters": doc["host_memory"]["adapters"],
         "host_memory.total": doc["host_memory"]["total"],
+        **{f"kv.request.{name}": None if kv["request"] is None else kv["request"][name] for name in REQUEST_COLUMNS},
     }
 
 
@@ -190,6 +197,8 @@ def _figures(doc: PlanDocument) -> Table:
         ["KV per user", f"{format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens"],
         ["blocks", f"{kv['num_blocks']:,} of {kv['block_size']:,} tokens, {format_size(kv['bytes_per_block'])} each"],
         ["tokens", f"{kv['tokens']:,}"],
+        *(["a request takes", text] for text in request_texts(doc)[:1]),
+        *(["requests", text] for text in request_texts(doc)[1:]),
         [f"users {length_text(doc, context_text(doc))}", f"{users['users']:,}"],
         ["in the server's log", f"{users['max']:.2f}"],
     ]

@@ -17,7 +17,7 @@ from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.recommend_text import LESS_PRECISE
 from kvplan.report.simulate_text import duration, percent, rate_text, span
-from kvplan.simulate.ranges import unseen_remark
+from kvplan.simulate.ranges import coverage_remark, unseen_remark
 
 if TYPE_CHECKING:
     from kvplan.documents import timed as typed
@@ -60,6 +60,7 @@ def document(
         ],
         "shares_experts": shares_experts,
         "unseen": sorted({what for each in placed.timed for what in each.ranges.unseen}),
+        "coverage": sorted({each.ranges.coverage for each in placed.timed}),
     }  # fmt: skip
     doc["answer"] = headline(doc)
     return doc
@@ -202,6 +203,7 @@ def remarks(doc: typed.TimedRecommendationDocument) -> list[str]:
         texts.append(LESS_PRECISE)
     if doc["shares_experts"]:
         texts.append(UNTIMED_RANKS)
+    texts += [coverage_remark(text) for text in doc["coverage"]]
     if doc["unseen"]:
         texts.append(unseen_remark(doc["unseen"]))
     if doc["bounded"]:

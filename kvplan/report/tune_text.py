@@ -20,7 +20,7 @@ from kvplan.report.simulate_text import duration, percent, rate_text
 from kvplan.report.timed_text import limit_text, target_document, target_text
 from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import server_of, terms_of
-from kvplan.simulate.ranges import unseen_remark, verdict
+from kvplan.simulate.ranges import coverage_remark, unseen_remark, verdict
 from kvplan.simulate.settings import TURNED, is_flag_of
 from kvplan.simulate.tuning import MARGIN
 
@@ -39,7 +39,7 @@ METHOD: Final = (
 def document(
     base: Request, num_gpus: int, load: str, demand: Demand, rate: float | None, tuned: Tuned
 ) -> typed.TuneDocument:
-    unseen = () if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base))).unseen
+    best = None if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base)))
     context = base.args.max_model_len
     assert isinstance(context, int), "the command states one"
     reasons = Counter(refused.reason for refused in tuned.refused)
@@ -66,7 +66,8 @@ def document(
         "too_few_requests": tuned.is_light_load,
         "nearest": None if tuned.nearest is None else nearest_document(base, tuned.nearest),
         "failures": [{"reason": reason, "settings": count} for reason, count in reasons.most_common()],
-        "unseen": list(unseen),
+        "unseen": [] if best is None else list(best.unseen),
+        "coverage": "" if best is None else best.coverage,
     }
     doc["answer"] = headline(doc)
     return doc
@@ -287,6 +288,8 @@ def remarks(doc: typed.TuneDocument) -> list[str]:
             texts.append("None at the low end: if steps are as slow as their range allows, the targets are missed.")
         if any("kv_cache_dtype" in setting["flags"] for setting in chosen(doc)):
             texts.append("An fp8 KV cache is less precise; no published result says how much faster it is.")
+    if doc["coverage"]:
+        texts.append(coverage_remark(doc["coverage"]))
     if doc["unseen"]:
         texts.append(unseen_remark(doc["unseen"]))
     texts += [

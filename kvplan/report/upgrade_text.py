@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.errors import KvplanError
@@ -16,15 +16,19 @@ from kvplan.report.diff_text import figure_rows, memory_rows, number_delta, row_
 from kvplan.report.lines import Paragraph, Part, laid_out, line
 from kvplan.report.page import Block, heading
 from kvplan.servers.base import terms_of
-from kvplan.servers.releases import Version, number_text
+from kvplan.servers.releases import Version, number_text, patches_of
 
 if TYPE_CHECKING:
     from kvplan.documents.upgrade import UpgradeDocument, UpgradedServer, UpgradeSide
     from kvplan.planning.plan import Plan
 
 UNITS = {**MEMORY, **CAPACITY}
-EFFECT_FIGURES = ("memory.kv_cache", "kv.tokens", "concurrency.max", "concurrency.users")
-EFFECT_TITLES = ("since", "KV cache", "tokens", "max concurrency", "users", "what changed")
+# Figures that a change may move -> column titles; where a plan does not fit, those that it has nevertheless.
+EFFECT_FIGURES = {
+    "memory.kv_cache": "KV cache", "kv.tokens": "tokens", "concurrency.max": "max concurrency",
+    "concurrency.users": "users",
+}  # fmt: skip
+SHORT_FIGURES = {"kv.bytes_per_request": "KV per user", "deficit": "short by", **EFFECT_FIGURES}
 REST = "all other differences"
 
 
@@ -103,12 +107,14 @@ def _server_lines(server: Upgraded) -> list[Part]:
     if rows := [row_cells(row) for row in (*memory_rows(pair), *figure_rows(pair)) if row.delta]:
         old, new = server.old.request.release.label, server.release.label
         lines += [line(), Table.of(("", old, new, "change"), rows)]
-    telling = [effect for effect in server.effects if any(path in effect.deltas for path in EFFECT_FIGURES)]
+    columns = effect_columns(server)
+    telling = [effect for effect in server.effects if any(path in effect.deltas for path in columns)]
     if telling:
-        head, *cells = laid_out([Table.of(EFFECT_TITLES[:-1], [effect_cells(effect)[:-1] for effect in telling])])
+        moved = [effect_cells(effect, columns)[:-1] for effect in telling]
+        head, *cells = laid_out([Table.of(("since", *columns.values()), moved)])
         lines += [line(), head]
         for row, effect in zip(cells, telling, strict=True):
-            lines += [row, Paragraph("  ", effect_cells(effect)[-1])]
+            lines += [row, Paragraph("  ", effect_cells(effect, columns)[-1])]
     between = changes_between(server)
     quiet = between - sum(effect.change is not None for effect in telling)
     if quiet:
@@ -119,7 +125,30 @@ def _server_lines(server: Upgraded) -> list[Part]:
         if not release.is_compared:
             text = f"{release.label}: rules come from {terms_of(release.label).known_by} and have not been checked "
             lines.append(Paragraph("", text + "against a running server."))
+        if (note := patch_note(release)) is not None:
+            lines.append(Paragraph("", note))
     return lines
+
+
+def patch_note(release: Version) -> str | None:
+    """Which patch a release without one means, if its patches differ in what is planned."""
+    patches = [number_text(change.since) for change in patches_of(release)]
+    if release.patch is not None or not patches:
+        return None
+    what = f": {patches_of(release)[0].what}" if len(patches) == 1 else ""
+    return (
+        f"{release.label} means its newest patch: {', '.join(dict.fromkeys(patches))} changed what is planned{what}. "
+        f"For an earlier one write it out, {release.engine}@{number_text(release.number)}.0."
+    )
+
+
+def effect_columns(server: Upgraded) -> dict[str, str]:
+    """Figures of a server's table of changes, with titles: those that a change moved."""
+    is_short = not server.old.fits or not (isinstance(server.new, KvplanError) or server.new.fits)
+    if not is_short:
+        return EFFECT_FIGURES
+    moved = {path for effect in server.effects for path in effect.deltas}
+    return {path: title for path, title in SHORT_FIGURES.items() if path in moved}
 
 
 def changes_between(server: Upgraded) -> int:
@@ -127,10 +156,10 @@ def changes_between(server: Upgraded) -> int:
     return len(new.since(old) or old.since(new))
 
 
-def effect_cells(effect: Effect) -> tuple[str, ...]:
+def effect_cells(effect: Effect, columns: Iterable[str]) -> tuple[str, ...]:
     deltas = effect.deltas
     since = "" if effect.change is None else number_text(effect.change.since)
-    moved = (number_delta(UNITS[path], deltas.get(path, 0)) for path in EFFECT_FIGURES)
+    moved = (number_delta(UNITS[path], deltas.get(path, 0)) for path in columns)
     return (since, *moved, REST if effect.change is None else effect.change.what)
 
 
@@ -147,7 +176,9 @@ def upgrade_page(result: Upgrade) -> Iterator[Block]:
             if rows:
                 yield Table.of(("figure", server.old.request.release.label, server.release.label, "change"), rows)
         if server.effects:
-            yield Table.of(EFFECT_TITLES, map(effect_cells, server.effects))
+            columns = effect_columns(server)
+            moved = [effect_cells(effect, columns) for effect in server.effects]
+            yield Table.of(("since", *columns.values(), "what changed"), moved)
 
 
 def upgrade_table(result: Upgrade) -> Table:

@@ -5,7 +5,6 @@ import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,39 +15,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from kvplan.serve.answers import DONE, ChatShape, Choice, CompletionShape, Echo, Shape, Texts, event, usage
+from kvplan.serve.answers import DONE, Choice, Shape, event, usage
 from kvplan.serve.cancellation import SHUTTING_DOWN, Cancellation
-from kvplan.serve.chat import ChatTemplate, messages_of
-from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, parsed, read
-from kvplan.serve.generation import Generation, Limits, checked_lengths, encode, prompts_of, started, texts_of
+from kvplan.serve.fields import ApiError
+from kvplan.serve.generation import Generation, started
+from kvplan.serve.intake import Intake, Made, Prepared
+from kvplan.serve.intake import Served as Served  # with which an Api is made
 from kvplan.serve.openapi import openapi
 from kvplan.serve.worker import Worker
 
 BODY_S: Final = 30.0  # timeout for receiving a request body
-MAX_BODY_BYTES: Final = 16 << 20
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """Served model and server settings.
-
-    names     model names; responses and metrics use the first
-    num_tokens  vocabulary size of the model
-    version   version of kvplan
-    adapters  adapter name -> path; clients use the name in place of the model's
-    api_keys  keys accepted under /v1; if empty, no key is required
-    """
-
-    names: tuple[str, ...]
-    num_tokens: int
-    version: str
-    limits: Limits
-    template: ChatTemplate
-    api_keys: tuple[str, ...] = ()
-    max_body_bytes: int = MAX_BODY_BYTES
-    request_timeout_s: float | None = None
-    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
 class Api:
@@ -57,6 +34,7 @@ class Api:
     def __init__(self, worker: Worker, served: Served) -> None:
         self.worker, self.served = worker, served
         worker.end_token = served.template.end_token(worker.backend.tokenizer)
+        self._intake = Intake(served, worker.backend.tokenizer, worker.backend.max_model_len)
         self.is_draining = False
         self._created = int(time.time())
         self._spec = openapi(served.names[0], served.version, served.num_tokens)
@@ -70,13 +48,14 @@ class Api:
             try:
                 yield
             finally:
+                self._intake.close()
                 await asyncio.to_thread(self.worker.close)
 
         posts: dict[str, Handler] = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
-            "/tokenize": self.tokenize,
-            "/detokenize": self.detokenize,
+            "/tokenize": self._reader(self._intake.tokenize),
+            "/detokenize": self._reader(self._intake.detokenize),
         }
         gets: dict[str, Handler] = {
             "/v1/models": self.models,
@@ -87,11 +66,15 @@ class Api:
             "/metrics": self.metrics,
             "/openapi.json": self.openapi,
         }
-        routes = [Route(path, self._guarded(handler), methods=["POST"]) for path, handler in posts.items()]
-        routes += [Route(path, self._guarded(handler), methods=["GET"]) for path, handler in gets.items()]
-        handlers: Mapping[Any, Any] = {HTTPException: _http_error}
+        methods = {"POST": posts, "GET": gets}
+        routes = [
+            Route(path, self._guarded(handler), methods=[method])
+            for method, handlers in methods.items()
+            for path, handler in handlers.items()
+        ]
+        refusals: Mapping[Any, Any] = {HTTPException: _http_error}
         middleware = [Middleware(Cancellation, _error(SHUTTING_DOWN))]
-        return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers=refusals, middleware=middleware)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -112,14 +95,14 @@ class Api:
 
     def _check_key(self, request: Request) -> None:
         keys = self.served.api_keys
-        if not keys or not request.url.path.startswith("/v1/"):
+        if not keys or not _is_keyed(request):
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         given = token.strip().encode("utf-8", "replace")
         if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, key.encode()) for key in keys]):  # noqa: C419 -- constant time: compare every key
             raise ApiError("Incorrect API key provided", status=401, kind="AuthenticationError")
 
-    async def _body(self, request: Request) -> dict[str, Any]:
+    async def _body(self, request: Request) -> bytes:
         max_bytes = self.served.max_body_bytes
         too_large = ApiError(
             f"the body has more than {max_bytes:,} bytes", status=413, kind="RequestEntityTooLargeError"
@@ -136,62 +119,32 @@ class Api:
                         raise too_large
         except TimeoutError as error:
             raise ApiError(f"no whole body within {BODY_S:g} s", status=408, kind="RequestTimeoutError") from error
-        return parsed(bytes(data))
+        return bytes(data)
 
-    def _check_model(self, name: str | None) -> str:
-        names = self.served.names
-        if name is not None and name not in names and name not in self.served.adapters:
-            raise ApiError(f"The model `{name[:200]}` does not exist.", status=404, kind="NotFoundError", param="model")
-        return name or names[0]
+    async def _read(self, request: Request, read_body: Callable[[bytes], Made]) -> Made:
+        return await self._intake.run(read_body, await self._body(request), is_keyed=_is_keyed(request))
+
+    def _reader(self, read_body: Callable[[bytes], Response]) -> Handler:
+        async def answered(request: Request) -> Response:
+            return await self._read(request, read_body)
+
+        return answered
 
     # --- generation ---------------------------------------------------------------------------------------------
 
     async def completions(self, request: Request) -> Response:
-        values = read(await self._body(request), COMPLETION)
-        model = self._check_model(values["model"])
-        special = True if values["add_special_tokens"] is None else values["add_special_tokens"]
-        prompts = prompts_of(values["prompt"], self.worker.backend.tokenizer, special=special)
-        max_tokens, tokenizer = values["max_tokens"], self.worker.backend.tokenizer
-        echo = None
-        if values["echo"]:
-            texts = texts_of(values["prompt"], prompts, tokenizer)
-            echo = Echo(list(zip(texts, prompts, strict=True)), values["n"], is_alone=max_tokens == 0)
-        elif not max_tokens:
-            raise ApiError("max_tokens must be at least 1, or 0 with echo", param="max_tokens")
-        shape = CompletionShape(Texts(tokenizer), values["logprobs"] is not None, echo)
-        return await self._answer(request, shape, model, values, prompts, max(1, max_tokens), values["logprobs"])
+        return await self._answer(request, await self._read(request, self._intake.completion))
 
     async def chat(self, request: Request) -> Response:
-        values = read(await self._body(request), CHAT)
-        model = self._check_model(values["model"])
-        prompt = self._chat_prompt(values, values["messages"])
-        if values["top_logprobs"] and not values["logprobs"]:
-            raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
-        num_top = values["top_logprobs"] if values["logprobs"] else None
-        shape = ChatShape(Texts(self.worker.backend.tokenizer), num_top)
-        max_tokens = values["max_completion_tokens"]
-        if max_tokens is None:
-            max_tokens = values["max_tokens"]
-        return await self._answer(request, shape, model, values, [prompt], max_tokens, num_top)
+        return await self._answer(request, await self._read(request, self._intake.chat))
 
-    def _chat_prompt(self, values: dict[str, Any], messages: Any) -> list[int]:
-        options = {"add_generation_prompt": values["add_generation_prompt"], **(values["chat_template_kwargs"] or {})}
-        text = self.served.template.prompt(messages_of(messages), options)
-        return encode(self.worker.backend.tokenizer, text, special=bool(values["add_special_tokens"]), param="messages")
-
-    async def _answer(
-        self, request: Request, shape: Shape, model: str, values: dict[str, Any], prompts: list[list[int]],
-        max_tokens: int | None, logprobs: int | None,
-    ) -> Response:  # fmt: skip
+    async def _answer(self, request: Request, prepared: Prepared) -> Response:
         if self.is_draining:
             raise SHUTTING_DOWN
-        if values["stop"] and self.worker.backend.tokenizer is None:
-            raise ApiError("stop: the model has no tokenizer; use stop_token_ids", param="stop")
-        param = "messages" if "messages" in values else "prompt"
-        answers = checked_lengths(prompts, max_tokens, self.worker.backend.max_model_len, param)
+        model, values, shape = prepared.model, prepared.values, prepared.shape
         with_usage, each_usage = _stream_options(values)
         adapter = model if model in self.served.adapters else None
-        generation = started(self.worker, self.served.limits, prompts, values, answers, logprobs, shape.prefix, adapter)
+        generation = started(self.worker, self.served.limits, prepared, adapter)
         name = generation.jobs[0].request_id.rpartition("-")[0]
         head = {"id": name, **shape.head(model, stream=bool(values["stream"]))}
         if values["stream"]:
@@ -239,43 +192,12 @@ class Api:
 
     # --- the rest -----------------------------------------------------------------------------------------------
 
-    async def tokenize(self, request: Request) -> Response:
-        values = read(await self._body(request), TOKENIZE)
-        self._check_model(values["model"])
-        if (values["prompt"] is None) == (values["messages"] is None):
-            raise ApiError("tokenize needs either prompt or messages", param="prompt")
-        tokenizer = self.worker.backend.tokenizer
-        if values["messages"] is not None:
-            tokens = self._chat_prompt(values, values["messages"])
-        else:
-            special = values["add_special_tokens"]
-            tokens = encode(tokenizer, values["prompt"], special=special is None or special)
-        strings = [tokenizer.id_to_token(token) for token in tokens] if values["return_token_strs"] else None
-        return JSONResponse(
-            {
-                "count": len(tokens),
-                "max_model_len": self.worker.backend.max_model_len,
-                "tokens": tokens,
-                "token_strs": strings,
-            }
-        )
-
-    async def detokenize(self, request: Request) -> Response:
-        values = read(await self._body(request), DETOKENIZE)
-        self._check_model(values["model"])
-        tokenizer = self.worker.backend.tokenizer
-        if tokenizer is None:
-            raise ApiError("detokenize: the model has no tokenizer", param="tokens")
-        if any(not 0 <= token < self.served.num_tokens for token in values["tokens"]):
-            raise ApiError("tokens must be token ids of the model", param="tokens")
-        return JSONResponse({"prompt": tokenizer.decode(values["tokens"], skip_special_tokens=False)})
-
     async def models(self, request: Request) -> Response:
         names = (*self.served.names, *self.served.adapters)
         return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(self._model(self._check_model(request.path_params["name"])))
+        return JSONResponse(self._model(self._intake.model(request.path_params["name"])))
 
     def _model(self, name: str) -> dict[str, Any]:
         path = self.served.adapters.get(name)  # an adapter's card matches vLLM's
@@ -301,6 +223,12 @@ class Api:
 
     async def openapi(self, request: Request) -> Response:
         return JSONResponse(self._spec)
+
+
+def _is_keyed(request: Request) -> bool:
+    """True for a path under /v1: the one that was routed, as a URL also depends on the client's Host header."""
+    path: str = request.scope["path"]
+    return path.startswith("/v1/")
 
 
 def _stream_options(values: dict[str, Any]) -> tuple[bool, bool]:

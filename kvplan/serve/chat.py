@@ -1,14 +1,14 @@
-"""Rendering of chat messages to a prompt: the tokenizer's chat template, run in a sandbox, or ChatML."""
+"""Rendering of chat messages to a prompt: the tokenizer's chat template, or ChatML."""
 
 import json
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import path_text, read_text
 from kvplan.serve.fields import ApiError
+from kvplan.serve.rendering import Renderer, TemplateFailure, compiled
 from kvplan.serve.text import end_token_of
 
 PLAIN: Final = (  # ChatML, if the model has no template of its own
@@ -16,38 +16,23 @@ PLAIN: Final = (  # ChatML, if the model has no template of its own
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 MAX_TEMPLATE_BYTES: Final = 1 << 20
-MAX_PROMPT_CHARS: Final = 1 << 26
 SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
+RENDERER: Final = Renderer()
+
+
 class ChatTemplate:
-    """A chat template and the special tokens that it may use."""
+    """A chat template and the special tokens that it may use; a model's own is rendered in another process."""
 
     def __init__(self, source: str = PLAIN, tokens: Mapping[str, str] | None = None) -> None:
-        from jinja2 import TemplateError, nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        class Generation(Extension):
-            """The `{% generation %}` tag, which marks a response for training and does not change the text."""
-
-            tags = {"generation"}  # noqa: RUF012 -- jinja2's own form
-
-            def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
-                parser.stream.expect("name:generation")
-                body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-                return body
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals |= {"raise_exception": _refuse, "strftime_now": datetime.now().strftime}
-        self._tokens = dict(tokens or {})
-        try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise InvalidInputError("chat template", f"is not a jinja2 template ({error})", "fix it") from error
+        self._tokens, self._source = dict(tokens or {}), source
+        self._plain = compiled(PLAIN) if source == PLAIN else None
+        if self._plain is None:
+            try:
+                RENDERER.text(source, None)
+            except TemplateFailure as error:
+                raise InvalidInputError("chat template", f"cannot be used ({error})", "fix it") from error
 
     def end_token(self, tokenizer: Any) -> int | None:
         """Return the id of the end token that the tokenizer's files state, or None."""
@@ -60,22 +45,14 @@ class ChatTemplate:
     def prompt(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         """Return the prompt text; options: further template variables. Raise ApiError if the template fails."""
         try:
-            text = self._template.render(messages=messages, **{**self._tokens, **options})
+            if "messages" in options:
+                raise TemplateFailure("messages is not an option")
+            variables = {**self._tokens, **options, "messages": messages}
+            return RENDERER.text(self._source, variables) if self._plain is None else self._plain(**variables)
         except Exception as error:  # a template can raise anything
             raise ApiError(
                 f"messages: the chat template rejects them ({str(error)[:200]})", param="messages"
             ) from error
-        if len(text) > MAX_PROMPT_CHARS:
-            raise ApiError("messages: too long", param="messages")
-        return text
-
-
-def _tojson(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _refuse(message: str) -> None:
-    raise ValueError(message)
 
 
 def template_of(directory: Path | None) -> ChatTemplate:

@@ -11,10 +11,12 @@ from engine.config import MOST_BIASES
 
 MOST_ANSWERS: Final = 128  # OpenAI's limit of n
 MOST_STOPS: Final = 64
+MOST_STOP_IDS: Final = 1024
 MOST_STOP_CHARS: Final = 1024
 MOST_LOGPROBS: Final = 20  # vLLM's default --max-logprobs
 MOST_BIAS: Final = 100
 TOKEN_ID: Final = re.compile("(0|[1-9][0-9]{0,17})")  # no leading zeros: one spelling per token
+SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 MOST_SEED: Final = 2**63 - 1
 MOST_EXACT: Final = 2**53
 Kind = Literal["integer", "number", "boolean", "string", "strings", "integers", "biases", "object", "any"]
@@ -40,6 +42,7 @@ class Field:
 
     strings   a string or a list of strings
     biases    an object: token ids, as strings, to numbers from -100 to 100
+    most_items  longest list of integers
     minimum, maximum  inclusive bounds of a number; above: exclusive lower bound
     inert     the only accepted values, without effect, of an unsupported field; None: supported
     ignored   accepted with any value, without effect on the response
@@ -53,6 +56,7 @@ class Field:
     inert: tuple[Any, ...] | None = None
     ignored: bool = False
     required: bool = False
+    most_items: int | None = None
 
     def schema(self) -> dict[str, Any]:
         """Return the field's JSON Schema; optional fields may be null."""
@@ -67,7 +71,8 @@ class Field:
                 text = {"type": "string", "minLength": 1, "maxLength": MOST_STOP_CHARS}
                 return {"anyOf": [text, {"type": "array", "items": text, "maxItems": MOST_STOPS}]}
             case "integers":
-                return {"type": "array", "items": {"type": "integer"}}
+                limit = {} if self.most_items is None else {"maxItems": self.most_items}
+                return {"type": "array", "items": {"type": "integer"}, **limit}
             case "biases":
                 return {
                     "type": "object",
@@ -106,7 +111,7 @@ COMMON: Final = {
     "stream": Field("boolean", False),
     "stream_options": Field("object"),
     "stop": Field("strings", ()),
-    "stop_token_ids": Field("integers", ()),
+    "stop_token_ids": Field("integers", (), most_items=MOST_STOP_IDS),
     "seed": Field("integer", minimum=-MOST_SEED - 1, maximum=MOST_SEED),
     "temperature": Field("number", 1.0, minimum=0),
     "top_p": Field("number", 1.0, above=0, maximum=1),
@@ -170,14 +175,30 @@ DETOKENIZE: Final = {
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """Parse a body; raise ApiError if it is not a JSON object."""
+    """Parse a body; raise ApiError if it is not a JSON object, or holds half of a surrogate pair."""
     try:
-        value = json.loads(data, parse_float=_number, parse_constant=_refuse_constant)
+        text = data.decode(json.detect_encoding(data))
+        value = json.loads(text, parse_float=_number, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the body is not JSON ({str(error)[:120]}); send a JSON object") from error
     if not isinstance(value, dict):
         raise ApiError("the body must be a JSON object")
+    if SURROGATE.search(text):  # an escape, whole pairs included
+        for name, part in value.items():
+            if not is_unicode(name):
+                raise ApiError(f"{name[:80]!a}: unknown field; remove it")
+            if not is_unicode(json.dumps(part, ensure_ascii=False)):
+                raise ApiError(f"{name[:80]}: the text is not valid Unicode; fix it", param=name[:80])
     return value
+
+
+def is_unicode(text: str) -> bool:
+    """False for a text with half of a surrogate pair, which JSON allows and UTF-8 does not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _number(text: str) -> float:
@@ -217,6 +238,7 @@ def _checked(name: str, field: Field, value: Any) -> Any:
             raise ApiError(f"{name}: not supported ({_shown(value)}); remove it", param=name)
         return None
     for fits, words in (
+        (field.most_items is None or len(value) <= field.most_items, f"at most {field.most_items} of them"),
         (field.minimum is None or value >= field.minimum, f"at least {field.minimum}"),
         (field.maximum is None or value <= field.maximum, f"at most {field.maximum}"),
         (field.above is None or value > field.above, f"above {field.above}"),

@@ -2,16 +2,19 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.config import SamplingParams
 from kvplan.core.errors import KvplanError
 from kvplan.serve.fields import ApiError, is_whole
 from kvplan.serve.jobs import Group, Job, Piece
 from kvplan.serve.worker import Worker, refusal_text
+
+if TYPE_CHECKING:
+    from kvplan.serve.intake import Prepared
 
 MOST_ANSWERS: Final = 1024  # completions per HTTP request
 GONE, EXPIRED = -1, -2  # in place of a completion's index: client disconnected; request timed out
@@ -57,30 +60,35 @@ def params_of(values: dict[str, Any], max_tokens: int, logprobs: int | None, ind
         raise ApiError(str(error)) from error
 
 
+Encode = Callable[[str], list[int]]  # the token ids of a text; ApiError if it cannot be a prompt
+
+
 def encode(tokenizer: Any, text: str, *, special: bool, param: str = "prompt") -> list[int]:
     """Tokenize a text of a field of the body; raise ApiError without a tokenizer or for invalid Unicode."""
     if tokenizer is None:
         remedy = "send token ids" if param == "prompt" else "send token ids to /v1/completions"
         raise ApiError(f"{param}: the model has no tokenizer; {remedy}", param=param)
-    try:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
-    except (UnicodeError, TypeError) as error:  # unpaired surrogates, which JSON allows
+    try:  # a batch, because `encode` holds the interpreter's lock all the while
+        ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
+    except (UnicodeError, TypeError) as error:  # a chat template can make half of a surrogate pair
         raise ApiError(f"{param}: the text is not valid Unicode; fix it", param=param) from error
     return ids
 
 
-def prompts_of(value: Any, tokenizer: Any, *, special: bool) -> list[list[int]]:
+def prompts_of(value: Any, tokens: Encode) -> list[list[int]]:
     """Return one or several prompts, given as texts or token ids, as lists of token ids."""
     if isinstance(value, str):
-        return [encode(tokenizer, value, special=special)]
+        return [tokens(value)]
     if not isinstance(value, list) or not value:
         raise ApiError("prompt must be a text, a list of token ids, or a list of these", param="prompt")
     if all(map(is_whole, value)):
         return [value]
+    if len(value) > MOST_ANSWERS:
+        raise ApiError(f"prompt: {len(value)} prompts; at most {MOST_ANSWERS} in one request", param="prompt")
     prompts = []
     for prompt in value:
         if isinstance(prompt, str):
-            prompts.append(encode(tokenizer, prompt, special=special))
+            prompts.append(tokens(prompt))
         elif isinstance(prompt, list) and prompt and all(map(is_whole, prompt)):
             prompts.append(prompt)
         else:
@@ -97,6 +105,19 @@ def texts_of(value: Any, prompts: Sequence[list[int]], tokenizer: Any) -> list[s
         own if isinstance(own, str) else tokenizer.decode(prompt, skip_special_tokens=False)
         for own, prompt in zip(given, prompts, strict=True)
     ]
+
+
+def check_chars(num_chars: int, context: int, most_chars: int, param: str) -> None:
+    """Raise ApiError with vLLM's message if a text of a field of the body has more characters than the context's tokens
+    can have: those of the longest token, each.
+    """
+    if num_chars > most_chars:
+        raise ApiError(
+            f"This model's maximum context length is {context} tokens. However, your prompt contains {num_chars} "
+            f"characters (more than {most_chars} characters, which is the upper bound for {context} input tokens). "
+            "Please reduce the length of the input prompt.",
+            param=param,
+        )
 
 
 def checked_lengths(
@@ -163,35 +184,22 @@ class Generation:
         self._worker.abort(self.jobs)
 
 
-def started(
-    worker: Worker, limits: Limits, prompts: list[list[int]], values: dict[str, Any], answers: list[int],
-    logprobs: int | None, prefix: str, adapter: str | None = None,
-) -> Generation:  # fmt: skip
+def check_count(num_prompts: int, n: int) -> None:
+    if num_prompts * n > MOST_ANSWERS:
+        raise ApiError(f"n: {num_prompts} prompts x {n} completions; at most {MOST_ANSWERS} in one request", param="n")
+
+
+def started(worker: Worker, limits: Limits, prepared: "Prepared", adapter: str | None = None) -> Generation:
     """Submit a request's jobs to the worker; raise ApiError (503) if its queue is full."""
-    n = values["n"]
-    if len(prompts) * n > MOST_ANSWERS:
-        raise ApiError(f"n: {len(prompts)} prompts x {n} completions; at most {MOST_ANSWERS} in one request", param="n")
-    check_admission(worker, limits, len(prompts) * n)
+    values = prepared.values
+    check_admission(worker, limits, sum(map(len, prepared.params)))
     pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-    name, jobs = f"{prefix}-{uuid.uuid4().hex}", []
-    for number, (prompt, max_tokens) in enumerate(zip(prompts, answers, strict=True)):
-        group = Group(n)
-        for child in range(n):
-            params = params_of(values, max_tokens, logprobs, child)
-            index = number * n + child
-            jobs.append(
-                Job(
-                    f"{name}-{index}",
-                    prompt,
-                    params,
-                    pieces,
-                    index,
-                    group,
-                    values["priority"],
-                    values["cache_salt"],
-                    adapter,
-                )
-            )
+    name, jobs = f"{prepared.shape.prefix}-{uuid.uuid4().hex}", list[Job]()
+    for prompt, params_of_prompt in zip(prepared.prompts, prepared.params, strict=True):
+        group = Group(len(params_of_prompt))
+        for params in params_of_prompt:
+            index, priority, salt = len(jobs), values["priority"], values["cache_salt"]
+            jobs.append(Job(f"{name}-{index}", prompt, params, pieces, index, group, priority, salt, adapter))
     for job in jobs:
         worker.submit(job)
     return Generation(worker, jobs, pieces)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Field
+from kvplan.serve.generation import MOST_ANSWERS
 
 TEXT = {"type": "string"}
 NULL = {"type": "null"}
@@ -41,7 +42,7 @@ def own_schemas(model: str, num_tokens: int) -> dict[str, Any]:
     """Return the schemas of fields that need more than their kind's schema."""
     tokens = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": num_tokens - 1}}
     kinds = [{**TEXT, "minLength": 1}, {**tokens, "minItems": 1}]
-    prompt = {"anyOf": [*kinds, {"type": "array", "items": {"anyOf": kinds}, "minItems": 1}]}
+    prompt = {"anyOf": [*kinds, {"type": "array", "items": {"anyOf": kinds}, "minItems": 1, "maxItems": MOST_ANSWERS}]}
     messages = {"type": "array", "items": MESSAGE, "minItems": 1}
     return {
         "model": {"anyOf": [{"const": model}, NULL]},

@@ -19,6 +19,7 @@ KEEP_ALIVE_S: Final = 5
 BACKLOG: Final = 2048
 MOST_CONNECTIONS: Final = 10_000
 FORCED_S: Final = 1.0  # from a second signal to the end, for clients to get their errors
+MOST_ENDING_S: Final = 3  # the end of the drain time, in which clients get their errors
 
 
 class Protocol(H11Protocol):
@@ -40,18 +41,21 @@ class Protocol(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn server that marks the API as draining on an exit signal, and ends at once on a second one.
 
-    on_forced  called with a second signal's number
+    on_signal  called with the first signal's number; on_forced: with a second one's
     """
 
     def __init__(self, config: uvicorn.Config, api: Api) -> None:
         super().__init__(config)
         self._api = api
+        self.on_signal: Callable[[int], None] = ignore
         self.on_forced: Callable[[int], None] = ignore
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.should_exit:  # uvicorn takes a second SIGINT alone
             self.force_exit = True
             self.on_forced(sig)
+        else:
+            self.on_signal(sig)
         self._api.is_draining = True
         super().handle_exit(sig, frame)
 
@@ -66,11 +70,22 @@ class Server(uvicorn.Server):
 def ignore(signal_number: int) -> None: ...
 
 
-def end_soon(signal_number: int) -> None:
-    """End the process in FORCED_S, whatever it is doing by then: a step, a copy or a file."""
-    timer = threading.Timer(FORCED_S, os._exit, (128 + signal_number,))
-    timer.daemon = True
-    timer.start()
+def end_within(seconds: float) -> Callable[[int], None]:
+    """Return what ends the process in so many seconds after a signal, whatever it is doing by then: a step, a copy, a
+    file, or an event loop with too many clients.
+    """
+
+    def on_signal(signal_number: int) -> None:
+        timer = threading.Timer(seconds, os._exit, (128 + signal_number,))
+        timer.daemon = True
+        timer.start()
+
+    return on_signal
+
+
+def time_to_finish(drain_s: int) -> int:
+    """Return the part of the drain time in which requests may finish: a tenth of it, rounded up, is for errors."""
+    return drain_s - min(MOST_ENDING_S, -(-drain_s // 10))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -120,7 +135,7 @@ def server(api: Api, drain_s: int) -> Server:
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=drain_s,
+        timeout_graceful_shutdown=time_to_finish(drain_s),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         limit_concurrency=MOST_CONNECTIONS,
     )
@@ -128,12 +143,13 @@ def server(api: Api, drain_s: int) -> Server:
 
 
 def serve(api: Api, listener: socket.socket, drain_s: int, on_ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT; unfinished requests then have drain_s seconds to end, until a second signal.
+    """Serve until SIGTERM or SIGINT; the process then ends within drain_s seconds, or FORCED_S after a second signal.
 
     If the backend is lost, fail what is unfinished and raise its error.
     """
     running = server(api, drain_s)
-    running.on_forced = end_soon
+    running.on_signal = end_within(max(FORCED_S, drain_s - min(1.0, drain_s / 20)))  # a busy machine's timers are late
+    running.on_forced = end_within(FORCED_S)
 
     def leave() -> None:
         api.is_draining = running.should_exit = True

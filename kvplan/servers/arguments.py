@@ -195,6 +195,13 @@ class EngineArgs:
         panel="Quantization",
         sglang=Flag(("kv_cache_dtype",), values={"bf16": "bfloat16"}),
     )
+    mamba_cache_dtype: str | None = argument(
+        None,
+        "text",
+        "vLLM: dtype of recurrent states, where --mamba-ssm-cache-dtype and the model give none.",
+        "DTYPE",
+        panel="Quantization",
+    )
     mamba_ssm_cache_dtype: str | None = argument(
         None,
         "text",
@@ -206,6 +213,9 @@ class EngineArgs:
     block_size: int | None = argument(None, "count", "Tokens per KV cache block.", "N", sglang=Flag(("page_size",)))
     attention_backend: str | None = argument(
         None, "text", "vLLM: FLASHINFER, TRITON_ATTN, FLASHMLA, ...", "NAME", vllm=Flag(since="attention_backend_flag")
+    )
+    moe_backend: str | None = argument(
+        None, "text", "Kernels that compute the experts (vLLM): marlin, triton, flashinfer_b12x, ...", "NAME"
     )
     kv_cache_memory_bytes: int | None = argument(None, "bytes", "Size of the KV cache on each GPU.", "SIZE")
     num_gpu_blocks_override: int | None = argument(None, "count", "Number of KV cache blocks.", "N")
@@ -264,12 +274,21 @@ class EngineArgs:
         "Reuse KV blocks of requests that share a prefix.",
         sglang=Flag(("disable_radix_cache",), on=False),
     )
+    allow_deprecated_quantization: bool | None = argument(
+        None,
+        "flag",
+        "Load a checkpoint of a deprecated quantization method (fbgemm_fp8). Default: if the model needs it.",
+        panel="Quantization",
+    )
     enable_chunked_prefill: bool = argument(True, "flag", "Split long prompts across several steps.")
     disable_hybrid_kv_cache_manager: bool | None = argument(
         None,
         "flag",
         "Keep the whole context's KV in every layer.",
         sglang=Flag(("disable_hybrid_swa_memory",), on=True),
+    )
+    disable_sliding_window: bool | None = argument(
+        None, "flag", "vLLM: end the context at the model's sliding window, and attend to all of it."
     )
     async_scheduling: bool = argument(
         True,
@@ -286,6 +305,20 @@ class EngineArgs:
         "vLLM: tokens of the largest CUDA graph. Default: twice --max-num-seqs, at most 512.",
         "TOKENS",
         vllm=Flag(since="graph_size_flag"),
+    )
+    compilation_config: str | None = argument(
+        None,
+        "json",
+        'What vLLM compiles and captures as CUDA graphs, e.g. {"cudagraph_mode": "PIECEWISE"}.',
+        "JSON",
+        vllm=Flag(short=("cc",)),
+    )
+    hf_overrides: str | None = argument(
+        None,
+        "json",
+        'Changes to the model\'s config.json, e.g. {"max_position_embeddings": 65536}.',
+        "JSON",
+        sglang=Flag(("json_model_override_args",)),
     )
     language_model_only: bool = argument(False, "flag", "Serve text only: do not load the vision encoder.")
     runner: Literal["auto", "generate", "pooling"] = argument(
@@ -486,7 +519,7 @@ class EngineArgs:
         None, "ratio", "hicache_ratio", "host pool of the hierarchical cache relative to the GPU's.", "RATIO"
     )
     hicache_size: int | None = sglang_argument(
-        None, "count", "hicache_size", "host memory of the hierarchical cache in each rank, in GB.", "GB"
+        None, "count", "hicache_size", "host memory of the hierarchical cache in each rank, in GB.", "GB", off="0"
     )
     disaggregation_mode: Literal["prefill", "decode"] | None = sglang_argument(
         None,
@@ -532,10 +565,16 @@ class EngineArgs:
 _FIELDS: Final = fields(EngineArgs)
 ARGUMENTS: Final[Mapping[str, Argument]] = {field.name: field.metadata["row"] for field in _FIELDS}
 DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in _FIELDS}
+LEFT_OUT: Final[Mapping[str, Any]] = {"allow_deprecated_quantization": False}  # what a command without it says
 # vLLM's short flags -> the argument.
 SHORT: Final[dict[str, str]] = {
     short: name for name, row in ARGUMENTS.items() if row.vllm is not None for short in row.vllm.short
 }
+
+
+def left_out(server: str) -> dict[str, Any]:
+    """Arguments that a server's command states by leaving them out."""
+    return {name: value for name, value in LEFT_OUT.items() if ARGUMENTS[name].flag(server) is not None}
 
 
 def option_words() -> dict[str, str]:

@@ -77,6 +77,7 @@ class Terms:
     needs_drafter      whether a number of draft tokens is refused if nothing drafts them; if not, it is ignored
     own_kv_dtypes      whether it has KV cache dtypes that no other server has
     own_flags          engine argument -> its own flag, if not the argument's name; own_values: same for values
+    lean_kernels       kernels of experts that keep workspaces of their own -> kernels that keep none
     """
 
     title: str
@@ -111,6 +112,7 @@ class Terms:
     own_kv_dtypes: bool = False
     own_flags: Mapping[str, str] = field(default_factory=dict)
     own_values: Mapping[str, str] = field(default_factory=dict)
+    lean_kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ class Server(Protocol):
     context    tokens of the longest request if none is given
     seqs_cure  the flag that lets more requests run at once, when `max_num_seqs` run
     rest_last  whether layers that do not divide evenly among stages go to the last ones
+    as_read    the model as it reads its config: with the changes that a flag states, without what its class ignores
     drafter    the request with the draft model that is actually loaded, and what was decided for the user
     settings   the settings it runs with, before its pool is known
     gate       why it would refuse to start with the memory free before loading, at that end of a plan's range
@@ -197,6 +200,7 @@ class Server(Protocol):
     def labels(self) -> tuple[str, ...]: ...
     def context(self, spec: "ModelSpec") -> int: ...
     def seqs_cure(self, spec: "ModelSpec", args: "EngineArgs", max_num_seqs: int) -> str: ...
+    def as_read(self, spec: "ModelSpec", args: "EngineArgs") -> "ModelSpec": ...
     def drafter(self, request: "Request") -> tuple["Request", list[str]]: ...
     def settings(self, request: "Request") -> "Settings": ...
     def layout(self, request: "Request", spec: "ModelSpec") -> "Layout": ...

@@ -18,6 +18,7 @@ from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.servers import container
 from kvplan.servers.base import SERVERS
+from kvplan.servers.budget import Budget, check_yaml
 from kvplan.servers.nodes import PRODUCT, gpu_of_labels
 from kvplan.servers.shell import is_shell, names_server
 
@@ -98,9 +99,10 @@ def served(text: str, where: str) -> list[Served]:
     if len(text) > MAX_CHARS:
         raise UsageError(where, f"is longer than {MAX_CHARS:,} characters ({len(text):,})", "split the file")
     containers: list[Served] = []
+    budget = Budget(where)
     for number, document in enumerate(documents(text, where), 1):
         for place, body, pod in serving_places(document, where, f"server-{number}"):
-            containers += read_container(place, body, pod, where)
+            containers += read_container(place, body, pod, budget)
             if len(containers) > MOST_CONTAINERS:
                 raise UsageError(where, f"has more than {MOST_CONTAINERS} containers that serve", "split the file")
     if not containers:
@@ -115,15 +117,15 @@ def served(text: str, where: str) -> list[Served]:
 def named_apart(containers: list[Served]) -> list[Served]:
     """Give the containers unique ids: the object's name, plus the container's if an object has several."""
     counts: dict[str, int] = {}
-    for each in containers:
-        counts[each.id] = counts.get(each.id, 0) + 1
+    for item in containers:
+        counts[item.id] = counts.get(item.id, 0) + 1
     ids: dict[str, int] = {}
     named: list[Served] = []
-    for each in containers:
-        name = each.id if counts[each.id] == 1 else f"{each.id}.{each.container}"
+    for item in containers:
+        name = item.id if counts[item.id] == 1 else f"{item.id}.{item.container}"
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:70] or "server"
         ids[name] = ids.get(name, 0) + 1
-        named.append(replace(each, id=name if ids[name] == 1 else f"{name}-{ids[name]}"))
+        named.append(replace(item, id=name if ids[name] == 1 else f"{name}-{ids[name]}"))
     return named
 
 
@@ -148,6 +150,7 @@ def documents(text: str, where: str) -> list[Any]:
             return pairs
 
     try:
+        check_yaml(text, where)
         return list(yaml.load_all(text, Loader=Loader))
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
         if re.search(r"\{\{|\{%", text):
@@ -320,15 +323,15 @@ def stack_words(config: Mapped) -> list[str]:
 # --- containers -------------------------------------------------------------------------------------------------------
 
 
-def read_container(place: Place, body: Mapped, pod: Mapped, where: str) -> list[Served]:
+def read_container(place: Place, body: Mapped, pod: Mapped, budget: Budget) -> list[Served]:
     """Return the container if it serves a model."""
     image = str(body.get("image") or "") if not isinstance(body.get("image"), dict) else ""
     notes: list[str] = []
     if place.is_compose:
         body, image = interpolated(body, notes), interpolated_text(image, notes)
-    variables = environment_of(body, place)
-    entrypoint = words_of(body.get("entrypoint" if place.is_compose else "command"), variables)
-    arguments = words_of(body.get("command" if place.is_compose else "args"), variables)
+    variables = environment_of(body, place, budget)
+    entrypoint = words_of(body.get("entrypoint" if place.is_compose else "command"), variables, budget)
+    arguments = words_of(body.get("command" if place.is_compose else "args"), variables, budget)
     if place.kserve:
         entrypoint, arguments = kserve_words(place, entrypoint, arguments, variables)
     words = [*entrypoint, *arguments]
@@ -340,9 +343,9 @@ def read_container(place: Place, body: Mapped, pod: Mapped, where: str) -> list[
     options += [word for key in container.ELSEWHERE if body.get(key) for word in ("-e", key)]
     script = container.script_of(words)
     if script is not None:
-        words[words.index(script)] = serving_line(script, variables)
+        words[words.index(script)] = serving_line(script, variables, budget)
     gpu, label = gpu_of_labels(labels_of(pod))
-    num_gpus = gpus_of(body, where)
+    num_gpus = gpus_of(body, budget.where)
     return [
         Served(
             id=place.name,
@@ -413,13 +416,13 @@ def kserve_words(
 KSERVE_OWN: Final = ("model_id", "model_name", "model_dir", "backend", "task_name", "http_port", "workers")
 
 
-def words_of(value: Any, variables: Mapping[str, str | None]) -> list[str]:
+def words_of(value: Any, variables: Mapping[str, str | None], budget: Budget) -> list[str]:
     """Words of a command or its arguments, with $(NAME) expanded as in Kubernetes."""
     if isinstance(value, str):
         words = split_words(value)
     else:
-        words = [each for each in value or () if isinstance(each, str)] if isinstance(value, list) else []
-    return [expanded(word, variables) for word in words]
+        words = [item for item in value or () if isinstance(item, str)] if isinstance(value, list) else []
+    return [expanded(word, variables, budget) for word in words]
 
 
 def split_words(text: str) -> list[str]:
@@ -429,57 +432,60 @@ def split_words(text: str) -> list[str]:
         raise UsageError("--from-command", "the quotes of a command do not match", "write the whole command") from None
 
 
-def expanded(text: str, variables: Mapping[str, str | None]) -> str:
+def expanded(text: str, variables: Mapping[str, str | None], budget: Budget) -> str:
     """Expand $(NAME) from the container's variables; $$(NAME) is an escape, an unknown name stays."""
 
     def value(match: re.Match[str]) -> str:
         if match[0].startswith("$$"):
             return match[0][1:]
-        return variables.get(match[1]) or match[0]
+        return budget.take(variables.get(match[1]) or match[0])
 
     return re.sub(r"\$?\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)", value, text)
 
 
-def with_variables(script: str, variables: Mapping[str, str | None]) -> str:
+def with_variables(script: str, variables: Mapping[str, str | None], budget: Budget) -> str:
     """Expand a shell's $NAME, ${NAME} and ${NAME:-default} from the container's variables, as far as known."""
 
     def value(match: re.Match[str]) -> str:
         name, default = match[1] or match[3], match[2]
         if name in variables and variables[name] is not None:
-            return variables[name] or (default or "")
+            return budget.take(variables[name] or (default or ""))
         return default if default is not None and name not in variables else match[0]
 
     return re.sub(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))", value, script)
 
 
-def serving_line(script: str, variables: Mapping[str, str | None]) -> str:
+def serving_line(script: str, variables: Mapping[str, str | None], budget: Budget) -> str:
     """Return a script's exports and the statement that starts a server, with known variables expanded."""
     known, assigned = dict(variables), list[str]()
-    for line in statements(script):
+    for line in statements(script, budget):
         match = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)=(\S*|\"[^\"]*\"|'[^']*')", line)
         if match is not None:
-            known[match[1]] = with_variables(match[2].strip("\"'"), known)
-        text = with_variables(line, known)
+            known[match[1]] = with_variables(match[2].strip("\"'"), known, budget)
+        text = with_variables(line, known, budget)
         if any(re.search(pattern, line) for pattern in SERVER_COMMANDS):
             return "; ".join([*assigned, text])
         if line.startswith("export "):
             assigned.append(text)
-    return with_variables(script, variables)
+    return with_variables(script, variables, budget)
 
 
-def statements(script: str) -> Iterator[str]:
+def statements(script: str, budget: Budget) -> Iterator[str]:
     """Split a script into statements, joining lines continued by a backslash or an open quote; drop comments and
     blanks.
     """
     pending = ""
     for line in re.sub(r"\\\r?\n", " ", script).splitlines():
-        pending = f"{pending}\n{line}" if pending else line
+        is_open, pending = bool(pending), f"{pending}\n{line}" if pending else line
+        if is_open and "'" not in line and '"' not in line:
+            continue
         try:
-            words = shlex.split(pending, comments=True)
+            words = shlex.split(budget.take(pending), comments=True)
         except ValueError:
             continue
         if words:
-            yield re.sub(r"\s#[^\n'\"]*$", "", pending).strip()
+            end = 1 + max(pending.rfind(sign) for sign in "\n'\"")
+            yield (pending[:end] + re.split(r"\s#", pending[end:], maxsplit=1)[0]).strip()
         pending = ""
     if pending:
         yield pending.strip()
@@ -492,9 +498,9 @@ def interpolated(body: Mapped, notes: list[str]) -> Mapped:
         if isinstance(value, str):
             return interpolated_text(value, notes)
         if isinstance(value, list):
-            return [walk(each) for each in value]
+            return [walk(item) for item in value]
         if isinstance(value, dict):
-            return lined(value, {key: walk(each) for key, each in value.items()})
+            return lined(value, {key: walk(item) for key, item in value.items()})
         return value
 
     result = walk(body)
@@ -515,14 +521,14 @@ def interpolated_text(text: str, notes: list[str]) -> str:
     return re.sub(r"\$\$|\$\{([A-Za-z_]\w*):?-([^{}]*)\}", value, text)
 
 
-def environment_of(body: Mapping[str, Any], place: Place) -> dict[str, str | None]:
+def environment_of(body: Mapping[str, Any], place: Place, budget: Budget) -> dict[str, str | None]:
     """The container's variables, None for a value defined elsewhere. LeaderWorkerSet adds three to its pods."""
     variables: dict[str, str | None] = {}
     if place.num_pods > 1:
         variables = {"LWS_GROUP_SIZE": str(place.num_pods), "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "leader"}
     for name, value in container.variables_of(body):
         if name not in container.ELSEWHERE:
-            variables[name] = None if value is None else expanded(value, variables)
+            variables[name] = None if value is None else expanded(value, variables, budget)
     return variables
 
 
@@ -547,7 +553,7 @@ def gpus_of(body: Mapping[str, Any], where: str) -> int | None:
             if name in GPU_RESOURCES and value not in (None, ""):
                 return whole(value, 1, name, where)
     reservations = mapping(mapping(mapping(body, "deploy"), "resources"), "reservations")
-    counts = [count for each in lists(reservations, "devices") if (count := devices_of(each, where)) is not None]
+    counts = [count for item in lists(reservations, "devices") if (count := devices_of(item, where)) is not None]
     return sum(counts) if counts else None
 
 

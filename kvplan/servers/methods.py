@@ -8,6 +8,7 @@ NO_DRAFT_NAMES: Final = (*NO_DRAFT, "[ngram]")  # placeholders for a draft's nam
 HEADS: Final = ("eagle", "eagle3", "dflash", "dspark")
 METHODS: Final = ("draft_model", "mtp", *HEADS, *NO_DRAFT)
 TARGET_READERS: Final = ("mtp", *HEADS)  # read the target's hidden states
+READS_NEXT: Final = ("mtp", "eagle", "eagle3")  # their KV at a position depends on the next token
 LOOKING_AHEAD: Final = ("draft_model", "mtp", *HEADS)  # write to the cache beyond a step's tokens
 MTP_TYPES: Final = (
     "deepseek_mtp", "dots3_note_mtp", "mimo_mtp", "mimo_v2_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "glm_ocr_mtp",
@@ -29,3 +30,6 @@ REFUSED_KEYS: Final[Mapping[str, str]] = {
 def plain_method(method: str) -> str:
     """Return a method's current name."""
     return "mtp" if method in MTP_TYPES else {"[ngram]": "ngram"}.get(method, method)
+
+
+RANKS: Final = "draft_tensor_parallel_size"  # of a speculative config

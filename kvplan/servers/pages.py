@@ -4,6 +4,7 @@ Source: vLLM 0.33 v1/kv_cache_interface.py, re-derived; equal to the server's ow
 (tests/oracles.py). SGLang's pages are the same kinds, in pools of its own.
 """
 
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, assert_never
 
@@ -69,6 +70,17 @@ def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> 
             return spec.blocks if spec.blocks is not None else cdiv(context, block) + spec.extra
         case _:
             assert_never(spec.kind)
+
+
+def blocks_per_token(spec: KVSpec, context: int, dcp: int) -> Fraction:
+    """Blocks per additional token of a long request; 0 for what a request takes once, whatever its length."""
+    match spec.kind:
+        case "full" | "latent":
+            return Fraction(1, spec.block_size * dcp)
+        case "state" | "cross" | "ring" if spec.blocks is None and spec.block_size < context:
+            return Fraction(1, spec.block_size)
+        case _:
+            return Fraction()
 
 
 def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
@@ -151,6 +163,18 @@ class Paging:
     ahead: bool = False
     backend: int = 0
     partition: tuple[int, ...] = ()
+    conv_dtype: str | None = None
+
+    def state_bytes(self, state: RecurrentState) -> int:
+        """Bytes of one sequence's state in one layer of a rank."""
+        return state_bytes(
+            state,
+            self.dtype,
+            self.tp,
+            spec_tokens=self.spec_tokens,
+            ssm_dtype=self.ssm_dtype,
+            conv_dtype=self.conv_dtype,
+        )
 
 
 def attention_spec(
@@ -189,12 +213,20 @@ def attention_spec(
 
 
 def layer_dtypes(spec: ModelSpec, how: Paging) -> list[str]:
-    """KV dtype of each layer: turboquant keeps the first two and last two layers in the model's dtype."""
-    dtype, count = how.kv_dtype, spec.num_layers
-    if not dtype.startswith("turboquant") or spec.has_states:
-        return [dtype] * count
-    plain_layers = {0, 1, count - 2, count - 1}
-    return [how.dtype if i in plain_layers else dtype for i in range(count)]
+    """KV dtype of each layer."""
+    dtype = how.kv_dtype
+    plain = plain_layers(spec) if dtype.startswith("turboquant") else ()
+    return [how.dtype if i in plain else dtype for i in range(spec.num_layers)]
+
+
+def plain_layers(spec: ModelSpec) -> frozenset[int]:
+    """Layers that turboquant keeps in the model's dtype: the first two and the last two; with states none, and none of
+    a draft head, whose layers are numbered after its target's.
+
+    Source: vLLM 0.33 model_executor/layers/quantization/turboquant/config.py (get_boundary_skip_layers).
+    """
+    count = spec.num_layers
+    return frozenset() if spec.has_states or spec.head else frozenset({0, 1, count - 2, count - 1})
 
 
 @lru_cache(maxsize=4096)
@@ -205,7 +237,7 @@ def rates(spec: ModelSpec, how: Paging, stage: int) -> tuple[int, int]:
     for i in stage_layers(spec.num_layers, how.pp, rest_last=how.rest_last, partition=how.partition)[stage]:
         for cache in spec.layers[i]:
             if isinstance(cache, RecurrentState):
-                states += state_bytes(cache, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype)
+                states += how.state_bytes(cache)
             else:
                 per_token += token_bytes(cache, dtypes[i], how.tp)
     return per_token, states

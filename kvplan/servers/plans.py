@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvplan.models.tensors import Checkpoint
+    from kvplan.servers.words import Repeated
     from kvplan.workloads.lengths import Lengths
 
 
@@ -34,12 +35,14 @@ class Load:
     lengths        their distribution, for an answer with a bound on overflow
     overflow       highest acceptable probability that the pool overflows
     shared_prefix  tokens of a prefix common to all requests
+    prompt_tokens  tokens of a prompt; None: not given
     """
 
     mean_tokens: int | None = None
     lengths: "Lengths | None" = None
     overflow: float = 0.01
     shared_prefix: int = 0
+    prompt_tokens: int | None = None
 
     def longest(self, context: int) -> int:
         """Tokens of the longest request."""
@@ -72,6 +75,7 @@ class Request:
     draft          a draft model that shares the GPU
     memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not given
     measured       measured constants of this GPU that replace modeled ones, by name
+    repeated       what printed commands repeat from a pasted one
     """
 
     spec: ModelSpec
@@ -84,6 +88,7 @@ class Request:
     draft: ModelSpec | None = None
     memory_in_use: int | None = None
     measured: "Mapping[str, Estimate]" = field(default_factory=dict)
+    repeated: "Repeated | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +249,7 @@ class Concurrency:
 class Plan:
     """A plan. `fits` is False if the server would refuse to start; `deficit` is then what is missing per rank.
 
-    refusal  why it would not start although its KV cache fits, or None if it starts or the cache does not fit
+    refusal  why it would not start although its KV cache fits, or whatever the memory; else None
     """
 
     request: Request

@@ -1,14 +1,27 @@
 """A KV pool, for any server: groups of layers, bytes per block, blocks per request, and capacity."""
 
-from math import gcd
+from fractions import Fraction
+from math import floor, gcd, lcm
+from typing import TYPE_CHECKING
 
 from kvplan.core.records import dataclass
 from kvplan.core.units import MEMORY_PAGE
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.pages import KVSpec, Paging, charged_blocks, held_blocks, moving_blocks, prefilling_blocks
+from kvplan.servers.pages import (
+    KVSpec,
+    Paging,
+    blocks_per_token,
+    charged_blocks,
+    held_blocks,
+    moving_blocks,
+    prefilling_blocks,
+)
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.sizing.layout import cdiv
+
+if TYPE_CHECKING:
+    from kvplan.servers.plans import Load
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +52,10 @@ class KVGroup:
         """Additional blocks that a decoding request holds now and then for a step or two."""
         return max([moving_blocks(spec, num_tokens) for spec in self.specs])
 
+    def growth(self, context: int, dcp: int) -> Fraction:
+        """Blocks per token of a request so long that its windows are full."""
+        return max([blocks_per_token(spec, context, dcp) for spec in self.specs])
+
     def shared(self, num_tokens: int, dcp: int) -> int:
         """Whole blocks of a common prefix that requests share: none for windows and states."""
         return num_tokens // (self.first.block_size * dcp) if self.first.kind in ("full", "latent") else 0
@@ -65,13 +82,19 @@ class Pool:
 
     @property
     def hit_tokens(self) -> int:
-        """Shortest prefix cache hit in tokens; every hit is a multiple of it.
+        """Unit of prefix cache hits, in tokens: every hit is a multiple of it.
 
-        vLLM 0.33 v1/core/kv_cache_utils.py (resolve_kv_cache_block_sizes): the greatest common divisor of the groups'
-        blocks, or their least common multiple if partial blocks cannot be matched. A state is not sharded over ranks.
+        The least common multiple of the groups' blocks; their greatest common divisor if a state's last block can be
+        matched in part, which a window's cannot. A state is not sharded over ranks. Source: vLLM 0.33
+        v1/core/kv_cache_utils.py (resolve_kv_cache_block_sizes, partial_hash_hits_enabled).
         """
         firsts = [group.first for group in self.groups if group.first.kind != "ring"]
-        return gcd(*(first.block_size * (1 if first.kind == "state" else self.dcp) for first in firsts))
+        sizes = [first.block_size * (1 if first.kind == "state" else self.dcp) for first in firsts]
+        divisor = gcd(*sizes)
+        is_partial = any(first.kind == "state" and first.block_size > divisor - (self.dcp > 1) for first in firsts)
+        if is_partial and all(first.bound is None or first.block_size == divisor for first in firsts):
+            return divisor
+        return lcm(*sizes)
 
     def charged(self, context: int, settings: Settings) -> int:
         return sum(group.charged(context, settings, self.dcp) for group in self.groups)
@@ -93,6 +116,26 @@ class Pool:
     def shared(self, num_tokens: int) -> int:
         return sum(group.shared(num_tokens, self.dcp) for group in self.groups)
 
+    def growth(self, context: int) -> Fraction:
+        """Blocks per token of a request so long that its windows are full."""
+        return sum((group.growth(context, self.dcp) for group in self.groups), Fraction())
+
+    def constant_blocks(self, context: int, settings: Settings) -> tuple[int, int, int]:
+        """Blocks of a request that do not grow with it: (charged for states, rings and an encoder's tokens; the most
+        charged for windows and chunks; the most of both that a decoding request holds).
+        """
+        fixed = windows = decoding = 0
+        for group in self.groups:
+            if group.growth(context, self.dcp):
+                continue
+            charged = group.charged(context, settings, self.dcp)
+            decoding += group.allocated_blocks(context, self.dcp)
+            if group.first.bound is None:
+                fixed += charged
+            else:
+                windows += charged
+        return fixed, windows, decoding
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -103,6 +146,7 @@ class Capacity:
     max_concurrency    the server's "Maximum concurrency", a float
     blocks_per_request blocks charged to a request of the full context
     fits               the server starts; if not, `deficit` bytes per rank are missing
+    slots              slots for recurrent states beside the blocks, of which a request takes slots_per_request; else 0
     """
 
     num_blocks: int
@@ -114,6 +158,8 @@ class Capacity:
     tokens: int
     fits: bool
     deficit: int
+    slots: int = 0
+    slots_per_request: int = 0
 
 
 def largest_context(layout: Pool, settings: Settings, limit: int, blocks: int) -> int:
@@ -136,16 +182,48 @@ def blocks_in(layout: Pool, available: list[int]) -> tuple[int, int]:
     return min([(max(0, room) // cost, i) for i, (room, cost) in enumerate(costs) if cost])
 
 
-def prefix_notes(num_tokens: int, settings: Settings, pool: Pool) -> list[str]:
-    """Say why a prefix common to all requests is never found in the cache; empty if it is found or there is none."""
+def prefix_notes(num_tokens: int, settings: Settings, pool: Pool, lookahead: int = 0) -> list[str]:
+    """Say how much of a prefix common to all requests the cache can find, if not all of it; empty if there is none.
+
+    lookahead  tokens after a block that its hash covers too, because a drafter's KV depends on them
+    """
     if not num_tokens:
         return []
     prefix = f"prefix of {num_tokens:,} token{'' if num_tokens == 1 else 's'}"
     if not settings.prefix_caching:
         return [f"the {prefix} is computed again for every request: prefix caching is off"]
-    if num_tokens < pool.hit_tokens:
-        return [f"the {prefix} is shorter than the {pool.hit_tokens:,}-token block, so it is never found in the cache"]
-    return []
+    unit = pool.hit_tokens
+    if num_tokens < unit:
+        return [f"the {prefix} is shorter than the {unit:,}-token block, so it is never found in the cache"]
+    return hit_notes(f"the {prefix}", num_tokens, num_tokens - lookahead, unit)
+
+
+def prompt_notes(num_tokens: int | None, settings: Settings, pool: Pool, lookahead: int = 0) -> list[str]:
+    """Say how much of a repeated prompt the cache can find: its last token is always computed.
+
+    Source: vLLM 0.33 v1/core/kv_cache_manager.py (get_computed_blocks); sglang 0.5.23 managers/schedule_batch.py
+    (_compute_max_prefix_len).
+    """
+    if num_tokens is None or not settings.prefix_caching:
+        return []
+    what = f"a repeated prompt of {num_tokens:,} tokens"
+    return hit_notes(what, num_tokens, num_tokens - max(1, lookahead), pool.hit_tokens)
+
+
+def cache_notes(load: "Load", settings: Settings, pool: Pool, lookahead: int = 0) -> list[str]:
+    """Say how much of a shared prefix and of a repeated prompt the cache can find, as far as they are stated."""
+    return [
+        *prefix_notes(load.shared_prefix, settings, pool, lookahead),
+        *prompt_notes(load.prompt_tokens, settings, pool, lookahead),
+    ]
+
+
+def hit_notes(what: str, num_tokens: int, matched: int, unit: int) -> list[str]:
+    match = matched // unit * unit
+    if match == num_tokens:
+        return []
+    rate = f"{floor(1000 * match / num_tokens) / 10:.1f} %"  # never rounded up to more than is found
+    return [f"at most {rate} of {what} is found in the prefix cache ({match:,} tokens: blocks of {unit:,})"]
 
 
 def num_ranks(args: EngineArgs) -> int:

@@ -166,6 +166,15 @@ def newest_of(engine: str) -> Version:
     return Version(releases_of(engine).newest, engine)
 
 
+def patches_of(release: Version) -> list[Change]:
+    """Changes that came within a release's line, oldest first."""
+    changes = releases_of(release.engine).changes.values()
+    return sorted(
+        (change for change in changes if len(change.since) == 3 and change.since[:2] == release.number),
+        key=lambda change: change.since,
+    )
+
+
 def patch_of(engine: str, number: tuple[int, ...]) -> int | None:
     """Third field of a version number if a change came within its line, or None if it makes no difference."""
     lines = {change.since[:2] for change in releases_of(engine).changes.values() if len(change.since) == 3}

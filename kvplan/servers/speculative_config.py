@@ -5,15 +5,16 @@ Source: vLLM 0.33 config/speculative.py (SpeculativeConfig).
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any, Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.servers.argument_values import MOST_JSON, read_argument
-from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, REFUSED_KEYS, plain_method
+from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, RANKS, REFUSED_KEYS, plain_method
 
-SIZED: Final = ("method", "model", "num_speculative_tokens", "draft_tensor_parallel_size")
+SIZED: Final = ("method", "model", "num_speculative_tokens", RANKS)
 # Keys that move no memory of the GPU, and those of earlier releases (vLLM 0.6 to 0.20).
 OTHERS: Final = (
     "enforce_eager", "moe_backend", "max_model_len", "revision", "code_revision", "index_share_for_mtp_iteration",
@@ -33,28 +34,21 @@ OTHERS: Final = (
 class SpeculativeConfig:
     """The parts that are sized; None: not given.
 
-    ranks    tensor-parallel ranks of an independent draft; None also for heads, which use their target's
-    unsized  other stated keys, which move no memory
+    ranks    draft_tensor_parallel_size: a draft is split over its target's ranks all the same
+    unsized  other stated keys and their values, which move no memory
     """
 
     method: str | None
     model: str | None
     tokens: int | None
     ranks: int | None
-    unsized: tuple[str, ...] = ()
-
-    @property
-    def note(self) -> str | None:
-        """What printed commands lack."""
-        if not self.unsized:
-            return None
-        return f"printed commands omit {', '.join(self.unsized)} of the speculative config: no effect on GPU memory"
+    unsized: Mapping[str, Any] = field(default_factory=dict)
 
     def check_ranks(self, tensor_parallel_size: int, option: str) -> None:
-        """Reject a draft that is split over other ranks than its target."""
-        if self.ranks not in (None, tensor_parallel_size):
-            problem = f"draft_tensor_parallel_size {self.ranks} with {tensor_parallel_size} of the model is not modeled"
-            raise UnsupportedModelError(option, problem, "remove it")
+        """Reject a number of ranks that vLLM refuses: it takes 1 or its target's."""
+        if self.ranks not in (None, 1, tensor_parallel_size):
+            problem = f"{RANKS} {self.ranks} is refused by vLLM with {tensor_parallel_size} of the model"
+            raise UsageError(option, problem, f"write {tensor_parallel_size}, or remove it")
 
 
 def read_config(text: str, option: str) -> SpeculativeConfig:
@@ -97,11 +91,10 @@ def parse_config(stated: Mapping[str, Any], option: str) -> SpeculativeConfig:
     if config.get("draft_sample_method") not in (None, "greedy"):
         raise UnsupportedModelError(option, "draft_sample_method keeps the draft's logits, which is not modeled")
     tokens = count_of(config, "num_speculative_tokens", option)
-    ranks = count_of(config, "draft_tensor_parallel_size", option)
-    is_independent = method in (None, "draft_model")
-    unsized = tuple(key for key, value in config.items() if key in OTHERS and value is not None)
+    ranks = count_of(config, RANKS, option)
+    unsized = {key: value for key, value in config.items() if key in (*OTHERS, RANKS) and value is not None}
     draft = None if method in NO_DRAFT else model
-    return SpeculativeConfig(method, draft, tokens, ranks if is_independent else None, unsized)
+    return SpeculativeConfig(method, draft, tokens, ranks, unsized)
 
 
 def count_of(config: Mapping[str, Any], key: str, option: str) -> int | None:

@@ -17,17 +17,20 @@ REFUSED: Final = "refused: "  # marks flags that are read so that the plan can r
 
 
 def others(
-    server: str, no_effect: Mapping[str, str], refused: Mapping[str, str], order: Mapping[str, str]
+    server: str, no_effect: Mapping[str, str], refused: Mapping[str, str], order: Mapping[str, str], omitted: str = ""
 ) -> dict[str, Other]:
     """Flags by name, from lists of names by reason; arguments of the table are left out.
 
-    order  flags that a simulation rejects
+    order    flags that a simulation rejects
+    omitted  names of those that printed commands do not repeat
     """
     flags: dict[str, Other] = {}
     reorders = {name: (reason, usual) for name, reason, usual, _ in entries(order)}
+    dropped = frozenset(omitted.split())
     for lists, is_refused in ((no_effect, False), (refused, True)):
         for name, reason, usual, is_switch in entries(lists):
-            flags[name] = Other(reason, is_refused, is_switch, usual, *reorders.get(name, ()))
+            changes = reorders.get(name, ("", ()))
+            flags[name] = Other(reason, is_refused, is_switch, usual, *changes, is_kept=name not in dropped)
     own = spellings(server)
     return {name: other for name, other in flags.items() if name not in own}
 

@@ -1,4 +1,4 @@
-"""Reasons why a server does not start although its KV cache fits.
+"""Reasons why a server does not start: what it refuses however much memory there is, and what its memory check lacks.
 
 Source: vLLM 0.33 v1/worker/utils.py (request_memory) and config/compilation.py (resolve_cudagraph_mode_and_sizes);
 SGLang 0.5.23 srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
@@ -15,22 +15,43 @@ from kvplan.core.units import format_apart, format_gib
 class Refusal:
     """A server's refusal to start.
 
-    by        what is missing
+    by        what is missing, or "unsupported": no memory would help, so it comes before missing memory
     text      the reason in words
-    argument  the engine argument that fixes it, and `values` with which it starts: likely, and certainly
+    argument  the engine argument that fixes it, and `values` with which it starts: likely, and certainly; if
+    unsupported, values to try in order
     deficit   bytes missing on each GPU
     """
 
-    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item"]
+    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported"]
     text: str
     argument: str
-    values: tuple[float | int, ...]
+    values: tuple[float | int | str, ...]
     deficit: int
 
     @property
+    def numbers(self) -> tuple[float | int, ...]:
+        """Its values that are numbers."""
+        return tuple(value for value in self.values if not isinstance(value, str))
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The argument with each value, as flags: "--max-num-seqs 64", or only its name if the value is True."""
+        name = f"--{self.argument.replace('_', '-')}"
+        return tuple(name if value is True else f"{name} {value}" for value in self.values)
+
+    @property
     def flag(self) -> str:
-        """The likely fix; empty if there is none."""
-        return f"--{self.argument.replace('_', '-')} {self.values[0]}" if self.values else ""
+        """The likely fix; empty if there is none, or none that is known to suffice."""
+        return self.flags[0] if self.flags and self.by != "unsupported" else ""
+
+
+def unsupported(text: str, argument: str = "", values: tuple[float | int | str, ...] = ()) -> Refusal:
+    """Return a refusal of what the server does not run on this GPU or with this model, whatever the memory.
+
+    text      the reason in one line, without the server's name: "no attention backend keeps ..."
+    argument  the argument to change, to one of `values` in order; each is planned before it is proposed
+    """
+    return Refusal("unsupported", text, argument, values, 0)
 
 
 def free_memory(total: int, utilization: float, free: int, least_free: int, in_use: int) -> Refusal | None:

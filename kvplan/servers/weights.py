@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
+from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.models.spec import ModelSpec, Place
@@ -42,7 +43,14 @@ def own_layout(request: Request, stage: int) -> Layout | None:
     return weight_layout(request, stage) if sized else None
 
 
-ONLINE_METHODS = ("fp8", "experts_int8")
+# Methods applied while loading, by the names of vLLM 0.33; older releases have the first and the last.
+ONLINE_NAMES: Final = {
+    **{name: name for name in weights.ONLINE},
+    "fp8_per_tensor": "fp8",
+    "int8_per_channel_weight_only": "experts_int8",
+    "experts_int8": "experts_int8",
+}
+ONLINE_METHODS: Final = tuple(ONLINE_NAMES)
 
 
 def online_scheme(request: Request) -> str | None:
@@ -51,6 +59,8 @@ def online_scheme(request: Request) -> str | None:
     Raise UsageError for a --quantization that contradicts the checkpoint or cannot be applied while loading.
     """
     method, stored = request.args.quantization, request.spec.quantization
+    if stored is not None and stored.method == "experts_int8":
+        return "experts_int8"
     if method is None:
         return None
     if stored is not None:
@@ -59,16 +69,16 @@ def online_scheme(request: Request) -> str | None:
                 f"--quantization {method}", f"{request.spec.name} is stored as {stored.method}", "remove the flag"
             )
         return None
-    if method not in ONLINE_METHODS:
+    if method not in ONLINE_NAMES:
         from kvplan.models import catalog
 
         sibling = catalog.quantized(request.spec.served_name, method)
         raise UsageError(
             f"--quantization {method}",
-            f"{request.spec.name} is not quantized, and only {' or '.join(ONLINE_METHODS)} can be applied on load",
+            f"{request.spec.name} is not quantized, and only {', '.join(ONLINE_METHODS)} can be applied on load",
             f"name a quantized checkpoint{f', such as {sibling}' if sibling else ''}",
         )
-    return method
+    return ONLINE_NAMES[method]
 
 
 def takes_headers(request: Request) -> bool:

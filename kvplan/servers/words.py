@@ -68,6 +68,7 @@ class Other:
     usual       values of a rejected flag that change nothing
     order       why a simulation rejects it: it changes scheduling; "": it does not
     in_order    values that do not change scheduling; for a switch "true" or "false"
+    is_kept     printed commands repeat it: the newest release takes it, and its value is no secret
     """
 
     reason: str
@@ -76,6 +77,7 @@ class Other:
     usual: tuple[str, ...] = ()
     order: str = ""
     in_order: tuple[str, ...] = ()
+    is_kept: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,19 @@ class Note:
         return sentence(f"{source} {self.flag}", self.text) if self.flag else f"{source}: {self.text}"
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """What printed commands of a server repeat from a pasted one, because it moves no memory.
+
+    words        flags and their values: served names, ports, parsers
+    speculative  keys of the speculative config
+    """
+
+    server: str
+    words: tuple[str, ...] = ()
+    speculative: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class ServeCommand:
     """A parsed server command.
@@ -97,6 +112,8 @@ class ServeCommand:
     args       field of EngineArgs -> value, only those that were given
     engine     "vllm@0.33.0" if an image's tag implies it
     ignored    flags that do not affect GPU memory, by name: their values may be secrets
+    repeated   those of them that printed commands repeat, with their values
+    speculative  keys of the speculative config that printed commands repeat
     refused    flags that change GPU memory in a way that is not sized, each with the reason
     reordering flags that change scheduling in a way that is not simulated, each with the reason
     unknown    flags in no list: their effect on memory is not known
@@ -111,6 +128,8 @@ class ServeCommand:
     engine: str | None = None
     args: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    speculative: dict[str, Any] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     reordering: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -188,12 +207,16 @@ def take_other(command: ServeCommand, flag: str, other: Other, values: list[str]
         command.refused.setdefault(flag, other.reason)
     else:
         command.ignored.append(flag)
+        if other.is_kept and not any(re.search(_VARIABLE, value) for value in values):
+            command.repeated += [flag, *values]
     stated = values or ["false" if negated else "true"]
     if other.order and any(value not in other.in_order for value in stated):
         command.reordering.setdefault(flag, other.order)
 
 
 def take_unknown(command: ServeCommand, flag: str) -> None:
+    if len(command.unknown) > MOST_UNKNOWN:
+        return  # that is an error already
     command.unknown.append(flag)
     if len(command.unknown) > MOST_UNKNOWN:
         raise UsageError(

@@ -16,7 +16,7 @@ from kvplan.workloads.trace import TraceRequest
 
 WAVES: Final = 3  # requests per user: the first, which all users send at once, and two more
 DRIFT: Final = 0.1  # spread of response lengths that desynchronizes users who started together
-MOST_BY_CLOCK: Final = 1500  # requests simulated of an open-loop load
+MOST: Final = 100_000  # requests of an open-loop run: half a minute of processor time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,21 @@ class BenchLoad:
     requests: Callable[[int], Iterator[TraceRequest]]
     run_len: int | None = None
 
-    def simulated(self, max_num_seqs: int) -> tuple[int, int]:
-        """Return (number of simulated requests, size of the first wave if it is left out of the figures, else 0)."""
+    @property
+    def simulated(self) -> tuple[int, int]:
+        """Return (number of simulated requests, size of the first wave if it is left out of the figures, else 0).
+
+        Of users who wait, three waves stand for all later ones; of an open loop every request that was sent is
+        simulated: where requests queue, times to the first token grow with their number. Raise UsageError for too many.
+        """
         if self.users is not None:
             users = min(self.users, self.num_prompts)
             waves = min(WAVES, max(1, round(self.num_prompts / users)))
             return max(users * waves, min(3, self.num_prompts)), users if waves == WAVES else 0
-        if self.rate == math.inf:  # more requests only make the run longer
-            at_once = min(self.num_prompts, max_num_seqs)
-            return min(self.num_prompts, WAVES * at_once), 0
-        return min(self.num_prompts, MOST_BY_CLOCK), 0
+        if self.num_prompts > MOST:
+            problem = f"sent {self.num_prompts:,} requests; a simulation of a run takes at most {MOST:,}"
+            raise UsageError("the benchmark", problem, "name a shorter run")
+        return self.num_prompts, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +98,15 @@ def timed(lengths: Iterator[tuple[int, int]], rate: float | None, *, is_constant
 
 def figures(plan: Plan, step_time: StepTime, load: BenchLoad) -> Figures:
     """Simulate the load and return its figures; raise UsageError if no request is served."""
-    number, skipped = load.simulated(plan.settings.max_num_seqs)
+    number, skipped = load.simulated
     stream = load.requests(number)
     arrivals: Arrivals = Open(stream) if load.users is None else Closed(stream, min(load.users, load.num_prompts))
     simulation = Setup(plan, step_time).run(arrivals, load.run_len)
     simulation.run()
     records = simulation.records
-    if not len(records):
-        raise UsageError("simulate", "no request is served", "raise --ctx, or the memory")
+    if not any(position > skipped for position in records.number):
+        later = " after the first of each user" if skipped and len(records) else ""
+        raise UsageError("simulate", f"no request{later} is served", "raise --ctx, or the memory")
     times: dict[str, float] = {}
     for metric in ("ttft", "tpot", "latency"):
         judged = records.times(metric, skipped)

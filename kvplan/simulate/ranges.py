@@ -1,8 +1,8 @@
-"""Ranges of simulated times: intervals of measured / predicted that contain 9 in 10 published results.
+"""Ranges of simulated times: intervals of measured / predicted that contain 9 in 10 of the results they were chosen on.
 
-Chosen by group of servers and models, with constants fitted without the result's source. On tests/facts/time_cases.csv,
-which the groups' ranges were chosen on, 92 % of TPOT, 89 % of TTFT and 95 % of output tokens per second lie within.
-Ranges of 9 in 10 chosen on half of a group contain 76 to 95 % of its other half (reports/LOG.md).
+Chosen by group of servers and models, with constants fitted without the result's source, on tests/facts/time_cases.csv:
+92 % of TPOT, 89 % of TTFT and 95 % of output tokens per second lie within there. On results of other models and servers
+far fewer do: `coverage` counts them by kind.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import terms_of
 from kvplan.servers.plans import Plan
+from kvplan.simulate import coverage
 
 Bounds = tuple[float, float]
 Verdict = Literal["kept", "broken", "too close to call"]
@@ -35,12 +36,14 @@ FORMATS: Final = frozenset({"fp8_tensor", "fp8_channel", "fp8_block", "int8_chan
 class Ranges:
     """Low and high of each figure, as factors of it.
 
-    unseen  features of this plan that no published result has, as text; empty if results cover all of them
+    unseen    features of this plan that no published result has, as text; empty if results cover all of them
+    coverage  how often the ranges held on unseen results of this kind, as text
     """
 
     times: Mapping[str, Bounds]
     throughput: Bounds
     unseen: tuple[str, ...] = ()
+    coverage: str = ""
 
     def time(self, metric: str | None, value: float) -> Bounds:
         """Return low and high of a time; without a metric (a share of requests) both are the value."""
@@ -121,12 +124,12 @@ def modeled(plan: Plan) -> Ranges:
     known = {terms_of(plan.request.release.engine).title} if is_other_server(plan) else set()  # compared, not fitted
     factor = UNSEEN if set(unseen) - known else 1.0
     times = {metric: (low / factor, high * factor) for metric, (low, high) in own.items()}
-    return Ranges(times, (throughput[0] / factor, throughput[1] * factor), unseen)
+    return Ranges(times, (throughput[0] / factor, throughput[1] * factor), unseen, coverage.coverage(plan))
 
 
 def measured() -> Ranges:
     """Return the ranges of estimates from step times measured on such a GPU with such a model."""
-    return Ranges(dict.fromkeys(TIMES, MEASURED), MEASURED)
+    return Ranges(dict.fromkeys(TIMES, MEASURED), MEASURED, coverage=coverage.MEASURED)
 
 
 def widest(several: tuple[Ranges, ...]) -> Ranges:
@@ -138,7 +141,7 @@ def widest(several: tuple[Ranges, ...]) -> Ranges:
     }
     low, high = (limit(server.throughput[side] for server in several) for side, limit in ((0, min), (1, max)))
     unseen = tuple(dict.fromkeys(name for server in several for name in server.unseen))
-    return Ranges(times, (low, high), unseen)
+    return Ranges(times, (low, high), unseen, "; ".join(dict.fromkeys(server.coverage for server in several)))
 
 
 def unlike(plan: Plan) -> Iterator[str]:
@@ -174,3 +177,8 @@ def unseen_note(unseen: Sequence[str]) -> str:
 def unseen_remark(unseen: Sequence[str]) -> str:
     """Return the note of unseen_note as a full sentence."""
     return f"Ranges are wider: no published benchmarks with {' or '.join(unseen)}."
+
+
+def coverage_remark(text: str) -> str:
+    """Return the coverage of ranges as a full sentence."""
+    return f"Ranges {text}." if text.startswith("held") else f"Ranges: {text}."

@@ -197,7 +197,7 @@ def number_format(scheme: Scheme | None, gpu: GpuSpec, *, narrow_inputs: bool) -
     match scheme.kind:
         case "fp8_tensor" | "fp8_channel" | "fp8_block":
             return "fp8" if gpu.fp8_flops is not None else None
-        case "int8_channel":
+        case "int8_channel" | "int8_tensor":
             return "int8" if gpu.int8_flops is not None else None
         case "nvfp4":
             return "fp4" if gpu.fp4_flops is not None and gpu.vendor == "nvidia" else None

@@ -116,18 +116,29 @@ def local_kv_heads(heads: int, tp: int) -> int:
 
 
 def state_bytes(
-    state: RecurrentState, dtype: str, tp: int, *, spec_tokens: int = 0, ssm_dtype: str | None = None
-) -> int:
-    """Bytes of one sequence's state in one layer: the convolution's columns and the recurrence."""
-    if ssm_dtype not in (None, *ELEMENT_BYTES):
-        raise UsageError(
-            f"mamba_ssm_cache_dtype {ssm_dtype!r}", f"is not one of {', '.join(ELEMENT_BYTES)}", "use one of them"
-        )
+    state: RecurrentState, dtype: str, tp: int, *, spec_tokens: int = 0, ssm_dtype: str | None = None,
+    conv_dtype: str | None = None,
+) -> int:  # fmt: skip
+    """Bytes of one sequence's state in one layer: the convolution's columns and the recurrence.
+
+    conv_dtype, ssm_dtype  their dtypes where the user gives them; None or "auto": those of the model
+    """
+    conv_dtype, ssm_dtype = (stated_dtype(name, value) for name, value in (
+        ("mamba_cache_dtype", conv_dtype), ("mamba_ssm_cache_dtype", ssm_dtype)
+    ))  # fmt: skip
+    dtype = conv_dtype or dtype
     drafted = 0 if state.kind == "mamba1" else spec_tokens  # vLLM 0.33 layers/mamba/mamba_utils.py (mamba1_state_shape)
     columns = state.conv_kernel - 1 + drafted
     channels = sum(local_units(part, tp) * part.width for part in state.convolution)
     recurrence = local_units(Part(state.heads), tp) * state.head_shape[0] * state.head_shape[1] if state.heads else 0
     return columns * channels * ELEMENT_BYTES[dtype] + recurrence * ELEMENT_BYTES[ssm_dtype or state.ssm_dtype or dtype]
+
+
+def stated_dtype(name: str, dtype: str | None) -> str | None:
+    """The dtype that an argument gives; None: the server decides."""
+    if dtype not in (None, "auto", *ELEMENT_BYTES):
+        raise UsageError(f"{name} {dtype!r}", f"is not one of {', '.join(ELEMENT_BYTES)}", "use one of them")
+    return None if dtype == "auto" else dtype
 
 
 def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:

@@ -12,7 +12,7 @@ from math import gcd
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
-from kvplan.models.quant import WEIGHT_ONLY, head_scheme, scheme_of
+from kvplan.models.quant import BY_MATRIX, WEIGHT_ONLY, head_scheme, scheme_of, tower_scheme
 from kvplan.models.spec import (
     ChunkedAttention,
     FullAttention,
@@ -167,26 +167,32 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = Fal
     match scheme.kind:
         case "fp8_tensor":
             return k * n + 4 * p + (4 * (1 if expert else p) if scheme.static else 0)
-        case "fp8_channel" | "int8_channel":
+        case "fp8_channel":
             return k * n + 4 * n + (4 * p if scheme.static else 0)
+        case "int8_channel" | "int8_tensor":  # a zero point of the inputs has 8 bits
+            scales = n if scheme.kind == "int8_channel" else p
+            return k * n + 4 * scales + (4 + scheme.zeros if scheme.static else 0)
         case "fp8_block":
             rows, columns = scheme.block or (128, 128)
             return k * n + scheme.scale_bytes * cdiv(k, columns) * cdiv(n, rows)
-        case "int4":
+        case "int4" | "int8":
             shape = 4 if expert else 16  # two numbers, in the model's dtype or as int64
-            return k * n // 2 + 2 * cdiv(k, group) * n + shape + (cdiv(k, group) * n // 2 if scheme.zeros else 0)
+            per_byte = 2 if scheme.kind == "int4" else 1
+            zeros = cdiv(k, group) * n // per_byte if scheme.zeros else 0
+            return k * n // per_byte + 2 * cdiv(k, group) * n + shape + zeros
         case "awq" | "gptq":
-            zeros = 0 if (scheme.kind, scheme.variant) == ("gptq", WNA16) else cdiv(k, group) * n // 2
-            return k * n // 2 + 2 * cdiv(k, group) * n + zeros
+            groups = k // group if scheme.kind == "gptq" else cdiv(k, group)
+            zeros = 0 if (scheme.kind, scheme.variant) == ("gptq", WNA16) else groups * n // 2
+            return k * n // 2 + 2 * groups * n + zeros
         case "gptq_int8":
-            return k * n + 3 * cdiv(k, group) * n
+            return k * n + 3 * (k // group) * n
         case "nvfp4":
             inputs = 4 if expert or scheme.variant != WEIGHT_ONLY else 2 if scheme.static else 0
             return k * n // 2 + k // group * n + (4 + inputs) * p
         case "mxfp8":
             return k * n + k // group * n
         case "mxfp4":
-            return k * n // 2 + k * n // group
+            return k * n // 2 + k // group * n
         case "nf4":
             return k * n // 2 + 4 * cdiv(k * n, 64)
         case "nf4_double":
@@ -207,6 +213,8 @@ def expert_scheme(scheme: Scheme, k: int, parts: list[int], split: str) -> Schem
     to a kernel (moe_wna16) that halves the group until it divides the width, and has no zeros for GPTQ.
     """
     width, group = parts[0] if split == "outputs" else k, scheme.group_size
+    if scheme.variant == BY_MATRIX:
+        return Scheme("fp8_tensor", static=True)
     if scheme.kind == "fp8_block" and scheme.block and any(width % side for side in scheme.block):
         side = gcd(*scheme.block, k, parts[0])
         return replace(scheme, block=(side, side)) if side >= FINEST_BLOCK else scheme
@@ -270,15 +278,27 @@ def least_of(weight: Weight, tp: int) -> int:
     return weight.least if tp > 1 else 0
 
 
+# Schemes applied to every linear layer while loading. Source: vLLM 0.33 config/quantization.py (_ONLINE_SHORTHANDS).
+ONLINE = {
+    "fp8": Scheme("fp8_tensor"),
+    "fp8_per_channel": Scheme("fp8_channel"),
+    "fp8_per_block": Scheme("fp8_block", block=(128, 128)),
+    "mxfp8": Scheme("mxfp8", 32),
+    "mxfp4": Scheme("mxfp4", 32),
+}
+
+
 def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
     if weight.group == "lm_head" and spec.quantization is not None and online is None:
         return head_scheme(spec.quantization)
-    if not weight.quantizable:
+    if not weight.quantizable or (weight.serves and online is not None):
         return None
-    if online == "fp8":
-        return Scheme("fp8_tensor")
+    if weight.serves and spec.quantization is not None:
+        return tower_scheme(spec.quantization, weight.sources)
     if online == "experts_int8":
         return Scheme("int8_channel") if weight.experts else None
+    if online is not None:
+        return ONLINE[online]
     if spec.quantization is None:
         return None
     return scheme_of(spec.quantization, layer, weight.sources or (weight.name,), weight.name)
@@ -339,6 +359,8 @@ WIDE_SCHEMES = (
     "fp8_channel",
     "fp8_block",
     "int8_channel",
+    "int8_tensor",
+    "int8",
     "mxfp8",
     "bnb_int8",
     "gptq_int8",
@@ -366,7 +388,7 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
             scheme.kind in ("gptq", "gptq_int8") and scheme.variant != WNA16
         ):  # in Marlin's kernels experts have a bias in any case
             bias = element * sum(parts)
-    if scheme.kind == "mxfp4" and not layout.as_stored:
+    if scheme.kind == "mxfp4" and is_expert and not layout.as_stored:
         k, parts = mxfp4_padded(k, parts, weight.split, 0 if layout.marlin else layout.sm)
         bias = element * sum(parts) if weight.bias else 0
     size = linear_bytes(scheme, k, parts, expert=is_expert)
@@ -398,21 +420,27 @@ def on_stage(place: Place, layout: Layout) -> bool:
 
 # KV cache scales that a quantized attention layer has as parameters (vLLM 0.33): q, k, v and probability in bfloat16
 # (fp8, ModelOpt), or q, k, v in float32 with bfloat16 zero points (compressed-tensors).
-KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "compressed-tensors": 18}
+KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "quark": 8, "compressed-tensors": 18}
 
 
-def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | None) -> int:
-    """Bytes of one layer's KV scale parameters; MLA has them only under ModelOpt.
+def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | None, layout: Layout) -> int:
+    """Bytes of one layer's KV scale parameters on a rank; MLA has them only under ModelOpt.
 
-    With per-layer algorithms ModelOpt has them if the cache has an algorithm too, and not in MLA.
+    With per-layer algorithms ModelOpt has them if the cache has an algorithm too, and not in MLA. compressed-tensors
+    can have a scale per KV head.
     """
     if quantization is None or (quantization.mixed and quantization.kv_dtype is None):
         return 0
     kinds: tuple[type, ...] = (FullAttention, SlidingWindow, ChunkedAttention)
     if quantization.method == "modelopt" and not quantization.mixed:
         kinds += (LatentAttention,)
-    holds = any(isinstance(cache, kinds) for cache in caches)
-    return KV_SCALE_BYTES.get(quantization.method, 0) if holds else 0
+    cache = next((cache for cache in caches if isinstance(cache, kinds)), None)
+    if cache is None:
+        return 0
+    heads = 1
+    if quantization.kv_by_head and isinstance(cache, FullAttention | SlidingWindow | ChunkedAttention):
+        heads = max(1, cache.num_kv_heads // (layout.attention_tp or layout.tp))
+    return KV_SCALE_BYTES.get(quantization.method, 0) * heads
 
 
 def check_known(spec: ModelSpec) -> None:
@@ -448,7 +476,7 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
             for weight in weights:
                 cache[key][weight.group] += weight_bytes(spec, weight, spec.first_layer + index, layout)
         total.update(cache[key])
-        scales = kv_scale_bytes(spec.layers[index], spec.quantization)
+        scales = kv_scale_bytes(spec.layers[index], spec.quantization, layout)
         if scales:
             total["attention"] += scales
     return total

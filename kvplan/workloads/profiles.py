@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FILE = "workloads.yaml"
 MAX_RATE = 1_000_000
+RATE = r"[0-9]{1,9}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,2})?"  # as JSON and Python write it
 # Percentiles at which workloads.yaml states lengths.
 POINTS: tuple[float, ...] = (0, 0.5, 1, 2, *range(5, 95, 5), 92.5, 95, 97, 98, 99, 99.5, 99.9, 100)
 
@@ -128,8 +129,8 @@ def tokens_at(lengths: tuple[int, ...], share: float) -> int:
 
 
 def parse_rate(text: str, option: str) -> float:
-    """Parse requests per second: "2", "0.5"."""
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not 0 < float(text) <= MAX_RATE:
+    """Parse requests per second: "2", "0.5", "0.6439466687238412", "1e1"."""
+    if not re.fullmatch(RATE, text) or not 0 < float(text) <= MAX_RATE:
         raise UsageError(
             option,
             f"not requests per second ({printable(repr(text), 60)})",

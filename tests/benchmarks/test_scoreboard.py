@@ -258,6 +258,15 @@ def test_sglang_pools_hold_what_their_sizes_say() -> None:
     assert not next(score for score in again.scores if score.part == "tokens given KV").exact
 
 
+def test_a_log_with_keys_and_values_of_a_model_without_any_is_not_scored_by_them() -> None:
+    told = {"engine": "sglang", "engine_version": "0.5.9", "model": "BAAI/bge-m3", "max_model_len": None}
+    measured = {"sgl_k_gb": 53.18, "sgl_v_gb": 53.18, "kv_cache_tokens": 871_371}
+    row = case_of(1, {**GOOD, **told, "measured": measured})
+    assert isinstance(row, Case)
+    scored = score_case(row, Models())
+    assert not isinstance(scored, Scored) or all(score.part != "tokens given KV" for score in scored.scores)
+
+
 @pytest.mark.parametrize(
     ("version", "fork"),
     [

@@ -11,9 +11,11 @@ from benchmarks.timing import scores
 from benchmarks.timing.facts import Fact, Malformed, read_facts
 from benchmarks.timing.predict import load_of, requests
 from benchmarks.timing.scores import Point
+from kvplan.simulate import coverage
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 FACTS = Path(__file__).parents[1] / "facts" / "time_cases.csv"
+UNSEEN = FACTS.with_name("time_cases_unseen.csv")
 ROW: dict[str, Any] = {
     "id": "a", "src": "here", "engine": "vllm", "version": "0.12.0", "model": "llama-3.1-8b", "gpu": "h100-80g",
     "tp": 1, "dtype": "bfloat16", "kv_dtype": "auto", "load": {"users": 2}, "num_prompts": 6, "input_len": 64,
@@ -90,10 +92,14 @@ def test_answers_that_are_cut_have_the_published_mean_and_no_tail(tmp_path: Path
 
 def test_the_first_wave_of_a_long_run_is_not_judged(tmp_path: Path) -> None:
     """Ten times as many prompts as users: the first wave, where all send at once, is a tenth of what was published."""
-    assert load_of(read_row(tmp_path, num_prompts=20)).simulated(256) == (6, 2)
-    assert load_of(read_row(tmp_path, num_prompts=2)).simulated(256) == (2, 0)
-    assert load_of(read_row(tmp_path, load={"rate": "inf"}, num_prompts=600)).simulated(256) == (600, 0)
-    assert load_of(read_row(tmp_path, load={"rate": "inf"}, num_prompts=6000)).simulated(256) == (768, 0)
+    assert load_of(read_row(tmp_path, num_prompts=20)).simulated == (6, 2)
+    assert load_of(read_row(tmp_path, num_prompts=2)).simulated == (2, 0)
+
+
+@pytest.mark.parametrize("rate", ["inf", 5.0])
+def test_every_request_of_an_open_loop_is_simulated(tmp_path: Path, rate: float | str) -> None:
+    """Requests that queue wait longer the more of them come: a part of a run has a shorter time to the first token."""
+    assert load_of(read_row(tmp_path, load={"rate": rate}, num_prompts=6000)).simulated == (6000, 0)
 
 
 def test_a_server_is_the_limit_where_it_answers_fewer_than_come(tmp_path: Path) -> None:
@@ -141,10 +147,11 @@ def test_a_file_without_results_is_an_error(tmp_path: Path, capsys: pytest.Captu
     assert "nothing in it can be scored" in capsys.readouterr().err
 
 
-def test_own_facts_have_sources() -> None:
-    rows = list(read_facts(FACTS))
+@pytest.mark.parametrize(("path", "least"), [(FACTS, 700), (UNSEEN, 95)])
+def test_own_facts_have_sources(path: Path, least: int) -> None:
+    rows = list(read_facts(path))
     facts = [row for row in rows if isinstance(row, Fact)]
-    assert len(facts) == len(rows) >= 700
+    assert len(facts) == len(rows) >= least
     named = {line.split(",")[0] for line in (FACTS.parent / "time_sources.csv").read_text().splitlines()[1:]}
     assert {fact.src for fact in facts} <= named
 
@@ -166,3 +173,26 @@ def test_own_facts_are_the_published_ones() -> None:
             here, there = row.stated(metric), other.stated(metric)
             assert (here is None) == (there is None)
             assert here is None or there is None or here[1] == pytest.approx(there[1], rel=1e-3)
+
+
+def test_nothing_was_fitted_on_the_unseen_results() -> None:
+    fitted = {(row.src, row.model, row.gpu, row.version) for row in read_facts(FACTS) if isinstance(row, Fact)}
+    unseen = [row for row in read_facts(UNSEEN) if isinstance(row, Fact)]
+    assert not {(row.src, row.model, row.gpu, row.version) for row in unseen} & fitted
+
+
+@pytest.mark.full
+def test_answers_quote_how_often_ranges_held_on_the_unseen_results() -> None:
+    """The counts that answers print are those of predictions made now: the file is written by hand nowhere."""
+    scored = timeboard.board(UNSEEN, 1, 2, as_shipped=True)
+    counts = {
+        (name, metric): (line.n, round(line.within * line.n))
+        for name, metrics in scores.table(scored.own, scores.kind).items()
+        for metric, line in metrics.items()
+    }
+    stored = {
+        (", ".join(kind), metric): tuple(score)
+        for kind, metrics in coverage.scores().items()
+        for metric, score in metrics.items()
+    }
+    assert counts == stored

@@ -2,9 +2,12 @@
 
 import csv
 import io
+import pickle
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 import kvplan
 from tests.support.cli import Run, run  # noqa: F401
 
+ROOT = Path(__file__).parents[2]
 QUESTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"gpu": "a100-80g", "max_model_len": 32768}, ["--gpu", "a100-80g", "--ctx", "32k"]),
     (
@@ -83,6 +87,54 @@ def test_pandas_takes_the_rows() -> None:
 def test_what_the_command_refuses_is_an_exception(call: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"max_model_len": object()}, "max_model_len must be text or a number, not object"),
+        ({"max_model_len": [object()]}, "max_model_len must be text or a number, not list"),
+        ({"max_num_seqs": True}, "max_num_seqs must be text or a number, not True"),
+        ({"kv_cache_dtype": b"fp8"}, "kv_cache_dtype must be text or a number, not bytes"),
+        ({"tensor_parallel_size": 2.5}, "--tensor-parallel-size: not a whole number"),
+    ],
+)
+def test_a_value_of_another_type_is_an_error_with_its_keyword(keywords: dict[str, Any], text: str) -> None:
+    with pytest.raises(kvplan.UsageError, match=re.escape(text)):
+        kvplan.estimate("llama-3.1-8b", gpu="l40s", **keywords)
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"model": "llama-3.1-8b", "gpu": "a100-80g"},
+        {"model": "qwen3-next-80b-a3b", "gpu": "h200", "tensor_parallel_size": 4},
+        {"model": "gemma-3-27b", "gpu": "h100-80g", "kv_cache_dtype": "fp8"},
+        {"model": "deepseek-v3", "gpu": "8xh200", "engine": "sglang"},
+    ],
+)
+def test_an_answer_survives_pickle_and_is_compared_by_what_it_says(keywords: dict[str, Any]) -> None:
+    answer = kvplan.estimate(**keywords, max_model_len=8192)
+    copy = pickle.loads(pickle.dumps(answer))
+    assert copy == answer
+    assert {copy, answer} == {answer}
+    assert copy.to_dict() == answer.to_dict()
+    assert answer == kvplan.estimate(**keywords, max_model_len=8192)
+    assert answer != kvplan.estimate(**keywords, max_model_len=4096)
+    assert answer != answer.users
+
+
+def test_an_answer_is_read_only() -> None:
+    answer = kvplan.estimate("llama-3.1-8b", gpu="l40s", max_model_len=8192)
+    with pytest.raises(AttributeError, match="plan cannot be set"):
+        answer.plan = None  # type: ignore[assignment]
+
+
+def test_no_hint_names_the_package_of_the_index() -> None:
+    """The kvplan on PyPI is another project: extras are installed from the source tree."""
+    sources = [path for folder in ("kvplan", "engine") for path in (ROOT / folder).rglob("*.py")]
+    assert len(sources) > 500
+    assert [path for path in sources if re.search(r"pip install '?\"?kvplan", path.read_text(encoding="utf-8"))] == []
 
 
 class Cells(HTMLParser):

@@ -423,7 +423,7 @@ def test_23_loops_fifos_and_devices_are_refused_at_once(run: Run, tmp_path: Path
 # --- 27, 28, 30: flags and reports ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["32kb", "-2", "0", "1.5K", "３２", "1_000", "", "4k,", "nan", "+5", "9" * 30])
+@pytest.mark.parametrize("text", ["32kb", "-2", "0", "1.5.5k", "３２", "1_000", "", "4k,", "nan", "+5", "9" * 30])
 def test_27_a_context_that_is_none_is_refused_with_the_accepted_forms(run: Run, text: str) -> None:
     line = refused(run("estimate", "llama-3.1-8b", "--gpu", "h200", f"--ctx={text}"))
     assert "32k" in line

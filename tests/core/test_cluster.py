@@ -1,5 +1,6 @@
 """Work on a Ray cluster of two nodes of this machine: what one process answers, whatever becomes of a worker."""
 
+import json
 import os
 import signal
 import subprocess
@@ -129,6 +130,82 @@ def test_two_nodes_answer_as_one_process(cluster: Any, run: Run, tmp_path: Path)
     ]  # fmt: skip
     for command in commands:
         assert run(*command, "--ray", cluster.address).json == run(*command, "--jobs", "1").json
+
+
+NOISY = """
+import os, sys, threading
+from kvplan.cli import output
+with output.answers_only():
+    with output.standard_output():
+        output.put("[1,\\n")
+    print("of a library")
+    thread = threading.Thread(target=lambda: sys.stdout.write("of its thread\\n"))
+    thread.start()
+    thread.join()
+    os.write(1, b"of its compiled part\\n")
+    os.system("echo of its process")
+    output.show([((" 2]", ""),)], "never")
+print()
+"""
+
+
+def test_standard_output_is_for_the_answer_whoever_else_prints() -> None:
+    done = subprocess.run([sys.executable, "-c", NOISY], capture_output=True, text=True, timeout=900, check=False)
+    assert json.loads(done.stdout) == [1, 2]
+    assert sorted(done.stderr.splitlines()) == [
+        "of a library", "of its compiled part", "of its process", "of its thread",
+    ]  # fmt: skip
+
+
+def rows_of_mortals(folder: str, grid: Any, part: tuple[int, int]) -> Any:
+    """Rows of a sweep, whose first worker is killed."""
+    mark = Path(folder) / "killed"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return grid.rows(*part)
+
+
+KILLED = """
+import sys
+from functools import partial
+from kvplan.cli.main import main
+from kvplan.planning import sweep
+from tests.core.test_cluster import rows_of_mortals
+sweep._rows = partial(rows_of_mortals, sys.argv[1])
+sys.exit(main(["sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "4k,8k", "--format", "json", "--ray", "local"]))
+"""
+
+
+@pytest.mark.full
+def test_the_answer_is_json_though_a_worker_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    words = [sys.executable, "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900, check=False)
+    assert (tmp_path / "killed").exists()
+    assert done.returncode == 0, done.stderr
+    assert [row["max_model_len"] for row in json.loads(done.stdout)["rows"]] == [4096, 8192]
+    assert "kvplan: note: --ray local: Ray started on this machine, " in done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_the_cluster_is_named_unless_quiet(cluster: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    command = ("sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "4k", "--format", "json")
+    for address in ("auto", cluster.address):
+        done = run(*command, "--ray", address)
+        assert f"--ray {address}: Ray cluster found at {cluster.address}, 2 nodes, 2 CPUs" in done.err
+    assert run(*command, "--ray", "auto", "-q").err == ""
+
+
+@pytest.mark.parametrize("command", ["sweep", "simulate"])
+def test_an_answer_begins_when_the_cluster_is_reached(run: Run, command: str) -> None:
+    pytest.importorskip("ray")
+    load = ("--replicas", "2", "--router", "random", "--prompt-tokens", "9", "--output-tokens", "9", "--rate", "1")
+    words = (command, "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", *(load if command == "simulate" else ()))
+    done = run(*words, "--format", "json", "--ray", "127.0.0.1:1")
+    assert "nothing answers there" in refused_line(done, 3)
 
 
 @pytest.mark.full

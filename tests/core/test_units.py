@@ -28,6 +28,7 @@ from kvplan.core.units import (
     parse_tokens,
     parse_tokens_vllm,
     plural,
+    split_list,
 )
 
 READERS: list[Callable[[str, str], object]] = [
@@ -50,6 +51,7 @@ READERS: list[Callable[[str, str], object]] = [
         ("32k", 32_768),  # 32 * 1024
         ("32K", 32_768),
         ("32Ki", 32_768),
+        ("2.4k", 2_457),  # 2.4 * 1024 = 2457.6
         ("128k", 131_072),  # Llama 3.1's max_position_embeddings
         ("1M", 1_048_576),
         ("10Mi", 10_485_760),  # Llama 4 Scout's max_position_embeddings
@@ -89,7 +91,7 @@ FULL_WIDTH = "\uff13\uff12\uff17\uff16\uff18"  # 32768 in full-width digits, whi
 
 
 @pytest.mark.parametrize(
-    "text", ["", "32kb", "-2", "0", "0k", "1.5K", FULL_WIDTH, "1_000", "nan", "inf", "32 k", " 32k", "+5"]
+    "text", ["", "32kb", "-2", "0", "0k", "1.5", "1.", ".5k", FULL_WIDTH, "1_000", "nan", "inf", "32 k", " 32k", "+5"]
 )
 def test_unreadable_token_counts_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
@@ -125,6 +127,17 @@ def test_several_contexts_keep_their_order() -> None:
     assert parse_contexts("64k,4k,auto", "--ctx") == (65_536, 4_096, AUTO)
     with pytest.raises(UsageError, match="--ctx"):
         parse_contexts("4k,,8k", "--ctx")
+
+
+@given(st.integers(1_000, MAX_TOKENS), st.sampled_from(["{}", "4k,{}", "{},4k", "4k, {}", " {} "]))
+def test_a_number_as_kvplan_prints_it_is_never_several(number: int, place: str) -> None:
+    with pytest.raises(UsageError, match=f"{number:,} may be one number; write {number}"):
+        split_list(place.format(format_count(number)), "--ctx")
+
+
+@pytest.mark.parametrize("text", ["8, 192", "8192,4k", "512,16", "16,8192", "0,500", "128,256,512,768", "0.9,0.95"])
+def test_several_numbers_are_several(text: str) -> None:
+    assert split_list(text, "--ctx") == text.replace(",", " ").split()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ utils/process_result.py.
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,59 @@ def test_sixteen_users_are_read_whatever_measured_them(
     assert result.output_tokens_per_s == tokens_per_s
     assert (result.prompt, result.output) == ((1024, 1024) if tool == "InferenceX" else (1024, 128))
     assert result.model in ("meta-llama/Llama-3.1-8B", "openai/gpt-oss-120b")
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Path of every number in a document."""
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path
+
+
+def changed(row: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    copy: dict[str, Any] = json.loads(json.dumps(row))
+    target: Any = copy
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    return copy
+
+
+FILES: dict[str, tuple[dict[str, Any], int]] = {  # and how many of the numbers are read
+    "vllm": ({**VLLM, "input_lens": [9, 8], "output_lens": [3, 2]}, 17),
+    "sglang": (SGLANG, 13),
+    "inferencex": (INFERENCEX, 11),
+    "guidellm": (guidellm({"type_": "concurrent", "streams": 16}), 17),
+    "aiperf": (aiperf({"concurrency": 16}), 16),
+}
+
+
+@pytest.mark.parametrize("bad", [math.nan, -1, -0.5, 10**400], ids=["nan", "-1", "-0.5", "huge"])
+@pytest.mark.parametrize("tool", FILES)
+def test_a_figure_that_cannot_be_is_an_error_that_names_its_row(tool: str, bad: float, tmp_path: Path) -> None:
+    row, num_read = FILES[tool]
+    (whole,) = read(tmp_path, row)
+    refused = []
+    for path in leaves(row):
+        try:
+            assert read(tmp_path, row, changed(row, path, bad)) == [whole, whole]  # no figure that is read
+        except InvalidInputError as error:
+            refused.append(str(error))
+    assert len(refused) == num_read
+    assert all(text.startswith(f"{tmp_path / 'result.json'}, row 2: ") for text in refused)
+
+
+def test_the_error_of_a_figure_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"result.json: ttft_p50 is -1; leave that run out"):
+        read(tmp_path, {**VLLM, "median_ttft_ms": -1})
+    with pytest.raises(InvalidInputError, match=r"result.json: tpot_mean is infinite"):
+        read(tmp_path, {**VLLM, "mean_tpot_ms": math.inf})
+    two = guidellm({"type_": "concurrent", "streams": 16})
+    bad = changed(two, ("benchmarks", 0, "metrics", "request_latency", "successful", "mean"), math.nan)
+    with pytest.raises(InvalidInputError, match=r"result.json, benchmark 2: request_latency mean is nan"):
+        read(tmp_path, {**two, "benchmarks": [*two["benchmarks"], *bad["benchmarks"]]})
 
 
 def test_sglang_is_told_from_vllm_by_its_own_fields(tmp_path: Path) -> None:

@@ -176,6 +176,28 @@ def test_one_length_stated_for_each_request_is_one_length(tmp_path: Path, run: R
     assert first["rows"] == second["rows"]
 
 
+def test_a_run_of_requests_sent_at_once_is_simulated_to_its_end(tmp_path: Path, run: Run) -> None:
+    """4,000 requests of 2,048 tokens on a server that runs 1,024: the mean wait is that of `simulate`, over all."""
+    load = {"max_concurrency": None, "request_rate": "inf", "completed": 4000, "num_prompts": 4000}
+    lengths = {"total_input_tokens": 4000 * 2048, "total_output_tokens": 4000 * 16}
+    words = ("--gpu", "h100-80g", "--ctx", "4k", "--format", "json")
+    rows = run("reconcile", "--bench", written(tmp_path, **load, **lengths), *words).json["rows"]
+    (mean,) = [row["predicted"] for row in rows if row["figure"] == "time to first token, mean"]
+    asked = ("--prompt-tokens", "2048", "--output-tokens", "16", "--rate", "inf", "--num-requests", "4000")
+    whole = run("simulate", "llama-3.1-8b", *asked, *words).json["variants"][0]
+    assert mean == pytest.approx(whole["times"]["ttft"]["mean"], rel=0.01)
+
+
+@pytest.mark.parametrize("command", ["reconcile", "calibrate"])
+def test_prompts_beyond_the_context_are_told_with_the_cure(command: str, tmp_path: Path, run: Run) -> None:
+    """The first request of each of 4 users fits in 4,096 tokens; no later one does."""
+    lengths = {"input_lens": [1024] * 4 + [8192] * 8, "output_lens": [16] * 12, "completed": 12, "num_prompts": 12}
+    words = ("-o", str(tmp_path / "calibration.json"), "llama-3.1-8b") if command == "calibrate" else ()
+    ran = run(command, "--bench", written(tmp_path, **lengths), *words, "--gpu", "h100-80g", "--ctx", "4k")
+    assert ran.code == 2
+    assert "no request after the first of each user is served; raise --ctx" in ran.err
+
+
 def test_a_load_without_lengths_is_refused(tmp_path: Path, run: Run) -> None:
     path = written(tmp_path, total_output_tokens=None)
     ran = run("reconcile", "--bench", path, "--gpu", "h100-80g", "--ctx", "8k")

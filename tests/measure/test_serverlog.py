@@ -678,10 +678,10 @@ def test_flags_of_sglangs_command_that_are_not_sized_are_said() -> None:
     command = (
         "sglang serve --model org/a --tp 2 --port 1 --trust-remote-code --cpu-offload-gb 10 --attention-backend fa3 "
         "--new-flag=3 --enable-torch-compile --enable-dp-attention --speculative-num-steps 3 "
-        "--json-model-override-args {}"
+        "--dllm-algorithm x"
     )
     log = parse_log(f"$ {command}\nLoad weight begin. avail mem=78.0 GB\n")
-    unsized = "--attention-backend, --new-flag, --json-model-override-args"
+    unsized = "--attention-backend, --new-flag, --dllm-algorithm"
     assert log.notes[1] == f"the command on line 1 of the log: what {unsized} does to memory is not modeled"
 
 
@@ -715,9 +715,9 @@ def test_a_command_that_cannot_be_read_is_left_out_and_said(command: str, fault:
 
 
 def test_a_command_with_a_flag_that_estimate_refuses_is_read_and_the_flag_is_named() -> None:
-    log = parse_log(f"\nvllm serve org/a -tp 2 --hf-overrides '{{}}' --cpu-offload-gb 4\n{FIGURES}")
+    log = parse_log(f"\nvllm serve org/a -tp 2 --model-class-overrides '{{}}' --cpu-offload-gb 4\n{FIGURES}")
     assert (log.model, log.flags["tensor_parallel_size"]) == ("org/a", "2")
-    assert any("what --hf-overrides does to memory is not modeled" in note for note in log.notes)
+    assert any("what --model-class-overrides does to memory is not modeled" in note for note in log.notes)
 
 
 @pytest.mark.parametrize("end", ["\\", "\\\n", "\\\n\\\n", "\\\n" * 9_000])

@@ -672,7 +672,7 @@ def test_a_missing_package_is_named(
     ran = run("watch", *argv, *QUICK)
     assert ran.code == 3
     assert ran.errors[0].endswith(
-        "run `pip install psutil`" if missing == "psutil" else "run `pip install 'kvplan[metrics]'`"
+        "run `pip install psutil`" if missing == "psutil" else "run `pip install '.[metrics]'` in kvplan's sources"
     )
 
 

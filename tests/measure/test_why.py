@@ -517,3 +517,27 @@ def test_a_draft_that_cannot_be_sized_is_said_and_nothing_is_verified(run: Run, 
         assert ran.code == 0
         assert "verified" not in ran.out
         assert ran.out.count(f"the server drafts tokens{'' if problem[0] == ',' else ' '}{problem}\n") == 1
+
+
+RESOLVED = "{'mode': <CompilationMode.VLLM_COMPILE: 3>, 'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>}"
+
+
+@pytest.mark.parametrize(
+    ("logged", "stated"),
+    [
+        (RESOLVED, None),  # vLLM's line on its resolved config: no command says this
+        ("{'cudagraph_mode': 'FULL', 'cudagraph_capture_sizes': None}", '{"cudagraph_mode": "FULL"}'),
+    ],
+)
+def test_a_logged_compilation_config_is_read_as_its_user_wrote_it(logged: str, stated: str | None) -> None:
+    lines = [
+        "INFO 05-02 13:35:01 [utils.py:253] non-default args: {'model': 'Qwen/Qwen3-8B', 'max_model_len': 8192}",
+        "INFO 05-02 13:35:09 [core.py:101] Initializing a V1 LLM engine (v0.17.0) with config: model='Qwen/Qwen3-8B', "
+        f"compilation_config={logged}",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+        "79.25 GiB of which 0.10 GiB is free.",
+        '  File "/usr/lib/vllm/v1/worker/gpu_model_runner.py", line 912, in capture_model',
+    ]
+    diagnosis = diagnose(WhyOptions(gpu=["a100-80g"]), lines)
+    assert diagnosis.plan is not None
+    assert diagnosis.plan.request.args.compilation_config == stated

@@ -175,11 +175,11 @@ def test_each_family_names_its_kv_heads_in_its_own_way(values: dict[str, Any], c
 
 
 def test_the_default_context_is_the_one_the_model_was_made_for() -> None:
-    assert read(GPT2).max_model_len == 1024
-    assert read(BLOOM).max_model_len == 2048
-    assert read(DBRX).max_model_len == 32768
-    assert read(GLM_4_9B).max_model_len == 131072
-    assert read(QWEN_72B).max_model_len == 8192  # seq_length, although max_position_embeddings says 32,768
+    assert read(GPT2).context.default == 1024
+    assert read(BLOOM).context.default == 2048
+    assert read(DBRX).context.default == 32768
+    assert read(GLM_4_9B).context.default == 131072
+    assert read(QWEN_72B).context.default == 8192  # seq_length, although max_position_embeddings says 32,768
 
 
 def test_a_rotary_table_covers_the_rotated_part_of_a_head() -> None:

@@ -171,7 +171,10 @@ def test_float32_checkpoints_are_served_in_bfloat16() -> None:
     ("changes", "default", "limit"),
     [
         ({}, 131072, 131072),
-        ({"model_max_length": 8192}, 8192, 131072),
+        ({"model_max_length": 8192}, 8192, 8192),
+        ({"model_max_length": 262144}, 262144, 262144),
+        ({"seq_length": 8192}, 8192, 8192),
+        ({"seq_length": 8192, "model_max_length": 16384}, 16384, 16384),
         (
             {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096},
             4096, 131072,
@@ -225,3 +228,13 @@ def test_a_broken_quantisation_is_refused() -> None:
 def test_the_registry_names_what_each_module_reads() -> None:
     for module, types in MODULES.items():
         assert set(import_module(f"kvplan.models.families.{module}").READERS) == set(types), module
+
+
+def test_gemma_4s_last_layer_is_global_whatever_its_type() -> None:
+    """transformers' Gemma4TextConfig turns a last layer that slides into a global one, under every server."""
+    config = catalog.expand(catalog.facts("gemma-4-31b")["config"])
+    text = config["text_config"]
+    text |= {"num_hidden_layers": 31, "layer_types": text["layer_types"][:31]}
+    assert text["layer_types"][-1] == "sliding_attention"
+    spec = read_config(config, "config.json", "gemma-4-31b")
+    assert [i for i, (kept,) in enumerate(spec.layers) if isinstance(kept, FullAttention)] == [5, 11, 17, 23, 29, 30]

@@ -22,6 +22,7 @@ from safetensors.numpy import save
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.models.checkpoint import INDEX_NAME, read_checkpoint
 from kvplan.models.hub import ResolvedModel, is_model_id, remote_checkpoint, resolve_model, split_ref
+from kvplan.models.quant import SIDE_FILE
 from kvplan.models.tensors import TensorInfo
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -202,10 +203,20 @@ def test_the_config_and_the_weight_index_are_fetched_and_nothing_else(hub: Hub) 
     resolved = resolve_model(MODEL)
     assert resolved.notes == ()
     assert (resolved.directory / "config.json").read_bytes() == CONFIG
-    assert {request.rpartition("/")[2] for request in hub.asked} == {"config.json", INDEX_NAME}
+    assert {request.rpartition("/")[2] for request in hub.asked} == {"config.json", INDEX_NAME, SIDE_FILE}
     checkpoint = read_checkpoint(resolved.directory)
     assert checkpoint is not None
     assert checkpoint.total_bytes == 36
+
+
+@pytest.mark.parametrize(("stated", "fetched"), [(b"null", True), (b'{"quant_method": "fp8"}', False)])
+def test_the_quantization_beside_the_config_is_fetched_where_the_config_states_none(
+    hub: Hub, stated: bytes, fetched: bool
+) -> None:
+    hub.files["config.json"] = b'{"model_type": "llama", "quantization_config": ' + stated + b"}"
+    hub.files[SIDE_FILE] = b'{"quantization": {"quant_algo": "FP8"}}'
+    assert (resolve_model(MODEL).directory / SIDE_FILE).is_file() == fetched
+    assert any(SIDE_FILE in request for request in hub.asked) == fetched
 
 
 def test_a_model_without_an_index_is_fine(hub: Hub) -> None:

@@ -35,7 +35,7 @@ def test_a_plain_config_is_not_quantised() -> None:
         ({"quant_method": "fp8"}, Scheme("fp8_tensor")),
         ({"quant_method": "fp8", "activation_scheme": "static"}, Scheme("fp8_tensor", static=True)),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Scheme("fp8_block", block=(128, 128))),
-        ({"quant_method": "fbgemm_fp8"}, Scheme("fp8_channel")),
+        ({"quant_method": "fbgemm_fp8"}, Scheme("fp8_channel", variant="fbgemm")),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, Scheme("awq", 128, zeros=True)),
         ({"quant_method": "gptq", "bits": 4, "group_size": -1}, Scheme("gptq")),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, Scheme("gptq_int8", 128)),
@@ -50,7 +50,7 @@ def test_a_plain_config_is_not_quantised() -> None:
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Scheme("bnb_int8")),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights": FP8}}},
-            Scheme("fp8_channel"),
+            Scheme("fp8_channel", variant="weight-only"),
         ),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights": INT4}}},
@@ -121,14 +121,31 @@ def test_parts_that_a_server_fuses_must_agree() -> None:
         scheme_of(found, 3, ("self_attn.q_proj", "self_attn.k_proj"))
 
 
+STATIC = {"num_bits": 8, "type": "float", "dynamic": False}
+
+
+# vLLM 0.33's own kv_cache_dtype for these configs; SGLang's rule is in tests/servers/test_sglang.py.
 @pytest.mark.parametrize(
-    ("stated", "expected"),
+    ("method", "stated", "expected"),
     [
-        ({"num_bits": 8, "type": "float"}, "fp8"),
-        ({"num_bits": 8, "type": "int"}, None),
-        ("FP8", "fp8"),
-        (None, None),
+        ("modelopt", {"kv_cache_scheme": STATIC}, "fp8"),
+        ("modelopt", {"kv_cache_scheme": {**STATIC, "dynamic": True}}, None),
+        ("modelopt", {"kv_cache_scheme": {"num_bits": 8, "type": "int", "dynamic": False}}, None),
+        ("modelopt", {"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "nvfp4"),
+        ("modelopt", {"kv_cache_quant_algo": "FP8"}, "fp8"),
+        ("modelopt_fp4", {"kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
+        ("modelopt", {"kv_cache_quant_algo": "INT8"}, None),
+        ("modelopt", {}, None),
+        ("fp8", {"kv_cache_scheme": STATIC}, None),
     ],
 )
-def test_a_checkpoint_may_ask_for_an_fp8_cache(stated: object, expected: str | None) -> None:
-    assert read({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": stated}).kv_dtype == expected
+def test_a_checkpoint_may_ask_for_a_cache_dtype(method: str, stated: dict[str, Any], expected: str | None) -> None:
+    assert read({"quant_method": method, "quant_algo": "NVFP4", **stated}).kv_dtype == expected
+
+
+def test_the_nested_form_of_modelopt_is_read_like_the_flat_one() -> None:
+    inner = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    nested = read({"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": inner})
+    assert (nested.default, nested.kv_dtype, nested.names, nested.named) == (
+        Scheme("nvfp4", 16), "fp8", {"lm_head": None}, True,
+    )  # fmt: skip

@@ -129,11 +129,10 @@ def test_one_rank_holds_what_a_server_holds(values: dict[str, Any], ranks: int, 
     assert 2 * sum(rank_elements(weight, ranks) for weight in read(values)) == expected
 
 
-def test_towers_stand_on_the_first_stage_and_are_never_quantised() -> None:
+def test_towers_stand_on_the_first_stage() -> None:
     for weight in read(GEMMA_3_27B) + read(GEMMA_3N) + read(QWEN_3_5_27B) + read(LLAVA_FLAT):
         assert weight.group == "vision_audio"
         assert weight.place is Place.FIRST
-        assert not weight.quantizable
 
 
 def test_llava_drops_the_layer_whose_output_it_does_not_use() -> None:

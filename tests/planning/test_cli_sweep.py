@@ -12,6 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from kvplan.cli.options import flag_of
+from kvplan.cli.sweep import LISTS, SHORT_FLAGS
 from kvplan.planning.sweep import Row
 from tests.support.cli import Run, config_file, refused
 from tests.support.cli import run as run  # the fixture
@@ -56,7 +58,7 @@ def test_a_sample_of_rows_has_the_numbers_of_estimate(run: Run) -> None:
     swept = run(
         "sweep", "llama-3.1-8b", "gemma-3-27b", "qwen3-next-80b-a3b", "deepseek-v2-lite",
         "--gpu", "l40s,a100-80g,h200", "--engine", "vllm@0.33,vllm@0.11", "--tp", "1,2", "--pp", "1,2",
-        "--kv-cache-dtype", "auto,fp8", "--gpu-memory-utilization", "0.95", "--max-num-seqs", "16,200",
+        "--kv-cache-dtype", "auto,fp8", "--gpu-memory-utilization", "0.95", "--max-num-seqs", "200,16",
         "--ctx", "4k,30000", "--mean-tokens", "3000", "--quantization", "none,fp8", "--format", "json",
     )  # fmt: skip
     rows = swept.json["rows"]
@@ -207,7 +209,7 @@ def test_a_long_table_is_cut_and_says_so(run: Run) -> None:
 
 
 def test_the_table_says_where_the_scheduler_is_the_limit(run: Run) -> None:
-    out = run("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "4k", "--max-num-seqs", "16,512").out
+    out = run("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "4k", "--max-num-seqs", "16, 512").out
     assert [line.endswith("yes, 16 at once") for line in out.splitlines()[3:]] == [False, True]
 
 
@@ -311,6 +313,23 @@ def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
+
+
+COUNTED = [SHORT_FLAGS.get(name, flag_of(name)) for name in LISTS if "dtype" not in name]
+
+
+@pytest.mark.parametrize("flag", ["--ctx", "--mean-tokens", *COUNTED])
+def test_a_number_with_thousands_separators_is_no_list(run: Run, flag: str) -> None:
+    line = refused(
+        run("sweep", "llama-3.1-8b", "--gpu", "h200", *([] if flag == "--ctx" else ["--ctx", "8k"]), flag, "8,192")
+    )
+    assert line == f"{flag}: 8,192 may be one number; write 8192; for several, put a space after each comma: '8, 192'"
+
+
+@pytest.mark.parametrize("words", [("--ctx", "8192"), ("--ctx", "8, 192"), ("--ctx", "8", "--ctx", "192")])
+def test_the_remedies_for_thousands_separators_are_read(run: Run, words: tuple[str, ...]) -> None:
+    rows = run("sweep", "llama-3.1-8b", "--gpu", "h200", *words, "--format", "json").json["rows"]
+    assert [row["max_model_len"] for row in rows] == ([8192] if "8192" in words else [8, 192])
 
 
 @pytest.mark.parametrize(

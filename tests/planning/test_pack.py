@@ -20,14 +20,22 @@ from tests.support.cli import Run, run
 from tests.support.start_arithmetic import Facts, NotStarted, sglang_pool, vllm_pool
 
 __all__ = ["run"]
-MODELS = ("qwen3-0.6b", "qwen3-4b", "qwen3-8b", "llama-3.2-1b", "llama-3.1-8b-fp8", "gemma-3-4b", "qwen3-30b-a3b")
+DECODERS = ("qwen3-0.6b", "qwen3-4b", "qwen3-8b", "llama-3.2-1b", "llama-3.1-8b-fp8", "gemma-3-4b", "qwen3-30b-a3b")
+# Only drawn under vLLM: encoders without a KV cache, poolers, vision, states, encoders and decoders.
+OTHER_KINDS = (
+    "bge-m3", "multilingual-e5-large", "bge-reranker-base", "qwen3-embedding-0.6b", "qwen3-reranker-0.6b",
+    "qwen2.5-vl-3b", "ministral-3-3b", "granite-4.0-h-1b", "falcon-h1-1.5b",
+    "whisper-large-v3", "whisper-large-v3-turbo",
+)  # fmt: skip
 GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200")
 ENGINES = ("vllm", "vllm", "vllm", "sglang")
 
 
 @cache
 def request(model: str, gpu_name: str, context: int, engine: str) -> Request:
-    return Request(catalog.load(model), gpu(gpu_name), EngineArgs(max_model_len=context), parse_engine(engine))
+    spec = catalog.load(model)
+    context = min(context, spec.max_model_len)
+    return Request(spec, gpu(gpu_name), EngineArgs(max_model_len=context), parse_engine(engine))
 
 
 def facts(made: Plan) -> Facts:
@@ -46,6 +54,8 @@ def check_starts(packing: Packing) -> None:
         if server.plan.request.release.engine == "sglang":
             # What its pools allocate beyond the tokens that they give out is a page each; what they leave, less.
             assert abs(pool - given_out) < 3 * server.plan.capacity.bytes_per_block
+        elif server.plan.request.spec.is_encoder:  # it allocates nothing of its budget beyond what it loads and runs
+            assert given_out == 0 <= pool
         else:
             assert 0 <= pool - given_out < server.plan.capacity.bytes_per_block
         own = facts(server.plan)
@@ -59,16 +69,19 @@ def pool_of(server: Started, total: int, others: int) -> tuple[int, int]:
     return compute(total, others, server.share, own), server.plan.memory.kv_cache
 
 
+def drawn_tenant(draw: random.Random, name: str, gpu_name: str) -> Tenant:
+    engine = draw.choice(ENGINES)
+    model = draw.choice(DECODERS if engine == "sglang" or draw.random() < 0.5 else OTHER_KINDS)
+    return Tenant(
+        name,
+        request(model, gpu_name, draw.choice((2048, 8192, 32768)), engine),
+        1 if catalog.load(model).is_encoder else draw.choice((1, 1, 2, 4, 16)),
+    )
+
+
 def drawn(draw: random.Random) -> tuple[list[Tenant], int]:
     gpu_name = draw.choice(GPUS)
-    tenants = [
-        Tenant(
-            f"s{number}",
-            request(draw.choice(MODELS), gpu_name, draw.choice((2048, 8192, 32768)), draw.choice(ENGINES)),
-            draw.choice((1, 1, 2, 4, 16)),
-        )
-        for number in range(draw.choice((1, 2, 2, 3, 4)))
-    ]
+    tenants = [drawn_tenant(draw, f"s{number}", gpu_name) for number in range(draw.choice((1, 2, 2, 3, 4)))]
     return tenants, draw.choice((0, 0, GIB // 2, 2 * GIB))
 
 
@@ -105,6 +118,18 @@ def test_a_larger_share_for_anyone_would_not_start() -> None:
     with pytest.raises(NotStarted):
         vllm_pool(packing.total, first.resident, last.share + 0.01, facts(last.plan))
     assert packing.total - held < 0.02 * packing.total  # what is left went to the first
+
+
+def test_an_embedder_beside_a_chat_model_finds_its_share_free(run: Run) -> None:
+    """vLLM 0.33 v1/worker/gpu_worker.py (init_device) checks the free memory before it loads a model of any kind."""
+    words = ("pack", "--gpu", "rtx-3090", "--format", "json")
+    chat, embed = "chat=qwen2.5-7b-awq --max-model-len 8192 --users 4", "embed=multilingual-e5-large"
+    document = run(*words, "--server", chat, "--server", embed).json
+    assert {server["name"] for server in document["servers"]} == {"chat", "embed"}
+    packing = pack([Tenant("chat", request("qwen2.5-7b-awq", "rtx-3090", 8192, "vllm"), 4),
+                    Tenant("embed", request("multilingual-e5-large", "rtx-3090", 512, "vllm"))], 0)  # fmt: skip
+    assert packing.fits
+    check_starts(packing)
 
 
 def test_what_is_left_goes_to_the_server_that_is_named() -> None:

@@ -269,15 +269,29 @@ def test_heads_that_do_not_divide_are_refused() -> None:
         ("llama-3.1-8b", "a100-80g", {"max_num_seqs": 4096}, "more than max_num_batched_tokens"),
         ("llama-3.1-8b", "t4", {"dtype": "bfloat16"}, "compute capability 8.0"),
         ("gemma-3-4b", "a100-80g", {"dtype": "float16"}, "in float16"),
-        ("gpt-oss-20b", "t4", {"tensor_parallel_size": 2}, "mxfp4 weights need compute capability 8.0"),
-        ("qwen3-30b-a3b-fp8", "v100-32g", {"tensor_parallel_size": 4}, "fp8 weights need compute capability 7.5"),
-        ("deepseek-v3.2", "a100-80g", {"tensor_parallel_size": 16}, "sparse attention needs compute capability 9.0"),
     ],
 )  # fmt: skip
 def test_what_the_server_refuses_is_refused(model: str, gpu_name: str, args: dict[str, Any], says: str) -> None:
     """Each as vLLM 0.33's own checks have it (config/scheduler.py, config/model.py, quantization/*.py)."""
     with pytest.raises(UsageError, match=says):
         of(model, gpu_name, max_model_len=8192, **args)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "ranks", "says"),
+    [
+        ("gpt-oss-20b", "t4", 2, "Minimum capability: 80"),
+        ("qwen3-30b-a3b-fp8", "v100-32g", 4, "Minimum capability: 75"),
+        ("deepseek-v3.2", "a100-80g", 16, "no attention backend runs deepseek-v3.2 on compute capability 8.0"),
+    ],
+)
+def test_what_the_server_does_not_start_on_a_gpu_does_not_fit(model: str, gpu_name: str, ranks: int, says: str) -> None:
+    """vLLM 0.33's get_min_capability of each method, and its backends' supports_compute_capability."""
+    answer = of(model, gpu_name, max_model_len=8192, tensor_parallel_size=ranks)
+    assert not answer.fits
+    assert answer.refusal is not None
+    assert answer.refusal.by == "unsupported"
+    assert says in answer.refusal.text
 
 
 def test_bfloat16_becomes_float16_where_there_is_none() -> None:

@@ -161,3 +161,27 @@ def test_one_release_on_both_sides_is_told(run: Run) -> None:
     for more in (("--from", "sglang"), ("--from", "vllm@0.33", "--to", "vllm@0.33")):
         assert " is the release to upgrade from and to: it serves " in run(*words, *more).out
     assert " is the release to upgrade from and to" not in run(*words, "--from", "vllm@0.24").out
+
+
+def test_a_change_is_named_where_neither_release_starts(run: Run) -> None:
+    """vllm-project/vllm#49878: windows charged for every batch in flight, on a card where the model never fits."""
+    server = (
+        "vllm serve google/gemma-4-31B-it --max-model-len 262144 --kv-cache-memory-bytes 52613349376 "
+        "--kv-cache-dtype bfloat16 --max-num-batched-tokens 32768 --quantization fp8"
+    )
+    options = ("--gpu", "h100-80g", "--from", "vllm@0.25.1", "--to", "vllm@0.26", "--offline")
+    answer = run("upgrade", server, *options).out
+    assert "starts with neither" in answer
+    cause = " ".join(answer[answer.index("since") :].split())
+    assert "0.26 +25 GiB +13.95 GiB windows and chunks are charged" in cause
+    assert "None of the" not in answer
+    assert "| KV per user | short by |" in run("upgrade", server, *options, "--format", "markdown").out
+
+
+def test_a_release_without_a_patch_says_which_one_it_means(run: Run) -> None:
+    """vllm-project/vllm#43308: 0.20.0 and 0.20.2 print other tokens."""
+    options = ("upgrade", "gemma-4-31b", "--gpu", "h200", "--ctx", "32k", "--to", "vllm@0.21", "--offline")
+    bare = " ".join(run(*options, "--from", "vllm@0.20").out.split())
+    assert "vllm@0.20 means its newest patch: 0.20.2 changed what is planned" in bare
+    assert "write it out, vllm@0.20.0." in bare
+    assert "newest patch" not in run(*options, "--from", "vllm@0.20.0").out

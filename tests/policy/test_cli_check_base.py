@@ -574,3 +574,53 @@ def test_a_run_that_is_deleted_or_named_otherwise_takes_its_rules_with_it(run: R
     (repository / "runs" / "latest").rename(repository / "runs" / "other")
     ran = run("check", "--base", "HEAD", "--format", "json")
     assert notes(ran) == [("base", "measured: the evidence file changed: runs/latest -> runs/other")]
+
+
+# --- a clone that lacks objects ---------------------------------------------------------------------------------------
+
+
+def oid(folder: Path, name: str) -> str:
+    words = ["git", "rev-parse", f"main:{name}"]
+    return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.parametrize("name", ["kvplan.policy.yaml", "baseline.json", "model/config.json"])
+def test_an_object_that_the_clone_lacks_is_one_line(run: Run, repository: Path, name: str) -> None:
+    missing = oid(repository, name)
+    (repository / ".git" / "objects" / missing[:2] / missing[2:]).unlink()
+    line = refused(run("check", "--base", "main"), 3)
+    assert line.startswith(f"main:{name}: this clone does not have it (")
+
+
+def test_a_partial_clone_fetches_nothing_by_itself_and_the_remedy_does(
+    run: Run, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(repository, "config", "uploadpack.allowFilter", "true")
+    git(repository, "checkout", "-q", "main")
+    part, mark = tmp_path / "part", tmp_path / "fetched"
+    git(tmp_path, "clone", "-q", "--filter=blob:none", "--no-checkout", f"file://{repository}", str(part))
+    shutil.copytree(repository / "model", part / "model")
+    for name in ("kvplan.policy.yaml", "baseline.json"):
+        shutil.copy(repository / name, part / name)
+    git(part, "config", "remote.origin.uploadpack", f"touch {mark} && git-upload-pack")
+    monkeypatch.chdir(part)
+    for name in ("kvplan.policy.yaml", "baseline.json", "model/config.json"):
+        line = refused(run("check", "--base", "main"), 3)
+        assert not mark.exists()
+        remedy = line.split("`")[1]
+        assert remedy == f"git show main:{name}"
+        subprocess.run(remedy.split(), cwd=part, check=True, capture_output=True)
+        assert mark.exists()
+        mark.unlink()
+    assert run("check", "--base", "main").code == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "problem"), [("MAX_FILES", "files are named, more than 1"), ("MAX_BYTES", "1 bytes")]
+)
+def test_files_of_a_revision_have_a_budget(
+    run: Run, repository: Path, monkeypatch: pytest.MonkeyPatch, limit: str, problem: str
+) -> None:
+    monkeypatch.setattr(f"kvplan.core.git.{limit}", 1)
+    (message,) = [message for outcome, kind, message in changes(check(run)) if (outcome, kind) == ("note", "server")]
+    assert problem in message

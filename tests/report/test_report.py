@@ -472,7 +472,7 @@ def test_csv_carries_the_documents_values() -> None:
         for path in row:
             value: Any = document
             for key in path.split("."):
-                value = value[key]
+                value = None if value is None else value[key]  # a part that the answer lacks has empty cells
             expected = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
             assert row[path] == expected, path
     assert rows[0]["kv.bytes_per_request"] == "4294967296"  # 4 GiB

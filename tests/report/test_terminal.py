@@ -13,6 +13,7 @@ import pytest
 
 from kvplan.cli.main import main
 from kvplan.core.table import Table, as_text, markdown_text, one_line, wrapped
+from kvplan.core.units import UNIT_GAP
 from kvplan.report.lines import COMMAND, Paragraph, laid_out, line, plain
 from tests.support.cli import Run, config_file, run
 from tests.support.policies import policy
@@ -24,7 +25,8 @@ __all__ = ["run"]
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 GPU = ("--gpu", "h200", "--ctx", "4k")
-WIDTHS = (80, 200)
+WIDTHS = (80, 110, 200)
+QUANTITY = r"[0-9](?:[0-9.,]*[0-9])?(?:" + UNIT_GAP + r"[^\s,;)]+)?"  # a number and its unit
 
 
 class Terminal(io.StringIO):
@@ -54,6 +56,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "estimate": ["estimate", "llama-3.1-8b", *GPU],
         "estimate, explained": ["estimate", "gpt-oss-20b", *GPU, "--explain"],
         "estimate, too small": ["estimate", "llama-3.1-8b", "--gpu", "l4", "--ctx", "128k"],
+        "estimate, a share": ["estimate", "qwen3-0.6b", *GPU, "--gpu-memory-utilization", "0.3"],
         "estimate, contexts": ["estimate", "llama-3.1-8b", "--gpu", "h200", "--ctx", "4k,8k,128k"],
         "estimate, GPUs": ["estimate", "llama-3.1-70b", "--gpu", "l4,a100-80g,h200", "--ctx", "8k"],
         "sweep": ["sweep", "qwen3-32b", "--gpu", "l40s,h200", "--ctx", "4k,8k", "--tensor-parallel-size", "1,2",
@@ -80,9 +83,10 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 NAMES = [
-    "estimate", "estimate, explained", "estimate, too small", "estimate, contexts", "estimate, GPUs", "sweep",
-    "recommend", "recommend, fixed", "diff", "upgrade", "simulate", "check", "trace stats", "trace stats of a profile",
-    "trace profiles", "models", "models NAME", "gpus", "gpus NAME", "reconcile", "reconcile --log", "why", "doctor",
+    "estimate", "estimate, explained", "estimate, too small", "estimate, a share", "estimate, contexts",
+    "estimate, GPUs", "sweep", "recommend", "recommend, fixed", "diff", "upgrade", "simulate", "check", "trace stats",
+    "trace stats of a profile", "trace profiles", "models", "models NAME", "gpus", "gpus NAME", "reconcile",
+    "reconcile --log", "why", "doctor",
 ]  # fmt: skip
 
 
@@ -92,6 +96,11 @@ def test_an_answer_fits_the_terminal_and_says_all_that_a_pipe_is_told(
 ) -> None:
     argv = commands(tmp_path)[name]
     piped = run(*argv)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvplan.report.lines.SCREEN", 10_000)
+        patch.setattr("kvplan.report.console.SCREEN", 10_000)
+        quantities = set(re.findall(QUANTITY, run(*argv).out))
+    assert set(re.findall(QUANTITY, piped.out)) == quantities or name == "doctor"
     for width in WIDTHS:
         shown = on_terminal(width, argv, monkeypatch)
         lines = shown.splitlines()
@@ -99,6 +108,7 @@ def test_an_answer_fits_the_terminal_and_says_all_that_a_pipe_is_told(
         # Of what a pipe is told nothing is missing; paths and long names may be divided, keys stand again.
         left_out = Counter(words(piped.out)) - Counter(words(shown)) if name != "doctor" else Counter[str]()
         assert all(len(word) > 24 for word in left_out), left_out
+        assert set(re.findall(QUANTITY, shown)) == quantities or name == "doctor"
 
 
 def words(text: str) -> list[str]:
@@ -143,6 +153,15 @@ def test_no_line_of_a_table_is_wider_than_asked_and_no_word_is_lost(width: int) 
     text = "one request of 32,768 tokens needs 4.00 GiB, is-a-word-of-more-than-the-width-of-this"
     assert max(map(len, wrapped(text, width))) <= width
     assert "".join(wrapped(text, width)).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("width", range(20, 60))
+@pytest.mark.parametrize(
+    "text", ["54.13 GiB of 1,234 GiB/s", "a:54.13 GiB", "outside --gpu-memory-utilization:1,254.13 MiB"]
+)
+def test_no_line_ends_in_a_number_or_before_its_unit(text: str, width: int) -> None:
+    for lines in (wrapped(text, width), [plain(part) for part in laid_out([line(text)], width)]):
+        assert re.findall(QUANTITY, " | ".join(lines)) == re.findall(QUANTITY, text)
 
 
 # --- a line -----------------------------------------------------------------------------------------------------------

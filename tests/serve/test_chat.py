@@ -66,7 +66,7 @@ def test_what_a_template_may_not_do_is_the_clients_error(template: str) -> None:
 
 
 def test_a_template_that_is_none_is_refused_at_the_start() -> None:
-    with pytest.raises(InvalidInputError, match="not a jinja2 template"):
+    with pytest.raises(InvalidInputError, match="cannot be used"):
         ChatTemplate("{% if %}")
 
 
@@ -76,3 +76,34 @@ def test_parts_of_text_are_one_text() -> None:
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": ""},
     ]
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLED = "{% set ns = namespace(x=['a']) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOPS, DOUBLED, "{{ 'a' * 10**9 }}", "{{ 'a' * 10**13 }}", "{{ '%9999999999d' % 1 }}", "{{ 10 ** (10 ** 9) }}",
+        "{{ messages | tojson(indent=10**10) }}", "{{ 'a' * (2**24 + 1) }}", "{{ (range(99999) | list) * 99999 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% macro f() %}{{ f() ~ f() }}{% endmacro %}{{ f() }}",
+    ],
+)  # fmt: skip
+def test_a_template_has_a_budget_and_the_next_prompt_its_own(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplan.serve.rendering.SECONDS", 0.2)
+    with pytest.raises((ApiError, InvalidInputError), match="chat template"):  # as it renders, or compiles
+        ChatTemplate(template).prompt(TALK, {})
+    assert ChatTemplate("{{ messages | length }}").prompt(TALK, {}) == "4"
+
+
+def test_a_template_that_cannot_be_compiled_ends_nothing() -> None:
+    with pytest.raises(InvalidInputError, match="chat template"):
+        ChatTemplate("{{ " + "(" * 100_000 + ")" * 100_000 + " }}")
+    assert ChatTemplate("{{ messages | length }}").prompt(TALK, {}) == "4"
+
+
+def test_options_of_a_template_win_over_its_special_tokens() -> None:  # transformers: template_kwargs, too
+    template = ChatTemplate("{{ bos_token }}{{ mode }}", {"bos_token": "<s>"})
+    assert template.prompt(TALK, {"mode": "a"}) == "<s>a"
+    assert template.prompt(TALK, {"bos_token": "b"}) == "b"

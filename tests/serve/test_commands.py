@@ -21,13 +21,14 @@ from kvplan.serve.chat import ChatTemplate
 from kvplan.serve.generation import Limits
 from kvplan.serve.metrics import ServerMetrics
 from kvplan.serve.run import server as server_of_uvicorn
+from kvplan.serve.run import time_to_finish
 from kvplan.serve.text import stand_in
 from kvplan.serve.worker import Worker
 from kvplan.servers.vllm.log_lines import log_lines
 from tests.engine.test_tp import free_port
 from tests.serve.test_server import TEXT, leave_open, until
 from tests.support.cli import Run, refused, run
-from tests.support.serving import MODEL, Serving, planned, serving, twin
+from tests.support.serving import MODEL, WAIT_S, Serving, planned, serving, twin
 from tests.support.small_engines import engine_for, greedy, random_tokens, saved_model, wrong_greedy_tokens
 
 __all__ = ["run"]  # a fixture
@@ -214,13 +215,29 @@ def test_an_option_is_named_as_it_was_typed(run: Run, words: tuple[str, ...], li
 
 @pytest.mark.parametrize("kinds", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)], ids=str)
 def test_a_second_signal_of_either_kind_ends_at_once(kinds: tuple[int, int]) -> None:
-    numbers: list[int] = []
+    first: list[int] = []
+    second: list[int] = []
     running = server_of_uvicorn(Api(Worker(twin(), ServerMetrics(MODEL, 8192, {})), SERVED), 30)
-    running.on_forced = numbers.append
+    running.on_signal, running.on_forced = first.append, second.append
     running.handle_exit(kinds[0], None)
-    assert (running.should_exit, running.force_exit, numbers) == (True, False, [])
+    assert (running.should_exit, running.force_exit, first, second) == (True, False, [kinds[0]], [])
     running.handle_exit(kinds[1], None)
-    assert (running.force_exit, numbers) == (True, [kinds[1]])
+    assert (running.force_exit, first, second) == (True, [kinds[0]], [kinds[1]])
+
+
+@pytest.mark.parametrize(("drain_s", "seconds"), [(0, 0), (1, 0), (2, 1), (10, 9), (30, 27), (600, 597)])
+def test_the_end_of_the_drain_time_is_for_errors(drain_s: int, seconds: int) -> None:
+    assert time_to_finish(drain_s) == seconds
+
+
+def test_the_drain_time_ends_whatever_runs() -> None:
+    """One step of this server takes hours: its thread cannot be joined."""
+    with started(*WORDS, "--speed", "0.000001", "--drain-timeout", "1s") as (process, server, _):
+        with leave_open(server, {"prompt": [1], "max_tokens": 8}):
+            time.sleep(0.5)  # /metrics shows what a step has counted
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=WAIT_S)
+        assert process.returncode == 143
 
 
 def environment_with(**changes: str) -> dict[str, str]:

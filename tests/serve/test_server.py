@@ -11,6 +11,8 @@ from itertools import count
 from typing import Any
 
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request as HttpRequest
 
 from engine.config import SamplingParams
 from engine.request import Request
@@ -18,6 +20,7 @@ from engine.sequence import Sequence
 from kvplan.serve.app import Api
 from kvplan.serve.backend import BackendLostError
 from kvplan.serve.chat import ChatTemplate
+from kvplan.serve.fields import parsed
 from kvplan.serve.generation import Limits
 from kvplan.serve.run import listen, serve
 from kvplan.serve.worker import Hooks, Worker, stop_reason
@@ -226,6 +229,21 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
     (CHAT, {"messages": HELLO, "chat_template_kwargs": {"messages": 1}}, 400, "messages"),
     (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    (TEXT, {"prompt": "a" * 57_345}, 400, "prompt"),  # above 8,192 tokens of <|end|>, the longest
+    (TEXT, {"prompt": ["a", "a" * 57_345]}, 400, "prompt"),
+    (TEXT, {"prompt": ["a"] * 1025}, 400, "prompt"),
+    (TEXT, {"prompt": "a", "stop_token_ids": [1] * 1025}, 400, "stop_token_ids"),
+    (CHAT, {"messages": [{"role": "user", "content": "a" * 57_345}]}, 400, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": "a" * (2**20 + 1)}]}, 400, "messages"),
+    ("/tokenize", {"prompt": "a" * (2**20 + 1)}, 400, "prompt"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "a" * (2**20 + 1)}]}, 400, "messages"),
+    ("/detokenize", {"tokens": [1] * (2**20 + 1)}, 400, "tokens"),
+    (TEXT, {"prompt": "a", "model": "\ud800"}, 400, "model"),
+    (TEXT, {"prompt": "a", "user": "\udc00"}, 400, "user"),
+    (TEXT, {"prompt": "a", "\ud800": 1}, 400, None),
+    (TEXT, {"prompt": "a", "stop": ["\ud83d\ud83d"]}, 400, "stop"),
+    (CHAT, {"messages": HELLO, "chat_template_kwargs": {"\ud800": 1}}, 400, "chat_template_kwargs"),
+    ("/tokenize", {"prompt": "a", "model": "\udfff"}, 400, "model"),
     ("/tokenize", {}, 400, "prompt"),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
     ("/detokenize", {"tokens": [10**6]}, 400, "tokens"),
@@ -259,11 +277,84 @@ def test_a_twin_has_no_logits_to_add_to(server: Serving, stream: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b"5", b"\xff", b'{"prompt": NaN}', b"[" * 100_000, b'{"a":' + b"1" * 5000 + b"}"]
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b"\xff",
+        b'{"prompt": NaN}',
+        b"[" * 100_000,
+        b'{"a":' + b"1" * 5000 + b"}",
+        b'{"model": "\xed\xa0\x80"}',
+        '{"model": "\ud800"}'.encode("utf-16", "surrogatepass"),
+    ],
 )
 def test_a_body_that_is_no_object(server: Serving, data: bytes) -> None:
     status, error = server.refusal(TEXT, data)
     assert (status, error["type"]) == (400, "BadRequestError")
+
+
+def test_whole_surrogate_pairs_are_text(server: Serving) -> None:
+    body = {"prompt": "\U0001f600 \\ud800", "model": MODEL}  # sent as two escapes, and as a backslash before ud800
+    assert b'\\ud83d\\ude00 \\\\ud800"' in json.dumps(body).encode()
+    tokens = server.post("/tokenize", **body)["tokens"]
+    assert server.post("/detokenize", tokens=tokens) == {"prompt": body["prompt"]}
+
+
+class Slow:
+    """A tokenizer that tokenizes once it is let."""
+
+    def __init__(self) -> None:
+        self.may, self.begun = threading.Event(), threading.Event()
+
+    def encode_batch(self, texts: list[str], **options: Any) -> Any:
+        self.begun.set()
+        assert self.may.wait(WAIT_S)
+        return tokenizer().encode_batch(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(tokenizer(), name)
+
+
+def test_tokenization_holds_up_no_other_path() -> None:
+    backend = twin()
+    slow = backend.tokenizer = Slow()
+    with serving(backend) as server:
+        counted: list[Any] = []
+        thread = threading.Thread(target=lambda: counted.append(server.post("/tokenize", prompt="Hello")))
+        thread.start()
+        assert slow.begun.wait(WAIT_S)
+        assert server.ask("GET", "/health")[0] == 200
+        assert server.post(TEXT, prompt=[1], max_tokens=1)["choices"]  # another thread: /v1 can have a key
+        slow.may.set()
+        thread.join()
+        assert counted[0]["count"] == len(tokenizer().encode("Hello").ids)
+
+
+def test_no_body_is_read_in_the_event_loop(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def parsed_here(data: bytes) -> dict[str, Any]:
+        names.append(threading.current_thread().name)
+        return parsed(data)
+
+    monkeypatch.setattr("kvplan.serve.intake.parsed", parsed_here)
+    server.post(TEXT, prompt="a", max_tokens=1)
+    server.post(CHAT, messages=HELLO, max_tokens=1)
+    server.post("/tokenize", prompt="a")
+    server.post("/detokenize", tokens=[1])
+    assert [name.startswith("kvplan-intake") for name in names] == [True] * 4
+
+
+def test_too_many_characters_are_refused_in_vllms_words(server: Serving) -> None:
+    _, error = server.refusal(TEXT, {"prompt": "ab " * 20_000})
+    assert error["message"] == (  # vllm/renderers/params.py, _text_len_check, of 0.33.0
+        "This model's maximum context length is 8192 tokens. However, your prompt contains 60000 characters (more than "
+        "57344 characters, which is the upper bound for 8192 input tokens). Please reduce the length of the input "
+        "prompt."
+    )
 
 
 def test_a_stream_that_is_refused_has_its_status(server: Serving) -> None:
@@ -295,6 +386,17 @@ def test_a_key_is_asked_for() -> None:
             assert server.ask("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})[0] == status
         assert server.ask("GET", "/health")[0] == 200
         assert server.ask("GET", "/metrics")[0] == 200
+
+
+@pytest.mark.parametrize("host", ["x/health?", "x/y#", "x?", "127.0.0.1", "[::1", "", "x/v1/../health"])
+def test_no_host_header_talks_round_the_key(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """starlette before 1.1 makes a URL of the path and the client's Host header, whose path can be another."""
+    monkeypatch.setattr(HttpRequest, "url", URL(f"http://{host.replace('[', '')}/v1/models"))
+    with serving(twin(), api_keys=("key",)) as server:
+        for path in ("/v1/models", f"/v1/models/{MODEL}"):
+            assert server.ask("GET", path, headers={"Host": host})[0] == 401
+            assert server.ask("GET", path, headers={"Host": host, "Authorization": "Bearer key"})[0] == 200
+        assert server.ask("POST", TEXT, {"prompt": [1], "max_tokens": 1}, {"Host": host})[0] == 401
 
 
 def test_a_full_queue_refuses() -> None:

@@ -177,6 +177,21 @@ def test_it_says_by_how_much_an_encoder_does_not_fit(run: Run, folder: Path) -> 
         hf_config.read_config({**CONFIGS["bge-m3"], "model_type": "nomic_bert"}, "config.json", "x")
 
 
+@pytest.mark.parametrize("model", ["bge-m3", "qwen3-embedding-0.6b", "whisper-large-v3", "ministral-3-3b"])
+def test_a_model_of_any_kind_needs_its_share_free(run: Run, model: str) -> None:
+    """vLLM 0.33 v1/worker/gpu_worker.py (init_device, request_memory) looks before it builds a model runner.
+
+    0.92 of 23.58 GiB are 21.69; 15 GiB in use and a CUDA context of 0.50 leave 8.08.
+    """
+    words = ("estimate", model, "--gpu", "rtx-3090", "--ctx", "448", "--memory-in-use", "15GiB", "--exit-code")
+    ran = run(*words)
+    assert ran.code == 1
+    refusal = "does not start at 448 tokens: it needs 21.69 GiB free (0.92 of 23.58 GiB) but only 8.08 GiB is free"
+    assert refusal in ran.out.splitlines()[0]
+    assert run(*words, "--gpu-memory-utilization", "0.34").code == 0  # 8.02 GiB
+    assert run(*words, "--gpu-memory-utilization", "0.35").code == 1  # 8.25 GiB
+
+
 def test_one_more_row_of_memory_is_none_of_an_encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that decoders alone have stands in their `size`: nothing is added here."""
     request = request_of(ROWS[0]["model"])

@@ -14,11 +14,11 @@ from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
-from kvplan.servers.vllm import experts
+from kvplan.servers.vllm import experts, overheads
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import weight_layout
+from kvplan.servers.weights import ONLINE_METHODS, weight_layout
 from kvplan.sizing.weights import rank_weights, stage_layers, total_weights
 from tests import oracles
 from tests.support.cli import Run
@@ -102,11 +102,35 @@ EP: dict[str, Any] = {"enable_expert_parallel": True}
             "buffers that are not sized",
         ),
         ("deepseek-v3", EP | {"data_parallel_size": 8, "all2all_backend": "deepep"}, "is not supported by vLLM"),
+        # "Redundant experts are only supported with EPLB.", though it is on: the class does not pass it on
+        (
+            "glm-4.7-flash",
+            EP | {"enable_eplb": True, "tensor_parallel_size": 2, "num_redundant_experts": 16},
+            "copies experts without balancing them; remove it",
+        ),
     ],
 )
 def test_refuses_what_vllm_refuses_and_what_is_not_sized(model: str, args: dict[str, Any], fault: str) -> None:
     with pytest.raises(KvplanError, match=fault):
         experts.check(catalog.load(model), EngineArgs(**args), parse_engine("vllm@0.33"))
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        ("granite-4.0-h-small", 32_257_265_664), ("jamba-1.5-mini", 51_575_316_224), ("olmoe-1b-7b", 6_921_392_128),
+        ("qwen2-57b-a14b", 57_415_386_112), ("powermoe-3b", 3_300_854_784),
+    ],
+)  # fmt: skip
+def test_a_class_without_eplb_makes_no_copies(model: str, weights: int) -> None:
+    """Weights of a rank that vLLM 0.33's own code has with 16 redundant experts, TP 2: as many as without them."""
+    args = EngineArgs(
+        **EP, enable_eplb=True, tensor_parallel_size=2, num_redundant_experts=16, max_model_len=4096,
+        kv_cache_memory_bytes=20 * GIB,
+    )  # fmt: skip
+    planned = plan(Request(catalog.load(model), gpu("b300"), args, parse_engine("vllm@0.33")))
+    assert planned.memory.weights == weights
+    assert any("makes no copies of its experts" in note for note in planned.notes)
 
 
 def test_deepeps_low_latency_buffer_by_hand() -> None:
@@ -262,3 +286,14 @@ def test_two_public_deployments_of_glm_5_2_are_not_one_checkpoint() -> None:
     assert planned[8, 0] - planned[16, 0] > 1.7 * (89.5 - 65.1)
     assert planned[16, 16] - planned[16, 0] == pytest.approx(experts / 256 / GIB, rel=1e-3)
     assert planned[16, 16] == pytest.approx(65.1, rel=0.02)  # 64.05, without the drafting head
+
+
+@pytest.mark.parametrize("method", ONLINE_METHODS)
+def test_every_method_applied_while_loading_plans_latent_attention_with_experts(method: str) -> None:
+    """Dequantized copies are kept of kv_b_proj, 60 layers x 512 x 16 heads x (128 + 128) on one of 8 ranks; methods for
+    experts leave it as it is."""
+    args = EngineArgs(tensor_parallel_size=8, max_model_len=8192, quantization=method)
+    request = Request(catalog.load("deepseek-v2"), gpu("b200"), args)
+    assert plan(request).fits
+    copies = overheads.dequantized_latents(request.spec, 8, 1, overheads.online_of(request.spec, args))
+    assert copies == (0 if "int8" in method else 60 * 512 * 16 * 256)

@@ -24,9 +24,7 @@ from tests.support.oracle_data import DATA, needs_oracle_data
 
 FACTS = Path(__file__).parents[1] / "facts"
 ROWS = [json.loads(line) for line in (FACTS / "hicache.jsonl").read_text().splitlines()]
-NOT_SIZED = (  # refused by name
-    "Step-3.7", "qwen3.5-27b", "deepseek-v3.2", "--offload-group-size", "--enable-memory-saver",
-)  # fmt: skip
+NOT_SIZED = ("Step-3.7", "qwen3.5-27b", "deepseek-v3.2", "--offload-group-size")  # refused by name
 
 
 def name_of(row: dict[str, Any]) -> str:

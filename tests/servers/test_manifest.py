@@ -11,6 +11,7 @@ import pytest
 
 from kvplan.core.errors import UsageError
 from kvplan.servers import manifest, nodes
+from kvplan.servers.budget import MAX_EXPANDED, Budget
 from kvplan.servers.manifest import Served
 from kvplan.servers.pasted import parse_container, read_command
 from kvplan.servers.words import ServeCommand
@@ -107,7 +108,7 @@ def test_kubernetes_expands_its_variables_and_a_shell_its_own() -> None:
 
 
 def test_two_dollars_keep_a_variable_as_it_is() -> None:
-    assert manifest.expanded("$$(A) $(A) $(B)", {"A": "1"}) == "$(A) 1 $(B)"
+    assert manifest.expanded("$$(A) $(A) $(B)", {"A": "1"}, Budget("f.yaml")) == "$(A) 1 $(B)"
 
 
 def test_a_variable_of_a_secret_is_not_known_and_refused_where_it_matters() -> None:
@@ -275,3 +276,51 @@ def test_a_pasted_manifest_with_one_server_is_its_command() -> None:
 def test_odd_manifests_are_refused_not_crashed_on(text: str) -> None:
     with pytest.raises(UsageError):
         served(text)
+
+
+# --- what a manifest may cost -----------------------------------------------------------------------------------------
+
+SERVE = "image: vllm/vllm-openai\ncommand: [vllm, serve, Qwen/Qwen3-8B]"
+SCRIPT = "image: vllm\ncommand:\n- bash\n- -c\n- |\n"
+LINKS = range(1, 40)  # each is twice the one before: 2**39 times eight characters
+VARIABLES = "- {name: A0, value: eight_of}\n"
+VARIABLES += "".join(f"- {{name: A{i}, value: $(A{i - 1})$(A{i - 1})}}\n" for i in LINKS)
+ASSIGNED = "  A0=eight_of\n" + "".join(f"  export A{i}=$A{i - 1}$A{i - 1}\n" for i in LINKS)
+BOMB = "x0: &x0 [a, a]\n" + "".join(f"x{i}: &x{i} [*x{i - 1}, *x{i - 1}]\n" for i in LINKS)
+CHAIN = "x0: &x0 []\n" + "".join(f"x{i}: &x{i} [*x{i - 1}]\n" for i in range(1, 101))
+EXPANDED, ALIASES = "its variables and scripts expand to more", "its aliases expand to more"
+DEEP = "is nested more than 100 levels"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (pod(f"{SERVE[:-1]}, $(A39)]\nenv:\n{VARIABLES}"), EXPANDED),
+        (pod(f"{SCRIPT}{ASSIGNED}  vllm serve m"), EXPANDED),
+        (pod(SCRIPT + "  echo '\n" + '  "\n' * 2000 + "  vllm serve m"), EXPANDED),
+        (BOMB + pod(SERVE).replace("name: p", "name: *x39"), ALIASES),
+        (BOMB + pod(SERVE.replace("vllm/vllm-openai", "*x39")), ALIASES),
+        (f"{BOMB}services: {{a: {{image: vllm, command: vllm serve m, labels: *x39}}}}", ALIASES),
+        (f"s: &s {'x' * 10**5}\n{pod(SERVE[:-1] + ', *s' * 50 + ']')}", ALIASES),
+        (pod(SERVE) + "x: " + "[" * 10**5 + "]" * 10**5, DEEP),
+        (pod(SERVE) + "x: " + "{a: " * 10**5 + "}" * 10**5, DEEP),
+        (CHAIN + pod(SERVE), DEEP),
+        ("x: &x [*x]\n" + pod(SERVE), r"the alias \*x names nothing before it"),
+    ],
+)
+def test_no_manifest_expands_to_more_than_its_budget(text: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        manifest.served(text, "f.yaml")
+
+
+def test_a_long_comment_is_read_once() -> None:
+    script = f"  echo a{' #' * 100_000} 'b'\n  vllm serve Qwen/Qwen3-8B # 'large'\n"
+    assert command(pod(SCRIPT + script)).model == "Qwen/Qwen3-8B"
+
+
+def test_what_a_manifest_repeats_is_within_its_budget() -> None:
+    env = "&env\n- {name: A, value: '4096'}\n- {name: B, value: $(A)}\n"
+    container = f"{SERVE[:-1]}, --max-model-len, $(B)]\nenv: "
+    both = pod(container + env) + "---\n" + pod(container + env)
+    assert [parse_container(each).args["max_model_len"] for each in manifest.served(both, "f.yaml")] == [4096] * 2
+    assert Budget("f.yaml").take("a" * MAX_EXPANDED)

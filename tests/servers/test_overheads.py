@@ -20,7 +20,7 @@ from kvplan.servers.base import parse_engine
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import adapters, overheads
+from kvplan.servers.vllm import adapters, moe_backends, overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import Range, Sampler
 from kvplan.sizing import weights
@@ -267,7 +267,8 @@ def test_mla_allocates_a_stand_in_for_its_prefill_workspace() -> None:
 def test_graph_sizes_are_those_vllm_logs() -> None:
     # "PIECEWISE=51 (largest=512), FULL=35 (largest=256)", "PIECEWISE=35 (largest=256), FULL=19 (largest=128)" and
     # "PIECEWISE=19 (largest=128), FULL=11 (largest=64)" for 256, 128 and 64 sequences
-    assert [overheads.num_graphs(seqs, 512) for seqs in (256, 128, 64)] == [51 + 35, 35 + 19, 19 + 11]
+    counts = [overheads.num_graphs(None, seqs, 8192, 1, 512, None, uniform=True) for seqs in (256, 128, 64)]
+    assert counts == [51 + 35, 35 + 19, 19 + 11]
 
 
 @pytest.mark.parametrize(
@@ -380,7 +381,7 @@ def test_the_evidence_page_states_each_sampler(name: str) -> None:
     ("name", "shown"),
     [
         ("INPUT_BYTES", f"{overheads.INPUT_BYTES} B"),
-        ("WORKSPACE_RANGE", "1 | {:g}-{:g}".format(*overheads.WORKSPACE_RANGE)),
+        ("WORKSPACE_RANGE", "1 | {:g}-{:g}".format(*moe_backends.WORKSPACE_RANGE)),
         ("FORWARD_RANGE", "{1:g} | {0:g}-{2:g}".format(*overheads.FORWARD_RANGE)),
         ("MLA_ROWS", f"{overheads.MLA_ROWS:,} rows"),
         ("ENCODER_COPIES", f"{overheads.ENCODER_COPIES} copies"),
@@ -479,7 +480,7 @@ def test_tokens_that_experts_take_at_once_are_those_of_the_release(
     number: tuple[int, int], stated: int | None, at_once: int
 ) -> None:
     """VLLM_FUSED_MOE_CHUNK_SIZE in the envs.py of vLLM 0.11, 0.14, 0.17; 0.18 has it no more."""
-    assert overheads.expert_tokens(40_000, Version(number, expert_tokens=stated)) == at_once
+    assert moe_backends.expert_tokens(40_000, Version(number, expert_tokens=stated)) == at_once
     formula = rows_of_experts(number, stated)
     assert f"{at_once:,} x 8 experts" in formula
 

@@ -79,7 +79,7 @@ def test_the_printed_command_pools_too(engine: str, words: list[str]) -> None:
     assert " ".join(words) in " ".join(command)
 
 
-@pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "deepseek-v3", "gpt-oss-20b"])
+@pytest.mark.parametrize("model", ["deepseek-v3.2", "mamba-2.8b", "gpt-oss-20b"])
 def test_what_was_not_compared_is_refused_by_name(model: str) -> None:
     with pytest.raises(UnsupportedModelError, match="--runner pooling"):
         plan(pooling(model))
@@ -102,3 +102,26 @@ def test_an_encoder_is_refused_by_name_and_never_taken_for_a_decoder(kind: str, 
     }  # fmt: skip
     with pytest.raises(UnsupportedModelError, match=f"'{kind}' is an encoder that kvplan has no reader for"):
         hf_config.read_config(config, "config.json", "x", assume_dense=assume_dense)
+
+
+@pytest.mark.parametrize(
+    ("keys", "num_labels"),
+    [
+        ({}, 2),  # transformers' default
+        ({"id2label": {str(label): f"LABEL_{label}" for label in range(5)}}, 5),
+        ({"num_labels": 3}, 3),
+        ({"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}, 1),
+        ({"classifier_from_token": ["0", "1", "2"], "method": "no_post_processing"}, 3),
+    ],
+)
+def test_a_classifier_has_the_labels_of_its_config(tmp_path: Path, keys: dict[str, Any], num_labels: int) -> None:
+    """The score layer of vLLM's adapters.py: hidden size x labels in float32, on the last stage."""
+    config = {**catalog.expand(catalog.facts("qwen3-0.6b")["config"]), **keys}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "architectures": ["Qwen3ForSequenceClassification"], "tie_word_embeddings": True})
+    )
+    spec = hf_config.load_spec(tmp_path)
+    flags = EngineArgs(max_model_len=4096)
+    classifies = plan(Request(spec, gpu("h100-80g"), flags)).memory.weights
+    embeds = plan(Request(spec, gpu("h100-80g"), replace(flags, runner="pooling", convert="embed"))).memory.weights
+    assert classifies - embeds == num_labels * spec.hidden_size * 4

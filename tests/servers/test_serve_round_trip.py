@@ -165,6 +165,8 @@ VALUES = {
     "--dtype": "float16", "--quantization": "fp8", "--mamba-ssm-cache-dtype": "float32", "--mamba-ssm-dtype": "float32",
     "--performance-mode": "throughput", "--limit-mm-per-prompt": '{"image": 0}', "--mm-encoder-tp-mode": "data",
     "--mm-processor-kwargs": '{"max_pixels": 1003520}',
+    "--compilation-config": '{"cudagraph_mode": "PIECEWISE"}',
+    "--hf-overrides": '{"rope_theta": 1000000}', "--json-model-override-args": '{"rope_theta": 1000000}',
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
     "--disaggregation-mode": "decode", "--lora-target-modules": "o_proj",
     "--kv-offloading-backend": "lmcache", "--offload-backend": "uva",
@@ -189,7 +191,7 @@ BESIDE: dict[str, tuple[list[str], list[str]]] = {
 
 
 def is_switch(flag: str) -> bool:
-    switches = ("enable", "disable", "no", "enforce", "language", "fully", "async", "skip", "experts")
+    switches = ("allow", "enable", "disable", "no", "enforce", "language", "fully", "async", "skip", "experts")
     return flag == "--mm-enable-dp-encoder" or flag.startswith(tuple(f"--{switch}-" for switch in switches))
 
 
@@ -224,4 +226,8 @@ def test_a_flag_that_is_printed_may_be_said_as_an_engine_argument(engine: str, f
 
 
 def normal(args: EngineArgs) -> EngineArgs:
-    return replace(args, kv_cache_dtype={"bf16": "bfloat16"}.get(args.kv_cache_dtype, args.kv_cache_dtype))
+    """In one spelling; a pasted command says of a switch that it leaves out that it is off, pairs say nothing."""
+    kv_dtype = {"bf16": "bfloat16"}.get(args.kv_cache_dtype, args.kv_cache_dtype)
+    return replace(
+        args, kv_cache_dtype=kv_dtype, allow_deprecated_quantization=bool(args.allow_deprecated_quantization)
+    )

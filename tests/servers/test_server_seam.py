@@ -15,6 +15,8 @@ NAMED = {
     "cli/calibrate_options.py": 1,  # sglang.bench_serving, which writes results that calibrate reads
     "cli/load_options.py": 1,  # a pasted command of sglang.bench_serving
     "cli/run_options.py": 1,  # likewise
+    "models/families/rope.py": 1,  # the source of its keys' order
+    "models/quant.py": 1,  # a source
     "report/templates.py": 1,  # an example
     "simulate/prompts_first.py": 6,  # the scheduler's source, and the variables its constants are
     "simulate/radix.py": 2,  # its source

@@ -322,10 +322,6 @@ class TestTheCommandLine:
             ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modeled"),
             ("--chunked-prefill-size -1 --max-prefill-tokens 8192", "only the default of 16,384"),
             ("--context-length 8192 --attention-backend cutlass_mla", "has no such backend"),
-            (
-                "--context-length 8192 --attention-backend flex_attention --speculative-algorithm NGRAM",
-                "with speculative decoding",
-            ),
             ("--context-length 8192 --enable-eplb", "requires several ranks of experts"),
             (
                 "--context-length 8192 --speculative-algorithm EAGLE --speculative-num-draft-tokens 4",

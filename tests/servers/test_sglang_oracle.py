@@ -121,6 +121,7 @@ class TestARelease:
                 "own_stages",
                 "drafts_of_gemma",
                 "named_backends",
+                "table_of_layers",
             },
         ]
         assert names[-1] == set(CHANGES)
@@ -301,3 +302,32 @@ def test_kimi_k3_captures_no_prefills_and_its_tower_is_read_by_its_own_names(gpu
     args = EngineArgs(tensor_parallel_size=8, max_model_len=8192)
     spec, release = catalog.load("kimi-k3"), parse_engine("sglang")
     assert sglang.default_fraction(spec, gpu(gpu_name), args, release) == pytest.approx(fraction, abs=1e-12)
+
+
+@pytest.mark.parametrize(("model", "dtype"), [("qwen3-8b", "auto"), ("gemma-3-12b", "auto"), ("qwen3-8b", "bfloat16")])
+def test_before_ampere_everything_is_float16(model: str, dtype: str) -> None:
+    """load_model_utils.py, maybe_downgrade_dtype_for_legacy_gpu: below 8.0 whatever was said; below 7.5 it stops."""
+    assert sglang_plan(model, "t4", tensor_parallel_size=8, dtype=dtype, max_model_len=4096).settings.dtype == "float16"
+    refusal = sglang_plan(model, "v100", tensor_parallel_size=8, dtype=dtype, max_model_len=4096).refusal
+    assert refusal is not None
+    assert refusal.text == "it needs compute capability 7.5, this GPU has 7.0"
+
+
+@pytest.mark.parametrize(("gpu_name", "kv_dtype", "starts"), [
+    ("b200", "fp8_e5m2", False), ("b300", "fp8_e5m2", False), ("b200", "bfloat16", True), ("h200", "fp8_e5m2", True),
+])  # fmt: skip
+def test_the_default_backend_of_latent_attention_on_blackwell_takes_no_e5m2(
+    gpu_name: str, kv_dtype: str, starts: bool
+) -> None:
+    """arg_groups/overrides.py: "TensorRT-LLM MLA backend only supports kv-cache-dtype of fp8_e4m3, bf16, or auto."."""
+    planned = sglang_plan("deepseek-v3", gpu_name, tensor_parallel_size=8, kv_cache_dtype=kv_dtype, max_model_len=4096)
+    assert (planned.refusal is None) == starts
+
+
+def test_dp_attention_divides_a_stated_number_of_state_slots() -> None:
+    """kv_cache_configurator.py: max_mamba_cache_size // attn_dp_size, on each data-parallel rank."""
+    flags: dict[str, Any] = {"tensor_parallel_size": 4, "max_mamba_cache_size": 32, "max_model_len": 4096}
+    whole = sglang_plan("qwen3.5-35b-a3b", "h200", **flags)
+    shared = sglang_plan("qwen3.5-35b-a3b", "h200", **flags, data_parallel_size=2, enable_dp_attention=True)
+    slots = [next(note for note in each.notes if "slots for recurrent states" in note) for each in (whole, shared)]
+    assert ("are 32 slots" in slots[0], "are 16 slots" in slots[1]) == (True, True)

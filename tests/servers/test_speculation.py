@@ -199,11 +199,11 @@ def test_flags_of_other_releases_say_the_same(flags: str) -> None:
         ('{"method": "medusa", "model": "a/b", "num_speculative_tokens": 1}', "medusa"),
         ('{"method": "mtp", "draft_sample_method": "probabilistic"}', "draft_sample_method"),
         ('{"method": "mtp", "num_speculative_tokens": 1, "draft_lm_head_quantization": "fp8"}', "draft_lm_head"),
-        ('{"model": "a/b", "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size"),
+        ('{"model": "a/b", "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size 2 is refused by vLLM"),
     ],
 )  # fmt: skip
-def test_what_is_not_sized_is_refused_by_name(config: str, word: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=word):
+def test_what_is_not_sized_or_not_started_is_refused_by_name(config: str, word: str) -> None:
+    with pytest.raises((UnsupportedModelError, UsageError), match=word):
         read_command(f"vllm serve m --speculative-config '{config}'")
 
 

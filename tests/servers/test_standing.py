@@ -1,7 +1,8 @@
 """Every argument of a server stands in kvplan's table: modeled, without effect on memory, or refused with its reason.
 
 tests/facts/server_arguments.jsonl: the fields of vLLM 0.33.0's AsyncEngineArgs and SGLang 0.5.23's ServerArgs, and the
-flags that their parsers take. Where the servers' sources lie at hand (ORACLE_HOME), the fields are read again there.
+flags that their parsers take (frontend_flags: those of `vllm serve` alone). Where the servers' sources lie at hand
+(ORACLE_HOME), the fields are read again there.
 """
 
 import ast

@@ -7,6 +7,7 @@ config/compilation.py (with recurrent states and full CUDA graphs no more sequen
 
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,3 +243,57 @@ def test_more_in_use_than_there_is_is_refused(run: Run) -> None:
         "kvplan: error: --memory-in-use is more than l4 has (30.00 GiB of 22.03 GiB); "
         "use the memory that other processes hold on one GPU"
     ]
+
+
+# --- what the server refuses whatever the memory ----------------------------------------------------------------------
+
+# gpt-oss has attention sinks, which FlashInfer supports on 9.x, 10.x and 12.x; SGLang runs Gemma 4 in three backends.
+SINKS = ("gpt-oss-120b", "--gpu", "2xa100-80g", "--ctx", "16k", "--attention-backend", "FLASHINFER")
+PHASES = "--engine-arg prefill_attention_backend=flashinfer --engine-arg decode_attention_backend=trtllm_mha"
+UNSUPPORTED = [
+    (SINKS, "attention sinks not supported", "--attention-backend auto", "FLASHINFER"),
+    (
+        ("gemma-4-31b", "--engine", "sglang", "--gpu", "2xa100-80g", "--ctx", "16k", *PHASES.split()),
+        "--prefill-attention-backend flashinfer does not run with Gemma4ForConditionalGeneration",
+        "--prefill-attention-backend triton --decode-attention-backend triton",
+        "backend flashinfer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "reason", "cure", "refused"), UNSUPPORTED, ids=["vllm", "sglang"])
+def test_what_the_server_refuses_does_not_fit(
+    words: tuple[str, ...], reason: str, cure: str, refused: str, run: Run
+) -> None:
+    answer = run("estimate", *words)
+    first, *others = answer.out.splitlines()
+    assert answer.code == 0
+    assert " does not start: " in first
+    assert reason in first
+    assert [text for text in others if text.strip().startswith(cure)]
+    assert refused not in next(text for text in others if text.startswith("Serve"))
+    assert run("estimate", *words, "--exit-code").code == 1
+    doc = run("estimate", *words, "--format", "json").json
+    assert (doc["fits"], doc["refusal"]["by"], doc["concurrency"]["users"]) == (False, "unsupported", 0)
+
+
+def test_a_combination_that_is_refused_needs_no_memory_to_be_so() -> None:
+    """One a100-40g holds neither the weights of gpt-oss-120b nor a cache; still the backend is what is said."""
+    short = of("gpt-oss-120b", "a100-40g", max_model_len=16384, attention_backend="FLASHINFER")
+    assert not short.capacity.fits
+    assert short.refusal is not None
+    assert (short.refusal.by, short.deficit) == ("unsupported", 0)
+    for cure in fixes(short):  # its own change is combined with more ranks or a larger GPU
+        assert cure.plan.fits
+        assert cure.flag.startswith("--attention-backend auto ") or cure.plan.request.gpu.sm >= 90
+
+
+def test_a_policy_says_what_the_server_refuses(run: Run, tmp_path: Path) -> None:
+    policy = tmp_path / "kvplan.yaml"
+    target = "{id: chat, model: gpt-oss-120b, gpu: 2xa100-80g, max_model_len: 16384, attention_backend: FLASHINFER"
+    policy.write_text(f"version: 1\ntargets:\n- {target}, rules: {{fits: true}}}}\n")
+    checked = run("check", str(policy))
+    assert checked.code == 1
+    assert "KVP001" in checked.out
+    assert "does not start: attention_backend FLASHINFER is not valid" in checked.out
+    assert "fix: use --attention-backend auto (gives 128 users)" in checked.out

@@ -417,7 +417,7 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
         ((*MODEL, "--profile", "arxiv-summarization"), "--rate is required"),
         ((*MODEL, "--profile", "\x1b[2J"), "profile '"),
         ((*MODEL, *CONV, "--rate", "0"), "--rate: not requests per second"),
-        ((*MODEL, *CONV, "--rate", "1e3"), "--rate: not requests per second"),
+        ((*MODEL, *CONV, "--rate", "1e7"), "--rate: not requests per second"),
         ((*MODEL, *CONV, "--rate", "1", "--users", "5"), "--users: wait for each response"),
         ((*MODEL, *CONV, "--think", "1s"), "--think works only with --users"),
         ((*MODEL, *CONV, "--ramp", "1s"), "--ramp works only with --users"),

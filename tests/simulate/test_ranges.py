@@ -95,3 +95,22 @@ def test_the_facts_have_what_is_said_to_be_known() -> None:
     facts = [row for row in read_facts(FACTS) if isinstance(row, Fact)]
     assert {gpu(fact.gpu).vendor for fact in facts} == {"nvidia"}
     assert not [fact.model for fact in facts if catalog.load(fact.model).has_states or catalog.load(fact.model).is_mla]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "engine", "expected"),
+    [  # counts of tests/facts/time_cases_unseen.csv, scored by benchmarks/timeboard.py --unseen
+        ("qwen3-235b-a22b", "h200", "vllm", "held 5 of 24 per output token, 12 of 24 to the first token"),
+        ("llama-3.1-8b", "h100-80g", "vllm", "held 5 of 7 per output token"),
+        ("llama-3.1-8b", "h100-80g", "sglang", "no unseen result of this kind was scored (dense models, SGLang"),
+        ("gpt-oss-20b", "mi300x", "vllm", "measure yours with kvplan calibrate"),
+    ],
+)
+def test_a_range_says_how_often_it_held_for_its_kind(model: str, gpu_name: str, engine: str, expected: str) -> None:
+    asked = Request(catalog.load(model), gpu(gpu_name), EngineArgs(max_model_len=4096, tensor_parallel_size=8),
+                    parse_engine(engine))  # fmt: skip
+    assert expected in modeled(plan(asked)).coverage
+
+
+def test_a_range_of_measured_steps_is_called_an_assumption() -> None:
+    assert measured().coverage.endswith("an assumption")

@@ -37,20 +37,18 @@ def test_scales_of_experts_follow_the_largest_square_that_divides_the_shard(tp: 
     assert sum(made) == scales
 
 
-@pytest.mark.parametrize(
-    ("model", "tp", "engine"),
-    [
-        ("qwen3-0.6b-fp8", 16, "vllm"),  # "Weight input_size_per_partition = 192 is not divisible by ... block_k = 128"
-        (
-            "qwen3-30b-a3b-fp8",
-            8,
-            "vllm@0.28",
-        ),  # "The output_size of gate's and up's weight = 96 is not ..."
-    ],
-)
-def test_ranks_that_do_not_share_whole_blocks_are_refused(model: str, tp: int, engine: str) -> None:
+def test_ranks_that_do_not_share_whole_blocks_are_refused() -> None:
+    # "Weight input_size_per_partition = 192 is not divisible by weight quantization block_k = 128"
+    refusal = plan(asked("qwen3-0.6b-fp8", 16)).refusal
+    assert refusal is not None
+    assert refusal.text.startswith("mlp.down_proj is 1,024 x 192 on each of 16 ranks")
+    assert refusal.flags == tuple(f"--tensor-parallel-size {n}" for n in (8, 4, 2, 1))
+
+
+def test_older_releases_do_not_refine_the_blocks_of_experts() -> None:
+    # "The output_size of gate's and up's weight = 96 is not divisible by weight quantization block_n = 128"
     with pytest.raises(UsageError, match="which FP8 blocks of 128 do not divide; use fewer ranks"):
-        plan(asked(model, tp, engine))
+        plan(asked("qwen3-30b-a3b-fp8", 8, "vllm@0.28"))
 
 
 def test_whole_experts_need_no_division() -> None:

@@ -161,7 +161,7 @@ def test_every_tensor_is_as_large_as_the_servers(row: dict[str, Any]) -> None:
         else:
             index = int(place)
             sizes = [weight_bytes(spec, weight, index, layout) for weight in spec.layer_weights[index]]
-            sizes.append(kv_scale_bytes(spec.layers[index], spec.quantization))
+            sizes.append(kv_scale_bytes(spec.layers[index], spec.quantization, layout))
         assert sorted(size for size in sizes if size) == sorted(tensors.values())
 
 

@@ -56,6 +56,10 @@ def labels() -> tuple[str, ...]:
     return ("acme", "acme@1.0")
 
 
+def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
+    return spec
+
+
 def context(spec: ModelSpec) -> int:
     return spec.max_model_len
 

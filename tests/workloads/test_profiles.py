@@ -321,7 +321,9 @@ def test_a_negative_prefix_is_refused() -> None:
         profile("rag").requests(1.0, shared_prefix=-1)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "1e3", "", "2/s", "1000001", "٣", "1_0", " 2"])
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "nan", "1e7", "1e", "1e999", "0e1", "", "2/s", "1000001", "٣", "1_0", " 2"]
+)
 def test_text_that_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--rate: not requests per second"):
         parse_rate(text, "--rate")
@@ -329,6 +331,10 @@ def test_text_that_is_no_rate_is_refused(text: str) -> None:
 
 def test_rates_are_numbers_per_second() -> None:
     assert [parse_rate(text, "--rate") for text in ("2", "0.25", "1000000")] == [2.0, 0.25, 1e6]
+    # as guidellm and JSON write them
+    assert [parse_rate(text, "--rate") for text in ("0.6439466687238412", "1e1", "2.5E-1")] == [
+        0.6439466687238412, 10.0, 0.25,
+    ]  # fmt: skip
 
 
 def test_profiles_are_values() -> None:

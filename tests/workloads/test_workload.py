@@ -77,7 +77,7 @@ def test_lengths_above_the_limit_count_as_the_limit_and_are_noted() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "const:", "const:0", "const:x", "const:1.5k", "uniform:5", "uniform:9-3", "uniform:-5-3", "lognormal:",
+        "const:", "const:0", "const:x", "const:1.5.5k", "uniform:5", "uniform:9-3", "uniform:-5-3", "lognormal:",
         "lognormal:mean=5", "lognormal:mean=2000,p95=8000", "lognormal:mean=2000,p95=1000", "lognormal:mean=1,median=2",
         "lognormal:sigma=1", "lognormal:median=1000,sigma=0", "lognormal:median=1000,sigma=99",
         "lognormal:median=nan,sigma=1", "lognormal:median=1e3,sigma=1", "lognormal:median=10,median=10",

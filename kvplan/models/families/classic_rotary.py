@@ -170,11 +170,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
     )
     outer = (*embedding(vocab, hidden, tied, name="transformer.wte"), final_norm(hidden))
     rope_dim = int(heads.head_dim * config.ratio("rotary_pct", 1, 1))
-    spec = draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
-    trained = config.maybe_count("seq_length")  # vLLM uses the smallest of the lengths in a config
-    if trained and trained < spec.max_model_len:
-        spec.max_model_len = spec.context_limit = trained
-    return spec
+    return draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
 
 
 def read_dbrx(config: Config, model_type: str) -> SpecDraft:

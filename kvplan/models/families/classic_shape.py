@@ -27,18 +27,17 @@ class Shape:
 def draft(config: Config, shape: Shape) -> SpecDraft:
     """A model of identical layers that cache every token's K and V."""
     num_layers = config.num_layers()
-    context, limit = rope.context(config)
+    context = rope.context_of(config)
     heads = shape.heads
     return SpecDraft(
         hidden_size=shape.hidden,
         num_heads=heads.num_heads,
         vocab_size=shape.vocab,
-        max_model_len=context,
-        context_limit=limit,
+        context=context,
         layers=[(FullAttention(heads.num_kv_heads, heads.head_dim, heads.head_dim_v),)] * num_layers,
         layer_weights=[shape.layer] * num_layers,
         other_weights=list(shape.outer),
-        ropes=(Rope(shape.rope_dim, limit),) if shape.rope_dim else (),
+        ropes=(Rope(shape.rope_dim, rope.table_rows(config, context.positions)),) if shape.rope_dim else (),
         tied=shape.tied,
         experts_per_token=shape.experts_per_token,
         widest_mlp=shape.inner,
@@ -54,7 +53,7 @@ def heads_of(config: Config, num_kv_heads: int | None = None, head_dim: int | No
     num_kv = num_kv_heads or num_heads
     if num_heads % num_kv:
         raise config.fail("num_kv_heads", f"does not divide the number of heads ({num_kv}, {num_heads})")
-    width = head_dim or hidden // num_heads
+    width = head_dim or config.maybe_count("head_dim") or hidden // num_heads
     return hidden, Heads(num_heads, num_kv, width, width)
 
 

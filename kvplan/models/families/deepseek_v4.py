@@ -133,7 +133,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     }
     ratios = compress_ratios(config, num_layers)
     moe = {hashed: feed_forward(config, hidden, vocab, hashed=hashed) for hashed in (True, False)}
-    context, limit = rope.context(config)
+    context, tied = rope.context_of(config), config.flag("tie_word_embeddings")
     head = (
         full_precision("model.hc_head_fn", copies * hidden, copies, "mlp"),
         vector("model.hc_head_base", copies, "mlp", dtype="float32"),
@@ -143,16 +143,16 @@ def read(config: Config, model_type: str) -> SpecDraft:
         hidden_size=hidden,
         num_heads=config.count("num_attention_heads"),
         vocab_size=vocab,
-        max_model_len=context,
-        context_limit=limit,
+        context=context,
+        tied=tied,
         layers=[caches[ratio] for ratio in ratios],
         layer_weights=[base + extras[ratio] + moe[i < hash_layers] for i, ratio in enumerate(ratios)],
         other_weights=[
-            *embedding(vocab, hidden, config.flag("tie_word_embeddings")),
+            *embedding(vocab, hidden, tied),
             *(replace(weight, place=Place.EVERY) for weight in head),
             final_norm(hidden),
         ],
-        ropes=(Rope(rotary, limit), Rope(rotary, limit)),
+        ropes=(Rope(rotary, context.positions),) * 2,
         experts_per_token=config.count("num_experts_per_tok"),
         widest_mlp=config.count("moe_intermediate_size"),
     )

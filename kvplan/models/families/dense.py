@@ -16,6 +16,7 @@ class Traits:
 
     qkv_bias: bool | None = None  # None: attention_bias decides
     o_bias: bool | None = None
+    serves_o_bias: bool = True  # False: vLLM's class has none even where transformers' follows attention_bias
     mlp_bias: bool | None = None  # None: mlp_bias decides
     gated: bool = True
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -29,8 +30,6 @@ class Traits:
     every_stage: bool = False  # the embedding and the final norm are on every pipeline stage
     head_every_stage: bool = False
     lm_head_bias: bool = False
-    context_default: int | None = None
-    scaled_context: bool = True
 
 
 LLAMA = Traits()
@@ -54,21 +53,20 @@ TRAITS: dict[str, Traits] = {
     "granite": LLAMA,
     "seed_oss": Traits(qkv_bias=True, o_bias=False),
     "smollm3": Traits(tied=True),
-    "mistral": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, windows="all", window_default=4096),
-    "ministral3": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, windows="all"),
+    "mistral": Traits(windows="all", window_default=4096),
+    "ministral3": Traits(windows="all"),
     "qwen2": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
     "mimo": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
     "qwen2_5_vl": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
     "qwen2_5_omni_text": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
     "qwen2_vl": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
-    "qwen3": Traits(mlp_bias=False, qk_norm="head", windows="flagged"),
-    "qwen3_vl_text": Traits(mlp_bias=False, qk_norm="head"),
-    "phi3": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, windows="all"),
+    "qwen3": Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head", windows="flagged"),
+    "qwen3_vl_text": Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head"),
+    "phi3": Traits(windows="all"),
     "gemma": Traits(mlp_bias=False, tied=True),
     "gemma2": Traits(mlp_bias=False, norms=FOUR_NORMS, tied=True, windows="types", full_every=2, every_stage=True),
     "gemma3_text": Traits(
         mlp_bias=False, norms=FOUR_NORMS, tied=True, qk_norm="head", windows="types", full_every=6, every_stage=True,
-        scaled_context=False,
     ),
     "cohere": Traits(
         mlp_bias=False, norms=("input_layernorm",), layer_norm=True, norm_bias=False, qk_norm="flag_split", tied=True,
@@ -161,7 +159,7 @@ def attention_layer(config: Config, traits: Traits, hidden: int, heads: Heads) -
     """A layer's weights except for its feed-forward part."""
     use_bias = config.flag("use_bias", True) if not traits.gated else config.flag("attention_bias")
     qkv_bias = use_bias if traits.qkv_bias is None else traits.qkv_bias
-    o_bias = use_bias if traits.o_bias is None else traits.o_bias
+    o_bias = traits.serves_o_bias and (use_bias if traits.o_bias is None else traits.o_bias)
     kind: Literal["layer", "rms"] = "layer" if traits.layer_norm else "rms"
     norms = tuple(norm(name, hidden, kind, bias=traits.layer_norm and traits.norm_bias) for name in traits.norms)
     full, split = traits.qk_norm == "full", traits.qk_norm in ("split", "flag_split")
@@ -204,28 +202,27 @@ def read(config: Config, model_type: str) -> SpecDraft:
     tied = config.flag("tie_word_embeddings", traits.tied)
     block = attention_layer(config, traits, hidden, heads) + dense_mlp(config, traits, hidden, inner)
     windows = layer_windows(config, traits, num_layers)
-    context, limit = rope.context(config, traits.context_default, scaled=traits.scaled_context)
+    context = rope.context_of(config)
     is_encoder = model_type == "gemma3_text" and config.flag("use_bidirectional_attention", False)  # EmbeddingGemma
     return SpecDraft(
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
-        max_model_len=context,
-        context_limit=limit,
+        context=context,
         layers=[() if is_encoder else (attention_cache(heads, window),) for window in windows],
         layer_weights=[block] * num_layers,
         other_weights=list(outer_weights(config, traits, vocab, hidden, tied)),
-        ropes=rope_tables(config, model_type, heads, limit),
+        ropes=rope_tables(config, model_type, heads, context.positions),
         tied=tied,
         widest_mlp=inner,
     )
 
 
-def rope_tables(config: Config, model_type: str, heads: Heads, limit: int) -> tuple[Rope, ...]:
-    tables = rope.tables(config, heads.head_dim, limit)
+def rope_tables(config: Config, model_type: str, heads: Heads, positions: int) -> tuple[Rope, ...]:
+    tables = rope.tables(config, heads.head_dim, positions)
     if model_type == "gemma3_text":  # local layers use another base: a separate table
         scaled = rope.scaling(config).ratio("factor", 1.0, rope.MAX_FACTOR)
-        return (Rope(heads.head_dim, int(limit * scaled)), Rope(heads.head_dim, limit))
+        return (Rope(heads.head_dim, int(positions * scaled)), Rope(heads.head_dim, positions))
     return tables
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvplan.models.families.rope import Context
 from kvplan.models.spec import LayerCache, Rope, Weight
 
 
@@ -12,8 +13,7 @@ class SpecDraft:
     hidden_size: int
     num_heads: int
     vocab_size: int
-    max_model_len: int
-    context_limit: int
+    context: Context
     layers: list[tuple[LayerCache, ...]]
     layer_weights: list[tuple[Weight, ...]]
     other_weights: list[Weight]

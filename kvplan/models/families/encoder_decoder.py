@@ -7,10 +7,10 @@ parameters for whisper-large-v3; parameter counts from the transformers class.
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvplan.models.families import rope
 from kvplan.models.families.blocks import vector
 from kvplan.models.families.config import MAX_LAYERS, Config
 from kvplan.models.families.draft import SpecDraft
+from kvplan.models.families.rope import Context
 from kvplan.models.families.tower_blocks import check_heads
 from kvplan.models.spec import CrossAttention, FullAttention, Group, LayerCache, Part, Place, Weight
 
@@ -23,8 +23,8 @@ def attention(name: str, hidden: int, heads: Part, group: Group, *, crossing: bo
     names = ("q_proj", "kv_proj") if crossing else ("qkv_proj",)
     sources = ((f"{name}.q_proj",), (f"{name}.k_proj", f"{name}.v_proj")) if crossing else (separate(name),)
     projections = tuple(
-        Weight(f"{name}.{each}", group, hidden, parts, "outputs", quantizable=True, sources=source)
-        for each, parts, source in zip(names, fused, sources, strict=True)
+        Weight(f"{name}.{item}", group, hidden, parts, "outputs", quantizable=True, sources=source)
+        for item, parts, source in zip(names, fused, sources, strict=True)
     )
     return (
         *projections,
@@ -77,7 +77,6 @@ def read_whisper(config: Config, model_type: str) -> SpecDraft:
     heads, num_layers = config.count("decoder_attention_heads"), config.count("decoder_layers", high=MAX_LAYERS)
     inner, positions = config.count("decoder_ffn_dim"), config.count("max_target_positions", default=448)
     head = Part(check_heads(config, hidden, heads), hidden // heads)
-    context, limit = rope.context(Config({"max_position_embeddings": positions}, config.where, config.notes))
     layer = (
         *attention("self_attn", hidden, head, "attention"),
         *attention("encoder_attn", hidden, head, "attention", crossing=True),
@@ -90,8 +89,7 @@ def read_whisper(config: Config, model_type: str) -> SpecDraft:
         hidden_size=hidden,
         num_heads=heads,
         vocab_size=vocab,
-        max_model_len=context,
-        context_limit=limit,
+        context=Context.of(positions),
         layers=[caches] * num_layers,
         layer_weights=[layer] * num_layers,
         other_weights=[

@@ -12,6 +12,7 @@ from kvplan.models.families.blocks import column, norm, row, table, whole
 from kvplan.models.families.classic_shape import heads_of
 from kvplan.models.families.config import Config
 from kvplan.models.families.draft import SpecDraft
+from kvplan.models.families.rope import Context
 from kvplan.models.spec import Part, Place, Rope, Weight
 
 LABELS: Final = 2  # transformers' num_labels if a config does not set it
@@ -58,8 +59,7 @@ def draft(
         hidden_size=hidden,
         num_heads=heads,
         vocab_size=config.count("vocab_size"),
-        max_model_len=positions,
-        context_limit=positions,
+        context=Context.of(positions),
         layers=[()] * len(layers),
         layer_weights=layers,
         other_weights=outer,

@@ -68,11 +68,11 @@ def per_layer_inputs(config: Config, hidden: int, num_layers: int) -> tuple[tupl
     return outside, inside
 
 
-def shared_attention(hidden: int, heads: Heads) -> tuple[Weight, ...]:
+def shared_attention(hidden: int, heads: Heads, *, bias: bool) -> tuple[Weight, ...]:
     """Weights of a layer that reads an earlier layer's cache: it projects only queries."""
     return (
-        column("self_attn.q_proj", hidden, (Part(heads.num_heads, heads.head_dim),), "attention"),
-        row("self_attn.o_proj", heads.num_heads * heads.head_dim, hidden, "attention"),
+        column("self_attn.q_proj", hidden, (Part(heads.num_heads, heads.head_dim),), "attention", bias=bias),
+        row("self_attn.o_proj", heads.num_heads * heads.head_dim, hidden, "attention", bias=bias),
         norm("self_attn.q_norm", heads.head_dim),
     )
 
@@ -94,9 +94,9 @@ def key_is_value(hidden: int, heads: Heads) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
-def layer_ropes(heads: tuple[Heads, ...], limit: int) -> tuple[Rope, ...]:
+def layer_ropes(heads: tuple[Heads, ...], positions: int) -> tuple[Rope, ...]:
     """One rotary table per kind of layer, each rotating its whole head."""
-    return tuple(Rope(h.head_dim, limit) for h in heads)
+    return tuple(Rope(h.head_dim, positions) for h in heads)
 
 
 def read_gemma4(config: Config, model_type: str) -> SpecDraft:
@@ -105,7 +105,7 @@ def read_gemma4(config: Config, model_type: str) -> SpecDraft:
     inner, num_heads = config.count("intermediate_size"), config.count("num_attention_heads")
     kv_heads, head_dim = config.count("num_key_value_heads"), config.count("head_dim")
     window = config.count("sliding_window")
-    k_eq_v = config.flag("attention_k_eq_v")
+    k_eq_v, bias = config.flag("attention_k_eq_v"), config.flag("attention_bias")
     global_dim = config.maybe_count("global_head_dim") or head_dim
     global_kv = (config.maybe_count("num_global_key_value_heads") if k_eq_v else None) or kv_heads
     local, full = Heads(num_heads, kv_heads, head_dim, head_dim), Heads(num_heads, global_kv, global_dim, global_dim)
@@ -116,27 +116,28 @@ def read_gemma4(config: Config, model_type: str) -> SpecDraft:
     moe = gemma4_experts(config, hidden) if config.flag("enable_moe_block") else ()
     layers: list[tuple[LayerCache, ...]] = []
     weights: list[tuple[Weight, ...]] = []
-    for i, is_full in enumerate(layer_types(config, num_layers, 6)):
+    kinds = [*layer_types(config, num_layers, 6)[:-1], True]  # transformers' Gemma4TextConfig makes the last one global
+    for i, is_full in enumerate(kinds):
         heads = full if is_full else local
         shares = i >= shared_from
         layers.append(() if shares else (attention_cache(heads, None if is_full else window),))
         if shares:
-            mixer = shared_attention(hidden, heads)
+            mixer = shared_attention(hidden, heads, bias=bias)
         elif is_full and k_eq_v:
             mixer = key_is_value(hidden, heads) + qk_norms(heads)
         else:
-            mixer = attention(hidden, heads, qkv_bias=config.flag("attention_bias")) + qk_norms(heads)
+            mixer = attention(hidden, heads, qkv_bias=bias, o_bias=bias) + qk_norms(heads)
         mlp = gated_mlp(hidden, inner * (2 if double_wide and shares else 1))
         weights.append(mixer + mlp + norms + moe + per_layer)
-    context, limit = rope.context(config, scaled=False)
+    context = rope.context_of(config)
     tied = config.flag("tie_word_embeddings", True)
     embed = (table("model.embed_tokens", vocab, hidden, Place.EVERY),)
-    head = () if tied else (table("lm_head", vocab, hidden, Place.LAST, "lm_head"),)
+    head = () if tied else (table("lm_head", vocab, hidden, Place.EVERY, "lm_head"),)
     return SpecDraft(
-        hidden_size=hidden, num_heads=num_heads, vocab_size=vocab, max_model_len=context, context_limit=limit,
+        hidden_size=hidden, num_heads=num_heads, vocab_size=vocab, context=context,
         layers=layers, layer_weights=weights,
         other_weights=[*embed, *head, *outside, final_norm(hidden, place=Place.EVERY)],
-        ropes=layer_ropes((local, full), limit), tied=tied,
+        ropes=layer_ropes((local, full), context.positions), tied=tied,
         experts_per_token=config.count("top_k_experts", default=0, low=0) if moe else 0,
         widest_mlp=inner, item_tokens=GEMMA4_ITEM if config.text("use_bidirectional_attention", "") == "vision" else 0,
     )  # fmt: skip
@@ -165,7 +166,7 @@ def read_gemma3n(config: Config, model_type: str) -> SpecDraft:
     inners = inners or [config.count("intermediate_size")] * num_layers
     if len(inners) != num_layers:
         raise config.fail("intermediate_size", f"has {len(inners)} entries for {num_layers} layers")
-    dim = config.count("head_dim")
+    dim, bias = config.count("head_dim"), config.flag("attention_bias")
     heads = Heads(config.count("num_attention_heads"), config.count("num_key_value_heads"), dim, dim)
     window, copies, rank = (
         config.count("sliding_window"),
@@ -191,22 +192,26 @@ def read_gemma3n(config: Config, model_type: str) -> SpecDraft:
     for i, is_full in enumerate(layer_types(config, num_layers, 5)):
         shares = i >= shared_from
         layers.append(() if shares else (attention_cache(heads, None if is_full else window),))
-        mixer = shared_attention(hidden, heads) if shares else attention(hidden, heads) + qk_norms(heads)
+        mixer = (
+            shared_attention(hidden, heads, bias=bias)
+            if shares
+            else attention(hidden, heads, qkv_bias=bias, o_bias=bias) + qk_norms(heads)
+        )
         weights.append(mixer + gated_mlp(hidden, inners[i]) + common)
-    context, limit = rope.context(config, scaled=False)
+    context = rope.context_of(config)
     altup = tuple(
         column(f"model.altup_{kind}_projections.{i}", hidden, hidden, "embedding")
         for kind in ("", "unembed")
         for i in range(copies - 1)
     )
     return SpecDraft(
-        hidden_size=hidden, num_heads=heads.num_heads, vocab_size=vocab, max_model_len=context, context_limit=limit,
+        hidden_size=hidden, num_heads=heads.num_heads, vocab_size=vocab, context=context,
         layers=layers, layer_weights=weights,
         other_weights=[
             table("model.embed_tokens", vocab, hidden, Place.EVERY), *outside, *altup,
             final_norm(hidden, place=Place.EVERY),
         ],
-        ropes=layer_ropes((heads, heads), limit), tied=True, widest_mlp=max(inners),
+        ropes=layer_ropes((heads, heads), context.positions), tied=True, widest_mlp=max(inners),
     )  # fmt: skip
 
 

@@ -44,17 +44,16 @@ def draft(
     config: Config, layers: list[Layer], other: list[Weight], *, heads: Heads | None, tied: bool, rotary: bool = True,
     widest: int = 0,
 ) -> SpecDraft:  # fmt: skip
-    context, limit = rope.context(config)
+    context = rope.context_of(config)
     return SpecDraft(
         hidden_size=config.count("hidden_size"),
         num_heads=heads.num_heads if heads else 1,
         vocab_size=config.count("vocab_size"),
-        max_model_len=context,
-        context_limit=limit,
+        context=context,
         layers=[caches for _, caches in layers],
         layer_weights=[weights for weights, _ in layers],
         other_weights=other,
-        ropes=rope.tables(config, heads.head_dim, limit) if heads and rotary else (),
+        ropes=rope.tables(config, heads.head_dim, context.positions) if heads and rotary else (),
         tied=tied,
         experts_per_token=config.count(*TOP_K_KEYS, "num_experts_per_token", default=0, low=0),
         widest_mlp=widest or config.count("intermediate_size", "moe_intermediate_size", default=0),
@@ -326,9 +325,10 @@ def read_granite(config: Config, model_type: str) -> SpecDraft:
     hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
     heads = heads_of(config)
     kinds = [GRANITE_LAYERS[kind] for kind in granite_types(config)]
+    bias = config.flag("attention_bias")
     mixers: dict[str, Layer] = {
         "attention": (
-            attention(hidden, heads, qkv_bias=config.flag("attention_bias")), (attention_cache(heads, None),),
+            attention(hidden, heads, qkv_bias=bias, o_bias=bias), (attention_cache(heads, None),),
         )
     }  # fmt: skip
     if "mamba" in kinds:

@@ -85,18 +85,17 @@ def read(config: Config, model_type: str) -> SpecDraft:
     kinds = full_layers(config, num_layers)
     tied = config.flag("tie_word_embeddings")
     head = replace(table("lm_head", vocab, hidden, Place.LAST, "lm_head"), dtype="float32")
-    context, limit = rope.context(config)
+    context = rope.context_of(config)
     rotary = config.count("rotary_dim", default=heads.head_dim)
     return SpecDraft(
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
-        max_model_len=context,
-        context_limit=limit,
+        context=context,
         layers=[mixers[is_full][1] for is_full in kinds],
         layer_weights=[mixers[is_full][0] + common for is_full in kinds],
         other_weights=[table("model.embed_tokens", vocab, hidden), head, final_norm(hidden)],
-        ropes=(Rope(FLOAT32 * rotary, limit, served=True),),
+        ropes=(Rope(FLOAT32 * rotary, context.positions, served=True),),
         tied=tied,
         experts_per_token=config.count("num_experts_per_tok", default=0, low=0) if count > 1 else 0,
         widest_mlp=inner,

@@ -97,7 +97,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     moe = ROUTERS[model_type]
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     tied = config.flag("tie_word_embeddings")
-    context, limit = rope.context(config)
+    context = rope.context_of(config)
     sparse = sparse_layers(config, num_layers)
     dsa = "index_head_dim" in config
     indexed = indexed_layers(config, num_layers) if dsa else [False] * num_layers
@@ -111,12 +111,11 @@ def read(config: Config, model_type: str) -> SpecDraft:
         hidden_size=hidden,
         num_heads=config.count("num_attention_heads"),
         vocab_size=vocab,
-        max_model_len=context,
-        context_limit=limit,
+        context=context,
         layers=[latent_caches(config, indexed=flag if dsa else None) for flag in indexed],
         layer_weights=[base + extra[indexed[i]] + feed_forward[sparse[i]] for i in range(num_layers)],
         other_weights=list(outer_weights(config, PLAIN, vocab, hidden, tied)),
-        ropes=rope.tables(config, config.count("qk_rope_head_dim"), limit),
+        ropes=rope.tables(config, config.count("qk_rope_head_dim"), context.positions),
         tied=tied,
         experts_per_token=config.count(*TOP_K_KEYS, default=1),
         widest_mlp=config.count("moe_intermediate_size", "intermediate_size"),

@@ -63,15 +63,15 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
         Moe(shared="shared_expert_intermediate_size", shared_name="mlp.shared_expert", shared_gate=True),
     ),
     "qwen3_moe": (
-        Traits(mlp_bias=False, qk_norm="head", windows="flagged", head_every_stage=True),
+        Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head", windows="flagged", head_every_stage=True),
         Moe(router_stored=True),
     ),
     "qwen3_vl_moe_text": (
-        Traits(mlp_bias=False, qk_norm="head", head_every_stage=True),
+        Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head", head_every_stage=True),
         Moe(router_stored=True),
     ),
     "qwen3_omni_moe_text": (
-        Traits(mlp_bias=False, qk_norm="head", head_every_stage=True),
+        Traits(serves_o_bias=False, mlp_bias=False, qk_norm="head", head_every_stage=True),
         Moe(router_stored=True),
     ),
     "xverse": (NO_BIAS, Moe(inner="intermediate_size", shared="num_shared_experts")),
@@ -110,7 +110,7 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
     ),
     "mimo_v2_flash": (NO_BIAS, Moe(router_dtype="float32", correction="buffer")),
     "laguna": (
-        replace(NO_BIAS, qk_norm="head", windows="types"),
+        Traits(mlp_bias=False, qk_norm="head", windows="types"),
         Moe(shared="shared_expert_intermediate_size", shared_name="mlp.shared_expert", correction="counted"),
     ),
 }  # fmt: skip
@@ -181,7 +181,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     vocab = config.count("vocab_size")
     tied = config.flag("tie_word_embeddings", traits.tied)
     sparse = sparse_layers(config, num_layers)
-    context, limit = rope.context(config, traits.context_default)
+    context = rope.context_of(config)
     feed_forward = {True: expert_layer(config, moe, hidden) if any(sparse) else ()}
     if not all(sparse):
         feed_forward[False] = dense_mlp(config, traits, hidden, config.count(moe.dense_inner))
@@ -190,12 +190,11 @@ def read(config: Config, model_type: str) -> SpecDraft:
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
-        max_model_len=context,
-        context_limit=limit,
+        context=context,
         layers=caches,
         layer_weights=[attentions[i] + feed_forward[sparse[i]] for i in range(num_layers)],
         other_weights=list(outer_weights(config, traits, vocab, hidden, tied)),
-        ropes=rope_tables(config, model_type, heads, limit),
+        ropes=rope_tables(config, model_type, heads, context.positions),
         tied=tied,
         experts_per_token=config.count(*TOP_K_KEYS, default=1),
         widest_mlp=config.count(moe.inner),
@@ -248,7 +247,7 @@ def mimo_attention(
     pattern = config.ints("hybrid_layer_pattern")
     if pattern is None or len(pattern) != num_layers:
         raise config.fail("hybrid_layer_pattern", f"must have one entry for each of the {num_layers} layers")
-    window = config.count("sliding_window", "sliding_window_size")
+    window = config.count("sliding_window_size", "sliding_window")
     full_heads, swa_heads = mimo_heads(config, ""), mimo_heads(config, "swa_")
     kinds: dict[bool, tuple[tuple[Weight, ...], tuple[LayerCache, ...]]] = {}
     for slides, heads in ((False, full_heads), (True, swa_heads)):

@@ -80,17 +80,16 @@ def read_mllama(config: Config, model_type: str) -> SpecDraft:
     tied = config.flag("tie_word_embeddings")
     table, *head = embedding(vocab, hidden, tied)
     table = replace(table, parts=(Part(vocab + IMAGE_ROWS),))
-    context, limit = rope.context(config)
+    context = rope.context_of(config)
     return SpecDraft(
         hidden_size=hidden,
         num_heads=heads.num_heads,
         vocab_size=vocab,
-        max_model_len=context,
-        context_limit=limit,
+        context=context,
         layers=[(kind,) for kind in kinds],
         layer_weights=[cross if i in crossing else own for i in range(num_layers)],
         other_weights=[table, *head, final_norm(hidden)],
-        ropes=rope.tables(config, heads.head_dim, limit),
+        ropes=rope.tables(config, heads.head_dim, context.positions),
         tied=tied,
         widest_mlp=inner,
         multimodal=True,

@@ -33,7 +33,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     if hidden % num_heads:
         raise config.fail("hidden_size", f"is not divisible by num_attention_heads ({hidden} / {num_heads})")
     dim = config.maybe_count("head_dim") or hidden // num_heads
-    blocks = config.items("block_configs")
+    bias, blocks = config.flag("attention_bias"), config.items("block_configs")
     if blocks is None or len(blocks) != num_layers:
         raise config.fail("block_configs", f"must have one entry for each of the {num_layers} layers")
     layers: list[tuple[LayerCache, ...]] = []
@@ -51,21 +51,24 @@ def read(config: Config, model_type: str) -> SpecDraft:
             if num_heads % per_group:
                 raise attn.fail("n_heads_in_group", f"does not divide the {num_heads} heads ({per_group})")
             heads = Heads(num_heads, num_heads // per_group, dim, dim)
-            tensors += (*attention(hidden, heads), norm("input_layernorm", hidden))
+            tensors += (*attention(hidden, heads, qkv_bias=bias, o_bias=bias), norm("input_layernorm", hidden))
             caches = (attention_cache(heads, None),)
         if not ffn.flag("no_op"):
             inner = ffn_width(config, ffn, hidden)
             widest = max(widest, inner)
-            tensors += (*gated_mlp(hidden, inner), norm("post_attention_layernorm", hidden))
+            tensors += (
+                *gated_mlp(hidden, inner, bias=config.flag("mlp_bias")),
+                norm("post_attention_layernorm", hidden),
+            )
         layers.append(caches)
         weights.append(tensors)
-    context, limit = rope.context(config)
+    context = rope.context_of(config)
     tied = config.flag("tie_word_embeddings")
     return SpecDraft(
-        hidden_size=hidden, num_heads=num_heads, vocab_size=vocab, max_model_len=context, context_limit=limit,
+        hidden_size=hidden, num_heads=num_heads, vocab_size=vocab, context=context,
         layers=layers, layer_weights=weights,
         other_weights=list(outer_weights(config, PLAIN, vocab, hidden, tied)),
-        ropes=rope.tables(config, dim, limit), tied=tied, widest_mlp=widest,
+        ropes=rope.tables(config, dim, context.positions), tied=tied, widest_mlp=widest,
     )  # fmt: skip
 
 

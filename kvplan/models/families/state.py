@@ -71,10 +71,14 @@ def gated_delta_net(config: Config, hidden: int, ssm_dtype: str | None) -> Mixer
     kernel = config.count("linear_conv_kernel_dim")
     channels = (Part(k_heads, k_dim), Part(k_heads, k_dim), Part(v_heads, v_dim))
     sources = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
+    qkvz: tuple[Part, ...] = (*channels, Part(v_heads, v_dim))
+    ba: tuple[Part, ...] = (Part(v_heads), Part(v_heads))
+    if config.values.get("model_type") == "qwen3_next":  # stored head by head: one part (vLLM 0.33 create_qkvz_proj)
+        qkvz, ba = interleaved(k_heads, qkvz), interleaved(k_heads, ba)
     weights = (
-        column("linear_attn.in_proj_qkvz", hidden, (*channels, Part(v_heads, v_dim)), "state", sources=sources),
+        column("linear_attn.in_proj_qkvz", hidden, qkvz, "state", sources=sources),
         column(
-            "linear_attn.in_proj_ba", hidden, (Part(v_heads), Part(v_heads)), "state",
+            "linear_attn.in_proj_ba", hidden, ba, "state",
             sources=("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
         ),
         convolution("linear_attn.conv1d", kernel, channels, bias=False),
@@ -84,6 +88,12 @@ def gated_delta_net(config: Config, hidden: int, ssm_dtype: str | None) -> Mixer
         row("linear_attn.out_proj", v_heads * v_dim, hidden, "state"),
     )  # fmt: skip
     return weights, RecurrentState("gated_delta_net", kernel, channels, v_heads, (v_dim, k_dim), ssm_dtype)
+
+
+def interleaved(heads: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """One part with all parts' outputs of each key head, or the parts if they do not divide by heads."""
+    size = sum(part.size for part in parts)
+    return parts if size % heads else (Part(heads, size // heads),)
 
 
 def kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int) -> Mixer:

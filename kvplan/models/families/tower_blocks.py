@@ -1,6 +1,6 @@
 """Weights of vision and audio towers, as loaded by a server.
 
-Towers are never quantized: every published quantized checkpoint that was compared leaves them in 16 bits.
+Published quantized checkpoints leave towers in 16 bits; where a config does not, `towers.QUANTIZED` has the names.
 """
 
 from dataclasses import replace

@@ -9,6 +9,8 @@ from kvplan.core.files import printable
 from kvplan.models.families.config import Config
 from kvplan.models.spec import Weight
 
+Names = dict[str, tuple[str, ...]]
+
 # model_type -> (module, function) that reads its towers; imported on first use.
 TOWERS: dict[str, tuple[str, str]] = {
     "blip-2": ("towers_llava", "blip_2"),
@@ -85,6 +87,36 @@ SERVES: dict[str, tuple[str, ...]] = {
     "qwen3_vl_moe": IMAGES_AND_VIDEOS,
     "voxtral": AUDIO,
 }
+# Towers whose classes take the model's quantization, with the checkpoint's names of their linear layers in the first
+# layer, by kvplan's names. Source: vLLM 0.33 model_executor/models, and its parameters.
+_QWEN: Names = {"vision_tower.layers.attn.qkv": ("visual.blocks.0.attn.qkv",),
+         "vision_tower.layers.attn.proj": ("visual.blocks.0.attn.proj",)}  # fmt: skip
+_QWEN2_MERGER: Names = {
+    "visual.merger.linear_fc1": ("visual.merger.mlp.0",),
+    "visual.merger.linear_fc2": ("visual.merger.mlp.2",),
+}
+_QWEN3: Names = _QWEN | {
+    "vision_tower.layers.mlp.up": ("visual.blocks.0.mlp.linear_fc1",),
+    "vision_tower.layers.mlp.down": ("visual.blocks.0.mlp.linear_fc2",),
+    "visual.merger.linear_fc1": ("visual.merger.linear_fc1",),
+    "visual.merger.linear_fc2": ("visual.merger.linear_fc2",),
+    "visual.deepstack_merger_list.linear_fc1": ("visual.deepstack_merger_list.0.linear_fc1",),
+    "visual.deepstack_merger_list.linear_fc2": ("visual.deepstack_merger_list.0.linear_fc2",),
+}
+_SIGLIP_LAYER = "vision_tower.vision_model.encoder.layers.0"
+QUANTIZED: dict[str, Names] = {
+    "qwen2_5_vl": _QWEN | _QWEN2_MERGER | {
+        "vision_tower.layers.mlp.up": ("visual.blocks.0.mlp.gate_proj", "visual.blocks.0.mlp.up_proj"),
+        "vision_tower.layers.mlp.down": ("visual.blocks.0.mlp.down_proj",),
+    },
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3),
+    "gemma3": {
+        "vision_tower.layers.attn.qkv": tuple(f"{_SIGLIP_LAYER}.self_attn.{part}_proj" for part in "qkv"),
+        "vision_tower.layers.attn.proj": (f"{_SIGLIP_LAYER}.self_attn.out_proj",),
+        "vision_tower.layers.mlp.up": (f"{_SIGLIP_LAYER}.mlp.fc1",),
+        "vision_tower.layers.mlp.down": (f"{_SIGLIP_LAYER}.mlp.fc2",),
+    },
+}  # fmt: skip
 HEARING = ("audio_tower.", "embed_audio.")  # audio parts of a model that takes images too
 # Towers whose ranks can divide the batch instead of sharding the weights, each with its parts that stay sharded.
 # Source: vLLM 0.33 (supports_encoder_tp_data), and its parameters per rank.
@@ -143,6 +175,11 @@ def weights(outer: Config) -> list[Weight]:
     return told_apart(reader(outer), kind)
 
 
+def is_even(weight: Weight, kind: str) -> bool:
+    """True unless SigLIP's class leaves a matrix alone for its width (vLLM 0.33 siglip.py: multiples of 64)."""
+    return kind != "gemma3" or (weight.inputs % 64 == 0 and weight.outputs % 64 == 0)
+
+
 def told_apart(tower: list[Weight], kind: str) -> list[Weight]:
     """Mark a tower's weights with their modalities, and with whether they are replicated when ranks divide the
     batch.
@@ -154,5 +191,7 @@ def told_apart(tower: list[Weight], kind: str) -> list[Weight]:
                 weight,
                 serves=AUDIO if weight.name.startswith(HEARING) else SERVES[kind],
                 whole_by_data=kind in BY_DATA and not weight.name.startswith(BY_DATA[kind]),
+                quantizable=weight.name in QUANTIZED.get(kind, {}) and is_even(weight, kind),
+                sources=QUANTIZED.get(kind, {}).get(weight.name, ()),
             )
     return [marked[id(weight)] for weight in tower]

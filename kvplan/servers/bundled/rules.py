@@ -199,8 +199,9 @@ def loaded_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     """Weights: the engine runs only the text part, and its KV cache scale is a number rather than a tensor per
     layer.
     """
-    groups = weights.rank_weights(spec, form_of(inputs))
-    kv_scales = sum(weights.kv_scale_bytes(spec.layers[i], spec.quantization) for i in layers_of(spec, inputs))
+    form = form_of(inputs)
+    groups = weights.rank_weights(spec, form)
+    kv_scales = sum(weights.kv_scale_bytes(spec.layers[i], spec.quantization, form) for i in layers_of(spec, inputs))
     moved = ends_bytes(spec, inputs) if inputs.pipeline_parallel_size > 1 else 0
     return sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0] + moved
 
@@ -448,7 +449,7 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
     On a GPU torch does this for block fp8 if enough tokens share the dequantization.
     """
     on_gpu = inputs.backend == "triton"
-    most, size = 0, DTYPE_BYTES[inputs.dtype]
+    limit, size = 0, DTYPE_BYTES[inputs.dtype]
     for weight in spec.layer_weights[layer]:
         scheme = weights.scheme_for(spec, weight, layer, None)
         if (
@@ -462,12 +463,12 @@ def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int
         wide = min(columns * tallest, max(columns, WIDE_ELEMENTS_ON_GPU if on_gpu else WIDE_ELEMENTS))
         # In float32, then rounded to 16 bits; in addition 4-bit values are int32, and block scales are gathered.
         # For e2m1 there are the nibbles in 16 bits, and a float16 and a float32 copy.
-        each = (
+        item = (
             8 if scheme.kind in ("fp8_block", "mxfp4", "nvfp4") else 4 + size % 4 + 4 * (scheme.kind in ("awq", "gptq"))
         )
         results = 4 * spec.hidden_size if weight.experts else size * sum(rows)  # the experts' sum is float32
-        most = max(most, tokens * (size * 2 * spec.hidden_size + results) + each * wide)
-    return most
+        limit = max(limit, tokens * (size * 2 * spec.hidden_size + results) + item * wide)
+    return limit
 
 
 def latent_attention_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:

@@ -94,11 +94,12 @@ NO_EFFECT: Final = {
         speculative_dspark_align_verify_tokens_to_graph_tier!
     """,
     "images, videos and sounds of a request: no memory is reserved by their size": """
-        limit_mm_data_per_request mm_process_config
+        limit_mm_data_per_request mm_process_config disable_fast_image_processor!
     """,
     "which adapter stays, and how its weights come; the slots are the same": """
         lora_eviction_policy lora_strict_loading! lora_drain_wait_threshold enable_lora_overlap_loading!
     """,
+    "how memory is allocated: the pool is as large until the server is told to sleep": "enable_memory_saver!",
     "host memory": """
         mm_processor_worker_num mm_io_worker_num mm_preprocess_cache_size_mb trust_mm_content_hashes!
         enable_broadcast_mm_inputs_process! enable_adaptive_dispatch_to_encoder!
@@ -180,7 +181,6 @@ REFUSED: Final = {
     "moves weights to host memory, which is not modeled; remove it": """
         offload_mode=cpu ple_offload_embedding! kt_weight_path enable_paged_experts!
     """,
-    "changes the model's config; pass the changed config.json as MODEL": "json_model_override_args={}",
     "is a file of more flags; write them out": "config",
     "changes the reserved memory, which is not modeled; remove it": """
         enable_pdmux! enable_pd_role_switch! disaggregation_decode_enable_radix_cache! disaggregation_decode_extra_slots
@@ -203,7 +203,7 @@ REFUSED: Final = {
     "skips the encoder; kvplan's --text-only sizes that": "language_model_only! language_only!",
     "keeps images' tensors in GPU memory, which is not modeled; remove it": """
         enable_prefix_mm_cache! enable_mm_global_cache! mm_feature_transport=cpu
-        disable_fast_image_processor! image_processor_backend=auto|pil
+        image_processor_backend=auto|pil
     """,
     "changes which CUDA graphs are captured, which is not modeled; use --cuda-graph-max-bs-decode instead": """
         cuda_graph_bs_prefill cuda_graph_config cuda_graph_prefill_max_context context_bucket
@@ -227,10 +227,10 @@ REFUSED: Final = {
         mamba_max_states_per_path=-1 enable_int8_mamba_checkpoint! enable_linear_replayssm!
     """,
     "releases or shares GPU memory at run time, which is not modeled; remove it": """
-        enable_memory_saver! enable_symm_mem! enable_torch_symm_mem! weight_cache_mode=off
+        enable_symm_mem! enable_torch_symm_mem! weight_cache_mode=off
     """,
     "may store other weights than the checkpoint's, which is not modeled; name a quantized checkpoint": """
-        load_format=auto|safetensors|pt|npcache|dummy|mistral|runai_streamer|fastsafetensors|remote|remote_instance
+        load_format=auto|safetensors|pt|npcache|dummy|mistral|runai_streamer|fastsafetensors|remote|remote_instance|sharded_state|layered
         modelopt_quant quantize_and_serve! enable_fp32_lm_head! enable_w4a4_mxfp4_megamoe!
     """,
     "reserves buffers for exchanging tokens between experts' ranks, which is not modeled; remove it": """
@@ -244,4 +244,13 @@ REFUSED: Final = {
         enable_return_indexer_topk! enable_return_aux_hidden_states! enable_watermark!
     """,
 }
-OTHERS: Final[Mapping[str, Other]] = others("sglang", NO_EFFECT, REFUSED, scheduling.REFUSED)
+# Not repeated by printed commands: secrets, and names that 0.5.23 takes as no flags.
+OMITTED: Final = """
+    api_key admin_api_key ssl_keyfile_password _radix_eviction_policy_explicitly_set
+    _speculative_draft_quantization_explicitly_set _swa_full_tokens_ratio_explicitly_set aux_hidden_state_capture
+    custom_sigquit_handler enable_flashinfer_mla enable_flashmla enable_mla enable_nan_detection ep_join_mode
+    ep_join_rank_offset fp4_gemm_runner_backend fp8_gemm_runner_backend grpc_worker_threads stat_loggers
+    uses_mamba_radix_cache watermark_context_window watermark_default_enabled watermark_enforce_all watermark_key
+    watermark_key_b watermark_max_probability watermark_mixing_probability
+"""
+OTHERS: Final[Mapping[str, Other]] = others("sglang", NO_EFFECT, REFUSED, scheduling.REFUSED, OMITTED)

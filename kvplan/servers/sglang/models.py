@@ -6,13 +6,14 @@ Source: sglang 0.5.23 srt/configs/model_config.py, srt/arg_groups/overrides.py a
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
-from kvplan.models.hf_config import NESTED
+from kvplan.models.hf_config import language_path, text_of
+from kvplan.models.quant import SIDE_FILE
 from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
+from kvplan.servers.start import Refusal, unsupported
 
 # model types without a class in SGLang that Transformers cannot run either
 NO_CLASS = ("jamba", "falcon", "bloom", "mpt", "minimax", "minimax_m1", "minimax_text_01")
@@ -133,13 +134,15 @@ MODELOPT_FP8 = 89  # compute capability that modelopt_quant.py asks for (ModelOp
 IN_FLOAT32 = ("bitsandbytes", "gguf")  # schemes whose layers compute in float32, too (get_supported_act_dtypes)
 
 
-def check_scheme(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
+def check_scheme(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> None:
     """Reject quantized checkpoints on GPUs and in dtypes that SGLang does not load them with."""
     if spec.quantization is None:
         return
     method = spec.quantization.method
     if args.dtype in ("float", "float32") and method not in IN_FLOAT32:
         raise UsageError(f"--dtype {args.dtype}", f"SGLang's {method} layers compute in half precision", "use auto")
+    if release.has("table_of_layers"):  # whose answers are in a table
+        return
     if method.startswith("modelopt") and "nvfp4" not in spec.scheme_kinds and 0 < sm < MODELOPT_FP8:
         raise UsageError(
             spec.name, f"SGLang loads ModelOpt's FP8 from compute capability 8.9 on, this GPU has {sm / 10:.1f}",
@@ -227,11 +230,6 @@ def tower_notes(spec: ModelSpec, args: EngineArgs) -> Iterator[str]:
         yield f"{DP_ENCODER}: the model has no encoder"
 
 
-def _text(spec: ModelSpec) -> Mapping[str, Any]:
-    """The part of the config that describes the language model."""
-    return next((spec.config[key] for key in NESTED if isinstance(spec.config.get(key), Mapping)), spec.config)
-
-
 # --- dtypes and context -----------------------------------------------------------------------------------------------
 
 WIDE = (None, "float32", "float")  # float32 checkpoints, served in half precision
@@ -239,7 +237,7 @@ WIDE = (None, "float32", "float")  # float32 checkpoints, served in half precisi
 
 def model_dtype(spec: ModelSpec) -> str:
     """Default dtype of weights: float16 for float32 checkpoints and those that name none, except Gemma."""
-    text = _text(spec)
+    text = text_of(spec.config)
     stated = text.get("dtype") or text.get("torch_dtype") or spec.config.get("dtype") or spec.config.get("torch_dtype")
     if isinstance(stated, str):
         stated = stated.removeprefix("torch.")
@@ -252,9 +250,12 @@ def has_fp8_cache(spec: ModelSpec) -> bool:
     """True if the checkpoint's config turns `auto` into an fp8 cache, by the rules of SGLang's reader for its
     method.
     """
-    config = spec.config.get("quantization_config") or _text(spec).get("quantization_config")
+    config = spec.config.get("quantization_config") or text_of(spec.config).get("quantization_config")
     if not isinstance(config, Mapping):
         return False
+    nested = config.get("quantization")
+    if isinstance(nested, Mapping) and SIDE_FILE in spec.config:  # in config.json its cache is not read
+        return str(nested.get("kv_cache_quant_algo")).upper() == "FP8"
     scheme, algo = config.get("kv_cache_scheme"), str(config.get("kv_cache_quant_algo")).upper()
     method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else "")).lower()
     is_fp8 = isinstance(scheme, Mapping) and scheme.get("type") == "float" and scheme.get("num_bits") == 8
@@ -271,17 +272,25 @@ def has_fp8_cache(spec: ModelSpec) -> bool:
     return method == "fp8" and algo == "FP8"
 
 
-LONG_ROPES = ("longrope", "su")
+# Its order, and rope types for which transformers states the original length, with which nothing is scaled.
+# Source: sglang 0.5.23 utils/hf_transformers/common.py (CONTEXT_LENGTH_KEYS, get_context_length).
+LENGTHS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+UNSCALED_ROPES = ("yarn", "longrope", "su", "llama3")
+OWN_ROPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # SGLang's own classes of these do not
+ROPE_PER_KIND = ("gemma3_text", "gemma3n_text")  # its class lists them by kind of layer, where SGLang finds no factor
 
 
 def context_length(spec: ModelSpec) -> int:
-    """Default and largest accepted context: the long one for longrope models."""
-    text = _text(spec)
+    """Default and largest accepted context: the first length in SGLang's order, scaled."""
+    length = next((spec.lengths[key] for key in LENGTHS if key in spec.lengths), spec.context_limit)
+    text = text_of(spec.config)
     rope = text.get("rope_parameters") or text.get("rope_scaling")
-    kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
-    if kind in LONG_ROPES and not isinstance(text.get("model_max_length"), int):
-        return spec.context_limit
-    return spec.max_model_len
+    if not isinstance(rope, Mapping) or "original_max_position_embeddings" in rope:
+        return length
+    kind = rope.get("rope_type") or rope.get("type")
+    if spec.model_type in ROPE_PER_KIND or (kind in UNSCALED_ROPES and spec.model_type not in OWN_ROPES):
+        return length
+    return int(length * (rope.get("factor") or 1))
 
 
 # --- windows ----------------------------------------------------------------------------------------------------------
@@ -305,8 +314,7 @@ def takes_images(spec: ModelSpec, stated: bool | None) -> bool:
     """True if the server takes more than text; stated: --enable-multimodal."""
     if stated is None and spec.architecture in IMAGES_ON_REQUEST:
         return False
-    nested = any(isinstance(spec.config.get(key), Mapping) for key in NESTED)
-    return (spec.multimodal or nested) and stated is not False
+    return (spec.multimodal or bool(language_path(spec.config))) and stated is not False
 
 
 def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, stated: bool | None) -> bool:
@@ -428,10 +436,6 @@ BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
 NOT_BACKENDS_OF: Mapping[str, str] = {
     "Lfm2ForCausalLM": "triton", "Lfm2MoeForCausalLM": "triton", "Olmo2ForCausalLM": "flashinfer",
 }  # fmt: skip
-# Backend -> compute capabilities (major versions) that it runs on.
-CAPABILITIES: Mapping[str, tuple[int, ...]] = {
-    "trtllm_mla": (10, 11, 12), "cutedsl_mla": (10,), "trtllm_mha": (9, 10, 12),
-}  # fmt: skip
 # `--attention-backend` and its two halves in 0.5.23 (srt/arg_groups/choices.py).
 NAMES_OF_BACKENDS = frozenset(
     {
@@ -441,11 +445,11 @@ NAMES_OF_BACKENDS = frozenset(
     }
 )  # fmt: skip
 UNKNOWN_BACKEND = "unknown"  # for a log that gives page sizes but no backend
-LATENT_KV_DTYPES = ("auto", "fp8_e4m3", "fp8", "bfloat16")  # of trtllm_mla
+PLAIN_BACKENDS = ("triton", "flashinfer")  # to propose in place of another
 
 
-def check_backends(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> None:
-    """Reject requested attention backends that SGLang does not start with."""
+def check_backends(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
+    """Reject requested attention backends that the release lacks, and one phase without the other."""
     stated = (args.prefill_attention_backend, args.decode_attention_backend)
     if spec.architecture == "GptOssForCausalLM" and any(stated) and not all(stated) and release.has("named_backends"):
         phase = "prefill" if stated[0] is None else "decode"
@@ -453,23 +457,39 @@ def check_backends(spec: ModelSpec, sm: int, args: EngineArgs, release: Version)
             f"--{phase}-attention-backend", f"SGLang does not choose one for {spec.architecture}", "state it, too"
         )
     for phase in ("prefill", "decode"):
-        name = getattr(args, f"{phase}_attention_backend")
+        name, flag = getattr(args, f"{phase}_attention_backend"), f"--{phase}-attention-backend"
+        known = NAMES_OF_BACKENDS | {None, UNKNOWN_BACKEND}
+        if name not in known and release.has("named_backends"):
+            raise UsageError(f"{flag} {name}", f"{release.label} has no such backend", "choose another backend")
+
+
+def backend_refusal(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> Refusal | None:
+    """Return a refusal of an attention backend that SGLang has but does not start with."""
+    for phase in ("prefill", "decode"):
+        argument = f"{phase}_attention_backend"
+        name = getattr(args, argument)
         if name in (None, UNKNOWN_BACKEND):
             continue
         flag = f"--{phase}-attention-backend {name}"
-        if name not in NAMES_OF_BACKENDS and release.has("named_backends"):
-            raise UsageError(flag, f"{release.label} has no such backend", "choose another backend")
-        if name == "flex_attention" and args.speculative_method is not None:
-            raise UsageError(flag, "does not run with speculative decoding", "choose another backend")
-        if sm and name in CAPABILITIES and sm // 10 not in CAPABILITIES[name]:
-            raise UsageError(flag, f"does not run on compute capability {sm / 10:.1f}", "choose another backend")
         known = BACKENDS_OF.get(spec.architecture, (name,))
+        others = tuple(other for other in BACKENDS_OF.get(spec.architecture, PLAIN_BACKENDS) if other != name)
+        if name == "flex_attention" and args.speculative_method is not None:
+            return unsupported(f"{flag} does not run with speculative decoding", argument, others)
         if name not in known or NOT_BACKENDS_OF.get(spec.architecture) == name:
-            raise UsageError(flag, f"SGLang does not run {spec.architecture} with it", "choose another backend")
-        if name == "trtllm_mla" and phase == "decode" and args.kv_cache_dtype not in LATENT_KV_DTYPES:
-            raise UsageError(flag, f"does not take --kv-cache-dtype {args.kv_cache_dtype}", "use auto or fp8_e4m3")
+            return unsupported(f"{flag} does not run with {spec.architecture}", argument, others)
+        from kvplan.servers.sglang import attention  # only here: few plans name a backend
+
+        if sm and (reason := attention.refused(phase, name, args.kv_cache_dtype, sm, latent=spec.is_mla)) is not None:
+            why, by_dtype = reason
+            values = ("auto", "fp8_e4m3") if by_dtype else others
+            return unsupported(f"{flag}: {why}", "kv_cache_dtype" if by_dtype else argument, values)
+    if backends(spec, sm, args, release)[1] == "trtllm_mla" and args.kv_cache_dtype == "fp8_e5m2":
+        text = f"its decode attention backend, trtllm_mla, does not take --kv-cache-dtype {args.kv_cache_dtype}"
+        return unsupported(text, "kv_cache_dtype", ("auto", "fp8_e4m3"))
+    return None
 
 
+PLAIN_NAMES = {"tokenspeed_mla": "cutedsl_mla"}  # deprecated
 PAGES_64 = ("flashmla", "hpc_ops")
 PAGES_OF: Mapping[str, tuple[int, ...]] = {
     "trtllm_mla": (32, 64), "cutedsl_mla": (32, 64), "trtllm_mha": (16, 32, 64, 128),
@@ -480,7 +500,7 @@ def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> i
     """Tokens per page: as requested, if the attention backend accepts it; sparse attention uses 64."""
     if spec.is_sparse_mla:
         return 64
-    prefill, decode = backends(spec, sm, args, release)
+    prefill, decode = (PLAIN_NAMES.get(name or "", name) for name in backends(spec, sm, args, release))
     size = args.block_size or 1
     if forced := _forced_page(spec, sm, args, release):
         size = forced

@@ -6,6 +6,7 @@ arithmetic is reproduced where SGLang uses it, so that results match to the toke
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 
 from kvplan.core.errors import UnsupportedModelError
@@ -108,6 +109,13 @@ class SglangPool(Pool):
 
     def shared(self, num_tokens: int) -> int:
         return num_tokens // self.block_size
+
+    def growth(self, context: int) -> Fraction:
+        return Fraction(1, self.block_size)
+
+    def constant_blocks(self, context: int, settings: Settings) -> tuple[int, int, int]:
+        """None: windows have a pool of their own, and states have slots."""
+        return 0, 0, 0
 
     def given_out(self, pages: int, slots: int, stage: int) -> int:
         """Bytes that count against the budget: the pages that requests can have, and every slot."""
@@ -234,11 +242,11 @@ def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int
     batches = 2 if args.async_scheduling and args.pipeline_parallel_size == 1 else 1
     steps = args.num_speculative_tokens * drafts.branches(args)
     ahead = 2 * max(verified, steps) if drafts.speculates(args) else page
-    each = window + EVICTION_INTERVAL * verified + page + ahead
+    item = window + EVICTION_INTERVAL * verified + page + ahead
     if args.disaggregation_mode == "decode":  # no chunks of prompts, but windows of requests that are on their way
         waiting = 2 * requests if requests <= FEW_REQUESTS else 0
-        return cdiv(each * requests + (window + page) * waiting, page) * page
-    return cdiv(each * requests + batches * settings.max_num_batched_tokens + page, page) * page
+        return cdiv(item * requests + (window + page) * waiting, page) * page
+    return cdiv(item * requests + batches * settings.max_num_batched_tokens + page, page) * page
 
 
 def window_of(spec: ModelSpec) -> int:
@@ -263,8 +271,8 @@ def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: 
     check_pool(spec, settings.version, windows=windows)
     ratio = SWA_RATIO if args.swa_full_tokens_ratio is None else args.swa_full_tokens_ratio
     capped = window_pool(spec, settings, args, page) if windows else None
-    each = sglang_models.slots_per_request(spec, sm, args, settings.version)
-    layout = _pool(spec, how, windows, ratio, capped, each)
+    item = sglang_models.slots_per_request(spec, sm, args, settings.version)
+    layout = _pool(spec, how, windows, ratio, capped, item)
     return with_draft(layout, spec, draft, args, ratio) if drafts.speculates(args) else layout
 
 
@@ -336,7 +344,7 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
         )
     stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True, partition=how.partition)
     by_stage = [
-        tuple(sum(each.page for i, each in layers if i in stage) // page for stage in stages)
+        tuple(sum(item.page for i, item in layers if i in stage) // page for stage in stages)
         for layers in (full, narrow)
     ]
     for stage, (whole, window) in enumerate(zip(*by_stage, strict=True)):
@@ -377,7 +385,7 @@ def num_slots(layout: SglangPool, args: EngineArgs, room: int) -> int:
     if not layout.slot:
         return 0
     if args.max_mamba_cache_size is not None:
-        return args.max_mamba_cache_size
+        return args.max_mamba_cache_size // (args.data_parallel_size if args.enable_dp_attention else 1)
     requests = drafts.requests_at_most(args)
     if not sglang_models.caches_prefixes(args) and requests is not None:
         return requests
@@ -415,9 +423,9 @@ def tokens_in(layout: SglangPool, args: EngineArgs, room: int, stage: int) -> in
 def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int, slots: int) -> int:
     """max_running_requests: 512 per context that the pool holds, between 2,048 and 4,096, limited by state slots."""
     tokens = pages * layout.block_size
-    most = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
-    most = min(drafts.requests_at_most(args) or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
-    return min(most, slots // layout.slots_each) if layout.slot else most
+    limit = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
+    limit = min(drafts.requests_at_most(args) or max(min(limit, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
+    return min(limit, slots // layout.slots_each) if layout.slot else limit
 
 
 def request_table(settings: Settings, requests: int) -> int:
@@ -456,6 +464,8 @@ def capacity(layout: SglangPool, settings: Settings, args: EngineArgs, available
         tokens=pages * layout.block_size,
         fits=fits,
         deficit=0 if fits else max(1, charged * cost - available[worst]),
+        slots=slots,
+        slots_per_request=layout.slots_each if slots else 0,
     )
 
 
@@ -477,8 +487,9 @@ def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int
             f"{layout.slots_each} of which a request may take"
         )
     if layout.window_tokens is not None:
+        seqs = drafts.requests_at_most(args)
         yield (
-            f"without the prefix cache --max-running-requests {args.max_num_seqs:,} sizes the windows' pool: "
+            f"without the prefix cache --max-running-requests {seqs:,} sizes the windows' pool: "
             f"{layout.window_tokens:,} tokens"
         )
     kinds = spec.cache_kinds

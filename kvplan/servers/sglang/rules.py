@@ -178,12 +178,12 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
         raise UsageError("--ep-size with replicas", "is not modeled", "use --dp-size 1, or add --enable-dp-attention")
 
 
-def check_model(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
+def check_model(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> None:
     """Reject parallel sizes and GPUs that the model cannot run with."""
     experts = args.enable_expert_parallel and bool(spec.experts_per_token)  # for a dense model --ep-size has no effect
     vllm.check_parallel(spec, replace(args, enable_expert_parallel=experts), flat=False)  # no hybrid manager here
-    vllm.check_capability(spec, args, sm)
-    sglang_models.check_scheme(spec, args, sm)
+    vllm.check_capability(spec, args, sm, release)
+    sglang_models.check_scheme(spec, args, sm, release)
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
@@ -191,15 +191,16 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     check_args(spec, args)
     check_disaggregation(spec, args, release)
     sglang_models.check_class(spec)
-    sglang_models.check_backends(spec, gpu.sm, args, release)
+    sglang_models.check_backends(spec, args, release)
     drafts.check_branches(spec, gpu.sm, args, release)
     stated, longest = args.max_model_len, sglang_models.context_length(spec)
     context = longest if stated in (None, "auto") else stated
     assert isinstance(context, int)
     if context > longest:
-        raise UsageError(f"max_model_len {context:,}", f"{spec.name} supports up to {longest:,} tokens", "lower it")
-    asked_dtype = sglang_models.model_dtype(spec) if args.dtype == "auto" and gpu.sm >= vllm.AMPERE else args.dtype
-    dtype = vllm.resolve_dtype(spec, asked_dtype, gpu.sm, release)
+        from kvplan.servers.overrides import too_long
+
+        raise too_long(spec, context, longest)
+    dtype = resolve_dtype(spec, gpu.sm, args, release)
     shares = args.data_parallel_size if args.enable_dp_attention else 1
     chunk = chunk_size(gpu, args, release) // shares if args.enable_chunked_prefill else max(PREFILL_TOKENS, context)
     return Settings(
@@ -210,10 +211,27 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         max_num_seqs=drafts.requests_at_most(args) or MOST_REQUESTS,
         in_flight_tokens=chunk,
         gpu_memory_utilization=args.mem_fraction_static or default_fraction(spec, gpu, args, release),
-        kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
+        kv_dtype=resolve_kv_dtype(spec, stated_kv_dtype(args), dtype, gpu.sm),
         dtype=dtype,
         prefix_caching=sglang_models.caches_prefixes(args),
     )
+
+
+def resolve_dtype(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str:
+    """Dtype of weights: float16 before compute capability 8.0, whatever the model or --dtype says.
+
+    Source: SGLang 0.5.23 model_runner_components/load_model_utils.py (maybe_downgrade_dtype_for_legacy_gpu).
+    """
+    if 0 < sm < vllm.AMPERE:
+        return "float16"
+    return vllm.resolve_dtype(
+        spec, sglang_models.model_dtype(spec) if args.dtype == "auto" else args.dtype, sm, release
+    )
+
+
+def stated_kv_dtype(args: EngineArgs) -> str:
+    """The KV dtype as stated; one backend implies its own (srt/arg_groups/serving_hook.py)."""
+    return "fp8_e4m3" if args.decode_attention_backend == "tokenspeed_mla" else args.kv_cache_dtype
 
 
 def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
@@ -280,10 +298,10 @@ def most_prefill_tokens(spec: ModelSpec, chunk: int, args: EngineArgs) -> int:
     if not args.enable_chunked_prefill:
         return 0
     staged = args.pipeline_parallel_size > 1 and args.cuda_graph_backend_prefill == "breakable"
-    most = min(chunk, LATENT_GRAPHS) if spec.is_mla or staged else chunk
+    limit = min(chunk, LATENT_GRAPHS) if spec.is_mla or staged else chunk
     if args.max_total_tokens is not None:
-        most = min(most, args.max_total_tokens)
-    return min(most, FIRST_LLAMAS_GRAPHS) if FIRST_LLAMAS in spec.name.lower() else most
+        limit = min(limit, args.max_total_tokens)
+    return min(limit, FIRST_LLAMAS_GRAPHS) if FIRST_LLAMAS in spec.name.lower() else limit
 
 
 def captures_decodes(args: EngineArgs) -> bool:
@@ -331,8 +349,8 @@ def vision_factor(spec: ModelSpec, args: EngineArgs) -> float:
         return 1.0
     layers, width = shape
     times = layers * width**2 / (VISION_SIZE[0] * VISION_SIZE[1] ** 2)
-    least, most = VISION_RANGE
-    return VISION_FACTOR * max(least, min(most, 1 - VISION_STEP * (times - 1)))
+    least, limit = VISION_RANGE
+    return VISION_FACTOR * max(least, min(limit, 1 - VISION_STEP * (times - 1)))
 
 
 def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:

@@ -36,6 +36,7 @@ NO_EFFECT: Final = {
         load_balance_method enable_dp_attention_local_control_broadcast
     """,
     "how a chunk's attention is computed": "disable_chunked_prefix_cache",
+    "how memory is allocated": "enable_memory_saver",
     "of sessions, which simulated requests have not": "enable_streaming_session enable_session_radix_cache",
     "of requests longer than the context, which are turned away": "allow_auto_truncate",
     "of adapters, which simulated requests do not use": """

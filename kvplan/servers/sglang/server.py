@@ -1,5 +1,6 @@
 """SGLang's implementation of kvplan.servers.base.Server."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvplan.core.units import MIB
@@ -12,6 +13,7 @@ from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import drafts, rules
 from kvplan.servers.sglang.launch import command as launch
 from kvplan.servers.sglang.models import context_length
+from kvplan.servers.sglang.reading import as_read
 from kvplan.servers.sglang.rules import LEAST_REQUESTS
 from kvplan.servers.sglang.size import layout, size
 from kvplan.servers.sglang.terms import TERMS
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
     from kvplan.servers.words import Other, ServeCommand, Started, Variable
 
 __all__ = [
-    "bench", "context", "drafter", "explain", "failures", "flags", "gate", "host", "kept_back", "labels", "launch",
-    "layout", "logs", "metrics", "name", "parse", "read_pair", "release", "rest_last", "scheduling", "seqs_cure",
-    "settings", "size", "start", "starts", "terms", "variables",
+    "as_read", "bench", "context", "drafter", "explain", "failures", "flags", "gate", "host", "kept_back", "labels",
+    "launch", "layout", "logs", "metrics", "name", "parse", "read_pair", "release", "rest_last", "scheduling",
+    "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
 name = "sglang"
@@ -61,7 +63,7 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:
-    return drafts.drafter(request)
+    return drafts.drafter(replace(request, spec=as_read(request.spec, request.args)))
 
 
 def gate(plan: Plan, end: Literal["low", "likely"]) -> None:

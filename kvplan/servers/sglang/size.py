@@ -10,9 +10,9 @@ from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
-from kvplan.servers.pool import largest_context
+from kvplan.servers.pool import cache_notes, largest_context
 from kvplan.servers.settings import Settings
-from kvplan.servers.sglang import adapters, drafts, hicache, offload
+from kvplan.servers.sglang import adapters, drafts, hicache, offload, supported
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
@@ -44,7 +44,7 @@ def layout(request: Request, spec: ModelSpec) -> Layout:
     shared = args.attention_ranks if args.enable_dp_attention else 0  # its ranks share a tower, too
     whole_towers = args.mm_encoder_tp_mode == "data" and sglang_models.keeps_towers_whole(spec, args)
     return Layout(
-        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
+        dtype=sglang.resolve_dtype(request.spec, request.gpu.sm, args, request.release),
         left_out=vllm.left_out(spec, args, request.release),
         tower_tp=1 if whole_towers else shared,
         dense_tp=1 if args.moe_dense_tp_size and spec.experts_per_token else 0,
@@ -117,9 +117,9 @@ def draft_notes(request: Request, pool: SglangPool) -> Iterator[str]:
 
 def replica_notes(args: EngineArgs, replicas: int, ranks: int) -> Iterator[str]:
     if args.enable_dp_attention:
-        each = args.attention_ranks
+        item = args.attention_ranks
         yield (
-            f"DP attention: one server with {replicas} data-parallel ranks of {each} GPU{'' if each == 1 else 's'}, "
+            f"DP attention: one server with {replicas} data-parallel ranks of {item} GPU{'' if item == 1 else 's'}, "
             "each with a KV pool and requests of its own. Settings, pools and weights equal SGLang's own classes"
         )
     elif replicas > 1:
@@ -143,7 +143,7 @@ def size(request: Request) -> Sized:
         # Replicas are separate servers that share nothing: each is planned on its own.
         request = replace(request, args=replace(request.args, data_parallel_size=1))
     args, spec, gpu = request.args, request.spec, request.gpu
-    sglang.check_model(spec, args, gpu.sm)
+    sglang.check_model(spec, args, gpu.sm, request.release)
     sglang_models.check_fp4(spec, gpu.sm, request.release)
     adapters.check(spec, args, request.release, gpu.sm)
     offload.check(spec, args, request.release)
@@ -157,7 +157,7 @@ def size(request: Request) -> Sized:
     rooms = [[stage.available[end] for stage in stages] for end in range(3)]
     capacity = sglang_pool.capacity(pool, settings, args, rooms[1])
     pages, slots, worst = sglang_pool.pages_in(pool, args, rooms[1])
-    most = sglang_pool.max_requests(pool, settings, args, pages, slots)
+    limit = sglang_pool.max_requests(pool, settings, args, pages, slots)
     ends = [sglang_pool.pages_in(pool, args, rooms[end]) for end in (0, 2)]
     low, high = (pages for pages, _, _ in ends)
     fewest, largest = (sglang_pool.max_requests(pool, settings, args, *counts[:2]) for counts in ends)
@@ -167,10 +167,10 @@ def size(request: Request) -> Sized:
     images = sglang.image_reservation(spec, gpu, args, request.release)
     given_out = pool.given_out(pages, slots, worst)
     usual = sglang.usual_fraction(spec, gpu, args, request.release)
-    refusal = start.kept_back(
+    refusal = supported.refusal(request, settings) or start.kept_back(
         settings.gpu_memory_utilization,
         kept_back + images + rooms[1][worst] - given_out,
-        pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, most),
+        pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, limit),
         usual,
     )
     notes = [
@@ -185,9 +185,10 @@ def size(request: Request) -> Sized:
         *replica_notes(args, replicas, ranks),
         *short_pool_notes(pool, settings, pages if refusal is None else 0),
     ]
+    prefix = [] if slots else cache_notes(request.load, settings, pool)  # states are found where chunks ended
     return Sized(
-        replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low + 1, high + 1),
+        replace(settings, max_num_seqs=max(1, limit)), pool, stages, capacity, (low + 1, high + 1),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request),
-        pool.num_bytes(pages, slots, worst), tuple(notes), given_out=given_out, refusal=refusal,
+        pool.num_bytes(pages, slots, worst), (*notes, *prefix), given_out=given_out, refusal=refusal,
         seqs=(fewest, max(1, largest)),
     )  # fmt: skip

@@ -16,12 +16,13 @@ READ: Final = {  # by kvplan.servers.vllm.command
     "adapter slots, with --max-loras and --max-lora-rank": "enable_lora",
     "spare copies of experts and the steps whose loads are kept; its other keys move no memory": "eplb_config",
     "spare copies of experts, as a key of --eplb-config": "num_redundant_experts",
+    "its backend, as --attention-backend, and its kernels; other keys are rejected by name": "attention_config",
+    "consecutive tokens of a request on one rank, as --cp-kv-cache-interleave-size": "dcp_kv_cache_interleave_size",
     "speculative decoding; parts that kvplan cannot size are rejected by name": """
         speculative_config spec_method spec_model spec_tokens speculative_model
     """,
-    "whether there are CUDA graphs; other changes of what is compiled and captured are rejected": """
-        compilation_config optimization_level cudagraph_mode O
-    """,
+    "which CUDA graphs are captured, as keys of --compilation-config; the pool's range is wider with other than the "
+    "default ones": "optimization_level cudagraph_mode O cudagraph_capture_sizes cuda_graph_sizes",
 }
 NO_EFFECT: Final = {
     "the HTTP server": """
@@ -58,13 +59,14 @@ NO_EFFECT: Final = {
         hf_config_path config_format model_weights download_dir ignore_patterns use_tqdm_on_load! model_impl
         model_loader_extra_config max_parallel_loading_workers safetensors_load_strategy
         safetensors_prefetch_num_threads safetensors_prefetch_block_size pt_load_map_location enable_ep_weight_filter!
-        allow_deprecated_quantization! quantization_param_path pooler_config
+        quantization_param_path pooler_config
     """,
     "scheduling order; the pool is the same": """
         scheduling_policy scheduler_cls long_prefill_token_threshold long_prefill_token_threshold_adaptive!
         max_long_partial_prefills max_num_partial_prefills max_num_queued_reqs max_num_queued_tokens
         scheduler_reserve_full_isl! prefill_schedule_interval prefix_caching_hash_algo
         prefix_cache_retention_interval use_v2_block_manager! additional_config
+        max_num_scheduled_tokens
     """,
     "processes and nodes": """
         distributed_executor_backend worker_cls worker_extension_cls nnodes node_rank master_addr master_port
@@ -80,11 +82,11 @@ NO_EFFECT: Final = {
         enable_shm_tensor_arena! mm_tensor_ipc
     """,
     "kernels: weights, states and KV are as large; their workspaces lie in the estimated rows": """
-        moe_backend linear_backend sparse_indexer_topk_backend kernel_config ir_op_priority monokernel!
+        linear_backend sparse_indexer_topk_backend kernel_config ir_op_priority monokernel!
         enable_flashinfer_autotune! disable_cascade_attn! disable_custom_all_reduce! mamba_backend mamba_ssu_algorithm
         enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds gdn_prefill_backend kda_prefill_backend
         kda_decode_backend mm_encoder_attn_backend expert_placement_strategy logits_processors enable_mm_embeds!
-        max_seq_len_to_capture calculate_kv_scales! enable_cumem_allocator!
+        max_seq_len_to_capture calculate_kv_scales! enable_cumem_allocator! mamba_config kv_sharing_fast_prefill!
     """,
     "has an effect only with a flag that is not supported": """
         dbo_decode_token_threshold dbo_prefill_token_threshold
@@ -93,7 +95,7 @@ NO_EFFECT: Final = {
         sleep_preserve_parameter_names replayssm_buffer_len fault_tolerance_config
         enable_mamba_shared_prefix_checkpoint!
     """,
-    "is so by default": "swa_bounded_replay!",
+    "is read by models that kvplan does not support alone": "swa_bounded_replay! enable_hc_sp!",
     "of `vllm bench`": """
         batch_size dataset dataset_name dataset_path input_len output_len num_iters num_iters_warmup num_prompts seed
     """,
@@ -103,19 +105,13 @@ REFUSED: Final = {
     "chooses which parameters move to host memory, which is not modeled; remove it": """
         cpu_offload_params offload_params
     """,
-    "changes the model's config; pass the changed config.json as MODEL": """
-        hf_overrides rope_scaling rope_theta model_class_overrides
+    "replaces the model's class; remove it": """
+        model_class_overrides
     """,
-    "repeats query projections on ranks that share a cache; their weights are not modeled; remove it": """
+    "repeats query projections, whose weights are not modeled, on ranks that share a cache; remove it": """
         dcp_q_replicate!
     """,
-    "is an earlier name; use --cp-kv-cache-interleave-size": "dcp_kv_cache_interleave_size=1",
-    "belongs to models that kvplan does not support; remove it": """
-        enable_hc_sp! engram_config diffusion_config no_swa_bounded_replay!
-    """,
-    "limits steps below the batch that buffers are made for, which is not modeled; use --max-num-batched-tokens": """
-        max_num_scheduled_tokens
-    """,
+    "belongs to models that kvplan does not support; remove it": "engram_config diffusion_config",
     "may move the checkpoints of states, and with them the block size, which is not modeled; remove it": """
         prefix_match_unit
     """,
@@ -126,15 +122,7 @@ REFUSED: Final = {
     "moves encoder outputs through buffers or a cache whose size is not modeled; remove it": """
         ec_transfer_config ec_manager_config
     """,
-    "leaves prompt tokens out of layers that share a cache; the largest batch then is not modeled; remove it": """
-        kv_sharing_fast_prefill!
-    """,
-    "sets kernels of states in JSON; use --mamba-backend and its other flags": "mamba_config",
-    "shortens the context to the window, which is not modeled; use --max-model-len instead": "disable_sliding_window!",
-    "names a backend and more; use --attention-backend instead": "attention_config",
-    "changes which CUDA graphs are captured, which is not modeled; use --max-cudagraph-capture-size": """
-        cudagraph_capture_sizes cuda_graph_sizes specialize_active_lora!
-    """,
+    "captures CUDA graphs for numbers of adapters, which is not modeled; remove it": "specialize_active_lora!",
     "reserves buffers for exchanging tokens between experts' ranks, which is not modeled; remove it": """
         enable_dbo! ubatch_size=0|1 enable_elastic_ep!
     """,
@@ -147,7 +135,7 @@ REFUSED: Final = {
     """,
     "keeps some layers' KV in another dtype, which is not modeled; remove it": "kv_cache_dtype_skip_layers",
     "changes the states' blocks, which is not modeled; remove it": """
-        mamba_block_size mamba_cache_dtype=auto mamba_cache_mode=align|all|none use_replayssm!
+        mamba_block_size mamba_cache_mode=align|all|none use_replayssm!
     """,
     "changes how many tokens an image or video takes, which is not modeled; remove it, or take --text-only": """
         video_pruning_rate
@@ -166,4 +154,13 @@ REFUSED: Final = {
         enable_lora_bias! max_lora_cls_labels lora_extra_vocab_size
     """,
 }
-OTHERS: Final[Mapping[str, Other]] = others("vllm", NO_EFFECT, REFUSED, scheduling.REFUSED)
+# Not repeated by printed commands: secrets, flags of `vllm bench`, and flags that 0.33 no longer takes.
+OMITTED: Final = """
+    api_key hf_token mamba_config
+    batch_size dataset dataset_name dataset_path input_len output_len num_iters num_iters_warmup
+    num_prompts backend _api_process_count _api_process_rank calculate_kv_scales device
+    disable_frontend_multiprocessing disable_mm_preprocessor_cache enable_mm_processor_stats enable_reasoning
+    generation_config_only guided_decoding_backend log_outputs max_long_partial_prefills max_num_partial_prefills
+    max_seq_len_to_capture model_weights quantization_param_path swap_space use_v2_block_manager
+"""
+OTHERS: Final[Mapping[str, Other]] = others("vllm", NO_EFFECT, REFUSED, scheduling.REFUSED, OMITTED)

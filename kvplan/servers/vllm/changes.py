@@ -268,6 +268,10 @@ CHANGES: Final = {
         (0, 25), "model runner V2 for every dense model without recurrent states",
         "vLLM config/vllm.py (_is_default_v2_model_runner_model); vllm-project/vllm#44443", "0.24 to 0.33",
     ),
+    "b12x_in_every_layer": Change(
+        (0, 25), "--moe-backend flashinfer_b12x keeps its workspaces in every layer, not once",
+        "vllm-project/vllm#43328, #49476 (0.23.1rc1 starts where 0.25.1 does not)", "0.25, 0.33",
+    ),
     "planned_frames": Change(
         (0, 26), "the largest video of GLM-V is that of at most 600 frames with the most tokens, from the video "
         "processor's own size; before, frames were added until one was too many",
@@ -382,9 +386,17 @@ CHANGES: Final = {
         (0, 33), "gated delta nets on compute capability 9.0, 10.x, 12.x: blocks of whole 64 tokens, one more",
         "vLLM model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py", "0.29 to 0.33",
     ),
+    "quantized_layers": Change(
+        (0, 33), "quantized layers are created as in the table that vLLM's own code answered",
+        "vllm/quantized.txt; earlier releases: the least capability of each scheme",
+    ),
     "float_cache_as_model": Change(
         (0, 33), "a KV cache of float16 or bfloat16 must be of the model's dtype",
         "vLLM config/vllm.py (_reject_mismatched_float_kv_cache)", "0.28, 0.30, 0.32, 0.33",
+    ),
+    "one_kv_layout": Change(
+        (0, 33), "one layout of the KV cache must suit all attention backends of a model",
+        "vLLM v1/attention/backends/utils.py (get_supported_kv_cache_layouts)", "0.33",
     ),
     "sampler_warm_up": Change(
         (0, 33), "the profile run samples twice, the second time with every sampling parameter set",
@@ -398,9 +410,19 @@ CHANGES: Final = {
         (0, 33), "--prefill-context-parallel-size repeats weights and KV cache on ranks that divide a prompt",
         "vLLM v1/worker/gpu/pcp_manager.py, whose refusals differ from 0.26 to 0.32", "0.33",
     ),
+    "b12x_split_experts": Change(
+        (0, 33), "--moe-backend flashinfer_b12x reserves more rows in every layer, and room to split experts",
+        "FlashInfer fused_moe/cute_dsl (0.6.13 with vLLM 0.25, 0.7.2 with 0.33); the releases between are not read",
+        "0.25, 0.33",
+    ),
     "staged_drafts": Change(
         (0, 33), "a draft stands on the last pipeline stage, where an embedding is made for heads that share it",
         "vLLM v1/worker/gpu/spec_decode/eagle/utils.py and model_executor/models/utils.py", "0.33",
+    ),
+    "yarn_length_stated": Change(
+        (0, 33), "with YaRN the context is the config's length, not its original length times the factor",
+        "vLLM config/model.py (_get_and_verify_max_len); vllm-project/vllm#56446, which may be in a release before",
+        "0.33",
     ),
     "draft_bounds_context": Change(
         (0, 33), "an independent draft model's context bounds its target's",

@@ -53,23 +53,18 @@ SPECULATIVE: Final[Mapping[str, str]] = {
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
 }
-# Flags that enable or disable CUDA graphs -> the key of the compilation config that they set.
+CONFIG: Final = "compilation_config"
+SIZES: Final = "cudagraph_capture_sizes"
+# Flags that set a key of the compilation config.
 COMPILATION: Final[Mapping[str, str]] = {
     "O": "level",
     "optimization_level": "level",
     "cudagraph_mode": "cudagraph_mode",
-    "compilation_config": "",
+    SIZES: SIZES,
+    "cuda_graph_sizes": SIZES,
+    CONFIG: "",
 }
-# Values of a compilation config that do not affect memory; None: any value.
-USUAL_COMPILATION: Final[Mapping[str, tuple[str, ...] | None]] = {
-    "level": ("2", "3"),
-    "mode": ("3", "VLLM_COMPILE"),
-    "cudagraph_mode": ("FULL_AND_PIECEWISE",),
-    "custom_ops": None,
-    "cache_dir": None,
-    "debug_dump_path": None,
-    "compile_cache_save_format": None,
-}
+ROPE_FLAGS: Final = ("rope_scaling", "rope_theta")  # of earlier releases: parts of --hf-overrides
 BALANCING: Final = "eplb_config"
 BALANCING_KEYS: Final[Mapping[str, str]] = {
     "num_redundant_experts": "num_redundant_experts", "window_size": "eplb_window_size",
@@ -78,21 +73,32 @@ BALANCING_OTHERS: Final = (
     "step_interval", "log_balancedness", "log_balancedness_interval", "use_async", "policy", "communicator",
     "enable_migration_batching",
 )  # fmt: skip
+ATTENTION: Final = "attention_config"
+# Its keys that choose kernels; others may change the cache or keep workspaces. Source: vLLM 0.33 config/attention.py.
+ATTENTION_KERNELS: Final = (
+    "flash_attn_version", "flash_attn_max_num_splits_for_cuda_graph", "tokenspeed_mla_min_split_kv",
+    "use_trtllm_attention", "disable_flashinfer_q_quantization", "mla_prefill_backend",
+    "use_prefill_query_quantization", "trtllm_ragged_backend",
+)  # fmt: skip
 LARGEST_GRAPH: Final = "max_cudagraph_capture_size"  # also a separate flag
-COMPILED: Final = "changes what is compiled and captured, which is not modeled; remove it"
 SHORTS: Final = SHORT | {
-    "cc": "compilation_config", "sc": "speculative_config", "ac": "attention_config", "dc": "diffusion_config",
+    "cc": CONFIG, "sc": "speculative_config", "ac": "attention_config", "dc": "diffusion_config",
     "asc": "api_server_count", "n": "nnodes", "r": "node_rank", "pcp": "prefill_context_parallel_size",
     "dpa": "data_parallel_address", "dpb": "data_parallel_backend", "dpe": "data_parallel_external_lb",
     "dph": "data_parallel_hybrid_lb", "dpl": "data_parallel_size_local", "dpm": "data_parallel_multi_port_external_lb",
     "dpn": "data_parallel_rank", "dpp": "data_parallel_rpc_port", "dpr": "data_parallel_start_rank",
 }  # fmt: skip
-ARGUMENT_NAMES: Final = frozenset({*ARGUMENTS, *OWN, *SPECULATIVE, *COMPILATION, BALANCING})
+EARLIER: Final = {  # other names of arguments
+    "device_memory_utilization": "gpu_memory_utilization",
+    "dcp_kv_cache_interleave_size": "cp_kv_cache_interleave_size",
+}
+LISTS: Final = (SIZES, "cuda_graph_sizes")
+ARGUMENT_NAMES: Final = frozenset({*ARGUMENTS, *OWN, *SPECULATIVE, *COMPILATION, *ROPE_FLAGS, BALANCING, ATTENTION})
 # Flags that vLLM completes from a unique prefix, as argparse does: without kvplan's own, and those that set one key of
 # the speculative config before 0.8.
 COMPLETED: Final = (
     {name for name, row in ARGUMENTS.items() if row.vllm is not None and row.vllm.printed}
-    | {name for name in SPECULATIVE if name.startswith("spec_")} | {*OWN, *COMPILATION, *OTHERS, BALANCING}
+    | {name for name in SPECULATIVE if name.startswith("spec_")} | {*OWN, *COMPILATION, *OTHERS, BALANCING, ATTENTION}
     | {"speculative_config"}
 )  # fmt: skip
 ALIASES: Final = {  # what is no flag of vLLM behind two dashes -> the flag that is meant: --tp, --ctx
@@ -152,8 +158,8 @@ def plain_name(name: str) -> tuple[str, bool]:
     head = name.partition(".")[0]
     if head in ARGUMENT_NAMES or head in OTHERS:
         return name, False
-    if head == "device_memory_utilization":
-        return "gpu_memory_utilization", False
+    if head in EARLIER:
+        return EARLIER[head], False
     other = {"no_": "", "disable_": "enable_", "enable_": "disable_"}
     for prefix, replacement in other.items():
         plain = replacement + head.removeprefix(prefix)
@@ -215,7 +221,7 @@ def parse(words: list[str]) -> ServeCommand:
     """
     command, faults = ServeCommand(), Faults()
     speculative: dict[str, Any] = {}
-    compilation: dict[str, Any] = {}
+    compilation: dict[str, Any] | None = None
     lora = False
     index = 0
     while index < len(words):
@@ -235,7 +241,11 @@ def parse(words: list[str]) -> ServeCommand:
         values = [] if value is None else [value]
         if value is None and takes_value(name):
             plain = plain_name(name)[0].partition(".")[0]
-            many = plain not in ARGUMENT_NAMES or (plain in ARGUMENTS and ARGUMENTS[plain].kind == "names")
+            many = (
+                plain not in ARGUMENT_NAMES
+                or (plain in ARGUMENTS and ARGUMENTS[plain].kind == "names")
+                or plain in LISTS
+            )
             while index < len(words) and is_value(words[index]) and (not values or many):
                 values.append(words[index])
                 index += 1
@@ -249,27 +259,60 @@ def parse(words: list[str]) -> ServeCommand:
                 speculative |= read_json(SPECULATIVE[head] or name.partition(".")[2], values, word)
             elif head == BALANCING:
                 balance(command, read_json(name.partition(".")[2], values, word), word)
+            elif head == ATTENTION:
+                attend(command, read_json(name.partition(".")[2], values, word), word)
             elif head in COMPILATION:
-                compilation |= compile_config(command, name, values, word)
+                compilation = (compilation or {}) | compile_config(name, values, word)
             else:
                 take(command, name, values, word)
     faults.refuse()
     finish(command, speculative, lora)
-    if without_graphs(compilation):
-        command.args["enforce_eager"] = True
-        command.notes.append(Note("CUDA graphs are off; sized as with --enforce-eager"))
+    if compilation is not None:
+        compile_with(command, compilation)
     return command
 
 
-def compile_config(command: ServeCommand, name: str, values: list[str], word: str) -> dict[str, Any]:
-    """Parse a flag that sets parts of the compilation config; the largest graph is an argument of its own."""
-    stated = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
+def compile_config(name: str, values: list[str], word: str) -> dict[str, Any]:
+    """Parse a flag that sets parts of the compilation config."""
+    if name in LISTS:
+        return {SIZES: [read_argument(LARGEST_GRAPH, size, option_of(word)) for size in values or [""]]}
+    return read_json(name.partition(".")[2] or COMPILATION[name], values, word)
+
+
+def in_json(value: Any) -> Any:
+    """Parse the value of a dotted flag as vLLM does: JSON if it is any, else text."""
+    import json
+
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def compile_with(command: ServeCommand, stated: dict[str, Any]) -> None:
+    """Apply the compilation config; the largest graph is an argument of its own."""
+    import json
+
+    from kvplan.servers.vllm import compilation
+
+    stated = {key: in_json(value) for key, value in stated.items() if value is not None}
     largest = stated.pop(LARGEST_GRAPH, None)
     if largest is not None:
-        take_argument(command, LARGEST_GRAPH, [str(largest)], option_of(word), negated=False)
-    if not without_graphs(stated) and not changes_nothing(stated):
-        command.refused.setdefault(flag_text(word), COMPILED)
-    return stated
+        take_argument(command, LARGEST_GRAPH, [str(largest)], f"--from-command {LARGEST_GRAPH}", negated=False)
+    refused = compilation.unmodeled(stated)
+    if refused is not None:
+        command.refused.setdefault(compilation.OPTION, refused)
+        return
+    graphs = compilation.parsed(stated)
+    if graphs.mode == "NONE":
+        command.args["enforce_eager"] = True
+        command.notes.append(Note("CUDA graphs are off; sized as with --enforce-eager"))
+        return
+    is_level = stated.pop("level", None) is not None  # a flag of its own in newer releases
+    if is_level and not graphs.is_plain:
+        stated.setdefault("cudagraph_mode", graphs.mode)
+    if stated or not (is_level or largest):
+        command.args[CONFIG] = json.dumps(stated)
 
 
 def option_of(word: str) -> str:
@@ -298,6 +341,8 @@ def take(command: ServeCommand, name: str, values: list[str], word: str) -> None
         limit_of(command, name, values, option)
     elif "." in name and (row := ARGUMENTS.get(name.partition(".")[0])) is not None and row.kind == "json":
         json_part(command, name, values, option)
+    elif plain in ROPE_FLAGS:
+        rope_part(command, plain, values, option)
     elif plain in ("model", "model_tag", "revision"):
         setattr(command, "revision" if plain == "revision" else "model", literal(only_value(values, option), flag))
     elif plain == "task":
@@ -380,6 +425,27 @@ def json_part(command: ServeCommand, name: str, values: list[str], option: str) 
     command.args[argument] = json.dumps(config)
 
 
+def rope_part(command: ServeCommand, name: str, values: list[str], option: str) -> None:
+    """Add a flag of earlier releases to --hf-overrides, which took its place."""
+    import json
+
+    flag = option.removeprefix("--from-command ")
+    text = literal(only_value(values, option), flag)
+    value: Any = (
+        json.loads(read_argument("hf_overrides", text, option)) if name == "rope_scaling" else number(text, option)
+    )
+    config = {**json.loads(command.args.get("hf_overrides") or "{}"), name: value}
+    command.args["hf_overrides"] = json.dumps(config)
+    command.notes.append(Note("vLLM 0.33 does not start with it; it is printed as a part of --hf-overrides", flag))
+
+
+def number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(option, f"is not a number ({printable(text, 40)!r})", "write 1000000") from error
+
+
 def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
     """Parse parts of a config given as one JSON object, or as a value for one of its keys."""
     option = option_of(word)
@@ -411,27 +477,21 @@ def balance(command: ServeCommand, stated: Mapping[str, Any], word: str) -> None
             raise UsageError(option, f"has no key {printable(key, 40)!r}", f"it has {', '.join(BALANCING_KEYS)}")
 
 
-def without_graphs(compilation: Mapping[str, Any]) -> bool:
-    """True if a compilation config disables CUDA graphs, explicitly or because nothing is compiled.
+def attend(command: ServeCommand, stated: Mapping[str, Any], word: str) -> None:
+    """Apply the backend of --attention-config; keys that choose kernels are repeated, others refused."""
+    import json
 
-    Source: vLLM docs, "Optimization Levels"; config/compilation.py: CUDAGraphMode.NONE is 0, CompilationMode.NONE is 0.
-    """
-
-    def off(key: str) -> bool:
-        return str(compilation.get(key)).upper() in ("NONE", "0", "FALSE") and compilation.get(key) is not None
-
-    if compilation.get("cudagraph_mode") is not None:
-        return off("cudagraph_mode")
-    return any(off(key) for key in ("use_cudagraph", "level", "mode"))
-
-
-def changes_nothing(compilation: Mapping[str, Any]) -> bool:
-    """True if a compilation config contains only defaults, or nothing that affects memory."""
-    usual = USUAL_COMPILATION
-    return all(
-        key in usual and (usual[key] is None or str(value).upper() in (usual[key] or ()))
-        for key, value in compilation.items()
-    )
+    stated = {key: in_json(value) for key, value in stated.items() if value is not None}
+    backend = stated.pop("backend", None)
+    others = [key for key in stated if key not in ATTENTION_KERNELS]
+    if others:
+        name = printable(others[0], 40)
+        command.refused.setdefault(flag_text(word), f"sets {name}, which is not modeled; remove it")
+        return
+    if backend is not None:
+        take_argument(command, "attention_backend", [str(backend)], option_of(word), negated=False)
+    if stated:
+        command.repeated += [f"--{ATTENTION.replace('_', '-')}", json.dumps(stated)]
 
 
 def finish(command: ServeCommand, speculative: dict[str, Any], lora: bool) -> None:
@@ -453,8 +513,7 @@ def speculate(command: ServeCommand, stated: Mapping[str, Any]) -> None:
         command.args["speculative_method"] = config.method
     if config.method in NO_DRAFT:
         command.notes.append(Note(f"{config.method} speculation holds no GPU memory of its own"))
-    if config.note is not None:
-        command.notes.append(Note(config.note))
+    command.speculative = dict(config.unsized)
     command.draft_model = config.model
     if config.tokens is not None:
         command.args["num_speculative_tokens"] = config.tokens

@@ -94,7 +94,7 @@ def settings_of(request: Request) -> Settings:
 def graphs_of(request: Request, settings: Settings) -> Estimate:
     """Only piecewise graphs: vLLM captures no full ones if attention is not causal."""
     args = request.args
-    if args.enforce_eager or args.max_cudagraph_capture_size is not None:
+    if args.enforce_eager or args.max_cudagraph_capture_size is not None or args.compilation_config is not None:
         return overheads.cuda_graphs(as_attending(request.spec), settings, args, request.release, sm=request.gpu.sm)
     largest = overheads.largest_graph(request.release.number, request.gpu.sm)
     graphs = overheads.piecewise_graphs(settings.max_num_seqs, largest)
@@ -139,7 +139,7 @@ def size(request: Request) -> Sized:
     settings = settings_of(request)
     removed.check_architecture(spec, request.release, request.gpu.sm)
     vllm.check_parallel(as_attending(spec), args, flat=False)
-    vllm.check_capability(as_attending(spec), args, request.gpu.sm)
+    vllm.check_capability(as_attending(spec), args, request.gpu.sm, request.release)
     check_load(request, settings.max_model_len)
     pool = Step((), (0,), vllm_pages.paging(as_attending(spec), settings, args, request.gpu.sm))
     stage = budget_of(request, settings)
@@ -160,8 +160,8 @@ def size(request: Request) -> Sized:
     low = tokens + 1 if stage.available[0] >= 0 else 0
     note = (
         f"an encoder keeps nothing of a request after its step: {format_gib(max(0, room))} of the budget stay "
-        "unused. Its weights "
-        "equal vLLM's own; its peak and its CUDA graphs follow those of decoders, compared with no encoder's log"
+        "unused, and vLLM checks only that they are free. Its weights equal vLLM's own; its peak and its CUDA graphs "
+        "follow those of decoders, compared with no encoder's log"
     )
     return Sized(
         settings, pool, [stage], capacity, (low, tokens + 1), (max(0, low - 1) / context, tokens / context), 0, (note,)

@@ -5,6 +5,7 @@ distributed/device_communicators/all2all.py; DeepEP csrc/legacy/config.hpp. Weig
 parameters (tests/facts/experts.jsonl); the buffers follow the code and were not compared on a device.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
@@ -12,8 +13,10 @@ from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
+from kvplan.servers.plans import Request
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
+from kvplan.servers.vllm import moe_backends
 from kvplan.servers.vllm.overheads import expert_ranks
 from kvplan.sizing.weights import Layout, expert_copies, layers_on, up, weight_bytes
 
@@ -29,6 +32,23 @@ MOST_COPIES: Final = 1024  # of an expert, limited by the size of the maps
 SCALED_COLUMNS: Final = 128  # columns that share a scale in a DeepEP message
 UNBALANCED: Final = ("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes")  # methods without supports_eplb
 NEVER_BALANCED: Final = ("gpt_oss", "dbrx")  # their expert layers lack it too
+# Families whose class builds its experts without EPLB (model_executor/models): the server starts and balances nothing.
+COPYING: Final = "glm4_moe_lite"  # takes the number of copies all the same, and stops
+UNAWARE: Final = frozenset(
+    {
+        "gemma4_text",
+        "granitemoe",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "minimax_m2",
+        "minimax_m3",
+        "olmoe",
+        "phimoe",
+        "qwen2_moe",
+        COPYING,
+    }
+)
 EPLB_SOURCE: Final = "vLLM 0.33 distributed/eplb/eplb_state.py (add_model); as its code reads, compared with no device"
 DEEPEP_SOURCE: Final = (
     "vLLM 0.33 distributed/device_communicators/all2all.py, DeepEP csrc/legacy/config.hpp; as the code reads, compared "
@@ -38,6 +58,7 @@ DEEPEP_SOURCE: Final = (
 
 def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
     """Reject expert settings that vLLM rejects, and exchanges that are not sized."""
+    moe_backends.check(args.moe_backend, release)
     ranks, spare = expert_ranks(args), args.num_redundant_experts
     backend = args.all2all_backend
     if backend is not None and backend not in (*PLAIN, *NOT_SIZED, *SIZED):
@@ -65,6 +86,9 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
         raise UsageError("--enable-eplb", "requires several ranks", "raise --tp or --dp")
     if spec.model_type in NEVER_BALANCED or (spec.quantization is not None and spec.quantization.method in UNBALANCED):
         raise UsageError("--enable-eplb", f"vLLM does not balance the experts of {spec.name}", "remove it")
+    if spare and spec.model_type == COPYING:
+        problem = f"vLLM stops: its class of {spec.model_type} copies experts without balancing them"
+        raise UsageError(f"--num-redundant-experts {spare}", problem, "remove it")
     experts = num_experts(spec)
     if (experts + spare) % ranks:
         least = -(-experts // ranks) * ranks - experts
@@ -73,6 +97,15 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
             f"{experts} experts and {spare} redundant ones cannot be split evenly over {ranks} ranks",
             f"use {least or ranks}",
         )
+
+
+def copied(request: Request) -> tuple[Request, list[str]]:
+    """The request without copies that its model's class does not make, and a note on them."""
+    spec, args = request.spec, request.args
+    if not args.enable_eplb or not args.num_redundant_experts or spec.model_type not in UNAWARE - {COPYING}:
+        return request, []
+    note = f"--num-redundant-experts has no effect: vLLM's class of {spec.model_type} makes no copies of its experts"
+    return replace(request, args=replace(args, num_redundant_experts=0)), [note]
 
 
 def num_experts(spec: ModelSpec) -> int:
@@ -87,7 +120,7 @@ def expert_layers(spec: ModelSpec, layout: Layout) -> list[int]:
 def balancing(spec: ModelSpec, args: EngineArgs, layout: Layout) -> tuple[int, str]:
     """Bytes that EPLB uses on a rank: a buffer for moving a layer's experts, maps, and the recent load statistics."""
     layers = expert_layers(spec, layout)
-    if not args.enable_eplb or not layers:
+    if not args.enable_eplb or not layers or spec.model_type in UNAWARE:
         return 0, ""
     experts, copies = num_experts(spec), num_experts(spec) + args.num_redundant_experts
     first = spec.layer_weights[layers[0]]

@@ -5,6 +5,7 @@ The only non-integer is `auto` for the context of an auto-fitted plan whose rang
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from kvplan.models.catalog import model_id
 from kvplan.servers.arguments import DEFAULTS
@@ -12,6 +13,7 @@ from kvplan.servers.item_limits import limits_of
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.pooling import converts
+from kvplan.servers.vllm.supported import needs_deprecated
 from kvplan.servers.words import flag_words
 
 MTP_SUFFIX = " (MTP head)"  # models.families.mtp.SUFFIX, which plans without drafts do not import
@@ -31,6 +33,7 @@ def command(plan: Plan) -> list[str]:
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "language_model_only": text_only or None,
+        "allow_deprecated_quantization": args.allow_deprecated_quantization or needs_deprecated(plan.request) or None,
         "limit_mm_per_prompt": json.dumps(limits) if limits else None,
         "max_lora_rank": args.max_lora_rank if args.max_loras else None,
         "fully_sharded_loras": (args.max_loras > 0 and args.fully_sharded_loras) or None,
@@ -77,11 +80,13 @@ def _task(plan: Plan) -> list[str]:
 
 def _draft(plan: Plan) -> list[str]:
     draft, args = plan.request.draft, plan.request.args
-    config: dict[str, str | int] = {}
+    config: dict[str, Any] = {}
     if args.speculative_method is not None:
         config["method"] = args.speculative_method
     if draft is not None and not draft.is_part_of(plan.request.spec):
         config["model"] = model_id(replace(draft, name=draft.name.removesuffix(MTP_SUFFIX)))
     if config and args.num_speculative_tokens:
         config["num_speculative_tokens"] = args.num_speculative_tokens
+    if config and plan.request.repeated is not None:
+        config |= plan.request.repeated.speculative
     return ["--speculative-config", json.dumps(config)] if config else []

@@ -19,6 +19,7 @@ RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enable
 LEFT_OUT: Final = frozenset(
     {"api_key", "hf_token", "usage_context", "model_tag", "model", "dispatch_function", "subparser"}
 )
+CONFIG: Final = "compilation_config"
 SAMPLER_WITHOUT_A_SORT: Final = "Using FlashInfer"
 LOGGED_VARIABLES: Final = {  # a log message -> the variable that causes it
     "first_engine": ("VLLM_USE_V1", "0", "1"),
@@ -44,6 +45,8 @@ def flags(log: ServerLog) -> dict[str, str]:
         values["max_model_len"] = served.text.replace(",", "")
     elif "max_seq_len" in log.flags:
         values["max_model_len"] = log.flags["max_seq_len"]
+    if (graphs := values.pop(CONFIG, None)) is not None and (stated := _stated(graphs)):
+        values[CONFIG] = json.dumps(stated)
     if listed.get("block_size") == "16":  # the default, which older servers list along with all others
         del values["block_size"]
     if listed.get("quantization") == "fp8":
@@ -64,6 +67,15 @@ def utilization_of(log: ServerLog) -> str | None:
         return None if share is None else share.text
     exact = budget.size / total.size
     return f"{exact:.5f}" if abs(exact - share.value) <= 1.1 * share.half_digit else share.text
+
+
+def _stated(text: str) -> dict[str, object]:
+    """What a user set of the compilation config; empty for a resolved one, whose repr names members of enumerations."""
+    try:
+        config = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    return {key: value for key, value in config.items() if value is not None} if isinstance(config, dict) else {}
 
 
 def _plain(text: str) -> str:

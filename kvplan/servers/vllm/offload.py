@@ -77,10 +77,10 @@ def check(args: EngineArgs, release: Version) -> None:
         raise vllm.unknown_flag("--offload-group-size", release, since("prefetched_weights"))
     if args.offload_backend != "prefetch" and not args.offload_group_size:
         return
-    size, each = grouped(args)
-    if each > size:
+    size, item = grouped(args)
+    if item > size:
         raise UsageError(
-            f"offload_num_in_group {each}",
+            f"offload_num_in_group {item}",
             f"must be <= offload_group_size ({size})",
             "lower it",
         )
@@ -107,7 +107,7 @@ def offloaded(request: Request, stage: int) -> Offloaded | None:
     if kind == "prefetch":
         return _by_groups(spec, layout, args)
     layers = layer_parameters(spec, layout, _rank)
-    return until_full((*_towers(spec, layout), *(each for layer in layers for each in layer)), args.cpu_offload_gb or 0)
+    return until_full((*_towers(spec, layout), *(item for layer in layers for item in layer)), args.cpu_offload_gb or 0)
 
 
 def with_buffers(buffers: Estimate, moved: Offloaded) -> Estimate:
@@ -153,9 +153,9 @@ def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
     """Offload the last layers of each group; per prefetched layer, one buffer for each distinct parameter shape."""
     groups: dict[str, int] = {}
     shapes: set[tuple[str, int]] = set()
-    count, (size, each) = 0, grouped(args)
+    count, (size, item) = 0, grouped(args)
     for index, layer in enumerate(layer_parameters(spec, layout, _rank)):
-        if index % size < size - each:
+        if index % size < size - item:
             continue
         count += 1
         for parameter in layer:
@@ -163,7 +163,7 @@ def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
             shapes.add((parameter.name, parameter.size))
     ahead = args.offload_prefetch_step or 1
     buffers = ahead * sum(width for _, width in shapes)
-    how = f"{plural(count, 'layer')}, the last {each} of every {size}; buffers for {ahead} on the GPU: {buffers:,} B"
+    how = f"{plural(count, 'layer')}, the last {item} of every {size}; buffers for {ahead} on the GPU: {buffers:,} B"
     return Offloaded(groups, buffers, how)
 
 
@@ -178,7 +178,7 @@ def layer_parameters(spec: ModelSpec, layout: Layout, rank: Callable[[str], int]
             if size
         ]
         attention = sum(part.name.startswith(ATTENTION) for part in parts)
-        scales = kv_scale_bytes(spec.layers[index], spec.quantization)
+        scales = kv_scale_bytes(spec.layers[index], spec.quantization, layout)
         if scales:
             parts.insert(attention, Parameter("kv_scales", "attention", scales))
         yield parts

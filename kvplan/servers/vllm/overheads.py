@@ -14,6 +14,7 @@ partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
@@ -23,11 +24,15 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate, Kind
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import encoder
+from kvplan.servers.vllm import encoder, moe_backends
 from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.rules import takes_items
+from kvplan.servers.weights import ONLINE_NAMES
 from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_layers
+
+if TYPE_CHECKING:
+    from kvplan.servers.vllm.compilation import Graphs
 
 # --- facts about a model, found once ------------------------------------------------------------------------------
 
@@ -76,6 +81,11 @@ def _expert_workspace(weight: Weight, tp: int) -> int:
 @lru_cache(maxsize=1024)
 def rope_elements(spec: ModelSpec, context: int) -> int:
     return sum(rope.rows(context) * rope.dim for rope in spec.ropes)
+
+
+def online_of(spec: ModelSpec, args: EngineArgs) -> str | None:
+    """Scheme that a model is quantized to while loading; None: it is loaded as it is stored."""
+    return ONLINE_NAMES.get(args.quantization or "") if spec.quantization is None else None
 
 
 @lru_cache(maxsize=4096)
@@ -131,16 +141,6 @@ def element_bytes(settings: Settings) -> int:
 EVIDENCE = "reports/constants.md#"
 
 INPUT_BYTES = 13  # token id, position, slot and flags per batched token
-# The workspace of Triton's fused experts. It explains the difference between MoE and dense models with the same
-# vocabulary in vLLM 0.19 logs to 0.03 GiB: Qwen3-30B-A3B 0.50, Qwen1.5-MoE 0.30, DeepSeek-V2-Lite 0.44, Mixtral TP2
-# 0.66 GiB (llm-d-planner, accuracy report: 1 thread, 4 models). Other kernels differ: half to twice. MXFP4 kernels show
-# none (gpt-oss in that report and in "empirical vLLM memory results": 2 threads, 3 logs).
-WORKSPACE_RANGE = (0.5, 2.0)
-# NVFP4 experts on Blackwell take [tokens, hidden] (FlashInfer's CUTLASS kernels) or nothing (TensorRT-LLM's). Source:
-# vLLM 0.20, 0.25 and 0.33 fused_moe/flashinfer_cutlass_moe.py and oracle/nvfp4.py; GLM-5.1-NVFP4 on RTX PRO 6000.
-BLACKWELL = 100
-# Above this, tokens go through fused experts in chunks, until 0.17 (vLLM envs.py, VLLM_FUSED_MOE_CHUNK_SIZE).
-EXPERT_TOKENS, SMALL_EXPERT_TOKENS = 32_768, 16_384
 BUFFERS_SOURCE = f"vLLM 0.33 model runner, rotary embedding, fused_moe, torch's allocator; {EVIDENCE}buffers"
 
 
@@ -167,7 +167,7 @@ def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout
     latents = 0
     if spec.is_mla and (spec.quantization is not None or args.quantization is not None):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
-        latents = 2 * dequantized_latents(spec, tp, pp, args.quantization, args.partition)
+        latents = 2 * dequantized_latents(spec, tp, pp, online_of(spec, args), args.partition)
     if spec.is_mla and since("latent_cache") <= settings.version.number < since("plain_projections"):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
         latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
@@ -218,32 +218,6 @@ def indexer_logits(spec: ModelSpec, settings: Settings) -> int:
     return settings.version.indexer_logits_mib * MIB if has else 0
 
 
-def expert_tokens(tokens: int, release: Version) -> int:
-    """Tokens of a step that go through fused experts at once."""
-    if release.has("whole_expert_batches"):
-        return tokens
-    usual = SMALL_EXPERT_TOKENS if release.has("small_expert_chunks") else EXPERT_TOKENS
-    return min(tokens, release.expert_tokens or usual)
-
-
-def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> tuple[tuple[int, int, int], str]:
-    """((low, likely, high), formula) of the bytes of the fused experts' workspace."""
-    if not spec.experts_per_token:
-        return (0, 0, 0), ""
-    element, tokens = element_bytes(settings), settings.max_num_batched_tokens
-    per_choice = widths(spec, args.tensor_parallel_size, expert_ranks(args)).workspace
-    at_once = expert_tokens(tokens, settings.version)
-    workspace = element * at_once * spec.experts_per_token * per_choice
-    product = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
-    if spec.quantization is not None and spec.quantization.method == "mxfp4":
-        return (0, 0, workspace), f" + at most {product}"
-    if sm >= BLACKWELL and "nvfp4" in spec.scheme_kinds:
-        text = f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {product}"
-        return (0, element * tokens * spec.hidden_size, workspace), text
-    low, high = (int(workspace * factor) for factor in WORKSPACE_RANGE)
-    return (low, workspace, high), f" + {product}"
-
-
 def buffers(
     spec: ModelSpec,
     settings: Settings,
@@ -273,7 +247,8 @@ def buffers(
     if with_weights.alignment:
         formula += f" + alignment {with_weights.alignment:,} B"
     gathered, gathered_text = indexer_workspace(spec, settings)
-    room, room_text = expert_room(spec, settings, args, sm)
+    per_choice = widths(spec, args.tensor_parallel_size, expert_ranks(args)).workspace
+    room, room_text = moe_backends.expert_room(spec, settings, args, sm, per_choice)
     low, likely, high = (fixed + size for size in room)
     formula += room_text
     # The code suggests that experts and indexer may share one workspace in turn; one log has room for both.
@@ -303,7 +278,7 @@ def with_draft(own: Estimate, draft: ModelSpec, settings: Settings, args: Engine
         fused = sum(sum(local_shape(w, tp)[1][1:]) * w.inputs for w in draft.weights if w.name.endswith("qkv_proj"))
         parts[f"fused K and V projections {fused * element:,} B"] = fused * element
     if draft.is_mla and (draft.quantization is not None or args.quantization is not None):
-        copied = 2 * dequantized_latents(draft, tp, 1, args.quantization)
+        copied = 2 * dequantized_latents(draft, tp, 1, online_of(draft, args))
         parts[f"MLA copies of the draft {copied:,} B"] = copied
     more = sum(parts.values())
     if not more:
@@ -465,7 +440,8 @@ def activations(
         formula += f" + {logits // MIB:,} MiB indexer logits"
     if not profiles_items(spec, settings, args, release) or (stage or 0) > 0:
         return Estimate(low, likely, high, formula, source, kind)
-    experts, _ = expert_room(spec, settings, args, sm)
+    per_choice = widths(spec, args.tensor_parallel_size, expert_ranks(args)).workspace
+    experts, _ = moe_backends.shared_room(spec, settings, args, sm, per_choice)
     return with_encoder(Estimate(low, likely, high, formula, source, kind), spec, settings, args, release, experts)
 
 
@@ -578,21 +554,18 @@ LARGEST_GRAPH_SM100 = 1024
 SM100_RAISED = since("large_graphs")
 
 
-@lru_cache(maxsize=1024)
-def num_graphs(seqs: int, largest: int) -> int:
-    """Number of captured graphs: piecewise ones up to min(2 x seqs, largest) tokens, full ones up to `seqs`.
+def piecewise_graphs(seqs: int, largest: int) -> int:
+    """Number of piecewise graphs of up to min(2 x seqs, largest) tokens: all that an encoder has.
 
     Sizes are 1, 2, 4, then every 8 below 256, then every 16. Source: vLLM 0.33 config/vllm.py; logs with 256 sequences
     show PIECEWISE=51 (largest=512), FULL=35 (largest=256), one with sizes up to 1,024 PIECEWISE=83 (largest=1024).
     """
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
-    return piecewise_graphs(seqs, largest) + len([size for size in sizes if size <= seqs])
+    return len(usual_sizes(seqs, largest))
 
 
-def piecewise_graphs(seqs: int, largest: int) -> int:
-    """The piecewise ones among them: all that an encoder has."""
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
-    return len([size for size in sizes if size <= min(2 * seqs, largest)])
+def usual_sizes(seqs: int, largest: int) -> list[int]:
+    """The server's own batch sizes, in tokens."""
+    return [size for size in sizes_to(largest, largest) if size <= 2 * seqs]
 
 
 def captured_sizes(seqs: int, largest: int, query: int, tokens: int, *, uniform: bool) -> list[int]:
@@ -608,14 +581,6 @@ def captured_sizes(seqs: int, largest: int, query: int, tokens: int, *, uniform:
     return sorted(n for n in usual | ({n for n in together if n <= limit} if uniform else set()) if n <= most)
 
 
-def num_graphs_drafting(seqs: int, largest: int, query: int, tokens: int, *, uniform: bool) -> int:
-    """Number of captured graphs when sequences decode several tokens: piecewise ones, and full ones of whole
-    sequences.
-    """
-    sizes = captured_sizes(seqs, largest, query, tokens, uniform=uniform)
-    return len(sizes) + len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
-
-
 def sizes_to(largest: int, tokens: int) -> list[int]:
     """Captured batch sizes, in tokens, if --max-cudagraph-capture-size sets the largest.
 
@@ -625,12 +590,39 @@ def sizes_to(largest: int, tokens: int) -> list[int]:
     return sorted(size for size in every if size <= min(largest, tokens))
 
 
-def num_graphs_to(largest: int, seqs: int, query: int, tokens: int) -> int:
-    """Number of captured graphs up to a given size: piecewise ones, and full ones of sequences that decode
-    `query` tokens.
+@lru_cache(maxsize=1024)
+def num_graphs(
+    captured: "Graphs | None", seqs: int, tokens: int, query: int, largest: int, stated: int | None, *, uniform: bool
+) -> int:
+    """Number of captured graphs of steps of up to `tokens` tokens, if sequences decode `query` tokens at once.
+
+    stated  the largest size, if it is given; largest: the server's own
     """
-    sizes = sizes_to(largest, tokens)
-    return len(sizes) + len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
+    if captured is not None and captured.sizes is not None:
+        sizes = [size for size in captured.sizes if size <= tokens]
+    elif stated is not None:
+        sizes = sizes_to(stated, tokens)
+    elif query > 1:
+        sizes = captured_sizes(seqs, largest, query, tokens, uniform=uniform)
+    else:
+        sizes = usual_sizes(seqs, largest)
+    decoding = len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
+    return len(sizes) + decoding if captured is None else captured.count(len(sizes), decoding)
+
+
+def graphs_of(args: EngineArgs) -> "Graphs | None":
+    """What --compilation-config captures; None without one: full graphs of decodes and piecewise ones."""
+    if args.compilation_config is None:
+        return None
+    from kvplan.servers.vllm import compilation  # only with such a config
+
+    return compilation.of_args(args)
+
+
+def captures_full(args: EngineArgs) -> bool:
+    """True if steps of decodes run whole in a graph."""
+    captured = graphs_of(args)
+    return not args.enforce_eager and (captured is None or captured.mode not in ("NONE", "PIECEWISE"))
 
 
 GPT_OSS_GRAPH = 1024  # on any GPU; vLLM 0.14 to 0.33 model_executor/models/config.py (GptOssForCausalLMConfig)
@@ -710,23 +702,16 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
 
     `sm` is `GpuSpec.sm`, 103 for compute capability 10.3.
     """
-    if args.enforce_eager:
+    captured = graphs_of(args)
+    if args.enforce_eager or (captured is not None and captured.mode == "NONE"):
         return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
-    largest = largest_graph(release.number, sm)
+    largest, seqs, tokens = largest_graph(release.number, sm), settings.max_num_seqs, settings.max_num_batched_tokens
     raised = spec.architecture == "GptOssForCausalLM" and release.has("gpt_oss_graphs")
-    stated = args.max_cudagraph_capture_size or (GPT_OSS_GRAPH if raised else None)
-    if stated is not None:
-        query, tokens = 1 + args.num_speculative_tokens, settings.max_num_batched_tokens
-        graphs = num_graphs_to(stated, settings.max_num_seqs, query, tokens)
-    elif args.num_speculative_tokens:
-        graphs = num_graphs_drafting(
-            settings.max_num_seqs, largest, 1 + args.num_speculative_tokens, settings.max_num_batched_tokens,
-            uniform=release.has("uniform_decode_graphs"),
-        )  # fmt: skip
-    else:
-        graphs = num_graphs(settings.max_num_seqs, largest)
+    stated = args.max_cudagraph_capture_size or (captured and captured.largest) or (GPT_OSS_GRAPH if raised else None)
+    uniform = release.has("uniform_decode_graphs")
+    graphs = num_graphs(captured, seqs, tokens, 1 + args.num_speculative_tokens, largest, stated, uniform=uniform)
     plain = GRAPHS_BASE + graphs * GRAPH
-    twice = args.max_loras > 0 and release.has("adapter_graphs")
+    twice = args.max_loras > 0 and release.has("adapter_graphs") and (captured is None or captured.both)
     likely = plain + graphs * GRAPH if twice else plain
     drafts = args.num_speculative_tokens > 0  # whose own graphs no log reports separately
     exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states or drafts
@@ -735,7 +720,13 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
     without = ", the draft's own within the range" if drafts else ""
     with_both = ", each with adapters and without," if twice else ""
     formula = f"0.25 GiB + {graphs * (1 + twice)} graphs{with_both} x 6 MiB, fitted on 14 logs{without}{outside}"
-    return Estimate(int(plain * GRAPHS_RANGE[0]), likely, high, formula, GRAPHS_SOURCE, "calibrated")
+    low = int(plain * GRAPHS_RANGE[0])
+    if (
+        captured is not None and not captured.is_plain
+    ):  # no log has such graphs, and a backend may fall back to others or to none
+        formula, low = f"{formula}; --compilation-config: a wider range", 0
+        high = int(likely * GRAPHS_HIGH_EXOTIC)
+    return Estimate(low, likely, high, formula, GRAPHS_SOURCE, "calibrated")
 
 
 # --- memory that torch does not manage ----------------------------------------------------------------------------

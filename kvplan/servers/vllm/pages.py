@@ -30,7 +30,7 @@ from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import backends as vllm_backends
 from kvplan.servers.vllm import connectors
 from kvplan.servers.vllm import rules as vllm
-from kvplan.sizing.layout import cdiv, index_key_bytes, ring_bytes, state_bytes, token_bytes
+from kvplan.sizing.layout import cdiv, index_key_bytes, ring_bytes, token_bytes
 
 FLASH_KDA_ALIGNMENT = 16  # tokens between checkpoints of KDA with a bounded gate
 MLA_STATE_BLOCK = 128  # smallest block of a model that combines MLA with states
@@ -70,6 +70,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         every_block=frozenset() if release.has("aligned_states") else frozenset({"mamba1", "mamba2"}),
         spec_tokens=args.num_speculative_tokens,
         ssm_dtype=args.mamba_ssm_cache_dtype,
+        conv_dtype=args.mamba_cache_dtype,
         context=settings.max_model_len if one_block else 0,
         encoder=settings.max_num_batched_tokens if CrossAttention in spec.cache_kinds else 0,
         ahead=vllm.sees_ahead(spec, args, release),
@@ -95,8 +96,8 @@ def backend_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int
     how = paging(spec, settings, args, sm)
     others = ("state", "ring", "cross")
     blocks = [  # 0 if no layer has attention
-        max((paged.block_size for _, paged in layer_specs(spec, each) if paged.kind not in others), default=0)
-        for each in (how, replace(how, backend=0))
+        max((paged.block_size for _, paged in layer_specs(spec, item) if paged.kind not in others), default=0)
+        for item in (how, replace(how, backend=0))
     ]
     usual = vllm.resolve_kv_dtype(spec, args.kv_cache_dtype, settings.dtype, sm)
     layout = f"attention_backend {settings.backend} keeps {settings.kv_dtype} instead of {usual}"
@@ -127,7 +128,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     The attention block is raised until its page covers the state; then the state's page is padded to it.
     """
     states = {c for caches in spec.layers for c in caches if isinstance(c, RecurrentState)}
-    sizes = {s: state_bytes(s, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype) for s in states}
+    sizes = {state: how.state_bytes(state) for state in states}
     attentions = {c for caches in spec.layers for c in caches if not isinstance(c, RecurrentState)}
     if not attentions:  # pure Mamba: prefix caching stays off, one block per request
         return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,)) for s in states}
@@ -213,10 +214,10 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
         block, states = state_specs(spec, how)
     if spec.is_pooled:
         return [
-            (i, each)
+            (i, item)
             for i, caches in enumerate(spec.layers)
             for c in caches
-            for each in ([states[c]] if isinstance(c, RecurrentState) else pooled_specs(c, block, how))
+            for item in ([states[c]] if isinstance(c, RecurrentState) else pooled_specs(c, block, how))
         ]
     dtypes = layer_dtypes(spec, how)
     flat = how.flat and len(spec.cache_kinds) > 1
@@ -251,8 +252,8 @@ def first_engine_specs(spec: ModelSpec, how: Paging, block: int) -> list[tuple[i
     specs = []
     for i, caches in enumerate(spec.layers):
         for cache in caches:
-            each = paged(cache, dtype=how.kv_dtype)
-            if each.kind == "latent":
-                each = replace(each, page=block * cdiv(each.page // block, V0_ENTRY) * V0_ENTRY)
-            specs.append((i, each))
+            item = paged(cache, dtype=how.kv_dtype)
+            if item.kind == "latent":
+                item = replace(item, page=block * cdiv(item.page // block, V0_ENTRY) * V0_ENTRY)
+            specs.append((i, item))
     return specs

@@ -8,7 +8,17 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
-from kvplan.models.spec import FullAttention, ModelSpec, Part, Place, SlidingWindow, Weight
+from kvplan.models.families.config import Config
+from kvplan.models.spec import (
+    FullAttention,
+    LatentAttention,
+    ModelSpec,
+    Part,
+    Place,
+    RecurrentState,
+    SlidingWindow,
+    Weight,
+)
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.plans import Request
 
@@ -16,7 +26,6 @@ CONVERTS: Final = ("embed", "classify")
 # vLLM 0.33 loads these with their head.
 GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model", "Qwen2_5OmniModel", "ChatGLMModel")
 SCORE: Final = "score"
-LABELS: Final = 2  # transformers' num_labels if a config does not set it
 # `--task` of releases before `--runner` -> its conversion; for other tasks the server decides.
 TASKS: Final = {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify"}
 NOTE: Final = (
@@ -42,6 +51,20 @@ def is_bare(spec: ModelSpec) -> bool:
     return name.endswith("Model") and not name.endswith("HeadModel") and name not in GENERATING
 
 
+def num_labels(spec: ModelSpec) -> int:
+    """Rows of a classifier: its config's labels, or those made of a generator's tokens ("no" and "yes" become one).
+
+    Source: adapters.py (SequenceClassificationConfig), models/config.py (Qwen3ForSequenceClassificationConfig).
+    """
+    from kvplan.models.families.encoders import labels  # only classifiers need it
+
+    config = Config(spec.config, spec.source)
+    if config.flag("is_original_qwen3_reranker") or spec.config.get("method") == "from_2_way_softmax":
+        return 1
+    tokens = spec.config.get("classifier_from_token")
+    return len(tokens) if isinstance(tokens, list) and "method" in spec.config else labels(config)
+
+
 def pooled(request: Request) -> tuple[Request, list[str]]:
     """The request with the model as a pooling server loads it, and a note; unchanged if it generates."""
     spec = request.spec
@@ -53,7 +76,7 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
     if request.draft is not None or request.args.speculative_method is not None:
         raise UsageError("--runner pooling", "generates no tokens, so there is nothing to draft", "remove the draft")
     kinds = {type(cache) for layer in spec.layers for cache in layer}
-    if not kinds <= {FullAttention, SlidingWindow}:
+    if not kinds <= {FullAttention, SlidingWindow, LatentAttention, RecurrentState} or kinds == {RecurrentState}:
         raise UnsupportedModelError(
             "--runner pooling", f"is modeled for attention over keys and values, not for {spec.name}", "remove it"
         )
@@ -65,6 +88,8 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
         )
     weights = [weight for weight in spec.other_weights if weight.group != "lm_head"]
     if convert == "classify":
-        weights.append(Weight(SCORE, "lm_head", spec.hidden_size, (Part(LABELS),), dtype="float32", place=Place.LAST))
+        weights.append(
+            Weight(SCORE, "lm_head", spec.hidden_size, (Part(num_labels(spec)),), dtype="float32", place=Place.LAST)
+        )
     args = replace(request.args, async_scheduling=False)  # config/vllm.py: no step is scheduled ahead for pooling
     return replace(request, args=args, spec=replace(spec, other_weights=tuple(weights))), [NOTE]

@@ -12,6 +12,7 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import (
     ChunkedAttention,
+    CrossAttention,
     FullAttention,
     LatentAttention,
     ModelSpec,
@@ -26,6 +27,7 @@ from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import backends as vllm_backends
 from kvplan.servers.vllm.changes import RELEASES, since
+from kvplan.servers.vllm.reading import context_limits
 from kvplan.sizing.layout import SHORT_DTYPES, check_dtype, check_kv_dtype
 
 AMPERE = 80  # compute capability from which GPUs support bfloat16
@@ -157,6 +159,8 @@ def caches_prefixes(spec: ModelSpec, args: EngineArgs, release: Version) -> bool
         return args.enable_prefix_caching
     if release.runs_first_engine:  # vLLM 0.7.3 engine/arg_utils.py: on by default only with V1
         return False
+    if CrossAttention in spec.cache_kinds:  # vLLM 0.33 config/model.py (is_prefix_caching_supported)
+        return False
     return not spec.has_states or (spec.has_attention and release.has("hybrid_prefix_caching"))
 
 
@@ -224,19 +228,18 @@ def resolve_dtype(spec: ModelSpec, stated: str, sm: int, release: Version | None
     return name
 
 
-# Least compute capability of each storage scheme. Source: vLLM 0.33 model_executor/layers/quantization.
+# Least compute capability of each storage scheme before 0.33. Source: vLLM model_executor/layers/quantization.
 MIN_CAPABILITY = {
-    "fp8_tensor": 75, "fp8_channel": 75, "fp8_block": 75, "int8_channel": 75, "int4": 75, "awq": 75, "gptq": 60,
-    "gptq_int8": 60, "nvfp4": 75, "mxfp8": 75, "mxfp4": 80,
+    "fp8_tensor": 75, "fp8_channel": 75, "fp8_block": 75, "int8_channel": 75, "int8_tensor": 75, "int4": 75,
+    "int8": 75, "awq": 75, "gptq": 60, "gptq_int8": 60, "nvfp4": 75, "mxfp8": 75, "mxfp4": 80,
 }  # fmt: skip
-SPARSE_MLA_CAPABILITY = 90  # v1/attention/backends/mla: 9.x, 10.x and 12.x have a sparse backend
 
 
-def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
-    """Reject what the GPU has no kernels for. GPUs of unknown compute capability (AMD, a given size) are not
-    checked.
+def check_capability(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> None:
+    """Reject what the GPU has no kernels for, in releases whose own answers are in no table. GPUs of unknown compute
+    capability (AMD, a given size) are not checked.
     """
-    if not sm:
+    if not sm or release.has("quantized_layers") or release.has("table_of_layers"):
         return
     kinds = spec.scheme_kinds
     if not kinds and args.quantization:
@@ -250,12 +253,6 @@ def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
                 f"{sm / 10:.1f}",
                 "choose a newer GPU or another checkpoint",
             )
-    if spec.is_sparse_mla and sm < SPARSE_MLA_CAPABILITY:
-        raise UsageError(
-            spec.name,
-            f"sparse attention needs compute capability 9.0, this GPU has {sm / 10:.1f}",
-            "choose a newer GPU",
-        )
 
 
 V4_KV_DTYPES = (
@@ -274,6 +271,18 @@ def has_rope_key(spec: ModelSpec) -> bool:
     return any(isinstance(c, LatentAttention) and c.qk_rope_head_dim for caches in spec.layers for c in caches)
 
 
+def stored_kv_dtype(spec: ModelSpec) -> str | None:
+    """KV dtype of `auto` for a quantized checkpoint, if not the model's: ModelOpt's for any attention, that of
+    compressed-tensors for all but latent attention.
+
+    Source: vLLM 0.33 model_executor/layers/attention/attention.py (Attention) and mla_attention.py (MLAAttention).
+    """
+    stored = spec.quantization
+    if stored is None or (spec.is_mla and stored.method == "compressed-tensors"):
+        return None
+    return stored.kv_dtype
+
+
 def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
     """KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
     has scales for an fp8 cache.
@@ -288,17 +297,11 @@ def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
         raise UsageError(f"--kv-cache-dtype {stated}", f"{spec.name} uses its own cache layout", "remove it")
     name = stated
     if name == "auto":
-        name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
+        name = stored_kv_dtype(spec) or dtype
         if spec.is_sparse_mla and spec.model_type in FP8_ON_BLACKWELL and 100 <= sm < 120:
             name = "fp8"
     if name in ("fp8", "fp8_e4m3") and spec.is_sparse_mla:
         return "fp8" if 100 <= sm < 120 or not has_rope_key(spec) else "fp8_ds_mla"
-    if name.startswith("nvfp4") and name != "nvfp4_ds_mla" and spec.is_mla:
-        raise UsageError(
-            f"--kv-cache-dtype {name}",
-            f"vLLM refuses it for the latent attention of {spec.name}",
-            "use fp8, or nvfp4_ds_mla where attention is sparse",
-        )
     return name
 
 
@@ -374,50 +377,22 @@ def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
 
 # --- which caches a GPU's attention backends take ---------------------------------------------------------------------
 
-FP8_IN_TRITON = 89  # Triton's kernels, the fallback for MLA, float32 and images, read fp8 from here on
-SIXTEEN_BITS = ("bfloat16", "float16")
-
-
-def no_backend(stated: str, spec: ModelSpec, sm: int, cure: str) -> UsageError:
-    return UsageError(
-        f"--kv-cache-dtype {stated}",
-        f"vLLM has no attention backend that keeps it for {spec.name} on compute capability {sm / 10:.1f}",
-        cure,
-    )
+FP8_IN_TRITON = 89  # compute capability from which Triton's kernels read fp8
 
 
 def sparse_kv_dtype(spec: ModelSpec, stated: str, name: str, dcp: int, sm: int, release: Version) -> str:
     """KV dtype that the backends of sparse MLA use for a requested one.
 
-    Hopper uses the 656-byte layout for fp8, and plain fp8 for fp8_e4m3 on one rank per request; its 16-bit kernels
-    return no log-sum-exp, which ranks that share a request's tokens need. 12.x has only the 656 bytes.
+    Hopper uses the 656-byte layout for fp8, and plain fp8 for fp8_e4m3 on one rank per request. 12.x has only the 656
+    bytes.
     Source: vLLM 0.33 v1/attention/backends/mla, platforms/cuda.py, and its results on H200, B200 and RTX 5090.
     """
-    stored = spec.quantization.kv_dtype if spec.quantization else None
+    stored = stored_kv_dtype(spec)
     if 90 <= sm < 100:
         e4m3 = stated == "fp8_e4m3" or (stated == "auto" and stored == "fp8")  # a checkpoint's fp8 is fp8_e4m3
         if e4m3 and release.has("sparse_fp8_hopper") and dcp == 1:
             return "fp8"
-        if stated in ("fp8_e4m3", "nvfp4_ds_mla"):
-            raise no_backend(stated, spec, sm, "use fp8")
-        if dcp > 1 and name in SIXTEEN_BITS:
-            raise UsageError(
-                f"decode_context_parallel_size {dcp}",
-                f"vLLM refuses it for the {name} cache of {spec.name} on compute capability {sm / 10:.1f}",
-                "use --kv-cache-dtype fp8",
-            )
-    if sm >= 120:
-        if dcp > 1:
-            raise no_backend(stated, spec, sm, "remove --decode-context-parallel-size")
-        # vLLM substitutes bfloat16 for "auto" in DeepSeek V3.2's own class
-        if name in SIXTEEN_BITS and stated != "auto" and spec.model_type != "deepseek_v32":
-            raise no_backend(stated, spec, sm, "use fp8")
-        return "fp8_ds_mla"
-    return name
-
-
-def has_sinks(spec: ModelSpec) -> bool:
-    return any("sink" in weight.name for layer in spec.layer_weights for weight in layer)
+    return "fp8_ds_mla" if sm >= 120 else name
 
 
 def has_uneven_heads(spec: ModelSpec) -> bool:
@@ -427,20 +402,6 @@ def has_uneven_heads(spec: ModelSpec) -> bool:
         for caches in spec.layers
         for cache in caches
     )
-
-
-def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: Version) -> None:
-    """Reject 4-bit caches except with FlashInfer: not with bidirectional image attention, and further limited before
-    Blackwell.
-
-    Source: vLLM 0.33 v1/attention/backends/flashinfer.py (supports_kv_cache_dtype, supports_combination).
-    """
-    if not name.startswith("nvfp4") or not sm or spec.is_mla:
-        return
-    small = any(getattr(cache, "head_dim", 0) == 64 for caches in spec.layers for cache in caches)
-    old = sm < 100 or sm >= 120
-    if sees_ahead(spec, args, release) or sm < AMPERE or (old and (name != "nvfp4" or small or has_sinks(spec))):
-        raise no_backend(name, spec, sm, "use fp8")
 
 
 BATCHED_TOKENS = 256  # default per step if ranks exchange tokens in batches of one size
@@ -472,14 +433,13 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
                 f"--{name.replace('_', '-')}", f"is a flag of SGLang{cure}", "remove it or add --engine sglang"
             )
     stated = args.max_model_len
-    context = spec.max_model_len if stated in (None, "auto") else stated
+    default, limit = context_limits(spec, release)
+    context = default if stated in (None, "auto") else stated
     assert isinstance(context, int)
-    if context > spec.context_limit:
-        raise UsageError(
-            f"max_model_len {context:,}",
-            f"{spec.name} supports up to {spec.context_limit:,} tokens",
-            "lower it",
-        )
+    if context > limit:
+        from kvplan.servers.overrides import too_long
+
+        raise too_long(spec, context, limit)
     if spec.is_mla and release.number < LATENT_KEPT:
         raise UnsupportedModelError(
             spec.name,
@@ -518,32 +478,15 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     batches = batches_at_once(args, release, runner_v2=runner_v2)
     dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
     kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
-    if kv_dtype in ("float16", "bfloat16") and kv_dtype != dtype and release.has("float_cache_as_model"):
-        raise UsageError(f"--kv-cache-dtype {kv_dtype}", f"vLLM refuses it where the model runs in {dtype}", "use auto")
     if spec.is_sparse_mla:
         dcp = args.decode_context_parallel_size
         kv_dtype = sparse_kv_dtype(spec, args.kv_cache_dtype, kv_dtype, dcp, gpu.sm, release)
-    elif spec.is_mla and kv_dtype.endswith("_ds_mla"):
-        raise no_backend(kv_dtype, spec, gpu.sm, "its attention is not sparse; use fp8")
-    if spec.is_mla and kv_dtype == "fp8_e5m2":
-        raise no_backend(kv_dtype, spec, gpu.sm, "use fp8")
-    check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
-    uneven = has_uneven_heads(spec)
-    triton = spec.is_mla or dtype == "float32" or sees_ahead(spec, args, release) or uneven
-    if kv_dtype in ("fp8", "fp8_e4m3") and uneven and gpu.sm // 10 == 10:  # uses FlashAttention 2, which reads no fp8
-        raise no_backend(kv_dtype, spec, gpu.sm, "use bfloat16")
-    if kv_dtype in ("fp8", "fp8_e4m3") and 0 < gpu.sm < FP8_IN_TRITON and triton:
-        stored = spec.quantization is not None and spec.quantization.kv_dtype is not None
-        cure = "use bfloat16" if stored else "remove it"
-        asked_kv = args.kv_cache_dtype if args.kv_cache_dtype != "auto" else f"auto (the checkpoint's {kv_dtype})"
-        raise no_backend(asked_kv, spec, gpu.sm, f"{cure}, or choose a GPU of 8.9 or newer")
     if kv_dtype.startswith("turboquant") and args.pipeline_parallel_size > 1:
         problem = "how pipeline stages group its layers (the first and last are in the model's dtype) is not modeled"
         raise UnsupportedModelError(f"--kv-cache-dtype {kv_dtype}", problem, "use ranks in place of stages, or fp8")
     backend = None
     if args.attention_backend is not None:
-        need = backend_need(spec, args, dtype, gpu.sm, release)
-        backend = vllm_backends.check(args.attention_backend, need, release)
+        backend = vllm_backends.resolve(args.attention_backend, release)
         if spec.is_sparse_mla:
             kv_dtype = vllm_backends.sparse_layout(backend, kv_dtype)
     if not args.enable_chunked_prefill and spec.has_states and caches_prefixes(spec, args, release):
@@ -581,26 +524,6 @@ def head_dims(spec: ModelSpec) -> frozenset[int]:
             case LatentAttention(latent, rope):
                 dims.add(latent + rope)
     return frozenset(dims)
-
-
-def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release: Version) -> vllm_backends.Need:
-    """Return the requirements for a requested attention backend."""
-    kv_dtype = args.kv_cache_dtype
-    if kv_dtype == "auto" and spec.quantization is not None and spec.quantization.kv_dtype:
-        kv_dtype = spec.quantization.kv_dtype
-    return vllm_backends.Need(
-        name=spec.name,
-        latent=spec.is_mla,
-        sparse=spec.is_sparse_mla,
-        dtype=dtype,
-        cache=kv_dtype,
-        head_dims=head_dims(spec),
-        sinks=has_sinks(spec),
-        ahead=sees_ahead(spec, args, release),
-        block_size=args.block_size,
-        sm=sm,
-        pooled=spec.is_pooled,
-    )
 
 
 def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) -> int:

@@ -37,7 +37,7 @@ REFUSED: Final = {
     ORDER: """
         scheduling_policy=fcfs scheduler_cls long_prefill_token_threshold=0 max_num_partial_prefills=1
         prefill_schedule_interval=1 scheduler_reserve_full_isl=true
-        prefix_cache_retention_interval=0
+        prefix_cache_retention_interval=0 max_num_scheduled_tokens
     """,
     "rejects requests, which is not simulated; remove it": "max_num_queued_reqs max_num_queued_tokens",
     "splits the server, which is not simulated; use --tensor-parallel-size": """

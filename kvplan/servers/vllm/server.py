@@ -10,9 +10,9 @@ from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version, patch_of
 from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import rules
+from kvplan.servers.vllm import experts, rules
 from kvplan.servers.vllm.launch import command as launch
-from kvplan.servers.vllm.loaded import loaded
+from kvplan.servers.vllm.reading import as_read
 from kvplan.servers.vllm.size import gate, layout, size
 from kvplan.servers.vllm.terms import TERMS
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from kvplan.servers.words import Other, ServeCommand, Started, Variable
 
 __all__ = [
-    "bench", "context", "drafter", "explain", "failures", "flags", "gate", "host", "kept_back", "labels", "launch",
-    "layout", "logs", "metrics", "name", "parse", "read_pair", "release", "rest_last", "scheduling", "seqs_cure",
-    "settings", "size", "start", "starts", "terms", "variables",
+    "as_read", "bench", "context", "drafter", "explain", "failures", "flags", "gate", "host", "kept_back", "labels",
+    "launch", "layout", "logs", "metrics", "name", "parse", "read_pair", "release", "rest_last", "scheduling",
+    "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
 name = "vllm"
@@ -66,10 +66,23 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 def drafter(request: Request) -> tuple[Request, list[str]]:
     from kvplan.servers.vllm.pooling import pooled
 
-    request, notes = loaded(request)
+    request = replace(request, spec=as_read(request.spec, request.args))
+    notes: list[str] = []
+    args = request.args
+    if request.spec.quantization is not None or args.quantization or args.disable_sliding_window:
+        from kvplan.servers.vllm.loaded import loaded
+
+        request, notes = loaded(request)
     request, of_pooling = pooled(request)
+    request, of_experts = experts.copied(request)
+    if request.draft is not None:
+        from kvplan.servers.vllm.drafts import check_name
+
+        check_name(request)
     drafted, of_drafts = speculation.drafter(request, TERMS.title)
-    return drafted, [*notes, *of_pooling, *of_drafts]
+    if drafted.draft is not None and not drafted.draft.head:
+        drafted = replace(drafted, draft=as_read(drafted.draft, EngineArgs()))  # overrides are its target's alone
+    return drafted, [*notes, *of_pooling, *of_experts, *of_drafts]
 
 
 def settings(request: Request) -> Settings:

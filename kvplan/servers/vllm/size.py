@@ -10,12 +10,23 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
-from kvplan.servers.methods import LOOKING_AHEAD
+from kvplan.servers.methods import LOOKING_AHEAD, RANKS, READS_NEXT
 from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Plan, Request, Sized, check_load
-from kvplan.servers.pool import Capacity, Pool, blocks_in, prefix_notes
+from kvplan.servers.pool import Capacity, Pool, blocks_in, cache_notes
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import adapters, blocks, connectors, encoder, experts, offload, overheads, removed, tiers
+from kvplan.servers.vllm import (
+    adapters,
+    blocks,
+    connectors,
+    encoder,
+    experts,
+    offload,
+    overheads,
+    removed,
+    supported,
+    tiers,
+)
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
@@ -108,9 +119,24 @@ def lacks_free_memory(
     return start.free_memory(total, settings.gpu_memory_utilization, room - others, room - in_use.high, others)
 
 
+def gated(request: Request, answer: Sized) -> Sized:
+    """The result after what vLLM refuses for a model of any kind: a combination, then too little free memory, which it
+    checks before it loads.
+
+    Source: vLLM 0.33 v1/worker/gpu_worker.py (init_device).
+    """
+    settings, estimates = answer.settings, answer.stages[0].estimates
+    if (unsupported := supported.refusal(request, settings)) is not None:
+        return replace(answer, refusal=unsupported)
+    if lacks_free_memory(request, settings, estimates, "low") is None:
+        return answer
+    refusal = lacks_free_memory(request, settings, estimates, "likely") or answer.refusal
+    return replace(answer, blocks=(0, answer.blocks[1]), ends=(0.0, answer.ends[1]), refusal=refusal)
+
+
 def needs_state_blocks(request: Request) -> bool:
     """True if every sequence that the server may run needs a block from the start."""
-    return request.release.has("state_blocks") and request.spec.has_states and not request.args.enforce_eager
+    return request.release.has("state_blocks") and request.spec.has_states and overheads.captures_full(request.args)
 
 
 def stating_argument(args: EngineArgs) -> str | None:
@@ -132,8 +158,8 @@ def stated_pool(request: Request, stage: Budget, capacity: Capacity) -> Refusal 
         return None
     stated, total = capacity.num_blocks * capacity.bytes_per_block, request.gpu.total_memory
     unit = capacity.bytes_per_block if argument == "num_gpu_blocks_override" else 1
-    likely, most = (total - rest_of_gpu(stage, "likely"), request.gpu.total_memory_high - rest_of_gpu(stage, "low"))
-    return start.stated_pool(stated, likely, most, argument, unit)
+    likely, limit = (total - rest_of_gpu(stage, "likely"), request.gpu.total_memory_high - rest_of_gpu(stage, "low"))
+    return start.stated_pool(stated, likely, limit, argument, unit)
 
 
 def start_notes(request: Request, settings: Settings, capacity: Capacity, stage: Budget) -> list[str]:
@@ -166,7 +192,7 @@ def size(request: Request) -> Sized:
     if request.spec.is_encoder:
         from kvplan.servers.vllm import encoder_only  # not needed for generative models
 
-        return encoder_only.size(request)
+        return gated(replace(request, spec=encoder_only.as_attending(request.spec)), encoder_only.size(request))
     return sure_start(request, largest_batch(request))
 
 
@@ -180,10 +206,10 @@ def sure_start(request: Request, answer: Sized) -> Sized:
 def largest_batch(request: Request) -> Sized:
     """The result that starts with the requested batch; if none is given, with the largest one that does."""
     answer = started(request)
-    refusal, most = answer.refusal, answer.settings.max_num_seqs
+    refusal, limit = answer.refusal, answer.settings.max_num_seqs
     if request.args.max_num_seqs is not None or refusal is None or refusal.by != "state_blocks":
         return answer
-    holds, fails, best = 0, most, answer
+    holds, fails, best = 0, limit, answer
     while fails - holds > 1:  # a smaller batch leaves more room
         middle = (holds + fails) // 2
         tried = started(replace(request, args=replace(request.args, max_num_seqs=middle)))
@@ -193,7 +219,9 @@ def largest_batch(request: Request) -> Sized:
             fails = middle
     if not holds:
         return answer
-    note = f"no --max-num-seqs: using {holds:,}, the most with which it starts; the default is {most:,}: {refusal.text}"
+    note = (
+        f"no --max-num-seqs: using {holds:,}, the most with which it starts; the default is {limit:,}: {refusal.text}"
+    )
     return replace(best, notes=(*best.notes, note))
 
 
@@ -205,7 +233,7 @@ def surely_starts(answer: Sized, max_num_seqs: int) -> bool:
 
 
 def bounded_by_draft(request: Request, settings: Settings) -> Settings:
-    """Limit the context to that of an independent draft model: runner V2 cannot continue without it.
+    """Limit the context to that of an independent draft model.
 
     Raise UsageError if a step has no room for a token and its drafts.
     """
@@ -214,9 +242,25 @@ def bounded_by_draft(request: Request, settings: Settings) -> Settings:
     if (draft is not None or args.speculative_method in LOOKING_AHEAD) and settings.max_num_batched_tokens <= ahead:
         problem = f"leaves no room in a step for anything but {ahead} draft tokens"
         raise UsageError(f"max_num_batched_tokens {settings.max_num_batched_tokens:,}", problem, "raise it")
-    if draft is None or draft.head or not settings.runner_v2 or not request.release.has("draft_bounds_context"):
+    check_draft_ranks(request, settings)
+    if draft is None:
         return settings
-    return replace(settings, max_model_len=min(settings.max_model_len, draft.max_model_len))
+    from kvplan.servers.vllm.drafts import context_with_draft  # only with a draft
+
+    return replace(settings, max_model_len=context_with_draft(request, settings))
+
+
+def check_draft_ranks(request: Request, settings: Settings) -> None:
+    """Reject a draft with ranks of its own on model runner V1; V2 loads it on its target's ranks regardless.
+
+    Source: vLLM 0.33 v1/spec_decode/draft_model.py (_raise_if_draft_tp_mismatch),
+    v1/worker/gpu/spec_decode/standalone_ar/speculator.py (load_draft_model).
+    """
+    ranks, tp = request.repeated and request.repeated.speculative.get(RANKS), request.args.tensor_parallel_size
+    if request.draft is None or request.draft.head or settings.runner_v2 or ranks in (None, tp):
+        return
+    problem = f"is refused by vLLM's model runner V1 with --tensor-parallel-size {tp}"
+    raise UsageError(f"{RANKS} {ranks}", problem, f"write {tp}, or remove it")
 
 
 def draft_notes(request: Request, settings: Settings) -> list[str]:
@@ -227,10 +271,10 @@ def draft_notes(request: Request, settings: Settings) -> list[str]:
         notes.append(f"the context is {settings.max_model_len:,} tokens, the limit of the draft {draft.name}")
     if args.speculative_method in ("dflash", "dspark"):
         queries = args.num_speculative_tokens + (args.speculative_method == "dflash")
-        most = settings.max_num_batched_tokens // queries
-        if most < settings.max_num_seqs:
+        limit = settings.max_num_batched_tokens // queries
+        if limit < settings.max_num_seqs:
             notes.append(
-                f"{args.speculative_method} drafts {queries} tokens a request at once: {most:,} requests decode "
+                f"{args.speculative_method} drafts {queries} tokens a request at once: {limit:,} requests decode "
                 f"at a time at most, by max_num_batched_tokens {settings.max_num_batched_tokens:,}"
             )
     shared = draft is not None and any(weight.shared for weight in draft.weights)
@@ -283,7 +327,7 @@ def started(request: Request) -> Sized:
     experts.check(spec, args, request.release)
     blocks.check(request)
     divided = prompt_notes(request) if args.prefill_context_parallel_size > 1 else ()
-    vllm.check_capability(spec, args, request.gpu.sm)
+    vllm.check_capability(spec, args, request.gpu.sm, request.release)
     settings = bounded_by_draft(request, settings)
     encoder.check_processor(spec, settings, args, request.release)
     check_load(request, settings.max_model_len)
@@ -295,17 +339,15 @@ def started(request: Request) -> Sized:
     low, high = (blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
     if args.num_gpu_blocks_override is not None:
         low = high = capacity.num_blocks
-    if lacks_free_memory(request, settings, stages[0].estimates, "low") is not None:
-        low = 0
-    seqs, refusal = settings.max_num_seqs, lacks_free_memory(request, settings, stages[0].estimates, "likely")
-    if refusal is None and capacity.fits and needs_state_blocks(request):
-        refusal = start.state_blocks(seqs, capacity.num_blocks, low, capacity.bytes_per_block)
+    refusal = None
+    if capacity.fits and needs_state_blocks(request):
+        refusal = start.state_blocks(settings.max_num_seqs, capacity.num_blocks, low, capacity.bytes_per_block)
     if refusal is None and capacity.fits:
         refusal = encoder.refusal(spec, settings, args, request.release)
     if refusal is None and capacity.fits:
         refusal = stated_pool(request, stages[capacity.stage], capacity)
     kv_cache = capacity.num_blocks * capacity.bytes_per_block
-    return Sized(
+    sized = Sized(
         settings, pool, stages, capacity, (low, high),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
         (
@@ -314,8 +356,9 @@ def started(request: Request) -> Sized:
             *offload.notes(request, capacity.stage),
             *draft_notes(request, settings),
             *divided,
-            *prefix_notes(request.load.shared_prefix, settings, pool),
+            *cache_notes(request.load, settings, pool, 1 if args.speculative_method in READS_NEXT else 0),
         ),
         refusal=refusal,
         encoder=encoder_of(request, settings),
     )  # fmt: skip
+    return gated(request, sized)

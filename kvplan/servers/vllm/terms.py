@@ -41,5 +41,6 @@ TERMS = Terms(
     ),
     program=("vllm", "serve"),
     needs_drafter=True,
+    lean_kernels={"flashinfer_b12x": "marlin"},
     image="vllm/vllm-openai:v{release}",
 )

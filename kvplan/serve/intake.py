@@ -1,0 +1,180 @@
+"""Bodies of requests turned into prompts, outside the event loop: parsing, chat templates, tokenization.
+
+Every cost here has a bound that is checked before it is paid: bytes of a body, characters of a text, prompts of a
+request. Source of the bound on a prompt's characters: vLLM 0.33, vllm/renderers/params.py (_text_len_check).
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from starlette.responses import JSONResponse, Response
+
+from engine.config import SamplingParams
+from kvplan.serve.answers import ChatShape, CompletionShape, Echo, Shape, Texts
+from kvplan.serve.chat import ChatTemplate, messages_of
+from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, parsed, read
+from kvplan.serve.generation import (
+    Limits,
+    check_chars,
+    check_count,
+    checked_lengths,
+    encode,
+    params_of,
+    prompts_of,
+    texts_of,
+)
+
+MAX_BODY_BYTES: Final = 16 << 20
+MOST_CHARS: Final = 1 << 20  # of messages before their template, and of a text that is only counted, at least
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Served model and server settings.
+
+    names     model names; responses and metrics use the first
+    num_tokens  vocabulary size of the model
+    version   version of kvplan
+    adapters  adapter name -> path; clients use the name in place of the model's
+    api_keys  keys accepted under /v1; if empty, no key is required
+    """
+
+    names: tuple[str, ...]
+    num_tokens: int
+    version: str
+    limits: Limits
+    template: ChatTemplate
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = MAX_BODY_BYTES
+    request_timeout_s: float | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be submitted: its prompts, and for each the sampling parameters of its n completions."""
+
+    model: str
+    values: dict[str, Any]
+    prompts: list[list[int]]
+    params: list[list[SamplingParams]]
+    shape: Shape
+
+
+class Intake:
+    """Readers of bodies, and the two threads they run in: one for requests that a key can guard, one for the others, so
+    that those without a key hold up nobody with one.
+    """
+
+    def __init__(self, served: Served, tokenizer: Any, max_model_len: int) -> None:
+        self._served, self._tokenizer, self._context = served, tokenizer, max_model_len
+        longest = 1 if tokenizer is None else max(map(len, tokenizer.get_vocab()), default=1)
+        self._most_chars = max_model_len * longest
+        self._threads = {is_keyed: ThreadPoolExecutor(1, "kvplan-intake") for is_keyed in (True, False)}
+
+    async def run(self, read_body: Callable[[bytes], Made], data: bytes, *, is_keyed: bool) -> Made:
+        return await asyncio.get_running_loop().run_in_executor(self._threads[is_keyed], read_body, data)
+
+    def close(self) -> None:
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    def model(self, name: str | None) -> str:
+        """Return the name of the model or adapter that a request asks for; raise ApiError if there is none."""
+        names = self._served.names
+        if name is not None and name not in names and name not in self._served.adapters:
+            raise ApiError(f"The model `{name[:200]}` does not exist.", status=404, kind="NotFoundError", param="model")
+        return name or names[0]
+
+    # --- in a thread --------------------------------------------------------------------------------------------
+
+    def completion(self, data: bytes) -> Prepared:
+        values = read(parsed(data), COMPLETION)
+        model = self.model(values["model"])
+        special = True if values["add_special_tokens"] is None else values["add_special_tokens"]
+        prompts = prompts_of(values["prompt"], lambda text: self._tokens(text, special=special, param="prompt"))
+        max_tokens, echo = values["max_tokens"], None
+        if not values["echo"] and not max_tokens:
+            raise ApiError("max_tokens must be at least 1, or 0 with echo", param="max_tokens")
+        check_count(len(prompts), values["n"])
+        answers = checked_lengths(prompts, max(1, max_tokens), self._context)
+        if values["echo"]:
+            texts = texts_of(values["prompt"], prompts, self._tokenizer)
+            echo = Echo(list(zip(texts, prompts, strict=True)), values["n"], is_alone=max_tokens == 0)
+        shape = CompletionShape(Texts(self._tokenizer), values["logprobs"] is not None, echo)
+        return self._prepared(model, values, prompts, answers, values["logprobs"], shape)
+
+    def chat(self, data: bytes) -> Prepared:
+        values = read(parsed(data), CHAT)
+        model = self.model(values["model"])
+        if values["top_logprobs"] and not values["logprobs"]:
+            raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
+        num_top = values["top_logprobs"] if values["logprobs"] else None
+        prompt = self._chat_prompt(values, self._most_chars)
+        max_tokens = values["max_completion_tokens"]
+        if max_tokens is None:
+            max_tokens = values["max_tokens"]
+        answers = checked_lengths([prompt], max_tokens, self._context, "messages")
+        shape = ChatShape(Texts(self._tokenizer), num_top)
+        return self._prepared(model, values, [prompt], answers, num_top, shape)
+
+    def tokenize(self, data: bytes) -> Response:
+        values = read(parsed(data), TOKENIZE)
+        self.model(values["model"])
+        if (values["prompt"] is None) == (values["messages"] is None):
+            raise ApiError("tokenize needs either prompt or messages", param="prompt")
+        most_chars = max(MOST_CHARS, self._most_chars)
+        if values["messages"] is not None:
+            tokens = self._chat_prompt(values, most_chars)
+        else:
+            _refuse_long(len(values["prompt"]), most_chars, "characters", "prompt")
+            special = values["add_special_tokens"]
+            tokens = encode(self._tokenizer, values["prompt"], special=special is None or special)
+        strings = [self._tokenizer.id_to_token(token) for token in tokens] if values["return_token_strs"] else None
+        counted = {"count": len(tokens), "max_model_len": self._context}
+        return JSONResponse({**counted, "tokens": tokens, "token_strs": strings})
+
+    def detokenize(self, data: bytes) -> Response:
+        values = read(parsed(data), DETOKENIZE)
+        self.model(values["model"])
+        tokens = values["tokens"]
+        if self._tokenizer is None:
+            raise ApiError("detokenize: the model has no tokenizer", param="tokens")
+        _refuse_long(len(tokens), max(MOST_CHARS, self._context), "tokens", "tokens")
+        if any(not 0 <= token < self._served.num_tokens for token in tokens):
+            raise ApiError("tokens must be token ids of the model", param="tokens")
+        return JSONResponse({"prompt": self._tokenizer.decode_batch([tokens], skip_special_tokens=False)[0]})
+
+    def _tokens(self, text: str, *, special: bool, param: str) -> list[int]:
+        if self._tokenizer is not None:
+            check_chars(len(text), self._context, self._most_chars, param)
+        return encode(self._tokenizer, text, special=special, param=param)
+
+    def _chat_prompt(self, values: dict[str, Any], most_chars: int) -> list[int]:
+        """Tokens of a chat; its template may leave out text of messages, so they have their own, wider bound."""
+        messages = messages_of(values["messages"])
+        num_chars = sum(len(message["content"]) for message in messages)
+        check_chars(num_chars, self._context, max(MOST_CHARS, most_chars), "messages")
+        options = {"add_generation_prompt": values["add_generation_prompt"], **(values["chat_template_kwargs"] or {})}
+        text = self._served.template.prompt(messages, options)
+        if self._tokenizer is not None:
+            check_chars(len(text), self._context, most_chars, "messages")
+        return encode(self._tokenizer, text, special=bool(values["add_special_tokens"]), param="messages")
+
+    def _prepared(
+        self, model: str, values: dict[str, Any], prompts: list[list[int]], answers: list[int], logprobs: int | None,
+        shape: Shape,
+    ) -> Prepared:  # fmt: skip
+        if values["stop"] and self._tokenizer is None:
+            raise ApiError("stop: the model has no tokenizer; use stop_token_ids", param="stop")
+        params = [[params_of(values, tokens, logprobs, index) for index in range(values["n"])] for tokens in answers]
+        return Prepared(model, values, prompts, params, shape)
+
+
+def _refuse_long(length: int, most: int, what: str, param: str) -> None:
+    if length > most:
+        raise ApiError(f"{param}: {length:,} {what}; send at most {most:,} at once", param=param)

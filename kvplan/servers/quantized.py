@@ -1,0 +1,283 @@
+"""Which quantized layers a server creates, by GPU and by shape per rank: a table asked of the server's own code.
+
+The table names a storage scheme with the capabilities that were asked, and below it what its layers do not take: a
+line has kinds of layers, capabilities, a dtype, and `no: REASON` or conditions on a rank's shape (Divisors), one of
+which must hold. `if-whole`: these must hold for a rank's shape if they hold for the whole one, by which the server
+chooses its kernel. Kinds that no line names take any shape. benchmarks/start_quantization.py, whose text says what is
+asked and what derived, and benchmarks/start_table.py made it.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from kvplan.core.records import dataclass
+from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
+from kvplan.servers.plans import Request
+from kvplan.servers.start import Refusal, unsupported
+from kvplan.servers.weights import weight_layout
+from kvplan.sizing.weights import Layout, alike, is_built, layers_on, local_shape, on_stage, ranks_of, scheme_for
+
+DEPRECATED = "allow_deprecated_quantization"  # the argument that a scheme of the table may need
+RELU2 = ("relu2", "squared_relu")
+
+
+@dataclass(frozen=True, slots=True)
+class Divisors:
+    """Numbers that must divide a rank's shape.
+
+    parts   each fused part's outputs; of experts, their width
+    front   all parts' outputs but the last's
+    sum     the outputs of all parts
+    inputs  the inputs; of experts, the hidden width
+    most    instead of `inputs`: the inputs of all ranks are at most this; 0: not asked
+    """
+
+    parts: int = 1
+    front: int = 1
+    sum: int = 1
+    inputs: int = 1
+    most: int = 0
+
+    def __str__(self) -> str:
+        words = [f"{name}:{getattr(self, name)}" for name in self.__slots__]
+        return " ".join(word for word in words if not word.endswith((":1", ":0"))) or "parts:1"
+
+    def suit(self, parts: tuple[int, ...], inputs: int, whole_inputs: int = 0) -> bool:
+        """True if a shape meets them; whole_inputs: those of all ranks, if its inputs are sharded."""
+        return (
+            all(n % self.parts == 0 for n in parts)
+            and all(n % self.front == 0 for n in parts[:-1])
+            and sum(parts) % self.sum == 0
+            and inputs % self.inputs == 0
+            and (not self.most or (whole_inputs or inputs) <= self.most)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What layers of one scheme take: one of several conditions; none: nothing, for the given reason."""
+
+    layers: frozenset[str]
+    capabilities: frozenset[int]
+    dtype: str
+    reason: str
+    conditions: tuple[Divisors, ...]
+    if_whole: Divisors | None
+
+    def applies(self, layer: str, sm: int, dtype: str) -> bool:
+        kinds = {layer, layer.partition("/")[0]}
+        return bool(kinds & self.layers) and sm in self.capabilities and self.dtype in ("any dtype", dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One scheme of the table: the capabilities that were asked, the argument it needs, and its rules."""
+
+    capabilities: frozenset[int]
+    needs: str
+    rules: tuple[Rule, ...]
+
+
+def divisors_of(text: str) -> Divisors:
+    pairs = (word.partition(":") for word in text.split())
+    return Divisors(**{name: int(number) for name, _, number in pairs})
+
+
+@lru_cache(maxsize=4)
+def entries(path: Path) -> dict[str, Entry]:
+    """The table's schemes by name."""
+    match: dict[str, Entry] = {}
+    answers: dict[str, frozenset[int]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        fields = [field.strip() for field in line.split(" | ")]
+        if line.startswith("#"):
+            continue
+        if not line.startswith(" "):
+            key, needs = fields[0], fields[2] if len(fields) > 2 else ""
+            answers[key] = capabilities(fields[1])
+            match[key] = Entry(answers[key], needs, ())
+            continue
+        layers, where, dtype, rule = fields
+        conditions, _, whole = rule.partition(" if-whole ")
+        refused = rule.startswith("no: ")
+        row = Rule(
+            frozenset(layers.split()), capabilities(where), dtype, rule.removeprefix("no: ") if refused else "",
+            () if refused else tuple(divisors_of(text) for text in conditions.split(" or ")),
+            divisors_of(whole) if whole else None,
+        )  # fmt: skip
+        match[key] = Entry(answers[key], match[key].needs, (*match[key].rules, row))
+    return match
+
+
+ASKED = frozenset({70, 75, 80, 86, 89, 90, 100, 103, 120, 121})
+
+
+def capabilities(text: str) -> frozenset[int]:
+    return ASKED if text == "all" else frozenset(map(int, text.split(",")))
+
+
+def nearest(sm: int) -> int:
+    """The asked capability that a GPU counts as: the next lower one of its generation (8.7 as 8.6)."""
+    return max((known for known in ASKED if known <= sm and known // 10 == sm // 10), default=0)
+
+
+def scheme_key(quantization: Quantization, scheme: Scheme) -> str:
+    """Name of a scheme in the table: the config's method and all that a server's choice of a kernel depends on."""
+    method = f"{quantization.method}{'-mixed' if quantization.mixed else ''}"
+    return " ".join(filter(None, (method, *scheme_words(scheme))))
+
+
+def scheme_words(scheme: Scheme) -> list[str]:
+    block = "x".join(map(str, scheme.block)) if scheme.block else ""
+    group = f"g{scheme.group_size}" if scheme.group_size else ""
+    flags = [word for word, holds in (("static", scheme.static), ("zeros", scheme.zeros)) if holds]
+    inputs = f"inputs:{scheme.inputs.replace(' ', '-')}" if scheme.inputs else ""
+    return [scheme.kind, block, group, *flags, scheme.variant, inputs]
+
+
+# --- a plan's layers -------------------------------------------------------------------------------------------------
+
+
+def refusal(request: Request, path: Path, dtype: str, unchecked: frozenset[str] = frozenset()) -> Refusal | None:
+    """Return the first refusal of a quantized layer of the request's model, or None if its server creates them all.
+
+    path       the server's table
+    dtype      the model's dtype in effect
+    unchecked  names of weights that the model's class creates in any shape
+    """
+    spec, sm = request.spec, nearest(request.gpu.sm)
+    if not sm or (spec.quantization is None and request.args.quantization is None):
+        return None
+    known, answers = entries(path), set()
+    for stage in range(request.args.pipeline_parallel_size):
+        layout = weight_layout(request, stage)
+        for layer, weight in stored_weights(spec, layout):
+            scheme = scheme_for(spec, weight, layer, layout.online)
+            key = key_of(spec, scheme, layout.online)
+            entry = known.get(key)
+            if scheme is None or entry is None or sm not in entry.capabilities:
+                continue
+            if key not in answers and (refused := config_refusal(request, entry, dtype, sm)) is not None:
+                return refused
+            answers.add(key)
+            text = shape_refusal(spec, weight, layout, entry, dtype, sm) if weight.name not in unchecked else None
+            if text is None:
+                continue
+            if weight.experts and layout.ep == 1 and layout.tp > 1:
+                return unsupported(text, "enable_expert_parallel", (True,))
+            return unsupported(text, "tensor_parallel_size", smaller(layout.tp))
+    return None
+
+
+def stored_weights(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int | None, Weight]]:
+    """The weights on one stage's rank, those of layers that are alike once, with the layer's number."""
+    yield from ((None, weight) for weight in spec.other_weights if on_stage(weight.place, layout))
+    seen = set()
+    for index in layers_on(spec, layout):
+        if (kind := alike(spec, index, layout)) not in seen:
+            seen.add(kind)
+            yield from ((spec.first_layer + index, weight) for weight in spec.layer_weights[index])
+
+
+def key_of(spec: ModelSpec, scheme: Scheme | None, online: str | None) -> str:
+    if online is not None:
+        return f"online {online}"
+    return scheme_key(spec.quantization, scheme) if spec.quantization is not None and scheme is not None else ""
+
+
+def config_refusal(request: Request, entry: Entry, dtype: str, sm: int) -> Refusal | None:
+    """Refusal of the whole checkpoint, in the server's words, or of a deprecated method that is not allowed."""
+    for rule in entry.rules:
+        if rule.applies("config", sm, dtype):
+            return unsupported(f"{request.spec.name}: {rule.reason}")
+    if entry.needs == DEPRECATED and request.args.allow_deprecated_quantization is False:
+        return unsupported(f"the quantization method of {request.spec.name} is deprecated", DEPRECATED, (True,))
+    return None
+
+
+def needs(quantization: Quantization, path: Path) -> str:
+    """The argument that a checkpoint needs to be loaded; empty: none."""
+    schemes = {quantization.default, *quantization.names.values(), *(scheme for _, scheme in quantization.patterns)}
+    keys = (scheme_key(quantization, scheme) for scheme in schemes if scheme is not None)
+    return next((entry.needs for key in keys if (entry := entries(path).get(key)) and entry.needs), "")
+
+
+def shape_refusal(
+    spec: ModelSpec, weight: Weight, layout: Layout, entry: Entry, dtype: str, sm: int
+) -> str | None:  # fmt: skip
+    """Why a weight's shape on a rank is refused, or None."""
+    if not is_built(weight, layout):
+        return None
+    ranks = ranks_of(weight, layout)
+    if weight.even and weight.even % ranks:
+        ranks = 1
+    inputs, parts = local_shape(weight, ranks)
+    kind = kind_of(spec, weight, layout, ranks)
+    if weight.experts and weight.split != "outputs":
+        return None  # asked with the projections before them
+    shape = (parts[0],) if weight.experts else tuple(parts)
+    whole_inputs = inputs * ranks if weight.split == "inputs" else inputs
+    for rule in entry.rules:
+        if rule.applies(kind, sm, dtype) and not takes(rule, shape, inputs, whole_inputs, ranks, weight):
+            return shape_text(weight, rule, shape, inputs, ranks, sm)
+    return None
+
+
+def takes(
+    rule: Rule, shape: tuple[int, ...], inputs: int, whole_inputs: int, ranks: int, weight: Weight
+) -> bool:  # fmt: skip
+    if not any(divisors.suit(shape, inputs, whole_inputs) for divisors in rule.conditions):
+        return False
+    if rule.if_whole is None:
+        return True
+    whole = shape if weight.split == "inputs" else tuple(n * ranks for n in shape)
+    return not rule.if_whole.suit(whole, whole_inputs) or rule.if_whole.suit(shape, inputs)
+
+
+def kind_of(spec: ModelSpec, weight: Weight, layout: Layout, ranks: int) -> str:
+    """The table's word for a kind of layer; sharded ones have an `s`."""
+    if weight.experts:
+        spread = "/spread" if layout.ep > 1 else ""
+        return f"experts/{activation(spec)}{spread}"
+    if weight.split == "none":
+        return "whole"
+    kind = "row" if weight.split == "inputs" else "fused" if len(weight.parts) > 1 else "column"
+    return f"{kind}s" if ranks > 1 else kind
+
+
+def activation(spec: ModelSpec) -> str:
+    """Activation of the experts, in vLLM's words for the three kinds that were asked."""
+    inner = spec.config.get("text_config")
+    text = inner if isinstance(inner, dict) else spec.config
+    name = text.get("mlp_hidden_act") or text.get("hidden_act") or text.get("hidden_activation")
+    if spec.model_type == "gpt_oss":
+        return "swigluoai"
+    return "relu2_no_mul" if name in RELU2 else "silu"
+
+
+def shape_text(weight: Weight, rule: Rule, shape: tuple[int, ...], inputs: int, ranks: int, sm: int) -> str:
+    where = f" on compute capability {sm / 10:.1f}" if len(rule.capabilities) < len(ASKED) else ""
+    if not rule.conditions:
+        return f"{weight.name} cannot be created{where}: {rule.reason}"
+    share = f" on each of {ranks} ranks" if ranks > 1 else ""
+    size = " + ".join(f"{n:,}" for n in shape)
+    return f"{weight.name} is {size} x {inputs:,}{share}, and its kernels{where} need {needed(rule)}"
+
+
+def needed(rule: Rule) -> str:
+    """A rule's conditions in words; small inputs, which are no remedy, are left out."""
+    texts = []
+    for divisors in rule.conditions:
+        if divisors.most:
+            continue
+        outputs = max(divisors.parts, divisors.front, divisors.sum)
+        words = [f"outputs in multiples of {outputs}"] if outputs > 1 else []
+        words += [f"inputs in multiples of {divisors.inputs}"] if divisors.inputs > 1 else []
+        texts.append(" and ".join(words))
+    return ", or ".join(texts) or "another shape"
+
+
+def smaller(ranks: int) -> tuple[int, ...]:
+    """Smaller rank counts, the largest first."""
+    return tuple(n for n in (16, 8, 4, 2, 1) if n < ranks and ranks % n == 0)

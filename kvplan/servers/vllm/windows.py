@@ -1,0 +1,40 @@
+"""vLLM's --disable-sliding-window: the model that it loads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, SlidingWindow
+
+# Classes that run without their window. vLLM 0.33 fails for those of Gemma 3n and 4, Laguna and MiMo (their configs
+# must have one) and of Cohere 2 (which adds to it); others were not asked.
+WITHOUT_WINDOWS: Final = frozenset(
+    {"mistral", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "phi3", "starcoder2", "qwen2", "qwen3"}
+)
+
+
+def without_windows(spec: ModelSpec) -> ModelSpec:
+    """The model with --disable-sliding-window: its context ends at the window, which then is no window.
+
+    Source: vLLM 0.33 config/model.py (get_and_verify_max_len; hf_text_config.sliding_window is removed after it).
+    """
+    text = spec.config.get("text_config")
+    windows = {cache.window for layer in spec.layers for cache in layer if isinstance(cache, SlidingWindow)}
+    window = (text if isinstance(text, Mapping) else spec.config).get("sliding_window", max(windows, default=None))
+    if windows and (spec.model_type not in WITHOUT_WINDOWS or not isinstance(window, int)):
+        problem = f"vLLM's class of {spec.name} ({spec.model_type}) needs its window, or was not compared"
+        raise UnsupportedModelError("--disable-sliding-window", problem, "remove it")
+    if not isinstance(window, int) or window < 1:
+        return spec
+    layers = tuple(tuple(full(cache) for cache in layer) for layer in spec.layers)
+    context, limit = min(spec.max_model_len, window), min(spec.context_limit, window)
+    return replace(spec, layers=layers, max_model_len=context, context_limit=limit)
+
+
+def full(cache: LayerCache) -> LayerCache:
+    match cache:
+        case SlidingWindow(heads, k, v):
+            return FullAttention(heads, k, v)
+        case _:
+            return cache

@@ -1,0 +1,128 @@
+"""What vLLM starts with, by attention backend and KV dtype: the stored table against fresh answers, and what the plan
+makes of it.
+
+kvplan/servers/vllm/attention.json is asked by benchmarks/start_attention.py of vLLM 0.33's own classes; rows of its
+whole planning code are in tests/facts/backends.jsonl.
+"""
+
+import itertools
+import os
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import start_attention
+from kvplan.core.errors import KvplanError
+from kvplan.documents.artifact import plan_document
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.pasted import read_command
+from kvplan.servers.vllm import attention_table as table
+from kvplan.servers.vllm.backends import BACKENDS, OTHERS
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+
+HOME = Path(os.environ.get("ORACLE_HOME") or "/nowhere")
+EVERY = frozenset(BACKENDS) | frozenset(OTHERS)
+RECENT = [sm for sm in start_attention.GPUS if sm >= 80]
+
+
+@pytest.mark.skipif(not (HOME / "vllm-src").is_dir(), reason="vLLM's own classes are not at hand (ORACLE_HOME)")
+@pytest.mark.parametrize("sm", [80, 90, 100])
+def test_the_table_is_what_the_backends_answer(sm: int) -> None:
+    draw, names = random.Random(sm), sorted({name for name, each in table._table().answers if each == sm})
+    cells = [drawn(draw) for _ in range(600)]
+    asked = [{"backend": draw.choice(names), "cell": cell} for cell in cells]
+    answers = start_attention.answers_of(HOME, start_attention.GPUS[sm], asked)
+    for cell, question, fresh in zip(cells, asked, answers, strict=True):
+        row = table.answers(str(question["backend"]), sm)
+        assert row is not None
+        flags = frozenset(flag for flag in table.FLAG_REASONS if cell.get(flag))
+        layer = table.Layer(cell["kv"], cell["width"], cell["dtype"], cell["block"], row.latent, row.sparse, flags)
+        assert bool(list(row.reasons(layer))) == bool(fresh), (question, fresh)
+
+
+def drawn(draw: random.Random) -> dict[str, Any]:
+    return {
+        "kv": draw.choice(["auto", "fp8", "fp8_e5m2", "nvfp4", "turboquant_k8v4", "int8_per_token_head"]),
+        "width": draw.choice(start_attention.WIDTHS), "dtype": draw.choice(start_attention.DTYPES),
+        "block": draw.choice([None, 16, 64, 128, 256]),
+        **{flag: draw.random() < 0.2 for flag in ("sinks", "ahead", "window", "dcp")},
+    }  # fmt: skip
+
+
+def test_a_plain_plan_needs_no_table() -> None:
+    """From Ampere on a backend runs 16-bit caches of any head, with sinks, windows and images that look ahead."""
+    flags = [frozenset(some) for n in range(4) for some in itertools.combinations(("sinks", "ahead", "window"), n)]
+    for sm, dtype, some in itertools.product(RECENT, ("float16", "bfloat16"), flags):
+        for width in (*range(32, 520, 8), 36, 52, 100):
+            assert table.chosen(table.Layer("auto", width, dtype, flags=some), sm, EVERY), (sm, width, some)
+    for sm, width in itertools.product(RECENT, (192, 256, 320, 512, 576)):
+        assert table.chosen(table.Layer("auto", width, "bfloat16", latent=True), sm, EVERY), (sm, width)
+
+
+def of(model: str, card: str, **args: Any) -> Plan:
+    return plan(Request(catalog.load(model), gpu(card), EngineArgs(**args)))
+
+
+# Model, GPUs and KV dtype that vLLM 0.33 does not start with, and its reason in the plan's words.
+REFUSED = [
+    ("qwen3-32b-fp8", "2xh100-80g", "fp8_e5m2", "fp8_e5m2 KV cache is not supported with fp8 checkpoints"),
+    ("qwen3-8b", "a100-80g", "fp8_per_token_head", "no attention backend keeps a KV cache of fp8_per_token_head"),
+    ("qwen3-8b", "b200", "turboquant_k8v4", "no layout of a KV cache of turboquant_k8v4 suits all its attention"),
+    ("gpt-oss-120b", "2xh100-80g", "turboquant_k8v4", "no attention backend keeps a KV cache of turboquant_k8v4"),
+    ("gemma-3-4b", "h100-80g", "turboquant_3bit_nc", "no attention backend keeps a KV cache of turboquant_3bit_nc"),
+]
+
+
+@pytest.mark.parametrize(("model", "card", "dtype", "reason"), REFUSED)
+def test_a_cache_that_vllm_refuses_does_not_fit(model: str, card: str, dtype: str, reason: str, run: Run) -> None:
+    words = ("estimate", model, "--gpu", card, "--ctx", "16k", "--kv-cache-dtype", dtype)
+    answer = run(*words)
+    lines = answer.out.splitlines()
+    assert answer.code == 0
+    assert f" does not start: {reason}" in lines[0]
+    serve = next(text for text in lines if text.startswith("Serve"))
+    assert f"--kv-cache-dtype {dtype}" not in serve
+    assert run(*words, "--exit-code").code == 1
+
+
+# The same where vLLM 0.33 starts: rows of its planning code in tests/facts/backends.jsonl.
+STARTED = [
+    ("qwen3-8b", "a100-80g", "int8_per_token_head"), ("qwen3-8b", "a100-80g", "fp8_e5m2"),
+    ("qwen3-8b", "h100-80g", "turboquant_k8v4"), ("qwen3.5-27b", "h100-80g", "fp8_e5m2"),
+    ("gpt-oss-20b", "h100-80g", "fp8_per_token_head"), ("qwen3-8b-awq", "a100-80g", "fp8_e5m2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "card", "dtype"), STARTED)
+def test_a_cache_that_vllm_keeps_is_planned(model: str, card: str, dtype: str) -> None:
+    assert of(model, card, kv_cache_dtype=dtype, max_model_len=8192).refusal is None
+
+
+def test_a_printed_command_is_never_one_that_the_server_refuses() -> None:
+    draw = random.Random(29)
+    models = ("qwen3-8b", "gpt-oss-20b", "gemma-3-12b", "qwen3-32b-fp8", "deepseek-v2-lite", "phi-3-mini-4k")
+    cards = ("t4", "a100-80g", "l40s", "h100-80g", "b200", "rtx-5090")
+    dtypes = ("auto", "fp8", "fp8_e5m2", "fp8_per_token_head", "turboquant_k8v4", "nvfp4", "float16")
+    kept, refused = 0, 0
+    for _ in range(60):
+        args = {"kv_cache_dtype": draw.choice(dtypes), "max_model_len": 8192}
+        if draw.random() < 0.4:
+            args["attention_backend"] = draw.choice(("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "TRITON_MLA"))
+        try:
+            short = of(draw.choice(models), draw.choice(cards), **args)
+        except KvplanError:  # cannot be sized at all
+            continue
+        kept, refused = kept + short.fits, refused + (short.refusal is not None and short.refusal.by == "unsupported")
+        doc = plan_document(short)
+        for words, card in [(fix["command"], fix["gpu"]) for fix in doc["fixes"]]:
+            again = plan(Request(short.request.spec, gpu(card), EngineArgs(**read_command(words).args)))
+            assert again.fits, shlex.split(words)
+    assert kept >= 10
+    assert refused > 10
