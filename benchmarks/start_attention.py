@@ -3,9 +3,9 @@
     python -m benchmarks.start_attention ORACLE            print how the stored table differs from fresh answers
     python -m benchmarks.start_attention ORACLE --write    store them in kvplan/servers/vllm/attention.json
 
-ORACLE is a folder with vLLM 0.33's own code and a stand-in for each GPU (`venv`, `vllm-src`, `scripts`). No
+ORACLE is a folder with vLLM 0.33's own code and a stand-in for each GPU of `GPUS` (`venv`, `vllm-src`, `scripts`). No
 engine is built: each backend's class is asked directly, by the call of platforms/cuda.py (validate_configuration), and
-by its constructor.
+by its constructor, which gets the KV dtype that an MLA layer makes of the stated one.
 
 Asked: per backend and capability every KV dtype, head width of 1 to 640, dtype, block of 16 to 1,024 tokens, and each
 flag of `FLAGS`, one axis after another; then all combinations of the values that passed, over the head widths of
@@ -111,8 +111,12 @@ def constructed(backend: Any, cell: Cell) -> Iterator[str]:
     """What the constructor of the backend's implementation refuses."""
     import pretend
     import torch
+    from vllm.model_executor.layers.attention.mla_attention import (  # type: ignore[import-not-found]
+        _canonicalize_sparse_mla_kv_cache_dtype,
+    )
 
     dtype = getattr(torch, cell["dtype"])
+    kv = _canonicalize_sparse_mla_kv_cache_dtype(backend, cell["kv"])
     window = 128 if cell.get("window") else None
     more = {"sinks": torch.zeros(HEADS)} if cell.get("sinks") else {}
     if backend.is_mla():
@@ -125,7 +129,7 @@ def constructed(backend: Any, cell: Cell) -> Iterator[str]:
     try:
         heads = (HEADS, cell["width"], 1.0, 1 if backend.is_mla() else HEADS)
         with pretend._cuda_to_meta():
-            backend.get_impl_cls()(*heads, None, window, cell["kv"], None, "decoder", None, **more)
+            backend.get_impl_cls()(*heads, None, window, kv, None, "decoder", None, **more)
     except (NotImplementedError, ValueError) as error:
         yield str(error).partition(" on ")[0].partition(";")[0]
     except Exception as error:
@@ -222,7 +226,7 @@ def boxes(cells: set[tuple[Any, ...]]) -> list[list[list[Any]]]:
     if not cells or not next(iter(cells)):
         return [[]] if cells else []
     rest: dict[Any, set[tuple[Any, ...]]] = defaultdict(set)
-    for first, *others in cells:
+    for first, *others in sorted(cells, key=str):  # the same rows on every run
         rest[first].add(tuple(others))
     firsts: dict[frozenset[tuple[Any, ...]], list[Any]] = defaultdict(list)
     for first, others in rest.items():

@@ -135,8 +135,8 @@ def checkpoints() -> Iterator[Json]:
         yield {"quant_method": "awq", "bits": 4, "group_size": size, "zero_point": zeros, "version": "gemm"}
     for bits, size, ordered, sym in itertools.product((4, 8), (32, 64, 128, -1), (False, True), (True, False)):
         yield {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": ordered, "sym": sym}
-    for sym in (True, False):
-        yield {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": sym,
+    for bits, size, sym in itertools.product((4, 8), (32, 64, 128, -1), (True, False)):
+        yield {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": False, "sym": sym,
                "checkpoint_format": "gptq_v2"}  # fmt: skip
     yield from modelopt()
     yield from rare()

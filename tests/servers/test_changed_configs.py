@@ -13,7 +13,6 @@ from tests.support.oracle_data import DATA, needs_oracle_data
 FOLDERS = (DATA / "changed_configs", DATA / "models")
 KNOWN: dict[str, dict[str, set[int]]] = {
     "vllm": {
-        "KV dtypes that no backend or layout takes": {76, 133, 138, 139, 140, 142, 143},
         "quantization schemes and shapes that are refused": {65, 78},
     },
     "sglang": {},

@@ -11,7 +11,6 @@ from kvplan.servers.vllm import moe_backends, rules
 
 AMPERE = 80
 FLOATS = ("float16", "bfloat16")
-SPARSE_12 = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")  # KV dtypes of FLASHINFER_MLA_SPARSE_SM120 (its own list)
 
 TABLE: Final = Path(__file__).with_name("quantized.txt")  # vLLM 0.33's answers
 
@@ -67,8 +66,6 @@ def attention(request: Request, settings: Settings) -> Refusal | None:
     is_plain = name in ("auto", *FLOATS) and settings.backend is None and settings.dtype in FLOATS
     if not sm or settings.first_engine:
         return None
-    if spec.is_sparse_mla and sm // 10 == 12 and settings.backend is None and args.kv_cache_dtype in SPARSE_12:
-        return None  # vLLM starts there (tests/facts/capacity.jsonl); asked alone, the backend's class says it does not
     if is_plain and sm >= AMPERE and not spec.is_sparse_mla and args.decode_context_parallel_size == 1:
         return None  # the table has a backend for each of these (tests/servers/test_attention.py)
     from kvplan.servers.vllm import attention as kernels  # with its table, which most plans do not need
