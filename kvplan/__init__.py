@@ -204,7 +204,7 @@ def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> 
     from kvplan.planning.sweep import Row, all_rows
 
     names = [models] if isinstance(models, str) else list(models)
-    read_options = _options(SweepOptions, options, model=names)
+    read_options = _options(SweepOptions, options, models=names)
     _, grid, _ = grid_of(read_options)
     refuse_unusable(grid)
     rows = (row for chunk in all_rows(grid, jobs=1) for row in chunk)

@@ -1,6 +1,5 @@
 """The commands, and the handling of every failure: one line on standard error and an exit code."""
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
+from inspect import Parameter, Signature
 from typing import Annotated, Any, Final
 
 import typer
@@ -161,8 +161,12 @@ def command(name: str, entry: Entry) -> Callable[..., int]:
         return code
 
     run_command.__name__ = name
-    run_command.__annotations__ = {field.name: field.type for field in fields(options)}
-    run_command.__signature__ = inspect.signature(options)  # type: ignore[attr-defined] # typer reads it
+    parameters = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.metadata["typer"], annotation=field.type)
+        for field in fields(options)
+        if "typer" in field.metadata
+    ]
+    run_command.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # typer reads it
     return run_command
 
 

@@ -1,40 +1,22 @@
 """The options of `kvplan calibrate`."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from kvplan.cli.options import ForceOption, PlanOptions, QuietOption, Text, complete_gpu, option
+from kvplan.cli.options import FORCE, QUIET, PlanOptions, Text, Texts, complete_gpu, option
+from kvplan.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions(PlanOptions):
     """Options of `kvplan calibrate`; None: not given."""
 
-    gpu: Annotated[
-        list[str] | None,
-        option("--gpu", help="The GPU that the server ran on.", metavar="NAME", complete=complete_gpu),
-    ] = None
-    max_model_len: Annotated[
-        list[str] | None,
-        option("--max-model-len", "--ctx", help="The server's context in tokens.", metavar="TOKENS"),
-    ] = None
-    bench: Annotated[
-        list[str] | None,
-        option(
-            "--bench",
-            help="Result files of vllm bench serve, sglang.bench_serving, guidellm, aiperf or InferenceX; repeatable, "
-            "and 'results/*.json'.",
-            metavar="FILE",
-        ),
-    ] = None
-    prompt_tokens: Annotated[
-        Text, option("--prompt-tokens", help="Mean prompt length, if a result lacks it.", metavar="N")
-    ] = None
-    output_tokens: Annotated[
-        Text, option("--output-tokens", help="Mean output length, if a result lacks it.", metavar="N")
-    ] = None
-    output: Annotated[Text, option("--output", "-o", help="File to write, for --calibration.", metavar="FILE.json")] = (
-        None
+    gpu: Texts = option("--gpu NAME", "The GPU that the server ran on.", complete=complete_gpu)
+    max_model_len: Texts = option("--max-model-len, --ctx TOKENS", "The server's context in tokens.")
+    bench: Texts = option(
+        "--bench FILE",
+        "Result files of vllm bench serve, sglang.bench_serving, guidellm, aiperf or InferenceX; repeatable, and "
+        "'results/*.json'.",
     )
-    force: ForceOption = False
-    quiet: QuietOption = False
+    prompt_tokens: Text = option("--prompt-tokens N", "Mean prompt length, if a result lacks it.")
+    output_tokens: Text = option("--output-tokens N", "Mean output length, if a result lacks it.")
+    output: Text = option("--output, -o FILE.json", "File to write, for --calibration.")
+    force: bool = option(*FORCE, False)
+    quiet: bool = option(*QUIET, False)

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from kvplan.cli.options import Switch, Text, Texts, option
+from kvplan.cli.options import Texts
 from kvplan.cli.resolve import Source, resolve
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
@@ -16,19 +16,13 @@ if TYPE_CHECKING:
     from engine.draft_rules import SpeculativeConfig
 
 SPECULATIVE: Final = ("method", "num_speculative_tokens", "model", "prompt_lookup_min", "prompt_lookup_max")
-EnableLoraOption = Annotated[Switch, option("--enable-lora/--no-enable-lora", help="Reserve memory for LoRA adapters.")]
-SpeculativeConfigOption = Annotated[
-    Text,
-    option(
-        "--speculative-config",
-        help='Speculative decoding, e.g. \'{"method": "ngram", "num_speculative_tokens": 4}\', or '
-        '"draft_model" with "model": DIR.',
-        metavar="JSON",
-    ),
-]
-OffloadingDiskOption = Annotated[
-    Text, option("--kv-offloading-disk-size", help="Size of the files in --kv-offloading-dir, in GiB.", metavar="GIB")
-]
+ENABLE_LORA: Final = ("--enable-lora/--no-enable-lora", "Reserve memory for LoRA adapters.")
+SPECULATIVE_CONFIG: Final = (
+    "--speculative-config JSON",
+    'Speculative decoding, e.g. \'{"method": "ngram", "num_speculative_tokens": 4}\', or "draft_model" with '
+    '"model": DIR.',
+)
+OFFLOADING_DISK: Final = ("--kv-offloading-disk-size GIB", "Size of the files in --kv-offloading-dir, in GiB.")
 
 
 def slots_of(enable_lora: bool | None, max_loras: str | None) -> int:

@@ -74,13 +74,13 @@ def refuse_single(options: ExploreOptions) -> None:
 
 def explorer_document(options: ExploreOptions) -> ExplorerDocument:
     """A chart for each model and server that can be planned. Raise the first error if there is none."""
-    if not options.model:
+    if not options.models:
         raise UsageError("MODEL", "missing", "name one or more, such as llama-3.1-8b (`kvplan models` lists them)")
     refuse_single(options)
     releases = dict.fromkeys(parse_engine(text) for text in parts(options.engine, "--engine") or SERVERS)
     reading, errors = Inputs([], 0), list[KvplanError]()
     grids: list[tuple[Grid, list[Axis], str]] = []
-    for model in dict.fromkeys(options.model):
+    for model in dict.fromkeys(options.models):
         for release in releases:
             try:
                 grids.append((*grid_of(options, model, release, reading), release.label))

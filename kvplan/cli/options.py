@@ -6,8 +6,8 @@ are parsed and rejected by the same code (kvplan/servers/argument_values.py).
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from dataclasses import MISSING, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 import typer
 
@@ -24,6 +24,9 @@ from kvplan.servers.releases import DEFAULT
 if TYPE_CHECKING:
     from kvplan.servers.words import ServeCommand
 
+Text = str | None
+Texts = list[str] | None
+Switch = bool | None
 Color = Literal["auto", "always", "never"]
 
 
@@ -56,83 +59,84 @@ def complete(file_name: str, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete.lower())]
 
 
-def option(
-    *names: str, help: str, metavar: str | None = None, complete: Callable[[str], list[str]] | None = None
+# --- options as fields ------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+Complete = Callable[[str], list[str]]  # the names that continue a word, for shell completion
+REQUIRED: Final[Any] = ...  # default of what has none, for typer
+
+
+@overload
+def option(usage: str, help: str, *, complete: Complete | None = None) -> None: ...
+@overload
+def option(usage: str, help: str, default: T, *, complete: Complete | None = None) -> T: ...
+def option(usage: str, help: str, default: Any = None, *, complete: Complete | None = None) -> Any:
+    """Define an option as a field of a command's class.
+
+    usage    its names, then the placeholder of its value: "--output, -o FILE"
+    default  None: not given
+    """
+    *names, last = usage.split(", ")
+    name, _, metavar = last.partition(" ")
+    return option_field((*names, name), help, metavar or None, default, complete)
+
+
+def option_field(
+    names: tuple[str, ...], help: str, metavar: str | None, default: Any, complete: Complete | None
 ) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, show_default=False, autocompletion=complete)
+    shown = "Default:" not in help  # else typer would add it once more
+    info = typer.Option(default, *names, help=help, metavar=metavar, show_default=shown, autocompletion=complete)
+    return typer_field(info)
+
+
+def argument(metavar: str, help: str, default: Any = None, *, complete: Complete | None = None) -> Any:
+    """Define a positional argument as a field, by its placeholder; default None: not given."""
+    return typer_field(typer.Argument(default, metavar=metavar, help=help, show_default=False, autocompletion=complete))
+
+
+def typer_field(info: Any) -> Any:
+    return field(default=MISSING if info.default is REQUIRED else info.default, metadata={"typer": info})
 
 
 # --- shared -----------------------------------------------------------------------------------------------------------
 
-FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
-ColorOption = Annotated[
-    Color, typer.Option("--color", help="Color the output; auto: only on a terminal, and not if NO_COLOR is set.")
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that kvplan did not write.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")]
-Text = str | None
-Texts = list[str] | None
-Switch = bool | None
-TraceEventsOption = Annotated[
-    Text,
-    option(
-        "--trace-events",
-        help="Write every request and counter over time for ui.perfetto.dev.",
-        metavar="FILE.pftrace|json",
-    ),
-]
-ReportOption = Annotated[
-    Texts,
-    option("--report", help=f"Also write the answer to a file ({', '.join(SUFFIXES)}); repeatable.", metavar="PATH"),
-]
-RayOption = Annotated[
-    Text,
-    option(
-        "--ray",
-        help="Distribute the work over a Ray cluster: host:port, ray://host:port, auto, or local to start one here.",
-        metavar="ADDRESS",
-    ),
-]
+FORMAT: Final = ("--format", "Output format.")
+COLOR: Final = ("--color", "Color the output; auto: only on a terminal, and not if NO_COLOR is set.")
+FORCE: Final = ("--force", "Overwrite files that kvplan did not write.")
+QUIET: Final = ("--quiet, -q", "Suppress notes and hints.")
+TRACE_EVENTS: Final = (
+    "--trace-events FILE.pftrace|json",
+    "Write every request and counter over time for ui.perfetto.dev.",
+)
+REPORT: Final = ("--report PATH", f"Also write the answer to a file ({', '.join(SUFFIXES)}); repeatable.")
+RAY: Final = (
+    "--ray ADDRESS",
+    "Distribute the work over a Ray cluster: host:port, ray://host:port, auto, or local to start one here.",
+)
 # Options about a server that ran, in addition to its log.
-ServedModelOption = Annotated[
-    Text,
-    typer.Option(
-        "--model",
-        "--config",
-        metavar="MODEL",
-        help="Model that was served: catalog name, Hub id, config.json or its directory.",
-        autocompletion=complete_model,
-        show_default=False,
-    ),
-]
-ServedGpuOption = Annotated[
-    Texts,
-    option(
-        "--gpu",
-        help="GPU the server ran on (`kvplan gpus`). Default: from the log.",
-        metavar="NAME",
-        complete=complete_gpu,
-    ),
-]
-ServedContextOption = Annotated[
-    Texts, option("--max-model-len", "--ctx", help="Context length. Default: from the log.", metavar="TOKENS")
-]
+SERVED_MODEL: Final = (
+    "--model, --config MODEL",
+    "Model that was served: catalog name, Hub id, config.json or its directory.",
+)
+SERVED_GPU: Final = ("--gpu NAME", "GPU the server ran on (`kvplan gpus`). Default: from the log.")
+SERVED_CONTEXT: Final = ("--max-model-len, --ctx TOKENS", "Context length. Default: from the log.")
 
 
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def option_of(name: str, row: Argument) -> Any:
-    """Typer option of an engine argument."""
-    flag, others = flag_of(name), (*row.options, *own_names(name, row))
+def option_of(name: str, row: Argument) -> tuple[Any, Any]:
+    """Type and field of an engine argument's option."""
+    flag = flag_of(name)
+    kind: Any = Texts if row.many else Text
     if row.kind == "flag":
-        return Annotated[Switch, option(f"{flag}/--no-{flag[2:]}", *others, help=row.help)]
-    if row.kind == "choice" and row.metavar is None:
-        return Annotated[Literal[row.choices] | None, option(flag, *others, help=row.help)]
-    kind = Texts if row.many else Text
+        flag, kind = f"{flag}/--no-{flag[2:]}", Switch
+    elif row.kind == "choice" and row.metavar is None:
+        kind = Literal[row.choices] | None
+    names = (flag, *row.options, *own_names(name, row))
     complete = complete_kv_dtype if name == "kv_cache_dtype" else None
-    return Annotated[kind, option(flag, *others, help=row.help, metavar=row.metavar, complete=complete)]
+    return kind, option_field(names, row.help, row.metavar, None, complete)
 
 
 def own_names(name: str, row: Argument) -> Iterator[str]:
@@ -155,9 +159,10 @@ def with_arguments(cls: type[Options]) -> type[Options]:
     own = dict(cls.__annotations__)
     machine = list(own).index("memory_in_use") + 1
     added = {name: option_of(name, row) for name, row in ARGUMENTS.items()}
-    cls.__annotations__ = dict([*list(own.items())[:machine], *added.items(), *list(own.items())[machine:]])
-    for name in added:
-        setattr(cls, name, None)
+    kinds = {name: kind for name, (kind, _) in added.items()}
+    cls.__annotations__ = dict([*list(own.items())[:machine], *kinds.items(), *list(own.items())[machine:]])
+    for name, (_, defined) in added.items():
+        setattr(cls, name, defined)
     return cls
 
 
@@ -166,210 +171,118 @@ def with_arguments(cls: type[Options]) -> type[Options]:
 class PlanOptions:
     """Model, GPU and engine arguments: the inputs of every plan; None: not given."""
 
-    model: Annotated[
-        Text,
-        typer.Argument(
-            metavar="MODEL",
-            help="Catalog name (`kvplan models`), config.json or its directory, or Hub id.",
-            autocompletion=complete_model,
-            show_default=False,
-        ),
-    ] = None
+    model: Text = argument(
+        "MODEL", "Catalog name (`kvplan models`), config.json or its directory, or Hub id.", complete=complete_model
+    )
     # the machine
-    gpu: Annotated[
-        Texts,
-        option(
-            "--gpu",
-            help="GPU name (`kvplan gpus`); separate several with commas, or repeat. Default: compare six common GPUs.",
-            metavar="NAME",
-            complete=complete_gpu,
-        ),
-    ] = None
-    gpu_memory: Annotated[
-        Text, option("--gpu-memory", help="Total memory of one GPU, as CUDA reports it.", metavar="SIZE")
-    ] = None
-    memory_in_use: Annotated[
-        Text,
-        option(
-            "--memory-in-use",
-            help="Memory already used on each GPU by other processes (or by the host, if shared).",
-            metavar="SIZE",
-        ),
-    ] = None
+    gpu: Texts = option(
+        "--gpu NAME",
+        "GPU name (`kvplan gpus`); separate several with commas, or repeat. Default: compare six common GPUs.",
+        complete=complete_gpu,
+    )
+    gpu_memory: Text = option("--gpu-memory SIZE", "Total memory of one GPU, as CUDA reports it.")
+    memory_in_use: Text = option(
+        "--memory-in-use SIZE", "Memory already used on each GPU by other processes (or by the host, if shared)."
+    )
     if TYPE_CHECKING:  # an option for every engine argument: `with_arguments`
 
         def __getattr__(self, name: str) -> Any: ...
 
-    weights_bytes: Annotated[
-        Text, option("--weights-bytes", help="Size of all weights, instead of computing it.", metavar="SIZE")
-    ] = None
-    calibration: Annotated[
-        Text,
-        option(
-            "--calibration", help="Use constants that `reconcile --calibrate` measured on this GPU.", metavar="FILE"
-        ),
-    ] = None
-    enable_lora: Annotated[
-        Switch, option("--enable-lora/--no-enable-lora", help="Reserve memory for LoRA adapters.")
-    ] = None
-    draft_model: Annotated[
-        Text,
-        typer.Option(
-            "--draft-model",
-            help="Draft model for speculative decoding; same forms as MODEL.",
-            metavar="MODEL",
-            autocompletion=complete_model,
-            show_default=False,
-        ),
-    ] = None
-    speculative_config: Annotated[
-        Text,
-        option(
-            "--speculative-config",
-            help='Speculative decoding as vLLM takes it, e.g. \'{"method": "mtp", "num_speculative_tokens": 1}\'.',
-            metavar="JSON",
-        ),
-    ] = None
-    engine: Annotated[
-        Text,
-        option(
-            "--engine",
-            help=f"Server ({', '.join(SERVERS)}) and its release if known, e.g. vllm@0.33.",
-            metavar="NAME",
-            complete=complete_engine,
-        ),
-    ] = None
-    engine_arg: Annotated[
-        list[str] | None,
-        option("--engine-arg", help="Set any engine argument by its vLLM name; repeatable.", metavar="KEY=VALUE"),
-    ] = None
-    from_command: Annotated[
-        Text,
-        option(
-            "--from-command",
-            help=f"Read a pasted command that starts a server ({', '.join(SERVERS)}); options override it.",
-            metavar="TEXT",
-        ),
-    ] = None
+    weights_bytes: Text = option("--weights-bytes SIZE", "Size of all weights, instead of computing it.")
+    calibration: Text = option("--calibration FILE", "Use constants that `reconcile --calibrate` measured on this GPU.")
+    enable_lora: Switch = option("--enable-lora/--no-enable-lora", "Reserve memory for LoRA adapters.")
+    draft_model: Text = option(
+        "--draft-model MODEL", "Draft model for speculative decoding; same forms as MODEL.", complete=complete_model
+    )
+    speculative_config: Text = option(
+        "--speculative-config JSON",
+        'Speculative decoding as vLLM takes it, e.g. \'{"method": "mtp", "num_speculative_tokens": 1}\'.',
+    )
+    engine: Text = option(
+        "--engine NAME",
+        f"Server ({', '.join(SERVERS)}) and its release if known, e.g. vllm@0.33.",
+        complete=complete_engine,
+    )
+    engine_arg: Texts = option("--engine-arg KEY=VALUE", "Set any engine argument by its vLLM name; repeatable.")
+    from_command: Text = option(
+        "--from-command TEXT",
+        f"Read a pasted command that starts a server ({', '.join(SERVERS)}); options override it.",
+    )
     # where the config comes from
-    assume_dense: Annotated[
-        bool, typer.Option("--assume-dense", help="Size an unknown model_type as a plain dense transformer.")
-    ] = False
-    text_only: Annotated[
-        bool, typer.Option("--text-only", help="Size only the language model, without its vision or audio tower.")
-    ] = False
-    revision: Annotated[Text, option("--revision", help="Branch, tag or commit of a Hub model.", metavar="REV")] = None
-    offline: Annotated[bool, typer.Option("--offline", help="Use only the local Hub cache.")] = False
+    assume_dense: bool = option("--assume-dense", "Size an unknown model_type as a plain dense transformer.", False)
+    text_only: bool = option("--text-only", "Size only the language model, without its vision or audio tower.", False)
+    revision: Text = option("--revision REV", "Branch, tag or commit of a Hub model.")
+    offline: bool = option("--offline", "Use only the local Hub cache.", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions(PlanOptions):
     """Request lengths, in addition to the inputs of every plan."""
 
-    mean_tokens: Annotated[
-        Text,
-        option("--mean-tokens", help="Average number of tokens a request keeps in the KV cache.", metavar="TOKENS"),
-    ] = None
-    prompt_tokens: Annotated[
-        Text,
-        option(
-            "--prompt-tokens",
-            help="Mean prompt length; use with --output-tokens, instead of --mean-tokens.",
-            metavar="TOKENS",
-        ),
-    ] = None
-    output_tokens: Annotated[
-        Text,
-        option(
-            "--output-tokens",
-            help="Mean output length (half is added to the mean KV cache use, as outputs grow step by step).",
-            metavar="TOKENS",
-        ),
-    ] = None
-    lengths: Annotated[
-        Text,
-        option(
-            "--lengths",
-            help="Distribution of request lengths: lognormal:mean=2k,sigma=1 or a CSV file.",
-            metavar="DIST",
-        ),
-    ] = None
-    overflow: Annotated[
-        Text,
-        option(
-            "--overflow",
-            help="Acceptable probability of exceeding the KV cache with --lengths, e.g. 1%.",
-            metavar="SHARE",
-        ),
-    ] = None
-    shared_prefix: Annotated[
-        Text, option("--shared-prefix", help="Length of the prefix that all requests share.", metavar="TOKENS")
-    ] = None
+    mean_tokens: Text = option("--mean-tokens TOKENS", "Average number of tokens a request keeps in the KV cache.")
+    prompt_tokens: Text = option(
+        "--prompt-tokens TOKENS", "Mean prompt length; use with --output-tokens, instead of --mean-tokens."
+    )
+    output_tokens: Text = option(
+        "--output-tokens TOKENS",
+        "Mean output length (half is added to the mean KV cache use, as outputs grow step by step).",
+    )
+    lengths: Text = option(
+        "--lengths DIST", "Distribution of request lengths: lognormal:mean=2k,sigma=1 or a CSV file."
+    )
+    overflow: Text = option(
+        "--overflow SHARE", "Acceptable probability of exceeding the KV cache with --lengths, e.g. 1%."
+    )
+    shared_prefix: Text = option("--shared-prefix TOKENS", "Length of the prefix that all requests share.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateOptions(WorkloadOptions):
     """Options of `kvplan estimate`; also the keys of a policy's target."""
 
-    explain: Annotated[bool, typer.Option("--explain", help="Show every formula, its numbers and its source.")] = False
-    format: FormatOption = "table"
-    report: ReportOption = None
-    force: ForceOption = False
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any estimate does not fit.")] = False
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
+    explain: bool = option("--explain", "Show every formula, its numbers and its source.", False)
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    exit_code: bool = option("--exit-code", "Exit with 1 if any estimate does not fit.", False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsOptions:
     """Options of `kvplan models`."""
 
-    name: Annotated[
-        Text,
-        typer.Argument(
-            metavar="NAME", help="Model to describe, with sources.", autocompletion=complete_model, show_default=False
-        ),
-    ] = None
-    family: Annotated[
-        Text, option("--family", help="List only models whose name, id or type contains TEXT.", metavar="TEXT")
-    ] = None
-    max_params: Annotated[
-        Text, option("--max-params", help="List only models with at most N parameters, e.g. 8B.", metavar="N")
-    ] = None
-    format: FormatOption = "table"
-    color: ColorOption = "auto"
-    report: ReportOption = None
-    force: ForceOption = False
+    name: Text = argument("NAME", "Model to describe, with sources.", complete=complete_model)
+    family: Text = option("--family TEXT", "List only models whose name, id or type contains TEXT.")
+    max_params: Text = option("--max-params N", "List only models with at most N parameters, e.g. 8B.")
+    format: Format = option(*FORMAT, "table")
+    color: Color = option(*COLOR, "auto")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpusOptions:
     """Options of `kvplan gpus`."""
 
-    name: Annotated[
-        Text,
-        typer.Argument(
-            metavar="NAME", help="GPU to describe, with sources.", autocompletion=complete_gpu, show_default=False
-        ),
-    ] = None
-    format: FormatOption = "table"
-    color: ColorOption = "auto"
-    report: ReportOption = None
-    force: ForceOption = False
+    name: Text = argument("NAME", "GPU to describe, with sources.", complete=complete_gpu)
+    format: Format = option(*FORMAT, "table")
+    color: Color = option(*COLOR, "auto")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaOptions:
     """Options of `kvplan schema`."""
 
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="Command (estimate, check, diff, upgrade, sweep, recommend, simulate), or plans, policy, "
-            "check-failure, trace, workload, diagnosis (`why`), log-reconciliation (`reconcile --log`).",
-        ),
-    ]
+    name: str = argument(
+        "NAME",
+        "Command (estimate, check, diff, upgrade, sweep, recommend, simulate), or plans, policy, check-failure, "
+        "trace, workload, diagnosis (`why`), log-reconciliation (`reconcile --log`).",
+        REQUIRED,
+    )
 
 
 # --- from text to engine arguments ------------------------------------------------------------------------------------

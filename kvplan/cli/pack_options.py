@@ -1,67 +1,43 @@
 """The options of `kvplan pack`."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-import typer
-
 from kvplan.cli.options import (
-    ColorOption,
-    ForceOption,
-    FormatOption,
-    QuietOption,
-    ReportOption,
+    COLOR,
+    FORCE,
+    FORMAT,
+    QUIET,
+    REPORT,
+    Color,
     Text,
     Texts,
+    argument,
     complete_gpu,
     option,
 )
+from kvplan.core.records import dataclass
+from kvplan.report.formats import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
     """Options of `kvplan pack`."""
 
-    policy: Annotated[
-        Text,
-        typer.Argument(
-            metavar="POLICY",
-            help="Policy whose targets share one GPU; each target's min_users is the number it must serve.",
-            show_default=False,
-        ),
-    ] = None
-    server: Annotated[
-        Texts,
-        option(
-            "--server",
-            help="Server to place: 'NAME=MODEL flags --users N' or 'NAME=vllm serve ...', with its own flags; "
-            "repeatable.",
-            metavar="SERVER",
-        ),
-    ] = None
-    gpu: Annotated[
-        Text,
-        option("--gpu", help="GPU shared by all servers (`kvplan gpus`).", metavar="NAME", complete=complete_gpu),
-    ] = None
-    memory_in_use: Annotated[
-        Text,
-        option("--memory-in-use", help="GPU memory already used by a desktop and other processes.", metavar="SIZE"),
-    ] = None
-    engine: Annotated[
-        Text,
-        option(
-            "--engine",
-            help="Server and release for each --server that is not a full command, e.g. vllm@0.33.",
-            metavar="ENGINE",
-        ),
-    ] = None
-    rest: Annotated[
-        Text, option("--rest", help="Server that gets the remaining memory. Default: the first.", metavar="NAME")
-    ] = None
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any server does not start.")] = False
-    format: FormatOption = "table"
-    report: ReportOption = None
-    force: ForceOption = False
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
-    offline: Annotated[bool, typer.Option("--offline", help="Use only the local Hub cache.")] = False
+    policy: Text = argument(
+        "POLICY", "Policy whose targets share one GPU; each target's min_users is the number it must serve."
+    )
+    server: Texts = option(
+        "--server SERVER",
+        "Server to place: 'NAME=MODEL flags --users N' or 'NAME=vllm serve ...', with its own flags; repeatable.",
+    )
+    gpu: Text = option("--gpu NAME", "GPU shared by all servers (`kvplan gpus`).", complete=complete_gpu)
+    memory_in_use: Text = option("--memory-in-use SIZE", "GPU memory already used by a desktop and other processes.")
+    engine: Text = option(
+        "--engine ENGINE", "Server and release for each --server that is not a full command, e.g. vllm@0.33."
+    )
+    rest: Text = option("--rest NAME", "Server that gets the remaining memory. Default: the first.")
+    exit_code: bool = option("--exit-code", "Exit with 1 if any server does not start.", False)
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
+    offline: bool = option("--offline", "Use only the local Hub cache.", False)

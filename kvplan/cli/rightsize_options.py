@@ -1,41 +1,21 @@
 """The options of `kvplan rightsize`."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-import typer
-
-from kvplan.cli.options import ColorOption, ForceOption, FormatOption, ReportOption, Text, option
+from kvplan.cli.options import COLOR, FORCE, FORMAT, REPORT, Color, Text, Texts, argument, option
+from kvplan.core.records import dataclass
+from kvplan.report.formats import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RightsizeOptions:
     """Options of `kvplan rightsize`."""
 
-    first: Annotated[
-        Text,
-        typer.Argument(metavar="FIRST", help="vLLM server's /metrics page: file or URL.", show_default=False),
-    ] = None
-    second: Annotated[
-        Text,
-        typer.Argument(
-            metavar="SECOND",
-            help="The same page at a later time. Default: the URL FIRST is read twice.",
-            show_default=False,
-        ),
-    ] = None
-    interval: Annotated[
-        Text,
-        option(
-            "--interval",
-            help="Time between the two pages, e.g. 10m. A URL is read again after this time (default: 1m).",
-            metavar="TIME",
-        ),
-    ] = None
-    growth: Annotated[
-        Text, option("--growth", help="Plan for this multiple of the measured load, e.g. 2.", metavar="FACTOR")
-    ] = None
-    format: FormatOption = "table"
-    report: ReportOption = None
-    force: ForceOption = False
-    color: ColorOption = "auto"
+    first: Text = argument("FIRST", "vLLM server's /metrics page: file or URL.")
+    second: Text = argument("SECOND", "The same page at a later time. Default: the URL FIRST is read twice.")
+    interval: Text = option(
+        "--interval TIME", "Time between the two pages, e.g. 10m. A URL is read again after this time (default: 1m)."
+    )
+    growth: Text = option("--growth FACTOR", "Plan for this multiple of the measured load, e.g. 2.")
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    color: Color = option(*COLOR, "auto")

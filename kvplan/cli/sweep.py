@@ -93,7 +93,7 @@ def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
     requests: list[Request] = []
     inputs = Inputs([], 0)
     shape = (0, 0, 0)
-    models: list[str | None] = [*dict.fromkeys(options.model or [])]
+    models: list[str | None] = [*dict.fromkeys(options.models or [])]
     for model in models or [None]:
         per_model = workload_options(options, model=model, **cleared)
         model_inputs = read(per_model, lambda context, spec, per_model=per_model: load_of(per_model, context, spec))  # type: ignore[misc] # bound now

@@ -1,30 +1,30 @@
 """The options of `kvplan sweep` and `kvplan recommend`."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
-
-import typer
+from typing import Final, Literal
 
 from kvplan.cli.options import (
-    ColorOption,
-    ForceOption,
-    FormatOption,
-    QuietOption,
-    RayOption,
-    ReportOption,
+    COLOR,
+    FORCE,
+    FORMAT,
+    QUIET,
+    RAY,
+    REPORT,
+    Color,
     Text,
     Texts,
     WorkloadOptions,
+    argument,
     complete_gpu,
     complete_model,
     option,
 )
+from kvplan.core.records import dataclass
+from kvplan.report.formats import Format
 
 Sort = Literal["context", "users", "users-per-gpu", "users-per-dollar"]
 
-PricesOption = Annotated[
-    Text, option("--prices", help="File of dollars per GPU hour: `gpu: 2.50` lines or CSV.", metavar="FILE")
-]
+MODELS: Final = ("MODEL...", "Catalog names (`kvplan models`), config.json files or their directories, or Hub ids.")
+PRICES: Final = ("--prices FILE", "File of dollars per GPU hour: `gpu: 2.50` lines or CSV.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,112 +34,68 @@ class SweepOptions(WorkloadOptions):
     --dtype, --num-speculative-tokens, --mean-tokens and --engine.
     """
 
-    model: Annotated[
-        Texts,
-        typer.Argument(
-            metavar="MODEL...",
-            help="Catalog names (`kvplan models`), config.json files or their directories, or Hub ids.",
-            autocompletion=complete_model,
-            show_default=False,
-        ),
-    ] = None  # type: ignore[assignment] # several here, where the other commands take one
-    pareto: Annotated[
-        bool,
-        typer.Option(
-            "--pareto",
-            help="Show only Pareto-optimal rows by context, users per GPU and, with --prices, users per dollar.",
-        ),
-    ] = False
-    prices: PricesOption = None
-    figure: Annotated[
-        Text,
-        option("--figure", help="Draw users per GPU (and per dollar) by context: out.png or out.svg.", metavar="PATH"),
-    ] = None
-    sort: Annotated[Sort, typer.Option("--sort", help="Sort rows by this, best first.")] = "context"
-    limit: Annotated[Text, option("--limit", help="Maximum number of rows to show. Default: 40.", metavar="N")] = None
-    jobs: Annotated[Text, option("--jobs", help="Maximum number of processes. Default: all cores.", metavar="N")] = None
-    ray: RayOption = None
-    format: FormatOption = "table"
-    report: ReportOption = None
-    force: ForceOption = False
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if no combination fits.")] = False
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
+    models: Texts = argument(*MODELS, complete=complete_model)
+    model: None = None  # several here: `models`
+    pareto: bool = option(
+        "--pareto",
+        "Show only Pareto-optimal rows by context, users per GPU and, with --prices, users per dollar.",
+        False,
+    )
+    prices: Text = option(*PRICES)
+    figure: Text = option("--figure PATH", "Draw users per GPU (and per dollar) by context: out.png or out.svg.")
+    sort: Sort = option("--sort", "Sort rows by this, best first.", "context")
+    limit: Text = option("--limit N", "Maximum number of rows to show. Default: 40.")
+    jobs: Text = option("--jobs N", "Maximum number of processes. Default: all cores.")
+    ray: Text = option(*RAY)
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    exit_code: bool = option("--exit-code", "Exit with 1 if no combination fits.", False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendOptions(WorkloadOptions):
     """Options of `kvplan recommend`: given values are kept, the others searched."""
 
-    gpu: Annotated[
-        Texts,
-        option(
-            "--gpu",
-            help="Check whether this GPU can serve the users, and what it needs (`kvplan gpus`).",
-            metavar="NAME",
-            complete=complete_gpu,
-        ),
-    ] = None
-    max_model_len: Annotated[
-        Texts,
-        option(
-            "--max-model-len",
-            "--ctx",
-            help="Context length of each user, e.g. 16k. Default: the model's maximum.",
-            metavar="TOKENS",
-        ),
-    ] = None
-    users: Annotated[Text, option("--users", help="Total number of concurrent users to serve.", metavar="N")] = None
-    gpus: Annotated[
-        Texts,
-        option(
-            "--gpus",
-            help="GPUs to choose from, separated by commas. Default: six common GPUs, or those with a price.",
-            metavar="NAMES",
-            complete=complete_gpu,
-        ),
-    ] = None
-    num_gpus: Annotated[
-        Text, option("--num-gpus", help="Number of GPUs, with --gpu. Default: --tp, or all.", metavar="N")
-    ] = None
-    prices: PricesOption = None
-    fp8: Annotated[bool, typer.Option("--fp8/--no-fp8", help="Allow proposals with an fp8 KV cache.")] = True
-    fp8_weights: Annotated[
-        bool, typer.Option("--fp8-weights", help="Also propose quantizing the weights to fp8 while loading.")
-    ] = False
-    optimistic: Annotated[
-        bool, typer.Option("--optimistic", help="Use the likely number of users instead of the low end of the range.")
-    ] = False
-    slo: Annotated[
-        Text,
-        option(
-            "--slo",
-            help="Latency targets, e.g. ttft.p90=2s,tpot=50ms: simulates --rate or --users on each placement.",
-            metavar="TARGETS",
-        ),
-    ] = None
-    rate: Annotated[Text, option("--rate", help="Requests per second, with --slo.", metavar="N")] = None
-    profile: Annotated[
-        Text, option("--profile", help="Named workload, with --slo (`kvplan trace profiles`).", metavar="NAME")
-    ] = None
-    trace: Annotated[Text, option("--trace", help="Trace file to replay, with --slo.", metavar="FILE")] = None
-    num_requests: Annotated[
-        Text, option("--num-requests", help="Number of requests to simulate, with --slo. Default: 2,000.", metavar="N")
-    ] = None
-    seed: Annotated[Text, option("--seed", help="Random seed, with --slo. Default: 0.", metavar="N")] = None
-    spare: Annotated[
-        Text, option("--spare", help="Spare servers in addition to those needed, with --slo, e.g. 1.", metavar="N")
-    ] = None
-    limit: Annotated[
-        Text, option("--limit", help="Maximum number of placements to show. Default: 10.", metavar="N")
-    ] = None
-    output: Annotated[
-        Literal["k8s", "compose"] | None,
-        option("--output", help="Print the best answer as a manifest: Kubernetes or Docker Compose."),
-    ] = None
-    format: FormatOption = "table"
-    report: ReportOption = None
-    force: ForceOption = False
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the answer is no.")] = False
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
+    gpu: Texts = option(
+        "--gpu NAME",
+        "Check whether this GPU can serve the users, and what it needs (`kvplan gpus`).",
+        complete=complete_gpu,
+    )
+    max_model_len: Texts = option(
+        "--max-model-len, --ctx TOKENS", "Context length of each user, e.g. 16k. Default: the model's maximum."
+    )
+    users: Text = option("--users N", "Total number of concurrent users to serve.")
+    gpus: Texts = option(
+        "--gpus NAMES",
+        "GPUs to choose from, separated by commas. Default: six common GPUs, or those with a price.",
+        complete=complete_gpu,
+    )
+    num_gpus: Text = option("--num-gpus N", "Number of GPUs, with --gpu. Default: --tp, or all.")
+    prices: Text = option(*PRICES)
+    fp8: bool = option("--fp8/--no-fp8", "Allow proposals with an fp8 KV cache.", True)
+    fp8_weights: bool = option("--fp8-weights", "Also propose quantizing the weights to fp8 while loading.", False)
+    optimistic: bool = option(
+        "--optimistic", "Use the likely number of users instead of the low end of the range.", False
+    )
+    slo: Text = option(
+        "--slo TARGETS", "Latency targets, e.g. ttft.p90=2s,tpot=50ms: simulates --rate or --users on each placement."
+    )
+    rate: Text = option("--rate N", "Requests per second, with --slo.")
+    profile: Text = option("--profile NAME", "Named workload, with --slo (`kvplan trace profiles`).")
+    trace: Text = option("--trace FILE", "Trace file to replay, with --slo.")
+    num_requests: Text = option("--num-requests N", "Number of requests to simulate, with --slo. Default: 2,000.")
+    seed: Text = option("--seed N", "Random seed, with --slo. Default: 0.")
+    spare: Text = option("--spare N", "Spare servers in addition to those needed, with --slo, e.g. 1.")
+    limit: Text = option("--limit N", "Maximum number of placements to show. Default: 10.")
+    output: Literal["k8s", "compose"] | None = option(
+        "--output", "Print the best answer as a manifest: Kubernetes or Docker Compose."
+    )
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    exit_code: bool = option("--exit-code", "Exit with 1 if the answer is no.", False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)

@@ -1,75 +1,48 @@
 """The options of `kvplan tune`."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-import typer
-
 from kvplan.cli.load_options import LoadOptions
 from kvplan.cli.options import (
-    ColorOption,
-    ForceOption,
-    FormatOption,
-    QuietOption,
-    RayOption,
-    ReportOption,
+    COLOR,
+    FORCE,
+    FORMAT,
+    QUIET,
+    RAY,
+    REPORT,
+    Color,
     Text,
     Texts,
     complete_gpu,
     option,
 )
+from kvplan.core.records import dataclass
+from kvplan.report.formats import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions(LoadOptions):
     """Options of `kvplan tune`: given flags are fixed, the others searched; None: not given."""
 
-    gpu: Annotated[
-        Texts,
-        option("--gpu", help="GPU to serve on; 8xh100-80g for eight.", metavar="NAME", complete=complete_gpu),
-    ] = None
-    num_gpus: Annotated[
-        Text, option("--num-gpus", help="Number of GPUs, all servers together. Default: --tp, or 1.", metavar="N")
-    ] = None
-    max_model_len: Annotated[
-        Texts,
-        option(
-            "--max-model-len", "--ctx", help="Context length, e.g. 32k. Default: the model's maximum.", metavar="TOKENS"
-        ),
-    ] = None
-    rate: Annotated[
-        Text,
-        option(
-            "--rate",
-            help="Requests per second to serve, or inf (all at once). Default: the highest rate within the targets.",
-            metavar="N",
-        ),
-    ] = None
-    num_requests: Annotated[
-        Text,
-        option("--num-requests", help="Number of requests of a simulated run. Default: 2,000.", metavar="N"),
-    ] = None
-    slo: Annotated[
-        Text,
-        option("--slo", help="Latency targets to meet, e.g. ttft.p90=2s,tpot=50ms.", metavar="TARGETS"),
-    ] = None
-    tier: Annotated[
-        Text,
-        option("--tier", help="Host memory for KV offloading, e.g. cpu=64GiB@25GB/s.", metavar="TIER"),
-    ] = None
-    fp8: Annotated[bool, typer.Option("--fp8/--no-fp8", help="Allow an fp8 KV cache.")] = True
-    jobs: Annotated[Text, option("--jobs", help="Maximum number of processes. Default: all cores.", metavar="N")] = None
-    ray: RayOption = None
+    gpu: Texts = option("--gpu NAME", "GPU to serve on; 8xh100-80g for eight.", complete=complete_gpu)
+    num_gpus: Text = option("--num-gpus N", "Number of GPUs, all servers together. Default: --tp, or 1.")
+    max_model_len: Texts = option(
+        "--max-model-len, --ctx TOKENS", "Context length, e.g. 32k. Default: the model's maximum."
+    )
+    rate: Text = option(
+        "--rate N", "Requests per second to serve, or inf (all at once). Default: the highest rate within the targets."
+    )
+    num_requests: Text = option("--num-requests N", "Number of requests of a simulated run. Default: 2,000.")
+    slo: Text = option("--slo TARGETS", "Latency targets to meet, e.g. ttft.p90=2s,tpot=50ms.")
+    tier: Text = option("--tier TIER", "Host memory for KV offloading, e.g. cpu=64GiB@25GB/s.")
+    fp8: bool = option("--fp8/--no-fp8", "Allow an fp8 KV cache.", True)
+    jobs: Text = option("--jobs N", "Maximum number of processes. Default: all cores.")
+    ray: Text = option(*RAY)
     # the answer
-    limit: Annotated[Text, option("--limit", help="Maximum number of rows to show. Default: 10.", metavar="N")] = None
-    format: FormatOption = "table"
-    report: ReportOption = None
-    force: ForceOption = False
-    exit_code: Annotated[
-        bool,
-        typer.Option(
-            "--exit-code", help="Exit with 1 if no setting meets the targets, or meeting them at --rate is uncertain."
-        ),
-    ] = False
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
+    limit: Text = option("--limit N", "Maximum number of rows to show. Default: 10.")
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    exit_code: bool = option(
+        "--exit-code", "Exit with 1 if no setting meets the targets, or meeting them at --rate is uncertain.", False
+    )
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)

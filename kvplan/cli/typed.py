@@ -103,19 +103,17 @@ def counted_gpus(line: Sequence[str]) -> str:
 def option_words(options: type, line: Sequence[str] = ()) -> dict[str, str]:
     """The option behind each field of a command's options: the name typed on the line, else the first in its help.
 
-    no_FIELD has the option that turns it off. Typer keeps an option's first name as a default.
+    no_FIELD has the option that turns it off.
     """
     typed = {word.partition("=")[0] for word in line}
     words: dict[str, str] = {}
     for field in fields(options):
-        for part in getattr(field.type, "__metadata__", ()):
-            first = getattr(part, "default", None)
-            if isinstance(first, str) and first.startswith("--"):
-                others = [name.partition("/")[0] for name in getattr(part, "param_decls", None) or ()]
-                first, _, off = first.partition("/")
-                words[field.name] = next((name for name in [first, *others] if name in typed), first)
-                if off:
-                    words[f"no_{field.name}"] = off
+        info = field.metadata.get("typer")
+        if names := [name.partition("/") for name in info.param_decls] if info else []:
+            first, _, off = names[0]
+            words[field.name] = next((name for name, _, _ in names if name in typed), first)
+            if off:
+                words[f"no_{field.name}"] = off
     return words | {own: words[name] for own, name in OWN_SETTINGS.items() if name in words}
 
 

@@ -1,22 +1,22 @@
 """The options of `kvplan upgrade`."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-import typer
-
 from kvplan.cli.options import (
-    ColorOption,
-    ForceOption,
-    FormatOption,
-    QuietOption,
-    ReportOption,
+    COLOR,
+    FORCE,
+    FORMAT,
+    QUIET,
+    REPORT,
+    Color,
     Text,
+    Texts,
     WorkloadOptions,
+    argument,
     complete_model,
     option,
 )
 from kvplan.core.errors import KvplanError
+from kvplan.core.records import dataclass
+from kvplan.report.formats import Format
 from kvplan.servers.base import parse_engine
 from kvplan.servers.releases import Version
 
@@ -25,38 +25,22 @@ from kvplan.servers.releases import Version
 class UpgradeOptions(WorkloadOptions):
     """Options of `kvplan upgrade`; plan options apply to a command or a model. `model` is SERVER."""
 
-    model: Annotated[
-        Text,
-        typer.Argument(
-            metavar="SERVER",
-            help="Policy file (all its targets), quoted command ('vllm serve ...'), or model as for `estimate`.",
-            autocompletion=complete_model,
-            show_default=False,
-        ),
-    ] = None
-    old: Annotated[
-        Text,
-        option(
-            "--from",
-            help="Current release, e.g. vllm@0.24. Default: from the policy or command.",
-            metavar="RELEASE",
-        ),
-    ] = None
-    new: Annotated[
-        Text, option("--to", help="Release to upgrade to. Default: the newest that kvplan knows.", metavar="RELEASE")
-    ] = None
+    model: Text = argument(
+        "SERVER",
+        "Policy file (all its targets), quoted command ('vllm serve ...'), or model as for `estimate`.",
+        complete=complete_model,
+    )
+    old: Text = option("--from RELEASE", "Current release, e.g. vllm@0.24. Default: from the policy or command.")
+    new: Text = option("--to RELEASE", "Release to upgrade to. Default: the newest that kvplan knows.")
     # the answer
-    exit_code: Annotated[
-        bool,
-        typer.Option(
-            "--exit-code", help="Exit with 1 if a server that starts now would not start or would serve fewer users."
-        ),
-    ] = False
-    format: FormatOption = "table"
-    report: ReportOption = None
-    force: ForceOption = False
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
+    exit_code: bool = option(
+        "--exit-code", "Exit with 1 if a server that starts now would not start or would serve fewer users.", False
+    )
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)
 
 
 def release_of(text: str, flag: str) -> Version:

@@ -1,53 +1,41 @@
 """The options of `kvplan why`."""
 
-from dataclasses import dataclass
-from typing import Annotated
-
-import typer
-
 from kvplan.cli.options import (
-    ColorOption,
-    ForceOption,
-    FormatOption,
+    COLOR,
+    FORCE,
+    FORMAT,
+    QUIET,
+    REPORT,
+    SERVED_CONTEXT,
+    SERVED_GPU,
+    SERVED_MODEL,
+    Color,
     PlanOptions,
-    QuietOption,
-    ReportOption,
-    ServedContextOption,
-    ServedGpuOption,
-    ServedModelOption,
     Text,
+    Texts,
+    argument,
+    complete_gpu,
+    complete_model,
     option,
 )
+from kvplan.core.records import dataclass
+from kvplan.report.formats import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyOptions(PlanOptions):
     """Options of `kvplan why`; None: not given. Plan options supply what the log does not state."""
 
-    log: Annotated[
-        Text,
-        typer.Argument(
-            metavar="LOG",
-            help="Server log or an excerpt, optionally gzipped; - reads standard input.",
-            show_default=False,
-        ),
-    ] = None
-    command: Annotated[
-        Text, option("--command", help='Read the output of a command, e.g. "docker logs vllm".', metavar="COMMAND")
-    ] = None
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", help="Pass standard input through; on failure, explain it on standard error."),
-    ] = False
-    model: ServedModelOption = None
-    gpu: ServedGpuOption = None
-    max_model_len: ServedContextOption = None
-    calibration: Annotated[
-        Text, option("--calibration", help="Measured constants to use for the plan.", metavar="FILE")
-    ] = None
-    format: FormatOption = "table"
-    report: ReportOption = None
-    force: ForceOption = False
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the log shows a failure.")] = False
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
+    log: Text = argument("LOG", "Server log or an excerpt, optionally gzipped; - reads standard input.")
+    command: Text = option("--command COMMAND", 'Read the output of a command, e.g. "docker logs vllm".')
+    follow: bool = option("--follow", "Pass standard input through; on failure, explain it on standard error.", False)
+    model: Text = option(*SERVED_MODEL, complete=complete_model)
+    gpu: Texts = option(*SERVED_GPU, complete=complete_gpu)
+    max_model_len: Texts = option(*SERVED_CONTEXT)
+    calibration: Text = option("--calibration FILE", "Measured constants to use for the plan.")
+    format: Format = option(*FORMAT, "table")
+    report: Texts = option(*REPORT)
+    force: bool = option(*FORCE, False)
+    exit_code: bool = option("--exit-code", "Exit with 1 if the log shows a failure.", False)
+    color: Color = option(*COLOR, "auto")
+    quiet: bool = option(*QUIET, False)

@@ -106,10 +106,8 @@ def readers(options: PlanOptions) -> Iterator[Callable[[], object]]:
 
 def models_of(options: PlanOptions) -> list[str]:
     """Models that are named; only some commands take several."""
-    model: str | list[str] | None = options.model
-    if isinstance(options, SweepOptions) or isinstance(model, list):
-        return list(parts(model))
-    return [] if model is None else [model]
+    models: list[str] | None = getattr(options, "models", None)
+    return list(parts(models)) if options.model is None else [options.model]
 
 
 def load_readers(options: LoadOptions) -> Iterator[Callable[[], object]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.cli import app
-from kvplan.cli.options import FormatOption, ReportOption
+from kvplan.cli.options import REPORT
+from kvplan.report.formats import Format
 from tests.support.cli import config_file
 from tests.support.planted import ROOT, answer_of
 from tests.support.recorded_runs import cpu_run
@@ -97,11 +98,15 @@ def test_one_more_format_is_written_by_every_command(names: tuple[str, ...], tmp
 
 def test_every_command_that_has_these_formats_is_asked() -> None:
     named = {**app.COMMANDS, **{f"trace {name}": entry for name, entry in app.TRACE.items()}}
-    kinds = {name: {field.type for field in fields(app.loaded(entry.options))} for name, entry in named.items()}
+    own = {name: fields(app.loaded(entry.options)) for name, entry in named.items()}
     asked = {" ".join(argv[: 2 if argv[0] == "trace" else 1]) for argv in ANSWERING.values()}
-    assert {name for name, of in kinds.items() if FormatOption in of} - ELSEWHERE == asked - ELSEWHERE
+    formatting = {name for name, options in own.items() if Format in {option.type for option in options}}
+    assert formatting - ELSEWHERE == asked - ELSEWHERE
     reporting = {ANSWERING[name][0] for name in REPORTING}
-    assert {name for name, of in kinds.items() if ReportOption in of} - ELSEWHERE == reporting - ELSEWHERE
+    helps = {
+        name: {option.metadata["typer"].help for option in options if option.metadata} for name, options in own.items()
+    }
+    assert {name for name, texts in helps.items() if REPORT[1] in texts} - ELSEWHERE == reporting - ELSEWHERE
 
 
 # --- an argument ------------------------------------------------------------------------------------------------------
