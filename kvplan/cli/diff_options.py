@@ -25,8 +25,8 @@ class DiffOptions(WorkloadOptions):
 
     model: Text = argument(
         "OLD",
-        "JSON output of `estimate` or `check`, a policy, or a model as for `estimate`; REV:PATH reads a file from"
-        " git. With --policy: a revision.",
+        "JSON output of `estimate` or `check`, a policy, or a model as for `estimate`; REV:PATH reads a file from "
+        "git. With --policy: a revision.",
         complete=complete_model,
     )
     new: Text = argument(
@@ -43,8 +43,8 @@ class DiffOptions(WorkloadOptions):
     # the answer
     exit_code: bool = option(
         "--exit-code",
-        "Exit with 1 if NEW no longer fits, needs more KV bytes per token, or serves fewer users (at full context"
-        " or at the given lengths, all replicas together).",
+        "Exit with 1 if NEW no longer fits, needs more KV bytes per token, or serves fewer users (at full context "
+        "or at the given lengths, all replicas together).",
         False,
     )
     format: Format = option(*FORMAT, "table")

@@ -1,11 +1,7 @@
 """Options for which requests arrive, and how."""
 
-from kvplan.cli.options import PlanOptions, Text, complete, option
+from kvplan.cli.options import PlanOptions, Text, complete_profile, option
 from kvplan.core.records import dataclass
-
-
-def complete_profile(incomplete: str) -> list[str]:
-    return complete("workloads.yaml", incomplete)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

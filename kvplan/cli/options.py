@@ -39,6 +39,10 @@ def complete_gpu(incomplete: str) -> list[str]:
     return complete("gpus.yaml", incomplete)
 
 
+def complete_profile(incomplete: str) -> list[str]:
+    return complete("workloads.yaml", incomplete)
+
+
 def complete_kv_dtype(incomplete: str) -> list[str]:
     from kvplan.sizing.layout import KV_DTYPES
 
@@ -84,8 +88,8 @@ def option(usage: str, help: str, default: Any = None, *, complete: Complete | N
 def option_field(
     names: tuple[str, ...], help: str, metavar: str | None, default: Any, complete: Complete | None
 ) -> Any:
-    shown = "Default:" not in help  # else typer would add it once more
-    info = typer.Option(default, *names, help=help, metavar=metavar, show_default=shown, autocompletion=complete)
+    show_default = "Default:" not in help  # else typer would add it once more
+    info = typer.Option(default, *names, help=help, metavar=metavar, show_default=show_default, autocompletion=complete)
     return typer_field(info)
 
 

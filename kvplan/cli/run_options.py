@@ -1,6 +1,6 @@
 """The options of the commands that measure: profile, reconcile, report, watch, doctor."""
 
-from typing import Final, Literal
+from typing import Literal
 
 from kvplan.cli.engine_options import ENABLE_LORA, OFFLOADING_DISK, SPECULATIVE_CONFIG
 from kvplan.cli.options import (
@@ -30,7 +30,6 @@ from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import SERVERS
 
 Allocator = Literal["paged", "contiguous", "static"]
-RUN_DIRS: Final = ("RUN_DIR...", "Directory written by `kvplan profile -o`.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +130,8 @@ class ReconcileOptions(PlanOptions):
     )
     metrics: Text = option(
         "--metrics URL|FILE",
-        "URL or file of a server's /metrics page. For what the page lacks, add --engine with the release, --model"
-        " or --config, and --ctx.",
+        "URL or file of a server's /metrics page. For what the page lacks, add --engine with the release, --model "
+        "or --config, and --ctx.",
     )
     bench: Text = option(
         "--bench FILE",
@@ -159,7 +158,7 @@ class ReconcileOptions(PlanOptions):
 class ReportOptions:
     """Options of `kvplan report`."""
 
-    run_dirs: list[str] = argument(*RUN_DIRS, REQUIRED)
+    run_dirs: list[str] = argument("RUN_DIR...", "Directory written by `kvplan profile -o`.", REQUIRED)
     output: Texts = option("--output, -o FILE", f"File to write (.html, {', '.join(SUFFIXES)}); repeatable.")
     force: bool = option(*FORCE, False)
     title: Text = option("--title TEXT", "Heading of the report.")

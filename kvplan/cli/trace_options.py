@@ -2,16 +2,11 @@
 
 from typing import Final
 
-from kvplan.cli.options import COLOR, FORMAT, REQUIRED, Color, Text, argument, complete, option
+from kvplan.cli.options import COLOR, FORMAT, REQUIRED, Color, Text, argument, complete_profile, option
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 
 SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".gz": "gz"}
-
-
-def complete_profile(incomplete: str) -> list[str]:
-    return complete("workloads.yaml", incomplete)
-
 
 TRACE_FILE: Final = ("FILE|PROFILE", "Trace (CSV, JSON Lines or saved benchmark, optionally gzipped) or profile name.")
 OUTPUT: Final = ("--output, -o OUT", "File to write: .csv or .jsonl, optionally .gz.")

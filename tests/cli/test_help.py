@@ -2,11 +2,13 @@
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvplan.cli.app import COMMANDS, TRACE, application
 from kvplan.cli.help import GROUPS, MORE, NEEDS, examples_of
+from kvplan.cli.options import option
 from tests.support.cli import Run, run
 
 __all__ = ["run"]
@@ -55,3 +57,26 @@ def test_help_lists_options_in_panels(run: Run) -> None:
     titles = ["Options:", "Model, GPU and server:", "Parallelism:", "Quantization:", "vLLM:", "SGLang:", "Output:"]
     places = [text.index(f"\n{title}") for title in titles]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("usage", "names", "placeholder"),
+    [
+        ("--rate N", ("--rate",), "N"),
+        ("--max-model-len, --ctx TOKENS", ("--max-model-len", "--ctx"), "TOKENS"),
+        ("--quiet, -q", ("--quiet", "-q"), None),
+        ("--fp8/--no-fp8", ("--fp8/--no-fp8",), None),
+    ],
+)
+def test_usage_of_an_option_states_its_names_and_placeholder(
+    usage: str, names: tuple[str, ...], placeholder: str | None
+) -> None:
+    defined: Any = option(usage, "Help.")
+    info = defined.metadata["typer"]
+    assert (info.param_decls, info.metavar, defined.default) == (names, placeholder, None)
+
+
+def test_default_stated_in_the_help_is_printed_once(run: Run) -> None:
+    text = run("explore", "--help").out
+    assert text.count("explore.html") == 1  # no [default: explore.html]
+    assert "Output format.  [default: table]" in run("estimate", "--help").out
