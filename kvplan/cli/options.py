@@ -99,7 +99,9 @@ def argument(metavar: str, help: str, default: Any = None, *, complete: Complete
 
 
 def typer_field(info: Any) -> Any:
-    return field(default=MISSING if info.default is REQUIRED else info.default, metadata={"typer": info})
+    """Define a field that typer reads; `names` is empty for an argument."""
+    default = MISSING if info.default is REQUIRED else info.default
+    return field(default=default, metadata={"typer": info, "names": info.param_decls or ()})
 
 
 # --- shared -----------------------------------------------------------------------------------------------------------

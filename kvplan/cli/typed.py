@@ -108,8 +108,7 @@ def option_words(options: type, line: Sequence[str] = ()) -> dict[str, str]:
     typed = {word.partition("=")[0] for word in line}
     words: dict[str, str] = {}
     for field in fields(options):
-        info = field.metadata.get("typer")
-        if names := [name.partition("/") for name in info.param_decls] if info else []:
+        if names := [name.partition("/") for name in field.metadata.get("names", ())]:
             first, _, off = names[0]
             words[field.name] = next((name for name, _, _ in names if name in typed), first)
             if off:

@@ -72,8 +72,7 @@ def test_usage_of_an_option_states_its_names_and_placeholder(
     usage: str, names: tuple[str, ...], placeholder: str | None
 ) -> None:
     defined: Any = option(usage, "Help.")
-    info = defined.metadata["typer"]
-    assert (info.param_decls, info.metavar, defined.default) == (names, placeholder, None)
+    assert (defined.metadata["names"], defined.metadata["typer"].metavar, defined.default) == (names, placeholder, None)
 
 
 def test_default_stated_in_the_help_is_printed_once(run: Run) -> None:

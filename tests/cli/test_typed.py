@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.cli.serve_options import ServeOptions
+from kvplan.cli.typed import option_words
 from tests.support.cli import Ran, Run
 from tests.support.cli import run as run  # the fixture
 
@@ -141,3 +143,10 @@ def test_check_tells_all_that_is_wrong_with_a_policy(
     assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
     annotated = run("check", "p.yaml", "--format", "github").out.splitlines()
     assert len(annotated) == len(starts)
+
+
+def test_a_setting_is_named_by_its_option_as_typed() -> None:
+    words = option_words(ServeOptions, ["m", "--ctx", "8k", "--no-enable-lora"])
+    assert (words["max_model_len"], words["device"]) == ("--ctx", "--device")
+    assert words["no_enable_lora"] == "--no-enable-lora"
+    assert "model" not in words  # an argument has no name
