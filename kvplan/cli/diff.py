@@ -168,7 +168,7 @@ def located(operand: Operand) -> Iterator[Place]:
         raise UsageError(f"{printable(operand.text, 200)}", "lies outside the repository", "name a file inside it")
     with tempfile.TemporaryDirectory(prefix="kvplan-diff-") as folder:
         top = Path(folder).resolve()
-        if path not in git.lay_out(revision, [path], top):
+        if path not in git.lay_out(revision, git.with_folder(path), top):
             raise UsageError(
                 f"{printable(operand.name, 200)}",
                 "there is no such file at that revision",

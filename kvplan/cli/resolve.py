@@ -11,7 +11,7 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib
 from kvplan.models import catalog
 from kvplan.models.families.config import Oddity
-from kvplan.models.quant import EXPERTS, SIDE_FILE
+from kvplan.models.quant import EXPERTS, SIDE_FILE, STATED
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ NAMED: Final = {
     "AWQ": Scheme("awq", 128, zeros=True),
     "GPTQ": Scheme("gptq", 128),
 }
+BY_MODELOPT: Final = ("NVFP4", "FP8")  # stated in its own file by releases up to 0.29
 _NAMED: Final = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(NAMED)})(?![A-Za-z0-9])", re.IGNORECASE)
 
 
@@ -110,10 +111,14 @@ def say_named(model: Resolved, where: Path) -> None:
     if scheme.kind == "mxfp4" and experts:
         as_named = replace(model.spec, quantization=Quantization("mxfp4", None, patterns=((EXPERTS, scheme),)))
     layout = Layout(dtype=model.spec.dtype)
+    file = f"config.json with its {STATED}"
+    if match[1].upper() in BY_MODELOPT:
+        file += f", or ModelOpt's {SIDE_FILE}"
     read, named = (format_gib(total_weights(spec, layout)) for spec in (model.spec, as_named))
     model.warnings.append(
         f"{printable(folder, 200)}: the name says {match[1]}, but no quantization was found in config.json or next to "
-        f"it: weights are {read} as read, about {named} as {match[1]}; add {SIDE_FILE} or state --weights-bytes"
+        f"it: weights are {read} as read, about {named} as {match[1]}; take the published {file}, or state "
+        "--weights-bytes"
     )
 
 
@@ -169,7 +174,7 @@ def is_path(ref: str) -> bool:
 
 def from_path(ref: str, source: Source) -> Resolved:
     """Facts of a local model, named by the path as typed: this starts the server."""
-    from kvplan.models.hf_config import load_spec
+    from kvplan.models.hf_config import folder_of, load_spec
 
     path = Path(ref)
     if path.suffix in WEIGHT_SUFFIXES:
@@ -188,8 +193,8 @@ def from_path(ref: str, source: Source) -> Resolved:
     model = Resolved(
         load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
     )
-    if is_dir:
-        weigh(model, path, source, str(path))
+    if exists and (folder := folder_of(path)) is not None:
+        weigh(model, folder, source, str(folder))
     return model
 
 

@@ -255,6 +255,13 @@ def names_of(texts: Iterable[str], folder: str) -> Iterator[str]:
     """Yield words that may name files, as paths from the top; `folder` is what they are relative to."""
     for text in texts:
         if len(text) <= 400 and "\n" not in text and "\0" not in text and not text.startswith("/"):
-            path = Path(os.path.normpath(Path(folder) / text)).as_posix()
-            if is_inside(path):
-                yield path
+            yield from with_folder(Path(os.path.normpath(Path(folder) / text)).as_posix())
+
+
+def with_folder(path: str) -> Iterator[str]:
+    """Yield a path that is inside the tree, and the folder of a model's config.json, whose files are read with it."""
+    if is_inside(path):
+        yield path
+        folder, _, name = path.rpartition("/")
+        if folder and name == "config.json":
+            yield folder

@@ -69,6 +69,7 @@ def reader_of(model_type: str) -> Reader:
     return reader
 
 
+FILE_NAME: Final = "config.json"
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 BFLOAT16 = ("gemma3_text",)  # encoders that vLLM refuses to load in float16, in which it loads other float32 ones
 TIED = "tie_word_embeddings"
@@ -337,23 +338,34 @@ def _decoder(inner: Config, model_type: str, where: str) -> Decoder:
     return read_decoder(inner, model_type, where)
 
 
-def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False, text_only: bool = False) -> ModelSpec:
-    """Read a config.json, or that of a directory."""
+def folder_of(path: Path) -> Path | None:
+    """The folder that a server loads a model from: `path`, or that of its config.json; None for any other file.
+
+    Raise InvalidInputError for a path that cannot be looked up.
+    """
     try:
-        file = path / "config.json" if path.is_dir() else path
+        if path.is_dir():
+            return path
     except OSError as error:  # too long a name, or a folder without permission
         raise os_problem(path, error) from error
-    values = load_json(file)
-    if file != path:
-        values = with_side_file(values, path)
-    if file != path and values.get("model_type") in MODULES["encoders"]:
-        from kvplan.models.processor import with_sentence_length  # only for folders of encoders
+    return path.parent if path.name == FILE_NAME else None
 
-        values = with_sentence_length(values, path)
+
+def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False, text_only: bool = False) -> ModelSpec:
+    """Read a model folder, which its config.json names, too; of any other file the config alone."""
+    folder = folder_of(path)
+    file = path if folder is None else folder / FILE_NAME
+    values = load_json(file)
+    if folder is not None:
+        values = with_side_file(values, folder)
+        if values.get("model_type") in MODULES["encoders"]:
+            from kvplan.models.processor import with_sentence_length  # only for folders of encoders
+
+            values = with_sentence_length(values, folder)
     called = name or printable(file.resolve().parent.name)
     spec = read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)
-    if not spec.multimodal or file == path:
+    if not spec.multimodal or folder is None:
         return spec
     from kvplan.models.processor import settings_of  # only for folders of models with towers
 
-    return replace(spec, processor=settings_of(path))
+    return replace(spec, processor=settings_of(folder))

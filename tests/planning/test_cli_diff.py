@@ -319,6 +319,18 @@ def test_a_model_is_read_at_a_revision_too(run: Run, repository: Path) -> None:
         assert figure(document, "kv.bytes_per_token") == (131_072, 65_536, -65_536)
 
 
+def test_a_config_at_a_revision_is_read_with_the_files_beside_it(run: Run, repository: Path) -> None:
+    """ModelOpt's fp8 cache has half the bytes of a bfloat16 one: 4 KV heads as above, then 1 byte a value."""
+    stated = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    side = {"producer": {"name": "modelopt"}, "quantization": stated}
+    (repository / "deploy/model/hf_quant_config.json").write_text(json.dumps(side), encoding="utf-8")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "three")
+    places = ("v2:./model/config.json", "HEAD:./model/config.json")
+    document = document_of(run("diff", *places, *FLAGS, "--format", "json"))
+    assert figure(document, "kv.bytes_per_token") == (65_536, 32_768, -32_768)
+
+
 def test_files_that_flags_name_are_those_that_lie_here(run: Run, repository: Path) -> None:
     (repository / "deploy" / "lengths.csv").write_text("1000\n2000\n3000\n", encoding="utf-8")  # not committed
     flags = (*FLAGS, "--lengths", "lengths.csv", "--format", "json")

@@ -76,12 +76,13 @@ def test_a_folder_without_such_files_is_as_the_published_one(tmp_path: Path) -> 
     assert budget(plain, {}) == budget(catalog.load("qwen2.5-vl-7b"), {})
 
 
-def test_the_file_alone_has_no_settings_beside_it(tmp_path: Path) -> None:
-    """Named by its config.json, a model is sized with the published settings."""
+def test_the_path_of_a_config_means_its_folder(tmp_path: Path) -> None:
+    """Servers load a folder: one named by its config.json is read with the same files. Another file is read alone."""
     place = folder(tmp_path / "model", "qwen2.5-vl-7b", {"preprocessor_config.json": {"max_pixels": 50176}})
-    alone, beside = load_spec(place / "config.json"), load_spec(place)
-    assert budget(alone, {}) == budget(catalog.load("qwen2.5-vl-7b"), {})
-    assert budget(beside, {}) != budget(alone, {})
+    named, whole = load_spec(place / "config.json"), load_spec(place)
+    assert budget(named, {}) == budget(whole, {})
+    alone = (place / "config.json").rename(place / "published.json")
+    assert budget(load_spec(alone), {}) == budget(catalog.load("qwen2.5-vl-7b"), {}) != budget(whole, {})
 
 
 def test_what_cannot_be_read_is_refused_by_the_files_name(tmp_path: Path) -> None:

@@ -102,6 +102,30 @@ def test_a_name_with_a_quantization_that_was_not_found_shows_both_sizes(tmp_path
     )
 
 
+def test_the_path_of_a_config_is_read_with_the_file_beside_it(tmp_path: Path, run: Run) -> None:
+    """Both servers get the folder: 20,666,169,344 bytes (19.25 GiB) as vLLM creates them, not 61.02 GiB."""
+    folder = checkpoint(tmp_path / "Qwen3-32B-NVFP4", "qwen3-32b", beside=NVFP4)
+    named = run("estimate", str(folder / "config.json"), "--gpu", "h100-80g", "--ctx", "16k")
+    assert "19.25 GiB" in named.out
+    assert "the name says" not in named.err
+    whole = run("estimate", str(folder), "--gpu", "h100-80g", "--ctx", "16k")
+    assert named.out.splitlines()[1:] == whole.out.splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "by_modelopt"),
+    [("x-NVFP4", True), ("x-FP8", True), ("x-AWQ", False), ("x-GPTQ", False), ("x-MXFP4", False)],
+)
+def test_the_remedy_names_the_file_that_states_such_a_quantization(
+    name: str, by_modelopt: bool, tmp_path: Path, run: Run
+) -> None:
+    """Only ModelOpt writes hf_quant_config.json, and it has no GPTQ, AWQ or MXFP4 that those names mean."""
+    folder = checkpoint(tmp_path / name, "qwen3-8b")
+    shown = " ".join(run("estimate", str(folder), "--gpu", "h100-80g", "--ctx", "4k").err.split())
+    assert "take the published config.json with its quantization_config" in shown
+    assert ("hf_quant_config.json" in shown) == by_modelopt
+
+
 @pytest.mark.parametrize(("name", "beside"), [("Qwen3-32B-NVFP4", NVFP4), ("Qwen3-32B", None), ("awqward", None)])
 def test_other_names_are_passed_over(name: str, beside: Any, tmp_path: Path, run: Run) -> None:
     folder = checkpoint(tmp_path / name, "qwen3-32b", beside=beside)
