@@ -450,7 +450,6 @@ def resolved_settings(resolved: dict[str, Any]) -> dict[str, Any]:
 
 def sglang_differences(request: Request, row: dict[str, Any]) -> Iterator[str]:
     args, spec = request.args, request.spec
-    sglang.check_model(spec, args, request.gpu.sm, request.release)
     settings = sglang.resolve(spec, request.gpu, args, request.release)
     sglang_drafts.check_context(request)
     pool = sglang_pool.pool(spec, settings, args, request.gpu.sm, request.draft)

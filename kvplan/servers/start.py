@@ -35,9 +35,12 @@ class Refusal:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The argument with each value, as flags: "--max-num-seqs 64", or only its name if the value is True."""
-        name = f"--{self.argument.replace('_', '-')}"
-        return tuple(name if value is True else f"{name} {value}" for value in self.values)
+        """The argument with each value, as flags: "--max-num-seqs 64", or for a switch its name, or that of its
+        negation.
+        """
+        name = self.argument.replace("_", "-")
+        switches = {True: f"--{name}", False: f"--no-{name}"}
+        return tuple(switches[value] if isinstance(value, bool) else f"--{name} {value}" for value in self.values)
 
     @property
     def flag(self) -> str:

@@ -37,6 +37,7 @@ from kvplan.servers.vllm.overheads import (
 )
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
+from tests.support.refusals import reason_of
 
 PACKAGE = Path(vllm.__file__).parents[2]
 
@@ -105,9 +106,9 @@ def test_sparse_attention_keeps_656_bytes_on_workstation_blackwell() -> None:
 
 def test_gemma_3_ran_in_float16_until_0_9() -> None:
     args = EngineArgs(tensor_parallel_size=8, dtype="float16", max_model_len=16384)  # vllm-project/vllm#15766
-    assert settings_of("gemma-3-27b", "t4", (0, 8), args).dtype == "float16"
-    with pytest.raises(UsageError, match=r"refuses gemma-3-27b in float16"):
-        settings_of("gemma-3-27b", "t4", (0, 9), args)
+    of = partial(Request, catalog.load("gemma-3-27b"), gpu("t4"), args)
+    assert plan(of(vllm.version((0, 8)))).refusal is None
+    assert "not supported in float16" in reason_of(plan(of(vllm.version((0, 9)))))
 
 
 def test_latent_attention_before_0_7_is_refused() -> None:
@@ -123,10 +124,8 @@ def test_an_architecture_is_refused_from_the_release_that_no_longer_runs_it(mode
     args = EngineArgs(max_model_len=2048, tensor_parallel_size=4)
     of = partial(Request, catalog.load(model), gpu("h100-80g"), args)
     assert plan(of(vllm.version(last))).fits
-    with pytest.raises(UnsupportedModelError, match=rf"use --engine vllm@{last[0]}\.{last[1]}$"):
-        plan(of(vllm.version((last[0], last[1] + 1))))
-    with pytest.raises(UnsupportedModelError, match=r"vLLM 0\.33 does not run "):
-        plan(of())
+    for release in (vllm.version((last[0], last[1] + 1)), vllm.version((0, 33))):
+        assert f"{last[0]}.{last[1]} was the last to do so" in reason_of(plan(of(release)))
 
 
 @pytest.mark.parametrize("model", ["llama-3.2-11b-vision", "jamba-1.5-mini"])

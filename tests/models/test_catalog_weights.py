@@ -19,6 +19,7 @@ from kvplan.models.hf_config import read_config
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from tests.support.refusals import reason_of
 
 FACTS = Path(__file__).parents[1] / "facts"
 GIB = 2**30
@@ -87,8 +88,9 @@ def test_another_ear_of_phi_4_multimodal_is_refused(part: str, change: dict[str,
 
 
 def test_phi_4_multimodal_has_no_pipeline_stages() -> None:
-    with pytest.raises(KvplanError, match="cannot split phi-4-multimodal into stages"):
-        weights("phi-4-multimodal", pipeline_parallel_size=2)
+    args = EngineArgs(pipeline_parallel_size=2, max_model_len=4096)
+    answer = plan(Request(catalog.load("phi-4-multimodal"), gpu("h100-80g"), args))
+    assert "phi-4-multimodal cannot be split into stages" in reason_of(answer)
 
 
 # What a load takes beside the parameters: workspaces and buffers of adapters, and two decimals of a GiB. They show

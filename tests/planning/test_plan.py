@@ -16,6 +16,7 @@ from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.workloads.lengths import parse_lengths
+from tests.support.refusals import reason_of
 
 GIB = 2**30
 MODELS = (
@@ -42,7 +43,8 @@ def check_identities(answer: Plan) -> None:
     assert min(sizes) == 0 <= memory.context
     assert 0 in (memory.unused, memory.missing)
     assert memory.kv_cache == (got.num_blocks * got.bytes_per_block if answer.fits else 0)
-    assert (answer.deficit > 0) == (not answer.fits)
+    unsupported = answer.refusal is not None and answer.refusal.by == "unsupported"
+    assert (answer.deficit > 0) == (not answer.fits and not unsupported)
     assert sum(answer.weight_groups.values()) == memory.weights <= memory.load_peak
     users = answer.concurrency
     assert 0 <= users.low <= users.max <= users.high
@@ -261,20 +263,37 @@ def test_heads_that_do_not_divide_are_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "gpu_name", "args", "says"),
     [
-        ("llama-3.1-8b", "a100-80g", {"enable_expert_parallel": True}, "has no experts"),
         (
             "llama-3.1-8b", "a100-80g", {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024},
             "must hold the whole context",
         ),
         ("llama-3.1-8b", "a100-80g", {"max_num_seqs": 4096}, "more than max_num_batched_tokens"),
-        ("llama-3.1-8b", "t4", {"dtype": "bfloat16"}, "compute capability 8.0"),
-        ("gemma-3-4b", "a100-80g", {"dtype": "float16"}, "in float16"),
     ],
 )  # fmt: skip
 def test_what_the_server_refuses_is_refused(model: str, gpu_name: str, args: dict[str, Any], says: str) -> None:
     """Each as vLLM 0.33's own checks have it (config/scheduler.py, config/model.py, quantization/*.py)."""
     with pytest.raises(UsageError, match=says):
         of(model, gpu_name, max_model_len=8192, **args)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "args", "says"),
+    [
+        ("llama-3.1-8b", "a100-80g", {"enable_expert_parallel": True}, "has no experts"),
+        ("llama-3.1-8b", "t4", {"dtype": "bfloat16"}, "--dtype bfloat16 needs compute capability 8.0"),
+        ("gemma-3-4b", "a100-80g", {"dtype": "float16"}, "gemma-3-4b is not supported in float16"),
+        ("qwen3-32b-fp8", "h100-80g", {"dtype": "float32"}, "not supported in float32"),
+    ],
+)
+def test_what_the_server_refuses_of_a_model_does_not_fit(
+    model: str, gpu_name: str, args: dict[str, Any], says: str
+) -> None:
+    """What can be sized is a plan; the fix is another value of the argument, as vLLM 0.33's own checks have it."""
+    answer = of(model, gpu_name, max_model_len=4096, **args)
+    assert says in reason_of(answer)
+    cures = [cure.flag for cure in fixes(answer)]
+    assert cures
+    assert not any(f"{name.replace('_', '-')} {value}" in flag for name, value in args.items() for flag in cures)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.weights import embedded, weight_layout
 from kvplan.servers.words import Repeated
 from kvplan.sizing.weights import total_weights
+from tests.support.refusals import reason_of
 
 BUDGET = 20_000_000_000
 ROWS = [json.loads(line) for line in Path("tests/facts/config_reading.jsonl").read_text().splitlines()]
@@ -137,8 +138,8 @@ def test_a_model_without_a_config_takes_no_overrides() -> None:
 def test_windows_for_some_layers_of_qwen2_do_not_start_on_vllm() -> None:
     """`Sliding window for some but all layers is not supported`: vLLM 0.33 model_executor/models/qwen2.py."""
     keys = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20}
-    with pytest.raises(UsageError, match="for all layers or for none"):
-        plan(request_of({"server": "vllm", "model": "qwen3-8b", "config": keys}))
+    reason = reason_of(plan(request_of({"server": "vllm", "model": "qwen3-8b", "config": keys})))
+    assert "windows for some but all layers are not supported" in reason
     assert plan(request_of({"server": "sglang", "model": "qwen3-8b", "config": keys})).fits
 
 

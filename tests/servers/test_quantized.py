@@ -25,7 +25,7 @@ from kvplan.servers.arguments import EngineArgs, left_out
 from kvplan.servers.base import parse_engine
 from kvplan.servers.quantized import Divisors, divisors_of, entries
 from kvplan.servers.sglang.supported import TABLE as SGLANG
-from kvplan.servers.vllm.supported import TABLE as VLLM
+from kvplan.servers.vllm.formats import TABLE as VLLM
 from tests.oracles import GPUS, read_lines
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -121,35 +121,6 @@ def has_modelopt_fp4(spec: ModelSpec) -> bool:
     return by_modelopt and "nvfp4" in spec.scheme_kinds
 
 
-def check_fp4(spec: ModelSpec, sm: int, release: Version) -> None:
-    """Reject ModelOpt's NVFP4 on GPUs on which the release does not load it."""
-    if has_modelopt_fp4(spec) and 0 < sm < FP4 and not release.has("fp4_before_blackwell"):
-        raise UnsupportedModelError(
-            spec.name, f"SGLang loads NVFP4 below compute capability 10.0 from 0.5.15 on, not {release.label}",
-            "use sglang@0.5.15 or newer, or a Blackwell GPU",
-        )  # fmt: skip
-
-
-MODELOPT_FP8 = 89  # compute capability that modelopt_quant.py asks for (ModelOptFp8Config.get_min_capability)
-IN_FLOAT32 = ("bitsandbytes", "gguf")  # schemes whose layers compute in float32, too (get_supported_act_dtypes)
-
-
-def check_scheme(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> None:
-    """Reject quantized checkpoints on GPUs and in dtypes that SGLang does not load them with."""
-    if spec.quantization is None:
-        return
-    method = spec.quantization.method
-    if args.dtype in ("float", "float32") and method not in IN_FLOAT32:
-        raise UsageError(f"--dtype {args.dtype}", f"SGLang's {method} layers compute in half precision", "use auto")
-    if release.has("table_of_layers"):  # whose answers are in a table
-        return
-    if method.startswith("modelopt") and "nvfp4" not in spec.scheme_kinds and 0 < sm < MODELOPT_FP8:
-        raise UsageError(
-            spec.name, f"SGLang loads ModelOpt's FP8 from compute capability 8.9 on, this GPU has {sm / 10:.1f}",
-            "choose a newer GPU or another checkpoint",
-        )  # fmt: skip
-
-
 def caches_prefixes(args: EngineArgs) -> bool:
     """True if the radix cache is on: it is unless switched off, or the server is the decode side of a
     disaggregated pair.

@@ -10,7 +10,6 @@ Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overri
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, MIB, format_gib
@@ -178,19 +177,12 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
         raise UsageError("--ep-size with replicas", "is not modeled", "use --dp-size 1, or add --enable-dp-attention")
 
 
-def check_model(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> None:
-    """Reject parallel sizes and GPUs that the model cannot run with."""
-    experts = args.enable_expert_parallel and bool(spec.experts_per_token)  # for a dense model --ep-size has no effect
-    vllm.check_parallel(spec, replace(args, enable_expert_parallel=experts), flat=False)  # no hybrid manager here
-    vllm.check_capability(spec, args, sm, release)
-    sglang_models.check_scheme(spec, args, sm, release)
-
-
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
     """The settings in effect; `max_num_seqs` is an upper bound until the pool is known (max_requests)."""
     check_args(spec, args)
     check_disaggregation(spec, args, release)
     sglang_models.check_class(spec)
+    vllm.check_parallel(spec, args, flat=False)  # it has no hybrid manager
     sglang_models.check_backends(spec, args, release)
     drafts.check_branches(spec, gpu.sm, args, release)
     stated, longest = args.max_model_len, sglang_models.context_length(spec)
@@ -200,7 +192,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         from kvplan.servers.overrides import too_long
 
         raise too_long(spec, context, longest)
-    dtype = resolve_dtype(spec, gpu.sm, args, release)
+    dtype = resolve_dtype(spec, gpu.sm, args)
     shares = args.data_parallel_size if args.enable_dp_attention else 1
     chunk = chunk_size(gpu, args, release) // shares if args.enable_chunked_prefill else max(PREFILL_TOKENS, context)
     return Settings(
@@ -217,16 +209,14 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     )
 
 
-def resolve_dtype(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str:
+def resolve_dtype(spec: ModelSpec, sm: int, args: EngineArgs) -> str:
     """Dtype of weights: float16 before compute capability 8.0, whatever the model or --dtype says.
 
     Source: SGLang 0.5.23 model_runner_components/load_model_utils.py (maybe_downgrade_dtype_for_legacy_gpu).
     """
     if 0 < sm < vllm.AMPERE:
         return "float16"
-    return vllm.resolve_dtype(
-        spec, sglang_models.model_dtype(spec) if args.dtype == "auto" else args.dtype, sm, release
-    )
+    return vllm.resolve_dtype(spec, sglang_models.model_dtype(spec) if args.dtype == "auto" else args.dtype, sm)
 
 
 def stated_kv_dtype(args: EngineArgs) -> str:

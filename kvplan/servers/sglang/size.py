@@ -44,7 +44,7 @@ def layout(request: Request, spec: ModelSpec) -> Layout:
     shared = args.attention_ranks if args.enable_dp_attention else 0  # its ranks share a tower, too
     whole_towers = args.mm_encoder_tp_mode == "data" and sglang_models.keeps_towers_whole(spec, args)
     return Layout(
-        dtype=sglang.resolve_dtype(request.spec, request.gpu.sm, args, request.release),
+        dtype=sglang.resolve_dtype(request.spec, request.gpu.sm, args),
         left_out=vllm.left_out(spec, args, request.release),
         tower_tp=1 if whole_towers else shared,
         dense_tp=1 if args.moe_dense_tp_size and spec.experts_per_token else 0,
@@ -143,8 +143,6 @@ def size(request: Request) -> Sized:
         # Replicas are separate servers that share nothing: each is planned on its own.
         request = replace(request, args=replace(request.args, data_parallel_size=1))
     args, spec, gpu = request.args, request.spec, request.gpu
-    sglang.check_model(spec, args, gpu.sm, request.release)
-    sglang_models.check_fp4(spec, gpu.sm, request.release)
     adapters.check(spec, args, request.release, gpu.sm)
     offload.check(spec, args, request.release)
     sglang_models.check_dp_attention(spec, args)

@@ -7,10 +7,13 @@ from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import models
 from kvplan.servers.start import Refusal, unsupported
+from kvplan.servers.vllm import formats
 
 OLDEST_GPU: Final = 75  # srt/model_executor/model_runner_components/load_model_utils.py
 SPARSE_MLA_CAPABILITY: Final = 90  # srt/layers/attention/dsa_backend.py: kernels for 9.x, 10.x and 12.x
 
+MODELOPT_FP8: Final = 89  # compute capability that modelopt_quant.py asks for (ModelOptFp8Config.get_min_capability)
+IN_FLOAT32: Final = ("bitsandbytes", "gguf")  # schemes whose layers compute in float32, too
 TABLE: Final = Path(__file__).with_name("quantized.txt")  # SGLang 0.5.23's answers
 
 # Weights that a class creates without a check of their blocks (skip_block_quant_check). Source: srt/models/mimo_v2.py.
@@ -25,7 +28,17 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
     if spec.is_sparse_mla and 0 < sm < SPARSE_MLA_CAPABILITY:
         needs = f"needs compute capability 9.0, this GPU has {sm / 10:.1f}"
         return unsupported(f"the sparse attention of {spec.name} {needs}")
-    return models.backend_refusal(spec, sm, request.args, request.release) or weights(request, settings)
+    backend = models.backend_refusal(spec, sm, request.args, request.release)
+    return backend or dtype(request, settings) or weights(request, settings)
+
+
+def dtype(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of quantized layers in float32 (get_supported_act_dtypes)."""
+    stored = request.spec.quantization
+    if stored is None or stored.method in IN_FLOAT32 or settings.dtype != "float32":
+        return None
+    text = f"{stored.method} weights, as {request.spec.name} has, are not supported in float32"
+    return unsupported(text, "dtype", ("auto",))
 
 
 def weights(request: Request, settings: Settings) -> Refusal | None:
@@ -33,7 +46,18 @@ def weights(request: Request, settings: Settings) -> Refusal | None:
     if request.spec.quantization is None and request.args.quantization is None:
         return None
     if not request.release.has("table_of_layers"):
-        return None
+        return earlier(request)
     from kvplan.servers import quantized  # most models store none
 
     return quantized.refusal(request, TABLE, settings.dtype, UNCHECKED.get(request.spec.architecture, frozenset()))
+
+
+def earlier(request: Request) -> Refusal | None:
+    """Return a refusal of a scheme by a release before the table's."""
+    spec, sm = request.spec, request.gpu.sm
+    if models.has_modelopt_fp4(spec) and 0 < sm < models.FP4 and not request.release.has("fp4_before_blackwell"):
+        return unsupported("it loads NVFP4 below compute capability 10.0 from 0.5.15 on")
+    by_modelopt = spec.quantization is not None and spec.quantization.method.startswith("modelopt")
+    if by_modelopt and "nvfp4" not in spec.scheme_kinds and 0 < sm < MODELOPT_FP8:
+        return unsupported(f"it loads ModelOpt's FP8 from compute capability 8.9 on, this GPU has {sm / 10:.1f}")
+    return formats.capability(spec, sm, request.args.quantization)

@@ -137,9 +137,8 @@ def size(request: Request) -> Sized:
     spec, args = request.spec, request.args
     check(spec, args, request.release)
     settings = settings_of(request)
-    removed.check_architecture(spec, request.release, request.gpu.sm)
+    removed.check(spec, request.release, request.gpu.sm)
     vllm.check_parallel(as_attending(spec), args, flat=False)
-    vllm.check_capability(as_attending(spec), args, request.gpu.sm, request.release)
     check_load(request, settings.max_model_len)
     pool = Step((), (0,), vllm_pages.paging(as_attending(spec), settings, args, request.gpu.sm))
     stage = budget_of(request, settings)

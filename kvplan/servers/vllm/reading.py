@@ -8,11 +8,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
-from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.hf_config import TIED, text_of
 from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, SlidingWindow
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
+from kvplan.servers.start import Refusal, unsupported
 
 # Model types whose class takes heads of hidden_size / num_attention_heads, whatever head_dim says.
 WITHOUT_HEAD_DIM: Final = frozenset(
@@ -72,19 +73,21 @@ def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
     return windowed(spec)
 
 
-def check_hybrid(text: Mapping[str, Any], model_type: str) -> None:
-    """Reject a hybrid whose blocks are sized by a head_dim that its attention ignores."""
+def check_hybrid(text: Mapping[str, Any], model_type: str, name: str) -> None:
+    """Reject a hybrid whose blocks are sized by a head_dim that its attention ignores: vLLM starts, with pages of
+    states padded to those of its heads.
+    """
     hidden, heads = text.get("hidden_size"), text.get("num_attention_heads")
     stated = text.get("head_dim")
     if model_type in HYBRIDS and stated and isinstance(hidden, int) and hidden != stated * (heads or 0):
-        problem = f"{stated} is not hidden_size / num_attention_heads, of which vLLM's class makes its heads"
-        raise UnsupportedModelError("head_dim", problem, "remove it from the config")
+        problem = f"blocks follow head_dim ({stated}) and heads hidden_size / num_attention_heads, which is not modeled"
+        raise UnsupportedModelError(f"{name} on vLLM", problem, "remove head_dim from the config, or correct it")
 
 
 def by_class(spec: ModelSpec) -> dict[str, bool | None]:
     """Keys of the config that the model's class reads otherwise: None if it ignores them."""
     model_type, text = spec.model_type, text_of(spec.config)
-    check_hybrid(text, model_type)
+    check_hybrid(text, model_type, spec.name)
     changes: dict[str, bool | None] = {
         key: None for key, types in IGNORED.items() if model_type in types and text.get(key)
     }
@@ -96,22 +99,34 @@ def by_class(spec: ModelSpec) -> dict[str, bool | None]:
     return changes | ({TIED: tied} if tied != spec.tied else {})
 
 
+def takes_one_kind(spec: ModelSpec) -> bool:
+    """True if the config mixes windows with full attention for a class that has either in all layers."""
+    return spec.model_type in FLAGGED and spec.cache_kinds == {FullAttention, SlidingWindow}
+
+
+def refusal(spec: ModelSpec) -> Refusal | None:
+    """Return a refusal of windows in some layers. Source: vLLM 0.33 model_executor/models/qwen2.py (Qwen2Model)."""
+    if not takes_one_kind(spec):
+        return None
+    stated = text_of(spec.config).get("max_window_layers")
+    return unsupported(
+        f"windows for some but all layers are not supported (max_window_layers {stated} of {spec.num_layers} layers); "
+        "without use_sliding_window in the config they are for none"
+    )
+
+
 @lru_cache(maxsize=64)
 def windowed(spec: ModelSpec) -> ModelSpec:
     """The model with the windows that vLLM gives its layers.
 
-    Raise UsageError for windows of some layers in a class that takes them for all or none.
     Source: vLLM 0.33 engine/arg_utils.py (create_engine_config), model_executor/models/qwen2.py (Qwen2Model).
     """
     text, kinds = text_of(spec.config), spec.cache_kinds
     window = text.get("sliding_window")
     if not isinstance(window, int) or window < 1:
         return spec
-    if spec.model_type in FLAGGED and kinds == {FullAttention, SlidingWindow}:
-        if text.get("max_window_layers") != spec.num_layers:
-            problem = "vLLM's class of the model takes a window for all layers or for none"
-            raise UsageError(f"{spec.name}: max_window_layers", problem, "remove use_sliding_window from the config")
-        return with_caches(spec, None)
+    if takes_one_kind(spec):
+        return with_caches(spec, None) if text.get("max_window_layers") == spec.num_layers else spec
     listed, flagged = text.get("layer_types") is not None, text.get("use_sliding_window") is True
     mixed = kinds == {FullAttention, SlidingWindow}
     if mixed and (spec.model_type == "qwen2_moe" or (spec.model_type == "qwen3_moe" and listed)):

@@ -1,8 +1,9 @@
-"""Models and stored formats that a release of vLLM does not run, or whose caches are sized only from a later one on."""
+"""Models that a release of vLLM does not run, or whose caches are sized only from a later one on."""
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.releases import Version
+from kvplan.servers.start import Refusal, unsupported
 from kvplan.servers.vllm.changes import since
 
 # The last release that supported each architecture: only language models, as those are sized here. Source: vLLM 0.33
@@ -30,8 +31,8 @@ FIRST_SIZED: dict[str, tuple[int, ...]] = {
 }
 
 
-def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
-    """Reject what a release no longer supports, or supports in a way that is not modeled."""
+def check(spec: ModelSpec, release: Version, sm: int) -> None:
+    """Reject a model whose caches a release sizes in a way that is not modeled."""
     first = FIRST_SIZED.get(spec.architecture)
     if spec.is_pooled and sm // 10 != 9:  # other kernels read whole rows
         first = since("pooled_pages")
@@ -41,32 +42,11 @@ def check_architecture(spec: ModelSpec, release: Version, sm: int) -> None:
             f"how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is not modeled",
             f"use --engine vllm@{first[0]}.{first[1]}",
         )
+
+
+def refusal(spec: ModelSpec, release: Version) -> Refusal | None:
+    """Return a refusal of an architecture that only earlier releases run."""
     last = LAST_RELEASE.get(spec.architecture)
-    if last is not None and release.number > last:
-        raise UnsupportedModelError(
-            spec.name,
-            f"vLLM {release.number[0]}.{release.number[1]} does not run {spec.architecture}, which "
-            f"{last[0]}.{last[1]} was the last to run",
-            f"use --engine vllm@{last[0]}.{last[1]}",
-        )
-    check_stored(spec, release)
-
-
-def check_stored(spec: ModelSpec, release: Version) -> None:
-    """Reject weights in a format that the release no longer loads."""
-    stored = spec.quantization
-    if stored is None:
-        return
-    if stored.method == "bitsandbytes" and release.has("no_bitsandbytes"):
-        raise _last_to_load(spec, "bitsandbytes weights", "no_bitsandbytes", release)
-    if stored.default is not None and stored.default.variant == "desc_act" and release.has("no_activation_order"):
-        raise _last_to_load(spec, "GPTQ in groups by activation order (desc_act)", "no_activation_order", release)
-
-
-def _last_to_load(spec: ModelSpec, what: str, change: str, release: Version) -> UnsupportedModelError:
-    last = since(change)[1] - 1
-    return UnsupportedModelError(
-        spec.name,
-        f"vLLM {release.number[0]}.{release.number[1]} does not load {what}; 0.{last} was the last to do so",
-        f"use another checkpoint, or --engine vllm@0.{last}",
-    )
+    if last is None or release.number <= last:
+        return None
+    return unsupported(f"it does not run {spec.architecture}; {last[0]}.{last[1]} was the last to do so")

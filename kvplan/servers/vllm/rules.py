@@ -197,62 +197,17 @@ def v0_defaults(context: int) -> tuple[int, int]:
 NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM rejects these in float16 (config/model.py)
 
 
-# Methods whose get_supported_act_dtypes lacks float32. Source: vLLM 0.33 model_executor/layers/quantization.
-NO_FLOAT32 = ("fp8", "awq", "gptq", "modelopt")
-
-
-def resolve_dtype(spec: ModelSpec, stated: str, sm: int, release: Version | None = None) -> str:
+def resolve_dtype(spec: ModelSpec, stated: str, sm: int) -> str:
     """Dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
     for models that float16 breaks.
     """
-    old = 0 < sm < AMPERE
     name = SHORT_DTYPES.get(stated, stated)
     if name == "auto":
         name = spec.dtype
-        if old and name == "bfloat16":
+        if 0 < sm < AMPERE and name == "bfloat16":
             name = "float32" if spec.model_type in NO_FLOAT16 else "float16"
     check_dtype(name)
-    if old and name == "bfloat16":
-        raise UsageError(
-            f"--dtype {stated}", f"needs compute capability 8.0, this GPU has {sm / 10:.1f}", "use float16"
-        )
-    if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.has("no_float16")):
-        raise UsageError(f"--dtype {stated}", f"vLLM refuses {spec.name} in float16", "use bfloat16 or float32")
-    method = spec.quantization.method if spec.quantization is not None else ""
-    is_vllm = release is None or release.engine == "vllm"
-    if name == "float32" and method in NO_FLOAT32 and is_vllm:
-        problem = f"vLLM computes the {method} weights of {spec.name} in 16 bits only"
-        raise UsageError(f"--dtype {stated}", problem, "use bfloat16 or float16")
-    if method == "mxfp4" and name != "bfloat16" and not old and is_vllm:
-        raise UsageError(f"--dtype {stated}", f"vLLM runs {spec.name}'s MXFP4 only in bfloat16", "use that")
     return name
-
-
-# Least compute capability of each storage scheme before 0.33. Source: vLLM model_executor/layers/quantization.
-MIN_CAPABILITY = {
-    "fp8_tensor": 75, "fp8_channel": 75, "fp8_block": 75, "int8_channel": 75, "int8_tensor": 75, "int4": 75,
-    "int8": 75, "awq": 75, "gptq": 60, "gptq_int8": 60, "nvfp4": 75, "mxfp8": 75, "mxfp4": 80,
-}  # fmt: skip
-
-
-def check_capability(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> None:
-    """Reject what the GPU has no kernels for, in releases whose own answers are in no table. GPUs of unknown compute
-    capability (AMD, a given size) are not checked.
-    """
-    if not sm or release.has("quantized_layers") or release.has("table_of_layers"):
-        return
-    kinds = spec.scheme_kinds
-    if not kinds and args.quantization:
-        kinds = ("fp8_tensor",)
-    for kind in kinds:
-        least = MIN_CAPABILITY.get(kind, 0)
-        if sm < least:
-            raise UsageError(
-                spec.name,
-                f"its {kind.partition('_')[0]} weights need compute capability {least / 10:.1f}, this GPU has "
-                f"{sm / 10:.1f}",
-                "choose a newer GPU or another checkpoint",
-            )
 
 
 V4_KV_DTYPES = (
@@ -476,7 +431,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     amd = gpu.vendor == "amd"
     runner_v2 = runs_v2(spec, release, amd=amd) and args.speculative_method != "suffix"
     batches = batches_at_once(args, release, runner_v2=runner_v2)
-    dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
+    dtype = resolve_dtype(spec, args.dtype, gpu.sm)
     kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
     if spec.is_sparse_mla:
         dcp = args.decode_context_parallel_size
@@ -489,12 +444,6 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         backend = vllm_backends.resolve(args.attention_backend, release)
         if spec.is_sparse_mla:
             kv_dtype = vllm_backends.sparse_layout(backend, kv_dtype)
-    if not args.enable_chunked_prefill and spec.has_states and caches_prefixes(spec, args, release):
-        raise UsageError(
-            "--no-enable-chunked-prefill",
-            f"vLLM refuses it where it caches the states of {spec.name}",
-            "remove it, or add --no-enable-prefix-caching",
-        )
     return Settings(
         version=release,
         max_model_len=context,
@@ -555,10 +504,6 @@ def check_block_size(block_size: int | None) -> None:
         raise UsageError(f"--block-size {block_size}", "must be a multiple of 16", "use 16, 32, 64 or 128")
 
 
-NO_STAGES = ("gemma3n_text", "phi4mm")  # their classes have no SupportsPP in vLLM 0.33
-
-
-NO_EXPERT_COUNT = ("dbrx",)  # it is in ffn_config, which vLLM 0.33's model config does not read
 EXPERT_TILE = 128
 KERNEL_ACTIVATIONS = (None, "silu", "swish", "relu2")
 # Routers that renormalize the weights of the chosen experts if the config does not say (`norm_topk_prob`): their
@@ -633,16 +578,12 @@ def check_state_groups(spec: ModelSpec, tp: int) -> None:
                 )
 
 
-def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool, draft: ModelSpec | None = None) -> None:
+def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
     """Reject parallel sizes that a server rejects at start-up.
 
     flat  the hybrid KV cache manager is off
     """
     tp = args.tensor_parallel_size
-    if args.enable_expert_parallel and not spec.experts_per_token:
-        raise UsageError("--enable-expert-parallel", f"{spec.name} has no experts", "remove it")
-    if args.enable_expert_parallel and spec.model_type in NO_EXPERT_COUNT:
-        raise UsageError("--enable-expert-parallel", f"vLLM does not find the experts of {spec.name}", "remove it")
     if spec.cache_kinds != {RecurrentState} and spec.num_heads % tp:
         raise UsageError(
             f"tensor_parallel_size {tp}",
@@ -658,27 +599,11 @@ def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool, draft: Mode
         )
     heads = spec.most_kv_heads
     dcp = args.decode_context_parallel_size
-    if args.pipeline_parallel_size > 1 and spec.model_type in NO_STAGES:
-        raise UsageError(
-            f"pipeline_parallel_size {args.pipeline_parallel_size}",
-            f"vLLM cannot split {spec.name} into stages",
-            "use --tp",
-        )
     if dcp > 1 and heads and (tp <= heads or dcp > tp // heads):
         raise UsageError(
             f"decode_context_parallel_size {dcp}",
             f"{spec.name} has {heads} KV heads, and only ranks that hold the same ones can share a request's tokens",
             f"use a tensor_parallel_size of {dcp * heads} or more",
-        )
-    if dcp > 1 and (
-        (spec.cache_kinds & {SlidingWindow, ChunkedAttention} and not flat) or WindowLatent in spec.cache_kinds
-    ):
-        raise UsageError(
-            f"decode_context_parallel_size {dcp}", f"vLLM refuses it for the windows of {spec.name}", "remove it"
-        )
-    if dcp > 1 and draft is not None and draft.cache_kinds & {SlidingWindow, WindowLatent}:
-        raise UsageError(
-            f"decode_context_parallel_size {dcp}", f"vLLM refuses it for the windows of {draft.name}", "remove either"
         )
     if spec.has_states and flat and len(spec.cache_kinds) > 1:
         raise UnsupportedModelError(

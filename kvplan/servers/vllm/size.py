@@ -10,7 +10,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.estimates import Estimate
-from kvplan.servers.methods import LOOKING_AHEAD, RANKS, READS_NEXT
+from kvplan.servers.methods import LOOKING_AHEAD, READS_NEXT
 from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Plan, Request, Sized, check_load
 from kvplan.servers.pool import Capacity, Pool, blocks_in, cache_notes
 from kvplan.servers.settings import Settings
@@ -38,7 +38,7 @@ def layout(request: Request, spec: ModelSpec) -> Layout:
     """Layout of a model's weights: what is replicated, padded and left out."""
     args, release = request.args, request.release
     return Layout(
-        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, release),
+        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm),
         left_out=vllm.left_out(spec, args, release),
         whole_towers=args.mm_encoder_tp_mode == "data",
         expert_tile=vllm.expert_tile(spec, args, request.gpu.sm, release),
@@ -242,25 +242,11 @@ def bounded_by_draft(request: Request, settings: Settings) -> Settings:
     if (draft is not None or args.speculative_method in LOOKING_AHEAD) and settings.max_num_batched_tokens <= ahead:
         problem = f"leaves no room in a step for anything but {ahead} draft tokens"
         raise UsageError(f"max_num_batched_tokens {settings.max_num_batched_tokens:,}", problem, "raise it")
-    check_draft_ranks(request, settings)
     if draft is None:
         return settings
     from kvplan.servers.vllm.drafts import context_with_draft  # only with a draft
 
     return replace(settings, max_model_len=context_with_draft(request, settings))
-
-
-def check_draft_ranks(request: Request, settings: Settings) -> None:
-    """Reject a draft with ranks of its own on model runner V1; V2 loads it on its target's ranks regardless.
-
-    Source: vLLM 0.33 v1/spec_decode/draft_model.py (_raise_if_draft_tp_mismatch),
-    v1/worker/gpu/spec_decode/standalone_ar/speculator.py (load_draft_model).
-    """
-    ranks, tp = request.repeated and request.repeated.speculative.get(RANKS), request.args.tensor_parallel_size
-    if request.draft is None or request.draft.head or settings.runner_v2 or ranks in (None, tp):
-        return
-    problem = f"is refused by vLLM's model runner V1 with --tensor-parallel-size {tp}"
-    raise UsageError(f"{RANKS} {ranks}", problem, f"write {tp}, or remove it")
 
 
 def draft_notes(request: Request, settings: Settings) -> list[str]:
@@ -319,15 +305,14 @@ def prompt_notes(request: Request) -> tuple[str, ...]:
 def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
-    removed.check_architecture(spec, request.release, request.gpu.sm)
+    removed.check(spec, request.release, request.gpu.sm)
     connectors.check(spec, args, request.release)
     offload.check(args, request.release)
     flat = connectors.hybrid_manager_is_off(args, request.release)
-    vllm.check_parallel(spec, args, flat=flat, draft=request.draft)
+    vllm.check_parallel(spec, args, flat=flat)
     experts.check(spec, args, request.release)
     blocks.check(request)
     divided = prompt_notes(request) if args.prefill_context_parallel_size > 1 else ()
-    vllm.check_capability(spec, args, request.gpu.sm, request.release)
     settings = bounded_by_draft(request, settings)
     encoder.check_processor(spec, settings, args, request.release)
     check_load(request, settings.max_model_len)

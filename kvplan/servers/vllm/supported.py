@@ -1,24 +1,60 @@
 """What vLLM does not run on a GPU or with a model, however much memory there is."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
-from kvplan.models.spec import ModelSpec
+from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow, WindowLatent
+from kvplan.servers.methods import RANKS
 from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal, unsupported
-from kvplan.servers.vllm import moe_backends, rules
+from kvplan.servers.vllm import connectors, formats, moe_backends, reading, removed, rules
 
-AMPERE = 80
-FLOATS = ("float16", "bfloat16")
-
-TABLE: Final = Path(__file__).with_name("quantized.txt")  # vLLM 0.33's answers
+AMPERE: Final = 80
+FLOATS: Final = ("float16", "bfloat16")
+NO_STAGES: Final = ("gemma3n_text", "phi4mm")  # their classes have no SupportsPP in vLLM 0.33
+NO_EXPERT_COUNT: Final = ("dbrx",)  # it is in ffn_config, which vLLM 0.33's model config does not read
+# Methods whose get_supported_act_dtypes lacks float32. Source: vLLM 0.33 model_executor/layers/quantization.
+NO_FLOAT32: Final = ("fp8", "awq", "gptq", "modelopt")
 
 
 def refusal(request: Request, settings: Settings) -> Refusal | None:
     """Return the first refusal of a combination that vLLM could be sized with, or None if it starts."""
-    experts = moe_backends.refusal(request.spec, request.args, request.gpu.sm, request.release)
-    return kv_dtype(request, settings) or attention(request, settings) or weights(request, settings) or experts
+    return next(filter(None, (reason(request, settings) for reason in REASONS)), None)
+
+
+def architecture(request: Request, settings: Settings) -> Refusal | None:
+    return removed.refusal(request.spec, request.release)
+
+
+def windows(request: Request, settings: Settings) -> Refusal | None:
+    return reading.refusal(request.spec)
+
+
+def experts(request: Request, settings: Settings) -> Refusal | None:
+    return moe_backends.refusal(request.spec, request.args, request.gpu.sm, request.release)
+
+
+def dtype(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of the dtype of weights and activations.
+
+    Source: vLLM 0.33 config/model.py (_check_valid_dtype), v1/worker/gpu_worker.py (_check_if_gpu_supports_dtype),
+    model_executor/model_loader (get_supported_act_dtypes).
+    """
+    spec, sm, name = request.spec, request.gpu.sm, settings.dtype
+    method = spec.quantization.method if spec.quantization is not None else ""
+    old = 0 < sm < AMPERE
+    if old and name == "bfloat16":
+        text = f"--dtype bfloat16 needs compute capability 8.0, this GPU has {sm / 10:.1f}"
+        return unsupported(text, "dtype", ("float16", "float32"))
+    if name == "float16" and spec.model_type in rules.NO_FLOAT16 and request.release.has("no_float16"):
+        return unsupported(f"{spec.name} is not supported in float16", "dtype", ("bfloat16", "float32"))
+    if name == "float32" and method in NO_FLOAT32:
+        text = f"{method} weights, as {spec.name} has, are not supported in float32"
+        return unsupported(text, "dtype", ("bfloat16", "float16"))
+    if method == "mxfp4" and name != "bfloat16" and not old:
+        return unsupported(f"{spec.name} is supported in bfloat16 alone, as stored in MXFP4", "dtype", ("bfloat16",))
+    return None
 
 
 def kv_dtype(request: Request, settings: Settings) -> Refusal | None:
@@ -31,19 +67,10 @@ def kv_dtype(request: Request, settings: Settings) -> Refusal | None:
     if stated in FLOATS and stated != settings.dtype and request.release.has("float_cache_as_model"):
         text = f"--kv-cache-dtype {stated} is incompatible with a model that runs in {settings.dtype}"
         return unsupported(text, "kv_cache_dtype", ("auto",))
-    if stated == "fp8_e5m2" and stores_scales(spec) and not spec.is_mla:
+    if stated == "fp8_e5m2" and formats.stores_scales(spec) and not spec.is_mla:
         text = f"fp8_e5m2 KV cache is not supported with fp8 checkpoints, as {spec.name} is"
         return unsupported(text, "kv_cache_dtype", ("fp8", "auto"))
     return None
-
-
-def stores_scales(spec: ModelSpec) -> bool:
-    """True if vLLM reads scales of K and V from the checkpoint: its quantization has a method for the KV cache."""
-    if spec.quantization is None:
-        return False
-    method = spec.quantization.method
-    declared = method == "compressed-tensors" and spec.quantization.kv_dtype is not None
-    return declared or method == "fp8" or method.startswith("modelopt")
 
 
 def cache_name(spec: ModelSpec, stated: str, sm: int) -> str:
@@ -73,21 +100,58 @@ def attention(request: Request, settings: Settings) -> Refusal | None:
     return kernels.refusal(request, settings, name)
 
 
-def weights(request: Request, settings: Settings) -> Refusal | None:
-    """Return a refusal of quantized weights: their scheme, or their shapes on a rank."""
-    if request.spec.quantization is None and request.args.quantization is None:
+def prefill(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of whole prompts where states are cached.
+
+    Source: vLLM 0.33 config/vllm.py ("Chunked prefill is required for Mamba prefix caching").
+    """
+    if request.args.enable_chunked_prefill or not request.spec.has_states or not settings.prefix_caching:
         return None
-    if not request.release.has("quantized_layers"):
+    text = f"--no-enable-chunked-prefill does not go with the cached states of {request.spec.name}"
+    return unsupported(text, "enable_prefix_caching", (False,))
+
+
+def ranks(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of ranks that the model's class, its experts or its windows cannot be divided among.
+
+    Source: vLLM 0.33 config/model.py (verify_with_parallel_config), config/vllm.py.
+    """
+    spec, args = request.spec, request.args
+    if args.enable_expert_parallel and not spec.experts_per_token:
+        return unsupported(f"{spec.name} has no experts to spread", "enable_expert_parallel", (False,))
+    if args.enable_expert_parallel and spec.model_type in NO_EXPERT_COUNT:
+        return unsupported(f"it does not find the experts of {spec.name}", "enable_expert_parallel", (False,))
+    if args.pipeline_parallel_size > 1 and spec.model_type in NO_STAGES:
+        return unsupported(f"{spec.name} cannot be split into stages", "pipeline_parallel_size", (1,))
+    dcp = args.decode_context_parallel_size
+    if dcp > 1 and (holder := windowed(request)) is not None:
+        text = f"--decode-context-parallel-size {dcp} does not go with the windows of {holder.name}"
+        return unsupported(text, "decode_context_parallel_size", (1,))
+    return None
+
+
+def windowed(request: Request) -> ModelSpec | None:
+    """The model or its draft, if it keeps windows of tokens in pages of their own."""
+    flat = connectors.hybrid_manager_is_off(request.args, request.release)
+    spec, draft = request.spec, request.draft
+    own = spec.cache_kinds & {SlidingWindow, ChunkedAttention} and not flat
+    if own or WindowLatent in spec.cache_kinds:
+        return spec
+    return draft if draft is not None and draft.cache_kinds & {SlidingWindow, WindowLatent} else None
+
+
+def draft_ranks(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of a draft with ranks of its own on model runner V1; V2 loads it on its target's ranks.
+
+    Source: vLLM 0.33 v1/spec_decode/draft_model.py (_raise_if_draft_tp_mismatch),
+    v1/worker/gpu/spec_decode/standalone_ar/speculator.py (load_draft_model).
+    """
+    stated, tp = request.repeated and request.repeated.speculative.get(RANKS), request.args.tensor_parallel_size
+    if request.draft is None or request.draft.head or settings.runner_v2 or stated in (None, tp):
         return None
-    from kvplan.servers import quantized  # most models store none
-
-    return quantized.refusal(request, TABLE, settings.dtype)
+    return unsupported(f"model runner V1 refuses {RANKS} {stated} with --tensor-parallel-size {tp}")
 
 
-def needs_deprecated(request: Request) -> bool:
-    """True if vLLM loads the checkpoint only with --allow-deprecated-quantization."""
-    if request.spec.quantization is None or not request.release.has("quantized_layers"):
-        return False
-    from kvplan.servers import quantized
-
-    return quantized.needs(request.spec.quantization, TABLE) == quantized.DEPRECATED
+REASONS: Final[tuple[Callable[[Request, Settings], Refusal | None], ...]] = (
+    architecture, windows, dtype, kv_dtype, attention, formats.refusal, experts, prefill, ranks, draft_ranks,
+)  # fmt: skip
