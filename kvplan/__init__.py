@@ -113,10 +113,8 @@ class Answer:
             for name, size in sizes.items()
             if size
         )
-        return (
-            f"<p><b>{escape(self.headline)}</b></p><table>{''.join(rows)}</table>"
-            f"<pre>{escape(self.serve_command)}</pre>"
-        )
+        command = f"<pre>{escape(self.serve_command)}</pre>" if self.fits else ""
+        return f"<p><b>{escape(self.headline)}</b></p><table>{''.join(rows)}</table>{command}"
 
     @property
     def headline(self) -> str:

@@ -97,6 +97,7 @@ class Fit(TypedDict):
     replicas: Size
     users_per_replica: Size
     reason: Annotated[str | None, "Why one server holds nobody as asked; null where it holds some."]
+    refused: Annotated[bool, "Whether the server refuses what was asked whatever the memory, which `reason` says."]
     as_asked: Answer
     utilization: Answer | None
     utilization_is_tight: bool

@@ -199,7 +199,8 @@ def changed_plan(request: Request, changes: Sequence[Change]) -> Plan | None:
     changed = request
     for change in changes:
         changed = change.applied(changed)
-    if changed.args.kv_cache_dtype != request.args.kv_cache_dtype and not reads_fp8(changed):
+    dtype = changed.args.kv_cache_dtype
+    if dtype.startswith("fp8") and dtype != request.args.kv_cache_dtype and not reads_fp8(changed):
         return None
     try:
         return plan(changed)

@@ -12,7 +12,8 @@ from math import floor
 from typing import Any, Final, NoReturn
 
 from kvplan.core.errors import KvplanError, UsageError
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.advise import is_supported, supported_changes
+from kvplan.planning.plan import Plan, Request, lack_text, plan
 from kvplan.servers.base import server_of, terms_of
 
 STEPS: Final = 100  # fractions are tried in hundredths
@@ -82,11 +83,15 @@ def pack(tenants: Sequence[Tenant], in_use: int, rest: str | None = None) -> Pac
 
 
 def too_large(tenant: Tenant) -> NoReturn:
-    raise UsageError(
-        tenant.name,
-        f"cannot serve {tenant.users:,} user{'s' if tenant.users > 1 else ''} on {tenant.request.gpu.name} even alone",
-        "use fewer users, a shorter context or a larger GPU",
-    )
+    """Raise an error with the reason why a server does not start even alone, or does not hold its users."""
+    made, gpu = plan(at_share(tenant, STEPS - 1, 0)), tenant.request.gpu.name
+    if not is_supported(made):
+        changes = " ".join(change.flag_of(engine_of(tenant)) for change in supported_changes(made))
+        remedy = f"use {changes}" if changes else "change it, or use another GPU or model"
+        raise UsageError(f"{tenant.name} on {gpu}", lack_text(made), remedy)
+    users = f"{tenant.users:,} user{'s' if tenant.users > 1 else ''}"
+    remedy = "use fewer users, a shorter context or a larger GPU"
+    raise UsageError(tenant.name, f"cannot serve {users} on {gpu} even alone", remedy)
 
 
 def check(tenants: Sequence[Tenant], rest: str | None) -> None:
@@ -153,15 +158,22 @@ def smallest(tenant: Tenant, before: int) -> Started | None:
     return started_with(tenant, high, before)
 
 
+def engine_of(tenant: Tenant) -> str:
+    return tenant.request.release.engine
+
+
 def share_of(tenant: Tenant) -> str:
-    return terms_of(tenant.request.release.engine).share_argument
+    return terms_of(engine_of(tenant)).share_argument
+
+
+def at_share(tenant: Tenant, step: int, before: int) -> Request:
+    stated: dict[str, Any] = {share_of(tenant): step / STEPS}
+    return replace(tenant.request, args=replace(tenant.request.args, **stated), memory_in_use=before)
 
 
 def tried(tenant: Tenant, step: int, before: int) -> Plan | None:
-    stated: dict[str, Any] = {share_of(tenant): step / STEPS}
-    args = replace(tenant.request.args, **stated)
     try:
-        return plan(replace(tenant.request, args=args, memory_in_use=before))
+        return plan(at_share(tenant, step, before))
     except KvplanError:
         return None
 

@@ -3,6 +3,7 @@
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.units import format_bytes
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
 from kvplan.servers.base import server_of
@@ -64,6 +65,15 @@ def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
         seqs_high=answer.seqs[1] if answer.seqs is not None else answer.settings.max_num_seqs,
         replicas=request.args.data_parallel_size,
     )
+
+
+def lack_text(made: Plan) -> str:
+    """Why a plan does not fit: its server's reason, or the bytes that are missing."""
+    if made.refusal is not None:
+        return f"does not start: {made.refusal.text}"
+    args = made.request.args
+    each = " on each GPU" if args.world_size > 1 else ""
+    return f"does not fit, {format_bytes(made.deficit)} short{each}"
 
 
 HEADS_ALONE: Final = ("gemma4_assistant", "gemma4_unified_assistant")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.planning.advise import is_supported, reads_fp8
+from kvplan.planning.advise import is_supported, reads_fp8, supported_changes
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.user_counts import End, KnownPools, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.planning.users import own_blocks
@@ -640,6 +640,7 @@ class Fit:
     solution      holds the users on the given GPUs at the requested context and precision, or None if nothing does
     cures         without a solution: every Pareto-optimal placement that holds the users, best first
     reason        why one server as requested holds no user, or None if it holds some
+    refused       the server refuses the combination whatever the memory, for this reason
     """
 
     gpu: GpuSpec
@@ -655,6 +656,7 @@ class Fit:
     solution: Placement | None
     cures: tuple[Placement, ...]
     reason: str | None
+    refused: bool
 
 
 def fit(question: Question, request: Request, replicas: int) -> Fit:
@@ -667,7 +669,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     context = request.args.max_model_len
     assert isinstance(context, int)
     here = at_context(request, context)
-    plan(replace(here, load=replace(here.load, lengths=None)))  # raise an error for an impossible request
+    asked = plan(replace(here, load=replace(here.load, lengths=None)))  # raise an error for an impossible request
     utilization = None if "gpu_memory_utilization" in question.stated else lowest_utilization(question, here, share)
     dtypes: tuple[str, ...] = ("auto", "fp8") if question.fp8_kv and reads_fp8(here) else ("auto",)
     if "kv_cache_dtype" in question.stated:
@@ -677,7 +679,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     kv_dtypes = tuple(
         answer(question, each, share, each.args.kv_cache_dtype) for each in formats if isinstance(planned(each), Plan)
     )
-    ways = [] if current.plan is not None else pareto_optimal(cures(question, request, replicas))
+    ways = [] if current.plan is not None else pareto_optimal(cures(question, request, asked, replicas))
     solution = Placement(current.plan, replicas, None) if current.plan is not None else None
     if ways and is_as_asked(ways[0], context, replicas * num_ranks(here)):
         solution, ways = ways[0], []
@@ -695,6 +697,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
         solution,
         tuple(ways),
         None if current.most_users else failure(question, here).reason,
+        not is_supported(asked),
     )
 
 
@@ -711,14 +714,20 @@ def answer(question: Question, request: Request, users: int, value: float | int 
 # --- fixes ------------------------------------------------------------------------------------------------------------
 
 
-def cures(question: Question, request: Request, replicas: int) -> Iterator[Placement]:
+def cures(question: Question, request: Request, asked: Plan, replicas: int) -> Iterator[Placement]:
     """Yield ways to hold users that the given GPUs do not hold as requested: for every allowed precision, the same GPUs
-    at the requested or the longest possible context, and more of the same GPUs. Each is a computed plan.
+    at the requested or the longest possible context, and more of the same GPUs. Each is a computed plan; if the server
+    refuses what is asked whatever the memory, with what it takes instead.
     """
     share = -(-question.users // replicas)
     context = request.args.max_model_len
     assert isinstance(context, int)
-    for changes, changed in precisions(question, request):
+    instead = supported_changes(asked)
+    for change in instead:
+        request = change.applied(request)
+    flags = tuple(change.flag_of(request.release.engine) for change in instead)
+    for more, changed in precisions(question, request):
+        changes = (*flags, *more)
         server = at_any_utilization(question, at_context(changed, context), share)
         if server is None:
             server = longest_context(question, startable(question, changed), share).plan
@@ -726,7 +735,8 @@ def cures(question: Question, request: Request, replicas: int) -> Iterator[Place
             yield Placement(server, replicas, None, changes)
         if "max_num_batched_tokens" not in question.stated:
             yield from on_smaller_steps(question, at_context(changed, context), replicas, changes)
-    yield from recommend(replace(question, prices=None), [at_context(request, context)]).placements
+    for way in recommend(replace(question, prices=None), [at_context(request, context)]).placements:
+        yield replace(way, changes=(*flags, *way.changes))
 
 
 def on_smaller_steps(

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.field_types import Count, Number, Size
 from kvplan.core.processes import Jobs, cores, in_order, is_shared
-from kvplan.core.units import format_bytes
 from kvplan.models.spec import Decoder, ModelSpec
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, lack_text, plan
 from kvplan.planning.user_counts import num_gpus
 from kvplan.servers.arguments import EngineArgs, option_words
 from kvplan.servers.releases import Version
@@ -209,7 +208,7 @@ def _planned(the_plan: Plan, price: float | None) -> Row:
         args.tensor_parallel_size, args.pipeline_parallel_size, replicas, capacity.max_model_len,
         request.load.mean_tokens, args.dtype, args.quantization, args.kv_cache_dtype,
         the_plan.settings.gpu_memory_utilization, most, the_plan.pool.block_size,
-        fits, None if fits else _shortage(the_plan), the_plan.deficit, the_plan.settings.kv_dtype,
+        fits, None if fits else lack_text(the_plan), the_plan.deficit, the_plan.settings.kv_dtype,
         the_plan.memory.weights, the_plan.memory.kv_cache, the_plan.bytes_per_token, the_plan.bytes_per_request,
         capacity.num_blocks if fits else 0, capacity.tokens if fits else 0,
         answer.max, answer.low, answer.high, answer.pool.users,
@@ -218,13 +217,6 @@ def _planned(the_plan: Plan, price: float | None) -> Row:
         args.prefill_context_parallel_size, args.decode_context_parallel_size,
         the_plan.settings.max_num_batched_tokens, args.num_speculative_tokens,
     )  # fmt: skip
-
-
-def _shortage(the_plan: Plan) -> str:
-    if the_plan.refusal is not None:
-        return f"does not start: {the_plan.refusal.text}"
-    each = " on each GPU" if num_gpus(the_plan) > 1 else ""
-    return f"does not fit: {format_bytes(the_plan.deficit)} short{each}"
 
 
 def _impossible(request: Request, reason: str) -> Row:

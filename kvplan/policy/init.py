@@ -11,8 +11,8 @@ from typing import Final
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
 from kvplan.core.strict_yaml import ODD
-from kvplan.core.units import GIB, format_bytes, format_gib, format_size, plural
-from kvplan.planning.plan import Plan
+from kvplan.core.units import GIB, format_gib, format_size, plural
+from kvplan.planning.plan import Plan, lack_text
 from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
@@ -35,10 +35,7 @@ def policy_text(plans: Sequence[tuple[Plan, Stated]], origin: str) -> str:
     """Write the policy for plans that fit. `origin`: what wrote it, for its first line."""
     for plan, _ in plans:
         if not plan.fits:
-            lacks = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
-            if plan.refusal is not None:
-                lacks = f"does not start: {plan.refusal.text}"
-            raise UsageError(f"--init: {title(plan)}", f"{lacks}", "see what would fit with kvplan estimate")
+            raise UsageError(f"--init: {title(plan)}", lack_text(plan), "see what would fit with kvplan estimate")
     parts = [HEAD.format(origin=printable(origin, 400), kept=KEPT, growth=GROWTH)]
     parts += [
         "\n".join(target_lines(plan, stated, name)) for (plan, stated), name in zip(plans, ids(plans), strict=True)

@@ -16,10 +16,10 @@ from typing import Final
 
 from kvplan.core.files import printable
 from kvplan.core.strict_yaml import Scalar, wrong
-from kvplan.core.units import format_bytes, format_gib, format_size, plural
+from kvplan.core.units import format_gib, format_size, plural
 from kvplan.hardware.gpu import split_count
 from kvplan.planning import advise, user_counts
-from kvplan.planning.plan import Plan
+from kvplan.planning.plan import Plan, lack_text
 from kvplan.policy import plausible
 from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Target, Waiver, Workload, exists
 from kvplan.policy.gauges import (
@@ -213,10 +213,7 @@ class _Bench:
             return Verdict(False, f"fits the GPU, but not its pod: {problem}", True, False, fix=cure)
         if plan.fits:
             return Verdict(True, f"fits, {format_gib(plan.memory.unused)} of GPU memory left", True, True)
-        short = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
-        if plan.refusal is not None:
-            short = f"does not start: {plan.refusal.text}"
-        return Verdict(False, short, True, False)
+        return Verdict(False, lack_text(plan), True, False)
 
     def possible(self) -> Verdict:
         problems = plausible.problems(self.case.plan)

@@ -525,7 +525,13 @@ def verdict_lines(doc: PlanDocument) -> list[Part]:
     width = max(len(fix["flag"]) for fix in doc["fixes"])
     for fix in doc["fixes"]:
         lines.append(Paragraph(f"  {fix['flag']:<{width}}  ", fix_text(fix)))
-    return [*lines, (("Serve", "bold"), (f"  {doc['fixes'][0]['command']}", COMMAND))]
+    return [*lines, ((f"Serve{fix_place(doc)}", "bold"), (f"  {doc['fixes'][0]['command']}", COMMAND))]
+
+
+def fix_place(doc: PlanDocument) -> str:
+    """Where the best fix's command belongs, if it is another GPU than was asked for: " (on a100-40g)"."""
+    gpu = doc["fixes"][0]["gpu"]
+    return "" if gpu == doc["inputs"]["gpu"]["name"] else f" (on {gpu})"
 
 
 def fix_text(fix: Fix) -> str:
@@ -595,14 +601,26 @@ def context_parts(plans: Sequence[Plan]) -> list[Part]:
     if not any(row[-1] for row in rows):
         headers, rows = headers[:-1], [row[:-1] for row in rows]
     table = Table.of(headers, rows, left=0)
-    title = f"{name_of(first)} on {where(first)}: {format_kib(first['kv']['bytes_per_token'])} of KV per token"
+    rate = f"{format_kib(first['kv']['bytes_per_token'])} of KV per token"
+    title = unsupported_title(docs) or f"{name_of(first)} on {where(first)}: {rate}"
     return [line(title, "bold"), line(), table, line(), *_table_footer(docs)]
 
 
+def unsupported_title(docs: Sequence[PlanDocument]) -> str:
+    """The headline of plans that the server refuses for one reason, whatever the memory; empty if there is no such."""
+    reasons = {doc["refusal"]["text"] for doc in docs if is_unsupported(doc) and doc["refusal"] is not None}
+    return headline(docs[0]) if len(reasons) == 1 and all(map(is_unsupported, docs)) else ""
+
+
+def is_unsupported(doc: PlanDocument) -> bool:
+    """True if the server refuses the combination whatever the memory."""
+    return doc["refusal"] is not None and doc["refusal"]["by"] == "unsupported"
+
+
 def _table_footer(docs: Sequence[PlanDocument]) -> list[Line]:
-    short = next((doc for doc in docs if doc["fixes"]), None)
+    short, largest = next((doc for doc in docs if doc["fixes"]), None), docs[-1]
     if short is None:
-        return [(("Serve", "bold"), (f"  {docs[-1]['flags']['command']}", COMMAND))]
+        return [(("Serve", "bold"), (f"  {largest['flags']['command']}", COMMAND))] if largest["fits"] else []
     fixes = "; ".join(fix["flag"] for fix in short["fixes"])
     return [line(f"At {short['kv']['max_model_len']:,} tokens it would fit with one of: {fixes}")]
 
@@ -625,6 +643,8 @@ def gpu_parts(plans: Sequence[tuple[GpuSpec, Plan | KvplanError]]) -> list[Part]
         else:
             name, *cells = _gpu_cells(gpu, doc)
             rows.append([where(doc) if is_mixed else name, *cells])
+            if is_unsupported(doc) and doc["refusal"] is not None:
+                refused.append(line(f"{gpu.name} does not start: {printable(doc['refusal']['text'], 300)}", "red"))
     return [*lines, *([Table.of(headers, rows)] if rows else []), *refused]
 
 

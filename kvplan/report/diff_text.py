@@ -297,16 +297,22 @@ def answer_text(result: Difference) -> str:
 def pair_text(pair: Comparison) -> str:
     if pair.is_equal:
         return "No difference" + (" in memory or users" if pair.changes else "")
-    if pair.old.fits != pair.new.fits:
-        return "Fits now" if pair.new.fits else "No longer fits"
     if not pair.new.fits:
-        return "Fits neither before nor after"
+        return ("No longer fits" if pair.old.fits else "Fits neither before nor after") + reason_text(pair.new)
+    if not pair.old.fits:
+        return "Fits now"
     old, new = (users_of(side, "concurrency.users") for side in (pair.old, pair.new))
     if "concurrency.users" not in pair.new.figures:
         return "Other sizes"
     if old == new:
         return f"{plural(new, 'user')} as before"
     return f"{plural(new, 'user')} instead of {old:,}"
+
+
+def reason_text(side: Side) -> str:
+    """Why a side's server does not start, if it is not for memory of the KV cache; empty for a document."""
+    refusal = None if side.plan is None else side.plan.refusal
+    return "" if refusal is None else f": {refusal.text}"
 
 
 def memory_bars(result: Difference) -> list[Figure]:

@@ -119,6 +119,7 @@ def fit_document(fit: Fit, question: Question) -> typed.Fit:
         "replicas": fit.replicas,
         "users_per_replica": -(-question.users // fit.replicas),
         "reason": fit.reason,
+        "refused": fit.refused,
         "as_asked": answer_document(fit.current, fit.replicas),
         "utilization": None if fit.utilization is None else answer_document(fit.utilization, fit.replicas),
         "utilization_is_tight": fit.tight,
@@ -175,7 +176,9 @@ def headline(doc: typed.RecommendationDocument) -> str:
     if doc["fit"] is not None:
         return fit_headline(doc, doc["fit"])
     if not doc["placements"]:
-        return f"No: none of these GPUs serves {demand(doc, of_model=True)}"
+        reasons = {failure["reason"] for failure in doc["failures"]} if all_refused(doc) else set()
+        why = f": {printable(reasons.pop(), 300)}" if len(reasons) == 1 else ""
+        return f"No: none of these GPUs serves {demand(doc, of_model=True)}{why}"
     best, *others = cheapest(doc["placements"])
     text = f"{offer(best)} {hold(best['num_gpus'])} {demand(doc, of_model=True)}"
     if others:
@@ -184,10 +187,16 @@ def headline(doc: typed.RecommendationDocument) -> str:
     return text
 
 
+def all_refused(doc: typed.RecommendationDocument) -> bool:
+    return all(failure["refused"] for failure in doc["failures"])
+
+
 def fit_headline(doc: typed.RecommendationDocument, fit: typed.Fit) -> str:
     name, current = printable(doc["question"]["model"]), fit["as_asked"]
     gpus = gpus_text(fit["num_gpus"], fit["gpu"], fit["total_memory"] // fit["num_gpus"])
     solution = fit["solution"]
+    if fit["refused"]:
+        return f"No: {name} on {gpus} does not start: {printable(fit['reason'] or '', 300)}"
     if solution is None:
         most = f"{current['most_users']:,}" if current["most_users"] else "none"
         return f"No: {name} on {gpus} serves {most} of {demand(doc)}"
@@ -304,7 +313,7 @@ def remark_on(change: str, text: str, nodes: str, placements: Sequence[typed.Pla
 
 
 def is_less_precise(placement: typed.Placement) -> bool:
-    return any(change not in LOSSLESS for change in placement["changes"])
+    return any("fp8" in change for change in placement["changes"])
 
 
 def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
@@ -523,7 +532,7 @@ def table_lines(doc: typed.RecommendationDocument, limit: int) -> list[Part]:
 
 
 def fit_lines(fit: typed.Fit, *, holds: bool) -> list[Line]:
-    lines = [line(f"  {printable(fit['reason'], 300)}")] if fit["reason"] else []
+    lines = [line(f"  {printable(fit['reason'], 300)}")] if fit["reason"] and not fit["refused"] else []
     if fit["cures"]:
         texts = cure_texts(fit)
         width = max(len(name) for name, _ in texts)
@@ -531,6 +540,8 @@ def fit_lines(fit: typed.Fit, *, holds: bool) -> list[Line]:
         lines += [line(f"  {text}") for text in caveats(fit["cures"])]
     elif not holds:
         lines += [line(), line(NO_CURE)]
+    if fit["refused"]:
+        return lines
     lines += [line(), line(fit_title(fit), "bold")]
     return lines + [line(f"  {name:<12}  {text}") for name, text in fit_texts(fit)]
 
@@ -561,12 +572,14 @@ def cost_bars(doc: typed.RecommendationDocument, limit: int) -> list[Figure]:
 
 
 def fit_parts(fit: typed.Fit, *, holds: bool) -> list[Block]:
-    parts: list[Block] = [printable(fit["reason"], 300)] if fit["reason"] else []
+    parts: list[Block] = [printable(fit["reason"], 300)] if fit["reason"] and not fit["refused"] else []
     if fit["cures"]:
         parts.append(Table.of((CURES, ""), cure_texts(fit), left=2))
         parts += caveats(fit["cures"])
     elif not holds:
         parts.append(NO_CURE)
+    if fit["refused"]:
+        return parts
     return [*parts, Table.of((fit_title(fit), ""), fit_texts(fit), left=2)]
 
 

@@ -30,12 +30,13 @@ Key = Callable[[Row], tuple[Any, ...]]
 
 @dataclass(slots=True)
 class Tally:
-    """Number of combinations of each kind, and why some are impossible."""
+    """Number of combinations of each kind, why some are impossible, and why servers refuse others."""
 
     fitting: int = 0
     short: int = 0
     impossible: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
 
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -43,15 +44,21 @@ class Tally:
                 self.fitting += 1
             elif row.is_possible:
                 self.short += 1
+                if row.refused_by == "unsupported":
+                    count_reason(self.refusals, row.reason)
             else:
                 self.impossible += 1
-                assert row.reason is not None
-                if row.reason in self.reasons or len(self.reasons) < MOST_REASONS:
-                    self.reasons[row.reason] += 1
+                count_reason(self.reasons, row.reason)
 
     @property
     def combinations(self) -> int:
         return self.fitting + self.short + self.impossible
+
+
+def count_reason(reasons: Counter[str], reason: str | None) -> None:
+    assert reason is not None
+    if reason in reasons or len(reasons) < MOST_REASONS:
+        reasons[reason] += 1
 
 
 def json_head(prices: str | None, *, pareto: bool) -> str:
@@ -227,7 +234,14 @@ def subject(grid: Grid, rows: Sequence[Row]) -> str:
 
 def headline(grid: Grid, rows: Sequence[Row], tally: Tally) -> str:
     fit = "fits" if tally.fitting == 1 else "fit"
-    return f"{tally.fitting:,} of {plural(tally.combinations, 'combination')} {fit}: {subject(grid, rows)}"
+    text = f"{tally.fitting:,} of {plural(tally.combinations, 'combination')} {fit}: {subject(grid, rows)}"
+    return f"{text} {only_refusal(tally)}".strip()
+
+
+def only_refusal(tally: Tally) -> str:
+    """The reason for which no combination starts; empty if there are several, or other combinations."""
+    reasons = list(tally.refusals.items())
+    return reasons[0][0] if len(reasons) == 1 and reasons[0][1] == tally.combinations else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +298,16 @@ def footer(tally: Tally, left_out: int, alike: int) -> list[str]:
     if alike:
         others = "1 other combination holds" if alike == 1 else f"{alike:,} other combinations hold"
         texts.append(f"{others} the same users on the same GPUs with flags further from the defaults.")
+    if tally.refusals and not only_refusal(tally):
+        texts += reason_lines("refused by the server whatever the memory", tally.refusals.total(), tally.refusals)
     if tally.impossible:
-        subject = "1 combination is" if tally.impossible == 1 else f"{tally.impossible:,} combinations are"
-        texts += ["", f"{subject} not possible:"]
-        texts += [f"  {number:,} x {printable(text, 300)}" for text, number in tally.reasons.most_common(SHOWN_REASONS)]
-        more = len(tally.reasons) - SHOWN_REASONS
-        if more > 0:
-            texts.append(f"  and {plural(more, 'other reason')}: --format csv")
+        texts += reason_lines("not possible", tally.impossible, tally.reasons)
     return texts
+
+
+def reason_lines(what: str, number: int, reasons: Counter[str]) -> list[str]:
+    subject = "1 combination is" if number == 1 else f"{number:,} combinations are"
+    texts = ["", f"{subject} {what}:"]
+    texts += [f"  {number:,} x {printable(text, 300)}" for text, number in reasons.most_common(SHOWN_REASONS)]
+    more = len(reasons) - SHOWN_REASONS
+    return texts + ([f"  and {plural(more, 'other reason')}: --format csv"] if more > 0 else [])

@@ -17,6 +17,7 @@ from kvplan.report.console import (
     draft_text,
     figures,
     fits_text,
+    fix_place,
     fix_text,
     format_kib,
     headline,
@@ -170,9 +171,10 @@ def _one(doc: PlanDocument) -> list[Block]:
     if not doc["fits"] and doc["fixes"]:
         cures = [f"- `{fix['flag']}`: {markdown_text(fix_text(fix))}" for fix in doc["fixes"]]
         parts += ["What would make it fit, and for how many full-context users:", Markdown("\n".join(cures))]
-    command = doc["flags"]["command"] if doc["fits"] else next((fix["command"] for fix in doc["fixes"]), None)
-    if command is not None:
-        parts.append(code(command))
+    if doc["fits"]:
+        parts.append(code(doc["flags"]["command"]))
+    elif doc["fixes"]:
+        parts += [f"Serve{fix_place(doc)}:", code(doc["fixes"][0]["command"])]
     return [*parts, _assumed(doc)]
 
 

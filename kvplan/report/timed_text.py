@@ -136,7 +136,9 @@ def headline(doc: typed.TimedRecommendationDocument) -> str:
     question = doc["question"]
     targets, load = " and ".join(question["targets"]), question["load"]
     if not doc["placements"]:
-        return f"No: no placement tried serves {load} with {targets}."
+        reasons = {failure["reason"] for failure in doc["failures"]}
+        why = f": {printable(reasons.pop(), 300)}" if len(reasons) == 1 else "."
+        return f"No: no placement tried serves {load} with {targets}{why}"
     best = doc["placements"][0]
     spare = f", {best['spare']} of them spare" if best["spare"] else ""
     price = "" if best["price_per_hour"] is None else f", {dollars(best['price_per_hour'])}/hour"

@@ -7,10 +7,9 @@ from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, Win
 from engine.scheduler import Scheduler, SchedulerConfig
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
-from kvplan.core.units import GIB, format_bytes, format_size
+from kvplan.core.units import GIB, format_size
 from kvplan.models.spec import LatentAttention
-from kvplan.planning.plan import Plan
-from kvplan.planning.user_counts import num_gpus
+from kvplan.planning.plan import Plan, lack_text
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import terms_of, titles
 from kvplan.servers.pasted import read_command
@@ -109,10 +108,8 @@ def check(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False)
     name = plan.request.spec.name
     refuse_unmodeled(plan, specs, drafts=drafts)
     if not plan.fits:
-        each = " on each GPU" if num_gpus(plan) > 1 else ""
-        short = f", {format_bytes(plan.deficit)} short{each}" if plan.deficit else ""
-        problem = f"{name} does not fit on {plan.request.gpu.name}{short}"
-        raise UsageError("simulate", problem, "see what would fit with `kvplan estimate`")
+        where = f"{name} on {plan.request.gpu.name}"
+        raise UsageError("simulate", f"{where} {lack_text(plan)}", "see what would fit with `kvplan estimate`")
 
 
 def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False) -> None:
