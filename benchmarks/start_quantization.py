@@ -11,6 +11,9 @@ later is not seen. Asked are all ten capabilities in bfloat16 (float16 below 8.0
 the least aligned ones and a well aligned one (ENDS), then, if their answers differ, a grid. Derived is that shapes in
 between answer as all ends do, that a grid of one GPU (--like) holds on another whose ends answer alike, and that what
 explains all cells of a grid holds for every shape (start_table.py, which writes the table that plans look up).
+
+`ask ... --methods` asks for two lists on one GPU, as neither depends on it: which methods a config may name, of those
+that transformers or the server lists, and of which vLLM's attention layers read scales of K and V.
 """
 
 import argparse
@@ -143,6 +146,20 @@ def checkpoints() -> Iterator[Json]:
     for eight in (False, True):
         yield {"quant_method": "bitsandbytes", "load_in_8bit": eight, "load_in_4bit": not eight,
                "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}  # fmt: skip
+    yield from unread()
+
+
+def unread() -> Iterator[Json]:
+    """Formats whose weights kvplan cannot size, of methods that it reads otherwise."""
+    for bits, size in itertools.product((2, 3), (32, 64, 128, -1)):
+        yield {"quant_method": "gptq", "bits": bits, "group_size": size, "desc_act": False, "sym": True}
+    for bits in (2, 3, 8):
+        yield {"quant_method": "awq", "bits": bits, "group_size": 128, "zero_point": True, "version": "gemm"}
+    for bits in (2, 3):
+        yield {"quant_method": "auto-round", "bits": bits, "group_size": 128, "sym": True, "data_type": "int",
+               "packing_format": "auto_round:auto_gptq"}  # fmt: skip
+    for algo in ("INT8_SQ", "W8A8_SQ_PER_CHANNEL", "INT4_AWQ"):
+        yield {"quant_method": "modelopt", "quant_algo": algo, "ignore": ["lm_head"]}
 
 
 ONLINE = ("fp8", "experts_int8")  # --quantization for a checkpoint that is not quantized
@@ -265,6 +282,11 @@ class Vllm:
         self.pretend = pretend
         pretend.load_and_warm(gpu, str(home))
 
+    def names(self) -> list[str]:
+        from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS  # type: ignore[import-not-found]
+
+        return list(QUANTIZATION_METHODS)
+
     def config(self, folder: str, dtype: str, online: str | None) -> tuple[Any, str]:
         """(vLLM's config, the argument that it needs to accept the checkpoint)."""
         from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
@@ -282,6 +304,7 @@ class Vllm:
         import torch
         from vllm.config import set_current_vllm_config  # type: ignore[import-not-found]
         from vllm.model_executor.layers import linear  # type: ignore[import-not-found]
+        from vllm.model_executor.layers.attention import Attention  # type: ignore[import-not-found]
         from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory  # type: ignore[import-not-found]
         from vllm.utils.torch_utils import set_default_torch_dtype  # type: ignore[import-not-found]
 
@@ -299,6 +322,13 @@ class Vllm:
                     linear.RowParallelLinear(k * ranks, parts[0], bias=False, prefix=PREFIXES[3], **common)
                 case ["whole"]:
                     linear.ReplicatedLinear(k, parts[0], bias=False, prefix=PREFIXES[2], **common)
+                case ["cache"]:
+                    config.compilation_config.static_forward_context.clear()
+                    config.cache_config.cache_dtype = "fp8_e5m2"  # refused where scales of K and V are read
+                    Attention(
+                        4, 64, 0.125, num_kv_heads=2, cache_config=config.cache_config,
+                        prefix="model.layers.0.self_attn.attn", **common,
+                    )  # fmt: skip
                 case ["experts", activation, *spread]:
                     config.compilation_config.static_forward_context.clear()
                     parallel.enable_expert_parallel = bool(spread)
@@ -337,6 +367,11 @@ class Sglang:
         copy._deepcopy_dispatch[ModuleType] = lambda module, memo: module  # type: ignore[attr-defined]
         for module in list(sys.modules.values()):
             copy._deepcopy_dispatch[type(module)] = lambda each, memo: each  # type: ignore[attr-defined]
+
+    def names(self) -> list[str]:
+        from sglang.srt.layers.quantization import QUANTIZATION_METHODS  # type: ignore[import-not-found]
+
+        return list(QUANTIZATION_METHODS)
 
     def config(self, folder: str, dtype: str, online: str | None) -> tuple[Any, str]:
         """(SGLang's arguments and quantization by ranks and spread, "")."""
@@ -419,27 +454,33 @@ def start_scripts(home: Path, server: str, source: str) -> None:
 SERVERS = {"vllm": Vllm, "sglang": Sglang}
 
 
+MODELOPT_NAMES = {"NVFP4": "modelopt_fp4", "MXFP8": "modelopt_mxfp8", "MIXED_PRECISION": "modelopt_mixed"}
+UNKNOWN = "Unknown quantization method"
+SCALES = "fp8_e5m2 kv-cache is not supported with fp8 checkpoints"
+KV_STATED = {  # a cache in fp8, as compressed-tensors and ModelOpt state it
+    "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False},
+    "kv_cache_quant_algo": "FP8",
+}
+
+
 # --- asking ----------------------------------------------------------------------------------------------------------
 
 
 def key_of(checkpoint: Json) -> str:
-    """The checkpoint's scheme in the table's words; empty if kvplan does not read it."""
+    """The checkpoint's scheme in the table's words."""
     from kvplan.models.families.config import Config  # only here: the oracle's Python lacks kvplan's packages
     from kvplan.models.quant import read_quantization
-    from kvplan.servers.quantized import scheme_key
+    from kvplan.servers.quantized import scheme_keys
 
     holder = Config({"quantization_config": checkpoint}, "checkpoint")
     quantization = read_quantization(holder, Config({}, "text"))
-    if quantization is None or not quantization.known:
-        print(f"not read: {json.dumps(checkpoint)}", file=sys.stderr)
-        return ""
-    schemes = [quantization.default, *quantization.names.values(), *(s for _, s in quantization.patterns)]
-    return next(scheme_key(quantization, scheme) for scheme in schemes if scheme is not None)
+    assert quantization is not None
+    return scheme_keys(quantization)[0]
 
 
 def questions(only: str) -> Iterator[Json]:
     """Every checkpoint with its key, or the method that quantizes one while loading."""
-    seen = {""}
+    seen: set[str] = set()
     for checkpoint in checkpoints():
         key = key_of(checkpoint)
         if key not in seen and re.search(only, key):
@@ -448,6 +489,43 @@ def questions(only: str) -> Iterator[Json]:
     for method in ONLINE:
         if re.search(only, f"online {method}"):
             yield {"key": f"online {method}", "checkpoint": None, "online": method}
+
+
+def methods(server: Any, asked: list[Json], write: Callable[[Json], None]) -> None:
+    """Write which methods a config may name, and of which the server reads scales of K and V."""
+    from transformers.utils.quantization_config import QuantizationMethod
+
+    stated = [question["checkpoint"] for question in reversed(asked) if question["checkpoint"]]
+    known = {checkpoint["quant_method"]: checkpoint for checkpoint in stated}
+    for checkpoint in stated:
+        if (name := MODELOPT_NAMES.get(checkpoint.get("quant_algo", ""))) is not None:
+            known[name] = checkpoint | {"quant_method": name}
+    names = {method.value for method in QuantizationMethod} | {*server.names(), *known}
+    named, scaled = [], []
+    for name in sorted(names):
+        checkpoint = known.get(name, {"quant_method": name})
+        text, scales = asked_of(server, checkpoint)
+        print(f"{name}: {text or 'starts'}", file=sys.stderr, flush=True)
+        named += [] if UNKNOWN in text else [name]
+        scaled += [name] if scales else [f"{name}/stated"] if asked_of(server, checkpoint | KV_STATED)[1] else []
+    write({"methods": named})
+    if scaled:
+        write({"scales": scaled})
+
+
+def asked_of(server: Any, checkpoint: Json) -> tuple[str, bool]:
+    """(why a config is refused, whether scales of K and V are read)."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = TINY | {"dtype": "bfloat16", "quantization_config": checkpoint}
+        Path(folder, "config.json").write_text(json.dumps(config))
+        try:
+            settings, _ = server.config(folder, "bfloat16", None)
+        except (Exception, SystemExit) as error:
+            return reason(error).replace(folder, ""), False
+    create = server.creator(settings, "bfloat16")
+    text = outcome(create, "cache", ((0,), 0), 1)[1] if isinstance(server, Vllm) else ""
+    create.leave()
+    return text, SCALES in text
 
 
 def play(server: Any, gpu: str, questions: list[Json], like: list[Json], write: Callable[[Json], None]) -> None:
@@ -478,11 +556,17 @@ def play(server: Any, gpu: str, questions: list[Json], like: list[Json], write: 
         print(f"{gpu} {dtype} {key}: {time.time() - start:.1f} s", file=sys.stderr, flush=True)
 
 
-def ask(server: str, home: Path, gpu: str, only: str, out: Path, like: Path | None) -> None:
+def ask(args: argparse.Namespace) -> None:
     """Run `play` in the oracle's Python."""
-    words = [*(["--like", like.resolve()] if like else []), "-o", out]
-    words = [home / "venv" / "bin" / "python", __file__, "play", server, home, "--gpu", gpu, *words]
-    subprocess.run([str(word) for word in words], input=json.dumps(list(questions(only))), text=True, check=True,
+    home, out = args.home.resolve(), args.out.resolve()
+    words = [
+        *(["--like", args.like.resolve()] if args.like else []),
+        *(["--methods"] if args.methods else []),
+        "-o",
+        out,
+    ]
+    words = [home / "venv" / "bin" / "python", __file__, "play", args.server, home, "--gpu", args.gpu, *words]
+    subprocess.run([str(word) for word in words], input=json.dumps(list(questions(args.only))), text=True, check=True,
                    env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"})  # fmt: skip
 
 
@@ -495,17 +579,21 @@ def main() -> None:
         asking.add_argument("home", type=Path)
         asking.add_argument("--gpu", choices=GPUS, default="H100")
         asking.add_argument("--only", default="", help="a pattern of keys")
+        asking.add_argument("--methods", action="store_true", help="ask for the lists of methods instead")
         asking.add_argument("--like", type=Path, help="cells of a GPU whose grids hold wherever the ends are equal")
         asking.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
     if args.command == "ask":
-        ask(args.server, args.home.resolve(), args.gpu, args.only, args.out.resolve(), args.like)
+        ask(args)
         return
-    answers = json.load(sys.stdin)
+    asked = json.load(sys.stdin)
     with args.out.open("w") as file:
         server = SERVERS[args.server](args.home, args.gpu)
+        if args.methods:
+            methods(server, asked, lambda row: print(json.dumps(row), file=file, flush=True))
+            return
         like = [json.loads(line) for line in args.like.read_text().splitlines()] if args.like else []
-        play(server, args.gpu, answers, like, lambda row: print(json.dumps(row), file=file, flush=True))
+        play(server, args.gpu, asked, like, lambda row: print(json.dumps(row), file=file, flush=True))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.start_quantization import ACTIVATIONS, GPUS, Json, Shape
-from kvplan.servers.quantized import Divisors
+from kvplan.servers.quantized import NAMES, Divisors
 
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNREACHED = ("ImportError", "ModuleNotFoundError", "stubbed kernel", "compiled op")  # the oracle's own limits
 CUTS = (
     " for layer_name=", " Must be one of", ", weight_quant=", " Available methods", ": num_bits=", " Found num_bits",
-    " Please use ", " Reasons:", " Use a checkpoint", " but got format", " and bits:", ": [", ". Use ",
-    ". Supported dtypes",
+    " Please use ", " Reasons:", " Use a checkpoint", " but got format", " and bits:", ". Use ", ". Please check",
+    " For 8-bit", ". Supported dtypes",
 )  # fmt: skip
 
 
@@ -140,6 +140,9 @@ def table(rows: Iterable[Json]) -> Iterator[str]:
     rules: dict[str, dict[tuple[str, int, str], str]] = defaultdict(dict)  # key -> layer, capability, dtype -> rule
     needs: dict[str, str] = {}
     for row in rows:
+        if (names := next((name for name in NAMES if name in row), None)) is not None:
+            yield f"{names} | {' '.join(row[names])}"
+            continue
         key, where = row["key"], (row["sm"], row["dtype"])
         if "refused" in row:
             rules[key]["config", *where] = f"no: {words_of(row['refused'])}"

@@ -66,15 +66,15 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     kv_dtype = stated_kv_dtype(config, method)
     try:
         quantization = by_method(config, inner, method, kv_dtype)
-        if quantization is not None:
-            tables_of(quantization)  # rejects patterns that cannot be matched
-            named = "quant_method" in config or whole.sub("producer").values.get("name") == "modelopt"
-            quantization = replace(quantization, named=named)
-        return quantization
-    except UnsupportedModelError as scheme:
-        method = f"{printable(method, 40)} ({scheme})"
-        problem = f"quantization method {method!r} is not supported"
-        return Quantization(method, None, kv_dtype=kv_dtype, problem=problem)
+        if quantization is None:
+            return None
+        tables_of(quantization)  # rejects patterns that cannot be matched
+    except UnsupportedModelError as part:
+        stated = printable(method, 40)
+        problem = f"quantization method '{stated} ({part})' is not supported"
+        quantization = Quantization(stated, None, kv_dtype=kv_dtype, problem=problem, unread=str(part))
+    named = "quant_method" in config or whole.sub("producer").values.get("name") == "modelopt"
+    return replace(quantization, named=named, stated=printable(method, 40))
 
 
 def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) -> Quantization | None:
@@ -148,7 +148,7 @@ def four_bit_group(config: Config) -> int | None:
     """Group size of 4-bit AWQ and GPTQ; of the other widths only 8 bits are modeled, for GPTQ."""
     bits = config.count("bits", "w_bit", default=4)
     if bits != 4:
-        raise UnsupportedModelError("", f"{bits}-bit AWQ/GPTQ")
+        raise UnsupportedModelError("", f"{bits}-bit")
     return group_of(config)
 
 

@@ -51,7 +51,7 @@ def packed(config: Config, bits: int, group: int | None) -> Scheme:
             return Scheme("gptq", group, zeros=not config.flag("sym", True))
         case 8:
             return Scheme("gptq_int8", group, zeros=not config.flag("sym", True))
-    raise UnsupportedModelError("", f"{bits}-bit AutoRound")
+    raise UnsupportedModelError("", f"{bits}-bit")
 
 
 def quark(config: Config) -> Quantization:

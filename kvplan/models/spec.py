@@ -292,7 +292,7 @@ class Scheme:
 class Quantization:
     """Storage schemes of a checkpoint's linear layers, from its `quantization_config`.
 
-    method    the method's name in the config
+    method    the method's name: that of its format, where a config may name one format in several ways
     default   scheme of a quantizable layer that nothing below matches; None: it stays in the model's dtype
     names     exact module names and their scheme, None for "not quantized"
     patterns  globs and `re:` expressions over module names, likewise; the first match wins
@@ -300,8 +300,10 @@ class Quantization:
     kv_by_head  scales of the KV cache are stored for each KV head
     head      scheme of an untied output head that nothing above matches; None: the model's dtype
     problem   why kvplan cannot size it: weights then need headers or a given size; empty: it can
+    unread    of a format that is not read: what of it ("3-bit")
     mixed     ModelOpt's MIXED_PRECISION: every quantized layer is listed with its algorithm
     named     the config states the method (`quant_method`)
+    stated    the method as the config states it; empty: as `method`
     """
 
     method: str
@@ -314,6 +316,8 @@ class Quantization:
     named: bool = True
     kv_by_head: bool = False
     head: Scheme | None = None
+    unread: str = ""
+    stated: str = ""
 
     @property
     def known(self) -> bool:

@@ -1,16 +1,19 @@
 """Which quantized layers a server creates, by GPU and by shape per rank: a table asked of the server's own code.
 
-The table names a storage scheme with the capabilities that were asked, and below it what its layers do not take: a
-line has kinds of layers, capabilities, a dtype, and `no: REASON` or conditions on a rank's shape (Divisors), one of
-which must hold. `if-whole`: these must hold for a rank's shape if they hold for the whole one, by which the server
-chooses its kernel. Kinds that no line names take any shape. benchmarks/start_quantization.py, whose text says what is
-asked and what derived, and benchmarks/start_table.py made it.
+The table lists the methods that a config may name, and those with scales of K and V in the checkpoint (`/stated`: only
+if it states a KV dtype). It then names a storage scheme with the capabilities that were asked, or a format that is not
+read ("gptq 3-bit"), and below it what its layers do not take: a line has kinds of layers, capabilities, a dtype, and
+`no: REASON` or conditions on a rank's shape (Divisors), one of which must hold. `if-whole`: these must hold for a
+rank's shape if they hold for the whole one, by which the server chooses its kernel. Kinds that no line names take any
+shape. benchmarks/start_quantization.py, whose text says what is asked and what derived, and benchmarks/start_table.py
+made it.
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 from kvplan.servers.plans import Request
@@ -84,6 +87,16 @@ def divisors_of(text: str) -> Divisors:
     return Divisors(**{name: int(number) for name, _, number in pairs})
 
 
+NAMES = ("methods", "scales")  # lines of the table that list methods
+
+
+@lru_cache(maxsize=4)
+def methods(path: Path, line: str) -> frozenset[str]:
+    """Methods of one of these lines: all that a config may name, or those with scales of K and V in the checkpoint."""
+    rows = path.read_text(encoding="utf-8").splitlines()
+    return frozenset(next(row for row in rows if row.startswith(f"{line} | ")).split()[2:])
+
+
 @lru_cache(maxsize=4)
 def entries(path: Path) -> dict[str, Entry]:
     """The table's schemes by name."""
@@ -91,7 +104,7 @@ def entries(path: Path) -> dict[str, Entry]:
     answers: dict[str, frozenset[int]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         fields = [field.strip() for field in line.split(" | ")]
-        if line.startswith("#"):
+        if fields[0] in NAMES:
             continue
         if not line.startswith(" "):
             key, needs = fields[0], fields[2] if len(fields) > 2 else ""
@@ -128,6 +141,18 @@ def scheme_key(quantization: Quantization, scheme: Scheme) -> str:
     return " ".join(filter(None, (method, *scheme_words(scheme))))
 
 
+def scheme_keys(quantization: Quantization) -> list[str]:
+    """Names of a checkpoint's schemes in the table; of a format that is not read, that of the part that is not."""
+    if quantization.unread:
+        return [f"{quantization.method} {quantization.unread}"]
+    schemes = {
+        quantization.default: None,
+        **dict.fromkeys(quantization.names.values()),
+        **dict.fromkeys(scheme for _, scheme in quantization.patterns),
+    }
+    return [scheme_key(quantization, scheme) for scheme in schemes if scheme is not None]
+
+
 def scheme_words(scheme: Scheme) -> list[str]:
     block = "x".join(map(str, scheme.block)) if scheme.block else ""
     group = f"g{scheme.group_size}" if scheme.group_size else ""
@@ -147,6 +172,8 @@ def refusal(request: Request, path: Path, dtype: str, unchecked: frozenset[str] 
     unchecked  names of weights that the model's class creates in any shape
     """
     spec, sm = request.spec, nearest(request.gpu.sm)
+    if spec.quantization is not None and (refused := method_refusal(request, spec.quantization, path)) is not None:
+        return refused
     if not sm or (spec.quantization is None and request.args.quantization is None):
         return None
     known, answers = entries(path), set()
@@ -186,11 +213,40 @@ def key_of(spec: ModelSpec, scheme: Scheme | None, online: str | None) -> str:
     return scheme_key(spec.quantization, scheme) if spec.quantization is not None and scheme is not None else ""
 
 
+def method_refusal(request: Request, stored: Quantization, path: Path) -> Refusal | None:
+    """Refusal of a method that the server does not have, or of a format of it that kvplan does not read."""
+    name = stored.stated or stored.method
+    if name not in methods(path, "methods"):
+        return unsupported(f"Unknown quantization method: {name}")
+    entry = entries(path).get(scheme_keys(stored)[0]) if stored.unread else None
+    rules = () if entry is None else entry.rules
+    applied = ("config", "whole")  # every model has layers of the second kind
+    sm = nearest(request.gpu.sm)
+    reasons = (rule.reason for rule in rules if any(rule.applies(layer, sm, "any dtype") for layer in applied))
+    return next((unsupported(reason) for reason in reasons if reason), None)
+
+
+def check_sized(request: Request, refused: Refusal | None) -> None:
+    """Reject weights that neither kvplan can size nor their server loads: a size would not make them start."""
+    stored = request.spec.quantization
+    if refused is None or stored is None or stored.known or request.weights_bytes or request.checkpoint:
+        return
+    where = f"{request.spec.name} on {request.release.label}"
+    raise UnsupportedModelError(where, refused.text, "name another checkpoint")
+
+
+def stores_scales(stored: Quantization, path: Path) -> bool:
+    """True if the server reads scales of K and V from the checkpoint, by a method of its quantization."""
+    name = "modelopt_mixed" if stored.mixed else stored.stated or stored.method
+    known = methods(path, "scales")
+    return name in known or (stored.kv_dtype is not None and f"{name}/stated" in known)
+
+
 def config_refusal(request: Request, entry: Entry, dtype: str, sm: int) -> Refusal | None:
     """Refusal of the whole checkpoint, in the server's words, or of a deprecated method that is not allowed."""
     for rule in entry.rules:
         if rule.applies("config", sm, dtype):
-            return unsupported(f"{request.spec.name}: {rule.reason}")
+            return unsupported(rule.reason)
     if entry.needs == DEPRECATED and request.args.allow_deprecated_quantization is False:
         return unsupported(f"the quantization method of {request.spec.name} is deprecated", DEPRECATED, (True,))
     return None
@@ -198,9 +254,8 @@ def config_refusal(request: Request, entry: Entry, dtype: str, sm: int) -> Refus
 
 def needs(quantization: Quantization, path: Path) -> str:
     """The argument that a checkpoint needs to be loaded; empty: none."""
-    schemes = {quantization.default, *quantization.names.values(), *(scheme for _, scheme in quantization.patterns)}
-    keys = (scheme_key(quantization, scheme) for scheme in schemes if scheme is not None)
-    return next((entry.needs for key in keys if (entry := entries(path).get(key)) and entry.needs), "")
+    known = (entries(path).get(key) for key in scheme_keys(quantization))
+    return next((entry.needs for entry in known if entry is not None and entry.needs), "")
 
 
 def shape_refusal(

@@ -6,9 +6,11 @@ what vLLM's own code answered when it built the whole model, empty if it did.
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,13 @@ from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs, left_out
 from kvplan.servers.base import parse_engine
-from kvplan.servers.quantized import Divisors, divisors_of, entries
+from kvplan.servers.quantized import NAMES, Divisors, divisors_of, entries, methods
 from kvplan.servers.sglang.supported import TABLE as SGLANG
 from kvplan.servers.vllm.formats import TABLE as VLLM
 from tests.oracles import GPUS, read_lines
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
+from tests.support.refusals import reason_of
 
 FACTS = Path(__file__).parents[1] / "facts"
 ROWS = read_lines(FACTS / "quantized_starts.jsonl")
@@ -139,12 +142,90 @@ def test_methods_that_a_server_lacks_are_refused(engine: str, quantization: Any,
     assert refusal.by == "unsupported"
 
 
+HQQ = {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64}}}
+EETQ = {"quant_method": "eetq"}
+UNKNOWN = "Unknown quantization method: "
+# The first line of what vLLM 0.33's and SGLang 0.5.23's own ModelConfig and quantization classes raise.
+NOT_LOADED = [
+    ("vllm", HQQ, f"{UNKNOWN}hqq"),
+    ("vllm", EETQ, f"{UNKNOWN}eetq"),
+    ("vllm", GPTQ | {"bits": 3}, "Unsupported quantization config: bits=3, sym=True"),
+    ("vllm", GPTQ | {"bits": 2}, "Unsupported quantization config: bits=2, sym=True"),
+    ("vllm", {"quant_method": "modelopt", "quant_algo": "INT8_SQ"}, "ModelOpt currently only supports: ['FP8',"),
+    ("sglang", HQQ, f"{UNKNOWN}hqq"),
+    ("sglang", {"quant_method": "torchao"}, f"{UNKNOWN}torchao"),
+    ("sglang", GPTQ | {"bits": 3}, f"{UNKNOWN}gptq"),
+    (
+        "sglang",
+        {"quant_method": "auto-round", "bits": 2, "sym": True},
+        "The non-Marlin GPTQ CUDA kernel has been removed",
+    ),
+]
+
+
+@pytest.mark.parametrize(("engine", "quantization", "reason"), NOT_LOADED)
+def test_a_stated_size_does_not_make_an_unknown_format_start(
+    engine: str, quantization: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    folder, release = written(tmp_path / "model", "llama-3.1-8b", quantization), parse_engine(engine)
+    request = Request(load_spec(folder), gpu("h100-80g"), EngineArgs(max_model_len=4096), release)
+    assert reason_of(plan(replace(request, weights_bytes=5 * 2**30))).startswith(reason)
+    with pytest.raises(KvplanError, match=re.escape(reason)) as refused:
+        plan(request)
+    assert refused.value.remedy == "name another checkpoint"  # not a size, which would not help
+
+
+def test_a_format_that_the_server_has_is_sized_by_a_stated_size(tmp_path: Path) -> None:
+    folder = written(tmp_path / "model", "llama-3.1-8b", {"quant_method": "torchao"})
+    request = Request(load_spec(folder), gpu("h100-80g"), EngineArgs(max_model_len=4096))
+    with pytest.raises(KvplanError, match="pass --weights-bytes"):
+        plan(request)
+    assert plan(replace(request, weights_bytes=5 * 2**30)).fits
+
+
+QUARK = {
+    "quant_method": "quark", "exclude": ["lm_head"], "export": {"kv_cache_group": []}, "layer_quant_config": {},
+    "global_quant_config": {
+        "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False},
+        "input_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False},
+    },
+}  # fmt: skip
+FP8_GROUP = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+             "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}}  # fmt: skip
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"g": FP8_GROUP}}
+KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "is_refused"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, True),
+        (QUARK, True),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, True),
+        (COMPRESSED | {"kv_cache_scheme": KV_SCHEME}, True),
+        (COMPRESSED, False),
+        (GPTQ, False),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, False),
+    ],
+    ids=["fp8", "quark", "modelopt", "compressed-tensors with scales", "compressed-tensors", "gptq", "fbgemm_fp8"],
+)
+def test_e5m2_caches_do_not_go_with_scales_in_the_checkpoint(
+    quantization: dict[str, Any], is_refused: bool, tmp_path: Path
+) -> None:
+    """vLLM 0.33's attention layer: "fp8_e5m2 kv-cache is not supported with fp8 checkpoints."."""
+    folder = written(tmp_path / "model", "llama-3.1-8b", quantization)
+    answer = planned(folder, "h100-80g", max_model_len=4096, kv_cache_dtype="fp8_e5m2")
+    assert (answer.refusal is not None and "fp8_e5m2 KV cache" in answer.refusal.text) == is_refused
+
+
 @pytest.mark.parametrize("path", [VLLM, SGLANG], ids=lambda path: path.parent.name)
 def test_every_line_of_a_table_is_read(path: Path) -> None:
     known = entries(path)
     assert len(known) > 60
     lines = path.read_text().splitlines()
-    assert len(lines) == len(known) + sum(len(entry.rules) for entry in known.values())
+    lists = [line for line in lines if line.partition(" ")[0] in NAMES]
+    assert len(lines) == len(lists) + len(known) + sum(len(entry.rules) for entry in known.values())
+    assert {"fp8", "compressed-tensors", "gptq"} <= methods(path, "methods")
     assert all(rule.conditions or rule.reason for entry in known.values() for rule in entry.rules)
 
 

@@ -143,6 +143,7 @@ def size(request: Request) -> Sized:
         # Replicas are separate servers that share nothing: each is planned on its own.
         request = replace(request, args=replace(request.args, data_parallel_size=1))
     args, spec, gpu = request.args, request.spec, request.gpu
+    supported.check_sized(request, settings)
     adapters.check(spec, args, request.release, gpu.sm)
     offload.check(spec, args, request.release)
     sglang_models.check_dp_attention(spec, args)

@@ -61,3 +61,11 @@ def earlier(request: Request) -> Refusal | None:
     if by_modelopt and "nvfp4" not in spec.scheme_kinds and 0 < sm < MODELOPT_FP8:
         return unsupported(f"it loads ModelOpt's FP8 from compute capability 8.9 on, this GPU has {sm / 10:.1f}")
     return formats.capability(spec, sm, request.args.quantization)
+
+
+def check_sized(request: Request, settings: Settings) -> None:
+    """Reject weights that neither kvplan can size nor SGLang loads."""
+    if request.spec.quantization is not None and not request.spec.quantization.known:
+        from kvplan.servers import quantized
+
+        quantized.check_sized(request, weights(request, settings))

@@ -106,12 +106,20 @@ def capability(spec: ModelSpec, sm: int, online: str | None) -> Refusal | None:
 
 
 def stores_scales(spec: ModelSpec) -> bool:
-    """True if vLLM reads scales of K and V from the checkpoint: its quantization has a method for the KV cache."""
+    """True if vLLM reads scales of K and V from the checkpoint."""
     if spec.quantization is None:
         return False
-    method = spec.quantization.method
-    declared = method == "compressed-tensors" and spec.quantization.kv_dtype is not None
-    return declared or method == "fp8" or method.startswith("modelopt")
+    from kvplan.servers import quantized
+
+    return quantized.stores_scales(spec.quantization, TABLE)
+
+
+def check_sized(request: Request, settings: Settings) -> None:
+    """Reject weights that neither kvplan can size nor vLLM loads."""
+    if request.spec.quantization is not None and not request.spec.quantization.known:
+        from kvplan.servers import quantized
+
+        quantized.check_sized(request, refusal(request, settings))
 
 
 def needs_deprecated(request: Request) -> bool:

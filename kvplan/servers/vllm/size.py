@@ -21,6 +21,7 @@ from kvplan.servers.vllm import (
     connectors,
     encoder,
     experts,
+    formats,
     offload,
     overheads,
     removed,
@@ -306,6 +307,7 @@ def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
     removed.check(spec, request.release, request.gpu.sm)
+    formats.check_sized(request, settings)
     connectors.check(spec, args, request.release)
     offload.check(args, request.release)
     flat = connectors.hybrid_manager_is_off(args, request.release)
