@@ -12,8 +12,8 @@ the least aligned ones and a well aligned one (ENDS), then, if their answers dif
 between answer as all ends do, that a grid of one GPU (--like) holds on another whose ends answer alike, and that what
 explains all cells of a grid holds for every shape (start_table.py, which writes the table that plans look up).
 
-`ask ... --methods` asks for two lists on one GPU, as neither depends on it: which methods a config may name, of those
-that transformers or the server lists, and of which vLLM's attention layers read scales of K and V.
+`ask ... --methods` asks for lists on one GPU, as none depends on it: which methods a config may name, of those that
+transformers or the server lists, which are deprecated, and of which vLLM's attention layers read scales of K and V.
 """
 
 import argparse
@@ -269,7 +269,6 @@ GPT_OSS: Json = TINY | {
     "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "head_dim": 64, "num_local_experts": 8,
     "num_experts_per_tok": 2, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
-DEPRECATED = "allow_deprecated_quantization"
 
 
 class Vllm:
@@ -287,18 +286,18 @@ class Vllm:
 
         return list(QUANTIZATION_METHODS)
 
-    def config(self, folder: str, dtype: str, online: str | None) -> tuple[Any, str]:
-        """(vLLM's config, the argument that it needs to accept the checkpoint)."""
+    def deprecated(self) -> list[str]:
+        from vllm.model_executor.layers.quantization import DEPRECATED_QUANTIZATION_METHODS
+
+        return list(DEPRECATED_QUANTIZATION_METHODS)
+
+    def config(self, folder: str, dtype: str, online: str | None) -> Any:
+        """vLLM's config; deprecated methods are allowed."""
         from vllm.engine.arg_utils import EngineArgs  # type: ignore[import-not-found]
 
         arguments = {"model": folder, "skip_tokenizer_init": True, "load_format": "dummy", "dtype": dtype}
         arguments |= {"quantization": online} if online else {}
-        try:
-            return EngineArgs(**arguments).create_engine_config(), ""
-        except Exception as error:
-            if DEPRECATED.replace("_", "-") not in str(error):
-                raise
-        return EngineArgs(**arguments, **{DEPRECATED: True}).create_engine_config(), DEPRECATED
+        return EngineArgs(**arguments, allow_deprecated_quantization=True).create_engine_config()
 
     def creator(self, config: Any, dtype: str) -> Create:
         import torch
@@ -373,13 +372,16 @@ class Sglang:
 
         return list(QUANTIZATION_METHODS)
 
-    def config(self, folder: str, dtype: str, online: str | None) -> tuple[Any, str]:
-        """(SGLang's arguments and quantization by ranks and spread, "")."""
+    def deprecated(self) -> list[str]:
+        return []
+
+    def config(self, folder: str, dtype: str, online: str | None) -> Any:
+        """SGLang's arguments and quantization by ranks and spread."""
         words = ["--model-path", folder, "--skip-tokenizer-init", "--dtype", dtype]
         words += ["--quantization", online] if online else []
         settings = {(1, False): self.published(words), (2, False): self.published([*words, "--tp-size", "2"])}
         settings[2, True] = self.published([*words, "--tp-size", "2", "--ep-size", "2"])
-        return settings, ""
+        return settings
 
     def published(self, words: list[str]) -> tuple[Any, Any]:
         from sglang.srt.configs.load_config import LoadConfig  # type: ignore[import-not-found]
@@ -491,11 +493,11 @@ def questions(only: str) -> Iterator[Json]:
             yield {"key": f"online {method}", "checkpoint": None, "online": method}
 
 
-def methods(server: Any, asked: list[Json], write: Callable[[Json], None]) -> None:
+def methods(server: Any, questions: list[Json], write: Callable[[Json], None]) -> None:
     """Write which methods a config may name, and of which the server reads scales of K and V."""
     from transformers.utils.quantization_config import QuantizationMethod
 
-    stated = [question["checkpoint"] for question in reversed(asked) if question["checkpoint"]]
+    stated = [question["checkpoint"] for question in reversed(questions) if question["checkpoint"]]
     known = {checkpoint["quant_method"]: checkpoint for checkpoint in stated}
     for checkpoint in stated:
         if (name := MODELOPT_NAMES.get(checkpoint.get("quant_algo", ""))) is not None:
@@ -509,6 +511,8 @@ def methods(server: Any, asked: list[Json], write: Callable[[Json], None]) -> No
         named += [] if UNKNOWN in text else [name]
         scaled += [name] if scales else [f"{name}/stated"] if asked_of(server, checkpoint | KV_STATED)[1] else []
     write({"methods": named})
+    if deprecated := server.deprecated():
+        write({"deprecated": deprecated})
     if scaled:
         write({"scales": scaled})
 
@@ -519,7 +523,7 @@ def asked_of(server: Any, checkpoint: Json) -> tuple[str, bool]:
         config = TINY | {"dtype": "bfloat16", "quantization_config": checkpoint}
         Path(folder, "config.json").write_text(json.dumps(config))
         try:
-            settings, _ = server.config(folder, "bfloat16", None)
+            settings = server.config(folder, "bfloat16", None)
         except (Exception, SystemExit) as error:
             return reason(error).replace(folder, ""), False
     create = server.creator(settings, "bfloat16")
@@ -545,13 +549,13 @@ def play(server: Any, gpu: str, questions: list[Json], like: list[Json], write: 
             config |= {"quantization_config": question["checkpoint"]} if question["checkpoint"] else {}
             Path(folder, "config.json").write_text(json.dumps(config))
             try:
-                settings, needs = server.config(folder, dtype, question["online"])
+                settings = server.config(folder, dtype, question["online"])
             except (Exception, SystemExit) as error:
                 write(head | {"refused": reason(error).replace(folder, "")})
                 continue
         create = server.creator(settings, dtype)
         for row in cells(create, known[key]):
-            write(head | {"needs": needs} | row)
+            write(head | row)
         create.leave()
         print(f"{gpu} {dtype} {key}: {time.time() - start:.1f} s", file=sys.stderr, flush=True)
 
@@ -586,14 +590,14 @@ def main() -> None:
     if args.command == "ask":
         ask(args)
         return
-    asked = json.load(sys.stdin)
+    answers = json.load(sys.stdin)
     with args.out.open("w") as file:
         server = SERVERS[args.server](args.home, args.gpu)
         if args.methods:
-            methods(server, asked, lambda row: print(json.dumps(row), file=file, flush=True))
+            methods(server, answers, lambda row: print(json.dumps(row), file=file, flush=True))
             return
         like = [json.loads(line) for line in args.like.read_text().splitlines()] if args.like else []
-        play(server, args.gpu, asked, like, lambda row: print(json.dumps(row), file=file, flush=True))
+        play(server, args.gpu, answers, like, lambda row: print(json.dumps(row), file=file, flush=True))
 
 
 if __name__ == "__main__":

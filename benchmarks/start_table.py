@@ -138,7 +138,6 @@ def table(rows: Iterable[Json]) -> Iterator[str]:
     """Lines of the table: a scheme, then what each kind of layer takes on which capabilities, but for `any`."""
     fitted: dict[Any, str] = {}
     rules: dict[str, dict[tuple[str, int, str], str]] = defaultdict(dict)  # key -> layer, capability, dtype -> rule
-    needs: dict[str, str] = {}
     for row in rows:
         if (names := next((name for name in NAMES if name in row), None)) is not None:
             yield f"{names} | {' '.join(row[names])}"
@@ -148,7 +147,6 @@ def table(rows: Iterable[Json]) -> Iterator[str]:
             rules[key]["config", *where] = f"no: {words_of(row['refused'])}"
             continue
         rules[key].setdefault(("config", *where), "any")
-        needs[key] = row["needs"] or needs.get(key, "")
         try:
             rule = rule_of(row, fitted)
         except ValueError as error:
@@ -158,7 +156,7 @@ def table(rows: Iterable[Json]) -> Iterator[str]:
             rules[key][layer_name(row), *where] = rule
     for key, cells_of in rules.items():
         answers = spans(sm for layer, sm, _ in cells_of if layer == "config")
-        yield " | ".join(filter(None, (key, answers, needs.get(key, ""))))
+        yield f"{key} | {answers}"
         merged: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for (layer, sm, dtype), rule in cells_of.items():
             other = "float16" if dtype == "bfloat16" else "bfloat16"

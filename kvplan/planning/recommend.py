@@ -669,7 +669,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     context = request.args.max_model_len
     assert isinstance(context, int)
     here = at_context(request, context)
-    asked = plan(replace(here, load=replace(here.load, lengths=None)))  # raise an error for an impossible request
+    unchanged = plan(replace(here, load=replace(here.load, lengths=None)))  # raise an error for an impossible request
     utilization = None if "gpu_memory_utilization" in question.stated else lowest_utilization(question, here, share)
     dtypes: tuple[str, ...] = ("auto", "fp8") if question.fp8_kv and reads_fp8(here) else ("auto",)
     if "kv_cache_dtype" in question.stated:
@@ -679,7 +679,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     kv_dtypes = tuple(
         answer(question, each, share, each.args.kv_cache_dtype) for each in formats if isinstance(planned(each), Plan)
     )
-    ways = [] if current.plan is not None else pareto_optimal(cures(question, request, asked, replicas))
+    ways = [] if current.plan is not None else pareto_optimal(cures(question, request, unchanged, replicas))
     solution = Placement(current.plan, replicas, None) if current.plan is not None else None
     if ways and is_as_asked(ways[0], context, replicas * num_ranks(here)):
         solution, ways = ways[0], []
@@ -697,7 +697,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
         solution,
         tuple(ways),
         None if current.most_users else failure(question, here).reason,
-        not is_supported(asked),
+        not is_supported(unchanged),
     )
 
 
@@ -714,7 +714,7 @@ def answer(question: Question, request: Request, users: int, value: float | int 
 # --- fixes ------------------------------------------------------------------------------------------------------------
 
 
-def cures(question: Question, request: Request, asked: Plan, replicas: int) -> Iterator[Placement]:
+def cures(question: Question, request: Request, unchanged: Plan, replicas: int) -> Iterator[Placement]:
     """Yield ways to hold users that the given GPUs do not hold as requested: for every allowed precision, the same GPUs
     at the requested or the longest possible context, and more of the same GPUs. Each is a computed plan; if the server
     refuses what is asked whatever the memory, with what it takes instead.
@@ -722,7 +722,7 @@ def cures(question: Question, request: Request, asked: Plan, replicas: int) -> I
     share = -(-question.users // replicas)
     context = request.args.max_model_len
     assert isinstance(context, int)
-    instead = supported_changes(asked)
+    instead = supported_changes(unchanged)
     for change in instead:
         request = change.applied(request)
     flags = tuple(change.flag_of(request.release.engine) for change in instead)

@@ -110,11 +110,11 @@ def _server_lines(server: Upgraded) -> list[Part]:
     columns = effect_columns(server)
     telling = [effect for effect in server.effects if any(path in effect.deltas for path in columns)]
     if telling:
-        moved = [effect_cells(effect, columns)[:-1] for effect in telling]
+        moved = [effect_cells(server, effect, columns)[:-1] for effect in telling]
         head, *cells = laid_out([Table.of(("since", *columns.values()), moved)])
         lines += [line(), head]
         for row, effect in zip(cells, telling, strict=True):
-            lines += [row, Paragraph("  ", effect_cells(effect, columns)[-1])]
+            lines += [row, Paragraph("  ", effect_cells(server, effect, columns)[-1])]
     between = changes_between(server)
     quiet = between - sum(effect.change is not None for effect in telling)
     if quiet:
@@ -156,11 +156,24 @@ def changes_between(server: Upgraded) -> int:
     return len(new.since(old) or old.since(new))
 
 
-def effect_cells(effect: Effect, columns: Iterable[str]) -> tuple[str, ...]:
+def effect_cells(server: Upgraded, effect: Effect, columns: Iterable[str]) -> tuple[str, ...]:
     deltas = effect.deltas
     since = "" if effect.change is None else number_text(effect.change.since)
     moved = (number_delta(UNITS[path], deltas.get(path, 0)) for path in columns)
-    return (since, *moved, REST if effect.change is None else effect.change.what)
+    return (since, *moved, what_of(server, effect))
+
+
+def what_of(server: Upgraded, effect: Effect) -> str:
+    """What an effect comes from: a change, or what none of them is, such as refusals that were read of one release."""
+    if effect.change is not None:
+        return effect.change.what
+    refusal = None if isinstance(server.new, KvplanError) else server.new.refusal
+    old, new = server.old.request.release, server.release
+    if refusal is None or refusal.by != "unsupported" or old.is_compared or not new.is_compared:
+        return REST
+    return (
+        f"{new.label} refuses it by its own code, which was not asked of {old.label}: whether that starts is not known"
+    )
 
 
 # --- Markdown, CSV, JSON ----------------------------------------------------------------------------------------------
@@ -177,7 +190,7 @@ def upgrade_page(result: Upgrade) -> Iterator[Block]:
                 yield Table.of(("figure", server.old.request.release.label, server.release.label, "change"), rows)
         if server.effects:
             columns = effect_columns(server)
-            moved = [effect_cells(effect, columns) for effect in server.effects]
+            moved = [effect_cells(server, effect, columns) for effect in server.effects]
             yield Table.of(("since", *columns.values(), "what changed"), moved)
 
 
@@ -220,7 +233,7 @@ def _server_document(server: Upgraded) -> UpgradedServer:
         "changes": [
             {
                 "since": None if effect.change is None else number_text(effect.change.since),
-                "what": REST if effect.change is None else effect.change.what,
+                "what": what_of(server, effect),
                 "source": None if effect.change is None else effect.change.evidence,
                 "deltas": effect.deltas,
             }

@@ -1,15 +1,16 @@
 """Which quantized layers a server creates, by GPU and by shape per rank: a table asked of the server's own code.
 
-The table lists the methods that a config may name, and those with scales of K and V in the checkpoint (`/stated`: only
-if it states a KV dtype). It then names a storage scheme with the capabilities that were asked, or a format that is not
-read ("gptq 3-bit"), and below it what its layers do not take: a line has kinds of layers, capabilities, a dtype, and
-`no: REASON` or conditions on a rank's shape (Divisors), one of which must hold. `if-whole`: these must hold for a
-rank's shape if they hold for the whole one, by which the server chooses its kernel. Kinds that no line names take any
-shape. benchmarks/start_quantization.py, whose text says what is asked and what derived, and benchmarks/start_table.py
-made it.
+The table lists the methods that a config may name, the deprecated ones among them, and those with scales of K and V in
+the checkpoint (`/stated`: only if it states a KV dtype). It then names a storage scheme with the capabilities that were
+asked, or a format that is not read ("gptq 3-bit"), and below it what its layers do not take: a line has kinds of
+layers, capabilities, a dtype, and `no: REASON` or conditions on a rank's shape (Divisors), one of which must hold.
+`if-whole`: these must hold for a rank's shape if they hold for the whole one, by which the server chooses its kernel.
+Kinds that no line names take any shape. benchmarks/start_quantization.py, whose text says what is asked and what
+derived, and benchmarks/start_table.py made it.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,11 +18,10 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 from kvplan.servers.plans import Request
-from kvplan.servers.start import Refusal, unsupported
+from kvplan.servers.start import Refusal, smaller, unsupported
 from kvplan.servers.weights import weight_layout
 from kvplan.sizing.weights import Layout, alike, is_built, layers_on, local_shape, on_stage, ranks_of, scheme_for
 
-DEPRECATED = "allow_deprecated_quantization"  # the argument that a scheme of the table may need
 RELU2 = ("relu2", "squared_relu")
 
 
@@ -75,10 +75,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One scheme of the table: the capabilities that were asked, the argument it needs, and its rules."""
+    """One scheme of the table: the capabilities that were asked, and its rules."""
 
     capabilities: frozenset[int]
-    needs: str
     rules: tuple[Rule, ...]
 
 
@@ -87,29 +86,27 @@ def divisors_of(text: str) -> Divisors:
     return Divisors(**{name: int(number) for name, _, number in pairs})
 
 
-NAMES = ("methods", "scales")  # lines of the table that list methods
+NAMES = ("methods", "deprecated", "scales")  # lines of the table that list methods
 
 
 @lru_cache(maxsize=4)
 def methods(path: Path, line: str) -> frozenset[str]:
-    """Methods of one of these lines: all that a config may name, or those with scales of K and V in the checkpoint."""
+    """Methods of one of these lines; none without it."""
     rows = path.read_text(encoding="utf-8").splitlines()
-    return frozenset(next(row for row in rows if row.startswith(f"{line} | ")).split()[2:])
+    return frozenset(next((row for row in rows if row.startswith(f"{line} | ")), "").split()[2:])
 
 
 @lru_cache(maxsize=4)
 def entries(path: Path) -> dict[str, Entry]:
     """The table's schemes by name."""
     match: dict[str, Entry] = {}
-    answers: dict[str, frozenset[int]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         fields = [field.strip() for field in line.split(" | ")]
         if fields[0] in NAMES:
             continue
         if not line.startswith(" "):
-            key, needs = fields[0], fields[2] if len(fields) > 2 else ""
-            answers[key] = capabilities(fields[1])
-            match[key] = Entry(answers[key], needs, ())
+            key = fields[0]
+            match[key] = Entry(capabilities(fields[1]), ())
             continue
         layers, where, dtype, rule = fields
         conditions, _, whole = rule.partition(" if-whole ")
@@ -119,7 +116,7 @@ def entries(path: Path) -> dict[str, Entry]:
             () if refused else tuple(divisors_of(text) for text in conditions.split(" or ")),
             divisors_of(whole) if whole else None,
         )  # fmt: skip
-        match[key] = Entry(answers[key], match[key].needs, (*match[key].rules, row))
+        match[key] = replace(match[key], rules=(*match[key].rules, row))
     return match
 
 
@@ -185,7 +182,7 @@ def refusal(request: Request, path: Path, dtype: str, unchecked: frozenset[str] 
             entry = known.get(key)
             if scheme is None or entry is None or sm not in entry.capabilities:
                 continue
-            if key not in answers and (refused := config_refusal(request, entry, dtype, sm)) is not None:
+            if key not in answers and (refused := config_refusal(entry, dtype, sm)) is not None:
                 return refused
             answers.add(key)
             text = shape_refusal(spec, weight, layout, entry, dtype, sm) if weight.name not in unchecked else None
@@ -213,9 +210,14 @@ def key_of(spec: ModelSpec, scheme: Scheme | None, online: str | None) -> str:
     return scheme_key(spec.quantization, scheme) if spec.quantization is not None and scheme is not None else ""
 
 
+def method_of(stored: Quantization) -> str:
+    """The method that a checkpoint's config names."""
+    return stored.stated or stored.method
+
+
 def method_refusal(request: Request, stored: Quantization, path: Path) -> Refusal | None:
     """Refusal of a method that the server does not have, or of a format of it that kvplan does not read."""
-    name = stored.stated or stored.method
+    name = method_of(stored)
     if name not in methods(path, "methods"):
         return unsupported(f"Unknown quantization method: {name}")
     entry = entries(path).get(scheme_keys(stored)[0]) if stored.unread else None
@@ -237,25 +239,17 @@ def check_sized(request: Request, refused: Refusal | None) -> None:
 
 def stores_scales(stored: Quantization, path: Path) -> bool:
     """True if the server reads scales of K and V from the checkpoint, by a method of its quantization."""
-    name = "modelopt_mixed" if stored.mixed else stored.stated or stored.method
+    name = "modelopt_mixed" if stored.mixed else method_of(stored)
     known = methods(path, "scales")
     return name in known or (stored.kv_dtype is not None and f"{name}/stated" in known)
 
 
-def config_refusal(request: Request, entry: Entry, dtype: str, sm: int) -> Refusal | None:
-    """Refusal of the whole checkpoint, in the server's words, or of a deprecated method that is not allowed."""
+def config_refusal(entry: Entry, dtype: str, sm: int) -> Refusal | None:
+    """Refusal of the whole checkpoint, in the server's words."""
     for rule in entry.rules:
         if rule.applies("config", sm, dtype):
             return unsupported(rule.reason)
-    if entry.needs == DEPRECATED and request.args.allow_deprecated_quantization is False:
-        return unsupported(f"the quantization method of {request.spec.name} is deprecated", DEPRECATED, (True,))
     return None
-
-
-def needs(quantization: Quantization, path: Path) -> str:
-    """The argument that a checkpoint needs to be loaded; empty: none."""
-    known = (entries(path).get(key) for key in scheme_keys(quantization))
-    return next((entry.needs for entry in known if entry is not None and entry.needs), "")
 
 
 def shape_refusal(
@@ -331,8 +325,3 @@ def needed(rule: Rule) -> str:
         words += [f"inputs in multiples of {divisors.inputs}"] if divisors.inputs > 1 else []
         texts.append(" and ".join(words))
     return ", or ".join(texts) or "another shape"
-
-
-def smaller(ranks: int) -> tuple[int, ...]:
-    """Smaller rank counts, the largest first."""
-    return tuple(n for n in (16, 8, 4, 2, 1) if n < ranks and ranks % n == 0)

@@ -57,6 +57,11 @@ def unsupported(text: str, argument: str = "", values: tuple[float | int | str, 
     return Refusal("unsupported", text, argument, values, 0)
 
 
+def smaller(ranks: int) -> tuple[int, ...]:
+    """Smaller rank counts, the largest first."""
+    return tuple(n for n in (16, 8, 4, 2, 1) if n < ranks and ranks % n == 0)
+
+
 def free_memory(total: int, utilization: float, free: int, least_free: int, in_use: int) -> Refusal | None:
     """Return a refusal if less memory is free than vLLM may use: it does not start then.
 

@@ -85,7 +85,7 @@ def test_one_that_does_not_fit_says_by_how_much() -> None:
     assert row.is_possible
     assert not row.fits
     assert row.users == row.num_blocks == row.tokens == 0
-    assert row.reason == f"does not fit: {(row.deficit or 0) / 2**30:,.2f} GiB short"
+    assert row.reason == f"does not fit, {(row.deficit or 0) / 2**30:,.2f} GiB short"
 
 
 def test_users_are_those_that_run_at_once_on_all_replicas() -> None:

@@ -55,6 +55,36 @@ def test_an_upgrade_has_the_sign_that_was_reported(
     assert low < ratio(server, path) < high
 
 
+DEPRECATED = "vllm serve meta-llama/Llama-3.1-405B-Instruct-FP8 -tp 8 --max-model-len 8192"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outcome", "since"),
+    [("0.13", "0.14", "does not start", ["0.14"]), ("0.32", "0.33", "starts with neither", [])],
+)
+def test_a_deprecated_method_is_a_change_of_the_release_that_deprecated_it(
+    run: Run, old: str, new: str, outcome: str, since: list[str]
+) -> None:
+    """The wheel of 0.14.0 lists fbgemm_fp8 under DEPRECATED_QUANTIZATION_METHODS, that of 0.13.0 has no such list."""
+    server = answer(run, DEPRECATED, "--gpu", "h200", "--from", f"vllm@{old}", "--to", f"vllm@{new}")
+    assert server["outcome"] == outcome
+    moved = [change for change in server["changes"] if "concurrency.users" in change["deltas"]]
+    assert [change["since"] for change in moved] == since
+
+
+@pytest.mark.parametrize("old", ["0.32", "0.29"])
+def test_what_was_asked_of_one_release_is_no_change_of_it(run: Run, tmp_path: Path, old: str) -> None:
+    """vLLM 0.33's own code refuses asymmetric GPTQ; earlier releases were not asked."""
+    stored = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": False}
+    config = {**catalog.load("qwen3-8b").config, "quantization_config": stored}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    words = (str(tmp_path), "--gpu", "h100-80g", "--ctx", "4k", "--from", f"vllm@{old}", "--to", "vllm@0.33")
+    server = answer(run, *words)
+    (change,) = (each for each in server["changes"] if "concurrency.users" in each["deltas"] and each["since"] is None)
+    assert f"was not asked of vllm@{old}" in change["what"]
+    assert not any("table" in each["what"] for each in server["changes"])
+
+
 @pytest.mark.parametrize("name", ["qwen3-8b", "qwen3.5-27b", "gemma-4-31b", "deepseek-v2-lite"])
 @pytest.mark.parametrize(("old", "new"), [("0.11", "0.33"), ("0.33", "0.19"), ("0.28", "0.28")])
 def test_effects_add_up_to_the_difference(run: Run, name: str, old: str, new: str) -> None:

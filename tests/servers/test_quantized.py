@@ -107,9 +107,10 @@ def test_a_shard_that_cuts_fp8_blocks_names_the_layer_and_fewer_ranks(tmp_path: 
 def test_a_deprecated_method_is_allowed_in_printed_commands(run: Run) -> None:
     result = run("estimate", "llama-3.1-405b-fp8", "--gpu", "h200", "--tp", "8", "--ctx", "8k")
     assert "--allow-deprecated-quantization" in result.out
-    older = plan(Request(catalog.load("llama-3.1-405b-fp8"), gpu("h200"), EngineArgs(tensor_parallel_size=8),
-                         release=parse_engine("vllm@0.32")))  # fmt: skip
-    assert "--allow-deprecated-quantization" not in serve_command(older)
+    request = Request(catalog.load("llama-3.1-405b-fp8"), gpu("h200"), EngineArgs(tensor_parallel_size=8))
+    for minor, needed in ((13, False), (14, True), (32, True)):  # the wheels' DEPRECATED_QUANTIZATION_METHODS
+        older = plan(replace(request, release=parse_engine(f"vllm@0.{minor}")))
+        assert ("--allow-deprecated-quantization" in serve_command(older)) == needed
 
 
 def test_a_pasted_command_without_the_flag_is_refused_with_it(run: Run) -> None:

@@ -121,7 +121,6 @@ class TestARelease:
                 "own_stages",
                 "drafts_of_gemma",
                 "named_backends",
-                "table_of_layers",
             },
         ]
         assert names[-1] == set(CHANGES)

@@ -42,10 +42,6 @@ CHANGES: Final = {
     "image_reservation": Change(
         (0, 5, 23), "memory for images is reserved before the pool is sized", f"{READ}: kv_cache_configurator.py"
     ),
-    "table_of_layers": Change(
-        (0, 5, 23), "quantized layers are created as in the table that SGLang's own code answered",
-        "sglang/quantized.txt; earlier releases: the least capability of each scheme",
-    ),
     "request_windows": Change(
         (0, 5, 23), "without the prefix cache, --max-running-requests sizes the windows' pool",
         f"{READ}: pool_configurator.py",

@@ -7,7 +7,6 @@ from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import models
 from kvplan.servers.start import Refusal, unsupported
-from kvplan.servers.vllm import formats
 
 OLDEST_GPU: Final = 75  # srt/model_executor/model_runner_components/load_model_utils.py
 SPARSE_MLA_CAPABILITY: Final = 90  # srt/layers/attention/dsa_backend.py: kernels for 9.x, 10.x and 12.x
@@ -45,7 +44,7 @@ def weights(request: Request, settings: Settings) -> Refusal | None:
     """Return a refusal of quantized weights: their scheme, or their shapes on a rank."""
     if request.spec.quantization is None and request.args.quantization is None:
         return None
-    if not request.release.has("table_of_layers"):
+    if not request.release.is_compared:
         return earlier(request)
     from kvplan.servers import quantized  # most models store none
 
@@ -60,6 +59,8 @@ def earlier(request: Request) -> Refusal | None:
     by_modelopt = spec.quantization is not None and spec.quantization.method.startswith("modelopt")
     if by_modelopt and "nvfp4" not in spec.scheme_kinds and 0 < sm < MODELOPT_FP8:
         return unsupported(f"it loads ModelOpt's FP8 from compute capability 8.9 on, this GPU has {sm / 10:.1f}")
+    from kvplan.servers.vllm import formats  # whose rule it is, too
+
     return formats.capability(spec, sm, request.args.quantization)
 
 

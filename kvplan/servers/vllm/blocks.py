@@ -7,21 +7,19 @@ layers/fused_moe/oracle/fp8.py. Fused projections may be uneven: their scales ar
 from collections.abc import Iterator
 from math import gcd
 
-from kvplan.core.errors import UsageError
 from kvplan.models.spec import Weight
 from kvplan.servers.plans import Request
+from kvplan.servers.start import Refusal, smaller, unsupported
 from kvplan.servers.weights import own_layout
 from kvplan.sizing.weights import FINEST_BLOCK, Layout, local_shape, ranks_of, scheme_for
 
 
-def check(request: Request) -> None:
-    """Reject ranks that do not share the model's FP8 weights in whole blocks; 0.33's answers are in a table."""
-    if request.release.has("quantized_layers"):
-        return
+def refusal(request: Request) -> Refusal | None:
+    """Return a refusal of ranks that do not share the model's FP8 weights in whole blocks."""
     spec, layout = request.spec, own_layout(request, 0)
     stored = spec.quantization
     if layout is None or stored is None or "fp8_block" not in spec.scheme_kinds:
-        return
+        return None
     seen: set[int] = set()
     for index, weights in enumerate(spec.layer_weights):
         if id(weights) in seen:
@@ -33,7 +31,8 @@ def check(request: Request) -> None:
                 continue
             refines = stored.method == "fp8" and request.release.has("refined_expert_blocks")
             for size, block in uneven(weight, scheme.block, layout, refines=refines):
-                raise _refusal(request, weight, size, block)
+                return _refusal(request, weight, size, block)
+    return None
 
 
 def uneven(weight: Weight, block: tuple[int, int], layout: Layout, *, refines: bool) -> Iterator[tuple[int, int]]:
@@ -53,11 +52,11 @@ def uneven(weight: Weight, block: tuple[int, int], layout: Layout, *, refines: b
         yield size, side
 
 
-def _refusal(request: Request, weight: Weight, size: int, block: int) -> UsageError:
-    tp = request.args.tensor_parallel_size
-    whole = weight.experts and not request.args.enable_expert_parallel
-    return UsageError(
-        f"tensor_parallel_size {tp}",
-        f"{weight.name} of {request.spec.name} has {size} values on a rank, which FP8 blocks of {block} do not divide",
-        "use fewer ranks, or add --enable-expert-parallel" if whole else "use fewer ranks",
+def _refusal(request: Request, weight: Weight, size: int, block: int) -> Refusal:
+    args = request.args
+    text = (
+        f"{weight.name} of {request.spec.name} has {size} values on a rank, which FP8 blocks of {block} do not divide"
     )
+    if weight.experts and not args.enable_expert_parallel:
+        return unsupported(text, "enable_expert_parallel", (True,))
+    return unsupported(text, "tensor_parallel_size", smaller(args.tensor_parallel_size))

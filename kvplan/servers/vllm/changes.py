@@ -157,6 +157,10 @@ CHANGES: Final = {
         (0, 14), "CUDA graphs are captured with adapters and without",
         "vLLM v1/cudagraph_dispatcher.py (_get_lora_cases)", "0.11, 0.14, 0.19, 0.25, 0.29 and 0.33",
     ),
+    "deprecated_methods": Change(
+        (0, 14), "deprecated quantization methods (fbgemm_fp8) start only with --allow-deprecated-quantization",
+        "vLLM model_executor/layers/quantization/__init__.py (DEPRECATED_QUANTIZATION_METHODS)", "0.13, 0.14, 0.33",
+    ),
     "cached_states": Change(
         (0, 16), "--enable-prefix-caching keeps recurrent states at block ends: attention blocks cover them",
         "vLLM v1/kv_cache_interface.py (MambaSpec), model_executor/models/config.py", "0.11, 0.14, 0.16 to 0.33",
@@ -385,10 +389,6 @@ CHANGES: Final = {
     "delta_net_checkpoints": Change(
         (0, 33), "gated delta nets on compute capability 9.0, 10.x, 12.x: blocks of whole 64 tokens, one more",
         "vLLM model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py", "0.29 to 0.33",
-    ),
-    "quantized_layers": Change(
-        (0, 33), "quantized layers are created as in the table that vLLM's own code answered",
-        "vllm/quantized.txt; earlier releases: the least capability of each scheme",
     ),
     "float_cache_as_model": Change(
         (0, 33), "a KV cache of float16 or bfloat16 must be of the model's dtype",

@@ -19,7 +19,7 @@ from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.pool import Capacity, Pool
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import formats, overheads, removed
+from kvplan.servers.vllm import overheads, removed, supported
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import own_layout, rank_weights
@@ -138,7 +138,7 @@ def size(request: Request) -> Sized:
     check(spec, args, request.release)
     settings = settings_of(request)
     removed.check(spec, request.release, request.gpu.sm)
-    formats.check_sized(request, settings)
+    supported.check_sized(request, settings)
     vllm.check_parallel(as_attending(spec), args, flat=False)
     check_load(request, settings.max_model_len)
     pool = Step((), (0,), vllm_pages.paging(as_attending(spec), settings, args, request.gpu.sm))

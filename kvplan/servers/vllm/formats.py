@@ -10,10 +10,12 @@ from typing import Any, Final
 from kvplan.core.files import printable
 from kvplan.models.quant import STATED
 from kvplan.models.spec import ModelSpec
+from kvplan.servers import quantized
 from kvplan.servers.plans import Request
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal, unsupported
+from kvplan.servers.vllm import blocks
 from kvplan.servers.vllm.changes import since
 from kvplan.sizing.weights import scheme_for
 
@@ -29,14 +31,10 @@ MIN_CAPABILITY: Final = {
 def refusal(request: Request, settings: Settings) -> Refusal | None:
     """Return a refusal of the checkpoint's format, or of its shapes on a rank."""
     spec, online = request.spec, request.args.quantization
-    if spec.quantization is None and online is None:
-        return None
-    if (stored := form(spec) or experts(spec) or dropped(spec, request.release)) is not None:
+    if (stored := form(spec) or experts(spec) or deprecated(request) or dropped(spec, request.release)) is not None:
         return stored
-    if not request.release.has("quantized_layers"):
-        return capability(spec, request.gpu.sm, online)
-    from kvplan.servers import quantized  # most models store none
-
+    if not request.release.is_compared:
+        return capability(spec, request.gpu.sm, online) or blocks.refusal(request)
     return quantized.refusal(request, TABLE, settings.dtype)
 
 
@@ -81,7 +79,7 @@ def experts(spec: ModelSpec) -> Refusal | None:
 def dropped(spec: ModelSpec, release: Version) -> Refusal | None:
     """Return a refusal of a format that a release before the table's no longer loads."""
     stored = spec.quantization
-    if stored is None or release.has("quantized_layers"):
+    if stored is None or release.is_compared:
         return None
     if stored.method == "bitsandbytes" and release.has("no_bitsandbytes"):
         return _last_to_load("bitsandbytes weights", "no_bitsandbytes")
@@ -105,27 +103,17 @@ def capability(spec: ModelSpec, sm: int, online: str | None) -> Refusal | None:
     return None
 
 
-def stores_scales(spec: ModelSpec) -> bool:
-    """True if vLLM reads scales of K and V from the checkpoint."""
-    if spec.quantization is None:
-        return False
-    from kvplan.servers import quantized
-
-    return quantized.stores_scales(spec.quantization, TABLE)
-
-
-def check_sized(request: Request, settings: Settings) -> None:
-    """Reject weights that neither kvplan can size nor vLLM loads."""
-    if request.spec.quantization is not None and not request.spec.quantization.known:
-        from kvplan.servers import quantized
-
-        quantized.check_sized(request, refusal(request, settings))
-
-
 def needs_deprecated(request: Request) -> bool:
     """True if vLLM loads the checkpoint only with --allow-deprecated-quantization."""
-    if request.spec.quantization is None or not request.release.has("quantized_layers"):
+    stored = request.spec.quantization
+    if stored is None or not request.release.has("deprecated_methods"):
         return False
-    from kvplan.servers import quantized
+    return quantized.method_of(stored) in quantized.methods(TABLE, "deprecated")
 
-    return quantized.needs(request.spec.quantization, TABLE) == quantized.DEPRECATED
+
+def deprecated(request: Request) -> Refusal | None:
+    """Return a refusal of a deprecated method that a pasted command does not allow."""
+    if request.args.allow_deprecated_quantization is not False or not needs_deprecated(request):
+        return None
+    text = f"the quantization method of {request.spec.name} is deprecated"
+    return unsupported(text, "allow_deprecated_quantization", (True,))

@@ -12,8 +12,8 @@ from kvplan.servers.arguments import DEFAULTS
 from kvplan.servers.item_limits import limits_of
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm.formats import needs_deprecated
 from kvplan.servers.vllm.pooling import converts
+from kvplan.servers.vllm.supported import needs_deprecated
 from kvplan.servers.words import flag_words
 
 MTP_SUFFIX = " (MTP head)"  # models.families.mtp.SUFFIX, which plans without drafts do not import

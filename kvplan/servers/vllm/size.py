@@ -17,11 +17,9 @@ from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import (
     adapters,
-    blocks,
     connectors,
     encoder,
     experts,
-    formats,
     offload,
     overheads,
     removed,
@@ -307,13 +305,12 @@ def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
     removed.check(spec, request.release, request.gpu.sm)
-    formats.check_sized(request, settings)
+    supported.check_sized(request, settings)
     connectors.check(spec, args, request.release)
     offload.check(args, request.release)
     flat = connectors.hybrid_manager_is_off(args, request.release)
     vllm.check_parallel(spec, args, flat=flat)
     experts.check(spec, args, request.release)
-    blocks.check(request)
     divided = prompt_notes(request) if args.prefill_context_parallel_size > 1 else ()
     settings = bounded_by_draft(request, settings)
     encoder.check_processor(spec, settings, args, request.release)

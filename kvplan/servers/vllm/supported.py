@@ -8,7 +8,7 @@ from kvplan.servers.methods import RANKS
 from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal, unsupported
-from kvplan.servers.vllm import connectors, formats, moe_backends, reading, removed, rules
+from kvplan.servers.vllm import connectors, moe_backends, reading, removed, rules
 
 AMPERE: Final = 80
 FLOATS: Final = ("float16", "bfloat16")
@@ -67,10 +67,46 @@ def kv_dtype(request: Request, settings: Settings) -> Refusal | None:
     if stated in FLOATS and stated != settings.dtype and request.release.has("float_cache_as_model"):
         text = f"--kv-cache-dtype {stated} is incompatible with a model that runs in {settings.dtype}"
         return unsupported(text, "kv_cache_dtype", ("auto",))
-    if stated == "fp8_e5m2" and formats.stores_scales(spec) and not spec.is_mla:
+    if stated == "fp8_e5m2" and stores_scales(spec) and not spec.is_mla:
         text = f"fp8_e5m2 KV cache is not supported with fp8 checkpoints, as {spec.name} is"
         return unsupported(text, "kv_cache_dtype", ("fp8", "auto"))
     return None
+
+
+def stores_scales(spec: ModelSpec) -> bool:
+    """True if vLLM reads scales of K and V from the checkpoint."""
+    if spec.quantization is None:
+        return False
+    from kvplan.servers import quantized  # with the table, which few plans need
+    from kvplan.servers.vllm.formats import TABLE
+
+    return quantized.stores_scales(spec.quantization, TABLE)
+
+
+def weights(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of quantized weights."""
+    if request.spec.quantization is None and request.args.quantization is None:
+        return None
+    from kvplan.servers.vllm import formats  # most models store none
+
+    return formats.refusal(request, settings)
+
+
+def check_sized(request: Request, settings: Settings) -> None:
+    """Reject weights that neither kvplan can size nor vLLM loads."""
+    if request.spec.quantization is not None and not request.spec.quantization.known:
+        from kvplan.servers import quantized
+
+        quantized.check_sized(request, weights(request, settings))
+
+
+def needs_deprecated(request: Request) -> bool:
+    """True if vLLM loads the checkpoint only with --allow-deprecated-quantization."""
+    if request.spec.quantization is None:
+        return False
+    from kvplan.servers.vllm import formats
+
+    return formats.needs_deprecated(request)
 
 
 def cache_name(spec: ModelSpec, stated: str, sm: int) -> str:
@@ -153,5 +189,5 @@ def draft_ranks(request: Request, settings: Settings) -> Refusal | None:
 
 
 REASONS: Final[tuple[Callable[[Request, Settings], Refusal | None], ...]] = (
-    architecture, windows, dtype, kv_dtype, attention, formats.refusal, experts, prefill, ranks, draft_ranks,
+    architecture, windows, dtype, kv_dtype, attention, weights, experts, prefill, ranks, draft_ranks,
 )  # fmt: skip
