@@ -74,13 +74,16 @@ TRAINED, STATED = 32_768, 40_960  # tokens; their config states room for an answ
 THETA = 1_000_000
 
 
-def too_long(spec: ModelSpec, context: int, limit: int) -> UsageError:
-    """Error for a context above a model's, with the YaRN settings of its card if they reach it."""
+def too_long(spec: ModelSpec, context: int, limit: int, option: str) -> UsageError:
+    """Error for a context above a model's, with the YaRN settings of its card if they reach it.
+
+    option  the server's flag that changes a config
+    """
     remedy = "lower it"
     factor = next((factor for factor in (2.0, 4.0) if context <= factor * TRAINED), None)
     least = WITH_YARN.get(spec.model_type)
     if factor and least is not None and spec.hidden_size >= least and limit == STATED:
         yarn = {"rope_type": "yarn", "rope_theta": THETA, "factor": factor, "original_max_position_embeddings": TRAINED}
         changes = json.dumps({"rope_parameters": yarn, "max_position_embeddings": int(factor * TRAINED)})
-        remedy = f"lower it, or extend it as the model's card describes: --hf-overrides {shlex.quote(changes)}"
+        remedy = f"lower it, or extend it as the model's card describes: {option} {shlex.quote(changes)}"
     return UsageError(f"max_model_len {context:,}", f"{spec.name} supports up to {limit:,} tokens", remedy)

@@ -149,7 +149,7 @@ def test_a_context_beyond_qwen3s_names_the_yarn_settings_of_its_card(engine: str
     with pytest.raises(UsageError) as refused:
         estimated(engine, context)
     remedy = shlex.split(refused.value.remedy.partition("describes: ")[2])
-    assert remedy[0] == "--hf-overrides"
+    assert remedy[0] == {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}[engine]
     assert json.loads(remedy[1])["rope_parameters"]["factor"] == factor
     assert estimated(engine, context, remedy[1]).capacity.max_model_len == context
 

@@ -190,8 +190,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     assert isinstance(context, int)
     if context > longest:
         from kvplan.servers.overrides import too_long
+        from kvplan.servers.sglang.config_overrides import OPTION
 
-        raise too_long(spec, context, longest)
+        raise too_long(spec, context, longest, OPTION)
     dtype = resolve_dtype(spec, gpu.sm, args)
     shares = args.data_parallel_size if args.enable_dp_attention else 1
     chunk = chunk_size(gpu, args, release) // shares if args.enable_chunked_prefill else max(PREFILL_TOKENS, context)

@@ -9,12 +9,13 @@ from typing import Any, Final
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.overrides import in_parts, reread, stated
 
+OPTION: Final = "--hf-overrides"
 ROPE: Final = ("rope_scaling", "rope_parameters")  # two names of the same in transformers' classes
 
 
 def applied(spec: ModelSpec, text: str) -> ModelSpec:
     """The model of the changed config."""
-    changes = stated(spec, text, "--hf-overrides")
+    changes = stated(spec, text, OPTION)
     return reread(spec, merged(spec.config, changes)) if changes else spec
 
 

@@ -393,8 +393,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     assert isinstance(context, int)
     if context > limit:
         from kvplan.servers.overrides import too_long
+        from kvplan.servers.vllm.hf_overrides import OPTION
 
-        raise too_long(spec, context, limit)
+        raise too_long(spec, context, limit, OPTION)
     if spec.is_mla and release.number < LATENT_KEPT:
         raise UnsupportedModelError(
             spec.name,
