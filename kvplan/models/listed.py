@@ -1,7 +1,8 @@
 """Effect of the names in a quantization_config on each module of a model.
 
 An entry is a module's name, a glob, or `re:` and a regular expression. Entries that leave a module in the model's dtype
-take precedence over those that give it a scheme, as in vLLM 0.33 (ModelOpt's and compressed-tensors' lists).
+take precedence over those that give it a scheme, as in vLLM 0.33 (ModelOpt's and compressed-tensors' lists); of GPTQ's
+`dynamic`, whose entries are all expressions, the first match decides.
 """
 
 import re
@@ -202,7 +203,8 @@ def lists(quantization: Quantization) -> Lists:
     for name, scheme in quantization.names.items():
         (tables.unquantized if scheme is None else tables.chosen).add_name(name, scheme)
     for pattern, scheme in quantization.patterns:
-        (tables.unquantized if scheme is None else tables.chosen).add_pattern(pattern, scheme)
+        in_order = quantization.method == "gptq" and pattern.startswith("re:")
+        (tables.unquantized if scheme is None and not in_order else tables.chosen).add_pattern(pattern, scheme)
     tables.unquantized.compile()
     tables.chosen.compile()
     return tables
@@ -272,8 +274,8 @@ def unused(spec: ModelSpec, table: Table) -> Iterator[str]:
     """Patterns without a layer number that match no weight."""
     left = {
         place: pattern
-        for place, (pattern, _) in enumerate(table.patterns)
-        if own_layer(pattern) is None and not _ELSEWHERE.search(pattern)
+        for place, (pattern, scheme) in enumerate(table.patterns)
+        if scheme is not None and own_layer(pattern) is None and not _ELSEWHERE.search(pattern)
     }
     for leaf in ("lm_head", *(weight.name.rpartition(".")[2] for weight in spec.other_weights)):
         for place in table.matching_outside(leaf):

@@ -201,7 +201,7 @@ def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
     """GPTQ: everything, or the modules of `modules_in_block_to_quantize`; `dynamic` can exclude some, or give them
     other bits or groups.
 
-    Source: vLLM 0.33 utils/gptq_utils.py, which matches the fused modules' names with `dynamic`.
+    Source: vLLM 0.33 utils/gptq_utils.py, which matches fused modules' names with `dynamic`, whose first match decides.
     """
     quantization = plain(config, "gptq", scheme, kv_dtype)
     blocks = config.items("modules_in_block_to_quantize") or []
@@ -212,7 +212,7 @@ def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
             patterns += (("re:" + name[2:], None),)
         elif change and listed:
             raise UnsupportedModelError("dynamic", f"settings for {printable(name, 40)} with a list of modules")
-        elif change:
+        elif not listed:
             own = {**config.values, **config.sub("dynamic").sub(name).values}
             patterns += (("re:" + name.removeprefix("+:"), gptq_scheme(Config(own, config.where, config.notes))),)
     patterns += tuple((f"*{name}*", scheme) for name in listed if isinstance(name, str))

@@ -217,7 +217,7 @@ def test_an_unknown_quantisation_still_sizes_the_cache(method: dict[str, Any], t
     spec = read(quantization_config=method)
     assert spec.quantization is not None
     assert not spec.quantization.known
-    assert text in spec.quantization.method
+    assert text in spec.quantization.problem
 
 
 def test_a_broken_quantisation_is_refused() -> None:

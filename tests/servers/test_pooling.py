@@ -39,6 +39,10 @@ def name(case: dict[str, Any]) -> str:
 def test_weights_and_pools_equal_the_servers(case: dict[str, Any]) -> None:
     asked = request(case["inputs"])
     wrong = [text for expected in case["results"] for text in oracles.result_differences(asked, expected)]
+    if "resolved" in case:
+        settings, resolved = plan(asked).settings, case["resolved"]
+        assert settings.max_num_batched_tokens == resolved["max_num_batched_tokens"]
+        assert settings.prefix_caching == resolved["enable_prefix_caching"]
     assert [*wrong, *oracles.weight_differences(asked, case["weights"])] == []
 
 
@@ -90,6 +94,16 @@ def test_a_task_that_is_not_known_is_refused() -> None:
         read_command("vllm serve x --task reward")
     with pytest.raises(UsageError, match="nothing to draft"):
         plan(pooling("llama-3.1-8b", speculative_method="ngram", num_speculative_tokens=3))
+
+
+def test_a_model_that_scores_steps_of_a_proof_takes_whole_prompts() -> None:
+    """vLLM 0.33 for Qwen2ForProcessRewardModel (STEP): 131,072 batched tokens and no prefix cache, at its context."""
+    spec = replace(catalog.load("qwen2.5-7b"), architecture="Qwen2ForProcessRewardModel")
+    answer = plan(Request(spec, gpu("h100-80g"), EngineArgs()))
+    assert (answer.settings.max_num_batched_tokens, answer.settings.prefix_caching) == (131_072, False)
+    command = serve_command(answer)
+    assert "--no-enable-chunked-prefill" in command
+    assert "--no-enable-prefix-caching" in command
 
 
 @pytest.mark.parametrize("kind", ["nomic_bert", "new", "distilbert", "deberta-v2"])

@@ -56,6 +56,12 @@ def test_the_outer_dtype_of_a_config_counts() -> None:
     assert planned(catalog.load("llava-onevision-7b"), "vllm").settings.dtype == "float16"
 
 
+def test_a_checkpoint_in_llavas_own_format_has_no_class() -> None:
+    """vLLM 0.33: "Model architectures ['LlavaLlamaForCausalLM'] are not supported for now."."""
+    answer = planned(catalog.load("llava-1.5-7b"), "vllm")
+    assert reason_of(answer) == "there is no class for LlavaLlamaForCausalLM"
+
+
 def test_turboquant_over_stages_is_refused() -> None:
     """vLLM 0.33: 4,096 blocks in nine groups for Qwen3-8B on two stages with 4 GiB, and 2,647 in one group on one."""
     flags: dict[str, Any] = {

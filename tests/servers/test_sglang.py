@@ -21,6 +21,7 @@ from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
+from tests.support.refusals import reason_of
 
 
 def sglang_plan(model: str, gpu_name: str, engine: str = "sglang", **args: Any) -> Plan:
@@ -279,10 +280,14 @@ class TestRefusals:
         with pytest.raises(UsageError, match="mamba_ssm_cache_dtype 'foo' is not one of float32"):
             sglang_plan("qwen3-next-80b-a3b", "h200", engine, tensor_parallel_size=2, mamba_ssm_cache_dtype="foo")
 
-    @pytest.mark.parametrize("model", ["jamba-v0.1", "falcon-7b", "deepseek-v4-flash"])
-    def test_pools_that_are_not_modelled(self, model: str) -> None:
+    def test_pools_that_are_not_modelled(self) -> None:
         with pytest.raises(KvplanError, match="use vllm"):
-            sglang_plan(model, "b200", tensor_parallel_size=8)
+            sglang_plan("deepseek-v4-flash", "b200", tensor_parallel_size=8)
+
+    @pytest.mark.parametrize("model", ["jamba-v0.1", "falcon-7b", "glm-4-9b-chat", "qwen2.5-omni-7b"])
+    def test_models_without_a_class_do_not_start(self, model: str) -> None:
+        """`... has no SGlang implementation` or `Cannot find model module`: SGLang 0.5.23's own registry."""
+        assert "there is no class for " in reason_of(sglang_plan(model, "b200"))
 
     @pytest.mark.parametrize("engine", ["sglang@0.3", "sglang@0.6", "sglang@1", "sglang@0.4.x", "trtllm"])
     def test_releases_that_are_not_known(self, engine: str) -> None:

@@ -3,7 +3,8 @@
 Source: sglang 0.5.23 utils/hf_transformers/common.py (_patch_text_config), srt/models.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from kvplan.models.hf_config import TIED, text_of
 from kvplan.models.spec import ModelSpec
@@ -14,6 +15,11 @@ WITHOUT_HEAD_DIM: Final = ("qwen2_vl", "qwen2_5_vl")  # whose class in transform
 TIED_INSIDE: Final = {
     "gemma3_text": True, "gemma4_text": True, "mistral": False, "ministral3": False, "llama4_text": False,
 }  # fmt: skip
+
+
+# Classes of its own that take the full layers from full_attention_interval (4 without it), whatever layer_types says:
+# srt/configs/qwen3_next.py (layers_block_type).
+BY_INTERVAL: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
@@ -30,12 +36,22 @@ def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
     return spec
 
 
+def lists_others(text: Mapping[str, Any]) -> bool:
+    """True if the listed layers are not those of the interval."""
+    every, listed = text.get("full_attention_interval", 4), text.get("layer_types")
+    if not isinstance(listed, list) or not isinstance(every, int) or every < 1:
+        return False
+    return [kind == "full_attention" for kind in listed] != [(i + 1) % every == 0 for i in range(len(listed))]
+
+
 def by_class(spec: ModelSpec) -> dict[str, bool | None]:
     """Keys of the config that the model's class reads otherwise: None if it ignores them."""
     text = text_of(spec.config)
     changes: dict[str, bool | None] = {}
     if spec.model_type in WITHOUT_HEAD_DIM and text.get("head_dim"):
         changes["head_dim"] = None
+    if spec.model_type in BY_INTERVAL and lists_others(text):
+        changes["layer_types"] = None
     if spec.model_type in TIED_INSIDE and text is not spec.config:
         tied = bool(text.get(TIED, TIED_INSIDE[spec.model_type]))
         changes |= {TIED: tied} if tied != spec.tied else {}

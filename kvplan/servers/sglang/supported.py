@@ -27,6 +27,8 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
     if spec.is_sparse_mla and 0 < sm < SPARSE_MLA_CAPABILITY:
         needs = f"needs compute capability 9.0, this GPU has {sm / 10:.1f}"
         return unsupported(f"the sparse attention of {spec.name} {needs}")
+    if spec.model_type in models.NO_CLASS or spec.architecture in models.NO_CLASS_NAMED:
+        return unsupported(f"there is no class for {spec.architecture or spec.model_type}")
     backend = models.backend_refusal(spec, sm, request.args, request.release)
     return backend or dtype(request, settings) or weights(request, settings)
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.records import dataclass
+from kvplan.models.families.blocks import column, row
 from kvplan.models.families.config import Config
 from kvplan.models.spec import (
     FullAttention,
@@ -26,6 +28,34 @@ CONVERTS: Final = ("embed", "classify")
 # vLLM 0.33 loads these with their head.
 GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model", "Qwen2_5OmniModel", "ChatGLMModel")
 SCORE: Final = "score"
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Layers of a class that scores every token, on every pipeline stage.
+
+    labels  outputs of the last one
+    hidden  another one before it, as wide as the model; both then have a bias
+    whole   steps hold whole prompts, and no prefixes are cached (tok_pooling_type STEP)
+    """
+
+    labels: int
+    hidden: bool
+    whole: bool = False
+
+    def weights(self, width: int) -> list[Weight]:
+        last = row(SCORE, width, self.labels, "lm_head", bias=self.hidden)
+        first = column(f"{SCORE}.0", width, width, "lm_head", bias=True)
+        layers = [first, last] if self.hidden else [last]
+        return [replace(layer, dtype="float32", quantizable=False, place=Place.EVERY) for layer in layers]
+
+
+# Source: vLLM 0.33 model_executor/models/qwen2_rm.py and internlm2.py.
+REWARDS: Final = {
+    "InternLM2ForRewardModel": Reward(1, hidden=False),
+    "Qwen2ForRewardModel": Reward(1, hidden=True),
+    "Qwen2ForProcessRewardModel": Reward(2, hidden=True, whole=True),
+}
 # `--task` of releases before `--runner` -> its conversion; for other tasks the server decides.
 TASKS: Final = {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify"}
 NOTE: Final = (
@@ -40,7 +70,7 @@ def converts(spec: ModelSpec, args: EngineArgs) -> str | None:
         return None
     if args.convert in CONVERTS:
         return args.convert
-    if spec.architecture.endswith("ForSequenceClassification"):
+    if spec.architecture.endswith("ForSequenceClassification") or spec.architecture in REWARDS:
         return "classify"
     return "embed" if args.runner == "pooling" or is_bare(spec) else None
 
@@ -87,9 +117,16 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
             "remove it",
         )
     weights = [weight for weight in spec.other_weights if weight.group != "lm_head"]
-    if convert == "classify":
+    reward, args = REWARDS.get(spec.architecture), request.args
+    if reward is not None and reward.hidden and spec.quantization is not None:
+        raise UnsupportedModelError(spec.name, "how its score is quantized is not modeled", "name the unquantized one")
+    if reward is not None:
+        weights += reward.weights(spec.hidden_size)
+    elif convert == "classify":
         weights.append(
             Weight(SCORE, "lm_head", spec.hidden_size, (Part(num_labels(spec)),), dtype="float32", place=Place.LAST)
         )
-    args = replace(request.args, async_scheduling=False)  # config/vllm.py: no step is scheduled ahead for pooling
+    if reward is not None and reward.whole:
+        args = replace(args, enable_chunked_prefill=False, enable_prefix_caching=bool(args.enable_prefix_caching))
+    args = replace(args, async_scheduling=False)  # config/vllm.py: no step is scheduled ahead for pooling
     return replace(request, args=args, spec=replace(spec, other_weights=tuple(weights))), [NOTE]

@@ -21,6 +21,9 @@ LAST_RELEASE = {
 }  # fmt: skip
 
 
+# Architectures in published configs that no release has a class for. Source: the same file.
+NO_CLASS = ("LlavaLlamaForCausalLM",)
+
 # The first release whose caches are sized this way, if earlier ones page them differently or lack the model.
 FIRST_SIZED: dict[str, tuple[int, ...]] = {
     "MiniMaxM1ForCausalLM": (0, 11),
@@ -45,7 +48,9 @@ def check(spec: ModelSpec, release: Version, sm: int) -> None:
 
 
 def refusal(spec: ModelSpec, release: Version) -> Refusal | None:
-    """Return a refusal of an architecture that only earlier releases run."""
+    """Return a refusal of an architecture that only earlier releases run, or none does."""
+    if spec.architecture in NO_CLASS:
+        return unsupported(f"there is no class for {spec.architecture}")
     last = LAST_RELEASE.get(spec.architecture)
     if last is None or release.number <= last:
         return None
