@@ -2,10 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.models.families.rope import FLAT
@@ -57,6 +57,38 @@ def with_text(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
         return {key: value for key, value in {**values, **changes}.items() if changes.get(key, value) is not None}
 
     return inside(config, language_path(config))
+
+
+ROPE: Final = ("rope_scaling", "rope_parameters")  # two names of the same in transformers' classes
+
+
+def names_of(key: str) -> tuple[str, ...]:
+    """The names under which a config may have a key."""
+    return ROPE if key in ROPE else (key,)
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key of a config under this name alone."""
+    for name in names_of(key):
+        values.pop(name, None)
+    values[key] = value
+
+
+def current(values: Mapping[str, Any], key: str) -> Any:
+    """A key's value under any of its names, or None."""
+    return next((values[name] for name in names_of(key) if values.get(name) is not None), None)
+
+
+Combine = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+
+
+def merged(config: Mapping[str, Any], changes: Mapping[str, Any], combine: Combine) -> dict[str, Any]:
+    """The config with changed keys; `combine` changes one of its parts (`text_config`) by an object."""
+    result = dict(in_parts(config))
+    for key, value in changes.items():
+        is_part = isinstance(value, Mapping) and key.endswith("_config") and isinstance(result.get(key), Mapping)
+        put(result, key, combine(result[key], value) if is_part else value)
+    return result
 
 
 def in_parts(config: Mapping[str, Any]) -> Mapping[str, Any]:

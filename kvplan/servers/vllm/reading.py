@@ -6,57 +6,111 @@ Source: vLLM 0.33 model_executor/models, compared with its own answers on config
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.records import dataclass
 from kvplan.models.hf_config import TIED, text_of
 from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, SlidingWindow
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
 from kvplan.servers.start import Refusal, unsupported
 
-# Model types whose class takes heads of hidden_size / num_attention_heads, whatever head_dim says.
-WITHOUT_HEAD_DIM: Final = frozenset(
-    {
-        "bloom", "chatglm", "dbrx", "falcon", "gpt2", "gptj", "granitemoe", "granitemoehybrid", "internlm2", "jamba",
-        "lfm2", "mimo", "mpt", "olmoe", "opt", "qwen", "qwen2", "qwen2_5_omni_text", "qwen2_5_vl", "qwen2_moe",
-        "qwen2_vl", "stablelm", "stablelm_epoch",
-    }
-)  # fmt: skip
-IGNORED: Final[Mapping[str, frozenset[str]]] = {
-    "head_dim": WITHOUT_HEAD_DIM,
-    "attention_bias": frozenset(
-        {
-            "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "falcon_h1", "gemma", "glm4_moe_lite",
-            "glm_moe_dsa", "kimi_k2", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
-        }
-    ),
-    "mlp_bias": frozenset({"falcon_h1"}),
-}  # fmt: skip
-HYBRIDS: Final = ("granitemoehybrid", "jamba", "lfm2")  # of these
-# Model types whose class has an output head of its own, or none, whatever tie_word_embeddings says.
-NEVER_TIED: Final = frozenset(
-    {
-        "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
-        "gpt_oss", "jamba", "kimi_k2", "mimo_v2_flash", "minimax_m2", "minimax_m3", "minimax_m3_vl", "nemotron_h",
-        "olmoe", "phimoe", "qwen3_next",
-    }
-)  # fmt: skip
-ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "gemma2"})
-TIED_INSIDE: Final = ("qwen3_5_text", "qwen3_5_moe_text")  # by their own part of the config, not the outer one
+HEAD_DIM: Final = ("head_dim",)  # heads are hidden_size / num_attention_heads wide
+BIAS: Final = ("attention_bias",)
 
 
-# Model types whose class leaves a window to cache_config.sliding_window: the config's, unless its layers are listed.
-WINDOWED: Final = frozenset(
-    {
-        "bloom", "chatglm", "cohere", "dbrx", "gemma", "glm", "glm4", "glm4_moe", "glm4v_moe_text", "glm4v_text",
-        "glm_ocr_text", "gpt2", "gptj", "granite", "granitemoe", "internlm2", "internlm3", "llama", "minimax_m2",
-        "nemotron-nas", "nemotron_h", "olmo2", "olmoe", "opt", "phi", "qwen3_vl_moe_text", "qwen3_vl_text",
-        "stablelm",
-    }
-)  # fmt: skip
-# Those that slide only with use_sliding_window: all layers or none.
-FLAGGED: Final = ("mimo", "qwen2", "qwen2_5_omni_text", "qwen2_5_vl", "qwen2_vl", "qwen3")
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the class of a model type reads its config, and what it lacks.
+
+    ignores             keys without an effect
+    blocks_by_head_dim  blocks of states follow head_dim all the same
+    tied                the tie_word_embeddings that counts: the outer config's, that of the text's own part, or none
+    windows             layers that slide: those of the config; "every" one by sliding_window, unless layer_types lists
+    them; "every if flagged" by use_sliding_window, likewise, and none of a list; "all or none": no mix starts, but for
+    one whose max_window_layers is all of them; "none if mixed"
+    no_float16          it is rejected in float16 (config/model.py)
+    no_stages           it has no SupportsPP
+    hides_experts       vLLM's model config does not find the number of its experts
+    """
+
+    ignores: tuple[str, ...] = ()
+    blocks_by_head_dim: bool = False
+    tied: Literal["outside", "inside", "never", "always"] = "outside"
+    windows: Literal["as stated", "every", "every if flagged", "all or none", "none if mixed"] = "as stated"
+    no_float16: bool = False
+    no_stages: bool = False
+    hides_experts: bool = False
+
+
+AS_STATED: Final = Reading()
+READINGS: Final[Mapping[str, Reading]] = {
+    "bloom": Reading(ignores=HEAD_DIM, windows="every"),
+    "chatglm": Reading(ignores=HEAD_DIM, windows="every"),
+    "cohere": Reading(ignores=BIAS, tied="always", windows="every"),
+    "cohere2": Reading(ignores=BIAS, tied="always"),
+    "dbrx": Reading(ignores=HEAD_DIM, windows="every", hides_experts=True),
+    "deepseek_v2": Reading(ignores=BIAS, tied="never"),
+    "deepseek_v3": Reading(ignores=BIAS, tied="never"),
+    "deepseek_v32": Reading(ignores=BIAS, tied="never"),
+    "deepseek_v4": Reading(tied="never"),
+    "falcon": Reading(ignores=HEAD_DIM),
+    "falcon_h1": Reading(ignores=("attention_bias", "mlp_bias")),
+    "gemma": Reading(ignores=BIAS, windows="every"),
+    "gemma2": Reading(tied="always", no_float16=True),
+    "gemma3_text": Reading(no_float16=True),
+    "gemma3n_text": Reading(no_stages=True),
+    "glm": Reading(windows="every"),
+    "glm4": Reading(windows="every", no_float16=True),
+    "glm4_moe": Reading(tied="never", windows="every"),
+    "glm4_moe_lite": Reading(ignores=BIAS, tied="never"),
+    "glm4v_moe_text": Reading(windows="every"),
+    "glm4v_text": Reading(windows="every"),
+    "glm_moe_dsa": Reading(ignores=BIAS, tied="never"),
+    "glm_ocr_text": Reading(windows="every"),
+    "gpt2": Reading(ignores=HEAD_DIM, windows="every"),
+    "gpt_oss": Reading(tied="never"),
+    "gptj": Reading(ignores=HEAD_DIM, windows="every"),
+    "granite": Reading(windows="every"),
+    "granitemoe": Reading(ignores=HEAD_DIM, windows="every"),
+    "granitemoehybrid": Reading(ignores=HEAD_DIM, blocks_by_head_dim=True),
+    "internlm2": Reading(ignores=HEAD_DIM, windows="every"),
+    "internlm3": Reading(windows="every"),
+    "jamba": Reading(ignores=HEAD_DIM, blocks_by_head_dim=True, tied="never"),
+    "kimi_k2": Reading(ignores=BIAS, tied="never"),
+    "lfm2": Reading(ignores=HEAD_DIM, blocks_by_head_dim=True),
+    "llama": Reading(windows="every"),
+    "mimo": Reading(ignores=HEAD_DIM, windows="all or none"),
+    "mimo_v2_flash": Reading(tied="never"),
+    "minimax_m2": Reading(tied="never", windows="every"),
+    "minimax_m3": Reading(tied="never"),
+    "minimax_m3_vl": Reading(tied="never"),
+    "mpt": Reading(ignores=HEAD_DIM),
+    "nemotron-nas": Reading(windows="every"),
+    "nemotron_h": Reading(ignores=BIAS, tied="never", windows="every"),
+    "olmo2": Reading(windows="every"),
+    "olmoe": Reading(ignores=HEAD_DIM, tied="never", windows="every"),
+    "opt": Reading(ignores=HEAD_DIM, windows="every"),
+    "phi": Reading(windows="every"),
+    "phi4mm": Reading(no_stages=True),
+    "phimoe": Reading(tied="never"),
+    "qwen": Reading(ignores=HEAD_DIM),
+    "qwen2": Reading(ignores=HEAD_DIM, windows="all or none"),
+    "qwen2_5_omni_text": Reading(ignores=HEAD_DIM, windows="all or none"),
+    "qwen2_5_vl": Reading(ignores=HEAD_DIM, windows="all or none"),
+    "qwen2_moe": Reading(ignores=HEAD_DIM, windows="none if mixed"),
+    "qwen2_vl": Reading(ignores=HEAD_DIM, windows="all or none"),
+    "qwen3": Reading(windows="all or none"),
+    "qwen3_5_moe_text": Reading(ignores=BIAS, tied="inside"),
+    "qwen3_5_text": Reading(ignores=BIAS, tied="inside"),
+    "qwen3_moe": Reading(windows="every if flagged"),
+    "qwen3_next": Reading(ignores=BIAS, tied="never"),
+    "qwen3_vl_moe_text": Reading(windows="every"),
+    "qwen3_vl_text": Reading(windows="every"),
+    "stablelm": Reading(ignores=HEAD_DIM, windows="every"),
+    "stablelm_epoch": Reading(ignores=HEAD_DIM),
+}
 
 
 def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
@@ -73,35 +127,43 @@ def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
     return windowed(spec)
 
 
-def check_hybrid(text: Mapping[str, Any], model_type: str, name: str) -> None:
+def check_hybrid(text: Mapping[str, Any], name: str) -> None:
     """Reject a hybrid whose blocks are sized by a head_dim that its attention ignores: vLLM starts, with pages of
     states padded to those of its heads.
     """
     hidden, heads = text.get("hidden_size"), text.get("num_attention_heads")
     stated = text.get("head_dim")
-    if model_type in HYBRIDS and stated and isinstance(hidden, int) and hidden != stated * (heads or 0):
+    if stated and isinstance(hidden, int) and hidden != stated * (heads or 0):
         problem = f"blocks follow head_dim ({stated}) and heads hidden_size / num_attention_heads, which is not modeled"
         raise UnsupportedModelError(f"{name} on vLLM", problem, "remove head_dim from the config, or correct it")
 
 
 def by_class(spec: ModelSpec) -> dict[str, bool | None]:
     """Keys of the config that the model's class reads otherwise: None if it ignores them."""
-    model_type, text = spec.model_type, text_of(spec.config)
-    check_hybrid(text, model_type, spec.name)
-    changes: dict[str, bool | None] = {
-        key: None for key, types in IGNORED.items() if model_type in types and text.get(key)
-    }
+    reading, text = reading_of(spec), text_of(spec.config)
+    if reading.blocks_by_head_dim:
+        check_hybrid(text, spec.name)
+    changes: dict[str, bool | None] = {key: None for key in reading.ignores if text.get(key)}
     tied = spec.tied
-    if model_type in NEVER_TIED | ALWAYS_TIED:
-        tied = model_type in ALWAYS_TIED
-    elif model_type in TIED_INSIDE and text is not spec.config:
-        tied = bool(text.get(TIED))
+    match reading.tied:
+        case "never" | "always":
+            tied = reading.tied == "always"
+        case "inside" if text is not spec.config:
+            tied = bool(text.get(TIED))
     return changes | ({TIED: tied} if tied != spec.tied else {})
+
+
+def reading_of(spec: ModelSpec) -> Reading:
+    return READINGS.get(spec.model_type, AS_STATED)
 
 
 def takes_one_kind(spec: ModelSpec) -> bool:
     """True if the config mixes windows with full attention for a class that has either in all layers."""
-    return spec.model_type in FLAGGED and spec.cache_kinds == {FullAttention, SlidingWindow}
+    return reading_of(spec).windows == "all or none" and is_mixed(spec)
+
+
+def is_mixed(spec: ModelSpec) -> bool:
+    return spec.cache_kinds == {FullAttention, SlidingWindow}
 
 
 def refusal(spec: ModelSpec) -> Refusal | None:
@@ -121,18 +183,21 @@ def windowed(spec: ModelSpec) -> ModelSpec:
 
     Source: vLLM 0.33 engine/arg_utils.py (create_engine_config), model_executor/models/qwen2.py (Qwen2Model).
     """
-    text, kinds = text_of(spec.config), spec.cache_kinds
-    window = text.get("sliding_window")
+    text = text_of(spec.config)
+    window, listed = text.get("sliding_window"), text.get("layer_types") is not None
     if not isinstance(window, int) or window < 1:
         return spec
-    if takes_one_kind(spec):
-        return with_caches(spec, None) if text.get("max_window_layers") == spec.num_layers else spec
-    listed, flagged = text.get("layer_types") is not None, text.get("use_sliding_window") is True
-    mixed = kinds == {FullAttention, SlidingWindow}
-    if mixed and (spec.model_type == "qwen2_moe" or (spec.model_type == "qwen3_moe" and listed)):
-        return with_caches(spec, None)
-    if not listed and (spec.model_type in WINDOWED or (spec.model_type == "qwen3_moe" and flagged)):
-        return with_caches(spec, window)
+    match reading_of(spec).windows:
+        case "all or none" if is_mixed(spec) and text.get("max_window_layers") == spec.num_layers:
+            return with_caches(spec, None)
+        case "none if mixed" if is_mixed(spec):
+            return with_caches(spec, None)
+        case "every if flagged" if listed and is_mixed(spec):
+            return with_caches(spec, None)
+        case "every if flagged" if not listed and text.get("use_sliding_window") is True:
+            return with_caches(spec, window)
+        case "every" if not listed:
+            return with_caches(spec, window)
     return spec
 
 

@@ -27,7 +27,7 @@ from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import backends as vllm_backends
 from kvplan.servers.vllm.changes import RELEASES, since
-from kvplan.servers.vllm.reading import context_limits
+from kvplan.servers.vllm.reading import context_limits, reading_of
 from kvplan.sizing.layout import SHORT_DTYPES, check_dtype, check_kv_dtype
 
 AMPERE = 80  # compute capability from which GPUs support bfloat16
@@ -194,9 +194,6 @@ def v0_defaults(context: int) -> tuple[int, int]:
     return (2048 if context > V0_CHUNKED_FROM else max(context, 2048)), 256
 
 
-NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM rejects these in float16 (config/model.py)
-
-
 def resolve_dtype(spec: ModelSpec, stated: str, sm: int) -> str:
     """Dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
     for models that float16 breaks.
@@ -205,7 +202,7 @@ def resolve_dtype(spec: ModelSpec, stated: str, sm: int) -> str:
     if name == "auto":
         name = spec.dtype
         if 0 < sm < AMPERE and name == "bfloat16":
-            name = "float32" if spec.model_type in NO_FLOAT16 else "float16"
+            name = "float32" if reading_of(spec).no_float16 else "float16"
     check_dtype(name)
     return name
 

@@ -12,8 +12,6 @@ from kvplan.servers.vllm import connectors, moe_backends, reading, removed, rule
 
 AMPERE: Final = 80
 FLOATS: Final = ("float16", "bfloat16")
-NO_STAGES: Final = ("gemma3n_text", "phi4mm")  # their classes have no SupportsPP in vLLM 0.33
-NO_EXPERT_COUNT: Final = ("dbrx",)  # it is in ffn_config, which vLLM 0.33's model config does not read
 # Methods whose get_supported_act_dtypes lacks float32. Source: vLLM 0.33 model_executor/layers/quantization.
 NO_FLOAT32: Final = ("fp8", "awq", "gptq", "modelopt")
 
@@ -47,7 +45,7 @@ def dtype(request: Request, settings: Settings) -> Refusal | None:
     if old and name == "bfloat16":
         text = f"--dtype bfloat16 needs compute capability 8.0, this GPU has {sm / 10:.1f}"
         return unsupported(text, "dtype", ("float16", "float32"))
-    if name == "float16" and spec.model_type in rules.NO_FLOAT16 and request.release.has("no_float16"):
+    if name == "float16" and reading.reading_of(spec).no_float16 and request.release.has("no_float16"):
         return unsupported(f"{spec.name} is not supported in float16", "dtype", ("bfloat16", "float32"))
     if name == "float32" and method in NO_FLOAT32:
         text = f"{method} weights, as {spec.name} has, are not supported in float32"
@@ -155,9 +153,9 @@ def ranks(request: Request, settings: Settings) -> Refusal | None:
     spec, args = request.spec, request.args
     if args.enable_expert_parallel and not spec.experts_per_token:
         return unsupported(f"{spec.name} has no experts to spread", "enable_expert_parallel", (False,))
-    if args.enable_expert_parallel and spec.model_type in NO_EXPERT_COUNT:
+    if args.enable_expert_parallel and reading.reading_of(spec).hides_experts:
         return unsupported(f"it does not find the experts of {spec.name}", "enable_expert_parallel", (False,))
-    if args.pipeline_parallel_size > 1 and spec.model_type in NO_STAGES:
+    if args.pipeline_parallel_size > 1 and reading.reading_of(spec).no_stages:
         return unsupported(f"{spec.name} cannot be split into stages", "pipeline_parallel_size", (1,))
     dcp = args.decode_context_parallel_size
     if dcp > 1 and (holder := windowed(request)) is not None:
