@@ -510,6 +510,7 @@ def methods(server: Any, questions: list[Json], write: Callable[[Json], None]) -
         print(f"{name}: {text or 'starts'}", file=sys.stderr, flush=True)
         named += [] if UNKNOWN in text else [name]
         scaled += [name] if scales else [f"{name}/stated"] if asked_of(server, checkpoint | KV_STATED)[1] else []
+    write({"capabilities": [str(sm) for sm in GPUS.values()]})
     write({"methods": named})
     if deprecated := server.deprecated():
         write({"deprecated": deprecated})

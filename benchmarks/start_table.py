@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.start_quantization import ACTIVATIONS, GPUS, Json, Shape
-from kvplan.servers.quantized import NAMES, Divisors
+from kvplan.servers.quantized import LISTS, Divisors
 
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNREACHED = ("ImportError", "ModuleNotFoundError", "stubbed kernel", "compiled op")  # the oracle's own limits
@@ -139,7 +139,7 @@ def table(rows: Iterable[Json]) -> Iterator[str]:
     fitted: dict[Any, str] = {}
     rules: dict[str, dict[tuple[str, int, str], str]] = defaultdict(dict)  # key -> layer, capability, dtype -> rule
     for row in rows:
-        if (names := next((name for name in NAMES if name in row), None)) is not None:
+        if (names := next((name for name in LISTS if name in row), None)) is not None:
             yield f"{names} | {' '.join(row[names])}"
             continue
         key, where = row["key"], (row["sm"], row["dtype"])

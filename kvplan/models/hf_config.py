@@ -257,6 +257,30 @@ def check_size(draft: SpecDraft, where: str) -> None:
         raise InvalidInputError(where, "the dimensions multiply to more than 2^63 parameters", "correct the config")
 
 
+def as_published(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A config in transformers' form: the speculators library has its own, and a latent head's layers are all dense."""
+    if SPECULATORS_KIND in values:
+        from kvplan.models.families.speculators import flattened
+
+        values = flattened(values, where)
+    if is_latent_head(values):
+        values = {**values, "first_k_dense_replace": values.get("num_hidden_layers", 1)}
+    return values
+
+
+def reader_for(outer: Config, inner: Config, *, assume_dense: bool) -> tuple[Reader, str]:
+    """The config's reader; with assume_dense Llama's for an unknown type, unless it is evidently not dense."""
+    try:
+        return find_reader(outer, inner)
+    except UnsupportedModelError:
+        if not assume_dense or outer.values.get("model_type") in ENCODERS:
+            raise
+    check_dense(inner)
+    named = outer.values.get("model_type")
+    outer.notes.append(Oddity(f"model_type {named!r} is unknown: sized as a plain dense transformer"))
+    return reader_of("llama"), "llama"
+
+
 def read_config(
     values: Mapping[str, Any],
     where: str,
@@ -272,23 +296,10 @@ def read_config(
     text_only  leave out the towers, as if the config were only the language model's
     Raise InvalidInputError for a damaged config, UnsupportedModelError for a model kvplan will not guess.
     """
-    if SPECULATORS_KIND in values:
-        from kvplan.models.families.speculators import flattened
-
-        values = flattened(values, where)
-    if is_latent_head(values):  # dense layers alone, whatever its model type has
-        values = {**values, "first_k_dense_replace": values.get("num_hidden_layers", 1)}
+    values = as_published(values, where)
     outer = Config(values, where)
     inner = inner_config(outer)
-    try:
-        reader, model_type = find_reader(outer, inner)
-    except UnsupportedModelError:
-        if not assume_dense or outer.values.get("model_type") in ENCODERS:
-            raise
-        check_dense(inner)
-        reader, model_type = reader_of("llama"), "llama"
-        named = outer.values.get("model_type")
-        outer.notes.append(Oddity(f"model_type {named!r} is unknown: sized as a plain dense transformer"))
+    reader, model_type = reader_for(outer, inner, assume_dense=assume_dense)
     draft = reader(inner, model_type)
     check_size(draft, where)
     if not is_head(values):  # whose layers are read together with its target

@@ -415,9 +415,7 @@ def scheme_of(
 FUSED_FIRST: Final = ("compressed-tensors", "gptq")
 
 
-def listed_scheme(
-    quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str
-) -> Scheme | None:  # fmt: skip
+def listed_scheme(quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str) -> Scheme | None:
     tables = tables_of(quantization)
     if fused and layer is not None and tables.unquantized.find(layer, fused):  # overrides its parts (vLLM 0.33)
         return None

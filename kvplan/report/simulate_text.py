@@ -57,10 +57,40 @@ def percent(share: float) -> str:
 
 def rows(answer: Answer) -> list[Row]:
     """(label, its text for each variant)."""
-    results = [variant.result for variant in answer.variants]
+    return [*load_rows(answer), *time_rows(answer), *promise_rows(answer)]
 
-    def each(what: str, text: Callable[[Result], str]) -> Row:
-        return what, [text(run) for run in results]
+
+def each(answer: Answer, what: str, text: Callable[[Result], str]) -> Row:
+    return what, [text(variant.result) for variant in answer.variants]
+
+
+def load_rows(answer: Answer) -> list[Row]:
+    """Requests and the cache."""
+    row, first = partial(each, answer), next((run.result for run in answer.variants if run.result.tiers), None)
+    tiers = [
+        row(f"tier {tier.name} hits", partial(tier_hits, number))
+        for number, tier in enumerate(first.tiers if first is not None else ())
+    ]
+    return [
+        row("running, mean / max", lambda run: f"{run.running_mean:,.1f} / {run.running_peak:,}"),
+        row("waiting, mean / max", lambda run: f"{run.waiting_mean:,.1f} / {run.waiting_peak:,}"),
+        row(
+            "KV cache in use, mean / max",
+            lambda run: f"{percent(run.kv_usage_mean)} / {percent(run.kv_usage_peak)}",
+        ),
+        row(
+            "KV fragmentation (empty slots)",
+            lambda run: "-" if run.empty_slots is None else percent(run.empty_slots),
+        ),
+        row("prefix cache hits", lambda run: percent(run.hit_rate)),
+        *tiers,
+        row("preemptions", lambda run: f"{run.preemptions:,} ({percent(run.preempted / max(1, run.finished))})"),
+    ]
+
+
+def time_rows(answer: Answer) -> list[Row]:
+    """Latencies and rates."""
+    row = partial(each, answer)
 
     def spread(metric: Metric) -> Callable[[Result], str]:
         def text(run: Result) -> str:
@@ -83,47 +113,29 @@ def rows(answer: Answer) -> list[Row]:
         likely = f"{run.output_tokens_per_s:,.0f}"
         return likely if low == high else f"{likely} ({low:,.0f}-{high:,.0f})"
 
-    table_rows = [
-        each("running, mean / max", lambda run: f"{run.running_mean:,.1f} / {run.running_peak:,}"),
-        each("waiting, mean / max", lambda run: f"{run.waiting_mean:,.1f} / {run.waiting_peak:,}"),
-        each(
-            "KV cache in use, mean / max",
-            lambda run: f"{percent(run.kv_usage_mean)} / {percent(run.kv_usage_peak)}",
-        ),
-        each(
-            "KV fragmentation (empty slots)",
-            lambda run: "-" if run.empty_slots is None else percent(run.empty_slots),
-        ),
-        each("prefix cache hits", lambda run: percent(run.hit_rate)),
-        each(
-            "preemptions",
-            lambda run: f"{run.preemptions:,} ({percent(run.preempted / max(1, run.finished))})",
-        ),
-        each("time to first token p50 / p90 / p99", spread("ttft")),
-        each("  likely range", between("ttft")),
-        each("time per output token", spread("tpot")),
-        each("  likely range", between("tpot")),
-        each("time in queue", spread("queue")),
-        each("end-to-end latency", spread("latency")),
-        each("  likely range", between("latency")),
-        each("requests per second", lambda run: f"{run.requests_per_s:,.2f}"),
-        each("output tokens per second", tokens_text),
-        each("prefill tokens per second", lambda run: f"{run.prompt_tokens_per_s:,.0f}"),
-        each("duration", lambda run: duration(run.seconds)),
+    has_tiers = any(variant.result.tiers for variant in answer.variants)
+    saved: Row = ("time to first token saved, mean", [saved_text(answer, variant) for variant in answer.variants])
+    return [
+        row("time to first token p50 / p90 / p99", spread("ttft")),
+        row("  likely range", between("ttft")),
+        *([saved] if has_tiers else []),
+        row("time per output token", spread("tpot")),
+        row("  likely range", between("tpot")),
+        row("time in queue", spread("queue")),
+        row("end-to-end latency", spread("latency")),
+        row("  likely range", between("latency")),
+        row("requests per second", lambda run: f"{run.requests_per_s:,.2f}"),
+        row("output tokens per second", tokens_text),
+        row("prefill tokens per second", lambda run: f"{run.prompt_tokens_per_s:,.0f}"),
+        row("duration", lambda run: duration(run.seconds)),
     ]
-    for tier in range(max(len(run.tiers) for run in results)):
-        name = next(run.tiers[tier].name for run in results if run.tiers)
-        table_rows.insert(
-            5 + tier,
-            each(f"tier {name} hits", partial(tier_hits, tier)),
-        )
-    if any(run.tiers for run in results):
-        place = 1 + next(place for place, row in enumerate(table_rows) if row[0] == "  likely range")
-        table_rows.insert(
-            place, ("time to first token saved, mean", [saved_text(answer, variant) for variant in answer.variants])
-        )
-    if any(run.rejected or run.failed for run in results):
-        table_rows.append(each("rejected (prompt too long)", lambda run: f"{run.rejected + run.failed:,}"))
+
+
+def promise_rows(answer: Answer) -> list[Row]:
+    """Rejected requests, targets, and the largest load that meets them."""
+    table_rows: list[Row] = []
+    if any(variant.result.rejected or variant.result.failed for variant in answer.variants):
+        table_rows.append(each(answer, "rejected (prompt too long)", lambda run: f"{run.rejected + run.failed:,}"))
     for number, promise in enumerate(answer.promises):
         table_rows.append(
             (

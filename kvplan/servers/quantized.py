@@ -1,12 +1,12 @@
 """Which quantized layers a server creates, by GPU and by shape per rank: a table asked of the server's own code.
 
-The table lists the methods that a config may name, the deprecated ones among them, and those with scales of K and V in
-the checkpoint (`/stated`: only if it states a KV dtype). It then names a storage scheme with the capabilities that were
-asked, or a format that is not read ("gptq 3-bit"), and below it what its layers do not take: a line has kinds of
-layers, capabilities, a dtype, and `no: REASON` or conditions on a rank's shape (Divisors), one of which must hold.
-`if-whole`: these must hold for a rank's shape if they hold for the whole one, by which the server chooses its kernel.
-Kinds that no line names take any shape. benchmarks/start_quantization.py, whose text says what is asked and what
-derived, and benchmarks/start_table.py made it.
+The table lists the compute capabilities that were asked, the methods that a config may name, the deprecated ones among
+them, and those with scales of K and V in the checkpoint (`/stated`: only if it states a KV dtype). It then names a
+storage scheme with its capabilities, or a format that is not read ("gptq 3-bit"), and below it what its layers do not
+take: a line has kinds of layers, capabilities, a dtype, and `no: REASON` or conditions on a rank's shape (Divisors), of
+which one must hold. `if-whole`: these must hold for a rank's shape if they hold for the whole one, by which the server
+chooses its kernel. Kinds that no line names take any shape. benchmarks/start_quantization.py, whose text says what is
+asked and what derived, and benchmarks/start_table.py made it.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,6 @@ from kvplan.servers.plans import Request
 from kvplan.servers.start import Refusal, smaller, unsupported
 from kvplan.servers.weights import weight_layout
 from kvplan.sizing.weights import Layout, alike, is_built, layers_on, local_shape, on_stage, ranks_of, scheme_for
-
-RELU2 = ("relu2", "squared_relu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,7 @@ class Rule:
 
     layers: frozenset[str]
     capabilities: frozenset[int]
+    by_capability: bool
     dtype: str
     reason: str
     conditions: tuple[Divisors, ...]
@@ -86,50 +85,50 @@ def divisors_of(text: str) -> Divisors:
     return Divisors(**{name: int(number) for name, _, number in pairs})
 
 
-NAMES = ("methods", "deprecated", "scales")  # lines of the table that list methods
+LISTS = ("capabilities", "methods", "deprecated", "scales")  # the table's first lines
 
 
-@lru_cache(maxsize=4)
-def methods(path: Path, line: str) -> frozenset[str]:
-    """Methods of one of these lines; none without it."""
+@lru_cache(maxsize=8)
+def listed(path: Path, name: str) -> frozenset[str]:
+    """Words of one of the table's first lines; none without it."""
     rows = path.read_text(encoding="utf-8").splitlines()
-    return frozenset(next((row for row in rows if row.startswith(f"{line} | ")), "").split()[2:])
+    return frozenset(next((row for row in rows if row.startswith(f"{name} | ")), "").split()[2:])
 
 
 @lru_cache(maxsize=4)
 def entries(path: Path) -> dict[str, Entry]:
     """The table's schemes by name."""
     match: dict[str, Entry] = {}
+    every = frozenset(map(int, listed(path, "capabilities")))
     for line in path.read_text(encoding="utf-8").splitlines():
         fields = [field.strip() for field in line.split(" | ")]
-        if fields[0] in NAMES:
+        if fields[0] in LISTS:
             continue
+        capabilities = every if fields[1] == "all" else frozenset(map(int, fields[1].split(",")))
         if not line.startswith(" "):
             key = fields[0]
-            match[key] = Entry(capabilities(fields[1]), ())
+            match[key] = Entry(capabilities, ())
             continue
-        layers, where, dtype, rule = fields
+        layers, _, dtype, rule = fields
         conditions, _, whole = rule.partition(" if-whole ")
         refused = rule.startswith("no: ")
         row = Rule(
-            frozenset(layers.split()), capabilities(where), dtype, rule.removeprefix("no: ") if refused else "",
+            frozenset(layers.split()),
+            capabilities,
+            capabilities != every,
+            dtype,
+            rule.removeprefix("no: ") if refused else "",
             () if refused else tuple(divisors_of(text) for text in conditions.split(" or ")),
             divisors_of(whole) if whole else None,
-        )  # fmt: skip
+        )
         match[key] = replace(match[key], rules=(*match[key].rules, row))
     return match
 
 
-ASKED = frozenset({70, 75, 80, 86, 89, 90, 100, 103, 120, 121})
-
-
-def capabilities(text: str) -> frozenset[int]:
-    return ASKED if text == "all" else frozenset(map(int, text.split(",")))
-
-
-def nearest(sm: int) -> int:
-    """The asked capability that a GPU counts as: the next lower one of its generation (8.7 as 8.6)."""
-    return max((known for known in ASKED if known <= sm and known // 10 == sm // 10), default=0)
+def nearest(sm: int, path: Path) -> int:
+    """The capability of the table that a GPU counts as: the next lower one of its generation (8.7 as 8.6)."""
+    known = map(int, listed(path, "capabilities"))
+    return max((each for each in known if each <= sm and each // 10 == sm // 10), default=0)
 
 
 def scheme_key(quantization: Quantization, scheme: Scheme) -> str:
@@ -168,7 +167,7 @@ def refusal(request: Request, path: Path, dtype: str, unchecked: frozenset[str] 
     dtype      the model's dtype in effect
     unchecked  names of weights that the model's class creates in any shape
     """
-    spec, sm = request.spec, nearest(request.gpu.sm)
+    spec, sm = request.spec, nearest(request.gpu.sm, path)
     if spec.quantization is not None and (refused := method_refusal(request, spec.quantization, path)) is not None:
         return refused
     if not sm or (spec.quantization is None and request.args.quantization is None):
@@ -185,7 +184,7 @@ def refusal(request: Request, path: Path, dtype: str, unchecked: frozenset[str] 
             if key not in answers and (refused := config_refusal(entry, dtype, sm)) is not None:
                 return refused
             answers.add(key)
-            text = shape_refusal(spec, weight, layout, entry, dtype, sm) if weight.name not in unchecked else None
+            text = shape_refusal(weight, layout, entry, dtype, sm) if weight.name not in unchecked else None
             if text is None:
                 continue
             if weight.experts and layout.ep == 1 and layout.tp > 1:
@@ -218,12 +217,12 @@ def method_of(stored: Quantization) -> str:
 def method_refusal(request: Request, stored: Quantization, path: Path) -> Refusal | None:
     """Refusal of a method that the server does not have, or of a format of it that kvplan does not read."""
     name = method_of(stored)
-    if name not in methods(path, "methods"):
+    if name not in listed(path, "methods"):
         return unsupported(f"Unknown quantization method: {name}")
     entry = entries(path).get(scheme_keys(stored)[0]) if stored.unread else None
     rules = () if entry is None else entry.rules
     applied = ("config", "whole")  # every model has layers of the second kind
-    sm = nearest(request.gpu.sm)
+    sm = nearest(request.gpu.sm, path)
     reasons = (rule.reason for rule in rules if any(rule.applies(layer, sm, "any dtype") for layer in applied))
     return next((unsupported(reason) for reason in reasons if reason), None)
 
@@ -240,7 +239,7 @@ def check_sized(request: Request, refused: Refusal | None) -> None:
 def stores_scales(stored: Quantization, path: Path) -> bool:
     """True if the server reads scales of K and V from the checkpoint, by a method of its quantization."""
     name = "modelopt_mixed" if stored.mixed else method_of(stored)
-    known = methods(path, "scales")
+    known = listed(path, "scales")
     return name in known or (stored.kv_dtype is not None and f"{name}/stated" in known)
 
 
@@ -252,66 +251,78 @@ def config_refusal(entry: Entry, dtype: str, sm: int) -> Refusal | None:
     return None
 
 
-def shape_refusal(
-    spec: ModelSpec, weight: Weight, layout: Layout, entry: Entry, dtype: str, sm: int
-) -> str | None:  # fmt: skip
-    """Why a weight's shape on a rank is refused, or None."""
-    if not is_built(weight, layout):
-        return None
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A weight's shape on one of its ranks: outputs of each fused part (of experts: their width), and inputs."""
+
+    outputs: tuple[int, ...]
+    inputs: int
+    ranks: int
+    by_inputs: bool
+
+    @property
+    def whole_outputs(self) -> tuple[int, ...]:
+        return self.outputs if self.by_inputs else tuple(n * self.ranks for n in self.outputs)
+
+    @property
+    def whole_inputs(self) -> int:
+        return self.inputs * self.ranks if self.by_inputs else self.inputs
+
+
+def shard_of(weight: Weight, layout: Layout) -> Shard:
     ranks = ranks_of(weight, layout)
     if weight.even and weight.even % ranks:
         ranks = 1
     inputs, parts = local_shape(weight, ranks)
-    kind = kind_of(spec, weight, layout, ranks)
-    if weight.experts and weight.split != "outputs":
-        return None  # asked with the projections before them
-    shape = (parts[0],) if weight.experts else tuple(parts)
-    whole_inputs = inputs * ranks if weight.split == "inputs" else inputs
+    return Shard((parts[0],) if weight.experts else tuple(parts), inputs, ranks, weight.split == "inputs")
+
+
+def shape_refusal(weight: Weight, layout: Layout, entry: Entry, dtype: str, sm: int) -> str | None:
+    """Why a weight's shape on a rank is refused, or None."""
+    if not is_built(weight, layout) or (weight.experts and weight.split != "outputs"):
+        return None  # the last projection of experts was asked with those before it
+    shard = shard_of(weight, layout)
+    kind = kind_of(weight, layout, shard.ranks)
     for rule in entry.rules:
-        if rule.applies(kind, sm, dtype) and not takes(rule, shape, inputs, whole_inputs, ranks, weight):
-            return shape_text(weight, rule, shape, inputs, ranks, sm)
+        if rule.applies(kind, sm, dtype) and not takes(rule, shard):
+            return shape_text(weight, rule, shard, sm)
     return None
 
 
-def takes(
-    rule: Rule, shape: tuple[int, ...], inputs: int, whole_inputs: int, ranks: int, weight: Weight
-) -> bool:  # fmt: skip
-    if not any(divisors.suit(shape, inputs, whole_inputs) for divisors in rule.conditions):
+def takes(rule: Rule, shard: Shard) -> bool:
+    if not any(divisors.suit(shard.outputs, shard.inputs, shard.whole_inputs) for divisors in rule.conditions):
         return False
     if rule.if_whole is None:
         return True
-    whole = shape if weight.split == "inputs" else tuple(n * ranks for n in shape)
-    return not rule.if_whole.suit(whole, whole_inputs) or rule.if_whole.suit(shape, inputs)
+    holds = rule.if_whole.suit(shard.whole_outputs, shard.whole_inputs)
+    return not holds or rule.if_whole.suit(shard.outputs, shard.inputs)
 
 
-def kind_of(spec: ModelSpec, weight: Weight, layout: Layout, ranks: int) -> str:
+def kind_of(weight: Weight, layout: Layout, ranks: int) -> str:
     """The table's word for a kind of layer; sharded ones have an `s`."""
     if weight.experts:
         spread = "/spread" if layout.ep > 1 else ""
-        return f"experts/{activation(spec)}{spread}"
+        return f"experts/{activation(weight)}{spread}"
     if weight.split == "none":
         return "whole"
     kind = "row" if weight.split == "inputs" else "fused" if len(weight.parts) > 1 else "column"
     return f"{kind}s" if ranks > 1 else kind
 
 
-def activation(spec: ModelSpec) -> str:
-    """Activation of the experts, in vLLM's words for the three kinds that were asked."""
-    inner = spec.config.get("text_config")
-    text = inner if isinstance(inner, dict) else spec.config
-    name = text.get("mlp_hidden_act") or text.get("hidden_act") or text.get("hidden_activation")
-    if spec.model_type == "gpt_oss":
+def activation(weight: Weight) -> str:
+    """The table's word for the activation of experts: those with a bias clamp it, those without a gate square it."""
+    if weight.bias:
         return "swigluoai"
-    return "relu2_no_mul" if name in RELU2 else "silu"
+    return "relu2_no_mul" if len(weight.parts) == 1 else "silu"
 
 
-def shape_text(weight: Weight, rule: Rule, shape: tuple[int, ...], inputs: int, ranks: int, sm: int) -> str:
-    where = f" on compute capability {sm / 10:.1f}" if len(rule.capabilities) < len(ASKED) else ""
+def shape_text(weight: Weight, rule: Rule, shard: Shard, sm: int) -> str:
+    where = f" on compute capability {sm / 10:.1f}" if rule.by_capability else ""
     if not rule.conditions:
         return f"{weight.name} cannot be created{where}: {rule.reason}"
-    share = f" on each of {ranks} ranks" if ranks > 1 else ""
-    size = " + ".join(f"{n:,}" for n in shape)
-    return f"{weight.name} is {size} x {inputs:,}{share}, and its kernels{where} need {needed(rule)}"
+    share = f" on each of {shard.ranks} ranks" if shard.ranks > 1 else ""
+    size = " + ".join(f"{n:,}" for n in shard.outputs)
+    return f"{weight.name} is {size} x {shard.inputs:,}{share}, and its kernels{where} need {needed(rule)}"
 
 
 def needed(rule: Rule) -> str:

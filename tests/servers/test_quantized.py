@@ -25,7 +25,7 @@ from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs, left_out
 from kvplan.servers.base import parse_engine
-from kvplan.servers.quantized import NAMES, Divisors, divisors_of, entries, methods
+from kvplan.servers.quantized import LISTS, Divisors, divisors_of, entries, listed
 from kvplan.servers.sglang.supported import TABLE as SGLANG
 from kvplan.servers.vllm.formats import TABLE as VLLM
 from tests.oracles import GPUS, read_lines
@@ -224,9 +224,9 @@ def test_every_line_of_a_table_is_read(path: Path) -> None:
     known = entries(path)
     assert len(known) > 60
     lines = path.read_text().splitlines()
-    lists = [line for line in lines if line.partition(" ")[0] in NAMES]
+    lists = [line for line in lines if line.partition(" ")[0] in LISTS]
     assert len(lines) == len(lists) + len(known) + sum(len(entry.rules) for entry in known.values())
-    assert {"fp8", "compressed-tensors", "gptq"} <= methods(path, "methods")
+    assert {"fp8", "compressed-tensors", "gptq"} <= listed(path, "methods")
     assert all(rule.conditions or rule.reason for entry in known.values() for rule in entry.rules)
 
 

@@ -108,7 +108,7 @@ def needs_deprecated(request: Request) -> bool:
     stored = request.spec.quantization
     if stored is None or not request.release.has("deprecated_methods"):
         return False
-    return quantized.method_of(stored) in quantized.methods(TABLE, "deprecated")
+    return quantized.method_of(stored) in quantized.listed(TABLE, "deprecated")
 
 
 def deprecated(request: Request) -> Refusal | None:

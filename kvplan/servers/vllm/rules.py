@@ -373,26 +373,14 @@ def sees_ahead(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
     return kind and takes_items(spec, args, release)
 
 
-def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
-    """Return the settings in effect.
-
-    Raise UsageError for a context beyond the model's, or flags that contradict each other.
-    """
+def check_flags(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
+    """Reject flags that the release does not have, and a model that it caches in a way that is not modeled."""
     for name in lacking("vllm"):
         if getattr(args, name) is not None:
             cure = "; vLLM's is --gpu-memory-utilization" if name == "mem_fraction_static" else ""
             raise UsageError(
                 f"--{name.replace('_', '-')}", f"is a flag of SGLang{cure}", "remove it or add --engine sglang"
             )
-    stated = args.max_model_len
-    default, limit = context_limits(spec, release)
-    context = default if stated in (None, "auto") else stated
-    assert isinstance(context, int)
-    if context > limit:
-        from kvplan.servers.overrides import too_long
-        from kvplan.servers.vllm.hf_overrides import OPTION
-
-        raise too_long(spec, context, limit, OPTION)
     if spec.is_mla and release.number < LATENT_KEPT:
         raise UnsupportedModelError(
             spec.name,
@@ -402,6 +390,23 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     check_mm_flags(args, release)
     if args.max_cudagraph_capture_size is not None and not release.has("graph_size_flag"):
         raise unknown_flag("--max-cudagraph-capture-size", release, since("graph_size_flag"))
+
+
+def served_context(spec: ModelSpec, args: EngineArgs, release: Version) -> int:
+    """The context as stated, else the model's own. Raise UsageError for one beyond it."""
+    default, limit = context_limits(spec, release)
+    context = default if args.max_model_len in (None, "auto") else args.max_model_len
+    assert isinstance(context, int)
+    if context > limit:
+        from kvplan.servers.overrides import too_long
+        from kvplan.servers.vllm.hf_overrides import OPTION
+
+        raise too_long(spec, context, limit, OPTION)
+    return context
+
+
+def step_sizes(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version, context: int) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs). Raise UsageError for stated ones that contradict each other."""
     default_tokens, default_seqs = scheduler_defaults(gpu, args.usage, release)
     if is_v0(release, gpu.sm):
         default_tokens, default_seqs = v0_defaults(context)
@@ -425,27 +430,40 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             f"is more than max_num_batched_tokens, {tokens:,}",
             "each running sequence needs a token in a step",
         )
-    seqs = min(seqs, tokens)
-    amd = gpu.vendor == "amd"
-    runner_v2 = runs_v2(spec, release, amd=amd) and args.speculative_method != "suffix"
-    batches = batches_at_once(args, release, runner_v2=runner_v2)
-    dtype = resolve_dtype(spec, args.dtype, gpu.sm)
-    kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
+    return tokens, min(seqs, tokens)
+
+
+def cache_format(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release: Version) -> tuple[str, str | None]:
+    """(KV dtype in effect, the requested attention backend)."""
+    kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, sm)
     if spec.is_sparse_mla:
         dcp = args.decode_context_parallel_size
-        kv_dtype = sparse_kv_dtype(spec, args.kv_cache_dtype, kv_dtype, dcp, gpu.sm, release)
+        kv_dtype = sparse_kv_dtype(spec, args.kv_cache_dtype, kv_dtype, dcp, sm, release)
     if kv_dtype.startswith("turboquant") and args.pipeline_parallel_size > 1:
         problem = "how pipeline stages group its layers (the first and last are in the model's dtype) is not modeled"
         raise UnsupportedModelError(f"--kv-cache-dtype {kv_dtype}", problem, "use ranks in place of stages, or fp8")
-    backend = None
-    if args.attention_backend is not None:
-        backend = vllm_backends.resolve(args.attention_backend, release)
-        if spec.is_sparse_mla:
-            kv_dtype = vllm_backends.sparse_layout(backend, kv_dtype)
+    if args.attention_backend is None:
+        return kv_dtype, None
+    backend = vllm_backends.resolve(args.attention_backend, release)
+    return vllm_backends.sparse_layout(backend, kv_dtype) if spec.is_sparse_mla else kv_dtype, backend
+
+
+def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
+    """Return the settings in effect.
+
+    Raise UsageError for a context beyond the model's, or flags that contradict each other.
+    """
+    check_flags(spec, args, release)
+    context = served_context(spec, args, release)
+    tokens, seqs = step_sizes(spec, gpu, args, release, context)
+    dtype, amd = resolve_dtype(spec, args.dtype, gpu.sm), gpu.vendor == "amd"
+    kv_dtype, backend = cache_format(spec, args, dtype, gpu.sm, release)
+    runner_v2 = runs_v2(spec, release, amd=amd) and args.speculative_method != "suffix"
+    batches = batches_at_once(args, release, runner_v2=runner_v2)
     return Settings(
         version=release,
         max_model_len=context,
-        auto_fit=stated == "auto",
+        auto_fit=args.max_model_len == "auto",
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
         in_flight_tokens=tokens * (batches if release.has("batches_in_flight") else 1),
