@@ -82,15 +82,16 @@ def test_the_change_that_cures_all_does_when_it_is_fed_back(run: Run, tmp_path: 
             assert not any("which fixes" in (it["fix"] or "") for it in failing)
             continue
         cured += 1
-        assert len(cure["rules"]) == len(failing)
-        if len(failing) > 1:
+        incurable = [finding for finding in failing if finding["rule"] == "plausible"]  # 38 GiB of an L4's 24
+        assert len(cure["rules"]) == len(failing) - len(incurable)
+        if len(failing) > 1 and not incurable:
             for finding in failing:
                 assert finding["fix"].startswith(f"use {' '.join(cure['flags'])} (gives ")
                 assert finding["fix"].endswith(
                     f"), which fixes {'both' if len(failing) == 2 else f'all {len(failing)}'}"
                 )
         again = checked(run, tmp_path, changed(values, cure["keys"]))
-        assert again.code == 0, (seed, values, cure, again.out, again.err)
+        assert again.code == bool(incurable), (seed, values, cure, again.out, again.err)
     assert cured >= 5  # the draw has something to cure
 
 
