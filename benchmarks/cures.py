@@ -69,31 +69,9 @@ def torch_line(tried: float, free: float, total: float) -> str:
 
 def vllm_failures(made: Plan, draw: random.Random) -> Iterator[tuple[str, list[str]]]:
     """(cause, lines) of every cause whose cures a plan can be made of."""
-    request, total = made.request, made.request.gpu.total_memory / GIB
-    context = made.settings.max_model_len
-    needed, tried, free = made.bytes_per_request / GIB, draw.uniform(0.3, 3), draw.uniform(0.02, 0.25)
-    pool = int(made.bytes_per_request * draw.uniform(0.15, 0.9))
-    estimate = estimated_context(request, pool)
-    if needed > 0.2 and estimate:
-        yield (
-            "kv_too_small_for_max_len",
-            [
-                f"ValueError: To serve at least one request with the model's max seq len ({context}), "
-                f"({needed:.2f} GiB KV "
-                "cache is needed, which is larger than the available KV cache memory "
-                f"({pool / GIB:.2f} GiB). Based on the "
-                f"available memory, the estimated maximum model length is {estimate}. Try increasing"
-            ],
-        )
-    yield "no_kv_memory", ["ValueError: No available memory for the cache blocks. Try increasing"]
-    yield (
-        "free_memory_below_utilization",
-        [
-            "ValueError: Free memory on device cuda:0 "
-            f"({total * draw.uniform(0.6, 0.9):.2f}/{total:.2f} GiB) on startup is "
-            f"less than desired GPU memory utilization (0.92, {total * 0.92:.2f} GiB). Decrease"
-        ],
-    )
+    for cause, text in (*short_memory(made, draw), *refused_settings(made, draw)):
+        yield cause, text.splitlines()
+    total, tried, free = made.request.gpu.total_memory / GIB, draw.uniform(0.3, 3), draw.uniform(0.02, 0.25)
     frames = {
         "oom_loading_weights": ("base_loader.py", "load_model"),
         "oom_profile_run": ("gpu_model_runner.py", "profile_run"),
@@ -102,67 +80,67 @@ def vllm_failures(made: Plan, draw: random.Random) -> Iterator[tuple[str, list[s
         "lora_memory": ("model_manager.py", "create_lora_manager"),
     }
     for cause, (file, function) in frames.items():
-        yield (
-            cause,
-            [
-                "Traceback (most recent call last):",
-                f'  File "/usr/lib/vllm/{file}", line 912, in {function}',
-                torch_line(tried, free, total),
-            ],
+        frame = f'  File "/usr/lib/vllm/{file}", line 912, in {function}'
+        yield cause, ["Traceback (most recent call last):", frame, torch_line(tried, free, total)]
+    sampler = "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try"
+    yield "oom_sampler_warmup", [torch_line(tried, free, total), sampler]
+
+
+def short_memory(made: Plan, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """(cause, text) of caches that vLLM found too small."""
+    context, needed, pool = made.settings.max_model_len, made.bytes_per_request, draw.uniform(0.15, 0.9)
+    estimate = estimated_context(made.request, int(needed * pool))
+    if needed > 0.2 * GIB and estimate:
+        text = (
+            f"ValueError: To serve at least one request with the model's max seq len ({context}), "
+            f"({needed / GIB:.2f} GiB KV cache is needed, which is larger than the available KV cache memory "
+            f"({needed * pool / GIB:.2f} GiB). Based on the available memory, the estimated maximum model length is "
+            f"{estimate}. Try increasing"
         )
-    yield (
-        "oom_sampler_warmup",
-        [
-            torch_line(tried, free, total),
-            "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try",
-        ],
+        yield "kv_too_small_for_max_len", text
+    yield "no_kv_memory", "ValueError: No available memory for the cache blocks. Try increasing"
+    total = made.request.gpu.total_memory / GIB
+    text = (
+        f"ValueError: Free memory on device cuda:0 ({total * draw.uniform(0.6, 0.9):.2f}/{total:.2f} GiB) on "
+        f"startup is less than desired GPU memory utilization (0.92, {total * 0.92:.2f} GiB). Decrease"
     )
-    if any(isinstance(cache, RecurrentState) for caches in request.spec.layers for cache in caches):
+    yield "free_memory_below_utilization", text
+    if any(isinstance(cache, RecurrentState) for caches in made.request.spec.layers for cache in caches):
         blocks = draw.randrange(20, made.settings.max_num_seqs)
-        yield (
-            "mamba_blocks_below_max_num_seqs",
-            [
-                f"ValueError: max_num_seqs ({made.settings.max_num_seqs}) exceeds available Mamba "
-                f"cache blocks ({blocks}). "
-                "Each decode sequence requires one Mamba cache block"
-            ],
+        text = (
+            f"ValueError: max_num_seqs ({made.settings.max_num_seqs}) exceeds available Mamba cache blocks ({blocks}). "
+            "Each decode sequence requires one Mamba cache block"
         )
-    item = draw.choice((4096, 12288, 16384))
-    yield (
-        "encoder_cache_too_small",
-        [
-            f"ValueError: Chunked MM input disabled but max_tokens_per_mm_item ({item}) is larger than "
-            "max_num_batched_tokens (2048). Please increase max_num_batched_tokens."
-        ],
-    )
-    most = request.spec.max_model_len
-    yield (
-        "max_len_above_model",
-        [
-            f"ValueError: User-specified max_model_len ({2 * most}) is greater than the derived max_model_len "
-            f"(max_position_embeddings={most}.0 or model_max_length=None in model's config.json)."
-        ],
-    )
-    yield (
-        "heads_not_divisible_by_tp",
-        [
-            f"ValueError: Total number of attention heads ({request.spec.num_heads}) must be divisible "
-            "by tensor parallel "
-            "size (3)."
-        ],
-    )
-    yield "too_few_gpus", ["ValueError: World size (16) is larger than the number of available GPUs (8) in this node."]
+        yield "mamba_blocks_below_max_num_seqs", text
     running = 4 * max(1, int(made.concurrency.max))
-    yield (
-        PREEMPTION,
-        [
-            "(APIServer pid=1) INFO:     Application startup complete.",
-            "(APIServer pid=1) INFO 11-02 09:00:00 [loggers.py:257] Engine 000: Avg prompt "
-            "throughput: 2130.4 tokens/s, "
-            f"Running: {running} reqs, Waiting: 44 reqs, Preemptions: 312, GPU KV cache usage: 99.3%",
-        ],
+    text = (
+        "(APIServer pid=1) INFO:     Application startup complete.\n"
+        "(APIServer pid=1) INFO 11-02 09:00:00 [loggers.py:257] Engine 000: Avg prompt throughput: 2130.4 tokens/s, "
+        f"Running: {running} reqs, Waiting: 44 reqs, Preemptions: 312, GPU KV cache usage: 99.3%"
     )
-    yield "kv_dtype_unsupported", ["ValueError: FP8 KV cache is not supported by the Triton attention backend on this"]
+    yield PREEMPTION, text
+
+
+def refused_settings(made: Plan, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """(cause, text) of settings that vLLM refused."""
+    item, most = draw.choice((4096, 12288, 16384)), made.request.spec.max_model_len
+    text = (
+        f"ValueError: Chunked MM input disabled but max_tokens_per_mm_item ({item}) is larger than "
+        "max_num_batched_tokens (2048). Please increase max_num_batched_tokens."
+    )
+    yield "encoder_cache_too_small", text
+    text = (
+        f"ValueError: User-specified max_model_len ({2 * most}) is greater than the derived max_model_len "
+        f"(max_position_embeddings={most}.0 or model_max_length=None in model's config.json)."
+    )
+    yield "max_len_above_model", text
+    text = (
+        f"ValueError: Total number of attention heads ({made.request.spec.num_heads}) must be divisible by tensor "
+        "parallel size (3)."
+    )
+    yield "heads_not_divisible_by_tp", text
+    yield "too_few_gpus", "ValueError: World size (16) is larger than the number of available GPUs (8) in this node."
+    yield "kv_dtype_unsupported", "ValueError: FP8 KV cache is not supported by the Triton attention backend on this"
 
 
 def sglang_failures(made: Plan, draw: random.Random) -> Iterator[tuple[str, list[str]]]:

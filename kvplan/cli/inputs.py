@@ -93,20 +93,8 @@ def read(
     model = model_of(options, command, args)
     if options.model is not None and args.quantization is not None:
         model = quantized(model, options.model, args.quantization, source_of(options, options.revision))
-    draft_name = options.draft_model or (command.draft_model if command else None)
-    try:
-        draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
-    except KvplanError as error:
-        raise error.changed(keys=("draft_model",)) from error
-    stated_in_use = options.memory_in_use
-    in_use = None if stated_in_use is None else parse_size(stated_in_use, "--memory-in-use", least=0)
-    for _, machine in gpus:
-        if in_use is not None and in_use >= machine.total_memory:
-            raise UsageError(
-                "--memory-in-use",
-                f"is more than {machine.name} has ({format_gib(in_use)} of {format_gib(machine.total_memory)})",
-                "use the memory that other processes hold on one GPU",
-            )
+    draft = draft_of(options, command)
+    in_use = in_use_on([machine for _, machine in gpus], options.memory_in_use)
     variables_note = None
     if command and command.environment:
         from kvplan.servers import environment
@@ -137,22 +125,45 @@ def read(
     ]
     if not of_log:
         refuse_undrafted(requests[0])
-    inputs = Inputs(requests, num_gpus=len(splits))
-    inputs.notes += [] if variables_note is None else [variables_note]
-    inputs.readings += [note.of(source) for note in command.readings] if command else ()
-    inputs.of_command += [note.of(source) for note in command.notes] if command else ()
-    inputs.notes += [
-        *inputs.readings,
-        *inputs.of_command,
-        *model.notes,
-        *(draft.notes if draft else ()),
-    ]
+    inputs = Inputs(requests, num_gpus=len(splits), notes=[] if variables_note is None else [variables_note])
+    add_remarks(inputs, command, source, [model, *([draft] if draft else [])])
     inputs.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
-    inputs.warnings += [*model.warnings, *(draft.warnings if draft else ())]
     if command:
         about_flags(inputs, command, source)
     about_defaults(inputs, options, contexts, model)
     return inputs
+
+
+def draft_of(options: PlanOptions, command: "ServeCommand | None") -> Resolved | None:
+    name = options.draft_model or (command.draft_model if command else None)
+    try:
+        return None if name is None else resolve(name, source_of(options, None))
+    except KvplanError as error:
+        raise error.changed(keys=("draft_model",)) from error
+
+
+def in_use_on(machines: Sequence[GpuSpec], text: str | None) -> int | None:
+    """Bytes of each GPU that other processes hold. Raises UsageError if one has no more than that."""
+    in_use = None if text is None else parse_size(text, "--memory-in-use", least=0)
+    for machine in machines:
+        if in_use is not None and in_use >= machine.total_memory:
+            raise UsageError(
+                "--memory-in-use",
+                f"is more than {machine.name} has ({format_gib(in_use)} of {format_gib(machine.total_memory)})",
+                "use the memory that other processes hold on one GPU",
+            )
+    return in_use
+
+
+def add_remarks(inputs: Inputs, command: "ServeCommand | None", source: str, models: Sequence[Resolved]) -> None:
+    """Add the notes and warnings of a command and of the models."""
+    if command:
+        inputs.readings += [note.of(source) for note in command.readings]
+        inputs.of_command += [note.of(source) for note in command.notes]
+    inputs.notes += [*inputs.readings, *inputs.of_command]
+    for model in models:
+        inputs.notes += model.notes
+        inputs.warnings += model.warnings
 
 
 def repeated_by(command: "ServeCommand | None", config: "SpeculativeConfig | None") -> "Repeated | None":
