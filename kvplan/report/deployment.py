@@ -88,15 +88,8 @@ def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
 
 
 def kubernetes(plan: Plan, replicas: int, question: str) -> str:
-    needs, name, ranks = needs_of(plan), name_of(plan), ranks_of(plan)
-    variables = "".join(
-        f"\n            - name: {key}\n              value: {quoted(value)}"
-        for key, value in variables_of(plan).items()
-    )
-    selector = ""
-    if plan.request.gpu.vendor == "nvidia":
-        selector = f"\n      nodeSelector:\n        {PRODUCT}: {product_of(plan.request.gpu.device_name)}"
-    arguments = "".join(f"\n            - {quoted(word)}" for word in arguments_of(plan))
+    """Write a claim for the models, a deployment and a service."""
+    needs, name = needs_of(plan), name_of(plan)
     mode = "ReadWriteOnce" if replicas == 1 else "ReadWriteMany"
     return f"""\
 # {question}
@@ -111,6 +104,27 @@ spec:
     requests:
       storage: {needs.storage}Gi
 ---
+{deployment(plan, replicas)}---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+spec:
+  selector:
+    app: {name}
+  ports:
+    - name: http
+      port: 80
+      targetPort: http
+"""
+
+
+def deployment(plan: Plan, replicas: int) -> str:
+    needs, name = needs_of(plan), name_of(plan)
+    selector = ""
+    if plan.request.gpu.vendor == "nvidia":
+        selector = f"\n      nodeSelector:\n        {PRODUCT}: {product_of(plan.request.gpu.device_name)}"
+    return f"""\
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -133,6 +147,24 @@ spec:
         app: {name}
     spec:{selector}
       containers:
+{container(plan, needs)}      volumes:
+        - name: models
+          persistentVolumeClaim:
+            claimName: {name}-models
+        - name: shm
+          emptyDir:
+            medium: Memory
+            sizeLimit: {needs.shared}Gi
+"""
+
+
+def container(plan: Plan, needs: Needs) -> str:
+    variables = "".join(
+        f"\n            - name: {key}\n              value: {quoted(value)}"
+        for key, value in variables_of(plan).items()
+    )
+    arguments = "".join(f"\n            - {quoted(word)}" for word in arguments_of(plan))
+    return f"""\
         - name: {plan.request.release.engine}
           image: {image_of(plan)}
           command: {program_of(plan)}
@@ -152,7 +184,7 @@ spec:
               memory: {needs.request}Gi
             limits:
               memory: {needs.limit}Gi
-              nvidia.com/gpu: {ranks}
+              nvidia.com/gpu: {ranks_of(plan)}
           startupProbe:
             httpGet:
               path: /health
@@ -176,26 +208,6 @@ spec:
               mountPath: {CACHE}
             - name: shm
               mountPath: /dev/shm
-      volumes:
-        - name: models
-          persistentVolumeClaim:
-            claimName: {name}-models
-        - name: shm
-          emptyDir:
-            medium: Memory
-            sizeLimit: {needs.shared}Gi
----
-apiVersion: v1
-kind: Service
-metadata:
-  name: {name}
-spec:
-  selector:
-    app: {name}
-  ports:
-    - name: http
-      port: 80
-      targetPort: http
 """
 
 
