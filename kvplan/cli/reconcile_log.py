@@ -10,16 +10,17 @@ from kvplan.cli import inputs, output
 from kvplan.cli.inputs import Inputs
 from kvplan.cli.options import FLAGS, PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions
-from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.limits import Limits
 from kvplan.core.table import Table, words
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, with_memory
-from kvplan.measure.serverlog.compare import LogReconciliation, document, reconcile_log
+from kvplan.measure.serverlog.compare import LogReconciliation, document, reconcile_log, unplanned
 from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import parse_log, read_log, read_text
 from kvplan.measure.serverlog.request import (
+    UnplannedLog,
     agrees,
     check_gpu,
     check_model,
@@ -45,6 +46,7 @@ from kvplan.servers.base import OWN, logs_of, server_of
 from kvplan.servers.logs import Context, ServerLog
 from kvplan.servers.measurement import Row, exceeds
 
+OF_THE_MACHINE = {"gpu", "gpu_memory", "calibration", "offline"}  # options that say nothing of the server
 ENOUGH_MEMORY = "1TiB"  # placeholder for a GPU until the log's own replaces it
 
 
@@ -54,6 +56,8 @@ def reconcile_server(
     """Read, compare, print; return 1 if a row exceeds both --max-error and the log's own rounding."""
     log = log_of(options)
     result = compared(options, log)
+    if limits is not None and result.unplanned:
+        raise InvalidInputError("--max-error", f"nothing can be compared: {result.unplanned}")
     if limits is not None and not result.compared:
         source = "one that has the whole start-up" if log.called == "log" else "the page of a server that has started"
         raise InvalidInputError("--max-error", f"the {log.called} contains no figure to compare", f"name {source}")
@@ -97,11 +101,20 @@ def log_of(options: ReconcileOptions) -> ServerLog:
 
 
 def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
-    """Compare a log with its plan; notes on the sources of values go to standard error."""
+    """Compare a log with its plan, or show its figures alone; notes on the sources of values go to standard error."""
     if log.engine in OWN:
         from kvplan.cli.reconcile_own import compared_own
 
         return compared_own(options, log)
+    try:
+        return compared_with_plan(options, log)
+    except UnplannedLog as error:
+        result = unplanned(log, error)
+        inputs.say(Inputs([], 1, list(log.notes)), quiet=options.quiet)
+        return result
+
+
+def compared_with_plan(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
     query = completed(options, log)
     try:
         answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY), of_log=True)
@@ -113,11 +126,11 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
         check_model(log, request.spec)
         machines, warnings, gpu_notes = machines_of(options, log)
         measured = [(gpu, inputs.measured_on(query.options, gpu)) for gpu in machines or sample_gpus()]
-        requests = [replace(request, gpu=gpu, measured=constants) for gpu, constants in measured]
+        requests = [replace(request, gpu=gpu, measured=constants, started=True) for gpu, constants in measured]
         context: Context = "derived" if query.derived else "unknown" if request.args.max_model_len is None else "known"
         result = reconcile_log(log, requests, gpu_known=len(machines) == 1, context=context)
     except KvplanError as error:
-        raise in_the_logs_words(error, log, query.taken) from error
+        raise of_the_log(error, log, query.taken, options) from error
     if "engine" in query.taken:
         gpu_notes += logs_of(log.engine).notes(log, request.args, len(machines) == 1)
     notes = [
@@ -155,15 +168,14 @@ def completed(options: PlanOptions, log: ServerLog) -> Wanted:
     if plain.model is None and options.from_command is None:
         name, note = model_of(log)
         if name is None:
-            raise InvalidInputError(log.called, f"{unknown_model(log)}", "add --model NAME or --config config.json")
+            raise UnplannedLog(log.called, f"{unknown_model(log)}", "add --model NAME or --config config.json")
         plain = replace(plain, model=name)
         notes += [] if note is None else [note]
     if plain.engine is None:
         engine = engine_of(log)
         if engine is None and options.from_command is None:
-            version = log.text("version")
-            problem = "does not say its release" if version is None else f"{printable(version, 40)} is not a release"
-            raise InvalidInputError(log.called, f"{problem}", "add --engine with the release, such as vllm@0.11")
+            cure = "add --engine with the release, such as vllm@0.11"
+            raise InvalidInputError(log.called, "does not say its release", cure)
         if engine is not None:
             taken["engine"] = engine
             plain = replace(plain, engine=engine)
@@ -217,7 +229,7 @@ def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) 
             continue
         if not agrees(log, name, value):
             notes.append(f"{as_flag(name, value)} is used, although the {log.called} says {logged_as(log, name, text)}")
-    engine = engine_of(log)  # a log may state the patch number as well
+    engine = engine_of(log) if log.release is not None else None  # a log may state the patch number as well
     taken = request.release.label.partition("+")[0]  # details beyond the number are not contradictions
     if engine is not None and "@" in engine and not f"{engine}.".startswith(f"{taken}."):
         version = printable(log.text("version") or "", 40)
@@ -233,6 +245,18 @@ def as_flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return flag_of(name) if value else f"--no-{flag_of(name).removeprefix('--')}"
     return f"{FLAGS.get(name, flag_of(name))} {printable(str(value), 60)}"
+
+
+def of_the_log(error: KvplanError, log: ServerLog, taken: Mapping[str, str], options: ReconcileOptions) -> KvplanError:
+    """An error about what the log says, as such: it names a logged value, or the user gave nothing but the GPU."""
+    if isinstance(error, UnplannedLog | EnvironmentProblem):
+        return error
+    plain = PlanOptions()
+    stated = {field.name for field in fields(PlanOptions) if getattr(options, field.name) != getattr(plain, field.name)}
+    logged = in_the_logs_words(error, log, taken)
+    if logged is error and (stated - OF_THE_MACHINE or stated & set(error.keys)):
+        return error
+    return UnplannedLog(logged.subject, logged.problem, logged.remedy)
 
 
 def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, str]) -> KvplanError:
@@ -261,7 +285,7 @@ def value_of(log: ServerLog, name: str, text: str) -> Any:
     """Convert a logged argument to the value of its option."""
     if ARGUMENTS[name].kind == "flag":
         if text not in ("True", "False"):
-            raise InvalidInputError(
+            raise UnplannedLog(
                 log.called, f"{logged_as(log, name, text)} is neither True nor False", f"add {flag_of(name)}"
             )
         return text == "True"
@@ -330,8 +354,10 @@ def title(result: LogReconciliation) -> str:
     machines = f"{ranks} x {where[0]}" if ranks > 1 else where[0]
     replicas = result.args.data_parallel_size
     machines = f"{replicas} replicas of {machines}" if replicas > 1 else machines
-    tokens = f"{result.max_model_len:,} tokens per request"
-    return f"{printable(result.model)} on {machines}{total}, {printable(result.engine, 60)}, {tokens}"
+    parts = [f"{printable(result.model)} on {machines}{total}", printable(result.engine, 60)]
+    if result.max_model_len is not None:
+        parts.append(f"{result.max_model_len:,} tokens per request")
+    return ", ".join(parts)
 
 
 def given_title(result: LogReconciliation) -> str:
@@ -400,6 +426,8 @@ def page(result: LogReconciliation) -> list[Block]:
 
 def answer_text(result: LogReconciliation) -> str:
     """Error of the prediction compared with the log, in short."""
+    if result.unplanned:
+        return f"Nothing is compared: {result.unplanned}"
     compared = {row.component: row for row in result.rows if row.measured is not None and row.predicted is not None}
     parts = [deviation(compared[name]) for name in ("kv_cache", "weights", "tokens") if name in compared]
     return "; ".join(parts[:2]) if parts else "Nothing to compare"

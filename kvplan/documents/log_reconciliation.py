@@ -27,7 +27,8 @@ class Row(TypedDict):
 
 class LogReconciliationDocument(TypedDict):
     """A server's log, or its /metrics page, beside the plan for it; bytes are of one rank. `rows` are predicted from
-    the inputs alone, `given` from the size of the pool as it was logged (`given_from`).
+    the inputs alone; none is if no plan can be made of what the log says, which the last of `notes` names. `given` are
+    predicted from the size of the pool as it was logged (`given_from`).
     """
 
     schema: Literal["kvplan/log-reconciliation@1"]
@@ -38,7 +39,7 @@ class LogReconciliationDocument(TypedDict):
     tensor_parallel_size: Size
     pipeline_parallel_size: Size
     data_parallel_size: Size
-    max_model_len: Size
+    max_model_len: Size | None
     rows: Annotated[list[Row], "From the inputs alone."]
     given_from: str | None
     given: Annotated[list[Row], "From the pool's bytes, or its blocks, as they were logged."]

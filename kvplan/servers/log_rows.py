@@ -47,11 +47,10 @@ def row_of(log: ServerLog, figure: Figure, prediction: Prediction) -> Row:
     return row
 
 
-def plain(case: Case) -> tuple[Row, ...]:
-    """Logged weights, KV cache and tokens compared with the plan."""
-    log, made = case.log, case.planned(case.request)
+def plain_figures(log: ServerLog) -> Measurement:
+    """Logged weights, KV cache and tokens."""
     tokens = log.least("kv_tokens")
-    measured = Measurement(
+    return Measurement(
         log.called,
         (
             sized("weights", log.first("weights"), log.called),
@@ -59,6 +58,11 @@ def plain(case: Case) -> tuple[Row, ...]:
             counted("tokens", None if tokens is None else tokens.count, log.called),
         ),
     )
+
+
+def plain(case: Case) -> tuple[Row, ...]:
+    """The plain figures compared with the plan."""
+    made = case.planned(case.request)
     predictions = {
         "weights": Prediction(made.memory.weights, "formula"),
         "kv_cache": Prediction(made.memory.kv_cache, "formula"),
@@ -67,4 +71,4 @@ def plain(case: Case) -> tuple[Row, ...]:
     if not case.gpu_known:
         why = "depends on the GPU; add --gpu"
         predictions |= {name: Prediction(None, why=why) for name in ("kv_cache", "tokens")}
-    return reconcile(predictions, measured)
+    return reconcile(predictions, plain_figures(case.log))

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-MAX_LINE: Final = 16 << 10
+MAX_LINE: Final = 64 << 10  # the list of arguments of SGLang 0.5.23 has 20,000 characters
 
 # --- what a collector put around a line -------------------------------------------------------------------------------
 

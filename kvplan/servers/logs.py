@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from kvplan.core.units import GIB
 from kvplan.servers.arguments import ARGUMENTS, EngineArgs, spellings
-from kvplan.servers.measurement import Row
+from kvplan.servers.measurement import Measurement, Row
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.words import Environment
@@ -86,7 +86,7 @@ FACTS: Final[dict[str, str]] = {
     "engine_kind": r"V[01]|model weights take|# (?:GPU|CUDA|cuda|rocm|hpu|xpu|neuron) blocks",  # not the first V1
     "sampler": r"Using FlashInfer|FlashInfer is not available|FlashInfer is available, but it is not enabled|"
     r"FlashInfer version >= 0\.2\.3 required",
-    "graph_profiling": "enabled|disabled",
+    "graph_profiling": "enabled|disabled|will be",
 }
 
 
@@ -163,6 +163,7 @@ class ServerLog:
     readings  every figure, in log order
     starts    number of starts in the log; first_line: where the last one begins
     called    its name in error messages: a log, or a /metrics page used as one
+    spans     the releases of each of its messages (Wording.versions)
     """
 
     engine: str
@@ -172,6 +173,7 @@ class ServerLog:
     first_line: int
     notes: tuple[str, ...] = field(default=())
     called: Literal["log", "page"] = "log"
+    spans: frozenset[str] = frozenset()
 
     def all(self, fact: str) -> tuple[Reading, ...]:
         return tuple(reading for reading in self.readings if reading.fact == fact)
@@ -204,6 +206,14 @@ class ServerLog:
         """(major, minor) of the version, or None if it names no release (a build without tags says 0.1.dev)."""
         match = re.match(r"v?([0-9]{1,3})\.([0-9]{1,3})(?!\.?dev)", self.text("version") or "")
         return (int(match[1]), int(match[2])) if match else None
+
+    @property
+    def last_release(self) -> tuple[int, int] | None:
+        """(major, minor) of the last release that writes all of its messages, or None if no release does."""
+        ends = [re.findall(r"(\d{1,3})\.(\d{1,3})", span) for span in self.spans if span[:1].isdigit()]
+        releases = [[(int(major), int(minor)) for major, minor in end] for end in ends]
+        first, last = max((low for low, *_ in releases), default=None), min((end[-1] for end in releases), default=None)
+        return last if first is not None and last is not None and first <= last else None
 
     @property
     def model(self) -> str | None:
@@ -345,12 +355,14 @@ class Logs:
     draft        what it logs about speculative decoding
     environment  the environment that the log implies, as variables
     notes        the basis of the release and defaults taken from the log, by whether the GPU is known
+    figures      what it logged of its memory and pool, without a plan
     rows         memory use and the remaining pool, from the inputs alone
     given        the pool's figures from its size as logged
     lines        what the start of a planned server would log
     """
 
     wordings: tuple[Wording, ...]
+    figures: Callable[[ServerLog], Measurement]
     rows: Callable[[Case], tuple[Row, ...]]
     lists: tuple[str, ...] = ()
     resolved: tuple[str, ...] = ()

@@ -76,6 +76,7 @@ class Request:
     memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not given
     measured       measured constants of this GPU that replace modeled ones, by name
     repeated       what printed commands repeat from a pasted one
+    started        the arguments are those of a server that ran: which values its flags take is not checked
     """
 
     spec: ModelSpec
@@ -89,6 +90,7 @@ class Request:
     memory_in_use: int | None = None
     measured: "Mapping[str, Estimate]" = field(default_factory=dict)
     repeated: "Repeated | None" = None
+    started: bool = False
 
 
 @dataclass(frozen=True, slots=True)

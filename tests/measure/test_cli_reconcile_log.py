@@ -20,7 +20,20 @@ from kvplan.measure.serverlog.log import parse_log
 from kvplan.measure.serverlog.request import model_of, same_names
 from tests.support.cli import Run, config_file, refused, run
 from tests.support.readme_blocks import ROOT
-from tests.support.server_logs import EXAMPLE, H100, LLAMA_3090, NEXT, OSS, SGLANG, Log, log, pipeline, rows_of, without
+from tests.support.server_logs import (
+    EXAMPLE,
+    H100,
+    LLAMA_3090,
+    NEXT,
+    OSS,
+    SGLANG,
+    Log,
+    log,
+    pipeline,
+    rows_of,
+    unplanned,
+    without,
+)
 
 __all__ = ["log", "run"]  # fixtures
 
@@ -129,8 +142,7 @@ def test_a_gpu_is_known_by_the_name_that_a_kernels_file_has(run: Run, log: Log) 
 
 def test_a_config_stands_for_a_model_that_is_not_known(run: Run, log: Log, tmp_path: Path) -> None:
     path = log(LLAMA_3090.replace("meta-llama/Llama-3.1-8B-Instruct", "/models/our-own-finetune"))
-    text = refused(run("reconcile", "--log", path))
-    assert text == (
+    assert unplanned(run("reconcile", "--log", path)) == (
         "log: its model /models/our-own-finetune is not one that `kvplan models` lists; "
         "add --model NAME or --config config.json"
     )
@@ -151,7 +163,9 @@ def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, l
     assert model_of(parse_log(f"non-default args: {{'model': '{cached}'}}"))[0] == "qwen3-8b"
     here = config_file(tmp_path / "unknown-model")
     path = log(LLAMA_3090.replace("meta-llama/Llama-3.1-8B-Instruct", str(here)))
-    assert "is not one that `kvplan models` lists" in refused(run("reconcile", "--log", path))
+    assert "is not one that `kvplan models` lists" in unplanned(run("reconcile", "--log", path))
+    folder = "/root/autodl-tmp/models/qwen/Qwen2___5-7B-Instruct"  # as ModelScope writes a dot
+    assert model_of(parse_log(f"non-default args: {{'model': '{folder}'}}"))[0] == "qwen2.5-7b-instruct"
     assert same_names("no-such-model") == []
 
 
@@ -254,13 +268,16 @@ def test_a_flag_of_sglangs_is_named_as_sglang_does(run: Run, log: Log) -> None:
 )
 def test_an_error_of_the_logs_settings_names_them(run: Run, log: Log, said: str, fault: str) -> None:
     text = f"vLLM API server version 0.10.0\nnon-default args: {{'model': 'llama-3.1-8b', {said}}}\n"
-    assert refused(run("reconcile", "--log", log(text))) == fault
+    assert unplanned(run("reconcile", "--log", log(text))) == fault
 
 
-def test_an_error_of_the_logs_release_names_it(run: Run, log: Log) -> None:
-    text = H100.replace("0.10.1", "0.40.2")
-    assert refused(run("reconcile", "--log", log(text))) == (
-        "log: version 0.40.2: kvplan supports vLLM 0.6 to 0.33; set it with --engine vllm@0.33"
+def test_a_release_that_is_not_known_is_judged_as_the_nearest_or_named(run: Run, log: Log) -> None:
+    newer = run("reconcile", "--log", log(H100.replace("0.10.1", "0.40.2")), "--format", "json")
+    assert newer.json["engine"] == "vllm@0.33"
+    assert "version 0.40.2 is newer than the releases that kvplan knows: judged as 0.33" in newer.err
+    older = H100.replace("version 0.10.1", "version 0.4.2")
+    assert unplanned(run("reconcile", "--log", log(older))) == (
+        "log: version 0.4.2: kvplan supports vLLM 0.6 to 0.33; set it with --engine vllm@0.33"
     )
     assert refused(run("reconcile", "--log", log(H100), "--engine", "vllm@0.40")).startswith("--engine vllm@0.40: ")
     assert refused(run("reconcile", "--log", log(H100), "--tp", "3")).startswith("--tp 3 does")
@@ -324,16 +341,16 @@ def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> N
     ("text", "fault"),
     [
         ("hello\n", "holds no line that vLLM, SGLang or kvplan's engine writes at start-up"),
+    ],
+)
+def test_a_file_that_is_no_log_is_refused_in_one_line(run: Run, log: Log, text: str, fault: str) -> None:
+    assert fault in refused(run("reconcile", "--log", log(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
         ("Model loading took 1 GiB and\n", "does not say which model it served"),
-        (
-            "non-default args: {'model': 'llama-3.1-8b'}\n",
-            "does not say its release; add --engine with the release, such as vllm@0.11",
-        ),
-        (
-            "vLLM API server version 0.1.dev3+gabc\nargs: Namespace(model='llama-3.1-8b')\n",
-            "0.1.dev3+gabc is not a release",
-        ),
-        ("vLLM API server version 0.99.0\nargs: Namespace(model='llama-3.1-8b')\n", "kvplan supports vLLM 0.6 to 0.33"),
         ("vLLM API server version 0.9.0\nargs: Namespace(model='llama-3.1-8b', max_num_seqs=-5)\n", "--max-num-seqs"),
         (
             "vLLM API server version 0.9.0\nargs: Namespace(model='llama-3.1-8b', enforce_eager=2)\n",
@@ -342,8 +359,42 @@ def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> N
         ("vLLM API server version 0.9.0\nargs: Namespace(model='\x1b[31m\u202eevil')\n", "is not one that"),
     ],
 )
-def test_a_log_that_does_not_do_is_refused_in_one_line(run: Run, log: Log, text: str, fault: str) -> None:
-    assert fault in refused(run("reconcile", "--log", log(text)))
+def test_what_a_plan_cannot_be_made_of_leaves_the_figures(run: Run, log: Log, text: str, fault: str) -> None:
+    path = log(text)
+    assert fault in unplanned(run("reconcile", "--log", path))
+    assert fault in refused(run("reconcile", "--log", path, "--max-error", "5%"))
+
+
+DATED = """\
+INFO [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version {version}
+INFO non-default args: {{'model': 'llama-3.1-8b', 'max_model_len': 8192}}
+INFO Model loading took 14.99 GiB memory and 3 s
+INFO Estimated CUDA graph memory: 0.55 GiB total
+INFO In v0.19, CUDA graph memory profiling will be enabled by default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1).
+INFO Available KV cache memory: 50.00 GiB
+INFO GPU KV cache size: 409,600 tokens
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "note"),
+    [
+        # vLLM 0.18 and 0.19 say that the estimate "will be" the default, which it is from 0.20 on.
+        (DATED, "vllm@0.19", "version 0.1.dev15917+g0a6396b45 names no release: judged as 0.19, the last one that"),
+        (without(DATED, "In v0.19"), "vllm@0.33", "names no release: judged as 0.33, the last one that writes its"),
+        (without(H100, "version"), "vllm@0.33", "the log does not say its release: judged as 0.33"),
+    ],
+)
+def test_a_build_without_a_release_is_dated_by_its_messages(
+    run: Run, log: Log, text: str, engine: str, note: str
+) -> None:
+    path = log(text.format(version="0.1.dev15917+g0a6396b45") if "{version}" in text else text)
+    ran = run("reconcile", "--log", path, "--format", "json")
+    assert ran.json["engine"] == engine
+    assert note in ran.err
+    stated = run("reconcile", "--log", path, "--engine", "vllm@0.20", "--format", "json")
+    assert "judged as" not in stated.err
+    assert "is used, although" not in stated.err
 
 
 VLLM_FLAGS = ("--model", "llama-3-8b", "--engine", "vllm@0.9")

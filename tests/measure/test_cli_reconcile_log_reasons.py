@@ -6,8 +6,8 @@ from typing import Any
 from kvplan.core.units import GIB
 from kvplan.measure.serverlog.compare import merged
 from kvplan.servers.measurement import Row
-from tests.support.cli import Run, refused, run
-from tests.support.server_logs import LLAMA_3090, Log, log, rows_of
+from tests.support.cli import Run, run
+from tests.support.server_logs import LLAMA_3090, Log, log, rows_of, unplanned
 
 __all__ = ["log", "run"]  # fixtures
 
@@ -117,19 +117,19 @@ def test_what_nothing_explains_has_no_reason(run: Run, log: Log) -> None:
     assert (row["why"], row["exact"]) == (None, False)
 
 
-def test_ranks_without_a_split_are_refused(run: Run, log: Log) -> None:
+def test_ranks_without_a_split_are_not_compared(run: Run, log: Log) -> None:
     lines = "(Worker_TP0 pid=1) Available KV cache memory: 9 GiB\n(Worker_TP1 pid=2) Available KV cache memory: 9 GiB\n"
     text = QWEN.format(model="llama-3.1-8b", context=4096, kv="9", tokens=5000, more="", lines=lines)
-    assert refused(run("reconcile", "--log", log(text))) == (
+    assert unplanned(run("reconcile", "--log", log(text))) == (
         "log: figures of several ranks (TP0, TP1), but not how the model is split; add --tp"
     )
 
 
-def test_a_quantised_log_of_another_checkpoint_is_refused(run: Run, log: Log) -> None:
+def test_a_quantised_log_of_another_checkpoint_is_not_compared(run: Run, log: Log) -> None:
     text = QWEN.format(
         model="llama-3.1-8b", context=4096, kv="9", tokens=5000, more=", 'quantization': 'awq'", lines=""
     )
-    assert "log: quantization=awq, but llama-3.1-8b is not quantized" in refused(run("reconcile", "--log", log(text)))
+    assert "log: quantization=awq, but llama-3.1-8b is not quantized" in unplanned(run("reconcile", "--log", log(text)))
 
 
 def test_what_depends_on_the_gpu_is_left_open() -> None:
@@ -176,7 +176,7 @@ def test_within_a_replica_the_smallest_rank_decides(run: Run, log: Log) -> None:
 
 def test_replicas_without_a_split_ask_for_dp(run: Run, log: Log) -> None:
     text = REPLICAS.replace("'data_parallel_size': 2, ", "")
-    assert refused(run("reconcile", "--log", log(text))).endswith("but not how the model is split; add --dp")
+    assert unplanned(run("reconcile", "--log", log(text))).endswith("but not how the model is split; add --dp")
 
 
 def test_weights_on_the_host_are_not_in_what_loading_took(run: Run, log: Log) -> None:

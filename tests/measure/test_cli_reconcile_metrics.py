@@ -7,7 +7,7 @@ import pytest
 from tests.measure.test_server_metrics import SGLANG_PAGE, server
 from tests.support.cli import Run, refused, run
 from tests.support.oracle_data import DATA, needs_oracle_data
-from tests.support.server_logs import rows_of
+from tests.support.server_logs import rows_of, unplanned
 
 __all__ = ["run", "server"]  # fixtures
 
@@ -100,11 +100,11 @@ def test_a_page_is_called_one(run: Run, tmp_path: Path) -> None:
     assert "not on the page" in reasons
     assert "log" not in " ".join([*reasons, ran.err])
     path.write_text(PAGE.replace("meta-llama/Llama-3.1-8B", "chat"))
-    assert refused(run("reconcile", "--metrics", path, *known)) == (
+    assert unplanned(run("reconcile", "--metrics", path, *known)) == (
         "page: its model chat is not one that `kvplan models` lists; add --model NAME or --config config.json"
     )
     path.write_text(PAGE.replace("0.92", "1.5"))
-    assert refused(run("reconcile", "--metrics", path, *known)).startswith(
+    assert unplanned(run("reconcile", "--metrics", path, *known)).startswith(
         "page: gpu_memory_utilization=1.5 must be greater"
     )
     path.write_text('vllm:cache_config_info{block_size="16"} 1.0\n')
@@ -121,7 +121,7 @@ def test_the_help_says_what_fills_in_what_is_missing(run: Run) -> None:
 
 
 def test_a_page_is_had_from_its_server(run: Run, server: str) -> None:
-    assert "its model m is not one that `kvplan models` lists" in refused(
+    assert "its model m is not one that `kvplan models` lists" in unplanned(
         run("reconcile", "--metrics", f"{server}/metrics")
     )
     assert "HTTP 404" in refused(run("reconcile", "--metrics", f"{server}/missing"), 3)
@@ -136,7 +136,7 @@ def test_a_page_without_metrics_is_refused(run: Run, tmp_path: Path) -> None:
         run("reconcile", "--metrics", path)
     )
     path.write_text(SGLANG_PAGE)
-    assert "its model m is not one" in refused(run("reconcile", "--metrics", path))
+    assert "its model m is not one" in unplanned(run("reconcile", "--metrics", path))
 
 
 @needs_oracle_data

@@ -1,6 +1,7 @@
 """SGLang's rules against what its servers logged, and the command line in front of them."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -429,3 +430,35 @@ def test_where_slots_bound_the_requests_their_share_is_what_is_raised(run: Run) 
     ]
     assert users[0] == users[1] < users[2]
     assert "raise --max-running-requests" in run(*words, "--max-num-seqs", "20").out
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "budget", "cell", "tokens"),
+    [
+        # SGLang 0.5.23's own KVCacheConfigurator with --kv-cache-dtype fp4_mx_block16 on a B200: half a byte per value
+        # and a byte per 16 of them. Qwen3-8B: 36 layers x 8 heads x 2 x (64 + 8); Qwen3-Next: 12 x 1 x 2 x (128 + 16).
+        ("qwen3-8b", 1, 21_525_401_600, 41_472, 518_976),
+        ("qwen3-next-80b-a3b", 4, 11_345_481_728, 3_456, 3_282_836),
+    ],
+)
+def test_a_cache_of_four_bits_that_a_log_states_is_sized_as_by_sglang(
+    name: str, tp: int, budget: int, cell: int, tokens: int
+) -> None:
+    args = EngineArgs(kv_cache_dtype="nvfp4", tensor_parallel_size=tp)
+    request = Request(catalog.load(name), gpu("b200"), args, parse_engine("sglang"), started=True)
+    settings = sglang.resolve(request.spec, request.gpu, args, request.release)
+    layout = sglang_pool.pool(request.spec, settings, args, request.gpu.sm)
+    assert layout.full == (cell,)
+    assert budget // (cell * layout.block_size) * layout.block_size == tokens
+    assert plan(request).capacity.tokens > 0
+    with pytest.raises(UsageError, match="is not one that is modeled for SGLang"):
+        plan(replace(request, started=False))
+
+
+def test_windows_of_four_bits_are_not_sized() -> None:
+    request = Request(
+        catalog.load("gpt-oss-20b"), gpu("b200"), EngineArgs(kv_cache_dtype="nvfp4"), parse_engine("sglang"),
+        started=True,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="pools for windows in 4 bits are not modeled"):
+        plan(request)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cli import Ran
 from tests.support.readme_blocks import ROOT
 
 EXAMPLE = ROOT / "examples" / "vllm-0.10.log"
@@ -109,3 +110,13 @@ def without(text: str, *phrases: str) -> str:
 def rows_of(document: dict[str, Any], part: str = "rows") -> dict[str, dict[str, Any]]:
     """A part of a reconciliation's rows, by name."""
     return {row["name"]: row for row in document[part]}
+
+
+def unplanned(ran: Ran) -> str:
+    """Why nothing is compared with a log's figures, which are shown all the same."""
+    assert ran.code == 0, ran
+    problem = ran.out.splitlines()[0].removeprefix("Nothing is compared: ")
+    assert problem != ran.out.splitlines()[0], ran.out
+    rows = [line.split() for line in ran.out.splitlines()[4:]]
+    assert {row[1] for row in rows} == {"-"}, "a prediction"
+    return problem

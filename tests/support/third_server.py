@@ -180,7 +180,7 @@ def metrics() -> Metrics:
 def logs() -> Logs:
     weights = LogWording(name, "acme weights ", "acme weights <weights> GiB", "1.0", CODE)
     pool = LogWording(name, "acme_tokens=", "acme_tokens=<kv_tokens>, acme_pool=<available_kv>", "1.0", CODE)
-    return Logs((weights, pool), log_rows.plain, lists=("acme_args(",), commands=("acme ",))
+    return Logs((weights, pool), log_rows.plain_figures, log_rows.plain, lists=("acme_args(",), commands=("acme ",))
 
 
 def bench() -> Generator:

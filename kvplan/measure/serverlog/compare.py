@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.files import printable
 from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.measure.serverlog.request import check_log
+from kvplan.measure.serverlog.request import UnplannedLog, check_log, flags_of
 from kvplan.planning.plan import plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import logs_of, server_of
 from kvplan.servers.logs import Case, Context, Given, Reading, ServerLog
-from kvplan.servers.measurement import Row, compared
+from kvplan.servers.measurement import Prediction, Row, compared, reconcile
 from kvplan.servers.plans import Request
 
 LOG_RECONCILIATION: Final = "kvplan/log-reconciliation@1"
@@ -24,19 +25,21 @@ class LogReconciliation:
     """The comparison. rows: from the inputs only; given: from the logged bytes (or blocks) of the pool.
 
     machine, total_memory  in place of a listed GPU: the log's own words, and bytes
+    unplanned              why there is no plan to compare with; "" if there is one
     """
 
     engine: str
     model: str
     gpus: tuple[GpuSpec, ...]
     args: EngineArgs
-    max_model_len: int
+    max_model_len: int | None
     rows: tuple[Row, ...]
     given: tuple[Row, ...]
     given_from: str
     notes: tuple[str, ...]
     machine: str = ""
     total_memory: int | None = None
+    unplanned: str = ""
 
     @property
     def named(self) -> list[tuple[str, Row]]:
@@ -81,6 +84,32 @@ def reconcile_log(
         given=given,
         given_from=plans[0][2].pool,
         notes=(*log.notes, *_spread(log, first.args.data_parallel_size)),
+    )
+
+
+RANKS: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+def unplanned(log: ServerLog, problem: UnplannedLog) -> LogReconciliation:
+    """The log's figures without a plan to compare them with."""
+    logged = logs_of(log.engine).figures(log)
+    nothing = {figure.component: Prediction(None, why="no plan to compare with") for figure in logged.figures}
+    stated, version = flags_of(log), log.text("version")
+    ranks: dict[str, Any] = {
+        name: int(stated[name]) for name in RANKS if re.fullmatch("[1-9][0-9]{0,2}", stated.get(name, ""))
+    }
+    context = log.first("concurrency_context") or log.first("context")
+    return LogReconciliation(
+        engine=" ".join(filter(None, (log.engine, printable(version or "", 60)))),
+        model=printable(log.model or "a model without a name", 120),
+        gpus=(),
+        args=EngineArgs(**ranks),
+        max_model_len=None if context is None else context.count or None,
+        rows=reconcile(nothing, logged),
+        given=(),
+        given_from="",
+        notes=(*log.notes, str(problem)),
+        unplanned=str(problem),
     )
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import zlib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -258,6 +259,7 @@ class _Reader:
         self._starts = 1
         self._first_line = 1
         self._known: set[str] = set()
+        self._spans: dict[Engine, set[str]] = defaultdict(set)
         self._said: set[tuple[str, str]] = set()
         self._readings: list[Reading] = []
         self._lists: dict[tuple[Engine, str], str] = {}
@@ -341,6 +343,7 @@ class _Reader:
         if wording.phrase in self._phrases.first_words:
             self._begin_where_needed(wording.phrase, rank)
         self._engines[wording.engine] += 1
+        self._spans[wording.engine].add(wording.versions)
         self._known |= facts.keys()
         self._readings += [Reading(fact, text, rank, self._line) for fact, text in facts.items() if text is not None]
 
@@ -359,6 +362,7 @@ class _Reader:
             self._readings.clear()
             self._lists.clear()
             self._known.clear()
+            self._spans.clear()
             self._said.clear()
             self._engines = dict.fromkeys(logs_of_servers(), 0)
         self._said.add((phrase, rank))
@@ -392,7 +396,10 @@ class _Reader:
         if self._command is not None and self._command[0] == engine:
             flags |= self._variables
         read_flags = {name: text for name, text in flags.items() if name in self._phrases.flags}
-        return ServerLog(engine, read_flags, tuple(self._readings), self._starts, self._first_line, tuple(notes))
+        return ServerLog(
+            engine, read_flags, tuple(self._readings), self._starts, self._first_line, tuple(notes),
+            spans=frozenset(self._spans[engine]),
+        )  # fmt: skip
 
     def _command_flags(self, engine: Engine, notes: list[str]) -> dict[str, str]:
         """Flags of the command that the log quotes, with notes on it."""

@@ -6,7 +6,7 @@ from math import ceil, floor
 from typing import Any, Final
 
 from kvplan.core import entries
-from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, MAX_TOKENS, format_gib
 from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
@@ -20,6 +20,11 @@ from kvplan.servers.environment import variables
 from kvplan.servers.logs import Reading, ServerLog
 from kvplan.servers.releases import Version
 from kvplan.servers.words import Environment
+
+
+class UnplannedLog(InvalidInputError):
+    """What a log says that no plan can be made with: its figures are shown, and nothing is compared with them."""
+
 
 ONLY_BYTES: Final = "custom"  # a GPU of which only the memory is known
 SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
@@ -103,7 +108,7 @@ def model_of(log: ServerLog) -> tuple[str | None, str | None]:
         return None, None
     if catalog.find(named) is not None:
         return named, None
-    last = re.split(r"[/\\]", named.rstrip("/\\"))[-1]
+    last = re.split(r"[/\\]", named.rstrip("/\\"))[-1].replace("___", ".")  # as ModelScope names its folders
     cached = re.search(r"models--([\w.-]{1,90})--([\w.-]{1,90})", named)
     candidates = ([f"{cached[1]}/{cached[2]}"] if cached else []) + same_names(last)
     known = list(
@@ -220,7 +225,7 @@ def check_log(log: ServerLog, args: EngineArgs) -> None:
     if len(workers) > 1 and ranks == 1:
         ranks_text = ", ".join(printable(rank, 30) for rank in workers[:4])
         flag = "--dp" if all(re.fullmatch("DP[0-9]+", rank) for rank in workers) else "--tp"
-        raise UsageError(
+        raise UnplannedLog(
             log.called, f"figures of several ranks ({ranks_text}), but not how the model is split", f"add {flag}"
         )
 
@@ -229,7 +234,7 @@ def check_model(log: ServerLog, spec: ModelSpec) -> None:
     """Reject a model whose weight format contradicts the log."""
     quantization = log.flags.get("quantization")
     if quantization not in (None, "fp8", "auto") and spec.quantization is None:
-        raise UsageError(
+        raise UnplannedLog(
             log.called,
             f"quantization={printable(quantization or '', 40)}, but {spec.name} is not quantized",
             "say with --model which checkpoint was served",

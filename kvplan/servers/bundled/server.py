@@ -4,7 +4,7 @@ from typing import Final
 
 from kvplan.servers.base import Sources, Terms
 from kvplan.servers.failures import Failures
-from kvplan.servers.log_rows import plain
+from kvplan.servers.log_rows import plain, plain_figures
 from kvplan.servers.logs import Logs
 
 __all__ = ["failures", "logs", "name", "terms"]
@@ -26,6 +26,7 @@ def logs() -> Logs:
 
     return Logs(
         WORDINGS,
+        plain_figures,
         plain,
         lists=(OPENING,),
         list_names=(

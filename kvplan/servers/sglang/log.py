@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 from typing import Final
 
 from kvplan.core.files import printable
@@ -17,7 +19,7 @@ from kvplan.servers.sglang.log_wordings import WORDINGS
 from kvplan.servers.sglang.models import UNKNOWN_BACKEND
 from kvplan.servers.words import flag_name, flag_text, is_value
 
-LIST: Final = "server_args=ServerArgs("
+LISTS: Final = ("server_args=ServerArgs(", "server_args={")  # of 0.5.23: resolved values, as a dictionary
 # SGLang's name of an argument in its list -> kvplan's; for experts it lists a number of ranks.
 LIST_NAMES: Final = {name: argument for name, argument in spellings("sglang").items() if argument != EXPERTS}
 # Its flags -> the name in its list of arguments. Source: sglang 0.5 srt/server_args.py.
@@ -25,6 +27,9 @@ FLAGS: Final = {
     name: flag.names[0] for name, flag in ((name, flag_of(argument)) for name, argument in NAMES.items())
     if name != flag.earlier
 } | {"model": "model_path"}  # fmt: skip
+# Its names of a 4-bit KV cache with a scale of a byte per 16 values, by release -> kvplan's.
+FP4_KV: Final = dict.fromkeys(("fp4_e2m1", "fp4_mx_block16"), "nvfp4")
+RANKS: Final = ("tp_size", "pp_size", "dp_size")  # read as defaults too: an option may contradict them
 # A comparison reports DP attention and drafts separately, so they are not repeated.
 SAID_ELSEWHERE: Final = ("enable_dp_attention", "speculative_")
 # Its draft numbers -> the arguments they set.
@@ -66,8 +71,9 @@ def notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
 
 
 def flags(log: ServerLog) -> dict[str, str]:
-    """Arguments of its list, which has all of them, requested or resolved."""
-    named = {LIST_NAMES.get(name, name): _plain(text) for name, text in log.flags.items()}
+    """Arguments of its list, which has all of them, requested or resolved: all but defaults are facts."""
+    stated = {name: text for name, text in log.flags.items() if text != defaults().get(name) or name in RANKS}
+    named = {LIST_NAMES.get(name, name): _plain(text) for name, text in stated.items()}
     values = {name: _value(name, text) for name, text in named.items()}
     chunk, context = log.first("max_batched_tokens"), log.first("context")
     if context is not None:
@@ -76,6 +82,8 @@ def flags(log: ServerLog) -> dict[str, str]:
         values.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
     if values.get("attn_dp_size", "1") not in ("1", "None"):  # value of --dp-size with DP attention in 0.5.23's list
         values |= {"data_parallel_size": values["attn_dp_size"], "enable_dp_attention": "True"}
+    if values.get("kv_cache_dtype") in FP4_KV:
+        values["kv_cache_dtype"] = FP4_KV[values["kv_cache_dtype"]]
     if "page_size" in log.flags:  # the server's actual page size, whatever the backend picks on another GPU
         for phase in ("prefill_attention_backend", "decode_attention_backend"):
             if values.get(phase, "None") == "None":
@@ -102,6 +110,14 @@ def _value(name: str, text: str) -> str:
 
 def _plain(text: str) -> str:
     return text.removeprefix("torch.")
+
+
+@cache
+def defaults() -> dict[str, str]:
+    """What ServerArgs of 0.5.23 declares for each of its fields, as a log shows it."""
+    lines = resources.files(__package__).joinpath("defaults.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.partition(" = ") for line in lines if not line.startswith("#"))
+    return {name: text for name, _, text in pairs}
 
 
 def draft(log: ServerLog) -> Drafting | None:
@@ -154,11 +170,11 @@ def takes_value(name: str) -> bool:
 
 LOGS: Final = Logs(
     wordings=WORDINGS,
-    lists=(LIST,),
+    lists=LISTS,
     list_names=("attn_dp_size", "enable_dp_attention", "speculative_algorithm", "speculative_draft_model_path"),
     commands=("-m sglang.launch_server ", "sglang serve "),
     first_words=("Load weight begin. avail mem=", "Load weight end."),
-    once=(LIST,),
+    once=LISTS,
     engine=engine,
     label=label,
     names=LIST_NAMES,
@@ -168,6 +184,7 @@ LOGS: Final = Logs(
     takes_value=takes_value,
     draft=draft,
     notes=notes,
+    figures=log_rows.figures,
     rows=log_rows.rows,
     given=log_rows.given,
 )

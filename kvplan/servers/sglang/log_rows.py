@@ -11,7 +11,7 @@ from kvplan.core.units import GIB, format_gib
 from kvplan.servers.estimates import Kind
 from kvplan.servers.log_rows import RUNNING, counted, missing, row_of, sized
 from kvplan.servers.logs import Case, Given, Reading, ServerLog
-from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
+from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.sglang import offload
 from kvplan.servers.sglang import pool as sglang_pool
@@ -37,24 +37,41 @@ FROM_FREE: Final = "from the free memory {}; --gpu predicts it from the inputs"
 STAND_IN: Final = 0.5  # for an unknown fraction when only the layout of the pool is needed
 
 
+def figures(log: ServerLog, windows: bool | None = None) -> Measurement:
+    """What SGLang logs of its memory and pool; windows: whether some layers slide, None: not known."""
+    graphs, left = log.first("cuda_graphs"), log.least("free_at_end")
+    rest = "" if left is None else f" ({left.text} GiB were left free)"
+    pool = smallest_pool(log, log.ranks or ("",), windows=windows)
+    kv = missing("kv_cache", not_in(log.called))
+    if pool is not None:
+        value = None if pool.missing else pool.size
+        kv = Figure("kv_cache", "bytes", value, float(pool.rounding), pool.missing)
+    running = log.least("max_running")
+    listed = (
+        sized("weights", log.first("weights"), log.called),
+        missing("activations", KEPT_BACK + rest),
+        missing("non_torch", KEPT_BACK),
+        Figure("cuda_graphs", "bytes", None if graphs is None else graphs.size, note=KEPT_BACK),
+        kv,
+        missing("blocks", "SGLang counts tokens"),
+        counted("tokens", pool_tokens(log, windows=windows), log.called),
+        missing("concurrency", "SGLang does not log it"),
+        # 0.4 also logs the slot that is never used.
+        counted(RUNNING, None if running is None else running.count, log.called, 1.0),
+    )
+    return Measurement(log.called, listed)
+
+
 def rows(case: Case) -> tuple[Row, ...]:
     """Weights as the device's loss of free memory; the pool from the inputs alone if the GPU is known, else from the
     logged free memory, by SGLang's own rule.
     """
-    log = case.log
-    graphs, left = log.first("cuda_graphs"), log.least("free_at_end")
-    kv, tokens, running = _pool_rows(case)
-    rest = "" if left is None else f" ({left.text} GiB were left free)"
-    unknown = (
-        missing("activations", KEPT_BACK + rest),
-        missing("non_torch", KEPT_BACK),
-        Figure("cuda_graphs", "bytes", None if graphs is None else graphs.size, note=KEPT_BACK),
-        missing("blocks", "SGLang counts tokens"),
-        missing("concurrency", "SGLang does not log it"),
-    )
-    activations, non_torch, cuda_graphs, blocks, concurrency = reconcile({}, Measurement(log.called, unknown))
-    weights = _weights(log, case.request)
-    return weights, activations, non_torch, cuda_graphs, kv, blocks, tokens, concurrency, running
+    made = planned(case) if case.gpu_known else _laid_out(case)
+    logged = figures(case.log, has_windows(made))
+    by_name = {row.component: row for row in reconcile({}, logged)}
+    kv, tokens, running = _pool_rows(case, made, logged)
+    weights = _weights(case.log, case.request)
+    return tuple((by_name | {row.component: row for row in (weights, kv, tokens, running)}).values())
 
 
 def planned(case: Case) -> Plan | str:
@@ -161,15 +178,12 @@ def has_windows(made: Plan | str) -> bool | None:
     return None if isinstance(made, str) else any(layout_of(made).windows)
 
 
-def _pool_rows(case: Case) -> tuple[Row, Row, Row]:
+def _pool_rows(case: Case, made: Plan | str, logged: Measurement) -> tuple[Row, Row, Row]:
     """The KV cache, its tokens and the most running requests."""
     log, request, gpu_known = case.log, case.request, case.gpu_known
-    made = planned(case) if gpu_known else _laid_out(case)
     pools = _pools(log, request, made)
     share = request.args.mem_fraction_static
-    tokens = counted("tokens", pool_tokens(log, windows=has_windows(made)), log.called)
-    # 0.4 also logs the slot that is never used.
-    running = counted(RUNNING, _count(log.least("max_running")), log.called, 1.0)
+    tokens, running = logged["tokens"], logged[RUNNING]
     answer = made if isinstance(made, str) else _from_plan(log, made) if gpu_known else _from_free(log, made, share)
     if isinstance(answer, str) or isinstance(made, str):
         size = min((pool.size for _, pool in pools if not pool.missing), default=None)
@@ -193,10 +207,6 @@ def _without_reason(row: Row) -> Row:
     if row.measured is None:
         return row
     return replace(row, why="" if row.is_exact or row.component == RUNNING else row.why)
-
-
-def _count(reading: Reading | None) -> int | None:
-    return None if reading is None else reading.count
 
 
 def _pools(log: ServerLog, request: Request, made: Plan | str) -> list[tuple[int, KVPool]]:

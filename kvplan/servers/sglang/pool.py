@@ -269,6 +269,8 @@ def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: 
     page = how.block_size or 1
     windows = has_windows(spec, args)
     check_pool(spec, settings.version, windows=windows)
+    if windows and settings.kv_dtype == "nvfp4":  # counted as a byte per value, and allocated as half of one
+        raise UnsupportedModelError(spec.name, "SGLang's pools for windows in 4 bits are not modeled", "use another")
     ratio = SWA_RATIO if args.swa_full_tokens_ratio is None else args.swa_full_tokens_ratio
     capped = window_pool(spec, settings, args, page) if windows else None
     item = sglang_models.slots_per_request(spec, sm, args, settings.version)

@@ -111,16 +111,21 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
             "name a quantized checkpoint",
         )
     check_experts(spec, args)
+    if spec.is_sparse_mla and args.kv_cache_dtype not in SPARSE_KV_DTYPES:
+        raise UsageError(
+            f"--kv-cache-dtype {args.kv_cache_dtype}", f"SGLang's sparse attention takes {', '.join(SPARSE_KV_DTYPES)}"
+        )
+
+
+def check_values(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
+    """Reject values that SGLang's flags do not take, and those of which it is not known when a server starts."""
     if args.kv_cache_dtype not in KV_DTYPES:
         raise UsageError(
             f"--kv-cache-dtype {args.kv_cache_dtype!r}",
             "is not one that is modeled for SGLang",
             f"use {', '.join(KV_DTYPES)}",
         )
-    if spec.is_sparse_mla and args.kv_cache_dtype not in SPARSE_KV_DTYPES:
-        raise UsageError(
-            f"--kv-cache-dtype {args.kv_cache_dtype}", f"SGLang's sparse attention takes {', '.join(SPARSE_KV_DTYPES)}"
-        )
+    sglang_models.check_backends(spec, args, release)
 
 
 def check_disaggregation(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
@@ -183,7 +188,6 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     check_disaggregation(spec, args, release)
     sglang_models.check_class(spec)
     vllm.check_parallel(spec, args, flat=False)  # it has no hybrid manager
-    sglang_models.check_backends(spec, args, release)
     drafts.check_branches(spec, gpu.sm, args, release)
     stated, longest = args.max_model_len, sglang_models.context_length(spec)
     context = longest if stated in (None, "auto") else stated

@@ -137,6 +137,8 @@ def short_pool_notes(pool: SglangPool, settings: Settings, pages: int) -> Iterat
 
 def size(request: Request) -> Sized:
     drafts.check_context(request)
+    if not request.started:
+        sglang.check_values(request.spec, request.args, request.release)
     settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
     replicas, ranks = request.args.data_parallel_size, request.args.tensor_parallel_size
     if not request.args.enable_dp_attention:

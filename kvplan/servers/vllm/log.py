@@ -24,23 +24,33 @@ ONCE: Final = ("vLLM API server version ", "\u2588  version ", "LLM engine (v")
 
 
 def engine(log: ServerLog) -> str | None:
-    return None if log.release is None else f"vllm@{log.release[0]}.{log.release[1]}"
+    """Its release; of a build without a number, the last one that writes its messages; at most the newest known."""
+    if log.called == "page" and log.release is None:
+        return None
+    major, minor = min(log.release or log.last_release or rules.NEWEST, rules.NEWEST)
+    return f"vllm@{major}.{minor}"
 
 
 def notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
-    """Note the rules applied to a build between two releases: 0.19.1rc1.dev329 is 329 commits after the previous
-    tag.
+    """Note the rules applied to a build without a release of its own, or a newer one: 0.19.1rc1.dev329 is 329 commits
+    after the previous tag.
     """
-    version = log.text("version") or ""
-    match = re.match(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?\w*(?:\.post\d+)?\.dev\d", version)
-    if log.release is None or match is None:
+    version, judged = log.text("version"), (engine(log) or "").partition("@")[2]
+    label = f"version {printable(version or '', 60)}"
+    if log.release is None:
+        which = f"{label} names no release" if version else f"the {log.called} does not say its release"
+        return [f"{which}: judged as {judged}, the last one that writes its messages; --engine says which it was"]
+    if log.release > rules.NEWEST:
+        return [f"{label} is newer than the releases that kvplan knows: judged as {judged}"]
+    match = re.match(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?\w*(?:\.post\d+)?\.dev\d", version or "")
+    if match is None:
         return []
     major, minor, patch = (int(number or 0) for number in match.groups())
     later, other = ("after", minor + 1) if patch else ("before", minor - 1)
     neighbor = f"{major}.{other}"
     more = f"; --engine vllm@{neighbor} says so" if (major, other) <= rules.NEWEST and other >= 0 else ""
     return [
-        f"version {printable(version, 60)} is a development build {later} {major}.{minor}.0, judged as "
+        f"{label} is a development build {later} {major}.{minor}.0, judged as "
         f"{major}.{minor}: it may {'already' if patch else 'still'} behave as {neighbor} does{more}"
     ]
 
@@ -104,6 +114,7 @@ LOGS: Final = Logs(
     draft=log_flags.draft,
     environment=log_flags.environment,
     notes=notes,
+    figures=log_rows.measurement,
     rows=log_rows.rows,
     given=log_rows.given,
     lines=log_lines,

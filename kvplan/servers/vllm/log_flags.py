@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from contextlib import suppress
 from typing import Final
 
 from kvplan.servers.arguments import ARGUMENTS
@@ -40,6 +41,7 @@ def flags(log: ServerLog) -> dict[str, str]:
     if (share := utilization_of(log)) is not None:
         values["gpu_memory_utilization"] = share
     values |= {name: _plain(text) for name, text in listed.items() if name in ARGUMENTS and name not in NOT_ASKED}
+    values |= {name: constructed(text) for name, text in values.items() if ARGUMENTS[name].kind == "json"}
     served = log.first("concurrency_context")  # value that -1 (auto) resolved to
     if served is not None:
         values["max_model_len"] = served.text.replace(",", "")
@@ -70,16 +72,32 @@ def utilization_of(log: ServerLog) -> str | None:
 
 
 def _stated(text: str) -> dict[str, object]:
-    """What a user set of the compilation config; empty for a resolved one, whose repr names members of enumerations."""
+    """What a user set of the compilation config; empty for a resolved one, whose repr names members of enumerations, or
+    before 0.11 has a key of the server's own.
+    """
     try:
         config = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return {}
-    return {key: value for key, value in config.items() if value is not None} if isinstance(config, dict) else {}
+    if not isinstance(config, dict) or "max_capture_size" in config:
+        return {}
+    return {key: value for key, value in config.items() if value is not None}
 
 
 def _plain(text: str) -> str:
     return text.removeprefix("torch.")
+
+
+def constructed(text: str) -> str:
+    """Convert a config shown as its constructor's call, `KVTransferConfig(kv_connector='X', ...)`, to JSON."""
+    call = re.fullmatch(r"\w{1,60}\((.*)\)", text, re.DOTALL)
+    if call is None:
+        return text
+    values: dict[str, object] = dict(arguments(call[1]))
+    for name, value in values.items():
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # a string, whose quotes are removed
+            values[name] = ast.literal_eval(str(value))
+    return json.dumps(values, default=str)
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def activation_peak(made: Plan) -> int:
     return peak + (made.estimates["cuda_graphs"].likely if made.settings.graphs_in_budget else 0)
 
 
-def measurement(log: ServerLog, made: Plan) -> Measurement:
+def measurement(log: ServerLog, made: Plan | None = None) -> Measurement:
     """Logged memory use of a server, and the remaining pool."""
     parts = (_weights(log, made), _activations(log, made), _non_torch(log), _graphs(log))
     kv_cache = sized("kv_cache", smallest_kv(log), log.called)
@@ -104,9 +104,9 @@ def predictions(case: Case, made: Plan, measured: Measurement) -> dict[str, Pred
     }
 
 
-def _weights(log: ServerLog, made: Plan) -> Figure:
+def _weights(log: ServerLog, made: Plan | None) -> Figure:
     by_rank = log.by_rank("weights")
-    if not by_rank or made.request.args.pipeline_parallel_size == 1:
+    if not by_rank or made is None or made.request.args.pipeline_parallel_size == 1:
         return sized("weights", next(iter(by_rank.values()), None), log.called)
     return sized("weights", max(by_rank.values(), key=lambda reading: reading.value), log.called)
 
@@ -131,11 +131,12 @@ def _deciding(log: ServerLog, fact: str) -> Reading | None:
     return by_rank.get(kv.rank) if kv is not None and kv.rank in by_rank else log.first(fact)
 
 
-def _activations(log: ServerLog, made: Plan) -> Figure:
+def _activations(log: ServerLog, made: Plan | None) -> Figure:
     logged, peak, weights = (_deciding(log, fact) for fact in ("activations", "peak_torch", "weights"))
     if logged is None and peak is not None and weights is not None:
         return difference("activations", peak, weights, "logged as the peak of torch, less the weights")
-    with_graphs = made.request.release.has("consumed_memory") and made.settings.graphs_in_budget
+    consumed = made is not None and made.request.release.has("consumed_memory")
+    with_graphs = consumed and made is not None and made.settings.graphs_in_budget
     return sized("activations", logged, log.called, "includes the estimate of CUDA graphs" if with_graphs else "")
 
 

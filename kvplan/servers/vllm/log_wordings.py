@@ -44,6 +44,10 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "vllm", "CUDA graph memory profiling is ", "CUDA graph memory profiling is <graph_profiling> ", "0.18-0.33",
         "vLLM 0.18, 0.21, 0.28 v1/worker/gpu_worker.py",
     ),
+    Wording(
+        "vllm", "CUDA graph memory profiling will be ", "CUDA graph memory profiling <graph_profiling> enabled by",
+        "0.18-0.19", "vLLM 0.18 and 0.19 v1/worker/gpu_worker.py",
+    ),
     Wording("vllm", "Starting to load model ", r"Starting to load model <model>\.\.\.", "0.6-0.33", "vllm#16692"),
     Wording("vllm", "Using max model len ", "Using max model len <context>", "0.9-0.33", "vLLM 0.11 config/model.py"),
     Wording(
@@ -122,8 +126,8 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
     Wording(
         "vllm", "CUDA graph pool memory: ",
-        r"CUDA graph pool memory: <cuda_graphs> GiB \(actual\), <cuda_graphs_estimated> GiB \(estimated\)", "0.21-0.33",
-        "vLLM 0.33 v1/worker/gpu_worker.py",
+        r"CUDA graph pool memory: <cuda_graphs> GiB \(actual\), <cuda_graphs_estimated> GiB \(estimated\)", "0.19-0.33",
+        "vLLM 0.33 v1/worker/gpu_worker.py; public logs of 0.19.1 and 0.20",
     ),
     # the summary after start-up
     Wording(
