@@ -68,7 +68,7 @@ def child(home: Path, models: Path, gpu: str) -> Iterator[Any]:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     actions = {action.dest: action.choices for action in reversed(parser._actions) if action.choices}
-    yield {name: [str(choice) for choice in actions[name]] for name in fields if name in actions}
+    yield {name: sorted(str(choice) for choice in actions[name]) for name in fields if name in actions}  # some are sets
     for _, model, words in (case for case in CASES if case[0] == gpu):
         args = prepare_server_args(["--model-path", str(models / model), "--skip-tokenizer-init", *words.split()])
         args.resolve_once()
