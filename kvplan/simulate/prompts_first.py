@@ -1,7 +1,7 @@
 """SGLang's scheduler: chunked prefill first, else one decode step of all running requests; retraction when full.
 
 Rules as in SGLang 0.5.23 (managers/scheduler.py, schedule_policy.py, schedule_batch.py), compared step by step with its
-own code (tests/facts/sglang_schedules.jsonl). First come, first served; one KV pool with pages of one token.
+own code (tests/facts/sglang_schedules.jsonl). First come, first served; one KV pool.
 """
 
 from array import array
@@ -27,7 +27,7 @@ RETRACT_STEPS: Final = 20  # tokens freed for each remaining request when one is
 
 @record(frozen=True, slots=True)
 class Limits:
-    """A server's scheduling limits; chunk: None without chunked prefill."""
+    """A server's scheduling limits; num_tokens: of whole pages; chunk: None without chunked prefill."""
 
     num_tokens: int
     max_running: int
@@ -37,6 +37,7 @@ class Limits:
     conservativeness: float = 1.0
     overlap: bool = True
     radix: bool = True
+    page_size: int = 1
 
 
 @dataclass(eq=False, slots=True)
@@ -44,7 +45,7 @@ class Live:
     """An unfinished request.
 
     prefix    tokens stored before its next chunk; end: tokens stored after it
-    stored    tokens that it has slots for, `cached` of them in the tree, up to `node`
+    stored    tokens that it has pages for, `cached` of them in the tree, up to `node`
     chunks    prompt chunks in flight, except the last chunk
     """
 
@@ -104,19 +105,21 @@ class Budget:
         return not self.is_out and (self.tokens <= 0 or (self.chunk is not None and self.chunk <= 0))
 
     def take(self, length: int, answer: int) -> None:
-        self.total += length + 1 + answer  # one page more for rounding
-        self.current += length + 1
+        length = self.pool.paged(length)
+        self.total += length + self.pool.page_size + answer  # one page more for rounding
+        self.current += length + self.pool.page_size
         self.tokens -= length
         if self.chunk is not None:
             self.chunk -= length
 
 
 class Pool:
-    """Token slots, and the radix tree of cached tokens."""
+    """Tokens' slots in pages, and the radix tree of cached tokens. All sizes are in tokens."""
 
     def __init__(self, limits: Limits) -> None:
         self.num_usable_blocks = self.free = limits.num_tokens
-        self.tree = Radix()
+        self.page_size = limits.page_size
+        self.tree = Radix(limits.page_size)
         self.is_shared = limits.radix
 
     @property
@@ -127,10 +130,24 @@ class Pool:
     def num_free_blocks(self) -> int:
         return self.reachable
 
+    def paged(self, length: int) -> int:
+        """Tokens of the pages that `length` tokens start."""
+        return -(-length // self.page_size) * self.page_size
+
     def make(self, num_tokens: int) -> bool:
         if num_tokens > self.free:
             self.free += self.tree.evict(num_tokens - self.free)
         return self.free >= num_tokens
+
+    def grow(self, live: Live, start: int, length: int) -> None:
+        """Take the pages of a request's tokens from `start`, which it has pages for, to `length`."""
+        self.free -= self.paged(length) - self.paged(start)
+        assert self.free >= 0, "only what fits is scheduled"
+        live.stored = live.seq.num_computed_tokens = length
+
+    def needs(self, decoding: list[Live]) -> int:
+        """Tokens of the pages that the next token of each request starts."""
+        return self.page_size * sum([live.stored % self.page_size == 0 for live in decoding])
 
     def match(self, live: Live, limit: int) -> None:
         length, live.matched = self.tree.match(live.tokens[:limit]) if self.is_shared else (0, self.tree.root)
@@ -142,14 +159,14 @@ class Pool:
             return
         before, node = self.tree.insert(live.tokens[:length])
         self.free += max(0, before - live.cached)
-        if live.num_prompt < length:  # the response may be evicted before its prompt
+        if 0 < self.tree.whole(live.num_prompt) < self.tree.whole(length):  # the response may be evicted before it
             self.tree.insert(live.tokens[: live.num_prompt])
         self.tree.lock(node)
         self.tree.unlock(live.node or self.tree.root)
-        live.node, live.cached = node, length
+        live.node, live.cached = node, self.tree.whole(length)
 
     def release(self, live: Live) -> None:
-        self.free += live.stored - live.cached
+        self.free += self.paged(live.stored) - live.cached
         self.tree.unlock(live.node or self.tree.root)
         live.node, live.stored, live.cached, live.has_row = None, 0, 0, False
 
@@ -196,7 +213,8 @@ class PromptsFirst:
         Raise InvalidInputError if its prompt can never fit.
         """
         longest = min(self.limits.context_len - 1, self.limits.num_tokens - 1)
-        max_tokens = min(seq.max_tokens, longest - len(tokens) - 1, self.limits.num_tokens - len(tokens) - 2)
+        room = self.limits.num_tokens - self.blocks.paged(len(tokens)) - self.limits.page_size - 1
+        max_tokens = min(seq.max_tokens, longest - len(tokens) - 1, room)
         if max_tokens < 1:
             raise InvalidInputError(seq.request_id, f"a prompt of {len(tokens)} tokens does not fit", "shorten it")
         seq.max_tokens = max_tokens
@@ -328,16 +346,18 @@ class PromptsFirst:
     def _admit(self, live: Live, budget: Budget, admitted: list[Live]) -> str:
         assert live.matched is not None
         self.blocks.tree.lock(live.matched)  # its own prefix must not count as evictable
-        length = len(live.tokens) - live.prefix
-        if length + max(0, live.left) + 1 >= budget.remaining:
+        length, page_size = len(live.tokens) - live.prefix, self.limits.page_size
+        verdict, answer, paged = "whole", min(live.max_tokens, MOST_NEW), self.blocks.paged(length)
+        if length + max(0, live.left) + page_size >= budget.remaining:
+            verdict = "no room"
+        elif budget.chunk is None:
+            verdict = "other" if admitted and paged >= budget.tokens else verdict
+        elif paged > budget.chunk:
+            length = self.blocks.tree.whole(budget.chunk)
+            verdict, answer = ("cut", 0) if length else ("other", answer)
+        if verdict in ("no room", "other"):
             self.blocks.tree.unlock(live.matched)
-            return "no room"
-        if budget.chunk is None and admitted and length >= budget.tokens:
-            self.blocks.tree.unlock(live.matched)
-            return "other"
-        verdict, answer = "whole", min(live.max_tokens, MOST_NEW)
-        if budget.chunk is not None and length > budget.chunk:
-            verdict, answer, length = "cut", 0, budget.chunk
+            return verdict
         live.node = live.matched
         live.end = live.prefix + length
         admitted.append(live)
@@ -346,15 +366,14 @@ class PromptsFirst:
 
     def _launch_prefill(self, admitted: list[Live]) -> Step:
         step = Step(admitted, True, self._goes_on)
-        has_room = self.blocks.make(sum([live.end - live.prefix for live in admitted]))
-        assert has_room, "a prefill is admitted only where it fits"
+        spare = self.limits.page_size * len(admitted) if self.limits.page_size > 1 else 0
+        self.blocks.make(sum([live.end - live.prefix for live in admitted]) + spare)
         for live in admitted:
             if not live.has_row:
                 self._note_admission(live, step.batch)
             live.has_row, live.is_retracted = True, False
             self._rows[live] = None
-            self.blocks.free -= live.end - live.prefix
-            live.stored = live.seq.num_computed_tokens = live.end
+            self.blocks.grow(live, live.prefix, live.end)
             step.batch.num_tokens[live.seq] = live.end - live.prefix
             if live is not self._goes_on:
                 step.batch.samples.append(live.seq)
@@ -375,7 +394,7 @@ class PromptsFirst:
             self._is_full = False
             return None
         step = Step([], False)
-        if self.blocks.make(len(self._decoding)):
+        if self.blocks.make(self.blocks.needs(self._decoding)):
             least = self.first_ratio * LEAST_RATIO
             self.ratio = max(self.ratio - (self.first_ratio - least) / DECAY_STEPS, least)
         elif ending:
@@ -386,10 +405,9 @@ class PromptsFirst:
         if len(self._decoding) < before:
             self._is_full = False
         step.members = list(self._decoding)
-        self.blocks.free -= len(step.members)
+        self.blocks.make(len(step.members) * self.limits.page_size)
         for live in step.members:
-            live.stored += 1
-            live.seq.num_computed_tokens = live.stored
+            self.blocks.grow(live, live.stored, live.stored + 1)
             step.batch.num_tokens[live.seq] = 1
         step.batch.samples = list(step.batch.num_tokens)
         return step if step.members else None
@@ -398,7 +416,7 @@ class PromptsFirst:
         """Retract requests, shortest output first, until the others can continue (retract_decode)."""
         order = sorted(self._decoding, key=lambda live: (live.num_output, -live.num_prompt), reverse=True)
         is_first = True
-        while is_first or not self.blocks.make(len(order)):
+        while is_first or not self.blocks.make(self.blocks.needs(order)):
             if len(order) == 1:
                 break
             is_first = False
@@ -412,7 +430,7 @@ class PromptsFirst:
             self.num_preemptions += 1
             step.batch.preempted.append(live.seq)
             self.waiting.append(live)
-        if len(order) <= 1 and not self.blocks.make(len(order)):
+        if len(order) <= 1 and not self.blocks.make(self.blocks.needs(order)):
             [live] = order
             self._let_go(live)
             live.is_done = True

@@ -51,13 +51,14 @@ def limits_of(plan: Plan) -> Limits:
     settings, capacity = plan.settings, plan.capacity
     chunk = settings.max_num_batched_tokens if plan.request.args.enable_chunked_prefill else None
     return Limits(
-        num_tokens=capacity.num_blocks - 1,  # without the block that is never allocated
+        num_tokens=(capacity.num_blocks - 1) * plan.pool.block_size,  # without the block that is never allocated
         max_running=settings.max_num_seqs,
         chunk=chunk,
         max_prefill_tokens=max(MAX_PREFILL_TOKENS, chunk or 0),
         context_len=capacity.max_model_len,
         overlap=plan.request.args.async_scheduling is not False,
         radix=settings.prefix_caching,
+        page_size=plan.pool.block_size,
     )
 
 
@@ -105,6 +106,3 @@ def check(plan: Plan) -> None:
     ):
         if is_set:
             raise UsageError(f"simulate {flag}", "changes who runs next in a way that is not simulated", "remove it")
-    page = plan.capacity.tokens // (plan.capacity.num_blocks - 1) if plan.fits else 1
-    if page != 1:
-        raise UsageError("simulate", f"pages of {page} tokens cannot be simulated", "use --block-size 1")

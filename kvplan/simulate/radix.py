@@ -1,6 +1,6 @@
 """The prefix cache of SGLang: a radix tree of token ids whose least recently used leaves go first.
 
-Rules as in SGLang 0.5.23 (mem_cache/unified_radix_cache.py, unified_cache/unified_tree_core.py), pages of one token.
+Rules as in SGLang 0.5.23 (mem_cache/unified_radix_cache.py, unified_cache/unified_tree_core.py): it keeps whole pages.
 """
 
 from array import array
@@ -11,13 +11,16 @@ from itertools import count
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """Tokens after those of its parent; locked while a request that runs needs them."""
+    """Tokens after those of its parent; locked while a request that runs needs them.
+
+    children  by their first page
+    """
 
     key: "array[int]"
     parent: "Node | None"
     used: float
     locks: int = 0
-    children: "dict[int, Node]" = field(default_factory=dict)
+    children: "dict[bytes, Node]" = field(default_factory=dict)
 
     def __lt__(self, other: "Node") -> bool:
         return self.used < other.used
@@ -40,11 +43,15 @@ def common(a: "array[int]", b: "array[int]") -> int:
 class Radix:
     """The radix tree; num_evictable: its tokens that are not locked."""
 
-    def __init__(self) -> None:
-        self._clock = count(1)
+    def __init__(self, page_size: int = 1) -> None:
+        self.page_size, self._clock = page_size, count(1)
         self.root = Node(array("q"), None, 0)
         self.root.locks = 1
         self.num_evictable = 0
+
+    def whole(self, length: int) -> int:
+        """Tokens of the whole pages among the first `length`."""
+        return length - length % self.page_size
 
     def match(self, tokens: "array[int]") -> tuple[int, Node]:
         """Return the number of cached leading tokens and the node where they end; mark that path as used now."""
@@ -57,21 +64,22 @@ class Radix:
         return length, node
 
     def insert(self, tokens: "array[int]") -> tuple[int, Node]:
-        """Insert tokens; return the number that were cached already and the node where all of them end."""
+        """Insert whole pages; return the tokens that were cached already and the node where all of them end."""
+        tokens = tokens[: self.whole(len(tokens))]
         node, length = self._walk(tokens, touches=True)
         if length < len(tokens):
             leaf = Node(tokens[length:], node, next(self._clock))
-            node.children[tokens[length]] = leaf
+            node.children[self._first(leaf.key)] = leaf
             self.num_evictable += len(leaf.key)
             return length, leaf
         return length, node
 
     def _walk(self, tokens: "array[int]", *, touches: bool) -> tuple[Node, int]:
-        node, length = self.root, 0
-        while length < len(tokens) and (child := node.children.get(tokens[length])) is not None:
+        node, length, end = self.root, 0, self.whole(len(tokens))
+        while length < end and (child := node.children.get(self._first(tokens, length))) is not None:
             if touches:
                 child.used = next(self._clock)
-            alike = common(child.key, tokens[length : length + len(child.key)])
+            alike = self.whole(common(child.key, tokens[length : min(end, length + len(child.key))]))
             if alike < len(child.key):
                 child = self._split(child, alike)
             node, length = child, length + alike
@@ -80,9 +88,9 @@ class Radix:
     def _split(self, child: Node, length: int) -> Node:
         assert child.parent is not None
         upper = Node(child.key[:length], child.parent, next(self._clock), child.locks)
-        child.parent.children[upper.key[0]] = upper
+        child.parent.children[self._first(upper.key)] = upper
         child.parent, child.key = upper, child.key[length:]
-        upper.children[child.key[0]] = child
+        upper.children[self._first(child.key)] = child
         child.used = next(self._clock)
         return upper
 
@@ -109,12 +117,15 @@ class Radix:
         while leaves and freed < num_tokens:
             leaf = heappop(leaves)
             assert leaf.parent is not None
-            del leaf.parent.children[leaf.key[0]]
+            del leaf.parent.children[self._first(leaf.key)]
             freed += len(leaf.key)
             if not leaf.parent.children and not leaf.parent.locks:
                 heappush(leaves, leaf.parent)
         self.num_evictable -= freed
         return freed
+
+    def _first(self, tokens: "array[int]", start: int = 0) -> bytes:
+        return tokens[start : start + self.page_size].tobytes()
 
     def _nodes(self) -> list[Node]:
         nodes, place = list(self.root.children.values()), 0

@@ -16,15 +16,15 @@ from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 
 # Recorded from SGLang 0.5.23's own Scheduler, SchedulePolicy, PrefillAdder, ScheduleBatch and UnifiedRadixCache (its
-# Rust core), run on a CPU with made-up tokens in place of a model. A step: kind (p: prefill, d: decode, -: none),
-# requests ("=": those of the step before), tokens and prefix of each prompt, who ended, who was retracted, free and
-# evictable tokens and new_token_ratio after it.
+# Rust core), run on a CPU with made-up tokens in place of a model (benchmarks/schedules_sglang.py). A step: kind (p:
+# prefill, d: decode, -: none), requests ("=": those of the step before), tokens and prefix of each prompt, who ended,
+# who was retracted, free and evictable tokens and new_token_ratio after it.
 TRACES = read_lines(Path(__file__).parents[1] / "facts" / "sglang_schedules.jsonl")
 
 
 def limits(row: dict[str, Any]) -> Limits:
     names = ("num_tokens", "max_running", "chunk", "max_prefill_tokens", "conservativeness", "overlap", "radix")
-    return Limits(**{name: row[name] for name in names}, context_len=131_072)
+    return Limits(**{name: row[name] for name in names}, page_size=row.get("page_size", 1), context_len=131_072)
 
 
 def tokens(number: int, prompt_len: int, shared: int, prefix: int) -> "array[int]":
@@ -80,6 +80,10 @@ def test_the_traces_cover_what_the_scheduler_does() -> None:
     assert any(any(start > 0 for start in step[3]) for step in steps)  # a hit, or a chunk that goes on
     assert {row["overlap"] for row in TRACES} == {row["radix"] for row in TRACES} == {True, False}
     assert None in {row["chunk"] for row in TRACES}
+    paged = [row for row in TRACES if "page_size" in row]
+    assert {row["page_size"] for row in paged} == {4, 8, 16, 32, 64, 128}
+    assert sum(len(step[5]) for row in paged for step in row["steps"]) >= 10
+    assert any(start > 0 for row in paged for step in row["steps"] for start in step[3])
 
 
 def test_a_leaf_longest_unused_is_evicted_first_and_a_locked_one_never() -> None:
@@ -110,6 +114,22 @@ def test_simulate_answers_with_sglangs_order(run: Run) -> None:
     assert fleet.code == 0
 
 
+@pytest.mark.parametrize(
+    ("place", "hits"),
+    [
+        # The first of 40 prompts of 400 + 600 tokens finds none; the 39 others whole pages of the prefix they share.
+        (("--gpu", "h100-80g", "--block-size", "1"), 400),
+        (("--gpu", "h100-80g", "--block-size", "64"), 384),
+        (("--gpu", "b200"), 384),  # pages of 64 tokens by default
+    ],
+)
+def test_pages_of_several_tokens_are_simulated(run: Run, place: tuple[str, ...], hits: int) -> None:
+    load = ("--prompt-tokens", "1000", "--output-tokens", "20", "--num-requests", "40", "--shared-prefix", "400")
+    asked = ("simulate", "llama-3.1-8b", "--ctx", "8k", "-q", "--format", "json", "--engine", "sglang", "--rate", "2")
+    [answer] = run(*asked, *place, *load).json["variants"]
+    assert answer["prefix_cache"]["hit_tokens"] == 39 * hits
+
+
 def test_recommend_with_targets_simulates_sglangs_order(run: Run) -> None:
     asked = ("recommend", "llama-3.1-8b", "--gpu", "h100-80g", "--tensor-parallel-size", "1", "--ctx", "8k", "-q")
     load = ("--prompt-tokens", "1000", "--output-tokens", "50", "--num-requests", "60", "--slo", "ttft.p90=2s")
@@ -122,7 +142,6 @@ def test_recommend_with_targets_simulates_sglangs_order(run: Run) -> None:
     ("options", "part"),
     [
         (("--engine", "sglang@0.5.9"), "SGLang's scheduler is that of 0.5.23"),
-        (("--engine", "sglang", "--block-size", "16"), "pages of 16 tokens cannot be simulated"),
         (("--engine", "sglang", "--baseline", "contiguous"), "--baseline needs vLLM's scheduler"),
         (("--engine", "sglang", "--film", "pool.html"), "--film draws vLLM's blocks only"),
         (("--engine", "sglang", "--tier", "host=4GiB@20GB/s"), "--tier needs vLLM's scheduler"),

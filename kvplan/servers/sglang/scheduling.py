@@ -9,6 +9,7 @@ from typing import Final
 MODELED: Final = {
     "requests that run at once": "max_running_requests",
     "tokens of a prompt in a step": "chunked_prefill_size",
+    "the pages, which the pool gives out whole": "page_size",
     "the pool, which bounds who is admitted": "mem_fraction_static max_total_tokens context_length",
     "prompts that share a beginning": "disable_radix_cache",
     "the next batch is chosen before the last one's tokens are known": "disable_overlap_schedule",
@@ -64,7 +65,6 @@ REFUSED: Final = {
         enable_deterministic_inference! enable_hierarchical_cache enable_dp_attention disaggregation_mode
         speculative_algorithm
     """,
-    "has pages of several tokens, which are not simulated; use --page-size 1": "page_size=1",
     "admits requests later than they arrive, which is not simulated; remove it": "scheduler_recv_interval=0|1",
     "rejects requests, which is not simulated; remove it": "max_queued_requests",
     "splits the server, which is not simulated; use --tp-size": "pp_size=1 dp_size=1",
