@@ -1,5 +1,7 @@
 """The options of `kvplan calibrate`."""
 
+from typing import ClassVar
+
 from kvplan.cli.options import FORCE, QUIET, PlanOptions, Text, Texts, complete_gpu, option
 from kvplan.core.records import dataclass
 
@@ -7,6 +9,8 @@ from kvplan.core.records import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateOptions(PlanOptions):
     """Options of `kvplan calibrate`; None: not given."""
+
+    takes_contexts: ClassVar[bool] = False
 
     gpu: Texts = option("--gpu NAME", "The GPU that the server ran on.", complete=complete_gpu)
     max_model_len: Texts = option("--max-model-len, --ctx TOKENS", "The server's context in tokens.")

@@ -233,7 +233,7 @@ def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]
     if options.max_model_len is None:
         return (elsewhere,)
     text = ", ".join(options.max_model_len)
-    for part in split_list(text, "--ctx"):
+    for part in split_list(text, "--ctx", several=options.takes_contexts):
         if re.fullmatch(r"[0-9]{21,}[kKmM]?i?", part):
             raise UsageError(
                 "--ctx",

@@ -7,7 +7,7 @@ are parsed and rejected by the same code (kvplan/servers/argument_values.py).
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, overload
 
 import typer
 
@@ -175,7 +175,12 @@ def with_arguments(cls: type[Options]) -> type[Options]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @with_arguments
 class PlanOptions:
-    """Model, GPU and engine arguments: the inputs of every plan; None: not given."""
+    """Model, GPU and engine arguments: the inputs of every plan; None: not given.
+
+    takes_contexts  False if the command plans one server, with one context
+    """
+
+    takes_contexts: ClassVar[bool] = True
 
     model: Text = argument(
         "MODEL", "Catalog name (`kvplan models`), config.json or its directory, or Hub id.", complete=complete_model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from kvplan.cli.inputs import (
     says_model,
     stated_arguments,
 )
-from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.output import report_files
 from kvplan.cli.recommend_timed import check_alone
 from kvplan.cli.sweep_options import RecommendOptions
@@ -202,9 +201,7 @@ def stated_by(options: RecommendOptions) -> frozenset[str]:
 
 def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Inputs:
     """One request per candidate GPU, or for the given one; their lengths are not yet truncated to the context."""
-    values = {field.name: getattr(options, field.name) for field in fields(WorkloadOptions)}
-    stated = WorkloadOptions(**values)
-    plain = stated if is_fixed else replace(stated, gpu=gpu_names(options, prices))
+    plain = options if is_fixed else replace(options, gpu=gpu_names(options, prices))
 
     def load(context: Context, spec: ModelSpec) -> Load:
         return load_of(plain, spec.context_limit if is_fixed else context, spec)

@@ -1,6 +1,6 @@
 """The options of the commands that measure: profile, reconcile, report, watch, doctor."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from kvplan.cli.engine_options import ENABLE_LORA, OFFLOADING_DISK, SPECULATIVE_CONFIG
 from kvplan.cli.options import (
@@ -121,6 +121,8 @@ class ReconcileOptions(PlanOptions):
 
     Plan options apply to --log and --metrics, and supply what these do not state.
     """
+
+    takes_contexts: ClassVar[bool] = False
 
     run_dir: Text = argument("RUN_DIR", "Directory written by `kvplan profile -o`.")
     log: Text = option(

@@ -1,5 +1,7 @@
 """The options of `kvplan serve`."""
 
+from typing import ClassVar
+
 from kvplan.cli.engine_options import OFFLOADING_DISK, SPECULATIVE_CONFIG
 from kvplan.cli.options import QUIET, PlanOptions, Text, Texts, argument, complete_gpu, complete_model, option
 from kvplan.core.records import dataclass
@@ -8,6 +10,8 @@ from kvplan.core.records import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(PlanOptions):
     """Options of `kvplan serve`; None: not given."""
+
+    takes_contexts: ClassVar[bool] = False
 
     model: Text = argument(
         "MODEL|DIR", "Directory with weights, or a model name (weights are then random).", complete=complete_model

@@ -1,6 +1,6 @@
 """The options of `kvplan simulate`."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from kvplan.cli.load_options import LoadOptions
 from kvplan.cli.options import (
@@ -24,6 +24,8 @@ from kvplan.report.formats import Format
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateOptions(LoadOptions):
     """Options of `kvplan simulate`; None: not given."""
+
+    takes_contexts: ClassVar[bool] = False
 
     gpu: Texts = option("--gpu NAME", "GPU name (`kvplan gpus`).", complete=complete_gpu)
     max_model_len: Texts = option(

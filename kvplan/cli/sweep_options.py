@@ -1,6 +1,6 @@
 """The options of `kvplan sweep` and `kvplan recommend`."""
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from kvplan.cli.options import (
     COLOR,
@@ -58,6 +58,8 @@ class SweepOptions(WorkloadOptions):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecommendOptions(WorkloadOptions):
     """Options of `kvplan recommend`: given values are kept, the others searched."""
+
+    takes_contexts: ClassVar[bool] = False
 
     gpu: Texts = option(
         "--gpu NAME",

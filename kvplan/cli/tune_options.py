@@ -1,5 +1,7 @@
 """The options of `kvplan tune`."""
 
+from typing import ClassVar
+
 from kvplan.cli.load_options import LoadOptions
 from kvplan.cli.options import (
     COLOR,
@@ -21,6 +23,8 @@ from kvplan.report.formats import Format
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions(LoadOptions):
     """Options of `kvplan tune`: given flags are fixed, the others searched; None: not given."""
+
+    takes_contexts: ClassVar[bool] = False
 
     gpu: Texts = option("--gpu NAME", "GPU to serve on; 8xh100-80g for eight.", complete=complete_gpu)
     num_gpus: Text = option("--num-gpus N", "Number of GPUs, all servers together. Default: --tp, or 1.")

@@ -1,5 +1,7 @@
 """The options of `kvplan upgrade`."""
 
+from typing import ClassVar
+
 from kvplan.cli.options import (
     COLOR,
     FORCE,
@@ -24,6 +26,8 @@ from kvplan.servers.releases import Version
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpgradeOptions(WorkloadOptions):
     """Options of `kvplan upgrade`; plan options apply to a command or a model. `model` is SERVER."""
+
+    takes_contexts: ClassVar[bool] = False
 
     model: Text = argument(
         "SERVER",

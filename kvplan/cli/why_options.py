@@ -1,5 +1,7 @@
 """The options of `kvplan why`."""
 
+from typing import ClassVar
+
 from kvplan.cli.options import (
     COLOR,
     FORCE,
@@ -25,6 +27,8 @@ from kvplan.report.formats import Format
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyOptions(PlanOptions):
     """Options of `kvplan why`; None: not given. Plan options supply what the log does not state."""
+
+    takes_contexts: ClassVar[bool] = False
 
     log: Text = argument("LOG", "Server log or an excerpt, optionally gzipped; - reads standard input.")
     command: Text = option("--command COMMAND", 'Read the output of a command, e.g. "docker logs vllm".')

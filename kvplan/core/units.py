@@ -194,17 +194,17 @@ def parse_contexts(text: str, option: str) -> tuple[int | AutoFit, ...]:
     return tuple(parse_context(part, option) for part in split_list(text, option))
 
 
-def split_list(text: str, option: str) -> list[str]:
-    """Split at commas: "4k, 16k" -> ["4k", "16k"]. Raise UsageError for "8,192", which is one number to its reader."""
+def split_list(text: str, option: str, *, several: bool = True) -> list[str]:
+    """Split at commas: "4k, 16k" -> ["4k", "16k"]. Raise UsageError for "8,192", which is one number to its reader.
+
+    several  False if the command takes one value, which an error then does not offer to split
+    """
     for grouped in re.findall(_GROUPED, text):
         number = grouped.replace(",", "")
         if int(number) <= MAX_TOKENS:  # more is several: 128,256,512,768
-            several = (
-                ""
-                if ",0" in grouped
-                else f"; for several, put a space after each comma: '{grouped.replace(',', ', ')}'"
-            )
-            raise UsageError(option, f"{grouped} may be one number", f"write {number}{several}")
+            is_list = several and ",0" not in grouped
+            more = f"; for several, put a space after each comma: '{grouped.replace(',', ', ')}'" if is_list else ""
+            raise UsageError(option, f"{grouped} may be one number", f"write {number}{more}")
     return [part.strip() for part in text.split(",")]
 
 

@@ -524,7 +524,7 @@ def verdict_lines(doc: PlanDocument) -> list[Part]:
     lines.append(line("What would make it fit, and for how many users", "bold"))
     width = max(len(fix["flag"]) for fix in doc["fixes"])
     for fix in doc["fixes"]:
-        lines.append(Paragraph(f"  {fix['flag']:<{width}}  ", fix_text(fix)))
+        lines.append(Paragraph(f"  {fix['flag']:<{width}}  ", fix_text(doc, fix)))
     return [*lines, ((f"Serve{fix_place(doc)}", "bold"), (f"  {doc['fixes'][0]['command']}", COMMAND))]
 
 
@@ -534,13 +534,22 @@ def fix_place(doc: PlanDocument) -> str:
     return "" if gpu == doc["inputs"]["gpu"]["name"] else f" (on {gpu})"
 
 
-def fix_text(fix: Fix) -> str:
+def fix_text(doc: PlanDocument, fix: Fix) -> str:
     """Users with which a fix fits; the low end is shown if not even one user is certain."""
-    count = "" if fix["num_gpus"] == 1 else f"{fix['num_gpus']} x "
+    count, gpu = fix["num_gpus"], fix["gpu"]
+    gpus = gpu if count == 1 else f"{count} x {gpu}"
+    if gpu == "custom":
+        gpus = "such a GPU" if count == 1 else f"{count} such GPUs"
     users = plural(fix["users"], "user")
     if fix["users_low"] == 0 and fix["users"]:
         users = f"0 to {users}"
-    return f"{users} at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
+    return f"{users} at {fix['max_model_len']:,} tokens on {gpus}{without_text(doc, fix)}"
+
+
+def without_text(doc: PlanDocument, fix: Fix) -> str:
+    """What a fix with another GPU replaces, besides the GPU: " without --gpu-memory"."""
+    gpu = doc["inputs"]["gpu"]
+    return " without --gpu-memory" if gpu["total_memory_kind"] == "given" and fix["gpu"] != gpu["name"] else ""
 
 
 def assumption_lines(doc: PlanDocument, most: int) -> list[Part]:
@@ -621,7 +630,7 @@ def _table_footer(docs: Sequence[PlanDocument]) -> list[Line]:
     short, largest = next((doc for doc in docs if doc["fixes"]), None), docs[-1]
     if short is None:
         return [(("Serve", "bold"), (f"  {largest['flags']['command']}", COMMAND))] if largest["fits"] else []
-    fixes = "; ".join(fix["flag"] for fix in short["fixes"])
+    fixes = "; ".join(f"{fix['flag']}{without_text(short, fix)}" for fix in short["fixes"])
     return [line(f"At {short['kv']['max_model_len']:,} tokens it would fit with one of: {fixes}")]
 
 
@@ -654,8 +663,7 @@ def _gpu_cells(gpu: GpuSpec, doc: PlanDocument) -> list[str]:
     if doc["fits"]:
         pool = [format_gib(memory["kv_cache"]), f"{doc['kv']['tokens']:,}", f"{users['users']:,}"]
         return [*size, *pool, users_range(doc) or "-", fits_text(doc)]
-    fix = next((fix["flag"] for fix in doc["fixes"]), None)
-    cure = f"; {fix}" if fix else ""
+    cure = next((f"; {fix['flag']}{without_text(doc, fix)}" for fix in doc["fixes"]), "")
     return [*size, "-", "-", "0", "-", f"{short_text(doc)}{cure}"]
 
 

@@ -169,7 +169,7 @@ def _one(doc: PlanDocument) -> list[Block]:
     parts: list[Block] = [bold(headline(doc)), *caveats(doc), _memory(doc), _figures(doc), *_host(doc)]
     parts += [f"Limit: {limit['text']}" for limit in doc["limits"]]
     if not doc["fits"] and doc["fixes"]:
-        cures = [f"- `{fix['flag']}`: {markdown_text(fix_text(fix))}" for fix in doc["fixes"]]
+        cures = [f"- `{fix['flag']}`: {markdown_text(fix_text(doc, fix))}" for fix in doc["fixes"]]
         parts += ["What would make it fit, and for how many full-context users:", Markdown("\n".join(cures))]
     if doc["fits"]:
         parts.append(code(doc["flags"]["command"]))

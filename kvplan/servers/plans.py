@@ -322,11 +322,12 @@ class HostRow:
 
 def check_load(request: Request, context: int) -> None:
     load = request.load
+    longer = ", or raise --ctx" if context < request.spec.context_limit else ""
     if load.mean_tokens is not None and load.mean_tokens > context:
         raise UsageError(
             f"mean length {load.mean_tokens:,}",
             f"is beyond the context of {context:,} tokens",
-            "lower it, or raise --ctx",
+            f"lower it{longer}",
             keys=MEAN_KEYS,
         )
     if load.mean_tokens is not None and load.shared_prefix > load.mean_tokens:
@@ -339,5 +340,5 @@ def check_load(request: Request, context: int) -> None:
         raise UsageError(
             f"--shared-prefix {load.shared_prefix:,}",
             f"leaves no room in the context of {context:,} tokens",
-            "use a shorter prefix, or raise --ctx",
+            f"use a shorter prefix{longer}",
         )
