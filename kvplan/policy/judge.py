@@ -200,10 +200,12 @@ class _Bench:
             return self.predicted(rule)
         if rule.name == plausible.RULE:
             return self.possible()
+        gauge = self.gauge(rule)
+        if isinstance(gauge, str):
+            return Verdict(None, gauge)
         if rule.name == "max_preemption_rate" and not self.case.plan.fits:  # nothing is served, so nothing is simulated
             return replace(self.fits(), limit=rule.limit, actual=None, unit="share")
-        gauge = self.gauge(rule)
-        return Verdict(None, gauge) if isinstance(gauge, str) else self.measured(rule, gauge)
+        return self.measured(rule, gauge)
 
     def fits(self) -> Verdict:
         plan = self.case.plan

@@ -498,6 +498,13 @@ def test_preemption_is_what_the_simulation_says() -> None:
     assert "no workload" in only(one("max_preemption_rate: 1%")).message
 
 
+def test_a_rule_without_what_it_needs_is_skipped_beside_one_that_fails() -> None:
+    too_large = planned("llama-3.1-70b", max_model_len=8192)  # 131.4 GiB of weights on 79.1 GiB
+    (result,) = judged(one("fits: true, max_preemption_rate: 1%"), too_large).targets
+    assert [finding.outcome for finding in result.findings] == ["fail", "skip"]
+    assert result.findings[0].fix is not None
+
+
 # --- cures ------------------------------------------------------------------------------------------------------------
 
 

@@ -495,14 +495,35 @@ def rows_of_experts(number: tuple[int, int], stated: int | None) -> str:
 @pytest.mark.parametrize(
     ("largest", "tokens", "num_sizes"),
     # what vLLM 0.33's own config counts for Qwen3-8B on an H100 with --max-cudagraph-capture-size
-    [(1, 8192, 1), (16, 8192, 5), (100, 8192, 15), (256, 8192, 35), (400, 8192, 44), (1024, 8192, 83), (512, 300, 38)],
-)
+    [
+        (1, 8192, 1), (16, 8192, 5), (100, 8192, 15), (256, 8192, 35), (400, 8192, 44), (1024, 8192, 83),
+        (512, 300, 38), (2**31 - 1, 300, 38), (2**40, 300, 38),  # truncated to the tokens of a step, as in the server
+    ],
+)  # fmt: skip
 def test_the_largest_graph_may_be_stated(largest: int, tokens: int, num_sizes: int) -> None:
     assert len(overheads.sizes_to(largest, tokens)) == num_sizes
     args = EngineArgs(8192, max_cudagraph_capture_size=largest, max_num_batched_tokens=tokens, max_num_seqs=64)
     spec, settings, args, _ = case("qwen3-8b", "h100", (0, 33), args)
     full = len([size for size in overheads.sizes_to(largest, tokens) if size <= 64])
     assert f" {num_sizes + full} graphs " in overheads.cuda_graphs(spec, settings, args, settings.version).formula
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (EngineArgs(8192, max_cudagraph_capture_size=2**31 - 1, max_num_batched_tokens=2**31 - 1), "--max-cudagraph"),
+        (
+            EngineArgs(
+                8192, compilation_config='{"max_cudagraph_capture_size": 9000000000}', max_num_batched_tokens=2**31 - 1
+            ),
+            "--compilation-config",
+        ),
+    ],
+)
+def test_graphs_that_no_gpu_has_memory_for_are_refused(args: EngineArgs, option: str) -> None:
+    spec, settings, args, _ = case("qwen3-8b", "h100", (0, 33), args)
+    with pytest.raises(UsageError, match=f"{option}.* of up to 2,147,483,647 tokens, which no GPU has memory for"):
+        overheads.cuda_graphs(spec, settings, args, settings.version)
 
 
 def test_a_release_without_the_flag_refuses_it() -> None:

@@ -134,12 +134,11 @@ class Serving:
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-@contextmanager
-def serving(
-    backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None, drain_s: int = 30,
+def api_of(
+    backend: Backend, config: dict[str, str] | None = None, *, limits: Limits | None = None,
     template: ChatTemplate | None = None, **changes: Any,
-) -> Iterator[Serving]:  # fmt: skip
-    """A server over a backend, gone with its threads at the end."""
+) -> Api:  # fmt: skip
+    """The application over a backend, whose thread does not run yet."""
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
     served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), template or ChatTemplate(), **changes)
     rules = backend.scheduler.config
@@ -151,7 +150,15 @@ def serving(
         rules.max_loras,
     )
     hooks = Hooks(backend.delay) if isinstance(backend, Twin) else Hooks()
-    api = Api(Worker(backend, metrics, hooks), served)
+    return Api(Worker(backend, metrics, hooks), served)
+
+
+@contextmanager
+def serving(
+    backend: Backend, config: dict[str, str] | None = None, *, drain_s: int = 30, **changes: Any
+) -> Iterator[Serving]:
+    """A server over a backend, gone with its threads at the end."""
+    api = api_of(backend, config, **changes)
     running, listener = server(api, drain_s), listen("127.0.0.1", 0)
     thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listener])), name="test-server")
     thread.start()

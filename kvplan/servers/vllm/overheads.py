@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
@@ -586,8 +587,8 @@ def sizes_to(largest: int, tokens: int) -> list[int]:
 
     Source: vLLM 0.33 config/vllm.py (_set_cudagraph_sizes); their number equals its own.
     """
-    every = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16), tokens}
-    return sorted(size for size in every if size <= min(largest, tokens))
+    last = min(largest, tokens)
+    return sorted(size for size in {1, 2, 4, *range(8, 256, 8), *range(256, last + 1, 16), tokens} if size <= last)
 
 
 @lru_cache(maxsize=1024)
@@ -623,6 +624,19 @@ def captures_full(args: EngineArgs) -> bool:
     """True if steps of decodes run whole in a graph."""
     captured = graphs_of(args)
     return not args.enforce_eager and (captured is None or captured.mode not in ("NONE", "PIECEWISE"))
+
+
+MOST_GRAPH_TOKENS = 2**20  # 65,555 graphs, 384 GiB at 6 MiB each: more than a GPU has
+
+
+def stated_size(args: EngineArgs, captured: "Graphs | None", tokens: int) -> int | None:
+    """The largest batch size to capture, if it is set. Raise UsageError for one that no GPU has memory for."""
+    stated = args.max_cudagraph_capture_size or (None if captured is None else captured.largest)
+    if stated and min(stated, tokens) > MOST_GRAPH_TOKENS:
+        option = "--max-cudagraph-capture-size" if args.max_cudagraph_capture_size else "--compilation-config"
+        problem = f"asks for CUDA graphs of up to {min(stated, tokens):,} tokens, which no GPU has memory for"
+        raise UsageError(option, problem, f"use {MOST_GRAPH_TOKENS:,} tokens or fewer")
+    return stated
 
 
 GPT_OSS_GRAPH = 1024  # on any GPU; vLLM 0.14 to 0.33 model_executor/models/config.py (GptOssForCausalLMConfig)
@@ -707,7 +721,7 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
         return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
     largest, seqs, tokens = largest_graph(release.number, sm), settings.max_num_seqs, settings.max_num_batched_tokens
     raised = spec.architecture == "GptOssForCausalLM" and release.has("gpt_oss_graphs")
-    stated = args.max_cudagraph_capture_size or (captured and captured.largest) or (GPT_OSS_GRAPH if raised else None)
+    stated = stated_size(args, captured, tokens) or (GPT_OSS_GRAPH if raised else None)
     uniform = release.has("uniform_decode_graphs")
     graphs = num_graphs(captured, seqs, tokens, 1 + args.num_speculative_tokens, largest, stated, uniform=uniform)
     plain = GRAPHS_BASE + graphs * GRAPH
