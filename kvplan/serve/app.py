@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvplan.serve.answers import DONE, Choice, Shape, event, usage
+from kvplan.serve.bodies import SMALL
 from kvplan.serve.cancellation import SHUTTING_DOWN, Cancellation
 from kvplan.serve.fields import ApiError
 from kvplan.serve.generation import Generation, started
@@ -102,7 +103,8 @@ class Api:
         if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, key.encode()) for key in keys]):  # noqa: C419 -- constant time: compare every key
             raise ApiError("Incorrect API key provided", status=401, kind="AuthenticationError")
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, turn: AsyncExitStack) -> bytes:
+        """Receive a body. A large one waits for its turn first, which it keeps until the stack is closed."""
         max_bytes = self.served.max_body_bytes
         too_large = ApiError(
             f"the body has more than {max_bytes:,} bytes", status=413, kind="RequestEntityTooLargeError"
@@ -110,19 +112,26 @@ class Api:
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and int(length[:20]) > max_bytes:
             raise too_large
-        data = bytearray()
+        data, has_turn = bytearray(), False
         try:
-            async with asyncio.timeout(BODY_S):
+            async with asyncio.timeout(BODY_S) as limit:
                 async for part in request.stream():
                     data += part
                     if len(data) > max_bytes:
                         raise too_large
+                    if len(data) > SMALL and not has_turn:
+                        limit.reschedule(None)
+                        await turn.enter_async_context(self._intake.turns[_is_keyed(request)])
+                        limit.reschedule(asyncio.get_running_loop().time() + BODY_S)
+                        has_turn = True
         except TimeoutError as error:
             raise ApiError(f"no whole body within {BODY_S:g} s", status=408, kind="RequestTimeoutError") from error
         return bytes(data)
 
     async def _read(self, request: Request, read_body: Callable[[bytes], Made]) -> Made:
-        return await self._intake.run(read_body, await self._body(request), is_keyed=_is_keyed(request))
+        async with AsyncExitStack() as turn:
+            data = await self._body(request, turn)
+            return await self._intake.run(read_body, data, is_keyed=_is_keyed(request))
 
     def _reader(self, read_body: Callable[[bytes], Response]) -> Handler:
         async def answered(request: Request) -> Response:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from math import isfinite
 from typing import Any, Final, Literal
 
@@ -16,9 +17,7 @@ MOST_STOP_CHARS: Final = 1024
 MOST_LOGPROBS: Final = 20  # vLLM's default --max-logprobs
 MOST_BIAS: Final = 100
 TOKEN_ID: Final = re.compile("(0|[1-9][0-9]{0,17})")  # no leading zeros: one spelling per token
-SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
 MOST_SEED: Final = 2**63 - 1
-MOST_EXACT: Final = 2**53
 Kind = Literal["integer", "number", "boolean", "string", "strings", "integers", "biases", "object", "any"]
 
 
@@ -174,43 +173,6 @@ DETOKENIZE: Final = {
 }
 
 
-def parsed(data: bytes) -> dict[str, Any]:
-    """Parse a body; raise ApiError if it is not a JSON object, or holds half of a surrogate pair."""
-    try:
-        text = data.decode(json.detect_encoding(data))
-        value = json.loads(text, parse_float=_number, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(f"the body is not JSON ({str(error)[:120]}); send a JSON object") from error
-    if not isinstance(value, dict):
-        raise ApiError("the body must be a JSON object")
-    if SURROGATE.search(text):  # an escape, whole pairs included
-        for name, part in value.items():
-            if not is_unicode(name):
-                raise ApiError(f"{name[:80]!a}: unknown field; remove it")
-            if not is_unicode(json.dumps(part, ensure_ascii=False)):
-                raise ApiError(f"{name[:80]}: the text is not valid Unicode; fix it", param=name[:80])
-    return value
-
-
-def is_unicode(text: str) -> bool:
-    """False for a text with half of a surrogate pair, which JSON allows and UTF-8 does not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _number(text: str) -> float:
-    """Parse a number with a decimal point or exponent; 1.0 is an integer in JSON."""
-    value = float(text)
-    return int(value) if value.is_integer() and abs(value) < MOST_EXACT else value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 def read(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
     """Return every field of a table with its value or default; raise ApiError for unknown or unsupported values."""
     for name in body:
@@ -297,4 +259,5 @@ def is_whole(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value)[:60]
+    """The beginning of a value as JSON; the rest is not encoded."""
+    return "".join(islice(json.JSONEncoder().iterencode(value), 60))[:60]

@@ -1,7 +1,8 @@
 """Bodies of requests turned into prompts, outside the event loop: parsing, chat templates, tokenization.
 
-Every cost here has a bound that is checked before it is paid: bytes of a body, characters of a text, prompts of a
-request. Source of the bound on a prompt's characters: vLLM 0.33, vllm/renderers/params.py (_text_len_check).
+Every cost here has a bound that is checked before it is paid: bytes and values of a body, bodies that wait, characters
+of a text, prompts of a request. Source of the bound on a prompt's characters: vLLM 0.33, vllm/renderers/params.py
+(_text_len_check).
 """
 
 import asyncio
@@ -14,8 +15,9 @@ from starlette.responses import JSONResponse, Response
 
 from engine.config import SamplingParams
 from kvplan.serve.answers import ChatShape, CompletionShape, Echo, Shape, Texts
+from kvplan.serve.bodies import parsed
 from kvplan.serve.chat import ChatTemplate, messages_of
-from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, parsed, read
+from kvplan.serve.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, ApiError, read
 from kvplan.serve.generation import (
     Limits,
     check_chars,
@@ -28,6 +30,7 @@ from kvplan.serve.generation import (
 )
 
 MAX_BODY_BYTES: Final = 16 << 20
+MOST_LARGE: Final = 8  # bodies above bodies.SMALL that are received or wait for their thread; others are not read yet
 MOST_CHARS: Final = 1 << 20  # of messages before their template, and of a text that is only counted, at least
 Made = TypeVar("Made")
 
@@ -75,6 +78,7 @@ class Intake:
         longest = 1 if tokenizer is None else max(map(len, tokenizer.get_vocab()), default=1)
         self._most_chars = max_model_len * longest
         self._threads = {is_keyed: ThreadPoolExecutor(1, "kvplan-intake") for is_keyed in (True, False)}
+        self.turns = {is_keyed: asyncio.Semaphore(MOST_LARGE) for is_keyed in (True, False)}  # of large bodies
 
     async def run(self, read_body: Callable[[bytes], Made], data: bytes, *, is_keyed: bool) -> Made:
         return await asyncio.get_running_loop().run_in_executor(self._threads[is_keyed], read_body, data)
@@ -93,7 +97,7 @@ class Intake:
     # --- in a thread --------------------------------------------------------------------------------------------
 
     def completion(self, data: bytes) -> Prepared:
-        values = read(parsed(data), COMPLETION)
+        values = read(parsed(data, self._context), COMPLETION)
         model = self.model(values["model"])
         special = True if values["add_special_tokens"] is None else values["add_special_tokens"]
         prompts = prompts_of(values["prompt"], lambda text: self._tokens(text, special=special, param="prompt"))
@@ -109,7 +113,7 @@ class Intake:
         return self._prepared(model, values, prompts, answers, values["logprobs"], shape)
 
     def chat(self, data: bytes) -> Prepared:
-        values = read(parsed(data), CHAT)
+        values = read(parsed(data, self._context), CHAT)
         model = self.model(values["model"])
         if values["top_logprobs"] and not values["logprobs"]:
             raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -123,7 +127,7 @@ class Intake:
         return self._prepared(model, values, [prompt], answers, num_top, shape)
 
     def tokenize(self, data: bytes) -> Response:
-        values = read(parsed(data), TOKENIZE)
+        values = read(parsed(data, self._context), TOKENIZE)
         self.model(values["model"])
         if (values["prompt"] is None) == (values["messages"] is None):
             raise ApiError("tokenize needs either prompt or messages", param="prompt")
@@ -139,7 +143,7 @@ class Intake:
         return JSONResponse({**counted, "tokens": tokens, "token_strs": strings})
 
     def detokenize(self, data: bytes) -> Response:
-        values = read(parsed(data), DETOKENIZE)
+        values = read(parsed(data, self._context), DETOKENIZE)
         self.model(values["model"])
         tokens = values["tokens"]
         if self._tokenizer is None:

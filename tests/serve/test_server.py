@@ -1,11 +1,12 @@
 """The server's face over the twin: OpenAI's shapes, its errors, its limits, and what a client that leaves gives."""
 
+import asyncio
 import http.client
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -19,12 +20,14 @@ from engine.request import Request
 from engine.sequence import Sequence
 from kvplan.serve.app import Api
 from kvplan.serve.backend import BackendLostError
+from kvplan.serve.bodies import SMALL, parsed
 from kvplan.serve.chat import ChatTemplate
-from kvplan.serve.fields import parsed
+from kvplan.serve.fields import ApiError
 from kvplan.serve.generation import Limits
+from kvplan.serve.intake import MOST_LARGE
 from kvplan.serve.run import listen, serve
 from kvplan.serve.worker import Hooks, Worker, stop_reason
-from tests.support.serving import MODEL, WAIT_S, Gate, Serving, serving, tokenizer, twin
+from tests.support.serving import MODEL, WAIT_S, Gate, Serving, api_of, serving, tokenizer, twin
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -296,6 +299,41 @@ def test_a_body_that_is_no_object(server: Serving, data: bytes) -> None:
     assert (status, error["type"]) == (400, "BadRequestError")
 
 
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b'{"prompt": [' + b"[]," * (5 << 20) + b"1]}", "65,536 lists, objects and texts"),
+        (b'{"prompt": [' + b"{}," * (5 << 20) + b"1]}", "65,536 lists, objects and texts"),
+        (b'{"prompt": [' + b'"",' * (5 << 20) + b"1]}", "65,536 lists, objects and texts"),
+        (b'{"prompt": [' + b'{"a":[1]},' * 30_000 + b"1]}", "65,536 lists, objects and texts"),
+        (b"{" + b",".join(b'"%d":1' % i for i in range(100_000)) + b"}", "65,536 lists, objects and texts"),
+        (b'{"prompt": "\\\\\\"", "stop": [' + b'"\\\\\\\\",' * 70_000 + b"1]}", "65,536 lists, objects and texts"),
+        (('{"prompt": [' + "[]," * 100_000 + "1]}").encode("utf-16"), "65,536 lists, objects and texts"),
+        (b'{"prompt": [' + b"1," * (7 << 20) + b"1]}", "2,097,152 values"),
+        (b'{"prompt": [' + (b"1" * 4000 + b",") * 4000 + b"1]}", "a number of 40 digits or more"),
+    ],
+)
+def test_a_body_with_too_many_values_is_not_parsed(data: bytes, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser would keep every other client waiting: 4.7 s for the first of them."""
+    parsed_texts: list[str] = []
+    monkeypatch.setattr(json, "loads", parsed_texts.append)
+    with pytest.raises(ApiError, match=problem):
+        parsed(data)
+    assert parsed_texts == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": 'a, [b], {c}: \\" \\\\' * 500_000},
+        {"prompt": [[12345] * 32_768] * 60},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}] * 5000},
+    ],
+)
+def test_a_large_body_of_few_parts_is_parsed(body: dict[str, Any]) -> None:
+    assert parsed(json.dumps(body).encode()) == body
+
+
 def test_whole_surrogate_pairs_are_text(server: Serving) -> None:
     body = {"prompt": "\U0001f600 \\ud800", "model": MODEL}  # sent as two escapes, and as a backslash before ud800
     assert b'\\ud83d\\ude00 \\\\ud800"' in json.dumps(body).encode()
@@ -336,9 +374,9 @@ def test_tokenization_holds_up_no_other_path() -> None:
 def test_no_body_is_read_in_the_event_loop(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
 
-    def parsed_here(data: bytes) -> dict[str, Any]:
+    def parsed_here(data: bytes, context: int) -> dict[str, Any]:
         names.append(threading.current_thread().name)
-        return parsed(data)
+        return parsed(data, context)
 
     monkeypatch.setattr("kvplan.serve.intake.parsed", parsed_here)
     server.post(TEXT, prompt="a", max_tokens=1)
@@ -346,6 +384,48 @@ def test_no_body_is_read_in_the_event_loop(server: Serving, monkeypatch: pytest.
     server.post("/tokenize", prompt="a")
     server.post("/detokenize", tokens=[1])
     assert [name.startswith("kvplan-intake") for name in names] == [True] * 4
+
+
+async def posted(api: Api, path: str, parts: list[bytes]) -> int:
+    """Send a body in parts to the application, without a server: the status. Parts that it has read are gone."""
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        statuses.extend([message["status"]] if message["type"] == "http.response.start" else [])
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    await api.app()(scope, receive, send)
+    return statuses[0]
+
+
+async def steps(num: int = 1000) -> None:
+    """Let every task of the loop go on as far as it can without a thread."""
+    for _ in range(num):
+        await asyncio.sleep(0)
+
+
+def test_of_large_bodies_only_a_few_are_in_memory_at_once() -> None:
+    text = b'"' + b"a " * SMALL + b'"'  # 128 KiB
+    bodies = [[b'{"prompt": ', text[:1000], text[1000:], b"}"] for _ in range(MOST_LARGE + 2)]
+    small = [b'{"prompt": ', b'"a"}']
+
+    async def ask() -> list[int]:
+        backend = twin()
+        slow = backend.tokenizer = Slow()
+        api = api_of(backend)
+        answers = [asyncio.create_task(posted(api, "/tokenize", body)) for body in bodies]
+        await steps()
+        assert [len(body) for body in bodies] == [0] * MOST_LARGE + [1, 1]  # the last part has not been asked for
+        answers.append(asyncio.create_task(posted(api, "/tokenize", small)))
+        await steps()
+        assert small == []
+        slow.may.set()
+        return list(await asyncio.gather(*answers))
+
+    assert asyncio.run(ask()) == [200] * (MOST_LARGE + 3)
 
 
 def test_too_many_characters_are_refused_in_vllms_words(server: Serving) -> None:
