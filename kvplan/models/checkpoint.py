@@ -176,6 +176,11 @@ def _read_index(model_dir: Path) -> Checkpoint | None:
     return _read_safetensors(model_dir, shards, weight_map, total_size)
 
 
+def index_files(path: Path) -> tuple[str, ...]:
+    """The files that a weight index names, each once."""
+    return tuple(sorted(set(_index(path.parent, path.name)[0].values())))
+
+
 def _index(model_dir: Path, index_name: str) -> tuple[dict[str, str], int | None]:
     """(tensor name -> shard, total size in bytes as given) of a weight index."""
     path = _inside(model_dir, index_name, index_name)

@@ -12,15 +12,17 @@ from typing import Any
 
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import MAX_CONFIG_BYTES, load_json, printable
-from kvplan.models.checkpoint import INDEX_NAME, MAX_INDEX_BYTES
+from kvplan.models.checkpoint import INDEX_NAME, MAX_INDEX_BYTES, index_files
+from kvplan.models.hub_files import fetch, remote_tensors
 from kvplan.models.quant import SIDE_FILE, needs_side_file
-from kvplan.models.tensors import Checkpoint, TensorInfo
+from kvplan.models.tensors import Checkpoint
 
 # The Hub's rule for an id (huggingface_hub, validate_repo_id); the organization is required.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _MODEL_ID = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
 _MAX_ID_LEN = 96
+_MAX_FILES = 1000  # of weights; DeepSeek-V3 has 163
 _MAX_REVISION_LEN = 200
 
 
@@ -101,7 +103,7 @@ def resolve_model(ref: str, *, revision: str | None = None, offline: bool = Fals
             )
         return ResolvedModel(cached, (f"{model_id}: offline, the cached copy {cached.name[:12]} is used",))
     try:
-        config = _fetch(library, model_id, "config.json", revision, MAX_CONFIG_BYTES)
+        config = fetch(library, model_id, "config.json", revision, MAX_CONFIG_BYTES)
     except Exception as error:  # any HTTP library's, by version; each becomes a line with a remedy
         problem, server_answered = _problem(library, model_id, revision, error)
         if cached is None:
@@ -119,20 +121,24 @@ def remote_checkpoint(ref: str, *, revision: str | None = None) -> Checkpoint | 
     model_id, revision = split_ref(ref, revision)
     library = _library()
     try:
-        metadata = library.HfApi().get_safetensors_metadata(
-            model_id, revision=revision, timeout=library.constants.HF_HUB_ETAG_TIMEOUT
-        )
-    except library.errors.NotASafetensorsRepoError:
+        files = _weight_files(library, model_id, revision)
+        tensors = tuple(tensor for name in files for tensor in remote_tensors(library, model_id, name, revision))
+    except library.errors.EntryNotFoundError:
         return None
     except Exception as error:  # as above
         raise _problem(library, model_id, revision, error)[0] from error
-    tensors = tuple(
-        TensorInfo(name, tensor.dtype, tuple(tensor.shape), tensor.data_offsets[1] - tensor.data_offsets[0])
-        for _, file in sorted(metadata.files_metadata.items())
-        for name, tensor in file.tensors.items()
-    )
-    total_bytes = sum(tensor.num_bytes for tensor in tensors)
-    return Checkpoint("safetensors", tensors, total_bytes, tuple(sorted(metadata.files_metadata)), ())
+    return Checkpoint("safetensors", tensors, sum(tensor.num_bytes for tensor in tensors), files, ())
+
+
+def _weight_files(library: ModuleType, model_id: str, revision: str) -> tuple[str, ...]:
+    """The files that the weight index names, or the one of a model without an index."""
+    try:
+        names = index_files(fetch(library, model_id, INDEX_NAME, revision, MAX_INDEX_BYTES))
+    except library.errors.EntryNotFoundError:
+        return ("model.safetensors",)
+    if len(names) > _MAX_FILES:
+        raise EnvironmentProblem(model_id, f"{INDEX_NAME} names {len(names):,} files, at most {_MAX_FILES:,}")
+    return names
 
 
 def _library() -> ModuleType:
@@ -163,20 +169,6 @@ def _cached_directory(library: ModuleType, model_id: str, revision: str) -> Path
     return Path(path).parent if isinstance(path, str) else None
 
 
-def _fetch(library: ModuleType, model_id: str, name: str, revision: str, max_bytes: int) -> Path:
-    """Path of a file in the cache, downloaded unless it is there and current.
-
-    A separate request to the server comes first: if it fails, `hf_hub_download` silently returns the cached copy or
-    retries for up to half a minute.
-    """
-    timeout = library.constants.HF_HUB_ETAG_TIMEOUT
-    url = library.hf_hub_url(model_id, name, revision=revision)
-    size = library.get_hf_file_metadata(url, timeout=timeout).size
-    if size is not None and size > max_bytes:
-        raise EnvironmentProblem(model_id, f"{name} is too large ({size:,} bytes, at most {max_bytes:,})")
-    return Path(library.hf_hub_download(model_id, name, revision=revision, etag_timeout=timeout))
-
-
 def _fetch_beside(library: ModuleType, model_id: str, revision: str, config: Path) -> tuple[str, ...]:
     """Fetch the weight index into the cache, and the quantization if config.json states none; return a note for each
     file that exists and cannot be fetched.
@@ -187,7 +179,7 @@ def _fetch_beside(library: ModuleType, model_id: str, revision: str, config: Pat
     notes = []
     for name, (max_bytes, lack) in files.items():
         try:
-            _fetch(library, model_id, name, revision, max_bytes)
+            fetch(library, model_id, name, revision, max_bytes)
         except library.errors.EntryNotFoundError:
             continue  # a single weight file, or other formats
         except Exception as error:  # as above; the config alone is enough for a plan

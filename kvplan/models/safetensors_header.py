@@ -28,15 +28,19 @@ SAFETENSORS_BITS = {
 
 def safetensors_tensors(path: Path) -> Iterator[TensorInfo]:
     """Tensors of one file, in data order; they must cover the file without gap or overlap."""
-    where = path_text(path)
     with open_regular(path) as file:
         try:
             size = file.seek(0, 2)
             file.seek(0)
-            header = _safetensors_header(file, size, where)
-            data_size = size - file.tell()
+            yield from header_tensors(file, size, path_text(path))
         except OSError as error:
             raise os_problem(path, error) from error
+
+
+def header_tensors(file: BinaryIO, size: int, where: str) -> Iterator[TensorInfo]:
+    """Tensors of a file of `size` bytes, of which the header is read."""
+    header = _safetensors_header(file, size, where)
+    data_size = size - file.tell()
     header.pop("__metadata__", None)
     entries = [(name, *_entry(name, entry, where)) for name, entry in header.items()]
     end = 0

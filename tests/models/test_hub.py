@@ -1,6 +1,7 @@
 """The real huggingface_hub against a Hub on the loopback interface: every way it can fail is one line with its cure."""
 
 import http.server
+import itertools
 import json
 import os
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +43,9 @@ class Hub:
     hangs: bool = False
     omits_commit: bool = False
     claims_bytes: int | None = None
+    etag: str | None = None
+    commit: str = COMMIT
+    sends: Iterator[bytes] | None = None  # instead of the file, without a length
     asked: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
@@ -57,19 +62,22 @@ class Hub:
             status, headers = 404, {"X-Error-Code": "EntryNotFound"}
         elif status == 200:
             body = self.files[name]
-            headers["ETag"] = f'"{abs(hash(body)):x}"'
+            headers["ETag"] = f'"{abs(hash(body)):x}"' if self.etag is None else self.etag
         if not self.omits_commit:
-            headers["X-Repo-Commit"] = COMMIT
+            headers["X-Repo-Commit"] = self.commit
         if name in self.files and (span := handler.headers.get("Range")) and status == 200:
             first, last = (int(edge) for edge in span.removeprefix("bytes=").split("-"))
             body, status = body[first : last + 1], 206
-        headers["Content-Length"] = str(len(body) if self.claims_bytes is None else self.claims_bytes)
+        if self.sends is None or status != 200:
+            headers["Content-Length"] = str(len(body) if self.claims_bytes is None else self.claims_bytes)
         handler.send_response(status)
         for key, value in headers.items():
             handler.send_header(key, value)
         handler.end_headers()
         if handler.command == "GET":
-            handler.wfile.write(body)
+            with suppress(OSError):  # the client may have left
+                for part in (body,) if self.sends is None or status != 200 else self.sends:
+                    handler.wfile.write(part)
 
 
 @pytest.fixture
@@ -341,6 +349,55 @@ def test_an_index_that_cannot_be_fetched_is_a_note(hub: Hub, monkeypatch: pytest
     assert resolved.notes == (
         f"{MODEL}: {INDEX_NAME} is too large ({len(INDEX)} bytes, at most 10); the weight index is missing",
     )
+
+
+# --- a Hub that attacks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-ETag"])
+@pytest.mark.parametrize("etag", ["{}/stolen", "../../../../stolen", "..", ""])
+def test_an_etag_names_no_file(hub: Hub, tmp_path: Path, header: str, etag: str) -> None:
+    hub.etag = etag.format(tmp_path)
+    hub.headers = {header: f'"{hub.etag}"'}
+    resolved = resolve_model(MODEL)
+    assert (resolved.directory / "config.json").read_bytes() == CONFIG
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    folder = "hub/models--org--tiny-model"
+    assert files == {f"{folder}/snapshots/{COMMIT}/config.json", f"{folder}/refs/main"}
+
+
+@pytest.mark.parametrize("commit", ["../../../../stolen", "/stolen", "main", COMMIT.upper(), COMMIT + "0"])
+def test_what_is_no_commit_names_no_folder(hub: Hub, tmp_path: Path, commit: str) -> None:
+    hub.commit = commit
+    assert "(FileMetadataError)" in refusal()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_file_without_an_end_is_left_at_the_limit(hub: Hub, tmp_path: Path) -> None:
+    hub.sends = (b" " * (1 << 20) for _ in itertools.count())
+    assert refusal() == f"{MODEL}: config.json is too large (its length was not stated, at most 10,485,760)"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_file_that_drips_is_left_after_a_time(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplan.models.hub_files.DOWNLOAD_S", 0.1)
+    hub.sends = (b" " for _ in iter(lambda: hub.released.wait(0.01), True))
+    assert refusal() == f"{MODEL}: config.json did not arrive within 0.1 s; retry, or pass a local config.json"
+
+
+def test_an_index_of_too_many_files_is_refused(hub: Hub) -> None:
+    names = {f"t{number}": f"{number}.safetensors" for number in range(1001)}
+    hub.files[INDEX_NAME] = json.dumps({"weight_map": names}).encode()
+    with pytest.raises(EnvironmentProblem, match="names 1,001 files, at most 1,000"):
+        remote_checkpoint(MODEL)
+
+
+def test_a_remote_header_is_read_to_its_end_and_no_further(hub: Hub) -> None:
+    content = save({f"layer.{number}.weight": np.zeros(1, np.float16) for number in range(3000)})
+    hub.files["model.safetensors"] = content  # its header alone has over 100,000 bytes
+    checkpoint = remote_checkpoint(MODEL)
+    assert checkpoint is not None
+    assert len(checkpoint.tensors) == 3000
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
