@@ -3,7 +3,6 @@
 What changes a layer in another way than y += scale * B (A x) is refused by name, as vLLM refuses it.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
+from kvplan.core.files import load_json, printable
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 # What a config may say of an adapter that is more than two matrices beside a layer's own.
@@ -97,10 +97,22 @@ def check_fit(
 
 
 def of_layer(patterns: Any, name: str, usual: Any) -> Any:
-    """The value of the first pattern that matches this layer; peft matches from a dot to the end."""
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", name):
-            return value
+    """The value of the first pattern that matches this layer; peft matches from a dot to the end.
+
+    RE2 does not backtrack: Python's own engine could run forever on a pattern.
+    """
+    if not patterns:
+        return usual
+    import re2
+
+    for pattern, value in patterns.items():
+        try:
+            if re2.match(rf"(.*\.)?({pattern})$", name):
+                return value
+        except re2.error as error:
+            raise UnsupportedModelError(
+                CONFIG, f"pattern {printable(pattern, 60)!r} cannot be matched", "name the layers without lookaheads"
+            ) from error
     return usual
 
 
@@ -127,13 +139,9 @@ def weights_file(path: Path) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read ({error.strerror}); name a directory of peft's") from error
-    except ValueError as error:
-        raise InvalidInputError(f"{path}: is not JSON ({error}); export the adapter again") from error
-    if not isinstance(config, dict):
-        raise InvalidInputError(f"{path}: is not an object; export the adapter again")
+        config = load_json(path)
+    except InvalidInputError as error:
+        raise error.changed(remedy="name a directory of peft's, or export the adapter again") from error
     rank, alpha = config.get("r"), config.get("lora_alpha")
     ranks, alphas = config.get("rank_pattern"), config.get("alpha_pattern")
     for name, value, is_ok, need in (

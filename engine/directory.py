@@ -1,12 +1,14 @@
 """The files of a Hugging Face directory other than weights: config, tokenizer, end-of-text tokens."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import MIB, load_json, read_text
 from kvplan.models import hf_config
 from kvplan.models.spec import ModelSpec
+
+MAX_TOKENIZER_BYTES = 256 * MIB  # Gemma 3's has 33 MB
 
 
 def read_spec(directory: Path) -> ModelSpec:
@@ -18,14 +20,16 @@ def read_spec(directory: Path) -> ModelSpec:
 
 def read_tokenizer(directory: Path) -> Any:
     """The directory's tokenizer; None where it has none."""
-    if not (directory / "tokenizer.json").exists():
+    path = directory / "tokenizer.json"
+    if not path.exists():
         return None
     from tokenizers import Tokenizer
 
+    text = read_text(path, MAX_TOKENIZER_BYTES)
     try:
-        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises plain Exception
-        raise InvalidInputError(f"{directory / 'tokenizer.json'}: is not a tokenizer ({error})") from error
+        raise InvalidInputError(f"{path}: is not a tokenizer ({error})") from error
     tokenizer.no_truncation()  # left over from training; a prompt is served whole or refused
     tokenizer.no_padding()
     return tokenizer
@@ -37,12 +41,7 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
         path = directory / name
         if not path.exists():
             continue
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise InvalidInputError(f"{path}: is not JSON ({error})") from error
-        if not isinstance(config, dict):
-            raise InvalidInputError(f"{path}: is not a JSON object ({config!r:.60})")
+        config = load_json(path)
         stated = config.get("eos_token_id")
         if stated is not None:
             ids = stated if isinstance(stated, list) else [stated]

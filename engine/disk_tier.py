@@ -4,9 +4,11 @@ A file is written under another name and renamed, so that a process killed while
 whole. Nothing is synced: what a failing power supply damages is found by its hash, and dropped.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
+import stat
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from engine.file_order import FileOrder
 from kvplan.core.errors import EnvironmentProblem, KvplanWarning, SettingError
 
 MAGIC = b"KVCHUNK1"
+OWN = os.O_NOFOLLOW | os.O_NONBLOCK  # no link is followed, no FIFO waited for
 HEADER_BYTES = len(MAGIC) + hashlib.sha256().digest_size
 
 
@@ -32,21 +35,16 @@ class DiskTier:
             problem = f"of {capacity:,} bytes holds no chunk of {chunk_bytes + HEADER_BYTES:,}"
             raise SettingError("", ("kv_offloading_disk_size",), problem, "raise it")
         self.num_damaged = self.num_unwritten = 0  # since the start
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            problem = f"cannot be written ({error.strerror})"
-            raise EnvironmentProblem(f"KV offloading directory {directory}", problem, "name another one") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(lock)
-            problem = "is in use by another process"
-            raise EnvironmentProblem(f"KV offloading directory {directory}", problem, "name another one") from error
+        lock = _locked(directory)
         self.close = weakref.finalize(self, os.close, lock)  # lets others have the directory
         self._files = FileOrder(self.num_chunks)
-        for key in self._scan():
+        try:
+            keys = self._scan()
+        except OSError as error:
+            self.close()
+            problem = f"{error.filename} cannot be read ({error.strerror})"
+            raise EnvironmentProblem(f"KV offloading directory {directory}", problem, "name another one") from error
+        for key in keys:
             self._files.keep(key)
         self._evict()
 
@@ -67,7 +65,7 @@ class DiskTier:
         """Read a chunk; None if it is missing, or damaged (then it is dropped with a warning)."""
         path = self._path(key)
         try:
-            content = path.read_bytes()
+            content = self._content(path)
         except OSError:
             self._drop(key)
             return None
@@ -85,8 +83,10 @@ class DiskTier:
         path = self._path(key)
         draft = path.with_name(f".{path.name}.tmp")
         try:
-            path.parent.mkdir(exist_ok=True)
-            with draft.open("wb") as file:
+            self._make_folder(path.parent)
+            with suppress(FileNotFoundError):
+                draft.unlink()  # what lies there may lead elsewhere
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN, 0o600), "wb") as file:
                 file.write(_header(payload))
                 file.write(payload)
             draft.replace(path)
@@ -131,20 +131,50 @@ class DiskTier:
                     path.unlink()
                 continue
             key = _key(path.name)
-            if key is None:
+            if key is None or self._path(key) != path:
                 continue
             with suppress(OSError):
-                stat = path.stat()
-                if stat.st_size == self.chunk_bytes + HEADER_BYTES:
-                    entries.append((stat.st_mtime_ns, key))
+                status = path.lstat()
+                if self._is_chunk(status):
+                    entries.append((status.st_mtime_ns, key))
                 else:
                     self._drop_damaged(key)
         return [key for _, key in sorted(entries)]
 
     def _paths(self) -> Iterator[Path]:
         for folder in self.directory.iterdir():
-            if folder.is_dir():
+            if stat.S_ISDIR(folder.lstat().st_mode):
                 yield from folder.iterdir()
+
+    def _is_chunk(self, status: os.stat_result) -> bool:
+        return stat.S_ISREG(status.st_mode) and status.st_size == self.chunk_bytes + HEADER_BYTES
+
+    def _content(self, path: Path) -> bytes:
+        """A chunk's file; nothing of one that is of another size, a link or no file: the directory may be shared."""
+        with os.fdopen(os.open(path, os.O_RDONLY | OWN), "rb") as file:
+            return file.read(self.chunk_bytes + HEADER_BYTES) if self._is_chunk(os.fstat(file.fileno())) else b""
+
+    @staticmethod
+    def _make_folder(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise OSError(errno.ELOOP, "its folder is a symbolic link")
+
+
+def _locked(directory: Path) -> int:
+    """The open lock of a directory, which is made if it is missing."""
+    subject, remedy = f"KV offloading directory {directory}", "name another one"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | OWN, 0o600)
+    except OSError as error:
+        raise EnvironmentProblem(subject, f"cannot be written ({error.strerror})", remedy) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise EnvironmentProblem(subject, "is in use by another process", remedy) from error
+    return lock
 
 
 def _warn(text: str) -> None:

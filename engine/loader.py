@@ -4,7 +4,6 @@ A layer allocates its tensors and asks for what goes into them, so nothing ever 
 part of the file only. Pickled checkpoints are never opened.
 """
 
-import json
 import math
 import re
 from bisect import bisect_left
@@ -17,6 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
+from kvplan.core.files import load_json, open_regular
+from kvplan.models.checkpoint import INDEX_NAME as INDEX
+from kvplan.models.checkpoint import MAX_INDEX_BYTES
 
 Part = tuple[slice, ...]
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
@@ -25,7 +27,6 @@ INTEGERS_AND_FP8 = {torch.int32: "I32", torch.uint8: "U8", torch.float8_e4m3fn: 
 TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16} | {
     name: dtype for dtype, name in INTEGERS_AND_FP8.items()
 }
-INDEX = "model.safetensors.index.json"
 BLOCK_ELEMENTS = 1 << 24  # of a random tensor that are drawn at once: 32 MiB in bfloat16
 FP8_MAX = 448.0  # largest float8_e4m3fn
 SPREAD = 0.02  # standard deviation of random weights
@@ -277,9 +278,9 @@ class Checkpoint:
         index = self.directory / INDEX
         if index.exists():
             try:
-                names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+                names = load_json(index, MAX_INDEX_BYTES)["weight_map"]
                 return {str(name): Path(file).name for name, file in names.items()}
-            except (ValueError, KeyError, AttributeError, TypeError) as error:
+            except (KeyError, AttributeError, TypeError) as error:
                 raise InvalidInputError(f"{index}: is not an index of safetensors files ({error!r})") from error
         files = sorted(path.name for path in self.directory.glob("*.safetensors"))
         if not files:
@@ -291,6 +292,8 @@ class Checkpoint:
     def _open(self, file: str) -> Any:
         if file not in self._files:
             path = self.directory / file
+            if path.exists():
+                open_regular(path).close()  # a FIFO would be waited for
             try:
                 self._files[file] = safe_open(path, framework="pt", device="cpu")
             except FileNotFoundError as error:

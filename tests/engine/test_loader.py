@@ -1,6 +1,7 @@
 """Weights are read once, in part and exactly; a directory whose files do not belong together is refused by name."""
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from engine import Engine, loader
 from engine.directory import read_spec
 from engine.kernels import torch_backend
-from engine.loader import Checkpoint, Others, Part, RandomWeights
+from engine.loader import INDEX, Checkpoint, Others, Part, RandomWeights
 from engine.models import Model
 from engine.tp import TensorParallel
 from kvplan.core.errors import InvalidInputError, KvplanError, UnsupportedModelError
@@ -156,11 +157,35 @@ def test_a_tensor_that_its_shard_does_not_hold_is_named(sharded: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"weight_map": ["a"]}'], ids=["cut off", "a list", "empty", "no map"]
+    ("content", "problem"),
+    [
+        ("{", "line 1 column 2: not JSON"),
+        ("[]", "the top level is a list"),
+        ("{}", "is not an index of safetensors files ("),
+        ('{"weight_map": ["a"]}', "is not an index of safetensors files ("),
+        ("[" * 10_000, "nested more than 100 levels deep"),
+    ],
+    ids=["cut off", "a list", "empty", "no map", "deep"],
 )
-def test_an_index_that_is_none_is_named(content: str, sharded: Path) -> None:
-    (sharded / "model.safetensors.index.json").write_text(content)
-    assert refusal(sharded).startswith("model.safetensors.index.json is not an index of safetensors files (")
+def test_an_index_that_is_none_is_named(content: str, problem: str, sharded: Path) -> None:
+    (sharded / INDEX).write_text(content)
+    text = refusal(sharded)
+    assert text.startswith(INDEX)
+    assert problem in text
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", INDEX, "generation_config.json", "tokenizer.json"])
+def test_a_fifo_is_refused_instead_of_waited_for(name: str, folder: Path) -> None:
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert refusal(folder) == f"{name}: not a regular file; copy its content to a file first"
+
+
+@pytest.mark.parametrize("name", [INDEX, "generation_config.json", "tokenizer.json"])
+def test_a_file_that_is_too_large_is_refused(name: str, folder: Path) -> None:
+    (folder / name).touch()
+    os.truncate(folder / name, 1 << 40)  # no disk has as much: it is a hole
+    assert refusal(folder).startswith(f"{name}: too large (1,099,511,627,776 bytes, at most ")
 
 
 @pytest.mark.parametrize("other", ["pytorch_model.bin", None], ids=["pickled", "no weights"])

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +274,75 @@ def test_what_is_no_chunk_is_left_alone(tmp_path: Path) -> None:
     assert tier.num_files == 0
     assert [path.name for path in (tmp_path / "ab").iterdir()] == ["notes.txt"]
     tier.close()
+
+
+def as_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_link(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to("../elsewhere")
+
+
+def as_link_without_end(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def as_large_file(path: Path) -> None:
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+@pytest.mark.parametrize("change", [as_fifo, as_link, as_link_without_end, as_large_file])
+def test_only_a_file_of_a_chunks_size_is_read(tmp_path: Path, change: Callable[[Path], None], at_start: bool) -> None:
+    """Another user of a shared directory may put anything there: nothing waits, and nothing outside it is read."""
+    tier = disk(tmp_path, 3)
+    tier.write(key(1), payload(1))
+    path = tier._path(key(1))
+    if at_start:
+        tier.close()
+        change(path)
+        with pytest.warns(KvplanWarning, match=f"{path} is damaged and was dropped"):
+            tier = disk(tmp_path, 3)
+        assert tier.num_files == 0
+    else:
+        change(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", KvplanWarning)  # what cannot be opened is dropped without one
+            assert tier.read(key(1)) is None
+    assert not os.path.lexists(path)
+    tier.close()
+
+
+@pytest.mark.parametrize("place", ["draft", "folder"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, place: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("precious")
+    tier = disk(tmp_path / "tier", 3)
+    path = tier._path(key(1))
+    if place == "draft":
+        path.parent.mkdir()
+        path.with_name(f".{path.name}.tmp").symlink_to(outside / "precious")
+        assert tier.write(key(1), payload(1))
+        assert not path.is_symlink()
+    else:
+        path.parent.symlink_to(outside)
+        with pytest.warns(KvplanWarning, match="was not written"):
+            assert not tier.write(key(1), payload(1))
+    assert [(file.name, file.read_text()) for file in outside.iterdir()] == [("precious", "precious")]
+    tier.close()
+
+
+def test_no_lock_is_made_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "tier").mkdir()
+    (tmp_path / "tier" / ".lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(EnvironmentProblem, match="cannot be written"):
+        disk(tmp_path / "tier", 3)
+    assert not (tmp_path / "outside").exists()
 
 
 def on_disk(folder: Path, **changes: Any) -> Engine:

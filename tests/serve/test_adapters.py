@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from engine.adapter_config import of_layer, read_config
 from engine.sequence import Sequence
 from kvplan.cli.engine_options import modules_of
 from kvplan.cli.help import spread
-from kvplan.core.errors import KvplanError
+from kvplan.core.errors import InvalidInputError, KvplanError, UnsupportedModelError
 from kvplan.models import catalog
 from kvplan.serve.adapters import ROUTERS, check_adapter, linear_layers
 from kvplan.serve.metrics import ServerMetrics
@@ -139,6 +141,30 @@ def test_the_engine_and_the_twin_refuse_the_same_adapters_alike(tmp_path: Path, 
     assert line.startswith("--lora-modules x: ")
     if change == "rank":
         assert line.endswith("has rank 4, slots are for 1; raise --max-lora-rank")
+
+
+def test_a_config_is_read_only_from_a_file_of_a_configs_size(tmp_path: Path) -> None:
+    path = copied(tmp_path / "x")
+    config = path / "adapter_config.json"
+    os.truncate(config, 1 << 40)
+    with pytest.raises(InvalidInputError, match=r"too large \(1,099,511,627,776 bytes, at most 10,485,760\)"):
+        read_config(path)
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(InvalidInputError, match="not a regular file"):
+        read_config(path)
+    config.unlink()
+    config.write_text("[" * 10_000)
+    with pytest.raises(InvalidInputError, match="nested more than 100 levels deep"):
+        read_config(path)
+
+
+def test_a_pattern_of_ranks_is_matched_in_linear_time() -> None:
+    """Python's engine takes 2^60 steps for it."""
+    assert of_layer({"(a+)+": 4}, "a" * 60 + "!", 8) == 8
+    assert of_layer({r"layers\.0\..*q_proj": 4}, "model.layers.0.self_attn.q_proj", 8) == 4
+    with pytest.raises(UnsupportedModelError, match="cannot be matched; name the layers without lookaheads"):
+        of_layer({"(?!x)": 4}, "model.layers.0.self_attn.q_proj", 8)
 
 
 # --- a twin -----------------------------------------------------------------------------------------------------------
