@@ -48,6 +48,7 @@ _SHORT = {
 # Options of the command line that say how an answer is shown, not what is asked.
 _SHOWING = {
     "model", "from_command", "explain", "format", "report", "force", "exit_code", "color", "quiet", "figure", "limit",
+    "jobs", "ray",
 }  # fmt: skip
 Value = str | int | float | bool | dict[str, Any] | None
 Options = TypeVar("Options", "EstimateOptions", "SweepOptions")
@@ -201,8 +202,7 @@ def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> 
     from kvplan.cli.sweep_options import SweepOptions
     from kvplan.planning.sweep import Row, all_rows
 
-    names = [models] if isinstance(models, str) else list(models)
-    read_options = _options(SweepOptions, options, models=names)
+    read_options = _options(SweepOptions, options, models=models)
     _, grid, _ = grid_of(read_options)
     refuse_unusable(grid)
     rows = (row for chunk in all_rows(grid, jobs=1) for row in chunk)
@@ -250,7 +250,7 @@ def _text_of(name: str, value: Any, kind: str) -> Any:
         case bool():
             if is_switch:
                 return value
-        case dict():
+        case dict() if not is_list:
             import json
 
             return json.dumps(value)
@@ -258,7 +258,7 @@ def _text_of(name: str, value: Any, kind: str) -> Any:
             return [str(value)] if is_list else str(value)
         case PathLike():
             return fspath(value)
-        case bytes():
+        case bytes() | dict():
             pass
         case Iterable():
             items = list(value)

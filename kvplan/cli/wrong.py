@@ -80,7 +80,7 @@ def readers(options: PlanOptions) -> Iterator[Callable[[], object]]:
             flag = SHORT_FLAGS.get(name, flag_of(name)) if isinstance(options, SweepOptions) else flag_of(name)
             for text in parts(value):
                 yield partial(read_argument, name, text, flag)
-    for name in parts(options.dtype):
+    for name in filter(str.isprintable, parts(options.dtype)):  # the others are refused above
         yield partial(check_dtype, name)
     servers = {re.split("[@+]", text)[0] for text in parts(options.engine)}
     if not any(terms_of(name).own_kv_dtypes for name in servers & SERVERS.keys()):

@@ -91,16 +91,22 @@ def connected(address: str) -> Any:
     reach(address)
     import logging
 
-    import ray
+    try:
+        import ray
 
-    if not ray.is_initialized():
-        try:
+        if not ray.is_initialized():
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise EnvironmentProblem(
-                f"{OPTION} {address}", f"no Ray cluster answers there ({str(error).splitlines()[0]})",
-                START,
-            ) from None  # fmt: skip
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise EnvironmentProblem(
+            f"{OPTION} {address}", f"no Ray cluster answers there ({str(error).splitlines()[0]})", START
+        ) from None
+    except OSError as error:
+        path = printable(str(error.filename or "its files"))
+        raise EnvironmentProblem(
+            f"{OPTION} {address}",
+            f"Ray cannot write {path} ({error.strerror})",
+            "set HOME and TMPDIR to writable folders",
+        ) from None
     return ray
 
 

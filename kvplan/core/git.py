@@ -95,7 +95,10 @@ def top_of(folder: Path) -> Path:
     """Top of the work tree that contains `folder`."""
     done = git(["rev-parse", "--show-toplevel"], folder)
     if done.returncode:
-        raise UsageError("git", f"{complaint(done)}", "run kvplan inside the repository, or compare files")
+        text, cure = complaint(done), "run kvplan inside the repository, or compare files"
+        if "dubious ownership" in text:
+            cure = f"if you trust it, run `git config --global --add safe.directory {text.partition(' at ')[2]}`"
+        raise UsageError("git", text, cure)
     return Path(os.fsdecode(done.stdout.rstrip(b"\n")))
 
 

@@ -194,7 +194,7 @@ class KvCache(TypedDict):
     bytes_per_request: Count
     state_bytes_per_request: Count
     block_size: Size
-    bytes_per_block: Size
+    bytes_per_block: Count
     blocks_per_request: Size
     num_blocks: Count
     tokens: Count

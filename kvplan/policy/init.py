@@ -191,7 +191,7 @@ def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
     Source: proc(5), /proc/PID/cmdline and /proc/PID/environ.
     """
     if not re.fullmatch(r"[0-9]{1,10}", pid):
-        raise UsageError("--from-pid", f"is not a process id ({printable(pid, 40)!r})", f"write a number; {LISTED}")
+        raise UsageError("--from-pid", f"is not a process id ('{printable(pid, 40)}')", f"write a number; {LISTED}")
     if not proc.is_dir():
         raise EnvironmentProblem("--from-pid", "this system has no /proc", "paste the command with --from-command")
     try:

@@ -63,7 +63,7 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             return names(text, option)
         case "text":
             if not text or len(text) > 100 or not text.isprintable():
-                raise UsageError(option, f"is not a name ({printable(text, 40)!r})", "write a name that vLLM accepts")
+                raise UsageError(option, f"is not a name ('{printable(text, 40)}')", "write a name that vLLM accepts")
             return text
 
 

@@ -6,6 +6,7 @@ Source: vLLM 0.33 v1/kv_cache_interface.py; each number equals the server's own 
 from typing import assert_never
 
 from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
 from kvplan.models.spec import (
     ChunkedAttention,
     CompressedLatent,
@@ -38,7 +39,9 @@ SHORT_DTYPES = {"half": "float16", "float": "float32"}
 
 def check_dtype(stated: str) -> None:
     if SHORT_DTYPES.get(stated, stated) not in DTYPES:
-        raise UsageError(f"--dtype {stated!r}", "is not one that servers compute in", f"use {', '.join(DTYPES)}")
+        raise UsageError(
+            f"--dtype '{printable(stated, 40)}'", "is not one that servers compute in", f"use {', '.join(DTYPES)}"
+        )
 
 
 def check_kv_dtype(stated: str) -> None:

@@ -105,6 +105,25 @@ def test_a_value_of_another_type_is_an_error_with_its_keyword(keywords: dict[str
 
 
 @pytest.mark.parametrize(
+    ("models", "keywords", "text"),
+    [
+        (5, {}, "model '5': not in the catalog"),
+        (None, {}, "MODEL: missing"),
+        ([object()], {}, "models must be text or a number, not list"),
+        (object(), {}, "models must be text or a number, not object"),
+        (b"llama-3.1-8b", {}, "models must be text or a number, not bytes"),
+        ({"llama-3.1-8b": 1}, {}, "models must be text or a number, not dict"),
+        ("llama-3.1-8b", {"gpu": object()}, "gpu must be text or a number, not object"),
+        ("llama-3.1-8b", {"jobs": "x"}, "jobs: no such keyword"),
+    ],
+)
+def test_a_sweep_of_another_type_is_an_error_with_its_keyword(models: Any, keywords: dict[str, Any], text: str) -> None:
+    for call in (kvplan.sweep, kvplan.sweep_frame):
+        with pytest.raises(kvplan.UsageError, match=re.escape(text)):
+            call(models, **{"gpu": "l40s", "max_model_len": 8192, **keywords})
+
+
+@pytest.mark.parametrize(
     "keywords",
     [
         {"model": "llama-3.1-8b", "gpu": "a100-80g"},

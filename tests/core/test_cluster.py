@@ -57,6 +57,20 @@ def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         list(in_order(square, 1, range(3), Cluster("auto"), name="x"))
 
 
+def test_a_home_that_ray_cannot_write_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def init(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/nonexistent")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(EnvironmentProblem) as caught:
+        list(in_order(square, 1, range(3), Cluster("auto"), name="x"))
+    assert str(caught.value) == (
+        "--ray auto: Ray cannot write /nonexistent (Permission denied); set HOME and TMPDIR to writable folders"
+    )
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
 def test_a_cluster_that_does_not_answer_is_said_at_once(run: Run, address: str) -> None:
     pytest.importorskip("ray")

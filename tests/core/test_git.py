@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.core.git import checkout
+from kvplan.core.errors import UsageError
+from kvplan.core.git import checkout, top_of
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -42,6 +43,19 @@ def test_a_second_worktree_says_its_own(repository: Path, tmp_path_factory: pyte
 def test_what_lies_within_a_repository_is_not_of_its_commit(repository: Path) -> None:
     (repository / "site-packages").mkdir()
     assert checkout(repository / "site-packages") is None
+
+
+def test_a_repository_of_another_user_is_said_with_its_cure(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
+    (repository / "folder").mkdir()
+    with pytest.raises(UsageError) as caught:
+        top_of(repository / "folder")
+    assert str(caught.value) == (
+        f"git: detected dubious ownership in repository at '{repository}'; "
+        f"if you trust it, run `git config --global --add safe.directory '{repository}'`"
+    )
 
 
 def test_without_git_or_a_commit_there_is_none(

@@ -40,6 +40,7 @@ def test_the_wheel_carries_the_facts_and_both_packages(wheel: zipfile.ZipFile) -
         "kvplan/py.typed",
         "kvplan/cli/main.py",
         "engine/__init__.py",
+        "engine/py.typed",
     }
     assert wanted <= set(names)
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]

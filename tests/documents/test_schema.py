@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("estimate", *LLAMA),
         ("estimate", "gpt-oss-20b", "--gpu", "h100-80g", "--ctx", "128k", "--kv-offloading-size", "64GiB"),
         ("estimate", "llama-3.1-70b", "--gpu", "a100-80g", "--ctx", "32k"),  # does not fit: fixes, a limit
+        ("estimate", "bge-m3", "--gpu", "l40s"),  # an encoder, which has no blocks
         ("estimate", *LLAMA, "--engine", "sglang", "--lengths", "lognormal:mean=1k,p99=3k"),
     ),
     "plans": (("estimate", *LLAMA[:4], "8k,32k"), ("estimate", *LLAMA[:2], "l4,a100-80g", *LLAMA[3:])),

@@ -99,6 +99,7 @@ def test_a_file_that_exists_is_kept_unless_forced(run: Run, tmp_path: Path) -> N
         ((*INITS["plain"], "--today", "2030-01-01"), "--today checks a policy"),
         (("--gpu", "h200", "--from-pid", "1", "--from-command", "vllm serve x"), "are alternatives"),
         (("--gpu", "h200", "--from-pid", "one"), "is not a process id"),
+        (("--gpu", "h200", "--from-pid", ""), "is not a process id ('')"),
     ],
 )
 def test_an_init_that_cannot_be_is_refused_and_writes_nothing(
