@@ -29,7 +29,7 @@ from kvplan.policy import file as policy_file
 from kvplan.policy import judge
 from kvplan.policy.changes import CHANGES_ID
 from kvplan.policy.file import Policy, Workload, exists
-from kvplan.policy.gauges import Case
+from kvplan.policy.gauges import Case, read_trace
 from kvplan.policy.judge import Against, Evidence
 from kvplan.policy.result import (
     OUTCOMES,
@@ -209,9 +209,7 @@ def simulated(plan: Plan, workload: Workload) -> float | str:
 
     source: Source
     if workload.trace is not None:
-        from kvplan.workloads import trace
-
-        source = from_trace(trace.read(workload.trace), None)
+        source = from_trace(read_trace(workload.trace), None)
     elif workload.profile is not None:
         from kvplan.workloads.profiles import profile
 

@@ -101,12 +101,8 @@ def connected(address: str) -> Any:
             f"{OPTION} {address}", f"no Ray cluster answers there ({str(error).splitlines()[0]})", START
         ) from None
     except OSError as error:
-        path = printable(str(error.filename or "its files"))
-        raise EnvironmentProblem(
-            f"{OPTION} {address}",
-            f"Ray cannot write {path} ({error.strerror})",
-            "set HOME and TMPDIR to writable folders",
-        ) from None
+        problem = f"Ray cannot write {printable(str(error.filename or 'its files'))} ({error.strerror})"
+        raise EnvironmentProblem(f"{OPTION} {address}", problem, "set HOME and TMPDIR to writable folders") from None
     return ray
 
 

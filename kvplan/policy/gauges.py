@@ -11,8 +11,8 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvplan.core.errors import KvplanError, UsageError
-from kvplan.core.files import printable
+from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
+from kvplan.core.files import path_text, printable
 from kvplan.core.strict_yaml import wrong
 from kvplan.core.units import format_bytes, format_count, format_gib, format_size, plural
 from kvplan.planning import advise, user_counts
@@ -24,7 +24,7 @@ from kvplan.servers.base import terms_of
 if TYPE_CHECKING:
     from kvplan.servers.manifest import Served
     from kvplan.workloads.lengths import Lengths
-    from kvplan.workloads.trace import TraceRequest
+    from kvplan.workloads.trace import Trace, TraceRequest
 
 Number = int | float
 
@@ -251,6 +251,9 @@ def quantile(points: Sequence[tuple[int, float]], share: float) -> int:
     return points[-1][0]
 
 
+# Of a trace, which a pull request names and CI simulates: 20 s of processor time.
+MAX_TRACE_REQUESTS: Final = 100_000
+MAX_TRACE_TOKENS: Final = 200_000_000
 DRAWN: Final = 10_000  # requests of a profile; determines its p99 to about a percent
 
 
@@ -283,9 +286,19 @@ def _trace_tokens(path: Path, mtime_ns: int, size: int) -> dict[str, int]:
 
 
 def _trace_lengths(path: Path) -> dict[str, int]:
+    return _mean_and_p99(read_trace(path).requests)
+
+
+def read_trace(path: Path) -> "Trace":
+    """Read a workload's trace within the budget of a check."""
     from kvplan.workloads import trace as traces
 
-    return _mean_and_p99(traces.read(path).requests)
+    trace = traces.read(path, MAX_TRACE_REQUESTS)
+    num_tokens = sum(request.prompt_tokens + request.output_tokens for request in trace.requests)
+    if num_tokens > MAX_TRACE_TOKENS:
+        problem = f"its requests have {num_tokens:,} tokens; a check simulates at most {MAX_TRACE_TOKENS:,}"
+        raise InvalidInputError(path_text(path), problem, "sample the rows")
+    return trace
 
 
 def _mean_and_p99(requests: Iterable["TraceRequest"]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from kvplan.workloads.trace import TraceRequest
 
 WAVES: Final = 3  # requests per user: the first, which all users send at once, and two more
 DRIFT: Final = 0.1  # spread of response lengths that desynchronizes users who started together
-MOST: Final = 100_000  # requests of an open-loop run: half a minute of processor time
+MOST: Final = 100_000  # simulated requests of a run: half a minute of processor time
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,15 @@ class BenchLoad:
         Of users who wait, three waves stand for all later ones; of an open loop every request that was sent is
         simulated: where requests queue, times to the first token grow with their number. Raise UsageError for too many.
         """
+        number, skipped, sent = self.num_prompts, 0, f"sent {self.num_prompts:,} requests"
         if self.users is not None:
             users = min(self.users, self.num_prompts)
             waves = min(WAVES, max(1, round(self.num_prompts / users)))
-            return max(users * waves, min(3, self.num_prompts)), users if waves == WAVES else 0
-        if self.num_prompts > MOST:
-            problem = f"sent {self.num_prompts:,} requests; a simulation of a run takes at most {MOST:,}"
-            raise UsageError("the benchmark", problem, "name a shorter run")
-        return self.num_prompts, 0
+            number, skipped = max(users * waves, min(3, self.num_prompts)), users if waves == WAVES else 0
+            sent = f"had {users:,} users at once, {waves} requests of each are simulated"
+        if number > MOST:
+            raise UsageError("the benchmark", f"{sent}; a simulation takes at most {MOST:,}", "name a shorter run")
+        return number, skipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from kvplan.core.units import MIB, plural
 from kvplan.workloads.lengths import PAIRS, TOTALS, Lengths, clipped, read_csv, read_lines
 
 MAX_REQUESTS = 6_000_000  # BurstGPT's three files have up to 5.3 million rows
-MAX_LINES = 2 * MAX_REQUESTS  # including blank lines
 MAX_PREFIX_IDS = 20_000_000
 MAX_TOKENS = 2**24  # per request; no served model has a longer context
 MAX_SECONDS = 1e10  # largest accepted time; seconds since 1970 are below 2e9
@@ -80,24 +79,24 @@ class Trace:
         return self.requests[-1].arrival_s - self.requests[0].arrival_s
 
 
-def read(path: Path) -> Trace:
+def read(path: Path, max_requests: int = MAX_REQUESTS) -> Trace:
     """Read a trace file, sorted by arrival. Raise InvalidInputError with the line number of an error."""
     where = printable(str(path), 400)
-    lines = _filled(path, where)
+    lines = _filled(path, where, max_requests)
     first = next(lines, None)
     if first is None:
         raise InvalidInputError(where, "is empty", f"give a trace with {NAMES}")
-    rows = _Rows(where)
+    rows = _Rows(where, max_requests=max_requests)
     is_json = first[1].lstrip().startswith(("{", "["))
     return _read_json(rows, first, lines) if is_json else _read_csv(rows, first, lines)
 
 
-def _filled(path: Path, where: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered non-blank lines."""
+def _filled(path: Path, where: str, max_requests: int = MAX_REQUESTS) -> Iterator[tuple[int, str]]:
+    """Yield the numbered non-blank lines, up to two for each request."""
     for number, line in read_lines(path, where, MAX_DOCUMENT_BYTES):
-        if number > MAX_LINES:
+        if number > 2 * max_requests:
             raise InvalidInputError(
-                f"{where}: line {number}", f"more than {MAX_LINES:,} lines", "use a part of the file"
+                f"{where}: line {number}", f"more than {2 * max_requests:,} lines", "use a part of the file"
             )
         if line and not line.isspace():
             yield number, line
@@ -124,6 +123,7 @@ class _Rows:
     requests: list[TraceRequest] = field(default_factory=list)
     num_empty: int = 0
     num_ids: int = 0
+    max_requests: int = MAX_REQUESTS
 
     def fault(self, number: int, what: str, cure: str = "") -> InvalidInputError:
         return InvalidInputError(f"{self.where}: {self.noun} {number}", what, cure)
@@ -141,10 +141,10 @@ class _Rows:
         if prompt + output > MAX_TOKENS:
             raise self.fault(number, f"a request of more than {MAX_TOKENS:,} tokens ({prompt + output})", "correct it")
         self.num_ids += len(ids)
-        if len(self.requests) >= MAX_REQUESTS or self.num_ids > MAX_PREFIX_IDS:
+        if len(self.requests) >= self.max_requests or self.num_ids > MAX_PREFIX_IDS:
             raise self.fault(
                 number,
-                f"more than {MAX_REQUESTS:,} requests or {MAX_PREFIX_IDS:,} prefix ids",
+                f"more than {self.max_requests:,} requests or {MAX_PREFIX_IDS:,} prefix ids",
                 "use a part of the file",
             )
         self.requests.append(TraceRequest(arrival, prompt, output, ids))

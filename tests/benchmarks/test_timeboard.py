@@ -11,6 +11,7 @@ from benchmarks.timing import scores
 from benchmarks.timing.facts import Fact, Malformed, read_facts
 from benchmarks.timing.predict import load_of, requests
 from benchmarks.timing.scores import Point
+from kvplan.core.errors import UsageError
 from kvplan.simulate import coverage
 from tests.support.oracle_data import DATA, needs_oracle_data
 
@@ -94,6 +95,12 @@ def test_the_first_wave_of_a_long_run_is_not_judged(tmp_path: Path) -> None:
     """Ten times as many prompts as users: the first wave, where all send at once, is a tenth of what was published."""
     assert load_of(read_row(tmp_path, num_prompts=20)).simulated == (6, 2)
     assert load_of(read_row(tmp_path, num_prompts=2)).simulated == (2, 0)
+
+
+def test_users_at_once_have_a_limit(tmp_path: Path) -> None:
+    users = {"load": {"users": 40_000}, "num_prompts": 10**9}
+    with pytest.raises(UsageError, match="had 40,000 users at once, 3 requests of each are simulated"):
+        load_of(read_row(tmp_path, **users)).simulated  # noqa: B018 -- it raises
 
 
 @pytest.mark.parametrize("rate", ["inf", 5.0])

@@ -403,3 +403,18 @@ def test_a_check_loads_no_heavy_library() -> None:
         [sys.executable, "-c", code, *heavy], capture_output=True, text=True, timeout=900, check=False, env=environment
     )
     assert done.stderr.strip().splitlines()[-1:] == ["exit code 1; loaded:"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        (["0,1,1"] * 100_001, "line 100002: more than 100,000 requests"),
+        (["0,8000,1"] * 25_000, "its requests have 200,025,000 tokens; a check simulates at most 200,000,000"),
+    ],
+)
+def test_a_trace_has_a_budget(run: Run, tmp_path: Path, rows: list[str], problem: str) -> None:
+    """A pull request may name a trace that CI would simulate for hours."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
+    path = policy(tmp_path, f"{LLAMA_8B}  workload: {{trace: {trace}, rate: 1/s}}\n", "max_preemption_rate: 1%")
+    assert problem in refused(run("check", path))

@@ -273,15 +273,13 @@ def assert_one_line(error: KvplanError) -> None:
 
 
 def test_what_the_file_holds_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvplan.workloads.trace.MAX_REQUESTS", 2)
     with pytest.raises(InvalidInputError, match="line 4: more than 2 requests"):
-        read(written(tmp_path, HEAD + b"0,5,5\n" * 3))
+        read(written(tmp_path, HEAD + b"0,5,5\n" * 3), 2)
     monkeypatch.setattr("kvplan.workloads.trace.MAX_PREFIX_IDS", 3)
     with pytest.raises(InvalidInputError, match="line 2: more than 2 requests or 3 prefix ids"):
-        read(written(tmp_path, line(hash_ids=[1, 2]) * 2))
-    monkeypatch.setattr("kvplan.workloads.trace.MAX_LINES", 9)
-    with pytest.raises(InvalidInputError, match="line 10: more than 9 lines"):
-        read(written(tmp_path, gzip.compress(b"\n" * 1000, mtime=0)))
+        read(written(tmp_path, line(hash_ids=[1, 2]) * 2), 2)
+    with pytest.raises(InvalidInputError, match="line 9: more than 8 lines"):
+        read(written(tmp_path, gzip.compress(b"\n" * 1000, mtime=0)), 4)
     monkeypatch.setattr("kvplan.workloads.trace.MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(InvalidInputError, match="more than 100 characters of one JSON object"):
         read(written(tmp_path, json.dumps(RESULT, indent=2).encode()))
