@@ -5,7 +5,7 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo gallery demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin times
+.PHONY: demo gallery demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin test-lowest times sbom hashes audit pins
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, each of which would compile kvplan anew
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
@@ -51,6 +51,10 @@ times: .venv/dev.stamp
 test-twin:
 	PYTHONPATH=. $(PYTHON) -m tests.support.twin
 
+# The light install and serve with the lowest versions of pyproject.toml, where they are to be had; else a line says so.
+test-lowest:
+	PYTHONPATH=. $(PYTHON) -m tests.support.lowest
+
 compile-table: .venv/dev.stamp
 	.venv/bin/python -m tests.support.compile_kernels --table
 
@@ -82,3 +86,25 @@ constraints: .venv/dev.stamp
 	.venv/bin/pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev]'
 	{ echo '# What CI installed last. `make constraints` upgrades everything within the bounds of pyproject.toml and writes this.'; \
 		.venv/bin/pip freeze --exclude-editable | sed -E '/ @ /d; s/\+.*//'; } > $(RECORDED)
+
+# What is installed: a CycloneDX bill of materials. Needs no network.
+sbom: .venv/dev.stamp
+	mkdir -p build
+	.venv/bin/python -m tests.support.materials sbom > build/sbom.json
+
+# The recorded versions with their hashes, for `pip install --require-hashes --no-deps -r` on a machine of the same kind.
+hashes: .venv/dev.stamp
+	mkdir -p build
+	.venv/bin/pip install --quiet --dry-run --ignore-installed --no-deps --report build/report.json -r $(RECORDED)
+	.venv/bin/python -m tests.support.materials hashes build/report.json > $(RECORDED:.txt=.hashes.txt)
+
+# Known vulnerabilities of the recorded versions, where the network lets it.
+audit: .venv/bin/pip
+	test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit; }
+	build/audit/bin/pip-audit --no-deps --disable-pip -r $(RECORDED)
+
+# The base image by its digest, as its registry names it today (needs docker and a network); no digest is typed.
+IMAGE := python:3.12-slim
+pins:
+	digest=$$(docker buildx imagetools inspect $(IMAGE) --format '{{.Manifest.Digest}}') && \
+		sed -i -E "s|^FROM $(IMAGE)(@sha256:[0-9a-f]{64})?|FROM $(IMAGE)@$$digest|" Dockerfile
