@@ -17,8 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
 from kvplan.core.files import load_json, open_regular
-from kvplan.models.checkpoint import INDEX_NAME as INDEX
-from kvplan.models.checkpoint import MAX_INDEX_BYTES
+from kvplan.models.checkpoint import INDEX_NAME, MAX_INDEX_BYTES
 
 Part = tuple[slice, ...]
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
@@ -275,7 +274,7 @@ class Checkpoint:
         return None if found is None else (int(found[1]), found[2])
 
     def _find_tensors(self) -> dict[str, str]:
-        index = self.directory / INDEX
+        index = self.directory / INDEX_NAME
         if index.exists():
             try:
                 names = load_json(index, MAX_INDEX_BYTES)["weight_map"]
@@ -297,7 +296,7 @@ class Checkpoint:
             try:
                 self._files[file] = safe_open(path, framework="pt", device="cpu")
             except FileNotFoundError as error:
-                raise InvalidInputError(f"{path}: is named in {INDEX} and does not exist; download it") from error
+                raise InvalidInputError(f"{path}: is named in {INDEX_NAME} and does not exist; download it") from error
             except (SafetensorError, OSError) as error:
                 raise InvalidInputError(f"{path}: is damaged or truncated ({error}); download it again") from error
         return self._files[file]

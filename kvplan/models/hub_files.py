@@ -50,7 +50,7 @@ def fetch(library: ModuleType, model_id: str, name: str, revision: str, max_byte
         raise _too_large(model_id, name, f"{metadata.size:,} bytes", max_bytes)
     repository = library.file_download.repo_folder_name(repo_id=model_id, repo_type="model")
     folder = Path(library.constants.HF_HUB_CACHE, repository)
-    path = folder / "snapshots" / metadata.commit_hash / name
+    path: Path = folder / "snapshots" / metadata.commit_hash / name
     if not path.exists():
         sink = _Sink(max_bytes)
         try:

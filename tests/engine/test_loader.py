@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 from engine import Engine, loader
 from engine.directory import read_spec
 from engine.kernels import torch_backend
-from engine.loader import INDEX, Checkpoint, Others, Part, RandomWeights
+from engine.loader import Checkpoint, Others, Part, RandomWeights
 from engine.models import Model
 from engine.tp import TensorParallel
 from kvplan.core.errors import InvalidInputError, KvplanError, UnsupportedModelError
+from kvplan.models.checkpoint import INDEX_NAME as INDEX
 from tests.support import small_models
 from tests.support.small_engines import engine_for, faults, greedy, random_tokens, saved_model
 

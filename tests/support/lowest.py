@@ -21,7 +21,7 @@ LOWER = re.compile(r"(?P<name>[A-Za-z0-9._-]+)>=(?P<version>[0-9.]+)")
 def main() -> int:
     wanted = lowest((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvplan-lowest"
-    python = folder / "bin" / "python"
+    python = str(folder / "bin" / "python")
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL_S)
         install = [python, "-m", "pip", "install", "--quiet", *wanted, *TOOLS]
