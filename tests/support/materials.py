@@ -39,10 +39,8 @@ def sbom(installed: list[Distribution]) -> dict[str, Any]:
 def component(distribution: Distribution) -> dict[str, Any]:
     name, version = normalized(distribution.metadata["Name"]), distribution.version
     row: dict[str, Any] = {"type": "library", "name": name, "version": version, "purl": f"pkg:pypi/{name}@{version}"}
-    license_text = (
-        distribution.metadata["License-Expression"] if "License-Expression" in distribution.metadata else None
-    )
-    return row | ({"licenses": [{"expression": license_text}]} if license_text else {})
+    licenses = distribution.metadata.get_all("License-Expression") or []
+    return row | ({"licenses": [{"expression": licenses[0]}]} if licenses else {})
 
 
 def normalized(name: str) -> str:
