@@ -123,7 +123,9 @@ def modelopt() -> Iterator[Json]:
     for algo in ("FP8", "NVFP4", "W4A16_NVFP4", "MXFP8"):
         entry = {"quant_algo": algo, "group_size": 32 if algo == "MXFP8" else 16}
         layers = dict.fromkeys((*PREFIXES, *(f"{EXPERTS}.0.{name}" for name in PROJECTIONS), EXPERTS), entry)
-        yield {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+        layers["model.layers.1.mlp.down_proj"] = {"quant_algo": "NVFP4", "group_size": 16}  # as in published ones
+        yield {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers,
+               "kv_cache_quant_algo": None}  # fmt: skip
 
 
 def checkpoints() -> Iterator[Json]:

@@ -59,7 +59,6 @@ from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang import server as sglang_server
 from kvplan.servers.sglang.pool import SglangPool
-from kvplan.servers.speculation import drafter
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import server as vllm_server
 from kvplan.servers.vllm.loaded import loaded
@@ -327,7 +326,7 @@ def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str
 def draft_differences(request: Request, expected: dict[str, Any] | None) -> Iterator[str]:
     if expected is None:
         return
-    joined, _ = drafter(request, "vLLM")
+    joined, _ = vllm_server.drafter(request)
     loading = replace(draft_layout(joined, joined=False), online=None) if joined.draft else None
     got = total_weights(joined.draft, loading) if joined.draft and loading else 0
     if got != expected["param_bytes_per_rank"]:
@@ -385,7 +384,7 @@ def compare_all(cases: Path, folders: list[Path], compare: Callable[..., tuple[s
 # --- sglang: its own settings and pools ----------------------------------------------------------------------------
 
 # What nvidia-smi says of the GPUs that the oracle plays, where no public listing is kvplan's.
-SMI_MIB = {"B300": 275_040, "GB10": 122_570}
+SMI_MIB = {"B300": 275_040, "GB10": 124_607, "V100": 32_768}
 KV_NAMES = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",

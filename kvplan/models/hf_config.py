@@ -12,6 +12,7 @@ from kvplan.core.files import load_json, os_problem, printable
 from kvplan.models.families import towers
 from kvplan.models.families.config import Config, Oddity
 from kvplan.models.families.draft import SpecDraft
+from kvplan.models.families.mtp import ASSISTANTS
 from kvplan.models.families.rope import KEYS as LENGTH_KEYS
 from kvplan.models.families.stages import placed
 from kvplan.models.quant import list_problem, read_quantization, with_side_file
@@ -281,6 +282,15 @@ def reader_for(outer: Config, inner: Config, *, assume_dense: bool) -> tuple[Rea
     return reader_of("llama"), "llama"
 
 
+def check_shared(outer: Config, inner: Config, draft: SpecDraft) -> None:
+    """Reject layers that all read another's cache, as only those of a Gemma 4 assistant do: its target's."""
+    shared = inner.values.get("num_kv_shared_layers")
+    if shared and not any(draft.layers) and outer.values.get("model_type") not in ASSISTANTS:
+        raise inner.fail(
+            "num_kv_shared_layers", f"leaves none of {len(draft.layers)} layers a cache", "correct the config"
+        )
+
+
 def read_config(
     values: Mapping[str, Any],
     where: str,
@@ -302,6 +312,7 @@ def read_config(
     reader, model_type = reader_for(outer, inner, assume_dense=assume_dense)
     draft = reader(inner, model_type)
     check_size(draft, where)
+    check_shared(outer, inner, draft)
     if not is_head(values):  # whose layers are read together with its target
         check_layer_types(inner, draft, model_type)
     draft.other_weights = [placed(weight, model_type) for weight in draft.other_weights]

@@ -122,10 +122,13 @@ class Table:
         places = self.matching_outside(leaf)
         return (self.patterns[min(places)][1],) if places else None
 
-    def find_in_tower(self, name: str) -> Answer | None:
-        """The entries' answer for a module of a tower, with or without `model.` before its name."""
+    def find_in_tower(self, name: str, *, whole_names: bool) -> Answer | None:
+        """The entries' answer for a module of a tower, with or without `model.` before its name.
+
+        whole_names  names stand for modules themselves, not for those inside them
+        """
         for full in (name, f"model.{name}"):
-            for whole in parents(full):
+            for whole in (full,) if whole_names else parents(full):
                 if whole in self.outside:
                     return (self.outside[whole],)
         places = self._matching((name, f"model.{name}"))

@@ -49,6 +49,13 @@ def flattened(config: Config) -> Config:
     return Config({**config.values, **nested}, f"{config.where}: quantization", config.notes)
 
 
+def is_modelopts_own(whole: Config) -> bool:
+    """True for ModelOpt's nested form, from which servers tell the method without its name."""
+    nested = whole.values.get("quantization")
+    is_modelopt = whole.sub("producer").values.get("name") == "modelopt"
+    return is_modelopt and isinstance(nested, dict) and nested.get("quant_algo") is not None
+
+
 def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     """Quantization of a config, wherever it is defined, or None for an unquantized checkpoint.
 
@@ -73,7 +80,7 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
         stated = printable(method, 40)
         problem = f"quantization method '{stated} ({part})' is not supported"
         quantization = Quantization(stated, None, kv_dtype=kv_dtype, problem=problem, unread=str(part))
-    named = "quant_method" in config or whole.sub("producer").values.get("name") == "modelopt"
+    named = "quant_method" in whole or is_modelopts_own(whole)
     return replace(quantization, named=named, stated=printable(method, 40))
 
 
@@ -324,7 +331,9 @@ def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
             else:
                 targeted.setdefault(target, scheme)
     by_head = config.sub("kv_cache_scheme").values.get("strategy") == "attn_head"
-    return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype, kv_by_head=by_head)
+    return Quantization(
+        "compressed-tensors", default, targeted, tuple(ordered), kv_dtype, kv_by_head=by_head, whole_names=True
+    )
 
 
 WEIGHT_ONLY = "weight-only"  # 4-bit weights with inputs in the model's dtype
@@ -439,29 +448,44 @@ def listed_scheme(quantization: Quantization, layer: int | None, sources: tuple[
     return schemes.pop()
 
 
-def head_scheme(quantization: Quantization) -> Scheme | None:
+HEADS: Final = {"chatglm": "output_layer", "internlm2": "output"}  # names of output heads that are no lm_head
+
+
+def head_scheme(quantization: Quantization, model_type: str) -> Scheme | None:
     """Scheme of an untied output head: what the config says of it by name, else the method's."""
-    answer = tables_of(quantization).find(None, "lm_head")
+    answer = tables_of(quantization).find(None, HEADS.get(model_type, "lm_head"))
     return answer[0] if answer else quantization.head
 
 
 # Methods that quantize a tower's linear layers unless a list names them; checkpoints of the others leave them out.
 TOWERS_TOO: Final = ("compressed-tensors", "modelopt", "fp8", "quark")
 NEVER_BY_MODELOPT: Final = ("vision_tower", "vision_model")  # vLLM 0.33 modelopt.py (get_quant_method)
+EVEN: Final = 64  # widths of Gemma 4's towers that all methods take; compressed-tensors takes any (gemma4_mm.py)
 
 
-def tower_scheme(quantization: Quantization, sources: tuple[str, ...]) -> Scheme | None:
-    """Scheme of a tower's linear layer, by the checkpoint's names of its parts in the first layer."""
-    if quantization.method not in TOWERS_TOO:
+def tower_scheme(quantization: Quantization, sources: tuple[str, ...], config: Mapping[str, Any]) -> Scheme | None:
+    """Scheme of a tower's linear layer, by the checkpoint's names of its parts in the first layer.
+
+    config  the model's, whose widths of the tower may be ones that a method does not take
+    """
+    if quantization.method not in TOWERS_TOO or (quantization.method != "compressed-tensors" and is_odd(config)):
         return None
     if quantization.method == "modelopt" and any(name.startswith(NEVER_BY_MODELOPT) for name in sources):
         return None
     tables = tables_of(quantization)
     for table in (tables.unquantized, tables.chosen):
         for source in sources:
-            if answer := table.find_in_tower(source):
+            if answer := table.find_in_tower(source, whole_names=quantization.whole_names):
                 return answer[0]
     return quantization.default
+
+
+def is_odd(config: Mapping[str, Any]) -> bool:
+    """True for towers of Gemma 4 whose widths are no multiples of 64."""
+    tower = config.get("vision_config")
+    if config.get("model_type") != "gemma4" or not isinstance(tower, Mapping):
+        return False
+    return any(int(tower.get(key) or 0) % EVEN for key in ("hidden_size", "intermediate_size"))
 
 
 def first_two(names: list[str]) -> str:

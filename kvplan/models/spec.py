@@ -304,6 +304,7 @@ class Quantization:
     mixed     ModelOpt's MIXED_PRECISION: every quantized layer is listed with its algorithm
     named     the config states the method (`quant_method`)
     stated    the method as the config states it; empty: as `method`
+    whole_names  names of modules outside the layers do not include the modules inside them
     """
 
     method: str
@@ -318,6 +319,7 @@ class Quantization:
     head: Scheme | None = None
     unread: str = ""
     stated: str = ""
+    whole_names: bool = False
 
     @property
     def known(self) -> bool:

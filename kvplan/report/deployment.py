@@ -18,9 +18,9 @@ from kvplan.planning.plan import Plan
 from kvplan.servers import environment
 from kvplan.servers.base import server_of, terms_of
 from kvplan.servers.nodes import PRODUCT, product_of
+from kvplan.servers.several_nodes import NODE_GPUS
 
 Output = Literal["k8s", "compose"]
-NODE_GPUS: Final = 8
 PROCESS: Final = 4 * GIB  # of host memory per process; assumed, not measured
 SHARED_EXTRA: Final = GIB  # of /dev/shm for NCCL and others; assumed: KServe's runtime gives 1 GiB for all
 DOWNLOAD: Final = 100 * 10**6  # bytes per second from the Hub; assumed
@@ -63,12 +63,6 @@ def needs_of(plan: Plan) -> Needs:
     )
 
 
-SEVERAL_NODES: Final = (
-    "start the printed command on each machine with --data-parallel-size-local 8, --data-parallel-address and "
-    "--data-parallel-start-rank (--headless on all but the first), or add --tp 8 --pp 1"
-)
-
-
 def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
     """Write the manifest. Raise UsageError for a server that does not fit on one machine."""
     ranks = ranks_of(plan)
@@ -79,7 +73,7 @@ def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
         raise UsageError(
             "--output",
             f"writes servers of one machine with at most {NODE_GPUS} GPUs ({ranks:,} here)",
-            SEVERAL_NODES if plan.request.args.data_parallel_size > 1 else "use the printed command",
+            "use the printed command",
         )
         raise UsageError("--output", f"supports at most {NODE_GPUS} GPUs per server ({ranks:,} here)", "remove it")
     if re.search(r"^\.{0,2}/|\.json$", model_id(plan.request.spec)):

@@ -28,6 +28,7 @@ from kvplan.planning.user_counts import running_users
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.report.page import Block, bold, bullets, code
+from kvplan.servers.several_nodes import NODE_GPUS
 
 if TYPE_CHECKING:
     from kvplan.documents import recommendation as typed
@@ -282,10 +283,7 @@ STAR = "* less precise than the checkpoint's own: check quality first"
 STARS = (
     "** pipeline stages: each adds latency, and all are busy only with many requests in flight; latency is not modeled"
 )
-STAGE_NODES = (
-    "; beyond 8 GPUs a server runs over several nodes: with Ray, or with one command per node and vLLM's --nnodes, "
-    "--node-rank and --master-addr"
-)
+OVER_NODES = "; beyond 8 GPUs a server runs over several nodes, with one command per node"
 STEPS = "batched tokens below vLLM's default: smaller steps take less memory, and prompts are computed more slowly"
 LOSSLESS = (STAGES, WIDE, SMALL_STEPS)  # changes that keep the precision
 
@@ -293,16 +291,11 @@ RANKS = (
     "*** servers of DP ranks: each rank has attention and a KV cache of its own, and all share one set of experts; "
     "their network is not modeled"
 )
-NODE_GPUS = 8
-NODES = (
-    "; beyond 8 GPUs a server runs over several nodes, with one command per node, and needs vLLM's "
-    "--data-parallel-size-local and --data-parallel-address"
-)
 
 
 def ranks_text(text: str, placements: Sequence[typed.Placement]) -> list[str]:
     """The remark on data-parallel ranks, with that on nodes if one of these servers needs several; empty: no ranks."""
-    return remark_on(WIDE, text, NODES, placements)
+    return remark_on(WIDE, text, OVER_NODES, placements)
 
 
 def remark_on(change: str, text: str, nodes: str, placements: Sequence[typed.Placement]) -> list[str]:
@@ -322,7 +315,7 @@ def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
     listed = doc["placements"][:limit]
     if any(is_less_precise(placement) for placement in listed):
         texts.append(STAR)
-    texts += remark_on(STAGES, STARS, STAGE_NODES, listed)
+    texts += remark_on(STAGES, STARS, OVER_NODES, listed)
     texts += ranks_text(RANKS, listed)
     texts += remark_on(SMALL_STEPS, STEPS, "", listed)
     if len(doc["placements"]) > limit:
@@ -400,7 +393,7 @@ def caveats(cures: Sequence[typed.Cure]) -> list[str]:
     less_precise = any(is_less_precise(cure) for cure in cures)
     return [
         *[LESS_PRECISE] * less_precise,
-        *remark_on(STAGES, IN_STAGES, STAGE_NODES, cures),
+        *remark_on(STAGES, IN_STAGES, OVER_NODES, cures),
         *ranks_text(SHARED_EXPERTS, cures),
         *remark_on(SMALL_STEPS, STEPS, "", cures),
     ]

@@ -18,6 +18,7 @@ from kvplan.sizing.weights import (
     Layout,
     alike,
     expert_tp,
+    expert_units,
     layers_on,
     local_shape,
     on_stage,
@@ -80,12 +81,25 @@ def loaded(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -
     values, scales, bias = weight_tensors(spec, weight, layer, layout)
     loaded_bytes, loaded_scales = values, scales
     scheme = scheme_for(spec, weight, layer, layout.online)
-    if scheme is not None and scheme.kind == "mxfp4" and layout.sm // 10 == 9:
+    if scheme is not None and scheme.kind == "mxfp4" and in_triton(layout):
         inputs, _ = local_shape(weight, expert_tp(layout))
         loaded_bytes = values * up(inputs, HOPPER_MXFP4) // inputs
-    if scheme is not None and scheme.kind == "fp8_block" and layout.wide_scales:
+    if scheme is not None and scheme.kind == "fp8_block" and in_marlin(weight, layout):
         loaded_scales = WIDE_SCALE * values // (scheme.block or (128, 128))[1]  # one byte for each value
     return [(loaded_bytes, values), (loaded_scales, scales), (bias, bias)]
+
+
+def in_triton(layout: Layout) -> bool:
+    """True if Triton's kernels for compute capability 9.x read MXFP4 experts."""
+    is_chosen = layout.expert_kernel in ("auto", "triton", "triton_unfused")
+    return layout.sm // 10 == 9 and is_chosen and expert_units(layout, "mxfp4") == (64, 1)
+
+
+def in_marlin(weight: Weight, layout: Layout) -> bool:
+    """True if Marlin's kernels read fp8 blocks."""
+    if weight.experts and layout.expert_kernel != "auto":
+        return layout.expert_kernel == "marlin"
+    return layout.wide_scales
 
 
 def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:

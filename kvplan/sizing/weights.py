@@ -39,12 +39,13 @@ class Layout:
     """Sharding of a model: tensor parallel, pipeline parallel and its stage, expert parallel ranks (1: none).
 
     dp  data parallel replicas; without expert parallelism they shard the experts' matrices like tensor ranks (vLLM)
-    sm  compute capability of the GPU, 90 for 9.0; it determines the padding of MXFP4 experts
+    sm  compute capability of the GPU, 90 for 9.0
     rest_last  layers that do not divide evenly among pipeline stages go to the last stages
     left_out      disabled modalities: a tower that serves no other is not built
     whole_towers  towers are replicated on ranks that divide the batch, except for parts that stay sharded (vLLM)
     tower_tp      ranks that shard a tower; 0: same as `tp`
-    expert_tile   padding unit of a rank's shard of each unquantized expert's inner width; 1: no padding
+    expert_units  (kind of a scheme, width, hidden width): multiples to which a rank's experts are padded
+    expert_kernel  kernel requested for experts; "auto": none
     joined        a speculative head loaded with its target: shared tensors belong to the target
     redundant     redundant experts per layer, over all expert parallel ranks
     whole_shared  shared experts are replicated on ranks that divide the tokens
@@ -52,7 +53,6 @@ class Layout:
     attention_tp  ranks that shard attention; 0: same as `tp`
     dense_tp      ranks that shard a dense MLP; 0: same as `tp`
     head_tp       ranks that shard the output head; 0: same as `tp`
-    marlin        MXFP4 experts use the kernels of older GPUs, as adapters require
     twice_scaled  NVFP4 experts keep a second copy of their block scales, in tiles
     wide_scales   scales of fp8 blocks are stored once per output, in 16 bits, when loaded (Marlin's kernels)
     as_stored     experts keep the checkpoint's shapes and groups: no kernel needs others (the bundled engine)
@@ -70,7 +70,8 @@ class Layout:
     left_out: frozenset[str] = frozenset()
     whole_towers: bool = False
     tower_tp: int = 0
-    expert_tile: int = 1
+    expert_units: tuple[tuple[str, int, int], ...] = ()
+    expert_kernel: str = "auto"
     joined: bool = False
     redundant: int = 0
     whole_shared: bool = False
@@ -78,7 +79,6 @@ class Layout:
     attention_tp: int = 0
     dense_tp: int = 0
     head_tp: int = 0
-    marlin: bool = False
     twice_scaled: bool = False
     wide_scales: bool = False
     as_stored: bool = False
@@ -225,28 +225,27 @@ def expert_scheme(scheme: Scheme, k: int, parts: list[int], split: str) -> Schem
     return scheme
 
 
-def mxfp4_padded(k: int, parts: list[int], split: str, sm: int) -> tuple[int, list[int]]:
-    """(columns, rows of each part) of MXFP4 experts, padded for the kernel that reads them.
+def expert_units(layout: Layout, kind: str) -> tuple[int, int]:
+    """Multiples to which experts in a kind of scheme are padded: their inner width, the hidden width.
 
-    Triton on compute capability 9.0: the intermediate width to 64. Marlin and TRT-LLM elsewhere: the intermediate
-    width to 128, the hidden width to 256. Source: vLLM 0.33's parameters on A100, L40S, H100, B200.
+    MXFP4 experts of which the layout says nothing: Triton's on compute capability 9.0; Marlin's and TRT-LLM's
+    elsewhere. Source: vLLM 0.33's parameters on A100, L40S, H100, B200.
     """
-    inner_to, hidden_to = (64, 1) if sm // 10 == 9 else (128, 256)
+    default = (1, 1) if kind != "mxfp4" else (64, 1) if layout.sm // 10 == 9 else (128, 256)
+    return next(((width, hidden) for name, width, hidden in layout.expert_units if name == kind), default)
+
+
+def padded(k: int, parts: list[int], split: str, units: tuple[int, int]) -> tuple[int, list[int]]:
+    """(columns, rows of each part) of experts, padded for the kernel that reads them."""
+    width, hidden = units
     if split == "outputs":
-        return up(k, hidden_to), [up(part, inner_to) for part in parts]
-    return up(k, inner_to), [up(part, hidden_to) for part in parts]
+        return up(k, hidden), [up(part, width) for part in parts]
+    return up(k, width), [up(part, hidden) for part in parts]
 
 
 def swizzled(columns: int, rows: int) -> int:
     """Bytes of fp8 block scales in tiles of 128 x 4."""
     return up(rows, 128) * up(columns, 4)
-
-
-def tiled(k: int, parts: list[int], split: str, tile: int) -> tuple[int, list[int]]:
-    """(columns, rows) of unquantized experts, their inner width padded to the tile of the kernel that reads them."""
-    if split == "outputs":
-        return k, [up(part, tile) for part in parts]
-    return (up(k, tile) if split == "inputs" else k), parts
 
 
 def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
@@ -289,12 +288,12 @@ ONLINE = {
 
 
 def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
-    if weight.group == "lm_head" and spec.quantization is not None and online is None:
-        return head_scheme(spec.quantization)
+    if weight.group == "lm_head" and not weight.quantizable and spec.quantization is not None and online is None:
+        return head_scheme(spec.quantization, spec.model_type)
     if not weight.quantizable or (weight.serves and online is not None):
         return None
     if weight.serves and spec.quantization is not None:
-        return tower_scheme(spec.quantization, weight.sources)
+        return tower_scheme(spec.quantization, weight.sources, spec.config)
     if online == "experts_int8":
         return Scheme("int8_channel") if weight.experts else None
     if online is not None:
@@ -376,11 +375,10 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
     copies = expert_copies(weight, layout) if is_expert else 1
     scheme = scheme_for(spec, weight, layer, layout.online)
     element = BYTES[held_dtype(weight, layout, spec.dtype)]
+    if is_expert and not layout.as_stored:
+        k, parts = padded(k, parts, weight.split, expert_units(layout, scheme.kind if scheme else ""))
     bias = element * sum(parts) if weight.bias else 0
     if scheme is None:
-        if is_expert and layout.expert_tile > 1:
-            k, parts = tiled(k, parts, weight.split, layout.expert_tile)
-            bias = element * sum(parts) if weight.bias else 0
         return element * k * sum(parts) * copies, 0, bias * copies
     if is_expert and not layout.as_stored:
         scheme = expert_scheme(scheme, k, parts, weight.split)
@@ -388,9 +386,6 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
             scheme.kind in ("gptq", "gptq_int8") and scheme.variant != WNA16
         ):  # in Marlin's kernels experts have a bias in any case
             bias = element * sum(parts)
-    if scheme.kind == "mxfp4" and is_expert and not layout.as_stored:
-        k, parts = mxfp4_padded(k, parts, weight.split, 0 if layout.marlin else layout.sm)
-        bias = element * sum(parts) if weight.bias else 0
     size = linear_bytes(scheme, k, parts, expert=is_expert)
     values = k * sum(parts) if scheme.kind in WIDE_SCHEMES else k * sum(parts) // 2
     scales = (size - values) * copies
@@ -423,6 +418,9 @@ def on_stage(place: Place, layout: Layout) -> bool:
 KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "quark": 8, "compressed-tensors": 18}
 
 
+UNSCALED = ("jamba",)  # its class does not pass the quantization on to attention
+
+
 def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | None, layout: Layout) -> int:
     """Bytes of one layer's KV scale parameters on a rank; MLA has them only under ModelOpt.
 
@@ -441,6 +439,14 @@ def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | 
     if quantization.kv_by_head and isinstance(cache, FullAttention | SlidingWindow | ChunkedAttention):
         heads = max(1, cache.num_kv_heads // (layout.attention_tp or layout.tp))
     return KV_SCALE_BYTES.get(quantization.method, 0) * heads
+
+
+def attended(spec: ModelSpec, index: int) -> tuple[LayerCache, ...]:
+    """The caches of a layer with quantized attention; of the first one, if it has queries alone and reads another's."""
+    if spec.model_type in UNSCALED:
+        return ()
+    reads = any(weight.name.endswith(".q_proj") for weight in spec.layer_weights[index])
+    return spec.layers[index] or (spec.layers[0] if reads else ())
 
 
 def check_known(spec: ModelSpec) -> None:
@@ -476,7 +482,7 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
             for weight in weights:
                 cache[key][weight.group] += weight_bytes(spec, weight, spec.first_layer + index, layout)
         total.update(cache[key])
-        scales = kv_scale_bytes(spec.layers[index], spec.quantization, layout)
+        scales = kv_scale_bytes(attended(spec, index), spec.quantization, layout)
         if scales:
             total["attention"] += scales
     return total

@@ -1,21 +1,34 @@
-"""Workspaces of --moe-backend: FlashInfer's own allocations (tests/facts/moe_workspaces.jsonl), and measured pools.
+"""--moe-backend: what vLLM 0.33 starts with and how it pads, its workspaces, and measured pools.
 
-The rows are the bytes of the tensors that FlashInfer 0.7.2's allocation functions make on the meta device.
+Rows of tests/facts/moe_backends.jsonl are what vLLM's own code answers for whole models: whether it starts, and the
+bytes of a rank's experts. Those of tests/facts/moe_workspaces.jsonl are the bytes of the tensors that FlashInfer
+0.7.2's allocation functions make on the meta device. kvplan/servers/vllm/moe_backends.txt is asked by
+benchmarks/start_experts.py of vLLM's own classes.
 """
 
 import json
+import os
+import subprocess
+import sys
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.start_experts import ACTIVATIONS, FLAGS
+from benchmarks.start_experts_table import fitted, table
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.vllm.moe_backends import b12x_bytes
+from kvplan.servers.vllm import expert_kernels
+from kvplan.servers.vllm.expert_kernels import Kind
+from kvplan.servers.vllm.moe_backends import BACKENDS, b12x_bytes
+from kvplan.servers.weights import weight_layout
+from kvplan.sizing.weights import rank_weights, total_weights
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
@@ -112,17 +125,105 @@ def test_a_name_that_vllm_does_not_have_is_refused(run: Run) -> None:
     assert "did you mean marlin?" in result.err
 
 
-@pytest.mark.parametrize("row", ACCEPTED, ids=[f"{row['model']}-{row['gpu']}-{row['backend']}" for row in ACCEPTED])
+def asked(row: dict[str, Any]) -> Plan:
+    args = EngineArgs(
+        max_model_len=4096, tensor_parallel_size=row.get("tp", 1), moe_backend=row["backend"],
+        enable_expert_parallel=row.get("ep", False), max_loras=row.get("loras", 0),
+    )  # fmt: skip
+    return plan(Request(catalog.load(row["model"]), gpu(row["gpu"]), args))
+
+
+def row_name(row: dict[str, Any]) -> str:
+    flags = "-ep" * row.get("ep", False) + "-lora" * ("loras" in row)
+    return f"{row['model']}-{row['gpu']}-{row['backend']}-tp{row.get('tp', 1)}{flags}"
+
+
+@pytest.mark.parametrize("row", ACCEPTED, ids=row_name)
 def test_a_backend_is_refused_where_vllm_refuses_it(row: dict[str, Any]) -> None:
-    """tests/facts/moe_backends.jsonl: what vLLM 0.33's own choice of the experts' kernels answers."""
-    args = EngineArgs(max_model_len=4096, moe_backend=row["backend"])
-    refusal = plan(Request(catalog.load(row["model"]), gpu(row["gpu"]), args)).refusal
+    refusal = asked(row).refusal
     assert ("--moe-backend" in refusal.text if refusal is not None else False) is not row["starts"]
+
+
+@pytest.mark.parametrize("row", [row for row in ACCEPTED if "experts" in row], ids=row_name)
+def test_experts_are_padded_as_the_backend_needs(row: dict[str, Any]) -> None:
+    answer = asked(row)
+    assert rank_weights(answer.request.spec, weight_layout(answer.request, 0))["experts"] == row["experts"]
+
+
+def test_marlin_on_hopper_takes_a_tenth_more_than_triton() -> None:
+    """gpt-oss-120b on two H100: 1,440 inputs of an expert on a rank are padded to 1,536 and not 1,472; 2,880 hidden to
+    3,072 for Marlin alone. Triton's values are then laid out in multiples of 256, Marlin's are not.
+    """
+    marlin, triton = (asked({"model": "gpt-oss-120b", "gpu": "h100-80g", "tp": 2, "backend": name})
+                      for name in ("marlin", "triton"))  # fmt: skip
+    experts = 36 * 128 * 3  # layers, experts, matrices of one shape each
+    more = experts * (1536 * 3072 - 1472 * 2880) * 17 // 32  # values of 4 bits and a byte for 32 of them
+    weights = [total_weights(each.request.spec, weight_layout(each.request, 0)) for each in (marlin, triton)]
+    biases = 2 * 36 * 128 * (2 * (1536 - 1472) + 3072 - 2880)
+    assert weights[0] - weights[1] == more + biases
+
+
+def test_every_line_of_the_table_is_read() -> None:
+    _, *texts = expert_kernels.TABLE.read_text().splitlines()  # the first one lists capabilities
+    blocks = "\n".join(texts).replace("\n  ", "\0").split("\n")
+    counts = {key: block.count("\0") for block in blocks for key in block.split("\0")[0].split("; ")}
+    assert {key: len(lines) for key, lines in expert_kernels.lines().items()} == counts
+    named = {name for lines in expert_kernels.lines().values() for line in lines for name in line.backends}
+    assert named <= set(BACKENDS)
+
+
+def test_conditions_are_read_as_they_are_written() -> None:
+    line = expert_kernels.line_of(
+        "  triton | 90 | silu -lora | width:32 or hidden:128 whole:128 not width:64 | 128x256"
+    )
+    assert line.takes((32, 1, 32))  # a width of 32
+    assert line.takes((48, 256, 384))  # three ranks of 128 in all, and a hidden width of two times 128
+    assert not line.takes((48, 256, 96))
+    assert not line.takes((64, 1, 64))  # the exception
+    assert line.units == (128, 256)
+    assert line.runs("triton", 90, Kind("silu", frozenset({"spread"})))
+    assert not line.runs("triton", 90, Kind("silu", frozenset({"lora"})))
+
+
+def test_a_grid_is_explained_by_one_of_two_conditions_or_by_one_without_another() -> None:
+    shapes = [(width, hidden, 2) for width in (32, 48, 64, 96) for hidden in (64, 128)]
+    for text in ("width:32", "width:64 or hidden:128", "width:32 not hidden:128"):
+        line = expert_kernels.line_of(f"  marlin | 90 | any | {text} | 1x1")
+        answers = [(shape, line.takes((shape[0], shape[1], 2 * shape[0]))) for shape in shapes]
+        again = expert_kernels.line_of(f"  marlin | 90 | any | {fitted(answers, spread=False)} | 1x1")
+        assert [again.takes((width, hidden, 2 * width)) for width, hidden, _ in shapes] == [ok for _, ok in answers]
+    # What divides 32 and 64, and what divides 48 and 128, both divide 32 and 128, which is refused.
+    with pytest.raises(ValueError, match="no condition explains"):
+        fitted([(shape, shape in ((32, 64, 2), (48, 128, 2))) for shape in shapes], spread=False)
+
+
+HOME = Path(os.environ.get("ORACLE_HOME") or "/nowhere")
+
+
+@pytest.mark.skipif(
+    not (HOME / "vllm-extra" / "humming").is_dir(), reason="vLLM's own code is not at hand (ORACLE_HOME)"
+)
+def test_the_table_is_what_vllm_answers(tmp_path: Path) -> None:
+    out, key = tmp_path / "cells.jsonl", "fp8 fp8_block"
+    words = [sys.executable, "-m", "benchmarks.start_experts", "ask", str(HOME), "--only", key, "-o", str(out)]
+    subprocess.run(words, check=True, capture_output=True)
+    fresh = [line for line in table(map(json.loads, out.read_text().splitlines())) if line.startswith("  ")]
+    assert len(fresh) > 5
+    kinds = [Kind(name, frozenset(flags)) for name in ACTIVATIONS for n in range(3) for flags in combinations(FLAGS, n)]
+    stored = expert_kernels.lines()["fp8 fp8_block 128x128"]
+    for name, kind, width in product(BACKENDS, kinds, (48, 96, 192, 256)):
+        sizes = (width, 1024, width if "spread" in kind.flags else 2 * width)
+        if name != "auto":
+            mine, theirs = (
+                any(line.runs(name, 90, kind) and line.takes(sizes) for line in lines)
+                for lines in (stored, [expert_kernels.line_of(text) for text in fresh])
+            )
+            assert mine is theirs, (name, kind, width)
 
 
 def test_a_refused_backend_is_no_plan_and_its_remedy_is_printed(run: Run) -> None:
     words = ("estimate", "qwen3.6-35b-a3b-nvfp4", "--ctx", "8k", "--offline", "--exit-code", "--gpu", "h100-80g")
     result = run(*words, "--moe-backend", "flashinfer_b12x")
     assert result.code == 1
-    assert "--moe-backend flashinfer_b12x needs compute capability 12.x, this GPU has 9.0" in result.out
+    assert "--moe-backend flashinfer_b12x needs compute capability 12.0, this GPU has 9.0" in result.out
     assert run(*words, "--moe-backend", "auto").code == 0

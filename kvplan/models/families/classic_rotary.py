@@ -4,6 +4,8 @@ Sources: the transformers classes of the same model_type, the checkpoints' own m
 and vLLM 0.33's parameters for phi-2 and dbrx-base.
 """
 
+from dataclasses import replace
+
 from kvplan.models.families.blocks import (
     Heads,
     Norms,
@@ -179,10 +181,13 @@ def read_dbrx(config: Config, model_type: str) -> SpecDraft:
     hidden, heads = heads_of(config, config.sub("attn_config").count("kv_n_heads"))
     inner, num_experts = ffn.count("ffn_hidden_size"), ffn.count("moe_num_experts")
     vocab, tied = config.count("vocab_size"), tied_by(config, False)
+    # The class of its experts is none that compressed-tensors quantizes. Source: vLLM 0.33's parameters.
+    quantized = config.sub("quantization_config").values.get("quant_method") != "compressed-tensors"
+    matrices = experts(hidden, inner, num_experts, prefix="ffn.experts")
     layer = (
         *attend(hidden, heads, ("norm_attn_norm.attn.Wqkv", "norm_attn_norm.attn.out_proj")),
         router("ffn.router.layer", hidden, num_experts),
-        *experts(hidden, inner, num_experts, prefix="ffn.experts"),
+        *(replace(matrix, quantizable=quantized) for matrix in matrices),
         *norms(hidden, "norm_attn_norm.norm_1", "norm_attn_norm.norm_2", bias=False),
     )
     outer = (*embedding(vocab, hidden, tied, name="transformer.wte"), final_norm(hidden, "layer", bias=False))

@@ -181,9 +181,9 @@ def read_gemma3n(config: Config, model_type: str) -> SpecDraft:
         column("laurel.linear_left", hidden, rank, "mlp"),
         row("laurel.linear_right", rank, hidden, "mlp"),
         norm("laurel.post_laurel_norm", hidden),
-        whole("altup.modality_router", hidden, copies, "router", quantizable=False),
-        whole("altup.prediction_coefs", copies, copies * copies, "mlp", quantizable=False),
-        whole("altup.correction_coefs", copies, copies, "mlp", quantizable=False),
+        whole("altup.modality_router", hidden, copies, "router"),
+        whole("altup.prediction_coefs", copies, copies * copies, "mlp"),
+        whole("altup.correction_coefs", copies, copies, "mlp"),
         vector("altup.correct_output_scale", hidden, "mlp", dtype="float32"),
         norm("altup.router_norm", hidden),
     )

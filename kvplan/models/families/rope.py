@@ -68,7 +68,8 @@ KEYS: Final = (
     "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
 POSITIONS: Final = "max_position_embeddings"
-ALIASES: Final = ("n_positions", "max_seq_len")  # other names of the same in a family's class (GPT-2, MPT, DBRX)
+# Its other name in a family's class; beside it in another's, the class's default counts, too.
+ALIASES: Final = {"gpt2": "n_positions", "gpt_bigcode": "n_positions", "gptj": "n_positions", "dbrx": "max_seq_len"}
 WINS: Final = "model_max_length"
 DEFAULT: Final = 2048  # every server's if a config names no length (Mamba)
 # Value of `max_position_embeddings` where a config lacks it -> model types. Source: the classes of transformers 5.23,
@@ -131,7 +132,7 @@ def lengths_of(config: Config) -> dict[str, int]:
     family = str(config.values.get("model_type"))
     stated = {key: config.count(key) for key in KEYS if key in config and (key == POSITIONS or family not in FLAT)}
     default = DEFAULT_OF.get(family)
-    if default is not None and not stated.keys() & {POSITIONS, *ALIASES}:
+    if default is not None and not stated.keys() & {POSITIONS, ALIASES.get(family)}:
         stated[POSITIONS] = default
         config.notes.append(f"the config names no {POSITIONS}: {default:,}, its family's default")
     return stated
@@ -149,6 +150,8 @@ def context_of(config: Config) -> Context:
     limit = lengths.get(WINS) or min(lengths.values(), default=DEFAULT)
     settings, family = scalings(config), str(config.values.get("model_type"))
     kinds = [rope_type(kind) for kind in settings]
+    if family in ORIGINAL_OF and "yarn" in kinds and "rope_scaling" in config and "long_factor" not in settings[0]:
+        raise config.fail("rope_scaling", "names yarn, which Phi-3's class reads as longrope", "correct the config")
     if not family.startswith(SCALED_FAMILY):
         factors = [
             kind.ratio("factor", 1.0, MAX_FACTOR)

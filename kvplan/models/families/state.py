@@ -18,7 +18,7 @@ Mixer = tuple[tuple[Weight, ...], RecurrentState]
 
 
 def mamba1(config: Config, hidden: int, keys: dict[str, str], *, inner_norms: bool) -> Mixer:
-    """Mamba 1 (Mamba, Jamba); A is in float32."""
+    """Mamba 1 (Mamba, Jamba); A is in float32. No quantization reaches it (vLLM 0.33 layers/mamba/mamba_mixer.py)."""
     inner = config.count(keys["expand"], default=2) * hidden
     state, kernel = config.count(keys["state"], default=16), config.count(keys["kernel"], default=4)
     rank = config.count(keys["rank"], default=-(-hidden // 16))
@@ -32,6 +32,7 @@ def mamba1(config: Config, hidden: int, keys: dict[str, str], *, inner_norms: bo
         vector("mamba.D", inner, "state", split=True),
         row("mamba.out_proj", inner, hidden, "state", bias=bias),
     )
+    weights = tuple(replace(weight, quantizable=False) for weight in weights)
     if inner_norms:
         weights += (
             norm("mamba.dt_layernorm", rank),

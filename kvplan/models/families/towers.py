@@ -104,6 +104,8 @@ _QWEN3: Names = _QWEN | {
     "visual.deepstack_merger_list.linear_fc2": ("visual.deepstack_merger_list.0.linear_fc2",),
 }
 _SIGLIP_LAYER = "vision_tower.vision_model.encoder.layers.0"
+_PIXTRAL_LAYER = "vision_tower.transformer.layers.0"
+_GEMMA4_LAYER = "vision_tower.encoder.layers.0"
 QUANTIZED: dict[str, Names] = {
     "qwen2_5_vl": _QWEN | _QWEN2_MERGER | {
         "vision_tower.layers.mlp.up": ("visual.blocks.0.mlp.gate_proj", "visual.blocks.0.mlp.up_proj"),
@@ -115,6 +117,22 @@ QUANTIZED: dict[str, Names] = {
         "vision_tower.layers.attn.proj": (f"{_SIGLIP_LAYER}.self_attn.out_proj",),
         "vision_tower.layers.mlp.up": (f"{_SIGLIP_LAYER}.mlp.fc1",),
         "vision_tower.layers.mlp.down": (f"{_SIGLIP_LAYER}.mlp.fc2",),
+    },
+    "gemma4": {
+        "vision_tower.patch_embedder.input_proj": ("vision_tower.patch_embedder.input_proj",),
+        "vision_tower.layers.self_attn.qkv_proj": tuple(f"{_GEMMA4_LAYER}.self_attn.{part}_proj" for part in "qkv"),
+        "vision_tower.layers.self_attn.o_proj": (f"{_GEMMA4_LAYER}.self_attn.o_proj",),
+        "vision_tower.layers.mlp.gate_up_proj": (f"{_GEMMA4_LAYER}.mlp.gate_proj", f"{_GEMMA4_LAYER}.mlp.up_proj"),
+        "vision_tower.layers.mlp.down_proj": (f"{_GEMMA4_LAYER}.mlp.down_proj",),
+        "embed_vision.embedding_projection": ("embed_vision.embedding_projection",),
+    },
+    "mistral3": {
+        "vision_tower.layers.attn.qkv": tuple(f"{_PIXTRAL_LAYER}.attention.{part}_proj" for part in "qkv"),
+        "vision_tower.layers.attn.proj": (f"{_PIXTRAL_LAYER}.attention.o_proj",),
+        "vision_tower.layers.mlp.up": tuple(f"{_PIXTRAL_LAYER}.feed_forward.{part}_proj" for part in ("gate", "up")),
+        "vision_tower.layers.mlp.down": (f"{_PIXTRAL_LAYER}.feed_forward.down_proj",),
+        "multi_modal_projector.linear_1": ("multi_modal_projector.linear_1",),
+        "multi_modal_projector.linear_2": ("multi_modal_projector.linear_2",),
     },
 }  # fmt: skip
 HEARING = ("audio_tower.", "embed_audio.")  # audio parts of a model that takes images too

@@ -6,11 +6,12 @@ Source: sglang 0.5.23 utils/hf_transformers/config.py (get_config).
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.overrides import ROPE, current, merged, put, reread, stated
+from kvplan.servers.overrides import ROPE, current, in_parts, merged, put, reread, stated
 
 OPTION: Final = "--json-model-override-args"
+PART: Final = "text_config"
 ORIGINAL: Final = "original_max_position_embeddings"
 
 
@@ -19,6 +20,8 @@ def applied(spec: ModelSpec, text: str) -> ModelSpec:
     changes = stated(spec, text, OPTION)
     if not changes:
         return spec
+    if PART in changes and PART not in in_parts(spec.config):
+        raise UsageError(OPTION, f"adds a {PART}, of which SGLang reads heads", "write its keys without it")
     for key in ROPE:  # an object changes them key by key
         before = current(spec.config, key)
         if isinstance(changes.get(key), Mapping) and isinstance(before, Mapping):

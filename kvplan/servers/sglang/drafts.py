@@ -91,10 +91,11 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
         raise UnsupportedModelError(request.spec.name, "its head is not compared with SGLang's own code", "use vllm")
     if draft is not None and method in HEADS and architecture_of(draft.config) in UNCOMPARED:
         raise UnsupportedModelError(draft.name, "its head is not compared with SGLang's own code", "use vllm")
+    if method in NO_DRAFT and args.pipeline_parallel_size > 1:
+        problem = f"drafts with pipeline parallelism are not modeled in {request.release.label}"
+        raise UsageError(f"--speculative-method {method}", problem, "use --tp, or remove the drafts")
     if not request.release.has("drafts"):
         raise UnsupportedModelError(f"drafts in {request.release.label}", "are not modeled", "use sglang@0.5")
-    if args.pipeline_parallel_size > 1:
-        raise UsageError("drafts with pipeline parallelism", "SGLang refuses them", "use --tp")
     if draft is not None and mtp.is_assistant(draft) and method in ("mtp", "eagle"):
         method = "eagle"  # SGLang's FROZEN_KV_MTP
         check_assistant(request)

@@ -7,7 +7,7 @@ from kvplan.models.families import mtp
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.methods import NO_DRAFT
 from kvplan.servers.plans import Plan
-from kvplan.servers.sglang import drafts
+from kvplan.servers.sglang import drafts, several_nodes
 from kvplan.servers.words import flag_words
 
 KV_DTYPES = {"auto": None, "fp8": "fp8_e4m3", "bfloat16": "bf16", "float16": "auto"}  # SGLang's own names
@@ -35,7 +35,8 @@ def command(plan: Plan) -> list[str]:
         "kv_cache_dtype": KV_DTYPES.get(args.kv_cache_dtype, args.kv_cache_dtype),
     }
     words = flag_words("sglang", plan.request.release, args, stated)
-    return ["python", "-m", "sglang.launch_server", "--model-path", model_id(plan.request.spec), *words, *_draft(plan)]
+    words += [*_draft(plan), *several_nodes.words(plan.request)]
+    return ["python", "-m", "sglang.launch_server", "--model-path", model_id(plan.request.spec), *words]
 
 
 def _numbers(args: EngineArgs) -> dict[str, None]:

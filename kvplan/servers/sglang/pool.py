@@ -170,7 +170,8 @@ def state_dtype(spec: ModelSpec, args: EngineArgs) -> str | None:
     return args.mamba_ssm_cache_dtype or next(iter(fixed), STATE_DTYPE)
 
 
-NOT_MODELED = (KeyIndex, WindowLatent, CompressedLatent)
+HOPPER = 9  # compute capability 9.x
+NOT_MODELED = (WindowLatent, CompressedLatent)
 
 
 def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
@@ -318,9 +319,12 @@ def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: boo
     if windows and isinstance(cache, ChunkedAttention):
         cache = SlidingWindow(cache.num_kv_heads, cache.head_dim, cache.head_dim_v, cache.chunk)
     page = how.block_size or 1
-    return attention_spec(
+    paged = attention_spec(
         cache, page, how.kv_dtype, how.tp, flat=not windows, encoder=0, model_type=spec.model_type
     )  # fmt: skip
+    # MiniMax-M3's index keys are in the model's dtype, but for Hopper's fp8 (mem_cache/memory_pool.py).
+    narrow = isinstance(cache, KeyIndex) and how.sm // 10 == HOPPER and how.kv_dtype in ("fp8", "fp8_e4m3")
+    return replace(paged, page=paged.page // 2) if narrow else paged
 
 
 @lru_cache(maxsize=4096)

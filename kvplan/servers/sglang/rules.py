@@ -221,7 +221,9 @@ def resolve_dtype(spec: ModelSpec, sm: int, args: EngineArgs) -> str:
     """
     if 0 < sm < vllm.AMPERE:
         return "float16"
-    return vllm.resolve_dtype(spec, sglang_models.model_dtype(spec) if args.dtype == "auto" else args.dtype, sm)
+    ignored = spec.model_type == "gpt_oss" and "mxfp4" in spec.scheme_kinds  # arg_groups/overrides.py: its kernels'
+    stated = sglang_models.model_dtype(spec) if args.dtype == "auto" or ignored else args.dtype
+    return vllm.resolve_dtype(spec, stated, sm)
 
 
 def stated_kv_dtype(args: EngineArgs) -> str:

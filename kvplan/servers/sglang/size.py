@@ -12,7 +12,7 @@ from kvplan.servers.estimates import Estimate
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.pool import cache_notes, largest_context
 from kvplan.servers.settings import Settings
-from kvplan.servers.sglang import adapters, drafts, hicache, offload, supported
+from kvplan.servers.sglang import adapters, drafts, hicache, offload, several_nodes, supported
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
@@ -184,6 +184,7 @@ def size(request: Request) -> Sized:
         *sglang_models.tower_notes(spec, args),
         *adapters.notes(args),
         *replica_notes(args, replicas, ranks),
+        *several_nodes.notes(request),
         *short_pool_notes(pool, settings, pages if refusal is None else 0),
     ]
     prefix = [] if slots else cache_notes(request.load, settings, pool)  # states are found where chunks ended

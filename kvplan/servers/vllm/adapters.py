@@ -19,8 +19,9 @@ from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import experts
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import expert_ranks
-from kvplan.sizing.weights import Layout, cdiv, layers_on, local_shape, mxfp4_padded, on_stage, scheme_for
+from kvplan.sizing.weights import Layout, cdiv, expert_units, layers_on, local_shape, on_stage, padded, scheme_for
 
+ADAPTED: Final = (("mxfp4", 128, 256),)  # kernels that take adapters pad MXFP4 experts so on every GPU
 PER_LAYER: Final = "per_layer_model_projection"
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_VOCABULARY: Final = 258_048  # for a head with adapters; lora/layers/logits_processor.py
@@ -126,7 +127,7 @@ def elements(weight: Weight, spec: ModelSpec, layer: int, slots: Slots) -> int:
     inputs, parts = local_shape(weight, ranks)
     scheme = scheme_for(spec, weight, layer, layout.online)
     if is_expert and scheme is not None and scheme.kind == "mxfp4":
-        inputs, parts = mxfp4_padded(inputs, parts, weight.split, 0)
+        inputs, parts = padded(inputs, parts, weight.split, expert_units(layout, scheme.kind))
     outputs, rank_a = sum(parts), rank
     if slots.sharded and ranks > 1 and weight.split == "outputs":
         rank_a = divided(rank, ranks)
@@ -196,6 +197,7 @@ def layout_of(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int)
         stage=stage,
         ep=expert_ranks(args),
         online=args.quantization if spec.quantization is None else None,
+        expert_units=ADAPTED,
         redundant=args.num_redundant_experts,
         whole_shared=vllm.keeps_shared_whole(spec, args, settings.version),
         partition=args.partition,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvplan.models.spec import ChunkedAttention, FullAttention, LatentAttention, LayerCache, SlidingWindow
+from kvplan.models.spec import ChunkedAttention, FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
 from kvplan.servers.pages import plain_layers
 from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
@@ -11,6 +11,7 @@ from kvplan.servers.vllm import attention_table as table
 from kvplan.servers.vllm import backends, rules
 
 OWN_ATTENTION = ("minimax_m3", "step5")  # model types whose class brings a backend of its own
+FLASH = "FLASH_ATTN"  # version 2 of it with ALiBi, which has no fp8 (v1/attention/backends/fa_utils.py)
 UNEVEN = ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV")  # a model of uneven heads ignores requests for others
 
 
@@ -32,10 +33,17 @@ def refusal(request: Request, settings: Settings, kv: str) -> Refusal | None:
             row = (for_uneven if is_uneven else table.chosen)(layer, request.gpu.sm, known)
             if row is None:
                 return without_backend(request, kv)
+        if row is not None and row.backend == FLASH and kv.startswith("fp8") and has_alibi(request.spec):
+            text = f"{FLASH} keeps no KV cache of {kv} with the ALiBi positions of {request.spec.name}"
+            return unsupported(text, "kv_cache_dtype", others(request))
         rows += [row] if row is not None else []
     if request.release.has("one_kv_layout") and not table.share_layout(rows):
         return without_layout(request, sorted({row.backend for row in rows}), kv)
     return None
+
+
+def has_alibi(spec: ModelSpec) -> bool:
+    return spec.model_type in ("bloom", "mpt") or spec.config.get("alibi") is True
 
 
 def for_uneven(layer: table.Layer, sm: int, known: frozenset[str]) -> table.Answers | None:

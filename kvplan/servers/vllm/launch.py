@@ -12,6 +12,7 @@ from kvplan.servers.arguments import DEFAULTS
 from kvplan.servers.item_limits import limits_of
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
+from kvplan.servers.vllm import several_nodes
 from kvplan.servers.vllm.pooling import converts
 from kvplan.servers.vllm.supported import needs_deprecated
 from kvplan.servers.words import flag_words
@@ -40,7 +41,8 @@ def command(plan: Plan) -> list[str]:
         **({} if args.max_loras else dict.fromkeys(OF_ADAPTERS)),
     }
     words = flag_words("vllm", plan.request.release, args, stated)
-    return ["vllm", "serve", model_id(plan.request.spec), *words, *_task(plan), *_balance(plan), *_draft(plan)]
+    words += [*_task(plan), *_balance(plan), *_draft(plan), *several_nodes.words(plan.request)]
+    return ["vllm", "serve", model_id(plan.request.spec), *words]
 
 
 # Arguments that have no effect without adapters.

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from kvplan.core.errors import UsageError
+from kvplan.models.spec import ModelSpec, Quantization
 from kvplan.servers.plans import Request
 from kvplan.servers.weights import ONLINE_METHODS
 
@@ -18,16 +19,37 @@ def loaded(request: Request) -> tuple[Request, list[str]]:
 
         request = replace(request, spec=without_windows(request.spec))
     check_online(request)
-    spec = request.spec
-    if spec.quantization is None:
+    spec, quantization = request.spec, request.spec.quantization
+    if quantization is None:
         return request, []
-    if spec.quantization.named or request.args.quantization:
-        return request, []
+    method = request.args.quantization
+    if method is not None and is_claimed(spec) and request.release.is_compared:
+        note = f"--quantization {method} is ignored: vLLM reads the method of {spec.name} in its config"
+        return replace(request, args=replace(request.args, quantization=None)), [note]
+    if quantization.named or method:
+        by_name = quantization.method == "fp8"  # quant_utils.py (is_layer_skipped)
+        return (replace(request, spec=with_whole_names(spec, quantization)) if by_name else request), []
     note = (
         "quantization_config names no quant_method: vLLM builds the layers unquantized, which quantized tensors do not "
         'fit; add "quant_method" to config.json'
     )
     return replace(request, spec=replace(spec, quantization=None)), [note]
+
+
+def with_whole_names(spec: ModelSpec, quantization: Quantization) -> ModelSpec:
+    return replace(spec, quantization=replace(quantization, whole_names=True))
+
+
+def is_claimed(spec: ModelSpec) -> bool:
+    """True if vLLM takes the checkpoint's method from its config, whatever --quantization says.
+
+    Source: vLLM 0.33 override_quantization_method of modelopt.py, inc.py, mxfp4.py, models/deepseek_v4.
+    """
+    if spec.quantization is None:
+        return False
+    method = spec.quantization.method
+    by_type = {"gpt_oss": "mxfp4", "deepseek_v4": "fp8"}.get(spec.model_type)
+    return method in ("modelopt", "auto-round", by_type)
 
 
 def check_online(request: Request) -> None:

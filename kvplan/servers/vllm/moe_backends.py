@@ -8,7 +8,6 @@ cache than with marlin where this module's formula for that release gives 12.26)
 GiB, 38.6 by the formula); four models in flashinfer-ai/flashinfer#4916.
 """
 
-from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -20,8 +19,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
-from kvplan.servers.start import Refusal, unsupported
-from kvplan.sizing.weights import cdiv, local_shape, scheme_for, stage_layers
+from kvplan.sizing.weights import cdiv, local_shape, stage_layers
 
 Room = tuple[tuple[int, int, int], str]  # ((low, likely, high) bytes, formula)
 
@@ -36,6 +34,7 @@ BLACKWELL = 100
 # Above this, tokens go through fused experts in chunks, until 0.17 (vLLM envs.py, VLLM_FUSED_MOE_CHUNK_SIZE).
 EXPERT_TOKENS, SMALL_EXPERT_TOKENS = 32_768, 16_384
 
+FUSED: Final = ("marlin", "triton")  # kernels that are not chosen on Blackwell by themselves
 B12X: Final = "flashinfer_b12x"
 TRTLLM: Final = "flashinfer_trtllm"
 # Backends whose workspaces are vLLM's own shapes; of any other, nothing is known. Source: vLLM 0.33 config/kernel.py.
@@ -45,24 +44,6 @@ BACKENDS: Final = (
     "b12x", "flashinfer_moe_ep_mega_deep_gemm", "humming", "triton_unfused", "aiter", "aiter_mega_moe",
     "aiter_triton_mxfp4_bf16", "aiter_triton_mxfp4_mxfp4", "flydsl", "hpc", "emulation", "rdna3",
 )  # fmt: skip
-# Those that vLLM 0.33 takes by name, by how the experts are stored; schemes that are not listed were not read.
-# Unquantized experts take marlin and humming as auto. Source: fused_moe/oracle/*.py (map_..._backend).
-ACCEPTED: Final[Mapping[str | None, tuple[str, ...]]] = {
-    None: ("triton", "batched_triton", TRTLLM, "flashinfer_cutlass", "aiter", "marlin", "humming"),
-    "nvfp4": (
-        "b12x", "cutlass", TRTLLM, "flashinfer_cutlass", "flashinfer_cutedsl", "flashinfer_moe_ep_cutedsl", B12X,
-        "marlin", "humming", "emulation",
-    ),
-    "mxfp4": (
-        "b12x", "deep_gemm", TRTLLM, "flashinfer_cutlass", "flashinfer_moe_ep_cutedsl",
-        "flashinfer_moe_ep_mega_deep_gemm", "triton", "triton_unfused", "humming", "marlin", "aiter",
-        "aiter_triton_mxfp4_bf16", "aiter_triton_mxfp4_mxfp4", "emulation",
-    ),
-    **dict.fromkeys(
-        ("fp8_tensor", "fp8_channel", "fp8_block"),
-        ("triton", "deep_gemm", "cutlass", TRTLLM, "flashinfer_cutlass", "marlin", "humming", "aiter", "hpc"),
-    ),
-}  # fmt: skip
 # B12x: routed rows up to which the static kernel serves, and rows by which it splits experts. FlashInfer 0.6's static
 # kernel served fewer rows and did not split experts.
 STATIC_ROWS, SPLIT_ROWS, TILE, GROUP = 1024, 32, 128, 256
@@ -72,33 +53,6 @@ MEASURED_ONCE: Final = int(11.47 * GIB)  # more than marlin: Qwen3.6-35B-A3B-NVF
 # What the TensorRT-LLM kernels asked for on a rank of 4 to 32 GPUs with expert parallelism: Qwen3.6-35B-A3B 4.06,
 # DeepSeek-R1 4.15, Kimi-K2-Thinking 5.62, GLM-5 6.56 GiB (flashinfer#4916).
 TRTLLM_RANGE: Final = (int(4.06 * GIB), int(6.56 * GIB))
-
-
-def refusal(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> Refusal | None:
-    """Return a refusal of a backend that vLLM has, but not for these experts, this GPU or this layout."""
-    name = plain_name(args.moe_backend)
-    if name == "auto" or not spec.experts_per_token or not release.is_compared:
-        return None
-    for kind in dict.fromkeys(_expert_schemes(spec, args.quantization)):
-        if name not in ACCEPTED.get(kind, BACKENDS) or (name == B12X and kind != "nvfp4"):
-            return _refused(name, f"is not for experts in {kind or 'the dtype of the model'}")
-    if name == B12X and sm // 10 != 12:
-        return _refused(name, f"needs compute capability 12.x, this GPU has {sm / 10:.1f}") if sm else None
-    if name == B12X and args.enable_expert_parallel:
-        return _refused(name, "does not go with expert parallelism")
-    return None
-
-
-def _refused(name: str, why: str) -> Refusal:
-    return unsupported(f"--moe-backend {name} {why}", "moe_backend", ("auto",))
-
-
-def _expert_schemes(spec: ModelSpec, online: str | None) -> Iterator[str | None]:
-    for index, weights in enumerate(spec.layer_weights):
-        for weight in weights:
-            if weight.experts:
-                scheme = scheme_for(spec, weight, index, online)
-                yield None if scheme is None else scheme.kind
 
 
 def plain_name(name: str | None) -> str:
@@ -129,18 +83,15 @@ def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, 
     if not spec.experts_per_token:
         return (0, 0, 0), ""
     (low, likely, high), text = shared_room(spec, settings, args, sm, per_choice)
-    match plain_name(args.moe_backend):
-        case "auto":
-            return (low, likely, high), text
-        case "flashinfer_b12x":
-            return b12x_room(spec, settings, args)
-        case "flashinfer_trtllm" if args.enable_expert_parallel or args.data_parallel_size > 1:
-            least, limit = TRTLLM_RANGE
-            return (low, likely + least, high + limit), f"{text} + 4.06-6.56 GiB measured on 4 servers of {TRTLLM}"
-        case name if name in OWN_SHAPES:
-            return (low, likely, high), text
-        case name:
-            return (low, likely, high + MEASURED_ONCE), f"{text} + an unknown workspace of {name}: 11.47 GiB of {B12X}"
+    name = plain_name(args.moe_backend)
+    if name == B12X:
+        return b12x_room(spec, settings, args)
+    if name == TRTLLM and (args.enable_expert_parallel or args.data_parallel_size > 1):
+        least, limit = TRTLLM_RANGE
+        return (low, likely + least, high + limit), f"{text} + 4.06-6.56 GiB measured on 4 servers of {TRTLLM}"
+    if name in OWN_SHAPES:
+        return (low, likely, high), text
+    return (low, likely, high + MEASURED_ONCE), f"{text} + an unknown workspace of {name}: 11.47 GiB of {B12X}"
 
 
 def shared_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, per_choice: int) -> Room:
@@ -151,10 +102,7 @@ def shared_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, 
     at_once = expert_tokens(tokens, settings.version)
     workspace = element * at_once * spec.experts_per_token * per_choice
     product = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
-    is_fused = plain_name(args.moe_backend) in (
-        "marlin",
-        "triton",
-    )  # the kernels that are not chosen on Blackwell by themselves
+    is_fused = plain_name(args.moe_backend) in FUSED
     if spec.quantization is not None and spec.quantization.method == "mxfp4":
         return (0, 0, workspace), f" + at most {product}"
     if sm >= BLACKWELL and "nvfp4" in spec.scheme_kinds and not is_fused:

@@ -27,6 +27,7 @@ from kvplan.servers.plans import Request
 CONVERTS: Final = ("embed", "classify")
 # vLLM 0.33 loads these with their head.
 GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model", "Qwen2_5OmniModel", "ChatGLMModel")
+CLASSIFYING: Final = ("ForSequenceClassification", "ForTokenClassification")
 SCORE: Final = "score"
 
 
@@ -70,7 +71,7 @@ def converts(spec: ModelSpec, args: EngineArgs) -> str | None:
         return None
     if args.convert in CONVERTS:
         return args.convert
-    if spec.architecture.endswith("ForSequenceClassification") or spec.architecture in REWARDS:
+    if spec.architecture.endswith(CLASSIFYING) or spec.architecture in REWARDS:
         return "classify"
     return "embed" if args.runner == "pooling" or is_bare(spec) else None
 
@@ -123,8 +124,10 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
     if reward is not None:
         weights += reward.weights(spec.hidden_size)
     elif convert == "classify":
+        made = "classifier_from_token" in spec.config or "method" in spec.config  # of the head's rows, while loading
+        labels = (Part(num_labels(spec)),)
         weights.append(
-            Weight(SCORE, "lm_head", spec.hidden_size, (Part(num_labels(spec)),), dtype="float32", place=Place.LAST)
+            Weight(SCORE, "lm_head", spec.hidden_size, labels, dtype="float32", place=Place.LAST, quantizable=not made)
         )
     if reward is not None and reward.whole:
         args = replace(args, enable_chunked_prefill=False, enable_prefix_caching=bool(args.enable_prefix_caching))

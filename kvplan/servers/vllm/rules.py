@@ -499,7 +499,7 @@ def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) 
     Source: vLLM 0.33 platforms/interface.py and the backends it chose for some 180 configurations.
     """
     blackwell, hopper = 100 <= sm < 120, 90 <= sm < 100
-    fp8 = kv_dtype.startswith("fp8")
+    fp8, by_token = kv_dtype.startswith("fp8"), kv_dtype.endswith("_per_token_head")
     if spec.is_sparse_mla:
         return 64
     if spec.is_mla:
@@ -510,45 +510,14 @@ def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) 
         return 32
     if spec.model_type.startswith("minimax_m3"):
         return 128
-    if spec.model_type == "gemma4_text" and hopper and fp8:
+    if spec.model_type == "gemma4_text" and hopper and fp8 and not by_token:
         return 64
-    return 64 if blackwell and ahead else 16
+    return 64 if blackwell and ahead and not by_token else 16
 
 
 def check_block_size(block_size: int | None) -> None:
     if block_size is not None and (block_size < 1 or block_size % 16 or block_size > 2**20):
         raise UsageError(f"--block-size {block_size}", "must be a multiple of 16", "use 16, 32, 64 or 128")
-
-
-EXPERT_TILE = 128
-KERNEL_ACTIVATIONS = (None, "silu", "swish", "relu2")
-# Routers that renormalize the weights of the chosen experts if the config does not say (`norm_topk_prob`): their
-# classes' defaults in transformers 5, or always in vLLM's class.
-RENORMALIZING = (
-    "deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoehybrid", "granitemoeshared",
-    "lfm2_moe", "mixtral", "nemotron_h", "qwen3_5_moe_text", "qwen3_next", "solar_open",
-)  # fmt: skip
-
-
-def expert_tile(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> int:
-    """Padding unit of a rank's shard of an unquantized expert's inner width: FlashInfer's TRT-LLM kernel needs 128
-    columns.
-
-    It is used on compute capability 10.x for routers that renormalize, without adapters; others run in kernels that
-    take any width. Source: vLLM 0.33 fused_moe/oracle/unquantized.py and experts/trtllm_bf16_moe.py.
-    """
-    is_taken = release.has("tiled_experts") and sm // 10 == 10 and not args.max_loras
-    return EXPERT_TILE if is_taken and renormalizes(spec) else 1
-
-
-def renormalizes(spec: ModelSpec) -> bool:
-    inner = spec.config.get("text_config")
-    text = inner if isinstance(inner, dict) else spec.config
-    activation = text.get("hidden_act") or text.get("hidden_activation") or text.get("mlp_hidden_act")
-    stated = text.get("norm_topk_prob")
-    if activation not in KERNEL_ACTIVATIONS or not spec.experts_per_token:
-        return False
-    return spec.model_type in RENORMALIZING if stated is None else bool(stated)
 
 
 # Token exchanges with which several ranks compute shared experts on their own part of the tokens, so keep them whole.

@@ -19,10 +19,13 @@ from kvplan.servers.vllm import (
     adapters,
     connectors,
     encoder,
+    expert_kernels,
     experts,
+    moe_backends,
     offload,
     overheads,
     removed,
+    several_nodes,
     supported,
     tiers,
 )
@@ -40,10 +43,10 @@ def layout(request: Request, spec: ModelSpec) -> Layout:
         dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm),
         left_out=vllm.left_out(spec, args, release),
         whole_towers=args.mm_encoder_tp_mode == "data",
-        expert_tile=vllm.expert_tile(spec, args, request.gpu.sm, release),
+        expert_units=expert_kernels.units(request, spec),
+        expert_kernel=moe_backends.plain_name(args.moe_backend),
         whole_shared=vllm.keeps_shared_whole(spec, args, release),
         dense_tp=1 if _keeps_dense_whole(request, spec) else 0,
-        marlin=args.max_loras > 0,
         wide_scales=0 < request.gpu.sm < vllm.FP8_IN_TRITON and release.has("fp8_blocks_by_marlin"),
     )
 
@@ -183,7 +186,7 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
     wide = overheads.wide_by_graphs(stage.estimates, stage.available, in_budget=settings.graphs_in_budget)
     if wide is not None and not is_stated:
         notes.append(wide)
-    return notes
+    return [*notes, *several_nodes.notes(request)]
 
 
 def size(request: Request) -> Sized:

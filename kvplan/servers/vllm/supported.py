@@ -8,7 +8,7 @@ from kvplan.servers.methods import RANKS
 from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal, unsupported
-from kvplan.servers.vllm import connectors, moe_backends, reading, removed, rules
+from kvplan.servers.vllm import connectors, expert_kernels, reading, removed, rules
 
 AMPERE: Final = 80
 FLOATS: Final = ("float16", "bfloat16")
@@ -30,7 +30,7 @@ def windows(request: Request, settings: Settings) -> Refusal | None:
 
 
 def experts(request: Request, settings: Settings) -> Refusal | None:
-    return moe_backends.refusal(request.spec, request.args, request.gpu.sm, request.release)
+    return expert_kernels.refusal(request)
 
 
 def dtype(request: Request, settings: Settings) -> Refusal | None:

@@ -1,0 +1,33 @@
+"""Servers over several nodes: how many, and what a printed command says of them."""
+
+from math import ceil
+from typing import Final
+
+from kvplan.servers.plans import Request
+
+NODE_GPUS: Final = 8
+HEAD: Final = "HEAD_NODE"  # stands for the address of the first node
+
+
+def num_nodes(ranks: int) -> int:
+    """Fewest nodes of at most 8 GPUs that share the ranks evenly."""
+    return next(nodes for nodes in range(ceil(ranks / NODE_GPUS), ranks + 1) if ranks % nodes == 0)
+
+
+def local_replicas(replicas: int, ranks: int) -> int:
+    """Most replicas on a node, as many on each; 1 if a replica spans nodes."""
+    return next((n for n in range(NODE_GPUS // ranks, 1, -1) if replicas % n == 0), 1)
+
+
+def says(request: Request, *flags: str) -> bool:
+    """True if the pasted command has one of the flags, which printed commands repeat."""
+    repeated = request.repeated
+    return repeated is not None and not set(flags).isdisjoint(word.partition("=")[0] for word in repeated.words)
+
+
+def note(others: str) -> str:
+    """How to start the other nodes.
+
+    others  what their commands have in addition or in place
+    """
+    return f"several nodes: the printed command is the first one's, for whose address {HEAD} stands; others {others}"
