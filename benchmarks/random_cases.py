@@ -37,12 +37,21 @@ ARTEFACTS = {
     '"--pp-size"': "sglang/ask.py plays one stage unless its own `pp` says otherwise",
     "moonshotai__Kimi-Linear": "the stored config is a class's defaults, not the model's",
 }
+# SGLang computes in float16 on these (load_model_utils.py, maybe_downgrade_dtype_for_legacy_gpu); its oracle does not
+# call that function. The pool is as large.
+LEGACY_GPUS, LEGACY_DTYPE = ("T4", "V100"), "kv_cache_dtype float16 for bfloat16"
 # Refusals of kvplan's for what SGLang stops at once it loads the model, which the oracle does not play.
 BEYOND = {
+    "it needs compute capability 7.5": "it stops on older GPUs (load_model_utils.py)",
+    "rule of thumb leaves nothing": "its default of --mem-fraction-static is negative; the oracle is told the room",
+    "FlashAttention v3 Backend requires": "the attention backend stops on this GPU; the oracle does not make one",
+    "Cannot find the config file": "its quantization's config cannot be read (kvplan/servers/sglang/quantized.txt)",
     "needs compute capability 9.0": "sparse MLA has no kernels before Hopper (layers/attention/dsa)",
     "does not divide the": "ranks divide the heads (models/llama.py and others assert it)",
     "its kernels": "layers of these shapes cannot be created (kvplan/servers/sglang/quantized.txt)",
     "cannot be created": "layers of this scheme cannot be created (kvplan/servers/sglang/quantized.txt)",
+    "leaves none of": "all layers would read another's cache, which its class refuses (models/gemma4_causal.py)",
+    "eagle-command-a: its head": "SGLang has no class of its architecture",
     "names no layers of multi-token prediction": "there is no head to load (models/deepseek_nextn.py and others)",
 }
 CASES = {"vllm": vllm_case, "sglang": sglang_case}
@@ -122,6 +131,9 @@ def judged(row: Case, models: Path) -> tuple[str, list[str]]:
             outcome = oracles.DIFFERENT if why else outcome
     except Exception:
         return CRASHED, [traceback.format_exc().strip()[-600:]]
+    if not is_vllm and not refuses and row["inputs"].get("gpu") in LEGACY_GPUS and LEGACY_DTYPE in why:
+        why = [text for text in why if text != LEGACY_DTYPE]
+        outcome = outcome if why else oracles.EQUAL
     if outcome == oracles.REFUSED:
         beyond = next((reason for mark, reason in BEYOND.items() if not is_vllm and mark in why[0]), None)
         return (OURS, why) if beyond is None else (oracles.NOT_ASKED, [*why, beyond])

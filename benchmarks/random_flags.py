@@ -124,6 +124,7 @@ ENGINE: Choices = [
 ]  # fmt: skip
 OVERRIDES: Final = [{"max_position_embeddings": 65_536}, {"rope_scaling": YARN}, {"rope_parameters": YARN},
                     {"num_hidden_layers": 4}]  # fmt: skip
+NESTED_OVERRIDES: Final = [*({"text_config": changes} for changes in OVERRIDES), {"vision_config": {"depth": 4}}]
 RERANKER: Final = {"architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"],
                    "is_original_qwen3_reranker": True}  # fmt: skip
 SEEING: Choices = [
@@ -137,6 +138,10 @@ STATEFUL: Choices = [
     (0.04, "mamba_block_size", [128, 512]),
 ]  # fmt: skip
 BACKENDS: Final = ["FLASHINFER", "TRITON_ATTN", "FLASH_ATTN", "FLEX_ATTENTION"]
+MOE_BACKENDS: Final = [
+    *["triton", "marlin", "cutlass", "deep_gemm", "flashinfer_cutlass", "flashinfer_trtllm"] * 3, "auto", "aiter",
+    "b12x", "batched_triton", "emulation", "flashinfer_b12x", "flashinfer_cutedsl", "humming", "triton_unfused",
+]  # fmt: skip
 LATENT_BACKENDS: Final = ["FLASHMLA", "CUTLASS_MLA", "TRITON_MLA", "FLASHINFER_MLA", "FLASH_ATTN_MLA"]
 
 
@@ -156,9 +161,10 @@ def vllm_case(draw: Draw, model: str, source: str, config: Case) -> Case:
     for fits, choices in ((sees(config), SEEING), (has_states(config), STATEFUL)):
         if fits or not suited():
             options |= picked(draw, choices)
-    if draw.random() < 0.05 and text_config(config) is config:
+    if draw.random() < 0.05:
         is_qwen3 = config.get("architectures") == ["Qwen3ForCausalLM"]
-        options["hf_overrides"] = draw.choice([*OVERRIDES, RERANKER] if is_qwen3 else OVERRIDES)
+        overrides = OVERRIDES if (text_config(config) is config) == suited() else NESTED_OVERRIDES
+        options["hf_overrides"] = draw.choice([*overrides, RERANKER] if is_qwen3 else overrides)
     options |= spread(draw, config, drawn) | vllm_drafts(draw, source, config)
     if draw.random() < 0.06:
         options |= {"enable_lora": True, "max_loras": draw.choice([1, 2, 4]), "max_lora_rank": draw.choice([8, 16, 64])}
@@ -173,9 +179,11 @@ def vllm_case(draw: Draw, model: str, source: str, config: Case) -> Case:
 
 
 def spread(draw: Draw, config: Case, drawn: Case) -> Case:
-    """Experts over ranks, their spare copies, and caches split by decode context."""
+    """Experts' kernels, experts over ranks, their spare copies, and caches split by decode context."""
     options: Case = {}
     moe = is_moe(text_config(config))
+    if draw.random() < (0.25 if moe else 0.01):
+        options["moe_backend"] = draw.choice(MOE_BACKENDS)
     if draw.random() < (0.25 if moe else 0.02):
         options["enable_expert_parallel"] = True
         if moe and draw.random() < 0.25 and drawn.get("tp", 1) > 1:
@@ -228,7 +236,8 @@ SGLANG: Choices = [
     (0.05, "schedule-conservativeness", [0.3, 1.2]),
     (0.04, "json-model-override-args", [
         json.dumps({"max_position_embeddings": 65_536}), json.dumps({"rope_scaling": YARN}),
-        json.dumps({"num_hidden_layers": 4}),
+        json.dumps({"num_hidden_layers": 4}), json.dumps({"text_config": {"max_position_embeddings": 65_536}}),
+        json.dumps({"text_config": {"rope_parameters": YARN}}),
     ]),
 ]  # fmt: skip
 SWITCHES: Final = {
@@ -244,6 +253,8 @@ STATES: Choices = [
     (0.08, "mamba-radix-cache-strategy", ["auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"]),
 ]  # fmt: skip
 SGLANG_BACKENDS: Final = ["triton", "flashinfer", "fa3", "trtllm_mha", "fa4", "torch_native"]
+MOE_RUNNERS: Final = ["triton", "triton", "deep_gemm", "flashinfer_trtllm", "flashinfer_cutlass", "flashinfer_mxfp4",
+                      "triton_kernel", "cutlass", "marlin", "flashinfer_cutedsl"]  # fmt: skip
 SGLANG_LATENT: Final = ["triton", "flashinfer", "fa3", "flashmla", "cutlass_mla", "trtllm_mla"]
 
 
@@ -287,6 +298,8 @@ def sglang_spread(draw: Draw, config: Case, drawn: Case) -> list[str]:
         argv += ["--dp-size", "2"]
     if moe and ranks > 1 and draw.random() < 0.2:
         argv += ["--ep-size", str(ranks)]
+    if draw.random() < (0.15 if moe else 0.01):
+        argv += ["--moe-runner-backend", draw.choice(MOE_RUNNERS)]
     return argv
 
 
