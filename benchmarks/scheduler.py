@@ -20,8 +20,9 @@ import torch
 from benchmarks.planner import HEADER, measured_with, spread
 from engine.block_manager import FullGroup, Group, WindowGroup
 from engine.config import SamplingParams
+from engine.extensions import ExtendedConfig, scheduler_of
 from engine.sampler import Sampler
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 
 NUM_SEQS, PROMPT_LEN, MAX_MODEL_LEN = 256, 2_000, 4_096
@@ -36,11 +37,9 @@ def request(number: int) -> Sequence:
 
 def decoding(groups: tuple[Group, ...], **options: Any) -> Scheduler:
     """A scheduler whose sequences are all past their prompts; the pool holds them to the end."""
-    config = SchedulerConfig(
-        max_num_batched_tokens=8_192, max_num_seqs=NUM_SEQS, max_model_len=MAX_MODEL_LEN, **options
-    )
+    config = ExtendedConfig(max_num_batched_tokens=8_192, max_num_seqs=NUM_SEQS, max_model_len=MAX_MODEL_LEN, **options)
     num_blocks = 1 + NUM_SEQS * len(groups) * MAX_MODEL_LEN // 16
-    scheduler = Scheduler(config, num_blocks, groups)
+    scheduler = scheduler_of(config, num_blocks, groups)
     for number in range(NUM_SEQS):
         scheduler.add(request(number))
     while len(step(scheduler)[0].samples) < NUM_SEQS:
@@ -53,7 +52,7 @@ def step(scheduler: Scheduler) -> tuple[Batch, float]:
     start = time.perf_counter()
     batch = scheduler.schedule()
     scheduled = time.perf_counter()
-    tokens = {seq.request_id: 7 for seq in batch.samples}
+    tokens = {seq.request_id: [7] for seq in batch.samples}
     sampled = time.perf_counter()
     scheduler.update(batch, tokens)
     return batch, (scheduled - start + time.perf_counter() - sampled) * 1000

@@ -24,7 +24,7 @@ import torch
 
 from engine.config import DTYPES, KV_CACHE_DTYPES, EngineConfig, SamplingParams
 from engine.directory import read_spec
-from engine.engine import Engine
+from engine.llm import Engine
 from engine.model_runner import DTYPES as TORCH_DTYPES
 from engine.request import RequestOutput, TokenUpdate
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError

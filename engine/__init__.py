@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig, SamplingParams
-    from engine.engine import Engine
+    from engine.llm import Engine
 
 __all__ = ["Engine", "EngineConfig", "SamplingParams"]
 
-_HOMES = {"Engine": "engine.engine", "EngineConfig": "engine.config", "SamplingParams": "engine.config"}
+_HOMES = {"Engine": "engine.llm", "EngineConfig": "engine.config", "SamplingParams": "engine.config"}
 
 
 def __getattr__(name: str) -> Any:

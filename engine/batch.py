@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.block_manager import NULL_BLOCK, Group, MambaGroup
+from engine.block_manager import NULL_BLOCK, Group
+from engine.drafting import DraftStep
 from engine.scheduler import Batch
 from engine.sequence import Sequence
+from engine.states import MambaGroup
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -79,7 +81,7 @@ class BatchBuilder:
             lens = [batch.num_tokens[seq] for seq in seqs]
         query_lens = np.array(lens, np.int64)
         context_lens = np.array([seq.num_computed_tokens for seq in seqs], np.int64)
-        token_ids = self._token_ids(seqs, lens, batch.drafts)
+        token_ids = self._token_ids(seqs, lens, batch.extra(DraftStep).drafts)
         rows = self._rows(seqs, context_lens)
         num_decodes = int((query_lens == 1).sum())
         starts = np.concatenate(([0], np.cumsum(query_lens)))

@@ -6,54 +6,14 @@ Rules as in vLLM 0.33.0 (`v1/core/block_pool.py`, `kv_cache_manager.py`), checke
 import hashlib
 import math
 import pickle
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import assert_never
 
 from engine.sequence import Sequence
 
 NULL_BLOCK = 0  # stands where a block was given back or never needed; never written, never free
-
-
-@dataclass(frozen=True, slots=True)
-class FullGroup:
-    """Layers that keep every token (MHA, GQA, MLA)."""
-
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class WindowGroup:
-    """Layers that see the last `window` tokens, the query included."""
-
-    block_size: int
-    window: int
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedGroup:
-    """Layers that see their own chunk of `chunk` tokens; no model of this engine has them, a simulation may."""
-
-    block_size: int
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class MambaGroup:
-    """Layers with a recurrent state, a block being the state after its last token.
-
-    num_speculative_blocks  states behind the running one, after each draft that is checked
-    checkpoint_alignment    a chunk of a prompt can store the state after a multiple of so many of its tokens on its
-                            way; None: only the one it ends in
-    """
-
-    block_size: int
-    num_speculative_blocks: int = 0
-    checkpoint_alignment: int | None = None
-
-
-Group = FullGroup | WindowGroup | ChunkedGroup | MambaGroup
 BlockKey = tuple[bytes, int]  # chained content hash, group: a block serves one group's layers
 
 
@@ -61,68 +21,71 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def num_skipped_tokens(group: Group, num_tokens: int) -> int:
-    """Leading tokens that the query at position num_tokens no longer reads."""
-    match group:
-        case FullGroup():
-            return 0
-        case WindowGroup(window=window):
-            return max(0, num_tokens - window + 1)
-        case ChunkedGroup(chunk=chunk):
-            return num_tokens // chunk * chunk
-        case MambaGroup():
-            return max(0, num_tokens - 1)
-        case _:
-            assert_never(group)
+@dataclass(frozen=True, slots=True)
+class Group(ABC):
+    """Layers that keep the same tokens, and so share a block table. Each kind says which blocks a sequence needs."""
+
+    block_size: int
+
+    @abstractmethod
+    def num_skipped_tokens(self, num_tokens: int) -> int:
+        """Leading tokens that the query at position num_tokens no longer reads."""
+
+    @abstractmethod
+    def next_drop(self, num_tokens: int) -> int | None:
+        """The smallest number of tokens above num_tokens at which one more block lies wholly before what is read.
+
+        None: blocks stay until the sequence ends
+        """
+
+    @abstractmethod
+    def num_tail_blocks(self) -> int | None:
+        """Cached blocks that a hit needs right before its end; None where it needs all of them."""
+
+    @abstractmethod
+    def max_blocks_held(self, max_model_len: int, max_in_flight_tokens: int) -> int:
+        """Most blocks that one sequence is charged, tokens in flight included."""
+
+    def table_len(self, num_tokens: int) -> int:
+        """Entries of a table that covers num_tokens tokens."""
+        return cdiv(num_tokens, self.block_size)
 
 
-def next_drop(group: Group, num_tokens: int) -> int:
-    """The smallest number of tokens above num_tokens at which one more block lies wholly before what is read."""
-    match group:
-        case FullGroup():
-            raise AssertionError("full attention reads every block")
-        case WindowGroup(block_size=block_size, window=window):
-            return (num_skipped_tokens(group, num_tokens) // block_size + 1) * block_size + window - 1
-        case ChunkedGroup(block_size=block_size, chunk=chunk):
-            return (num_tokens // chunk + 1) * chunk
-        case MambaGroup(block_size=block_size):
-            return (num_skipped_tokens(group, num_tokens) // block_size + 1) * block_size + 1
-        case _:
-            assert_never(group)
+@dataclass(frozen=True, slots=True)
+class FullGroup(Group):
+    """Layers that keep every token (MHA, GQA, MLA)."""
+
+    def num_skipped_tokens(self, num_tokens: int) -> int:
+        return 0
+
+    def next_drop(self, num_tokens: int) -> int | None:
+        return None
+
+    def num_tail_blocks(self) -> int | None:
+        return None
+
+    def max_blocks_held(self, max_model_len: int, max_in_flight_tokens: int) -> int:
+        return cdiv(max_model_len, self.block_size)
 
 
-def num_tail_blocks(group: Group) -> int | None:
-    """Cached blocks that a hit needs right before its end; None where it needs all of them."""
-    match group:
-        case FullGroup() | ChunkedGroup():
-            return None
-        case WindowGroup(block_size=block_size, window=window):
-            return cdiv(window - 1, block_size)
-        case MambaGroup():
-            return 1
-        case _:
-            assert_never(group)
+@dataclass(frozen=True, slots=True)
+class WindowGroup(Group):
+    """Layers that see the last `window` tokens, the query included."""
 
+    window: int
 
-def num_empty_slots(group: Group, num_slots: int, num_tokens: int) -> int:
-    """Slots of a sequence's table that no token is in yet; a state fills its block."""
-    return 0 if isinstance(group, MambaGroup) else num_slots - num_tokens
+    def num_skipped_tokens(self, num_tokens: int) -> int:
+        return max(0, num_tokens - self.window + 1)
 
+    def next_drop(self, num_tokens: int) -> int | None:
+        return (self.num_skipped_tokens(num_tokens) // self.block_size + 1) * self.block_size + self.window - 1
 
-def max_blocks_held(group: Group, max_model_len: int, max_in_flight_tokens: int) -> int:
-    """Most blocks that one sequence is charged in a group, tokens in flight included."""
-    match group:
-        case FullGroup(block_size=block_size):
-            return cdiv(max_model_len, block_size)
-        case WindowGroup(block_size=block_size, window=window):
-            # The window need not start on a block boundary: one more block.
-            return cdiv(min(window - 1 + max_in_flight_tokens, max_model_len), block_size) + 1
-        case ChunkedGroup(block_size=block_size, chunk=chunk):
-            return cdiv(min(chunk + max_in_flight_tokens, max_model_len), block_size)
-        case MambaGroup(num_speculative_blocks=num_ahead):
-            return 1 + num_ahead
-        case _:
-            assert_never(group)
+    def num_tail_blocks(self) -> int | None:
+        return cdiv(self.window - 1, self.block_size)
+
+    def max_blocks_held(self, max_model_len: int, max_in_flight_tokens: int) -> int:
+        # The window need not start on a block boundary: one more block.
+        return cdiv(min(self.window - 1 + max_in_flight_tokens, max_model_len), self.block_size) + 1
 
 
 def block_hashes(seq: Sequence, block_size: int, lookahead: int = 0) -> list[bytes]:
@@ -211,21 +174,10 @@ class PrefixHit:
     passed: tuple[int, ...] = ()  # states that a load goes past: vLLM counts them as if they were shared
 
 
-@dataclass(frozen=True, slots=True)
-class StoredState:
-    """A block that holds the state of a group after the sequence's first num_tokens tokens, once the step has run."""
-
-    seq: Sequence
-    group: int
-    block: int
-    num_tokens: int
-
-
 class BlockManager:
     """Gives each sequence its blocks, one table per group, out of one pool."""
 
-    cuts_chunks = False  # whether cut() may leave fewer tokens than it is given
-    stored_states: tuple[StoredState, ...] = ()  # by the step that was scheduled last
+    cure = "shorten the request"  # where one does not fit into the whole pool
 
     def __init__(
         self,
@@ -248,10 +200,10 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.hash_lookahead, self.drops_last_block = hash_lookahead, drops_last_block
         self.hit_alignment = math.lcm(*(group.block_size for group in groups))
-        self.dropping = tuple(g for g, group in enumerate(groups) if self._gives_back(group))
-        self.max_held = tuple(max_blocks_held(group, max_model_len, max_in_flight_tokens) for group in groups)
+        self.dropping = tuple(g for g, group in enumerate(groups) if group.next_drop(0) is not None)
+        self.max_held = tuple(group.max_blocks_held(max_model_len, max_in_flight_tokens) for group in groups)
         step = max_step_tokens or max_in_flight_tokens
-        self.max_held_alone = tuple(max_blocks_held(group, max_model_len, step) for group in groups)
+        self.max_held_alone = tuple(group.max_blocks_held(max_model_len, step) for group in groups)
 
     @property
     def num_free_blocks(self) -> int:
@@ -272,19 +224,6 @@ class BlockManager:
     def usage(self) -> float:
         """Share of the usable blocks that sequences hold, from 0 to 1."""
         return 1 - self.num_free_blocks / self.num_usable_blocks
-
-    # --- a step: what blocks of recurrent states see otherwise (states.py) --------------------------------------
-
-    def begin_step(self) -> None:
-        """A step is about to be scheduled."""
-
-    def end_step(self) -> list[tuple[int, int]]:
-        """Blocks to copy before the step runs, (from, to) each: none."""
-        return []
-
-    def cut(self, seq: Sequence, start: int, n: int, max_tokens: int) -> int:
-        """Of a sequence's n tokens from `start` on those that a step may compute: all of them."""
-        return n
 
     # --- the prefix cache ---------------------------------------------------------------------------------------
 
@@ -345,9 +284,9 @@ class BlockManager:
         group = self.groups[g]
         hashes = self._hashes(seq, group)
         end = min(limit // group.block_size, len(hashes))
-        tail = num_tail_blocks(group)
+        tail = group.num_tail_blocks()
         if tail is None:
-            start = num_skipped_tokens(group, limit) // group.block_size
+            start = group.num_skipped_tokens(limit) // group.block_size
             run_end = self._run_end(hashes, g, start, end)
             return max(start, run_end - self.drops_last_block) * group.block_size
         run = 0
@@ -367,13 +306,13 @@ class BlockManager:
     def _hit_blocks(self, seq: Sequence, g: int, num_tokens: int) -> tuple[int, ...]:
         group = self.groups[g]
         hashes = self._hashes(seq, group)
-        first = num_skipped_tokens(group, num_tokens) // group.block_size
-        found = (self.pool.find((hashes[i], g)) for i in range(first, num_tokens // group.block_size))
-        return (NULL_BLOCK,) * first + tuple(NULL_BLOCK if block is None else block for block in found)
+        first = group.num_skipped_tokens(num_tokens) // group.block_size
+        blocks = (self.pool.find((hashes[i], g)) for i in range(first, num_tokens // group.block_size))
+        return (NULL_BLOCK,) * first + tuple(NULL_BLOCK if block is None else block for block in blocks)
 
     def _is_kept(self, seq: Sequence, group: Group, i: int) -> bool:
         """Whether block i is worth finding: windows and states only before a prompt's last token, or an earlier end."""
-        tail = num_tail_blocks(group)
+        tail = group.num_tail_blocks()
         if tail is None:
             return True
         ends = (self._aligned(seq.num_prompt_tokens - 1), seq.full_attention_hit_len)
@@ -397,22 +336,14 @@ class BlockManager:
         alone  nobody else has blocks: it can wait for one step to end before the next, so one is in flight
         """
         needed = self._num_revived(hit)
-        held = self.max_held_alone if alone else self.max_held
-        for group, blocks, most in zip(self.groups, hit.blocks, held, strict=True):
-            needed += max(0, min(self._num_new(group, len(blocks), num_tokens), most - len(blocks)))
+        bounds = self.max_held_alone if alone else self.max_held
+        for group, blocks, bound in zip(self.groups, hit.blocks, bounds, strict=True):
+            needed += max(0, min(self._num_new(group, len(blocks), num_tokens), bound - len(blocks)))
         return needed
 
     def _num_revived(self, hit: PrefixHit) -> int:
         """Blocks of the hit that lie in the free list."""
         return sum(block in self.pool.free for blocks in (*hit.blocks, hit.passed) for block in blocks)
-
-    def beyond(self, hit: PrefixHit, num_tokens: int) -> PrefixHit:
-        """The same hit for a sequence whose next token is at num_tokens, later: windows read less of it."""
-        blocks = []
-        for group, own in zip(self.groups, hit.blocks, strict=True):
-            num_skipped = num_skipped_tokens(group, num_tokens) // group.block_size
-            blocks.append((NULL_BLOCK,) * num_skipped + own[num_skipped:])
-        return PrefixHit(num_tokens, tuple(blocks))
 
     def admit(
         self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None, *, are_computed: bool = True
@@ -478,7 +409,7 @@ class BlockManager:
         return sum(self._num_to_finish(seq, g) for g in range(len(self.groups)))
 
     def _num_to_finish(self, seq: Sequence, g: int) -> int:
-        num_places = min(self._table_len(self.groups[g], seq.num_tokens), self.max_held[g])
+        num_places = min(self.groups[g].table_len(seq.num_tokens), self.max_held[g])
         return max(0, num_places - len(seq.block_table[g]))
 
     def num_to_hold(self, seq: Sequence, num_tokens: int) -> int:
@@ -493,26 +424,11 @@ class BlockManager:
 
     def _num_new(self, group: Group, num_held: int, num_tokens: int) -> int:
         """Blocks to take so that a table of num_held entries covers num_tokens tokens."""
-        return max(0, self._table_len(group, num_tokens) - num_held)
-
-    def _table_len(self, group: Group, num_tokens: int) -> int:
-        if isinstance(group, MambaGroup):
-            return 1 + group.num_speculative_blocks  # one state, overwritten in place
-        return cdiv(num_tokens, group.block_size)
+        return max(0, group.table_len(num_tokens) - num_held)
 
     def _extend(self, seq: Sequence, num_tokens: int) -> None:
         for group, table in zip(self.groups, seq.block_table, strict=True):
             table += self.pool.take(self._num_new(group, len(table), num_tokens))
-
-    def _gives_back(self, group: Group) -> bool:
-        """Whether a sequence's early blocks become useless while it runs."""
-        match group:
-            case FullGroup() | MambaGroup():  # engine/states.py, where several states are kept
-                return False
-            case WindowGroup() | ChunkedGroup():
-                return True
-            case _:
-                assert_never(group)
 
     def _num_tokens_until_change(self, seq: Sequence) -> int:
         """Tokens up to which no group takes a block, publishes one or gives one back: what most steps find."""
@@ -522,8 +438,8 @@ class BlockManager:
             if self.enable_prefix_caching:
                 changes.append((seq.num_cached_blocks[g] + 1) * group.block_size - 1)
         # The query stands before the last token, so nothing is dropped before the token after the boundary.
-        changes += [next_drop(self.groups[g], seq.num_settled_tokens) for g in self.dropping]
-        return min(changes)
+        drops = [self.groups[g].next_drop(seq.num_settled_tokens) for g in self.dropping]
+        return min(changes + [drop for drop in drops if drop is not None])
 
     def drop_unread(self, seq: Sequence) -> None:
         """Give back the blocks that lie wholly before what the next query reads."""
@@ -532,7 +448,7 @@ class BlockManager:
 
     def _drop(self, seq: Sequence, g: int) -> None:
         group, table = self.groups[g], seq.block_table[g]
-        end = min(num_skipped_tokens(group, seq.num_settled_tokens) // group.block_size, len(table))
+        end = min(group.num_skipped_tokens(seq.num_settled_tokens) // group.block_size, len(table))
         blocks = []
         for i in reversed(range(end)):
             if table[i] == NULL_BLOCK:
@@ -550,9 +466,9 @@ class BlockManager:
         for block in detached:
             refs[block] += 1
         for seq in seqs:
-            held = [block for table in seq.block_table for block in table if block != NULL_BLOCK]
-            assert len(held) == len(set(held)), f"{seq.request_id}: holds a block twice ({held})"
-            for block in held:
+            blocks = [block for table in seq.block_table for block in table if block != NULL_BLOCK]
+            assert len(blocks) == len(set(blocks)), f"{seq.request_id}: holds a block twice ({blocks})"
+            for block in blocks:
                 refs[block] += 1
         assert refs == pool.ref_counts, f"reference counts {pool.ref_counts} for {refs} tables"
         assert set(pool.free) == {b for b in range(1, pool.num_blocks) if refs[b] == 0}, "free list and counts differ"

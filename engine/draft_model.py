@@ -134,8 +134,10 @@ class DraftModel:
     # --- proposing ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def propose(self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence]) -> dict[Sequence, list[int]]:
-        num_drafts, limit = batch.num_next_drafts, self._runner.max_model_len
+    def propose(
+        self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence], num_drafts: int
+    ) -> dict[Sequence, list[int]]:
+        limit = self._runner.max_model_len
         wanting = [seq for seq in wanting if num_drafts and seq.num_tokens + num_drafts <= limit]
         rows = self._catch_up(batch, arrays)
         if not rows:

@@ -3,105 +3,113 @@
 Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `config/speculative.py`), checked step by step against it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Several
+from dataclasses import dataclass, field
 
-from engine.block_manager import Group, MambaGroup, PrefixHit
+from engine.block_manager import PrefixHit
 from engine.draft_rules import DraftRules, SpeculationStats
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.scheduler import Batch, Extension, Outcome, Scheduler
 from engine.sequence import Sequence
+from engine.states import MambaGroup, StateBlockManager
 from kvplan.core.errors import UsageError
 
 UNKNOWN = -1  # stands for a draft that only the device knows yet
 
 
-def scheduler_of(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Scheduler:
-    """The scheduler that a config asks for."""
-    if not config.drafts.num_drafts:
-        return Scheduler(config, num_blocks, groups)
-    return DraftingScheduler(config, config.drafts, num_blocks, groups)
+@dataclass(slots=True)
+class DraftStep:
+    """A batch's part in speculation.
+
+    drafts     of each sequence, the last ones of its tokens, which are guesses
+    padded     sequences whose drafts are fillers
+    is_last    nobody can use what would be guessed after the batch
+    num_next   drafts to guess after it
+    """
+
+    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    padded: list[Sequence] = field(default_factory=list)
+    is_last: bool = False
+    num_next: int = 0
 
 
-class DraftingScheduler(Scheduler):
+class Drafting(Extension):
     """Schedules draft tokens after the known ones, and takes back those that the model rejects.
 
     Between batches a sequence's `draft_ids` are what `propose` gave it (with async scheduling: as many unknown ones as
     the device is about to guess). A batch that has drafts of a sequence yields 1 to 1 + drafts tokens for it.
     """
 
-    def __init__(self, config: SchedulerConfig, rules: DraftRules, num_blocks: int, groups: tuple[Group, ...]) -> None:
+    def __init__(self, rules: DraftRules, *, is_async: bool) -> None:
+        """is_async: drafts are guessed on the device, before the tokens in front of them are known here."""
+        self.rules, self.is_async = rules, is_async
+        self.num_ahead = rules.lookahead
+        self.stats = SpeculationStats(accepted_per_position=[0] * rules.num_drafts)
+        self.step = DraftStep()
+        self._has_prefill = False  # a chunk of a prompt is in the batch
+        self._padded: Sequence | None = None  # the sequence that is being admitted, if it gets fillers
+
+    def attach(self, scheduler: Scheduler) -> None:
         """Raises UsageError for layers whose recurrent state a rejected draft would have changed."""
-        states = [group for group in groups if isinstance(group, MambaGroup)]
-        if any(group.num_speculative_blocks < rules.num_drafts for group in states):
+        super().attach(scheduler)
+        states = [group for group in scheduler.blocks.groups if isinstance(group, MambaGroup)]
+        if any(group.num_speculative_blocks < self.rules.num_drafts for group in states):
             raise UsageError("speculation: layers with a recurrent state cannot take a draft back; serve without it")
-        super().__init__(config, num_blocks, groups)
-        self.rules = rules
-        self._counts = self.draft_stats = SpeculationStats(accepted_per_position=[0] * rules.num_drafts)
-        self._num_stale: dict[Sequence, int] = {}  # tokens in flight of a preempted sequence, when it was preempted
+        self._cuts_fillers = isinstance(scheduler.blocks, StateBlockManager)
 
     # --- a batch ------------------------------------------------------------------------------------------------
 
-    def _new_batch(self) -> Batch:
-        slots = self.rules.extra_slots
-        return Batch(
-            self.config.max_num_batched_tokens - slots,  # what one more sequence may have
-            overhead=slots,
-            skips_drafts=self.rules.lookahead > 0,
-            num_next_drafts=self.rules.num_drafts,
-        )
+    def begin_step(self, batch: Batch) -> None:
+        batch.budget -= self.rules.extra_slots  # what is left is what one more sequence may have
+        self.step = DraftStep(is_last=self.rules.lookahead > 0, num_next=self.rules.num_drafts)
+        batch.extras[DraftStep] = self.step
+        self._has_prefill = False
 
-    def _launch(self, batch: Batch) -> None:
+    def put(self, seq: Sequence, n: int, batch: Batch) -> None:
+        batch.budget -= self.rules.extra_slots
+        hit_len = batch.hits.get(seq)
+        self._has_prefill |= seq.is_prefill_chunk if hit_len is None else hit_len < seq.num_tokens - 1
+
+    def end_step(self, batch: Batch) -> None:
+        step, num_by_batch_size = self.step, self.rules.num_by_batch_size
         for seq, n in batch.num_tokens.items():
-            self._note_use(seq, n, batch)
-            num_drafts = n + seq.num_computed_tokens - len(seq.token_ids) - seq.num_placeholders
+            start, num_placeholders = seq.num_computed_tokens - n, seq.num_placeholders - (not seq.is_prefill_chunk)
+            self._note_use(seq, start + n, num_placeholders, step)
+            num_drafts = start + n - len(seq.token_ids) - num_placeholders
             if num_drafts > 0 and seq in batch.hits:
-                batch.padded.append(seq)
-                batch.drafts[seq] = (UNKNOWN,) * num_drafts
+                step.padded.append(seq)
+                step.drafts[seq] = (UNKNOWN,) * num_drafts
             elif num_drafts > 0:
-                batch.drafts[seq] = seq.draft_ids[:num_drafts]
+                step.drafts[seq] = seq.draft_ids[:num_drafts]
             seq.draft_ids = ()
-        if batch.num_tokens and self.rules.num_by_batch_size:
-            batch.num_next_drafts = self.rules.num_by_batch_size[len(batch.num_tokens)]
-        super()._launch(batch)
+        if batch.num_tokens and num_by_batch_size:
+            step.num_next = num_by_batch_size[len(batch.num_tokens)]
         for seq in batch.samples:
-            seq.num_placeholders += len(batch.drafts.get(seq, ()))
-            if self.config.is_async:
-                seq.draft_ids = (UNKNOWN,) * batch.num_next_drafts
+            seq.num_placeholders += len(step.drafts.get(seq, ()))
+            if self.is_async:
+                seq.draft_ids = (UNKNOWN,) * step.num_next
 
-    def _note_use(self, seq: Sequence, n: int, batch: Batch) -> None:
+    def _note_use(self, seq: Sequence, end: int, num_placeholders: int, step: DraftStep) -> None:
         """Whether what is guessed for it after this batch can be of use; a single one that can is enough."""
-        if seq.num_computed_tokens + n < len(seq.token_ids):  # a chunk of a prompt, after which nothing is guessed
+        if end < len(seq.token_ids):  # a chunk of a prompt, after which nothing is guessed
             return
-        least_output = seq.num_output_tokens + (2 if seq.num_placeholders else 1)
+        least_output = seq.num_output_tokens + (2 if num_placeholders else 1)
         if least_output < seq.max_tokens:
-            batch.skips_drafts = False
+            step.is_last = False
 
-    def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
-        """Apply a batch in which every sequence yields one token."""
-        return self.update_several(batch, {request_id: (token,) for request_id, token in sampled.items()})
-
-    def update_several(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
-        """Apply a batch's tokens by request id: accepted drafts, then one more; returns the finished sequences."""
-        stale = self._settle(batch)
-        done: list[Sequence] = []
+    def update(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> None:
+        """Count the drafts that held: each token but the last is one."""
+        drafts = batch.extra(DraftStep).drafts
         for seq in batch.samples:
-            num_drafts = len(batch.drafts.get(seq, ()))
-            seq.num_placeholders -= 1 + num_drafts
-            if seq.is_finished:
-                continue
-            tokens = sampled[seq.request_id]
-            if num_drafts:
-                self._counts.count(num_drafts, len(tokens) - 1)
-            num_taken = self._append_several(seq, tokens)
-            if seq not in stale:
-                seq.num_computed_tokens -= num_drafts + 1 - num_taken
-                if seq.status == "running" or seq.is_finished:
-                    self.blocks.cache_full_blocks(seq, seq.num_settled_tokens)
-            if seq.is_finished:
-                done.append(seq)
-        if done:
-            self._retire(done)
-        return done
+            num_drafts = len(drafts.get(seq, ()))
+            seq.num_placeholders -= num_drafts
+            if num_drafts and not seq.is_finished:
+                self.stats.count(num_drafts, len(sampled[seq.request_id]) - 1)
+
+    def accept(self, seq: Sequence, num_taken: int, batch: Batch) -> None:
+        """Take back the drafts that did not hold; of a sequence preempted meanwhile nothing is computed."""
+        if seq.block_table:
+            seq.num_computed_tokens -= len(batch.extra(DraftStep).drafts.get(seq, ())) + 1 - num_taken
 
     def propose(self, drafts: Mapping[Sequence, Several[int]]) -> None:
         """Set the drafts to verify next, by sequence, after a batch was applied and before the next is scheduled."""
@@ -109,70 +117,42 @@ class DraftingScheduler(Scheduler):
             if seq.status == "running":
                 seq.draft_ids = () if seq.is_prefill_chunk else tuple(token_ids)
 
-    def _settle(self, batch: Batch) -> set[Sequence]:
-        """Count a batch as no longer in flight; who was preempted meanwhile, so that its positions mean nothing."""
-        stale: set[Sequence] = set()
-        for seq, n in batch.num_tokens.items():
-            seq.num_in_flight_tokens -= n
-            left = self._num_stale.get(seq, 0)
-            if left:
-                stale.add(seq)
-                self._num_stale[seq] = left - n
-                if left == n:
-                    del self._num_stale[seq]
-        return stale
-
-    def _append_several(self, seq: Sequence, tokens: Iterable[int]) -> int:
-        """Append tokens until one ends the sequence; returns how many."""
-        num_taken = 0
-        for token in tokens:
-            seq.append(token, self.config.max_model_len)
-            num_taken += 1
-            if seq.is_finished:
-                break
-        return num_taken
-
     # --- who runs -----------------------------------------------------------------------------------------------
 
-    def _num_tokens_to_run(self, seq: Sequence, batch: Batch) -> int:
-        n = super()._num_tokens_to_run(seq, batch)
-        return self._clear_of_end(seq, seq.num_computed_tokens, n)
+    def want(self, seq: Sequence, start: int, n: int, batch: Batch) -> int:
+        self._padded = None
+        if seq.status == "running":
+            return min(n + len(seq.draft_ids), self.scheduler.config.max_model_len - 1 - start)
+        if not self._is_padded(seq, start, batch):
+            return n
+        self._padded = seq
+        return 1 + self.rules.num_drafts
 
-    def _first_chunk(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> int | None:
-        if not self._is_padded(seq, hit, batch):
-            n = super()._first_chunk(seq, hit, batch)
-            return None if n is None else self._clear_of_end(seq, hit.num_tokens, n)
-        size = 1 + self.rules.num_drafts
-        if self._holds_prefills or size > batch.budget:
-            return None
-        n = self._capped(size)
-        if self.blocks.cuts_chunks and self._chunk(seq, hit.num_tokens, n, batch) < size:
-            n = 1  # a block's end cuts fillers off
-        return self._with_inputs(seq, hit.num_tokens, n, batch)
+    def decide(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> Outcome | None:
+        return "full" if seq is self._padded and n > batch.budget else None
 
-    def _is_padded(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> bool:
+    def limit(self, seq: Sequence, start: int, n: int, batch: Batch) -> int | None:
+        if seq is self._padded:
+            return 1 if self._cuts_fillers and n < 1 + self.rules.num_drafts else n  # a block's end cuts fillers off
+        return self._clear_of_end(seq, start, n)
+
+    def _is_padded(self, seq: Sequence, start: int, batch: Batch) -> bool:
         """A sequence that lacks one token gets fillers for drafts beside others' decodes: a batch of one shape."""
-        if seq.num_tokens - hit.num_tokens != 1 or batch.has_prefill or self.rules.num_by_batch_size:
+        if seq.num_tokens - start != 1 or self._has_prefill or self.rules.num_by_batch_size:
             return False
-        ends = hit.num_tokens + 2 + self.rules.num_drafts
-        return (bool(batch.num_tokens) or hit.num_tokens > 0) and ends <= self.config.max_model_len
+        ends = start + 2 + self.rules.num_drafts
+        return (bool(batch.num_tokens) or start > 0) and ends <= self.scheduler.config.max_model_len
 
-    def _clear_of_end(self, seq: Sequence, num_computed: int, n: int) -> int:
+    def _clear_of_end(self, seq: Sequence, start: int, n: int) -> int:
         """Never end a prefill where the drafter would read past it: finish it, or leave it enough to read."""
-        left = seq.num_tokens - num_computed - n
+        left = seq.num_tokens - start - n
         if 0 < left < self.rules.prefill_lookahead:
             return max(0, n - self.rules.prefill_lookahead + left)
         return n
 
-    def _preempt(self, seq: Sequence, batch: Batch) -> None:
-        if seq in batch.num_tokens:
-            self._note_use(seq, batch.num_tokens[seq], batch)
+    def preempt(self, seq: Sequence, batch: Batch) -> None:
+        n = batch.num_tokens.get(seq)
+        if n is not None:
+            self._note_use(seq, seq.num_computed_tokens + n, seq.num_placeholders, batch.extra(DraftStep))
+            batch.budget += self.rules.extra_slots
         seq.draft_ids = ()
-        super()._preempt(seq, batch)
-        if seq.num_in_flight_tokens:
-            self._num_stale[seq] = seq.num_in_flight_tokens
-
-    def _retire(self, seqs: list[Sequence]) -> None:
-        super()._retire(seqs)
-        for seq in seqs:
-            self._num_stale.pop(seq, None)

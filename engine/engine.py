@@ -1,269 +1,56 @@
-"""The engine: `step()` schedules, runs and updates; everything else is getting requests in and outputs out."""
+"""The loop: `step()` schedules, runs and takes in; a model is whatever computes the next tokens of a batch."""
 
-import time
-from collections import abc, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
-from contextlib import contextmanager
-from itertools import compress, count
-from pathlib import Path
-from threading import RLock
+from typing import Generic, Protocol, TypeVar
 
-from engine.batch import BatchBuilder
-from engine.config import EngineConfig, SamplingParams
-from engine.directory import read_eos_token_ids, read_spec, read_tokenizer
-from engine.draft_rules import SpeculationStats
-from engine.flight import Damage, Flight, num_prompt_tokens, own_blocks
-from engine.memory import MemoryReport
-from engine.model_runner import ModelRunner
-from engine.request import (
-    Prompt,
-    Request,
-    RequestOutput,
-    TokenUpdate,
-    as_prompts,
-    check_biases,
-    check_options,
-    prompt_token_ids,
-    stop_token_ids,
-)
-from engine.resolve import check_states, device, max_model_len, scheduler_config, weight_source
-from engine.sampler import TokenLogprobs
-from engine.scheduler import Batch
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
-from engine.speculation import companions_of, sampling_of
-from engine.stages import StageRunner
-from engine.state_slots import with_room_for_states
-from engine.stats import Counters, Stats
-from engine.tier_setup import disk_of, tiers_of
-from engine.tiers import DeviceOnly
-from engine.tp import join
-from kvplan.core.errors import SettingError, UsageError
-from kvplan.models.spec import ModelSpec
 
 
-class Engine:
-    """A model that serves requests; under torchrun every rank has one and calls it alike, and rank 0's requests run.
+class Flight(Protocol):
+    """A batch that a model was given and whose tokens have not been read yet."""
 
-    Not for several threads at once: whoever comes while another thread's call runs gets a UsageError, and nothing is
-    changed. Callbacks, which run within a call, may add and abort requests.
-    """
+    @property
+    def batch(self) -> Batch: ...
 
-    def __init__(
-        self,
-        spec_or_dir: ModelSpec | str | Path,
-        config: EngineConfig | None = None,
-        on_stage: Callable[[str], None] = lambda name: None,
-    ) -> None:
-        """Load the model and size the pool.
+    def wait(self) -> Mapping[str, Several[int]]:
+        """The new tokens of the batch's `samples`, by request id, once they are known."""
 
-        spec_or_dir  a Hugging Face directory (config.json, safetensors, perhaps tokenizer.json), or a ModelSpec with
-                     load_format="dummy"
-        on_stage     called as each stage of the start begins: weights, profile_run, pool, graphs
-        Raises UnsupportedModelError for what it cannot run, InvalidInputError for damaged files, EnvironmentProblem
-        for a device that is missing or too small.
-        """
-        config = config or EngineConfig()
-        self.device = device(config.device, config.tensor_parallel_size * config.pipeline_parallel_size)
-        directory = None if isinstance(spec_or_dir, ModelSpec) else Path(spec_or_dir)
-        self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else read_spec(Path(spec_or_dir))
-        check_states(self.spec, config)
-        self.config = config = with_room_for_states(self.spec, config)
-        self.max_model_len = max_model_len(self.spec, config.max_model_len)
-        self.tp = tp = join(config.tensor_parallel_size, self.device, config.pipeline_parallel_size)
-        source = weight_source(directory, config, self.device)
-        others, disk = companions_of(config), disk_of(self.spec, config, tp, directory)
-        runner = ModelRunner if tp.num_stages == 1 else StageRunner
-        self.runner = runner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage, others)
-        rules = tuple(group.rule for group in self.runner.groups)
-        limits = scheduler_config(config, self.max_model_len, config.batches_in_flight(self.device.type))
-        self.tiers = tiers_of(config, self.runner, disk)
-        self._kept = self.tiers or DeviceOnly(rules)
-        self.scheduler = self._kept.scheduler(limits, self.runner.memory.num_blocks)
-        self._sampling = sampling_of(config, self.runner, self.scheduler)
-        has_states = self.spec.has_states
-        self._batches = BatchBuilder(rules, config.num_seqs, self.max_model_len, has_states=has_states)
-        self.tokenizer = None if directory is None else read_tokenizer(directory)
-        self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
-        self.on_step: Callable[[Stats], None] | None = None  # called after every step
-        self.on_schedule: Callable[[Batch], None] | None = None  # called with each batch, right after it is chosen
-        # Called before each batch is given to the device, with the prompt tokens of all batches then in flight.
-        self.on_launch: Callable[[int], None] | None = None
-        self._in_flight: deque[Flight] = deque()  # the oldest first; after a step at most one, of async scheduling
-        self._requests: dict[str, Request] = {}  # waiting or running, by id
-        self._unclaimed: list[Request] = []  # ended; the next step() gives their outputs
-        self._updates: deque[tuple[Request, TokenUpdate]] = deque()  # that callbacks are still to see
-        self._new_ids = (f"request-{n}" for n in count(1))
-        self._counters = Counters()
-        self._in_use = RLock()
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Keep other threads out; they are refused, not made to wait."""
-        if not self._in_use.acquire(blocking=False):
-            raise UsageError(
-                "Engine: another thread is using it; give the engine a thread of its own and pass requests to that"
-            )
-        try:
-            yield
-        finally:
-            self._in_use.release()
+F = TypeVar("F", bound=Flight)
 
-    # --- requests -----------------------------------------------------------------------------------------------
 
-    def load_adapter(self, name: str, path: str | Path) -> None:
-        """Read an adapter of peft's (adapter_config.json, safetensors), which requests then name; on every rank."""
-        with self._exclusive():
-            self.runner.model.adapters.add(name, Path(path))
+class EngineCore(Generic[F]):
+    """A scheduler and a model in a loop, with as many batches in flight as the scheduler's config says."""
 
-    def generate(
-        self,
-        prompts: Prompt | abc.Sequence[Prompt],
-        params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
-        on_token: Callable[[TokenUpdate], None] | None = None,
-        *,
-        adapter: str | None = None,
-    ) -> list[RequestOutput]:
-        """Run prompts to their end, in one continuous batch; outputs in the order of the prompts.
-
-        prompts  texts or lists of token ids (arrays too); params: one for all, or one each; adapter: for all
-        """
-        prompts, params, adapter = self.tp.from_first((prompts, params, adapter))
-        several = as_prompts(prompts)
-        each = [params or SamplingParams()] * len(several) if not isinstance(params, abc.Sequence) else list(params)
-        if len(each) != len(several):
-            raise UsageError(f"generate: {len(each)} params for {len(several)} prompts; give one, or one each")
-        with self._exclusive():
-            return self._generate(several, each, adapter, on_token)
-
-    def _generate(
-        self, prompts: list[Prompt], params: list[SamplingParams], adapter: str | None,
-        on_token: Callable[[TokenUpdate], None] | None,
-    ) -> list[RequestOutput]:  # fmt: skip
-        requests: list[Request] = []
-        try:
-            for prompt, chosen in zip(prompts, params, strict=True):
-                requests.append(self._add(prompt, chosen, None, 0, None, adapter, on_token))
-            while not all(request.seq.is_finished for request in requests):
-                self._step()
-        finally:  # also after an error or Ctrl-C: the engine goes on without these requests
-            own = set(requests)
-            for request in own:
-                request.on_token = None
-                if not request.seq.is_finished:
-                    self.abort(request.seq.request_id)
-            self._unclaimed = [request for request in self._unclaimed if request not in own]
-        return [request.output() for request in requests]
-
-    def add_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-        on_token: Callable[[TokenUpdate], None] | None = None,
-    ) -> str:
-        """Queue a request and return its id; one that can never run is refused here.
-
-        cache_salt  prefixes are shared only among requests of the same salt
-        adapter     name of one that load_adapter has read; None: the model's own weights alone
-        on_token    called after each step that gave the request a token; it may add and abort requests
-        """
-        request = self.submit(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, adapter=adapter,
-            on_token=on_token,
-        )  # fmt: skip
-        return request.seq.request_id
-
-    def submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        adapter: str | None = None,
-        on_token: Callable[[TokenUpdate], None] | None = None,
-    ) -> Request:
-        """Queue a request as add_request does and return it whole: a server reads on what its output does not say."""
-        with self._exclusive():
-            prompt, params, request_id, priority, cache_salt, adapter = self.tp.from_first(
-                (prompt, params, request_id, priority, cache_salt, adapter)
-            )
-            check_options(request_id, priority, cache_salt, adapter)
-            return self._add(prompt, params, request_id, priority, cache_salt, adapter, on_token)
-
-    def _add(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int,
-        cache_salt: str | None, adapter: str | None, on_token: Callable[[TokenUpdate], None] | None,
-    ) -> Request:  # fmt: skip
-        params = params or SamplingParams()
-        check_biases(params, self.spec.vocab_size)
-        if params.prompt_logprobs is not None and self.config.speculative_config is not None:
-            problem = "cannot be combined with {1}"
-            raise SettingError("", ("prompt_logprobs", "speculative_config"), problem, "use only one")
-        keys = () if adapter is None else self.runner.model.adapters.cache_keys(adapter)
-        seq = Sequence(
-            request_id or self._new_id(),
-            prompt_token_ids(prompt, self.tokenizer, self.spec.vocab_size),
-            params.max_tokens,
-            priority,
-            extra_keys=keys if cache_salt is None else (*keys, cache_salt),
-            adapter=adapter,
-            stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
-            skips_cache=params.prompt_logprobs is not None,
-        )
-        self.scheduler.add(seq)
-        request = self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
-        return request
-
-    def _new_id(self) -> str:
-        """An id that no request has, nor an output that is still to be given."""
-        taken = {request.seq.request_id for request in self._unclaimed}
-        return next(name for name in self._new_ids if name not in self._requests and name not in taken)
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request now; its output so far, or None when it is not running or waiting."""
-        with self._exclusive():
-            request = self._requests.pop(request_id, None)
-            if request is None:
-                return None
-            self.scheduler.abort(request_id)
-            request.on_token = None
-            return request.output()
+    def __init__(self, scheduler: Scheduler, model: Callable[[Batch], F]) -> None:
+        """model  launches a batch, and returns without waiting for its tokens"""
+        self.scheduler, self._model = scheduler, model
+        self._in_flight: deque[F] = deque()  # the oldest first
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether step() has anything to do, or an output to give."""
-        return self.scheduler.has_unfinished or bool(self._unclaimed) or self._kept.is_busy
+        """Whether a step has anything to do."""
+        return self.scheduler.has_unfinished or any(extension.is_busy for extension in self.scheduler.extensions)
 
-    # --- the loop -----------------------------------------------------------------------------------------------
+    def run_to_end(self, seqs: Several[Sequence]) -> None:
+        """Run sequences to their ends, beside those that run already."""
+        for seq in seqs:
+            self.scheduler.add(seq)
+        while not all(seq.is_finished for seq in seqs):
+            self.advance()
 
-    def step(self) -> list[RequestOutput]:
-        """One batch; returns the outputs of the requests that ended since the last call.
-
-        Nothing is lost to an exception, of a callback or of the step itself: what has ended comes with the next call.
-        """
-        with self._exclusive():
-            self._step()
-            ended, self._unclaimed = self._unclaimed, []
-            return [request.output() for request in ended]
-
-    def _step(self) -> None:
-        start = time.perf_counter()
+    def advance(self) -> None:
+        """One step: schedule and run, and take in the oldest batch."""
         self._launch()
         self._take_in()
-        self._counters.count_step(start)
-        self._tell()
 
     def _launch(self) -> None:
         """Schedule and run until as many batches are in flight as may be."""
-        if self._in_flight and not self._in_flight[0].is_wanted:  # all its sequences ended with the batch before it
-            self._postprocess()
+        if self._in_flight and all(seq.is_finished for seq in self._in_flight[0].batch.num_tokens):
+            self._postprocess()  # nobody wants its tokens: all its sequences ended with the batch before it
         while len(self._in_flight) < self.scheduler.config.batch_queue_depth:
             batch = self._schedule()
             if not batch.num_tokens:
@@ -271,157 +58,39 @@ class Engine:
             self._run(batch)
 
     def _take_in(self) -> None:
-        """Take the oldest batch's tokens in, and the copies that are done."""
+        """Take in the oldest batch's tokens, and what extensions did meanwhile."""
         is_idle = not self._in_flight
         if not is_idle:
             self._postprocess()
-        self._kept.take_in(is_idle=is_idle)
+        for poll in self.scheduler.hooks.poll:
+            poll(is_idle)
 
     def _schedule(self) -> Batch:
         """The next batch; it is empty when nothing can run."""
         batch = self.scheduler.schedule()
-        self._kept.begin(batch.transfers)
-        if self.on_schedule is not None:
-            self.on_schedule(batch)
-        for seq in batch.failed:
-            self._end(seq)
-        for seq in batch.new:
-            self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
+        for launch in self.scheduler.hooks.launch:
+            launch(batch)
         return batch
 
     def _run(self, batch: Batch) -> None:
-        """Give a batch to the device and go on."""
-        with self._failing(batch, settle=True):
-            prompt_tokens = num_prompt_tokens(batch)
-            if self.on_launch is not None:
-                self.on_launch(prompt_tokens + sum(flight.num_prompt_tokens for flight in self._in_flight))
-            arrays = self._batches.build(batch)
-            params = [self._requests[seq.request_id].params for seq in arrays.seqs]
-            sampled = self._sampling.run(batch, arrays, params)
-            self._in_flight.append(Flight(batch, arrays, sampled, prompt_tokens, params))
+        """Give a batch to the model and go on."""
+        self._in_flight.append(self._model(batch))
 
     def _postprocess(self) -> None:
-        """Wait for the oldest batch's tokens and give them to their requests; those that ended meanwhile get none."""
-        flight = self._in_flight[0]
-        batch, seqs = flight.batch, flight.arrays.seqs
-        with self._failing(batch):
-            self._in_flight.popleft()
-            sampled = flight.sampled.wait()
-            bad = list(compress(seqs, sampled.is_bad))
-            if bad:
-                self._contain(flight, [seq for seq in bad if seq not in flight.discarded])
-            self._receive_prompts(flight, sampled.prompts)
-            rows = dict(zip(seqs, sampled.by_seq, strict=True))
-            self.scheduler.update_several(batch, {seq.request_id: rows[seq][0] for seq in batch.samples})
-            for seq in batch.samples:
-                self._receive(seq, rows[seq][1])
-            self._sampling.propose(batch, flight.arrays, flight.params)
-            self._counters.prompt_tokens += flight.num_prompt_tokens
-            self._counters.num_cached_tokens += sum(batch.hits[seq] for seq in batch.new)
+        """Wait for the oldest batch's tokens and give them to their sequences; those that ended meanwhile get none."""
+        flight = self._in_flight.popleft()
+        self.scheduler.update(flight.batch, self._tokens(flight))
+        self._hand_out(flight)
+        for settle in self.scheduler.hooks.settle:
+            settle(flight.batch)
 
-    def _request_of(self, seq: Sequence) -> Request | None:
-        """Its request while that runs or waits; another one may have its id by now."""
-        request = self._requests.get(seq.request_id)
-        return request if request is not None and request.seq is seq else None
+    def _tokens(self, flight: F) -> Mapping[str, Several[int]]:
+        return flight.wait()
 
-    def _receive_prompts(self, flight: Flight, prompts: abc.Iterable[tuple[Sequence, int, TokenLogprobs]]) -> None:
-        """Give requests what a step says of their prompts' tokens."""
-        for seq, place, logprobs in prompts:
-            request = self._request_of(seq)
-            if request is not None and seq not in flight.discarded:
-                request.receive_prompt(place, logprobs)
-
-    def _receive(self, seq: Sequence, logprobs: Several[TokenLogprobs | None]) -> None:
-        """Give the sequence's new tokens to the request, if that runs or waits; most steps have one."""
-        request = self._request_of(seq)
-        if request is None:
-            return
-        for row in logprobs[: seq.num_output_tokens - request.num_received]:
-            token = seq.token_ids[seq.num_prompt_tokens + request.num_received]
-            self._counters.generation_tokens += 1
-            if request.receive(token, row):
-                request.forget_unreceived()
-                self.scheduler.finish(seq.request_id, "stop")
-                seq.finish_reason = "stop"  # also where its length has ended it
-            if request.on_token is not None:
-                self._updates.append((request, request.update(token)))
-            if not request.num_unreceived:  # a stop string came up
-                break
-        if seq.is_finished:
-            self._end(seq)
-
-    @contextmanager
-    def _failing(self, batch: Batch, *, settle: bool = False) -> Iterator[None]:
-        """Whatever is raised inside ends the batch's sequences: their KV is not what the scheduler believes.
-
-        settle  first take in the batches before it, which are as good as ever
-        """
-        try:
-            yield
-        except BaseException as error:
-            try:
-                while settle and self._in_flight:
-                    self._postprocess()
-            finally:
-                self.scheduler.blocks.distrust(own_blocks(list(batch.num_tokens), self.scheduler.running))
-                for seq in batch.num_tokens:
-                    self._fail(seq, f"the step failed: {error!r:.200}")
-            raise
-
-    def _contain(self, flight: Flight, bad: list[Sequence]) -> None:
-        """End the sequences of a step whose logits are no numbers, and let their nan spread to nobody.
-
-        Whoever shares or has taken over a block that they wrote, in this step or in a batch launched since, begins
-        again, and what was sampled for it is forgotten.
-        """
-        damage = Damage.of(bad, flight, tuple(self._in_flight), self.scheduler.running)
-        self.scheduler.blocks.distrust(damage.blocks)
-        for seq in damage.failed:
-            num_tokens = flight.num_tokens_of(seq)
-            self._fail(seq, f"its logits are not numbers after {num_tokens} tokens; check the weights and the dtype")
-        for seq in damage.touched:
-            self.scheduler.preempt(seq.request_id)
-        for later in self._in_flight:
-            later.discarded.update(damage.failed, damage.touched)
-            later.forget_samples(damage.touched)
-        flight.forget_samples(damage.victims)  # the others' logits are as good as ever
-        self.runner.scrub(sorted(damage.blocks))
-
-    def _fail(self, seq: Sequence, why: str) -> None:
-        """End a sequence that went wrong, unless it has ended."""
-        if not seq.is_finished:
-            self.scheduler.fail(seq.request_id, f"{seq.request_id}: {why}")
-        self._end(seq)
-
-    def _end(self, seq: Sequence) -> None:
-        """Keep the output of a request that has ended for the next step(); no effect on one that is kept already."""
-        request = self._request_of(seq)
-        if request is not None:
-            self._unclaimed.append(self._requests.pop(seq.request_id))
-
-    def _tell(self) -> None:
-        """Call the callbacks; if one raises, the next step tells the rest."""
-        while self._updates:
-            request, update = self._updates.popleft()
-            if request.on_token is not None:  # None: aborted meanwhile
-                request.on_token(update)
-        if self.on_step is not None:
-            self.on_step(self.stats())
+    def _hand_out(self, flight: F) -> None:
+        """Tell whoever asked for them of a batch's tokens; here the sequences have them, and nobody else asks."""
 
     def close(self) -> None:
-        """Finish the copies to memory beyond the device and to files, and let others have the files."""
-        self._kept.close()
-
-    # --- figures ------------------------------------------------------------------------------------------------
-
-    def memory_report(self) -> MemoryReport:
-        """What each part of start-up took, from tensors and the allocator."""
-        return self.runner.memory
-
-    def draft_stats(self) -> SpeculationStats | None:
-        """Drafts checked since the start, and how many of them held; None without speculation."""
-        return self.scheduler.draft_stats
-
-    def stats(self) -> Stats:
-        """Counts since the start, and what is running and used now; see Stats for units."""
-        return self._counters.stats(self.scheduler)
+        """Finish what extensions have begun."""
+        for close in self.scheduler.hooks.close:
+            close()

@@ -1,38 +1,42 @@
 """Batches in flight on the device, and which sequences a batch with NaN logits has damaged."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
 from engine.batch import BatchArrays
 from engine.block_manager import NULL_BLOCK
-from engine.config import SamplingParams
-from engine.sampler import SampledAhead, SampledTokens
+from engine.drafting import DraftStep
+from engine.sampler import SampledAhead, SampledTokens, TokenLogprobs
 from engine.scheduler import Batch
 from engine.sequence import Sequence
-from engine.speculation import CheckedAhead
+from engine.speculation import CheckedAhead, CheckedTokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flight:
     """A batch that was launched and whose tokens have not been read yet."""
 
     batch: Batch
     arrays: BatchArrays
-    sampled: SampledAhead | SampledTokens | CheckedAhead
+    ahead: SampledAhead | SampledTokens | CheckedAhead
     num_prompt_tokens: int
-    params: list[SamplingParams] = field(default_factory=list)  # of the arrays' sequences
     discarded: set[Sequence] = field(default_factory=set)  # what it computes for these means nothing, and is known to
+    sampled: SampledTokens | CheckedTokens = field(init=False)  # from wait() on; rows: of each sequence
+    rows: dict[Sequence, tuple[Several[int], Several[TokenLogprobs | None]]] = field(default_factory=dict)
 
-    @property
-    def is_wanted(self) -> bool:
-        return not all(seq.is_finished for seq in self.arrays.seqs)
+    def wait(self) -> Mapping[str, Several[int]]:
+        """The tokens of each sequence, by request id."""
+        self.sampled = self.ahead.wait()
+        self.rows = dict(zip(self.arrays.seqs, self.sampled.by_seq, strict=True))
+        return {seq.request_id: tokens for seq, (tokens, _) in self.rows.items()}
 
     def forget_samples(self, seqs: Iterable[Sequence]) -> None:
         """Ignore the batch's tokens for these sequences."""
         for seq in seqs:
             if seq in self.batch.samples:
                 self.batch.samples.remove(seq)
-                seq.num_placeholders -= 1 + len(self.batch.drafts.get(seq, ()))
+                seq.num_placeholders -= 1 + len(self.batch.extra(DraftStep).drafts.get(seq, ()))
 
     def num_tokens_of(self, seq: Sequence) -> int:
         """Tokens of a sequence after this batch."""

@@ -74,7 +74,7 @@ class HostTier:
         unread = set[BlockKey]().union(*(self._jobs.pop(number).result() for number in done))
         return done, unread
 
-    def rest(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Wait until a job is done, at most this many seconds."""
         if self._jobs:
             wait(list(self._jobs.values()), timeout=seconds, return_when=FIRST_COMPLETED)

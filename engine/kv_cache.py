@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.block_manager import FullGroup, Group, MambaGroup, WindowGroup, cdiv
+from engine.block_manager import FullGroup, Group, WindowGroup, cdiv
 from engine.state_slots import KINDS, StateBlocks, States, StateShape, StateSlots
+from engine.states import MambaGroup
 from engine.tp import TensorParallel
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import (
@@ -51,8 +52,8 @@ def group_layers(spec: ModelSpec, block_size: int, *, with_states: bool = False)
         raise UnsupportedModelError(
             f"{spec.name}: its layers differ in KV heads or head_dim, which the engine cannot run"
         )
-    least, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
-    size = most if most < 1.5 * least else least
+    smallest, largest = min(map(len, kinds.values())), max(map(len, kinds.values()))
+    size = largest if largest < 1.5 * smallest else smallest
     groups: list[LayerGroup] = []
     for rule, layers in kinds.items():
         count = cdiv(len(layers), size)
@@ -187,7 +188,7 @@ class KVCache:
         states = {i: _shape(caches, dtype) for i, caches in enumerate(spec.layers) if is_state(caches)}
         slots = {layer: StateSlots.of(shape, num_slots, device) for layer, shape in states.items()}
         self.layers.update(slots)
-        return sum(each.num_bytes for each in slots.values())
+        return sum(layer.num_bytes for layer in slots.values())
 
     @property
     def num_bytes(self) -> int:

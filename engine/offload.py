@@ -10,20 +10,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, Protocol
 
-from engine.block_manager import (
-    NULL_BLOCK,
-    BlockKey,
-    FullGroup,
-    Group,
-    MambaGroup,
-    StoredState,
-    WindowGroup,
-    block_hashes,
-    cdiv,
-)
+from engine.block_manager import NULL_BLOCK, BlockKey, FullGroup, Group, WindowGroup, block_hashes, cdiv
 from engine.chunk_pool import Access, ChunkPool
 from engine.connector import FileCopy, Transfer, Transfers
 from engine.sequence import Sequence
+from engine.states import MambaGroup, StoredState
 from kvplan.core.errors import UnsupportedModelError
 
 
@@ -109,6 +100,7 @@ class OffloadConnector:
 
     @property
     def is_busy(self) -> bool:
+        """Whether a copy is under way, or a request has ended since the last plan()."""
         return bool(self._jobs or self._ended)
 
     @property
@@ -117,12 +109,14 @@ class OffloadConnector:
         return bool(self._jobs)
 
     def add(self, seq: Sequence) -> None:
+        """Register a queued sequence."""
         keys, blocks = [list[BlockKey]() for _ in self.groups], [list[int]() for _ in self.groups]
         self._requests[seq.request_id] = Offloaded(seq, keys, blocks, [0] * len(self.groups))
 
     # --- loads --------------------------------------------------------------------------------------------------
 
     def match(self, seq: Sequence, num_tokens: int) -> int | None:
+        """Number of tokens after the first num_tokens that can be loaded; None if not known before the next step."""
         request = self._requests[seq.request_id]
         for blocks in request.blocks:
             blocks.clear()
@@ -226,6 +220,7 @@ class OffloadConnector:
         return False
 
     def load(self, seq: Sequence, num_tokens: int, num_loaded: int) -> None:
+        """Load num_loaded tokens after the first num_tokens into the sequence's tables, which have room for them."""
         request, end = self._requests[seq.request_id], num_tokens + num_loaded
         keys, targets = list[BlockKey](), list[tuple[int, ...]]()
         for g, group in enumerate(self.groups):
@@ -255,6 +250,7 @@ class OffloadConnector:
         preempted: Iterable[Sequence],
         states: Iterable[StoredState] = (),
     ) -> Transfers:
+        """Copies for a step that was just scheduled; `new` are the sequences admitted in it, `states` it stores."""
         self._take_tables(num_tokens, set(new))
         transfers = self.take_orders()
         for seq in preempted:
@@ -398,23 +394,26 @@ class OffloadConnector:
     # --- jobs ---------------------------------------------------------------------------------------------------
 
     def finish(self, seq: Sequence) -> None:
+        """Handle the end of a sequence, whose blocks are about to be freed."""
         request = self._requests[seq.request_id]
         self._ended.append(request)
         for number in request.jobs:
             self._watch(number, self._jobs[number].watched_at_end)
 
-    def distrust(self, seqs: Iterable[Sequence]) -> None:
-        for seq in seqs:
-            request = self._requests.get(seq.request_id)
-            if request is None or request.seq is not seq:
-                continue
-            request.is_distrusted = True
-            self.pool.drop(request.access.inserted)
-            if self.files is not None:
-                for key in request.access.inserted:
-                    self.files.drop(key)
+    def distrust(self, seq: Sequence) -> None:
+        """Invalidate what a sequence has stored."""
+        request = self._requests[seq.request_id]
+        request.is_distrusted = True
+        self.pool.drop(request.access.inserted)
+        if self.files is not None:
+            for key in request.access.inserted:
+                self.files.drop(key)
 
     def complete(self, jobs: Iterable[int], unread: Container[BlockKey] = ()) -> list[Sequence]:
+        """Complete jobs; returns the sequences whose loads are done, including sequences that have ended.
+
+        unread  chunks that a fetch has not brought: their file was gone or damaged
+        """
         loaded = []
         for number in jobs:
             job = self._jobs.pop(number)

@@ -13,8 +13,10 @@ from engine.sequence import Sequence
 class Proposer(Protocol):
     """Drafts the next tokens. A draft is one token, not a distribution."""
 
-    def propose(self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence]) -> dict[Sequence, list[int]]:
-        """Up to batch.num_next_drafts draft tokens for each sequence that takes some.
+    def propose(
+        self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence], num_drafts: int
+    ) -> dict[Sequence, list[int]]:
+        """Up to num_drafts draft tokens for each sequence that takes some.
 
         batch    was run, its tokens are the sequences'; arrays: what it was given to the device as
         wanting  those of it that go on and whose drafts will be looked at
@@ -27,8 +29,10 @@ class NgramProposer:
     def __init__(self, min_n: int, max_n: int, max_model_len: int) -> None:
         self.min_n, self.max_n, self.max_model_len = min_n, max_n, max_model_len
 
-    def propose(self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence]) -> dict[Sequence, list[int]]:
-        return {seq: self.follow(seq.token_ids, batch.num_next_drafts) for seq in wanting}
+    def propose(
+        self, batch: Batch, arrays: BatchArrays, wanting: list[Sequence], num_drafts: int
+    ) -> dict[Sequence, list[int]]:
+        return {seq: self.follow(seq.token_ids, num_drafts) for seq in wanting}
 
     def follow(self, token_ids: list[int], num_drafts: int) -> list[int]:
         """Up to num_drafts tokens after the first earlier occurrence of the longest suffix of min_n to max_n tokens."""

@@ -6,10 +6,10 @@ import torch
 
 from engine.adapters import Adapters, NoAdapters
 from engine.config import EngineConfig
-from engine.draft_rules import NO_DRAFTS, DraftRules, SpeculativeConfig, draft_rules
+from engine.draft_rules import NO_DRAFTS, draft_rules
+from engine.extensions import ExtendedConfig
 from engine.kv_cache import is_state
 from engine.loader import Checkpoint, RandomWeights, WeightSource
-from engine.scheduler import SchedulerConfig
 from engine.state_slots import are_in_blocks
 from engine.tp import local_rank
 from kvplan.core.errors import EnvironmentProblem, SettingError, UsageError
@@ -58,9 +58,10 @@ def weight_source(directory: Path | None, config: EngineConfig, device: torch.de
     return Checkpoint(directory)
 
 
-def scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth: int) -> SchedulerConfig:
+def scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth: int) -> ExtendedConfig:
     """The scheduler's part of a config."""
-    return SchedulerConfig(
+    drafts = config.speculative_config
+    return ExtendedConfig(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.num_seqs,
         max_model_len=max_model_len,
@@ -73,7 +74,7 @@ def scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth
         pipeline_stages=config.pipeline_parallel_size,
         allocator=config.allocator,
         max_loras=config.max_loras,
-        drafts=NO_DRAFTS if config.speculative_config is None else rules_of(config.speculative_config),
+        drafts=NO_DRAFTS if drafts is None else draft_rules(drafts.method, drafts.num_speculative_tokens),
     )
 
 
@@ -105,8 +106,3 @@ def adapters(config: EngineConfig) -> Adapters:
     from engine.lora import LoraSlots
 
     return LoraSlots(config.max_loras, config.max_lora_rank, config.fully_sharded_loras, config.max_num_batched_tokens)
-
-
-def rules_of(speculative: SpeculativeConfig) -> DraftRules:
-    """The scheduler's rules for the configured speculation."""
-    return draft_rules(speculative.method, speculative.num_speculative_tokens)

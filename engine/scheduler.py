@@ -1,26 +1,23 @@
 """Who runs in the next step, with how many tokens, and who gives way: continuous batching under one token budget.
 
-Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `async_scheduler.py`), checked step by step against it.
+Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `async_scheduler.py`), checked step by step against it. What only
+some engines do (drafts, adapters, KV beyond the device, recurrent states, pipeline stages) is an Extension's.
 """
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
-from typing import Literal, assert_never
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit, num_empty_slots
-from engine.connector import NO_TRANSFERS, Transfers
-from engine.contiguous import ContiguousManager
-from engine.draft_rules import NO_DRAFTS, DraftRules, SpeculationStats
-from engine.encoder_rules import EncoderRules
+from engine.block_manager import BlockManager, PrefixHit
 from engine.sequence import FinishReason, Sequence
-from engine.states import StateBlockManager
-from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.errors import InvalidInputError
 
-Allocator = BlockManager | ContiguousManager
 # Of a waiting sequence: it waits no more; it cannot run yet, others may; nobody else is admitted in this step.
 Outcome = Literal["gone", "later", "full"]
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +33,6 @@ class SchedulerConfig:
     reserve_full_prompt: bool = True  # admit only when all known tokens fit, not just the first chunk
     watermark: float = 0.0  # fraction of the pool kept free at admission
     batch_queue_depth: int = 1  # 2: the next batch is scheduled before this one's tokens are known
-    # contiguous: max_model_len each at admission, no prefix cache; static: and nobody joins a batch that has begun
-    allocator: Literal["paged", "contiguous", "static"] = "paged"
-    max_loras: int = 0  # adapters that sequences may run with at once
-    drafts: DraftRules = NO_DRAFTS  # speculation: engine/drafting.py
-    encoder: EncoderRules | None = None  # of images: engine/encoding.py
-    enable_chunked_prefill: bool = True  # False: a prompt waits until a step has room for all of it
-    adaptive_long_prefill_threshold: bool = False  # the threshold is at least an equal share of a step
-    prefill_schedule_interval: int = 1  # prefills run in every n-th step only, while others decode
-    prefix_match_unit: int | None = None  # with recurrent states: prefixes may end within blocks, at a multiple of it
-    pipeline_stages: int = 1  # of the batches in flight; one more than there are stages: async scheduling
-
-    @property
-    def is_async(self) -> bool:
-        """Whether a step may be scheduled for a token that is still being sampled."""
-        return self.batch_queue_depth > self.pipeline_stages
 
 
 @dataclass(slots=True)
@@ -65,31 +47,18 @@ class Batch:
     preempted: list[Sequence] = field(default_factory=list)
     failed: list[Sequence] = field(default_factory=list)  # larger than the whole pool
     hits: dict[Sequence, int] = field(default_factory=dict)  # prefix hits of the new and resumed, in tokens
-    has_prefill: bool = False  # a chunk of a prompt, beside who was admitted to it
-    copies: list[tuple[int, int]] = field(default_factory=list)  # blocks to copy before it runs, (from, to) each
-    transfers: Transfers = NO_TRANSFERS  # what is copied to and from memory beyond the device
-
-    encoder_inputs: dict[Sequence, list[int]] = field(default_factory=dict)  # images to encode, engine/encoding.py
-    encoder_evicted: list[str] = field(default_factory=list)  # images whose outputs make room for those
-
-    # With speculation (engine/drafting.py):
-    overhead: int = 0  # tokens of the budget that each sequence takes beside its own
-    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)  # the last ones of its tokens are guesses
-    padded: list[Sequence] = field(default_factory=list)  # whose drafts are fillers
-    skips_drafts: bool = False  # nobody can use what would be guessed after it
-    num_next_drafts: int = 0  # to guess after it
-
-    def put(self, seq: Sequence, n: int) -> None:
-        """Compute the next n tokens of a sequence in this step."""
-        self.num_tokens[seq] = n
-        self.budget -= n + self.overhead
+    extras: dict[type[Any], Any] = field(default_factory=dict)  # what extensions add, see extra()
 
     def take_out(self, seq: Sequence) -> bool:
-        """Undo put(); False when the sequence was not in the batch."""
+        """Compute nothing of a sequence after all; False when it was not in the batch."""
         n = self.num_tokens.pop(seq, 0)
-        if n:
-            self.budget += n + self.overhead
+        self.budget += n
         return n > 0
+
+    def extra(self, kind: type[T]) -> T:
+        """An extension's record of this batch; an empty one where the extension is not there."""
+        extra = self.extras.get(kind)
+        return extra if isinstance(extra, kind) else kind()
 
 
 @dataclass(slots=True)
@@ -115,61 +84,175 @@ class PrefixCacheStats:
             self.hits += num_hits
 
 
-def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Allocator:
-    """The block manager that a config names, for a pool of num_blocks blocks, the null block included."""
-    has_states = config.enable_prefix_caching and any(isinstance(group, MambaGroup) for group in groups)
-    match config.allocator:
-        case "paged" if has_states:
-            if config.drafts.drops_last_block:
-                raise UsageError("speculation: with recurrent states block hashes have to look ahead; let them")
-            return StateBlockManager(
-                num_blocks,
-                groups,
-                max_model_len=config.max_model_len,
-                max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
-                max_step_tokens=config.max_num_batched_tokens,
-                hash_lookahead=config.drafts.hash_lookahead,
-                prefix_match_unit=config.prefix_match_unit,
-            )
-        case "paged":
-            return BlockManager(
-                num_blocks,
-                groups,
-                max_model_len=config.max_model_len,
-                max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
-                max_step_tokens=config.max_num_batched_tokens,
-                enable_prefix_caching=config.enable_prefix_caching,
-                hash_lookahead=config.drafts.hash_lookahead,
-                drops_last_block=config.drafts.drops_last_block,
-            )
-        case "contiguous" | "static":
-            return ContiguousManager(num_blocks, groups, max_model_len=config.max_model_len)
-        case _:
-            assert_never(config.allocator)
+class Extension:
+    """A feature's part in scheduling, in the blocks of sequences and in the engine's loop: hooks that do nothing here.
+
+    A scheduler asks its extensions in their order. A hook that none of them overrides is never called.
+    """
+
+    scheduler: "Scheduler"
+    num_ahead = 0  # slots of KV that it writes past a step's tokens
+
+    def attach(self, scheduler: "Scheduler") -> None:
+        """Join a scheduler; raises where its blocks or settings do not allow that."""
+        self.scheduler = scheduler
+
+    # --- a request
+
+    def check(self, seq: Sequence) -> None:
+        """Raise InvalidInputError for a sequence that could never run."""
+
+    def add(self, seq: Sequence) -> None:
+        """Note a sequence that was queued."""
+
+    def preempt(self, seq: Sequence, batch: Batch) -> None:
+        """Note a running sequence that is about to lose its blocks."""
+
+    def distrust(self, seq: Sequence) -> None:
+        """Note that what a sequence computed may be wrong; it is about to be preempted or ended."""
+
+    def retire(self, seqs: list[Sequence]) -> None:
+        """Note sequences that have finished and are about to lose their places and blocks."""
+
+    # --- a step
+
+    def begin_step(self, batch: Batch) -> None:
+        """Prepare for a step, of which nothing is scheduled yet."""
+
+    def want(self, seq: Sequence, start: int, n: int, batch: Batch) -> int:
+        """Tokens that a sequence asks for in this step, from `start` on; n are known."""
+        return n
+
+    def limit(self, seq: Sequence, start: int, n: int, batch: Batch) -> int | None:
+        """Of n tokens from `start` on, at least one, those that this step may compute.
+
+        0: the sequence waits; None: and nobody who waits behind it is admitted
+        """
+        return n
+
+    def put(self, seq: Sequence, n: int, batch: Batch) -> None:
+        """Note a sequence that was taken into the batch."""
+
+    def end_step(self, batch: Batch) -> None:
+        """Complete a batch, whose tokens are counted as computed."""
+
+    def update(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> None:
+        """Note a batch that has run, before its tokens are applied."""
+
+    def accept(self, seq: Sequence, num_taken: int, batch: Batch) -> None:
+        """Note how many sampled tokens a sequence of the batch took."""
+
+    # --- admission
+
+    def may_admit(self, batch: Batch) -> bool:
+        """Whether waiting sequences may be admitted in this step, now that those that run have been scheduled."""
+        return True
+
+    def is_ready(self, seq: Sequence) -> bool:
+        """Whether a waiting sequence may be admitted; if not, those behind it may."""
+        return True
+
+    def decide(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> Outcome | None:
+        """Decide on a waiting sequence that asks for n tokens after a hit; None: the scheduler does."""
+
+    def turn_away(self, seq: Sequence) -> None:
+        """Note a waiting sequence for which there are no blocks."""
+
+    # --- blocks
+
+    def frees_at_once(self, seq: Sequence) -> bool:
+        """Whether a sequence's blocks can be another's as soon as they are given back."""
+        return True
+
+    def detain(self, seq: Sequence) -> bool:
+        """Take over a sequence's blocks, to give them back later; False: the scheduler does it now."""
+        return False
+
+    def holders(self) -> tuple[list[Sequence], list[int]]:
+        """Sequences that do not run and hold blocks, and blocks of nobody that are given back later."""
+        return [], []
+
+    @property
+    def num_deferred(self) -> int:
+        """Sequences that wait for something else than room."""
+        return 0
+
+    # --- the engine's loop
+
+    def launch(self, batch: Batch) -> None:
+        """Begin what a batch orders; it is about to be given to the model."""
+
+    def settle(self, batch: Batch) -> None:
+        """Note a batch whose tokens have been applied and handed out."""
+
+    def poll(self, is_idle: bool) -> None:
+        """Look after what goes on beside the steps; with nothing to run, wait a moment for it."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the loop has to go on, though nobody waits or runs."""
+        return False
+
+    def close(self) -> None:
+        """Finish what goes on beside the steps."""
+
+
+def _bound(extensions: Iterable[Extension], hook: Callable[Concatenate[Any, P], T]) -> tuple[Callable[P, T], ...]:
+    """A hook of the extensions that override it."""
+    name = hook.__name__
+    return tuple(getattr(extension, name) for extension in extensions if getattr(type(extension), name) is not hook)
+
+
+class Hooks:
+    """What is called of a scheduler's extensions, bound once."""
+
+    def __init__(self, extensions: tuple[Extension, ...]) -> None:
+        self.check = _bound(extensions, Extension.check)
+        self.add = _bound(extensions, Extension.add)
+        self.preempt = _bound(extensions, Extension.preempt)
+        self.distrust = _bound(extensions, Extension.distrust)
+        self.retire = _bound(extensions, Extension.retire)
+        self.begin_step = _bound(extensions, Extension.begin_step)
+        self.want = _bound(extensions, Extension.want)
+        self.limit = _bound(extensions, Extension.limit)
+        self.put = _bound(extensions, Extension.put)
+        self.end_step = _bound(extensions, Extension.end_step)
+        self.update = _bound(extensions, Extension.update)
+        self.accept = _bound(extensions, Extension.accept)
+        self.may_admit = _bound(extensions, Extension.may_admit)
+        self.is_ready = _bound(extensions, Extension.is_ready)
+        self.decide = _bound(extensions, Extension.decide)
+        self.turn_away = _bound(extensions, Extension.turn_away)
+        self.frees_at_once = _bound(extensions, Extension.frees_at_once)
+        self.detain = _bound(extensions, Extension.detain)
+        self.holders = _bound(extensions, Extension.holders)
+        self.launch = _bound(extensions, Extension.launch)
+        self.settle = _bound(extensions, Extension.settle)
+        self.poll = _bound(extensions, Extension.poll)
+        self.close = _bound(extensions, Extension.close)
 
 
 class Scheduler:
     """Owns the waiting and the running sequences and the block manager."""
 
-    def __init__(self, config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> None:
-        self.config = config
-        self.blocks = allocator(config, num_blocks, groups)
+    def __init__(self, config: SchedulerConfig, blocks: BlockManager, extensions: tuple[Extension, ...] = ()) -> None:
+        """extensions  in the order in which they are asked"""
+        self.config, self.blocks, self.extensions = config, blocks, extensions
         self.waiting: list[Sequence] = []  # the next to be admitted first
         self.running: list[Sequence] = []  # in order of admission
         self.prefix_cache_stats = PrefixCacheStats()
         self.num_preemptions = 0
-        self.draft_stats: SpeculationStats | None = None  # engine/drafting.py counts
+        self.hooks = Hooks(extensions)
         self._unfinished: dict[str, Sequence] = {}  # waiting or running, by request id
         self._num_arrivals = 0
-        self._is_forming = True  # of a static batch: whether who waits may still join it
-        self._num_watermark_blocks = int(config.watermark * num_blocks)
-        self._num_ahead = config.drafts.lookahead  # slots past a step's tokens
-        self._is_async = config.is_async
-        self._num_schedules = 0
-        self._num_steps = 0  # of those, the ones that had something to do
-        self._last_prefill_step = -config.prefill_schedule_interval
-        self._is_behind = False  # the last step that admitted prompts could not take all that waited
-        self._holds_prefills = False  # this step leaves them to a later one, see prefill_schedule_interval
+        self._num_watermark_blocks = int(config.watermark * blocks.pool.num_blocks)
+        self._num_ahead = sum(extension.num_ahead for extension in extensions)
+        for extension in extensions:
+            extension.attach(self)
+
+    def extension(self, kind: type[T]) -> T | None:
+        """The extension of this kind, if there is one."""
+        return next((extension for extension in self.extensions if isinstance(extension, kind)), None)
 
     @property
     def has_unfinished(self) -> bool:
@@ -184,12 +267,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that do not run."""
-        return len(self.waiting)
+        return len(self._unfinished) - len(self.running)
 
     @property
     def num_deferred(self) -> int:
         """Of those, the ones that wait for something else than room."""
-        return 0
+        return sum(extension.num_deferred for extension in self.extensions)
 
     @property
     def num_used_blocks(self) -> int:
@@ -197,25 +280,12 @@ class Scheduler:
         return self.blocks.num_usable_blocks - self.blocks.num_free_blocks
 
     @property
-    def num_filled_slots(self) -> int:
-        """Token slots of the used blocks whose token is computed (or being computed), over all groups of layers.
-
-        All slots of the used blocks but those behind each sequence's last computed token: only full blocks are shared,
-        so no slot is left out twice; a block with a recurrent state is full. For groups of one block size.
-        """
-        size = self.blocks.groups[0].block_size
-        num_slots = self.num_used_blocks * size
-        for seq in self.running:
-            for group, table in zip(self.blocks.groups, seq.block_table, strict=True):
-                num_slots -= num_empty_slots(group, len(table) * size, seq.num_computed_tokens)
-        return num_slots
+    def num_spare_blocks(self) -> int:
+        """Free blocks that an admission leaves free."""
+        return self._num_watermark_blocks if self.running else 0
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence; one that could never run is refused here."""
-        if seq.adapter is not None and not self.config.max_loras:
-            raise InvalidInputError(
-                f"{seq.request_id}: there is no slot for adapter {seq.adapter!r} (max_loras 0); raise max_loras"
-            )
         if not 0 < seq.num_prompt_tokens < self.config.max_model_len:
             raise InvalidInputError(
                 f"{seq.request_id}: the prompt must have 1 to {self.config.max_model_len - 1} tokens "
@@ -225,10 +295,14 @@ class Scheduler:
             raise InvalidInputError(f"{seq.request_id}: max_tokens must be at least 1 ({seq.max_tokens}); raise it")
         if seq.request_id in self._unfinished:
             raise InvalidInputError(f"{seq.request_id}: a request of this id has not finished; choose another id")
+        for check in self.hooks.check:
+            check(seq)
         self._num_arrivals += 1
         seq.arrival = self._num_arrivals
         self._queue(seq, back=True)  # raises where priorities cannot be compared
         self._unfinished[seq.request_id] = seq
+        for add in self.hooks.add:
+            add(seq)
 
     def abort(self, request_id: str) -> None:
         """End a request that its user gave up."""
@@ -242,41 +316,42 @@ class Scheduler:
         """End a request now, wherever it is; tokens in flight for it are ignored. No effect on a finished one."""
         seq = self._unfinished.get(request_id)
         if seq is not None:
+            if reason == "error":
+                self._distrust(seq)
             seq.finish(reason, error)
             self._retire([seq])
 
     def preempt(self, request_id: str) -> None:
-        """Take a running sequence's blocks, as when they run out: it waits and is recomputed. No effect on others."""
+        """Take the blocks of a running sequence that has read what is wrong: it waits and is recomputed.
+
+        No effect on others.
+        """
         seq = self._unfinished.get(request_id)
         if seq is not None and seq.status == "running":
+            self._distrust(seq)
             self._preempt(seq, Batch(0))
+
+    def _distrust(self, seq: Sequence) -> None:
+        for distrust in self.hooks.distrust:
+            distrust(seq)
+
+    # --- a step -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Batch:
         """Choose the next batch: first those that run, in order, then, if nobody had to give way, those that wait."""
-        batch = self._new_batch()
-        self._num_schedules += 1
-        self.blocks.begin_step()
-        self._holds_prefills = self.config.prefill_schedule_interval > 1 and self._is_between_prefills()
+        batch = Batch(self.config.max_num_batched_tokens)
+        for begin_step in self.hooks.begin_step:
+            begin_step(batch)
         self._schedule_running(batch)
-        if not batch.preempted and not batch.failed and self._may_admit():
+        if not batch.preempted and not batch.failed and all(may_admit(batch) for may_admit in self.hooks.may_admit):
             self._schedule_waiting(batch)
-            self._is_forming = batch.budget <= 0  # prompts filled the step; else the batch is full, or nobody waits
-            if not self._holds_prefills:
-                self._is_behind = bool(self.waiting)
-        if batch.num_tokens:
-            self._num_steps += 1
-            if batch.has_prefill:
-                self._last_prefill_step = self._num_steps
-        batch.copies = self.blocks.end_step()
         self._launch(batch)
+        for end_step in self.hooks.end_step:
+            end_step(batch)
         return batch
-
-    def _new_batch(self) -> Batch:
-        return Batch(self.config.max_num_batched_tokens)
 
     def _launch(self, batch: Batch) -> None:
         """Count a batch's tokens as computed: the next one is scheduled as if they were."""
-        next_decode = self._num_schedules + self.config.pipeline_stages
         for seq, n in batch.num_tokens.items():
             seq.num_computed_tokens += n
             seq.num_in_flight_tokens += n
@@ -284,10 +359,14 @@ class Scheduler:
             if not seq.is_prefill_chunk:
                 seq.num_placeholders += 1
                 batch.samples.append(seq)
-                seq.next_decode = next_decode
 
-    def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
-        """Apply a batch's sampled tokens, by request id; returns the sequences that finished."""
+    def update(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
+        """Apply a batch's sampled tokens, by request id; returns the sequences that finished.
+
+        One token each, but where an extension has more of a sequence's computed in a step
+        """
+        for update in self.hooks.update:
+            update(batch, sampled)
         for seq, n in batch.num_tokens.items():
             seq.num_in_flight_tokens -= n
         done: list[Sequence] = []
@@ -295,16 +374,17 @@ class Scheduler:
             seq.num_placeholders -= 1
             if seq.is_finished:  # aborted, or stopped one batch earlier
                 continue
-            self._append(seq, sampled[seq.request_id])
+            num_taken = seq.extend(sampled[seq.request_id], self.config.max_model_len)
+            for accept in self.hooks.accept:
+                accept(seq, num_taken, batch)
+            num_tokens = seq.num_computed_tokens - seq.num_placeholders
+            if num_tokens > seq.num_tokens_until_change and seq.block_table:  # a block is full; it was not preempted
+                self.blocks.cache_full_blocks(seq, num_tokens)
             if seq.is_finished:
                 done.append(seq)
         if done:
             self._retire(done)
         return done
-
-    def update_several(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
-        """Apply a batch of which a sequence may have several tokens: without drafts it has one."""
-        return self.update(batch, {request_id: tokens[0] for request_id, tokens in sampled.items()})
 
     # --- those that run -----------------------------------------------------------------------------------------
 
@@ -321,43 +401,31 @@ class Scheduler:
                 or self._make_room(seq, seq.num_computed_tokens + n, batch)
             ):
                 self._put(seq, n, batch)
-                batch.has_prefill |= seq.is_prefill_chunk
             elif n and seq.status == "running":  # it waits for blocks that a batch in flight may still write
                 return
 
     def _num_tokens_to_run(self, seq: Sequence, batch: Batch) -> int:
         """Tokens of a running sequence in this step; 0 when those in flight already complete it."""
-        total = seq.num_prompt_tokens + seq.max_tokens
-        if seq.num_placeholders:
-            if seq.num_computed_tokens + 2 - seq.num_placeholders >= total:
-                return 0
-            if not self._is_async or self._num_schedules < seq.next_decode:  # its token is in the pipeline
-                return 0
-        known = len(seq.token_ids) + seq.num_placeholders + len(seq.draft_ids)
-        n = min(known, self.config.max_model_len - 1) - seq.num_computed_tokens
-        if self._holds_prefills and seq.is_prefill_chunk:
+        start, hooks = seq.num_computed_tokens, self.hooks
+        if seq.num_placeholders and start + 2 - seq.num_placeholders >= seq.num_prompt_tokens + seq.max_tokens:
             return 0
-        if n == 1 and not seq.encoder_inputs:
+        n = min(len(seq.token_ids) + seq.num_placeholders, self.config.max_model_len - 1) - start
+        for want in hooks.want:
+            n = want(seq, start, n, batch)
+        if n == 1 and not hooks.limit:
             return 1  # most: no limit cuts a single token
-        return self._with_inputs(
-            seq, seq.num_computed_tokens, self._chunk(seq, seq.num_computed_tokens, n, batch), batch
-        )
-
-    def _is_between_prefills(self) -> bool:
-        """Whether prefills wait for the next step of theirs: not when nobody decodes, or more wait than fit."""
-        is_due = self._num_steps + 1 - self._last_prefill_step >= self.config.prefill_schedule_interval
-        return not is_due and not self._is_behind and any(not seq.is_prefill_chunk for seq in self.running)
+        return self.chunk(seq, start, n, batch) or 0
 
     def _make_room(self, seq: Sequence, num_tokens: int, batch: Batch) -> bool:
         """Preempt others until num_tokens tokens fit; False when the sequence itself had to go, or has to wait."""
         while not self.blocks.grow(seq, num_tokens, self._num_slots(num_tokens)):
             victim = self._victim()
-            if victim is seq and self._is_alone:
+            if victim is seq and len(self.running) == 1 and not self.are_blocks_due:
                 if seq.num_in_flight_tokens:  # what is in flight may end it, and is its own in any case
                     return False
                 self._run_out(seq, num_tokens, self.blocks.num_to_hold(seq, num_tokens), batch)
                 return False
-            if not self._are_free_at_once(victim):
+            if not all(frees_at_once(victim) for frees_at_once in self.hooks.frees_at_once):
                 return False
             self._preempt(victim, batch)
             if victim is seq:
@@ -375,6 +443,8 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence, batch: Batch) -> None:
         """Take all blocks from a running sequence; it is recomputed later."""
+        for preempt in self.hooks.preempt:
+            preempt(seq, batch)
         if batch.take_out(seq):
             self.blocks.forget(seq, seq.num_computed_tokens)
         batch.preempted.append(seq)
@@ -389,59 +459,44 @@ class Scheduler:
     # --- those that wait ----------------------------------------------------------------------------------------
 
     def _schedule_waiting(self, batch: Batch) -> None:
-        adapters = {seq.adapter for seq in self.running} - {None}  # also of those that have no part in this step
-        place = 0  # those before it wait: for an adapter's slot, or for what a connector brings
+        place = 0  # those before it wait, for what an extension says or for what is in flight
         while place < len(self.waiting) and batch.budget > 0 and len(self.running) < self.config.max_num_seqs:
             seq = self.waiting[place]
-            # What it was preempted with in a pipeline may be still to come in.
-            if self._lacks_slot(seq, adapters) or seq.num_in_flight_tokens:
+            if seq.num_in_flight_tokens or not self.is_ready(seq):  # what it was preempted with may be still to come in
                 place += 1
                 continue
             match self._try_to_admit(seq, self.blocks.lookup(seq), batch):
-                case "gone" if seq.status == "running":
-                    adapters |= {seq.adapter} - {None}
                 case "later":
                     place += 1
                 case "full":
                     return
 
-    def _lacks_slot(self, seq: Sequence, adapters: set[str | None]) -> bool:
-        """Whether others' adapters have all the slots."""
-        return seq.adapter is not None and seq.adapter not in adapters and len(adapters) >= self.config.max_loras
+    def is_ready(self, seq: Sequence) -> bool:
+        """Whether no extension lets a waiting sequence wait longer."""
+        return all(is_ready(seq) for is_ready in self.hooks.is_ready)
 
     def _try_to_admit(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> Outcome:
         """Admit a waiting sequence, or fail it when it can never run."""
-        n = self._first_chunk(seq, hit, batch)
-        if n is None:
-            return "full"
-        if n == 0:
-            return "later"
-        if self._fits(seq, hit, n):
-            self._admit(seq, hit, n, batch)
-        elif self._has_holders:
-            return "full"
-        else:  # the whole pool is free and does not hold it
-            self._run_out(seq, seq.num_tokens, self._num_wanted(seq, hit, n), batch)
-        return "gone"
-
-    def _first_chunk(self, seq: Sequence, hit: PrefixHit, batch: Batch) -> int | None:
-        """Tokens of a waiting sequence in this step; 0: not yet; None: nor anybody behind it."""
         n = seq.num_tokens - hit.num_tokens
-        if self._holds_prefills and n > 1:
-            return None
-        if not self.config.enable_chunked_prefill and self._capped(n) > batch.budget:
-            return None
-        n = self._chunk(seq, hit.num_tokens, n, batch)
-        return self._with_inputs(seq, hit.num_tokens, n, batch) if n else None
-
-    def _may_admit(self) -> bool:
-        """Always, but for a static batch: it forms when nobody runs, and then runs until its last sequence ends."""
-        return self.config.allocator != "static" or self._is_forming or not self.running
-
-    def _fits(self, seq: Sequence, hit: PrefixHit, n: int) -> bool:
-        """Whether the blocks it wants leave the watermark free."""
-        free = self.blocks.num_free_blocks - (self._num_watermark_blocks if self.running else 0)
-        return self._num_wanted(seq, hit, n) <= free
+        for want in self.hooks.want:
+            n = want(seq, hit.num_tokens, n, batch)
+        for decide in self.hooks.decide:
+            outcome = decide(seq, hit, n, batch)
+            if outcome is not None:
+                return outcome
+        chunk = self.chunk(seq, hit.num_tokens, n, batch)
+        if not chunk:
+            return "full" if chunk is None else "later"
+        num_wanted = self._num_wanted(seq, hit, chunk)
+        if num_wanted <= self.blocks.num_free_blocks - self.num_spare_blocks:
+            self._admit(seq, hit, chunk, batch)
+            return "gone"
+        for turn_away in self.hooks.turn_away:
+            turn_away(seq)
+        if self.running or self.are_blocks_due:
+            return "full"
+        self._run_out(seq, seq.num_tokens, num_wanted, batch)  # the whole pool is free and does not hold it
+        return "gone"
 
     def _num_wanted(self, seq: Sequence, hit: PrefixHit, n: int) -> int:
         """Free blocks that admission takes: for this chunk, and with reserve_full_prompt for all known tokens."""
@@ -454,38 +509,40 @@ class Scheduler:
     def _admit(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> None:
         if self.blocks.enable_prefix_caching and not seq.skips_cache:
             self.prefix_cache_stats.count(seq, seq.num_tokens, hit.num_tokens)
-        self.blocks.admit(seq, hit, hit.num_tokens + n, self._num_slots(hit.num_tokens + n))
-        (batch.resumed if seq.status == "preempted" else batch.new).append(seq)
-        batch.hits[seq] = seq.num_computed_tokens = hit.num_tokens
-        self._put(seq, n, batch)
-        batch.has_prefill |= hit.num_tokens < seq.num_tokens - 1
-        seq.status = "running"
+        num_tokens = hit.num_tokens + n
+        self.blocks.admit(seq, hit, num_tokens, self._num_slots(num_tokens))
+        seq.num_computed_tokens = hit.num_tokens
         self.waiting.remove(seq)
+        self.start(seq, n, batch)
+
+    def start(self, seq: Sequence, n: int, batch: Batch) -> None:
+        """Let a sequence that has blocks run, with its next n tokens in this step."""
+        (batch.resumed if seq.num_preemptions else batch.new).append(seq)
+        batch.hits[seq] = seq.num_computed_tokens
+        self._put(seq, n, batch)
+        seq.status = "running"
         self.running.append(seq)
 
     # --- both ---------------------------------------------------------------------------------------------------
 
-    def _chunk(self, seq: Sequence, num_computed: int, n: int, batch: Batch) -> int:
-        """n tokens cut to the long-prefill threshold, the budget left and where the blocks want a chunk to end."""
-        n = max(0, min(self._capped(n), batch.budget))
-        limit = self.config.max_num_batched_tokens
-        return self.blocks.cut(seq, num_computed, n, min(limit, self.config.long_prefill_token_threshold or limit))
+    def chunk(self, seq: Sequence, start: int, n: int, batch: Batch) -> int | None:
+        """n tokens from `start` on, cut to the long-prefill threshold, the budget left and the extensions' limits."""
+        chunk: int | None = max(0, min(self.capped(n), batch.budget))
+        for limit in self.hooks.limit:
+            chunk = limit(seq, start, chunk, batch) if chunk else chunk
+        return chunk
 
-    def _capped(self, n: int) -> int:
+    def capped(self, n: int) -> int:
         """n tokens cut to the long-prefill threshold, which holds where there are others."""
         threshold = self.config.long_prefill_token_threshold
-        num_seqs = len(self.running) + self.num_waiting
-        if not threshold or num_seqs == 1:
-            return n
-        if self.config.adaptive_long_prefill_threshold:
-            threshold = max(threshold, self.config.max_num_batched_tokens // num_seqs)
-        return min(n, threshold)
+        return n if not threshold or len(self._unfinished) == 1 else min(n, threshold)
 
-    def _append(self, seq: Sequence, token_id: int) -> None:
-        seq.append(token_id, self.config.max_model_len)
-        num_tokens = seq.num_computed_tokens - seq.num_placeholders
-        if num_tokens > seq.num_tokens_until_change and seq.block_table:  # it completes a block, and was not preempted
-            self.blocks.cache_full_blocks(seq, num_tokens)
+    def _put(self, seq: Sequence, n: int, batch: Batch) -> None:
+        """Compute a sequence's next n tokens in this step."""
+        batch.num_tokens[seq] = n
+        batch.budget -= n
+        for put in self.hooks.put:
+            put(seq, n, batch)
 
     def _queue(self, seq: Sequence, *, back: bool) -> None:
         if self.config.policy == "priority":
@@ -495,45 +552,26 @@ class Scheduler:
 
     def _run_out(self, seq: Sequence, num_tokens: int, num_blocks: int, batch: Batch) -> None:
         """Fail a sequence that has the whole pool to itself and does not fit."""
-        cure = "shorten the request" if self.config.allocator == "paged" else "lower max_model_len"
         error = (
             f"{seq.request_id}: does not fit ({num_tokens} tokens need {num_blocks} blocks, the pool has "
-            f"{self.blocks.num_usable_blocks}); {cure} or raise num_blocks"
+            f"{self.blocks.num_usable_blocks}); {self.blocks.cure} or raise num_blocks"
         )
         self.finish(seq.request_id, "out_of_blocks", error)
         batch.failed.append(seq)
 
-    # What a scheduler of prompts with images sees otherwise (encoding.py):
-
-    def _with_inputs(self, seq: Sequence, start: int, n: int, batch: Batch) -> int:
-        """Of n tokens from `start` on those for which nothing else has to be computed first."""
-        return n
-
-    def _put(self, seq: Sequence, n: int, batch: Batch) -> None:
-        """Take a sequence into the batch."""
-        batch.put(seq, n)
-
-    # What a scheduler with memory beyond the device's sees otherwise (loading.py):
-
     @property
-    def _is_alone(self) -> bool:
-        """Whether nobody holds blocks but the one sequence that runs."""
-        return len(self.running) == 1
-
-    @property
-    def _has_holders(self) -> bool:
-        """Whether blocks will come free by themselves."""
-        return bool(self.running)
-
-    def _are_free_at_once(self, victim: Sequence) -> bool:
-        """Whether a sequence's blocks can be another's as soon as they are given back."""
-        return True
+    def are_blocks_due(self) -> bool:
+        """Whether blocks that no running sequence holds will come free."""
+        return any(seqs or blocks for seqs, blocks in (holders() for holders in self.hooks.holders))
 
     def _give_back(self, seq: Sequence) -> None:
-        self.blocks.release(seq)
+        if not any(detain(seq) for detain in self.hooks.detain):
+            self.blocks.release(seq)
 
     def _retire(self, seqs: list[Sequence]) -> None:
         """Take sequences that have finished out of the queues, and their blocks back."""
+        for retire in self.hooks.retire:
+            retire(seqs)
         for seq in seqs:
             del self._unfinished[seq.request_id]
             if seq.block_table:
@@ -544,14 +582,16 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every sequence stands in one queue and the blocks add up."""
+        others = [holders() for holders in self.hooks.holders]
+        holding = [seq for seqs, _ in others for seq in seqs]
         assert all(seq.status == "running" for seq in self.running), "running holds a sequence that does not run"
         assert all(seq.status in ("waiting", "preempted") for seq in self.waiting), "waiting holds one that runs"
         assert not any(seq.block_table for seq in self.waiting), "a waiting sequence holds blocks"
         assert all(seq.block_table for seq in self.running), "a running sequence holds none"
-        queued = {seq.request_id: seq for seq in (*self.waiting, *self.running)}
+        queued = {seq.request_id: seq for seq in (*self.waiting, *self.running, *holding) if not seq.is_finished}
         assert queued == self._unfinished, "queues and unfinished requests differ"
         assert len(self.running) <= self.config.max_num_seqs, f"{len(self.running)} sequences run"
-        self.blocks.check_invariants(self.running)
+        self.blocks.check_invariants((*self.running, *holding), [block for _, blocks in others for block in blocks])
 
 
 def _rank(seq: Sequence) -> tuple[int, int]:

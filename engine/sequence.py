@@ -1,10 +1,9 @@
 """One request as the scheduler sees it: its tokens, how many are computed, and the blocks that hold them."""
 
 from collections.abc import Hashable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from typing import Literal
-
-from engine.encoder_rules import EncoderInput
 
 Status = Literal["waiting", "loading", "running", "preempted", "finished"]
 FinishReason = Literal["length", "stop", "abort", "out_of_blocks", "error"]
@@ -22,7 +21,6 @@ class Sequence:
     adapter: str | None = None  # whose low-rank matrices are added to the model's; None: the model's own alone
     stop_token_ids: frozenset[int] = frozenset()
     skips_cache: bool = False  # every token of its prompt is computed: each one's logits are wanted
-    encoder_inputs: tuple[EncoderInput, ...] = ()  # images in its prompt, in order: for a scheduler alone (encoding.py)
 
     num_prompt_tokens: int = field(init=False)
     arrival: int = 0  # order of add(), set by the scheduler
@@ -36,7 +34,6 @@ class Sequence:
     num_in_flight_tokens: int = 0  # of those, the ones in batches that are not applied yet
     num_placeholders: int = 0  # tokens being sampled by batches in flight
     is_prefill_chunk: bool = False  # its last batch stopped before its last known token
-    next_decode: int = 0  # in a pipeline: the number of the scheduler's call from which it may decode on
     draft_ids: tuple[int, ...] = ()  # guesses at what follows the known tokens, to be checked in the next batch
 
     block_table: list[list[int]] = field(default_factory=list)  # block ids in order, per group; 0 where given back
@@ -65,13 +62,18 @@ class Sequence:
         """Tokens whose KV no batch in flight still writes or reads around."""
         return max(0, self.num_computed_tokens - self.num_in_flight_tokens)
 
-    def append(self, token_id: int, max_model_len: int) -> None:
-        """Add one sampled token and finish when it is the last."""
-        self.token_ids.append(token_id)
-        if token_id in self.stop_token_ids:
-            self.finish("stop")
-        elif len(self.token_ids) >= min(self.num_prompt_tokens + self.max_tokens, max_model_len):
-            self.finish("length")
+    def extend(self, token_ids: Several[int], max_model_len: int) -> int:
+        """Add sampled tokens up to the one that ends it, if one does; returns how many were added."""
+        most_tokens = min(self.num_prompt_tokens + self.max_tokens, max_model_len)
+        for num_added, token_id in enumerate(token_ids, 1):
+            self.token_ids.append(token_id)
+            if token_id in self.stop_token_ids:
+                self.finish("stop")
+                return num_added
+            if len(self.token_ids) >= most_tokens:
+                self.finish("length")
+                return num_added
+        return len(token_ids)
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
         self.status, self.finish_reason, self.error = "finished", reason, error

@@ -15,63 +15,48 @@ import numpy as np
 from engine.batch import BatchArrays, Longs
 from engine.config import EngineConfig, SamplingParams
 from engine.draft_model import DraftModel
-from engine.drafting import DraftingScheduler
+from engine.draft_rules import DraftRules, draft_rules
+from engine.drafting import Drafting, DraftStep
 from engine.model_runner import ModelRunner
 from engine.proposer import NgramProposer, Proposer
 from engine.sampler import SampledAhead, SampledTokens, TokenLogprobs
-from engine.scheduler import Batch, Scheduler
+from engine.scheduler import Batch
+from engine.sequence import Sequence
 
 
-class NoSpeculation:
-    """One token per sequence of a batch."""
+class Speculation(Drafting):
+    """Runs batches with drafts and proposes the next ones, one batch at a time: drafts need the tokens before them."""
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    def __init__(self, rules: DraftRules, runner: ModelRunner, proposer: Proposer) -> None:
+        super().__init__(rules, is_async=False)
+        self._runner, self._proposer = runner, proposer
 
-    def run(self, batch: Batch, arrays: BatchArrays, params: list[SamplingParams]) -> "SampledAhead | CheckedAhead":
-        return self._runner.run(arrays, params)
-
-    def propose(self, batch: Batch, arrays: BatchArrays, params: list[SamplingParams]) -> None:
-        """Proposes no drafts."""
-
-
-class Speculation:
-    """Runs batches with drafts and proposes the next ones."""
-
-    def __init__(self, runner: ModelRunner, scheduler: DraftingScheduler, proposer: Proposer) -> None:
-        self._runner, self._scheduler, self._proposer = runner, scheduler, proposer
-
-    def run(self, batch: Batch, arrays: BatchArrays, params: list[SamplingParams]) -> "SampledAhead | CheckedAhead":
+    def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> "CheckedAhead":
         """Launch a step: the tokens of each of the arrays' sequences, of which the first wrong draft is not one."""
-        rows = Rows.of(batch, arrays)
+        self._arrays, self._params = arrays, params
+        rows = Rows.of(self.step.drafts, arrays)
         seqs, of_rows = [arrays.seqs[i] for i in rows.owners], [params[i] for i in rows.owners]
         sampled = self._runner.run_rows(replace(arrays, logit_tokens=rows.tokens), seqs, of_rows, rows.offsets)
         return CheckedAhead(sampled, rows)
 
-    def propose(self, batch: Batch, arrays: BatchArrays, params: list[SamplingParams]) -> None:
-        """Give the scheduler the next drafts to verify.
-
-        Not of sequences with penalties, whose logits would have to know which drafts held.
-        """
-        params_of = dict(zip(arrays.seqs, params, strict=True))
-        wanting = [
-            seq
-            for seq in batch.samples
-            if seq.status == "running" and not params_of[seq].has_penalties and not batch.skips_drafts
-        ]
-        self._scheduler.propose(self._proposer.propose(batch, arrays, wanting))
+    def settle(self, batch: Batch) -> None:
+        """Propose the next drafts, but not of sequences with penalties, whose logits would have to know what held."""
+        step, params_of = batch.extra(DraftStep), dict(zip(self._arrays.seqs, self._params, strict=True))
+        wanting = [] if step.is_last else [seq for seq in batch.samples if seq.status == "running"]
+        wanting = [seq for seq in wanting if not params_of[seq].has_penalties]
+        self.propose(self._proposer.propose(batch, self._arrays, wanting, step.num_next))
 
 
-def sampling_of(config: EngineConfig, runner: ModelRunner, scheduler: Scheduler) -> NoSpeculation | Speculation:
-    """The sampling step for a config: with speculation or without."""
+def speculation_of(config: EngineConfig, runner: ModelRunner) -> Speculation | None:
+    """The speculation that a config asks for; None: one token per sequence of a batch."""
     settings = config.speculative_config
-    if settings is None or not isinstance(scheduler, DraftingScheduler):
-        return NoSpeculation(runner)
-    proposer: Proposer = NgramProposer(*settings.lookup, scheduler.config.max_model_len)
+    if settings is None:
+        return None
+    proposer: Proposer = NgramProposer(*settings.lookup, runner.max_model_len)
     for companion in runner.companions:
         if isinstance(companion, DraftModel):
             proposer = companion
-    return Speculation(runner, scheduler, proposer)
+    return Speculation(draft_rules(settings.method, settings.num_speculative_tokens), runner, proposer)
 
 
 def companions_of(config: EngineConfig) -> tuple[DraftModel, ...]:
@@ -99,8 +84,8 @@ class Rows:
     drafts: list[tuple[int, ...]]
 
     @classmethod
-    def of(cls, batch: Batch, arrays: BatchArrays) -> "Rows":
-        drafts = [batch.drafts.get(seq, ()) for seq in arrays.seqs]
+    def of(cls, drafts_of: dict[Sequence, tuple[int, ...]], arrays: BatchArrays) -> "Rows":
+        drafts = [drafts_of.get(seq, ()) for seq in arrays.seqs]
         counts = np.array([1 + len(own) for own in drafts], np.int64)
         owners = np.repeat(np.arange(len(counts)), counts)
         offsets = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)

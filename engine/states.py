@@ -7,7 +7,7 @@ and what was just passed. A state is kept for others where a prompt's last block
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from engine.block_manager import (
     NULL_BLOCK,
@@ -16,14 +16,60 @@ from engine.block_manager import (
     BlockPool,
     FullGroup,
     Group,
-    MambaGroup,
     PrefixHit,
-    StoredState,
     block_hashes,
     cdiv,
 )
+from engine.scheduler import Batch, Extension, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class MambaGroup(Group):
+    """Layers with a recurrent state, a block being the state after its last token.
+
+    num_speculative_blocks  states behind the running one, after each draft that is checked
+    checkpoint_alignment    a chunk of a prompt can store the state after a multiple of so many of its tokens on its
+                            way; None: only the one it ends in
+    """
+
+    num_speculative_blocks: int = 0
+    checkpoint_alignment: int | None = None
+
+    def num_skipped_tokens(self, num_tokens: int) -> int:
+        return max(0, num_tokens - 1)
+
+    def next_drop(self, num_tokens: int) -> int | None:
+        """None: one state, overwritten in place; of several a StateBlockManager knows."""
+        return None
+
+    def num_tail_blocks(self) -> int | None:
+        return 1
+
+    def max_blocks_held(self, max_model_len: int, max_in_flight_tokens: int) -> int:
+        return 1 + self.num_speculative_blocks
+
+    def table_len(self, num_tokens: int) -> int:
+        return 1 + self.num_speculative_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A block that holds the state of a group after the sequence's first num_tokens tokens, once the step has run."""
+
+    seq: Sequence
+    group: int
+    block: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class StateStep:
+    """A batch's part in states: blocks to copy before it runs, (from, to) each, and the states that it stores."""
+
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    stored: list[StoredState] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -88,7 +134,6 @@ class StateBlockManager(BlockManager):
     """
 
     pool: PrefixPool
-    cuts_chunks = True
 
     def __init__(
         self,
@@ -124,6 +169,8 @@ class StateBlockManager(BlockManager):
         self.unit = unit if self.is_fine else self.block_size
         if self.is_fine:
             self.hit_alignment = unit
+        kinds = enumerate(groups)
+        self.dropping = tuple(g for g, group in kinds if g in self.dropping or isinstance(group, MambaGroup))
         states = [group for group in groups if isinstance(group, MambaGroup)]
         self._keeps_checkpoints = all(group.checkpoint_alignment is not None for group in states)
         self._first_state = states[0]
@@ -138,12 +185,12 @@ class StateBlockManager(BlockManager):
         """States that the step before was to compute are computed when this one runs."""
         self._fresh.clear()
 
-    def end_step(self) -> list[tuple[int, int]]:
-        """Blocks to copy, (from, to) each, before the step runs; both were kept from others until now."""
-        copies, self._copies = self._copies, []
-        self.stored_states, self._stored = tuple(self._stored), []
-        self.pool.give_back(block for pair in copies for block in pair)
-        return copies
+    def end_step(self) -> StateStep:
+        """What the step has to copy and stores; blocks to copy were kept from others until now."""
+        step = StateStep(self._copies, self._stored)
+        self._copies, self._stored = [], []
+        self.pool.give_back(block for pair in step.copies for block in pair)
+        return step
 
     def cut(self, seq: Sequence, start: int, n: int, max_tokens: int) -> int:
         """Of n tokens from `start` on those up to where a state has to be stored.
@@ -321,14 +368,9 @@ class StateBlockManager(BlockManager):
     def num_needed(self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int | None = None) -> int:
         return self._num_wanted(seq, hit, num_tokens, num_slots or num_tokens, self.max_step_only)
 
-    def beyond(self, hit: PrefixHit, num_tokens: int) -> PrefixHit:
-        pairs = zip(self.groups, hit.blocks, strict=True)
-        passed = tuple(blocks[-1] for group, blocks in pairs if blocks and isinstance(group, MambaGroup))
-        return replace(super().beyond(hit, num_tokens), passed=passed)
-
     def num_reserved(self, seq: Sequence, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
-        held = self.max_held_alone if alone else self.max_held
-        return self._num_wanted(seq, hit, num_tokens, num_tokens, held)
+        bounds = self.max_held_alone if alone else self.max_held
+        return self._num_wanted(seq, hit, num_tokens, num_tokens, bounds)
 
     @property
     def max_step_only(self) -> tuple[int | None, ...]:
@@ -360,10 +402,10 @@ class StateBlockManager(BlockManager):
         new = cdiv(num_tokens, group.block_size) + group.num_speculative_blocks - num_places
         if has_copy:
             new = max(0, new) + 1
-        most = 1 + has_copy + (known.checkpoint is not None)
+        bound = 1 + has_copy + (known.checkpoint is not None)
         if not known.is_allocated:
-            most += group.num_speculative_blocks
-        return min(new, most)
+            bound += group.num_speculative_blocks
+        return min(new, bound)
 
     def _checkpoint(
         self, seq: Sequence, g: int, known: StateTable, table: list[int], start: int, end: int
@@ -504,9 +546,6 @@ class StateBlockManager(BlockManager):
         self._stored = [stored for stored in self._stored if stored.seq is not seq]
         super()._close(seq)
 
-    def _gives_back(self, group: Group) -> bool:
-        return isinstance(group, MambaGroup) or super()._gives_back(group)
-
     def _num_tokens_until_change(self, seq: Sequence) -> int:
         known = self._tables[seq]
         if any(table.checkpoint is not None or table.shared_tail is not None for table in known):
@@ -516,7 +555,8 @@ class StateBlockManager(BlockManager):
         until = super()._num_tokens_until_change(seq)
         for group, table in zip(self.groups, seq.block_table, strict=True):
             if isinstance(group, MambaGroup):
-                until = min(until, (len(table) - group.num_speculative_blocks) * group.block_size)
+                next_drop = (max(0, seq.num_settled_tokens - 1) // group.block_size + 1) * group.block_size + 1
+                until = min(until, next_drop, (len(table) - group.num_speculative_blocks) * group.block_size)
         return until
 
     def _drop(self, seq: Sequence, g: int) -> None:
@@ -539,3 +579,25 @@ class StateBlockManager(BlockManager):
         for place in places:
             table[place] = NULL_BLOCK
         self.pool.give_back(blocks)
+
+
+class KeptStates(Extension):
+    """The steps of a StateBlockManager: chunks end where states are stored, and batches say what is copied."""
+
+    def attach(self, scheduler: Scheduler) -> None:
+        super().attach(scheduler)
+        assert isinstance(scheduler.blocks, StateBlockManager), "states are kept in blocks of their own"
+        self._blocks, config = scheduler.blocks, scheduler.config
+        self._max_chunk = config.max_num_batched_tokens
+        if config.long_prefill_token_threshold:
+            self._max_chunk = min(self._max_chunk, config.long_prefill_token_threshold)
+
+    def begin_step(self, batch: Batch) -> None:
+        self._blocks.begin_step()
+
+    def limit(self, seq: Sequence, start: int, n: int, batch: Batch) -> int | None:
+        """Nobody overtakes a sequence for whose next state the step has too few tokens left."""
+        return self._blocks.cut(seq, start, n, self._max_chunk) or None
+
+    def end_step(self, batch: Batch) -> None:
+        batch.extras[StateStep] = self._blocks.end_step()

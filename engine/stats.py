@@ -4,8 +4,10 @@ import time
 from dataclasses import dataclass
 
 from engine.draft_rules import SpeculationStats
-from engine.loading import LoadingScheduler
+from engine.drafting import Drafting
+from engine.loading import Loading
 from engine.scheduler import PrefixCacheStats, Scheduler
+from engine.states import MambaGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,16 @@ class Counters:
 
     def stats(self, scheduler: Scheduler) -> Stats:
         """The statistics, with the scheduler's current state."""
+        loading, drafting = scheduler.extension(Loading), scheduler.extension(Drafting)
         cache = scheduler.prefix_cache_stats
-        external = scheduler.external_cache_stats if isinstance(scheduler, LoadingScheduler) else PrefixCacheStats()
-        drafts = scheduler.draft_stats or SpeculationStats()
+        external = PrefixCacheStats() if loading is None else loading.external_cache_stats
+        drafts = SpeculationStats() if drafting is None else drafting.stats
         return Stats(
             kv_cache_usage_perc=scheduler.blocks.usage,
             num_used_blocks=scheduler.num_used_blocks,
             num_cached_blocks=scheduler.blocks.num_cached_blocks,
             num_kv_tokens=sum(seq.num_computed_tokens for seq in scheduler.running),
-            num_filled_slots=scheduler.num_filled_slots,
+            num_filled_slots=num_filled_slots(scheduler),
             num_requests_running=len(scheduler.running),
             num_requests_waiting=scheduler.num_waiting,
             num_preemptions=scheduler.num_preemptions,
@@ -89,3 +92,18 @@ class Counters:
             generation_tokens=self.generation_tokens,
             busy_s=self.busy_s,
         )
+
+
+def num_filled_slots(scheduler: Scheduler) -> int:
+    """Token slots of the used blocks whose token is computed (or being computed), over all groups of layers.
+
+    All slots of the used blocks but those behind each sequence's last computed token: only full blocks are shared, so
+    no slot is left out twice; a block with a recurrent state is full. For groups of one block size.
+    """
+    groups = scheduler.blocks.groups
+    size = groups[0].block_size
+    num_slots = scheduler.num_used_blocks * size
+    for seq in scheduler.running:
+        for group, table in zip(groups, seq.block_table, strict=True):
+            num_slots -= 0 if isinstance(group, MambaGroup) else len(table) * size - seq.num_computed_tokens
+    return num_slots

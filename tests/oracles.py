@@ -22,14 +22,13 @@ from zlib import crc32
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
+from engine.block_manager import FullGroup, Group, WindowGroup
 from engine.draft_rules import NO_DRAFTS, DraftRules, by_batch_size, draft_rules
-from engine.drafting import DraftingScheduler
-from engine.encoder_rules import EncoderInput, EncoderRules
-from engine.encoding import EncodingScheduler, encoding_scheduler_of
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.drafting import Drafting, DraftStep
+from engine.extensions import AdapterSlots
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
-from engine.states import StateBlockManager
+from engine.states import MambaGroup, StateBlockManager, StateStep
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.hardware.gpu import gpu, with_memory
 from kvplan.models import catalog, hf_config
@@ -64,6 +63,8 @@ from kvplan.servers.vllm import server as vllm_server
 from kvplan.servers.vllm.loaded import loaded
 from kvplan.servers.weights import draft_layout, embedded, weight_layout
 from kvplan.servers.words import Repeated
+from kvplan.simulate.encoding import EncoderInput, EncoderRules, EncoderStep, Encoding, ImageSequence
+from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
 from kvplan.sizing.weights import total_weights
 from tests.support import offload_trace
 from tests.support.oracle_data import spec_named
@@ -535,13 +536,13 @@ def trace_group(group: dict[str, Any], checkpoint_alignment: int | None = None) 
     raise UsageError(f"group type {group['type']!r}: is not one the engine knows")
 
 
-def trace_config(trace: dict[str, Any]) -> SchedulerConfig:
+def trace_config(trace: dict[str, Any]) -> SimulatedConfig:
     inputs = trace["inputs"]
     args = inputs.get("engine_args") or {}
     unknown = set(args) - KNOWN_ARGS - OF_THE_WORKER
     if unknown:
         raise UsageError(f"engine argument {sorted(unknown)[0]!r}: is not one the engine's scheduler knows")
-    return SchedulerConfig(
+    return SimulatedConfig(
         max_num_batched_tokens=inputs["max_num_batched_tokens"],
         max_num_seqs=inputs["max_num_seqs"],
         max_model_len=inputs["max_model_len"],
@@ -583,7 +584,7 @@ def trace_groups(trace: dict[str, Any]) -> tuple[Group, ...]:
 
 
 def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
-    return encoding_scheduler_of(trace_config(trace), trace["num_blocks"], trace_groups(trace))
+    return simulated_scheduler(trace_config(trace), trace["num_blocks"], trace_groups(trace))
 
 
 def trace_encoder(sizes: dict[str, int] | None, *, chunks_inputs: bool) -> EncoderRules | None:
@@ -628,9 +629,10 @@ class Player:
     def accepted(self, batch: Batch) -> dict[str, int]:
         """Drafts that hold, by request; to be asked for each batch in the order of their schedule."""
         held: dict[str, int] = {}
-        for seq, drafts in batch.drafts.items():
+        step = batch.extra(DraftStep)
+        for seq, drafts in step.drafts.items():
             name = seq.request_id
-            if seq in batch.padded:
+            if seq in step.padded:
                 held[name] = 0
                 continue
             pattern = self.spec["accept"]
@@ -639,12 +641,13 @@ class Player:
         return held
 
     def proposals(self, batch: Batch, alive: list[Sequence]) -> dict[Sequence, list[int]]:
-        if batch.skips_drafts:
+        step = batch.extra(DraftStep)
+        if step.is_last:
             return {}
         drafts: dict[Sequence, list[int]] = {}
         for seq in batch.samples:
             pattern, name = self.spec.get("propose"), seq.request_id
-            wanted = batch.num_next_drafts
+            wanted = step.num_next
             if pattern:
                 wanted = min(wanted, pattern[(self.numbers[name] + self.num_proposals[name]) % len(pattern)])
             self.num_proposals[name] += 1
@@ -667,7 +670,7 @@ def trace_sequence(request: dict[str, Any], number: int) -> Sequence:
     adapter = None if request.get("lora") is None else str(request["lora"])
     keys = () if adapter is None else (adapter,)
     priority = request.get("priority") or 0
-    return Sequence(
+    return ImageSequence(
         request["id"], tokens, request["max_tokens"], priority, keys, adapter=adapter, encoder_inputs=tuple(images)
     )
 
@@ -699,19 +702,20 @@ def step_row(scheduler: Scheduler, batch: Batch, accepted: dict[str, int] | None
         "start": {seq.request_id: seq.num_computed_tokens - n for seq, n in batch.num_tokens.items()},
         "distinct_held": scheduler.num_used_blocks,
     } | step_state(scheduler)
-    if scheduler.config.max_loras:
+    if scheduler.extension(AdapterSlots) is not None:
         row |= adapters_state(scheduler)
     if isinstance(scheduler.blocks, StateBlockManager):
         admitted = (*batch.new, *batch.resumed)
         row |= {
             "junction": {seq.request_id: seq.full_attention_hit_len for seq in admitted if seq.full_attention_hit_len},
-            "block_copies": len(batch.copies),
+            "block_copies": len(batch.extra(StateStep).copies),
         }
-    if isinstance(scheduler, EncodingScheduler):
-        cache = scheduler.encoder_cache
+    if (encoding := scheduler.extension(Encoding)) is not None:
+        cache, images = encoding.cache, batch.extra(EncoderStep)
+        cache.check_invariants()
         row |= {
-            "encoder_inputs": {seq.request_id: numbers for seq, numbers in batch.encoder_inputs.items()},
-            "encoder_freed": batch.encoder_evicted,
+            "encoder_inputs": {seq.request_id: numbers for seq, numbers in images.inputs.items()},
+            "encoder_freed": images.evicted,
             "encoder_cache": {
                 "free": cache.num_free,
                 "freeable": cache.num_freeable,
@@ -719,13 +723,14 @@ def step_row(scheduler: Scheduler, batch: Batch, accepted: dict[str, int] | None
                 "unreferenced": list(cache.unused),
             },
         }
-    if isinstance(scheduler, DraftingScheduler):
+    if scheduler.extension(Drafting) is not None:
+        step = batch.extra(DraftStep)
         row |= {
-            "draft_tokens": {seq.request_id: len(drafts) for seq, drafts in batch.drafts.items()},
-            "padded": [seq.request_id for seq in batch.padded],
+            "draft_tokens": {seq.request_id: len(drafts) for seq, drafts in step.drafts.items()},
+            "padded": [seq.request_id for seq in step.padded],
             "accepted": accepted or {},
-            "skip_drafts": batch.skips_drafts,
-            "next_num_drafts": batch.num_next_drafts,
+            "skip_drafts": step.is_last,
+            "next_num_drafts": step.num_next,
         }
     return row
 
@@ -733,8 +738,8 @@ def step_row(scheduler: Scheduler, batch: Batch, accepted: dict[str, int] | None
 def state_after(trace: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
     """The scheduler between batches; what the trace counts of tokens in flight is ours where it schedules ahead."""
     begun = [seq for seq in scheduler.unfinished if seq.num_computed_tokens > 0]
-    is_async = scheduler.config.is_async
-    cache = scheduler.encoder_cache if isinstance(scheduler, EncodingScheduler) else None
+    is_async, encoding = trace_config(trace).is_async, scheduler.extension(Encoding)
+    cache = None if encoding is None else encoding.cache
     sizes = {} if cache is None else {"encoder_cache": {"free": cache.num_free, "freeable": cache.num_freeable}}
     return (
         step_state(scheduler)
@@ -782,7 +787,8 @@ def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         yield done, row
     stats = scheduler.prefix_cache_stats
     row = {field.name: getattr(stats, field.name) for field in fields(stats)}
-    if (counts := scheduler.draft_stats) is not None:
+    if (drafting := scheduler.extension(Drafting)) is not None:
+        counts = drafting.stats
         row["spec_stats"] = {
             "drafts": counts.num_drafts,
             "draft_tokens": counts.num_draft_tokens,
@@ -803,14 +809,13 @@ def outcome(seq: Sequence) -> dict[str, Any]:
 
 def apply(scheduler: Scheduler, player: Player, batch: Batch, row: dict[str, Any]) -> None:
     """Give a batch its tokens, and the scheduler what is guessed after it."""
-    if not isinstance(scheduler, DraftingScheduler):
-        scheduler.update(batch, {seq.request_id: SAMPLED_TOKEN for seq in batch.samples})
-        return
-    sampled = {seq.request_id: [SAMPLED_TOKEN] * (1 + row["accepted"].get(seq.request_id, 0)) for seq in batch.samples}
-    scheduler.update_several(batch, sampled)
+    accepted: dict[str, int] = row.get("accepted", {})
+    sampled = {seq.request_id: [SAMPLED_TOKEN] * (1 + accepted.get(seq.request_id, 0)) for seq in batch.samples}
+    scheduler.update(batch, sampled)
     scheduler.check_invariants()
-    if not scheduler.config.is_async:
-        scheduler.propose(player.proposals(batch, scheduler.running))
+    drafting = scheduler.extension(Drafting)
+    if drafting is not None and not drafting.is_async:
+        drafting.propose(player.proposals(batch, scheduler.running))
 
 
 def trace_difference(trace: dict[str, Any], *, timed: bool = False) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.gpu_stages.stage import Task, spec_of
 from benchmarks.throughput import BenchRequest
 from engine import Engine, EngineConfig
-from engine.scheduler import Scheduler
+from engine.extensions import ExtendedConfig, scheduler_of
 
 
 def start(stage: Task, model: str, **options: Any) -> Engine:
@@ -29,13 +29,15 @@ def reschedule(engine: Engine, num_blocks: int | None = None, **changes: Any) ->
     """Give an idle engine a scheduler of other rules, so that two ways of scheduling share weights, pool and graphs.
 
     num_blocks  of the pool that it may use, at most all of it (None)
-    changes     of its SchedulerConfig: allocator, batch_queue_depth (2: the next step is launched while this one runs)
+    changes     of its scheduler's config: allocator, batch_queue_depth (2: a step is launched while another runs)
     """
     whole = engine.memory_report().num_blocks
     if engine.has_unfinished or not 1 < (num_blocks or whole) <= whole:
         raise ValueError(f"reschedule: the engine is busy, or has no {num_blocks} blocks")
     rules = tuple(group.rule for group in engine.runner.groups)
-    engine.scheduler = Scheduler(replace(engine.scheduler.config, **changes), num_blocks or whole, rules)
+    config = engine.scheduler.config
+    assert isinstance(config, ExtendedConfig)
+    engine.scheduler = scheduler_of(replace(config, **changes), num_blocks or whole, rules)
 
 
 def first_line(error: Exception) -> str:

@@ -424,18 +424,16 @@ def answer(front: Front, start: "Start") -> int:
     """Listen, print the log of the start and the address, and handle requests until a signal."""
     from kvplan.measure.serverlog.log import parse_log
     from kvplan.serve.app import Api
-    from kvplan.serve.metrics import ServerMetrics
+    from kvplan.serve.metrics import ServerMetrics, features_of
     from kvplan.serve.run import begin, serve
     from kvplan.serve.worker import Worker
 
     served = served_of(front, start)
-    rules = start.backend.scheduler.config
     metrics = ServerMetrics(
         served.names[0],
         start.backend.max_model_len,
         start.cache_config,
-        rules.drafts.num_drafts,
-        rules.max_loras,
+        *features_of(start.backend.scheduler),
         start.tiers,
         parse_log("\n".join(start.whole_log)),
     )

@@ -22,8 +22,7 @@ from typing import Any, Literal, cast
 import torch
 
 from engine import Engine, EngineConfig, SamplingParams
-from engine.block_manager import Group, WindowGroup, cdiv, max_blocks_held, num_skipped_tokens
-from engine.contiguous import num_reserved_blocks
+from engine.block_manager import Group, WindowGroup, cdiv
 from engine.disk_tier import HEADER_BYTES
 from engine.host_tier import HostTier
 from engine.memory import host_memory
@@ -470,7 +469,7 @@ def _load_adapters(engine: Engine, workload: Workload) -> None:
 
 
 def _offload(tiers: Tiers[HostTier]) -> Offload:
-    stats, copied, disk = tiers.scheduler_stats, tiers.host.num_bytes, tiers.host.disk
+    stats, copied, disk = tiers.external_cache_stats, tiers.host.num_bytes, tiers.host.disk
     files: Files = {}
     if disk is not None:
         sizes = [path.stat().st_size for path in disk.directory.glob("*/*.g*")]
@@ -535,7 +534,7 @@ def refuse_small_pool(
     num_tokens = workload.longest
     for allocator in dict.fromkeys((config.allocator, *baselines)):
         if allocator in ("contiguous", "static"):
-            needed = sum(num_reserved_blocks(group, config.max_model_len or num_tokens) for group in groups)
+            needed = sum(group.table_len(config.max_model_len or num_tokens) for group in groups)
             what = f"a contiguous reservation ({config.max_model_len} tokens)"
         else:
             longest = max(workload.requests, key=lambda request: request.prompt_tokens + request.output_tokens)
@@ -559,10 +558,10 @@ def blocks_needed(groups: Sequence[Group], config: EngineConfig, request: Planne
 
     def blocks(start: int, stop: int) -> int:
         """Blocks in use while the tokens from start to stop are computed."""
-        return sum(cdiv(stop, g.block_size) - num_skipped_tokens(g, start) // g.block_size for g in groups)
+        return sum(cdiv(stop, g.block_size) - g.num_skipped_tokens(start) // g.block_size for g in groups)
 
     def admitted(group: Group) -> int:
-        return min(cdiv(prompt, group.block_size), max_blocks_held(group, limit, budget))
+        return min(cdiv(prompt, group.block_size), group.max_blocks_held(limit, budget))
 
     reserved = sum(map(admitted, groups)) if config.reserve_full_prompt else 0
     if not any(isinstance(group, WindowGroup) for group in groups):

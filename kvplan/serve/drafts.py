@@ -10,6 +10,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
+from engine.drafting import DraftStep
 from engine.scheduler import Batch
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
@@ -34,12 +35,13 @@ class Passes:
     reaches: tuple[Reach, ...]
 
     def seconds(self, batch: Batch) -> float:
-        if batch.skips_drafts:
+        step = batch.extra(DraftStep)
+        if step.is_last:
             return 0.0
         ends = [seq.num_computed_tokens for seq in batch.samples]
         read = tuple(sum(reach.read(end) for end in ends) for reach in self.reaches)
         again = StepWork(len(ends), len(ends), len(ends), read, read)
-        later = max(0, batch.num_next_drafts - 1) if ends else 0
+        later = max(0, step.num_next - 1) if ends else 0
         return self.step_time.seconds(batch_work(batch, self.reaches)) + later * self.step_time.seconds(again)
 
 

@@ -20,6 +20,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from engine.drafting import Drafting
+from engine.extensions import AdapterSlots
 from engine.scheduler import Scheduler
 from kvplan.servers.logs import FACTS, NUMBERS, ServerLog
 from kvplan.servers.metrics import START_ARGUMENTS, START_FIGURE, START_SERVER
@@ -53,6 +55,12 @@ def steps_125(limit: int) -> tuple[int, ...]:
     return tuple(
         digit * 10**power for power, digit in product(range(len(str(limit))), (1, 2, 5)) if digit * 10**power <= limit
     )
+
+
+def features_of(scheduler: Scheduler) -> tuple[int, int]:
+    """Return a scheduler's draft tokens per step and its slots for adapters."""
+    drafting, slots = scheduler.extension(Drafting), scheduler.extension(AdapterSlots)
+    return 0 if drafting is None else drafting.rules.num_drafts, 0 if slots is None else slots.num_slots
 
 
 class ServerMetrics:
@@ -277,8 +285,9 @@ class ServerMetrics:
         self._prefix_hits.inc(stats.hits - self._hits)
         self._preempted.inc(scheduler.num_preemptions - self._preemptions)
         self._queries, self._hits, self._preemptions = stats.queries, stats.hits, scheduler.num_preemptions
-        if scheduler.draft_stats is not None:
-            counts = scheduler.draft_stats.counts
+        drafting = scheduler.extension(Drafting)
+        if drafting is not None:
+            counts = drafting.stats.counts
             for counter, now, before in zip(self._drafts, counts, self._draft_counts, strict=True):
                 counter.inc(now - before)
             self._draft_counts = counts
@@ -383,7 +392,7 @@ class OffloadMetrics:
                 self._lost[reason].inc(count - self._seen_lost.get(reason, 0))
             self._seen_lost = lost
         tiers, pool = self._tiers, self._tiers.connector.pool
-        stats = tiers.scheduler_stats
+        stats = tiers.external_cache_stats
         counts = (stats.queries, stats.hits, tiers.connector.num_refused)
         for counter, now, before in zip((self._queries, self._hits, self._refused), counts, self._seen, strict=True):
             counter.inc(now - before)

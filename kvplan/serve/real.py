@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from engine import Engine, EngineConfig
-from engine.block_manager import Group, MambaGroup, max_blocks_held
+from engine.block_manager import Group
 from engine.state_slots import are_in_blocks, with_room_for_states
+from engine.states import MambaGroup
 from kvplan.models.spec import ModelSpec
 from kvplan.serve.ranks import Leader
 from kvplan.serve.start import Start, labels
@@ -75,7 +76,7 @@ def blocks_per_request(engine: Engine) -> int:
 
 def charged(rule: Group, max_model_len: int, max_in_flight_tokens: int) -> int:
     """Return a group's part; a state in a block leaves the one before it, which is found in the cache, in another."""
-    return max_blocks_held(rule, max_model_len, max_in_flight_tokens) + isinstance(rule, MambaGroup)
+    return rule.max_blocks_held(max_model_len, max_in_flight_tokens) + isinstance(rule, MambaGroup)
 
 
 def cache_config(engine: Engine) -> dict[str, str]:

@@ -16,14 +16,15 @@ from typing import Any, Final, Protocol
 
 from engine.config import SamplingParams
 from engine.draft_rules import draft_rules
-from engine.drafting import DraftingScheduler, scheduler_of
+from engine.drafting import Drafting, DraftStep
 from engine.request import Request, RequestOutput, TokenUpdate, prompt_token_ids, stop_token_ids
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
 from kvplan.planning.plan import Plan
 from kvplan.serve.drafts import Drafts
 from kvplan.serve.text import end_token_of
+from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
 from kvplan.simulate.steptime import StepTime, attention_kinds, outside
 from kvplan.simulate.tiers import TimedTiers
@@ -120,10 +121,8 @@ class Twin:
         self._ended: list[Request] = []  # the next step returns their outputs
         self._ids = count(1)
 
-    def _scheduler(self, config: SchedulerConfig, plan: Plan) -> Scheduler:
-        if self.tiers is not None:
-            return self.tiers.scheduler(config, plan.capacity.num_blocks)
-        if self._drafts is not None:
+    def _scheduler(self, config: SimulatedConfig, plan: Plan) -> Scheduler:
+        if self.tiers is None and self._drafts is not None:
             rules = draft_rules(
                 self._drafts.method,
                 self._drafts.num_drafts,
@@ -131,7 +130,7 @@ class Twin:
                 num_modules=self._drafts.num_modules,
             )
             config = replace(config, drafts=rules)
-        return scheduler_of(config, plan.capacity.num_blocks, groups(plan))
+        return simulated_scheduler(config, plan.capacity.num_blocks, groups(plan), self.tiers)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -247,7 +246,7 @@ class Twin:
 
     def _copy(self, tiers: TimedTiers, batch: Batch) -> float:
         """Begin a step's copies; return the time at which the step may write."""
-        return tiers.begin_at(self._clock.now() * self._speed, batch.transfers) / self._speed
+        return tiers.begin_at(self._clock.now() * self._speed, batch) / self._speed
 
     def _next_copy(self, tiers: TimedTiers) -> float:
         """Return the end time of the next copy, at most REST_S from now, as requests may arrive before."""
@@ -259,14 +258,15 @@ class Twin:
         self._clock.sleep_until(flight.end)
         seqs = [seq for seq in flight.batch.samples if not seq.is_finished]
         tokens = {seq.request_id: self._tokens(seq, flight.batch) for seq in seqs}
-        self.scheduler.update_several(flight.batch, tokens)
+        self.scheduler.update(flight.batch, tokens)
         for seq in seqs:
             self._receive(self._requests[seq.request_id])
         self._propose(flight.batch)
 
     def _tokens(self, seq: Sequence, batch: Batch) -> list[int]:
         """Return a sequence's tokens of a step: the accepted drafts and one token after them."""
-        num_drafts = 0 if seq in batch.padded else len(batch.drafts.get(seq, ()))
+        step = batch.extra(DraftStep)
+        num_drafts = 0 if seq in step.padded else len(step.drafts.get(seq, ()))
         num_held = 0
         if num_drafts:
             assert self._drafts is not None
@@ -275,10 +275,11 @@ class Twin:
 
     def _propose(self, batch: Batch) -> None:
         """Propose drafts for every running sequence, unless async scheduling has done so on the device."""
-        if not isinstance(self.scheduler, DraftingScheduler) or self.scheduler.config.is_async or batch.skips_drafts:
+        drafting, step = self.scheduler.extension(Drafting), batch.extra(DraftStep)
+        if drafting is None or drafting.is_async or step.is_last:
             return
-        drafts = [0] * batch.num_next_drafts  # their ids do not matter
-        self.scheduler.propose({seq: drafts for seq in batch.samples if seq.status == "running"})
+        drafts = [0] * step.num_next  # their ids do not matter
+        drafting.propose({seq: drafts for seq in batch.samples if seq.status == "running"})
 
     def _token(self, seq: Sequence, place: int) -> int:
         params = self._requests[seq.request_id].params

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.block_manager import NULL_BLOCK, BlockManager
+from engine.block_manager import NULL_BLOCK
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
@@ -70,14 +70,14 @@ class Film:
 
 def owners(scheduler: Scheduler) -> dict[int, int]:
     """Return the owner of each block that is not FREE: CACHED, SHARED, EMPTY or a request's number plus FIRST."""
-    pool = scheduler.blocks.pool if isinstance(scheduler.blocks, BlockManager) else None
-    cells = {} if pool is None else dict.fromkeys(pool.key_of, CACHED)
+    pool = scheduler.blocks.pool
+    cells = dict.fromkeys(pool.key_of, CACHED)
     for seq in scheduler.running:
         owner = FIRST + number_of(seq)
         for group, table in zip(scheduler.blocks.groups, seq.block_table, strict=True):
             filled = -(-seq.num_computed_tokens // group.block_size)
             for i, block in enumerate(table):
-                is_shared = pool is not None and pool.ref_counts[block] > 1
+                is_shared = pool.ref_counts[block] > 1
                 cells[block] = SHARED if is_shared else owner if i < filled else EMPTY
     cells.pop(NULL_BLOCK, None)
     return cells

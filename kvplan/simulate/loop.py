@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
-from engine.block_manager import BlockManager, Group, MambaGroup
-from engine.scheduler import Batch, PrefixCacheStats, Scheduler, SchedulerConfig
+from engine.block_manager import Group
+from engine.scheduler import Batch, PrefixCacheStats, Scheduler
 from engine.sequence import Sequence
+from engine.states import MambaGroup
 from kvplan.core.errors import InvalidInputError
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records
 from kvplan.simulate.requests import Content, Prefixes, TokenCount, content_of, sequence
+from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.steptime import StepTime
 from kvplan.simulate.tiers import TimedTiers
 from kvplan.simulate.timeline import Timeline
@@ -29,11 +31,11 @@ from kvplan.workloads.trace import TraceRequest
 MOST_STEPS = 512  # per jump: its events are listed in advance
 
 
-class _AnyToken(Mapping[str, int]):
+class _AnyToken(Mapping[str, tuple[int]]):
     """The same sampled token for every sequence; no code depends on its id."""
 
-    def __getitem__(self, request_id: str) -> int:
-        return 0
+    def __getitem__(self, request_id: str) -> tuple[int]:
+        return (0,)
 
     def __iter__(self) -> Iterator[str]:
         return iter(())
@@ -77,10 +79,11 @@ class Simulation:
              request, and per prompt token
     on_step  called with each individually scheduled batch, right after scheduling
     stop     polled; True ends the run early
-    order, num_spare_blocks  scheduler class, and blocks that must stay free during decode
+    make_scheduler  from config, number of blocks and groups; with tiers: the simulated scheduler
+    num_spare_blocks  blocks that must stay free during decode
     """
 
-    config: SchedulerConfig
+    config: SimulatedConfig
     num_blocks: int
     groups: tuple[Group, ...]
     reaches: tuple[Reach, ...]
@@ -95,7 +98,7 @@ class Simulation:
     request_s: float = 0.0
     crowd_s: float = 0.0
     prompt_token_s: float = 0.0
-    order: type[Scheduler] = Scheduler
+    make_scheduler: Callable[[SimulatedConfig, int, tuple[Group, ...]], Scheduler] = simulated_scheduler
     num_spare_blocks: int = 0
 
     clock: float = 0.0
@@ -114,9 +117,9 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.scheduler = (
-            self.order(self.config, self.num_blocks, self.groups)
+            self.make_scheduler(self.config, self.num_blocks, self.groups)
             if self.tiers is None
-            else self.tiers.scheduler(self.config, self.num_blocks)
+            else simulated_scheduler(self.config, self.num_blocks, self.groups, self.tiers)
         )
         whole = [g for g, group in enumerate(self.groups) if not isinstance(group, MambaGroup)]
         self._slot_group = whole[0] if whole else None
@@ -241,7 +244,7 @@ class Simulation:
         batch = self.scheduler.schedule()
         self._admitted(batch)
         if self.tiers is not None:
-            self.clock = self.tiers.begin_at(self.clock, batch.transfers)
+            self.clock = self.tiers.begin_at(self.clock, batch)
         for seq in batch.failed:
             self._end(seq)
         if self.on_step is not None:
@@ -269,7 +272,7 @@ class Simulation:
 
     def _copy(self, tiers: TimedTiers, arrival: float) -> None:
         """Run a step of copies only, while no request is unfinished."""
-        self.clock = tiers.begin_at(self.clock, self.scheduler.schedule().transfers)
+        self.clock = tiers.begin_at(self.clock, self.scheduler.schedule())
         self._wait_for_copies(tiers, arrival)
 
     def _wait_for_copies(self, tiers: TimedTiers, arrival: float | None) -> None:
@@ -412,7 +415,7 @@ class _Together:
         self._ends: dict[int, list[int]] = {}  # step -> places that get their last token at it
         self._is_paged = config.allocator == "paged"
         self._num_spare = simulation.num_spare_blocks
-        self._can_drop = isinstance(self._blocks, BlockManager) and bool(self._blocks.dropping)
+        self._can_drop = self._is_paged and bool(self._blocks.dropping)
         self._cuts_prompts = any(isinstance(group, MambaGroup) for group in simulation.groups)  # at block boundaries
         for place, seq in enumerate(self._seqs):
             if self._is_paged:

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, cast
 
-from engine.scheduler import Scheduler, SchedulerConfig
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB
@@ -14,6 +14,7 @@ from kvplan.servers.plans import Plan
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.prompts_first import Limits, PromptsFirst
 from kvplan.simulate.requests import Content
+from kvplan.simulate.scheduling import SimulatedConfig
 
 MAX_PREFILL_TOKENS = 16_384  # default of --max-prefill-tokens; never the limit of a step with chunked prefill
 # --prefill-decode-interval is 22 for these models on Hopper (srt/arg_groups/model_overrides/qwen3_vl.py).
@@ -62,10 +63,10 @@ def limits_of(plan: Plan) -> Limits:
     )
 
 
-def config_of(limits: Limits) -> SchedulerConfig:
-    """Return the SchedulerConfig fields that the loop reads."""
+def config_of(limits: Limits) -> SimulatedConfig:
+    """Return the fields of a scheduler's config that the loop reads."""
     assert limits.chunk is not None
-    return SchedulerConfig(
+    return SimulatedConfig(
         max_num_batched_tokens=limits.chunk,
         max_num_seqs=limits.max_running,
         max_model_len=limits.context_len,

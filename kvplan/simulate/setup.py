@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
-from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
-from engine.scheduler import Scheduler, SchedulerConfig
+from engine.block_manager import FullGroup, Group, WindowGroup
+from engine.states import MambaGroup
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_size
@@ -19,10 +19,11 @@ from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.prompts_first_run import PromptsFirstRun
 from kvplan.simulate.runs import Run
+from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
 from kvplan.simulate.steptime import StepTime, attention_kinds, outside
 from kvplan.simulate.tiers import MOST_TIERS, TierSpec, TimedTiers
 from kvplan.simulate.unshared import Unshared, is_unshared
-from kvplan.simulate.whole_prompts import NUM_SPARE_BLOCKS, WholePrompts, runs_whole_prompts
+from kvplan.simulate.whole_prompts import NUM_SPARE_BLOCKS, runs_whole_prompts, whole_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Setup:
     def run(self, arrivals: Arrivals, run_len: int | None = None) -> Run:
         """Return a new run over these arrivals; event-driven (with the same figures) if requests share no prefix."""
         by_step = self.simulation(arrivals, run_len)
-        if isinstance(by_step, PromptsFirstRun) or by_step.tiers is not None or by_step.order is not Scheduler:
+        if isinstance(by_step, PromptsFirstRun) or by_step.tiers is not None or runs_whole_prompts(self.plan):
             return by_step
         if not is_unshared(by_step.config, by_step.groups, by_step.reaches, run_len):
             return by_step
@@ -90,7 +91,7 @@ class Setup:
             crowd_s=crowd_s,
             prompt_token_s=prompt_token_s,
             tiers=timed_tiers(self.plan, self.tiers, self.chunk_tokens),
-            order=WholePrompts if is_whole else Scheduler,
+            make_scheduler=whole_prompts if is_whole else simulated_scheduler,
             num_spare_blocks=NUM_SPARE_BLOCKS if is_whole else 0,
         )
 
@@ -171,9 +172,9 @@ def refuse_reordering(command: str) -> None:
         raise UsageError(f"simulate {printable(flag, 60)}", problem, remedy)
 
 
-def scheduler_config(plan: Plan, allocator: Literal["paged", "contiguous"]) -> SchedulerConfig:
+def scheduler_config(plan: Plan, allocator: Literal["paged", "contiguous"]) -> SimulatedConfig:
     settings = plan.settings
-    return SchedulerConfig(
+    return SimulatedConfig(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=plan.capacity.max_model_len,

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from engine.block_manager import BlockKey, Group
 from engine.connector import FileCopy, Transfer, Transfers
 from engine.file_order import FileOrder
+from engine.scheduler import Batch
 from engine.tiers import Tiers
 
 MOST_TIERS: Final = 2  # memory, and files below it
@@ -119,7 +120,7 @@ class TimedCopies:
         self._fetched -= places
         return len(places)
 
-    def rest(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         """Do nothing: the simulation advances the clock."""
 
     def close(self) -> None:
@@ -151,18 +152,18 @@ class TimedTiers(Tiers[TimedCopies]):
         self.hit_tokens = [0] * len(specs)
         self.looked_up = 0
 
-    def begin_at(self, now: float, transfers: Transfers) -> float:
-        """Begin copies; return the time at which the step's own writes may begin."""
+    def begin_at(self, now: float, batch: Batch) -> float:
+        """Begin a batch's copies; return the time at which the step's own writes may begin."""
         self.host.now = now
-        self.begin(transfers)
-        for transfer in transfers.loads.values():
+        self.launch(batch)
+        for transfer in batch.extra(Transfers).loads.values():
             self._count(transfer)
         return self.host.blocked_until
 
     def _count(self, transfer: Transfer) -> None:
         """Count a load's tokens, split between the tiers by their share of the chunks."""
         fetched = self.host.take_fetched(transfer)
-        seq = next(seq for seq in self._scheduler.loading if seq.request_id == transfer.request_id)
+        seq = next(seq for seq in self.loading if seq.request_id == transfer.request_id)
         if seq.num_preemptions:
             return
         from_files = seq.num_loaded_tokens * fetched // len(transfer.chunks)
@@ -172,4 +173,4 @@ class TimedTiers(Tiers[TimedCopies]):
     def take_in_at(self, now: float) -> None:
         """Report the copies that are done by `now` to the scheduler."""
         self.host.now = now
-        self.take_in(is_idle=False)
+        self.poll(is_idle=False)

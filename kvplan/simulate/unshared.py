@@ -17,7 +17,8 @@ from math import inf
 from typing import Any, Final, Literal
 
 from engine.block_manager import FullGroup, Group
-from engine.scheduler import PrefixCacheStats, SchedulerConfig
+from engine.extensions import ExtendedConfig
+from engine.scheduler import PrefixCacheStats
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records
@@ -141,7 +142,7 @@ class Pool:
 
 
 def is_unshared(
-    config: SchedulerConfig, groups: tuple[Group, ...], reaches: tuple[Reach, ...], run_len: int | None
+    config: ExtendedConfig, groups: tuple[Group, ...], reaches: tuple[Reach, ...], run_len: int | None
 ) -> bool:
     """True if this module can simulate a server's steps."""
     return (
@@ -162,7 +163,7 @@ def is_unshared(
 class Unshared:
     """A simulated run of one server; fields as in kvplan.simulate.loop.Simulation."""
 
-    config: SchedulerConfig
+    config: ExtendedConfig
     num_blocks: int
     groups: tuple[Group, ...]
     step_time: StepTime

@@ -7,9 +7,11 @@ Rules as in vLLM 0.7.3 (core/scheduler.py: _schedule_default) without chunked pr
 from dataclasses import replace
 
 from engine.block_manager import Group
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.extensions import block_manager
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 from kvplan.servers.plans import Plan
+from kvplan.simulate.scheduling import SimulatedConfig, WholePrefills
 
 NUM_SPARE_BLOCKS = 1  # blocks that must be free during decode
 WATERMARK = 0.01  # share of the pool kept free when a prompt is admitted: block_manager.py
@@ -23,23 +25,17 @@ class WholePrompts(Scheduler):
     get_num_blocks_touched_by_append_slots).
     """
 
-    def __init__(self, config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> None:
-        super().__init__(replace(config, watermark=WATERMARK, enable_chunked_prefill=False), num_blocks, groups)
-
     def schedule(self) -> Batch:
         """Schedule as many waiting prompts as fit into one step, or one token of each running request if none do."""
-        batch = self._new_batch()
-        self._num_schedules += 1
+        batch = Batch(self.config.max_num_batched_tokens)
         self._schedule_waiting(batch)
         if not batch.num_tokens and not batch.failed:
             self._schedule_running(batch)
-        if batch.num_tokens:
-            self._num_steps += 1
         self._launch(batch)
         return batch
 
     def _make_room(self, seq: Sequence, num_tokens: int, batch: Batch) -> bool:
-        while not self.blocks.num_free_blocks and not self._is_alone:
+        while not self.blocks.num_free_blocks and len(self.running) > 1:
             victim = self._victim()
             self._preempt(victim, batch)
             if victim is seq:
@@ -49,7 +45,13 @@ class WholePrompts(Scheduler):
     def _schedule_running(self, batch: Batch) -> None:
         for seq in tuple(self.running):
             if seq.status == "running" and self._make_room(seq, seq.num_computed_tokens + 1, batch):
-                batch.put(seq, 1)
+                self._put(seq, 1, batch)
+
+
+def whole_prompts(config: SimulatedConfig, num_blocks: int, groups: tuple[Group, ...]) -> WholePrompts:
+    """Return the scheduler for a config and a pool of num_blocks blocks."""
+    blocks = block_manager(config, num_blocks, groups)
+    return WholePrompts(replace(config, watermark=WATERMARK), blocks, (WholePrefills(),))
 
 
 def runs_whole_prompts(plan: Plan) -> bool:

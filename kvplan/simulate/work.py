@@ -6,6 +6,7 @@ group a step has `read` (tokens whose KV it loads) and `pairs` ((query, key) pai
 
 from dataclasses import dataclass
 
+from engine.drafting import DraftStep
 from engine.scheduler import Batch
 
 
@@ -56,7 +57,7 @@ def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:
     spans = [(seq.num_computed_tokens, n) for seq, n in batch.num_tokens.items()]
     return StepWork(
         num_tokens=sum(n for _, n in spans),
-        num_samples=len(batch.samples) + sum(map(len, batch.drafts.values())),
+        num_samples=len(batch.samples) + sum(map(len, batch.extra(DraftStep).drafts.values())),
         num_seqs=len(spans),
         read=tuple(sum(reach.span(end, n) for end, n in spans) for reach in reaches),
         pairs=tuple(sum(reach.pairs(end, n) for end, n in spans) for reach in reaches),

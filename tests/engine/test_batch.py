@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from engine.batch import BatchArrays, BatchBuilder
 from engine.block_manager import FullGroup, Group, WindowGroup
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.extensions import ExtendedConfig, scheduler_of
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 
 MAX_MODEL_LEN = 64
@@ -17,7 +18,7 @@ MAX_MODEL_LEN = 64
 
 def scheduler(groups: tuple[Group, ...], num_blocks: int = 100, **options: Any) -> Scheduler:
     config = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "max_model_len": MAX_MODEL_LEN, **options}
-    return Scheduler(SchedulerConfig(**config), num_blocks, groups)
+    return scheduler_of(ExtendedConfig(**config), num_blocks, groups)
 
 
 def builder(groups: tuple[Group, ...]) -> BatchBuilder:
@@ -28,8 +29,8 @@ def request(name: str, prompt_len: int, max_tokens: int = 40) -> Sequence:
     return Sequence(name, [100 * ord(name[-1]) + i for i in range(prompt_len)], max_tokens)
 
 
-def sampled(batch: Batch) -> dict[str, int]:
-    return {seq.request_id: 7 for seq in batch.samples}
+def sampled(batch: Batch) -> dict[str, list[int]]:
+    return {seq.request_id: [7] for seq in batch.samples}
 
 
 def test_two_steps_worked_by_hand() -> None:

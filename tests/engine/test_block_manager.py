@@ -16,26 +16,25 @@ from engine.block_manager import (
     NULL_BLOCK,
     BlockManager,
     BlockPool,
-    ChunkedGroup,
     FullGroup,
     Group,
-    MambaGroup,
     WindowGroup,
     block_hashes,
-    max_blocks_held,
-    num_skipped_tokens,
 )
 from engine.contiguous import ContiguousManager
-from engine.scheduler import Allocator, Batch, Scheduler, SchedulerConfig
+from engine.extensions import ExtendedConfig, scheduler_of
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
-from engine.states import StateBlockManager
+from engine.states import MambaGroup, StateBlockManager, StateStep
+from engine.stats import num_filled_slots
+from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
 
 
 def manager(num_blocks: int, *groups: Group, caching: bool = True) -> BlockManager:
     return BlockManager(num_blocks, groups, max_model_len=64, max_in_flight_tokens=64, enable_prefix_caching=caching)
 
 
-def admitted(blocks: Allocator, seq: Sequence, num_tokens: int | None = None) -> int:
+def admitted(blocks: BlockManager, seq: Sequence, num_tokens: int | None = None) -> int:
     """Admit all or the first num_tokens tokens of a sequence; returns the length of its hit."""
     hit = blocks.lookup(seq)
     blocks.admit(seq, hit, num_tokens or seq.num_tokens)
@@ -131,12 +130,12 @@ def test_released_blocks_still_hit_until_they_are_evicted() -> None:
     ],
 )
 def test_tokens_that_the_next_query_does_not_read(group: Group, num_tokens: int, skipped: int) -> None:
-    assert num_skipped_tokens(group, num_tokens) == skipped
+    assert group.num_skipped_tokens(num_tokens) == skipped
 
 
 def test_a_window_is_charged_the_tokens_in_flight_and_one_block_for_its_alignment() -> None:
-    assert max_blocks_held(WindowGroup(16, 128), 131_072, 16_384) == 1033  # gpt-oss on H100: vLLM 0.33.0 charges this
-    assert max_blocks_held(WindowGroup(16, 128), 131_072, 4_096) == 265  # and on A100
+    assert WindowGroup(16, 128).max_blocks_held(131_072, 16_384) == 1033  # gpt-oss on H100: vLLM 0.33.0 charges this
+    assert WindowGroup(16, 128).max_blocks_held(131_072, 4_096) == 265  # and on A100
 
 
 def test_blocks_behind_the_window_are_given_back() -> None:
@@ -254,7 +253,7 @@ class Memory:
                 continue
             for position in range(end - n, end):
                 self.slots[_slot(group, table, position)] = _depends_on(seq, position)
-            for position in range(num_skipped_tokens(group, end - n), end):
+            for position in range(group.num_skipped_tokens(end - n), end):
                 assert self.slots[_slot(group, table, position)] == _depends_on(seq, position)
 
     def _run_state(self, seq: Sequence, group: MambaGroup, table: list[int], start: int, end: int) -> None:
@@ -309,11 +308,11 @@ def test_filled_slots_are_those_of_computed_tokens(groups: tuple[Group, ...], al
     is_shared = is_dropped = False
     for seed in range(30):
         source = random.Random(seed)
-        config = SchedulerConfig(
+        config = ExtendedConfig(
             max_num_batched_tokens=source.randint(4, 24), max_num_seqs=4, max_model_len=32,
             batch_queue_depth=source.randint(1, 2), allocator=allocator,
         )  # fmt: skip
-        scheduler = Scheduler(config, source.randint(20, 40) * (3 if allocator == "contiguous" else 1), groups)
+        scheduler = scheduler_of(config, source.randint(20, 40) * (3 if allocator == "contiguous" else 1), groups)
         for n in range(8):
             own = [source.randint(2, 3) for _ in range(source.randint(1, 8))]
             scheduler.add(Sequence(f"r{n}", [5] * source.randint(0, 16) + own, source.randint(1, 8)))
@@ -321,14 +320,14 @@ def test_filled_slots_are_those_of_computed_tokens(groups: tuple[Group, ...], al
         while scheduler.has_unfinished:
             batches.append(scheduler.schedule())
             slots = filled(scheduler.running, groups)
-            assert scheduler.num_filled_slots == len(slots)
+            assert num_filled_slots(scheduler) == len(slots)
             tables = [table for seq in scheduler.running for table in seq.block_table]
             is_dropped |= any(NULL_BLOCK in table for table in tables)
             held = [block for table in tables for block in table if block != NULL_BLOCK]
             is_shared |= len(set(held)) < len(held)
             if len(batches) == config.batch_queue_depth or not batches[-1].num_tokens:
                 batch = batches.popleft()
-                scheduler.update(batch, {seq.request_id: SAMPLED for seq in batch.samples})
+                scheduler.update(batch, {seq.request_id: [SAMPLED] for seq in batch.samples})
     # What a plain sum of the sequences' tokens gets wrong did occur.
     assert is_shared == (allocator == "paged")
     assert is_dropped == (allocator == "paged" and any(not isinstance(group, FullGroup) for group in groups))
@@ -352,7 +351,7 @@ class Runs(RuleBasedStateMachine):
         self, groups: tuple[Group, ...], policy: Any, depth: int, caching: bool, reserve: bool, num_blocks: int,
         allocator: Any, budget: int, unit: int | None, watermark: float, threshold: int,
     ) -> None:  # fmt: skip
-        config = SchedulerConfig(
+        config = SimulatedConfig(
             max_num_batched_tokens=budget,
             max_num_seqs=4,
             max_model_len=32,
@@ -366,7 +365,8 @@ class Runs(RuleBasedStateMachine):
             prefix_match_unit=unit,
         )
         # A reservation takes up to 48 blocks: room for none to a few of them.
-        self.scheduler = Scheduler(config, num_blocks * (3 if allocator == "contiguous" else 1), groups)
+        self.allocator = allocator
+        self.scheduler = simulated_scheduler(config, num_blocks * (3 if allocator == "contiguous" else 1), groups)
         self.memory = Memory(groups)
         self.in_flight: deque[Batch] = deque()
         self.added: list[Sequence] = []
@@ -390,9 +390,9 @@ class Runs(RuleBasedStateMachine):
         batch = self.scheduler.schedule()
         self.scheduler.check_invariants()
         assert sum(batch.num_tokens.values()) <= self.scheduler.config.max_num_batched_tokens
-        if self.scheduler.config.allocator == "contiguous":
+        if self.allocator == "contiguous":
             assert not batch.preempted, "a sequence with a reservation had to give way"
-        self.memory.copy(batch.copies)
+        self.memory.copy(batch.extra(StateStep).copies)
         for seq, n in batch.num_tokens.items():
             self.memory.run(seq, n)
             if isinstance(self.scheduler.blocks, StateBlockManager):
@@ -406,7 +406,7 @@ class Runs(RuleBasedStateMachine):
     @rule()
     def apply_oldest(self) -> None:
         oldest = self.in_flight.popleft()
-        for seq in self.scheduler.update(oldest, {seq.request_id: SAMPLED for seq in oldest.samples}):
+        for seq in self.scheduler.update(oldest, {seq.request_id: [SAMPLED] for seq in oldest.samples}):
             assert seq.num_output_tokens == seq.max_tokens or seq.num_tokens == 32
         self.scheduler.check_invariants()
 
@@ -426,7 +426,7 @@ class Runs(RuleBasedStateMachine):
     def slots_add_up(self) -> None:
         groups = self.scheduler.blocks.groups
         if has_slots(groups):
-            assert self.scheduler.num_filled_slots == len(filled(self.scheduler.running, groups))
+            assert num_filled_slots(self.scheduler) == len(filled(self.scheduler.running, groups))
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

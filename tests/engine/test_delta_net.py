@@ -13,8 +13,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_g
 from engine import EngineConfig
 from engine.attention import TritonAttention
 from engine.delta_net import CHUNK, chunk_rule, step_rule
-from engine.engine import Engine
 from engine.kernels import torch_backend
+from engine.llm import Engine
 from engine.state_slots import StateSlots
 from engine.tp import TensorParallel
 from kvplan.core.errors import UnsupportedModelError, UsageError

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Several
 from itertools import permutations
 from pathlib import Path
 from threading import Thread
@@ -397,7 +398,7 @@ def test_the_engine_goes_on_after_an_interrupt_amid_the_tokens_of_a_step() -> No
     engine = engine_for("llama")
     update, steps = engine.scheduler.update, iter(range(1, 1_000))
 
-    def interrupted(batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
+    def interrupted(batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
         done = update(batch, sampled)
         if next(steps) == 3:
             raise KeyboardInterrupt

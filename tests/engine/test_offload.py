@@ -7,13 +7,16 @@ from typing import Any, Literal
 
 import pytest
 
-from engine.block_manager import BlockKey, ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
+from engine.block_manager import BlockKey, FullGroup, Group, WindowGroup
 from engine.chunk_pool import Access, ChunkPool, chunk_pool
-from engine.loading import LoadingScheduler
+from engine.connector import Transfers
+from engine.loading import Loading
 from engine.offload import OffloadConnector
-from engine.scheduler import Batch, SchedulerConfig
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
+from engine.states import MambaGroup
 from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
 from tests.oracles import trace_difference
 from tests.support.oracle_data import DATA, needs_oracle_data
 
@@ -76,28 +79,35 @@ def test_a_planted_difference_is_seen() -> None:
 
 def loading_scheduler(
     num_blocks: int, num_chunks: int, groups: tuple[Group, ...] = (FullGroup(4),), **options: Any
-) -> LoadingScheduler:
-    config = SchedulerConfig(max_num_batched_tokens=32, max_num_seqs=4, max_model_len=64, **options)
-    return LoadingScheduler(config, num_blocks, groups, OffloadConnector(groups, chunk_pool(num_chunks)))
+) -> Scheduler:
+    config = SimulatedConfig(max_num_batched_tokens=32, max_num_seqs=4, max_model_len=64, **options)
+    loading = Loading(OffloadConnector(groups, chunk_pool(num_chunks)))
+    return simulated_scheduler(config, num_blocks, groups, loading)
+
+
+def loading_of(scheduler: Scheduler) -> Loading:
+    loading = scheduler.extension(Loading)
+    assert loading is not None
+    return loading
 
 
 def request(name: str, prompt_len: int, first: int = 0, max_tokens: int = 1) -> Sequence:
     return Sequence(name, [first + i for i in range(prompt_len)], max_tokens)
 
 
-def step(scheduler: LoadingScheduler, *, copies: bool = True) -> Batch:
+def step(scheduler: Scheduler, *, copies: bool = True) -> Batch:
     """One batch, and all its copies."""
     batch = scheduler.schedule()
-    scheduler.update(batch, {seq.request_id: 7 for seq in batch.samples})
+    scheduler.update(batch, {seq.request_id: [7] for seq in batch.samples})
     if copies:
-        scheduler.complete([*batch.transfers.stores, *batch.transfers.loads])
+        transfers = batch.extra(Transfers)
+        loading_of(scheduler).complete([*transfers.stores, *transfers.loads])
     scheduler.check_invariants()
-    assert isinstance(scheduler.connector, OffloadConnector)
-    scheduler.connector.pool.check_invariants()
+    loading_of(scheduler).connector.pool.check_invariants()
     return batch
 
 
-def run(scheduler: LoadingScheduler, *seqs: Sequence) -> None:
+def run(scheduler: Scheduler, *seqs: Sequence) -> None:
     for seq in seqs:
         scheduler.add(seq)
     while scheduler.has_unfinished:
@@ -113,19 +123,19 @@ def test_a_prefix_that_the_device_has_lost_is_loaded_while_others_run() -> None:
     scheduler.add(other)
     batch = step(scheduler, copies=False)
     assert (again.status, other.status) == ("loading", "running")
-    (load,) = batch.transfers.loads.values()
+    (load,) = batch.extra(Transfers).loads.values()
     assert load.num_blocks == 5
     assert step(scheduler, copies=False).num_tokens == {other: 1}
-    scheduler.complete(batch.transfers.loads)
+    loading_of(scheduler).complete(batch.extra(Transfers).loads)
     assert step(scheduler).num_tokens == {other: 1, again: 1}  # all 20 tokens came; the last one is computed
-    assert scheduler.external_cache_stats.hits == 20
+    assert loading_of(scheduler).external_cache_stats.hits == 20
 
 
 def test_a_prompt_that_skips_the_cache_is_no_query_of_it() -> None:
     """The connector is not asked for it, as the prefix cache is not."""
     scheduler = loading_scheduler(9, 20)
     run(scheduler, request("a", 20), Sequence("b", list(range(100, 120)), 1, skips_cache=True))
-    assert scheduler.external_cache_stats.queries == scheduler.prefix_cache_stats.queries == 20
+    assert loading_of(scheduler).external_cache_stats.queries == scheduler.prefix_cache_stats.queries == 20
 
 
 def test_what_an_aborted_load_writes_to_is_given_back_when_it_is_done() -> None:
@@ -136,7 +146,7 @@ def test_what_an_aborted_load_writes_to_is_given_back_when_it_is_done() -> None:
     scheduler.abort("c")
     assert scheduler.blocks.num_free_blocks == 3
     assert not scheduler.has_unfinished
-    scheduler.complete(batch.transfers.loads)
+    loading_of(scheduler).complete(batch.extra(Transfers).loads)
     assert scheduler.blocks.num_free_blocks == 8
 
 
@@ -148,7 +158,7 @@ def test_a_sequence_alone_with_one_that_loads_gives_way_instead_of_failing() -> 
     step(scheduler)
     scheduler.add(request("d", 12, max_tokens=1))
     step(scheduler, copies=False)
-    assert [seq.request_id for seq in scheduler.loading] == ["d"]
+    assert [seq.request_id for seq in loading_of(scheduler).loading] == ["d"]
     for _ in range(3):
         step(scheduler, copies=False)
     assert grows.status in ("running", "preempted")
@@ -160,12 +170,10 @@ def test_what_a_failed_request_has_stored_is_dropped() -> None:
     bad = request("a", 20, max_tokens=4)
     scheduler.add(bad)
     batch = step(scheduler, copies=False)
-    scheduler.connector.distrust([bad])
     scheduler.fail("a", "no numbers")
-    scheduler.complete(batch.transfers.stores)
+    loading_of(scheduler).complete(batch.extra(Transfers).stores)
     step(scheduler)
-    assert isinstance(scheduler.connector, OffloadConnector)
-    assert scheduler.connector.pool.num_resident == 0
+    assert loading_of(scheduler).connector.pool.num_resident == 0
 
 
 def test_memory_of_the_old_kind_cannot_be_offloaded() -> None:
@@ -188,8 +196,7 @@ def test_of_states_the_last_whole_block_of_a_prompt_is_kept() -> None:
     """Of 22 tokens the first 20: five blocks of keys and values, and the state after block five."""
     scheduler = loading_scheduler(40, 40, groups=(FullGroup(4), MambaGroup(4)))
     run(scheduler, request("a", 22))
-    assert isinstance(scheduler.connector, OffloadConnector)
-    groups = [group for _, group in scheduler.connector.pool.policy.chunks]
+    groups = [group for _, group in loading_of(scheduler).connector.pool.policy.chunks]
     assert (groups.count(0), groups.count(1)) == (5, 1)
 
 
@@ -199,10 +206,10 @@ def test_a_state_that_the_device_has_lost_is_loaded_with_the_blocks_before_it() 
     again = request("c", 22, max_tokens=2)
     scheduler.add(again)
     batch = step(scheduler, copies=False)
-    (load,) = batch.transfers.loads.values()
+    (load,) = batch.extra(Transfers).loads.values()
     assert load.num_blocks == 6
     assert scheduler.blocks.num_held(again) == [5, 1]
-    scheduler.complete(batch.transfers.loads)
+    loading_of(scheduler).complete(batch.extra(Transfers).loads)
     assert step(scheduler).num_tokens == {again: 2}
 
 
@@ -210,8 +217,7 @@ def test_windows_keep_what_a_prompts_end_reads() -> None:
     """A window of 8 before token 40: blocks 8 and 9 of 4 tokens; full attention all ten."""
     scheduler = loading_scheduler(40, 40, groups=(FullGroup(4), WindowGroup(4, 8)))
     run(scheduler, request("a", 41))
-    assert isinstance(scheduler.connector, OffloadConnector)
-    groups = [group for _, group in scheduler.connector.pool.policy.chunks]
+    groups = [group for _, group in loading_of(scheduler).connector.pool.policy.chunks]
     assert (groups.count(0), groups.count(1)) == (10, 2)
 
 

@@ -7,10 +7,13 @@ from typing import Any, Literal
 
 import pytest
 
-from engine.block_manager import FullGroup, MambaGroup
-from engine.scheduler import Batch, PrefixCacheStats, Scheduler, SchedulerConfig
+from engine.block_manager import FullGroup
+from engine.extensions import ExtendedConfig, scheduler_of
+from engine.scheduler import Batch, PrefixCacheStats, Scheduler
 from engine.sequence import FinishReason, Sequence
+from engine.states import MambaGroup
 from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from tests.oracles import trace_difference, traces
 from tests.support.oracle_data import DATA, needs_oracle_data
 
@@ -86,11 +89,11 @@ def test_a_trace_with_states_is_compared_by_what_is_shared_and_copied() -> None:
 
 
 def test_states_and_attention_share_blocks_of_one_size_of_which_a_unit_is_part() -> None:
-    config = SchedulerConfig(8, 2, 32, prefix_match_unit=3)
+    config = SimulatedConfig(8, 2, 32, prefix_match_unit=3)
     with pytest.raises(UsageError, match=r"^recurrent states: share blocks of one size .* not of \[2, 4\]"):
-        Scheduler(config, 9, (FullGroup(2), MambaGroup(4)))
+        simulated_scheduler(config, 9, (FullGroup(2), MambaGroup(4)))
     with pytest.raises(UsageError, match=r"^prefix_match_unit must divide the block size 4 \(3\); choose a divisor"):
-        Scheduler(config, 9, (FullGroup(4), MambaGroup(4)))
+        simulated_scheduler(config, 9, (FullGroup(4), MambaGroup(4)))
 
 
 @needs_oracle_data
@@ -150,10 +153,10 @@ def test_a_replay_prints_a_line_per_trace(
 
 
 def scheduler(num_blocks: int, budget: int = 16, **options: Any) -> Scheduler:
-    config = SchedulerConfig(
+    config = ExtendedConfig(
         max_num_batched_tokens=budget, max_num_seqs=options.pop("max_num_seqs", 4), max_model_len=64, **options
     )
-    return Scheduler(config, num_blocks, (FullGroup(4),))
+    return scheduler_of(config, num_blocks, (FullGroup(4),))
 
 
 def request(name: str, prompt_len: int, max_tokens: int = 8, **kwargs: Any) -> Sequence:
@@ -163,7 +166,7 @@ def request(name: str, prompt_len: int, max_tokens: int = 8, **kwargs: Any) -> S
 def step(sched: Scheduler) -> Batch:
     """Schedule and apply one batch; every sequence samples token 7."""
     batch = sched.schedule()
-    sched.update(batch, {seq.request_id: 7 for seq in batch.samples})
+    sched.update(batch, {seq.request_id: [7] for seq in batch.samples})
     sched.check_invariants()
     return batch
 
@@ -295,7 +298,7 @@ def test_tokens_in_flight_for_an_aborted_sequence_are_ignored() -> None:
     sched.add(seq)
     batch = sched.schedule()
     sched.abort("a")
-    assert sched.update(batch, {"a": 7}) == []
+    assert sched.update(batch, {"a": [7]}) == []
     assert (seq.finish_reason, seq.num_output_tokens) == ("abort", 0)
     assert sched.blocks.num_free_blocks == 9
 
@@ -337,7 +340,7 @@ def test_one_sequence_can_fail_between_a_batch_and_its_update() -> None:
     sched.add(good)
     batch = sched.schedule()
     sched.fail("a", "a: the logits are not numbers (nan); check the weights")
-    sched.update(batch, {"b": 7})
+    sched.update(batch, {"b": [7]})
     sched.check_invariants()
     assert (bad.finish_reason, bad.num_output_tokens) == ("error", 0)
     assert bad.error == "a: the logits are not numbers (nan); check the weights"
@@ -403,11 +406,11 @@ def test_a_sequence_that_cannot_be_ranked_is_not_half_there() -> None:
 
 
 def sized(allocator: Literal["paged", "contiguous", "static"], num_blocks: int = 65, budget: int = 4096) -> Scheduler:
-    config = SchedulerConfig(
+    config = ExtendedConfig(
         max_num_batched_tokens=budget, max_num_seqs=100, max_model_len=256, enable_prefix_caching=False,
         allocator=allocator,
     )  # fmt: skip
-    return Scheduler(config, num_blocks, (FullGroup(16),))
+    return scheduler_of(config, num_blocks, (FullGroup(16),))
 
 
 @pytest.mark.parametrize(
@@ -502,8 +505,8 @@ def test_contiguous_needs_a_pool_of_one_reservation(num_blocks: int, reason: Fin
 
 
 def test_contiguous_looks_no_prefix_up() -> None:
-    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, allocator="contiguous")
-    sched = Scheduler(config, 40, (FullGroup(4),))
+    config = ExtendedConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, allocator="contiguous")
+    sched = scheduler_of(config, 40, (FullGroup(4),))
     for name in "ab":
         sched.add(Sequence(name, list(range(20)), 1))
         assert tokens(step(sched)) == {name: 20}

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import EngineConfig, kernels
+from engine.extensions import ExtendedConfig, scheduler_of
 from engine.kv_cache import KVCache, group_layers
 from engine.loader import Checkpoint, NoWeights
 from engine.memory import nbytes
-from engine.scheduler import Batch, Scheduler
+from engine.scheduler import Batch
 from engine.stages import StageModel, groups_on, layers_of
 from engine.tp import TensorParallel, join
 from kvplan.core.errors import InvalidInputError, KvplanError
@@ -197,8 +198,9 @@ def steps_of_engine(row: dict[str, Any]) -> list[list[Any]]:
     asked, num_stages = schedule_job(row), row["pp"]
     config = {name: value for name, value in asked["config"].items() if name != "pipeline_parallel_size"}
     engine, steps = engine_for(Path(asked["folder"]), **config), list[list[Any]]()
+    assert isinstance(engine.scheduler.config, ExtendedConfig)
     limits = replace(engine.scheduler.config, batch_queue_depth=num_stages, pipeline_stages=num_stages)
-    engine.scheduler = Scheduler(limits, row["num_blocks"], tuple(group.rule for group in engine.runner.groups))
+    engine.scheduler = scheduler_of(limits, row["num_blocks"], tuple(group.rule for group in engine.runner.groups))
     engine.runner._downloads._buffers = [torch.empty(0, dtype=torch.int32) for _ in range(num_stages)]
 
     def note(batch: Batch) -> None:

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from engine import EngineConfig
-from engine.block_manager import MambaGroup
-from engine.engine import Engine
+from engine.llm import Engine
 from engine.request import RequestOutput
 from engine.state_slots import StateBlocks, StateShape, StateSlots, with_room_for_states
-from engine.states import StateBlockManager
+from engine.states import MambaGroup, StateBlockManager
 from kvplan.models import catalog
 from kvplan.serve.real import inputs_of
 from kvplan.servers.bundled.rules import predict
@@ -181,7 +180,7 @@ def test_two_hundred_requests_of_which_some_are_aborted_leave_nothing_behind(
     engine.generate([[5, 6]], greedy(1))  # rows, and the slots that go with them, come free with the next batch
     assert len(engine._batches._free_rows) == options["max_num_seqs"] - 1
     if engine.tiers is not None:
-        assert engine.tiers.scheduler_stats.hits > 0
+        assert engine.tiers.external_cache_stats.hits > 0
         engine.tiers.close()
         pool = engine.tiers.connector.pool
         assert (pool.num_writing, pool.num_evictable) == (0, pool.num_resident)

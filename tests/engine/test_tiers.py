@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig
-from engine.block_manager import MambaGroup
 from engine.connector import Transfer, Transfers
 from engine.disk_tier import HEADER_BYTES, DiskTier
 from engine.host_tier import HostTier, chunk_bytes
+from engine.states import MambaGroup
 from kvplan.core.errors import EnvironmentProblem, KvplanError, KvplanWarning, UsageError
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import Simulation
@@ -32,6 +32,7 @@ from tests.support.small_engines import (
     random_tokens,
     run_dry,
     saved_model,
+    simulated,
     wrong_greedy_tokens,
 )
 
@@ -47,7 +48,7 @@ def offloading(family: str | Path, num_blocks: int, num_chunks: int, **changes: 
 
 def num_loaded(engine: Engine) -> int:
     assert engine.tiers is not None
-    return engine.tiers.scheduler_stats.hits
+    return engine.tiers.external_cache_stats.hits
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -461,17 +462,15 @@ def test_a_simulation_loads_what_the_engine_loads() -> None:
             for output in engine.step():
                 measured.append((output.num_cached_tokens - seq.num_loaded_tokens, seq.num_loaded_tokens))
     assert engine.tiers is not None
-    tiers = TimedTiers((TierSpec("cpu", 40, 10**9),), engine.tiers.groups, 1, 1)
+    tiers = TimedTiers((TierSpec("cpu", 40, 10**9),), engine.scheduler.blocks.groups, 1, 1)
     names: dict[tuple[int, ...], int] = {}  # a block's tokens and all before it -> its id
 
     def ids(prompt: list[int]) -> tuple[int, ...]:
         return tuple(names.setdefault(tuple(prompt[:end]), len(names)) for end in range(size, len(prompt) + 1, size))
 
     requests = [TraceRequest(place * 100.0, len(prompt), 3, ids(prompt)) for place, prompt in enumerate(prompts)]
-    rules = engine.scheduler.config
-    run = Simulation(
-        rules, 26, engine.tiers.groups, (Reach(None),), OneSecond(), Open(iter(requests)), size, tiers
-    )  # fmt: skip
+    rules, groups = simulated(engine), engine.scheduler.blocks.groups
+    run = Simulation(rules, 26, groups, (Reach(None),), OneSecond(), Open(iter(requests)), size, tiers)
     run.run()
     assert list(zip(run.records.cached, run.records.loaded, strict=True)) == measured
     assert sum(loaded for _, loaded in measured) > 100

@@ -433,7 +433,7 @@ def test_kv_heads_are_shared_or_copied(size: int, num_kv_heads: int, held: list[
 def test_heads_that_cannot_be_shared_are_named(
     family: str, size: int, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.engine.join", lambda size, device_type, num_stages: TensorParallel(0, size))
+    monkeypatch.setattr("engine.llm.join", lambda size, device_type, num_stages: TensorParallel(0, size))
     with pytest.raises(UnsupportedModelError) as error:
         engine_for(family, tensor_parallel_size=size)
     assert str(error.value) == f"tensor_parallel_size: {what}"

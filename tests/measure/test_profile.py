@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig
 from engine.block_manager import FullGroup, Group, WindowGroup
+from engine.extensions import ExtendedConfig, scheduler_of
 from engine.memory import MemoryReport
 from engine.request import Request
-from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from engine.stats import Stats
 from kvplan.cli.live import progress_words
@@ -915,12 +915,12 @@ def test_one_request_runs_alone_in_just_the_blocks_it_needs(
 
     def reason(num_blocks: int) -> str | None:
         """How the scheduler ends it in a pool of so many blocks, one of which holds nothing."""
-        limits = SchedulerConfig(budget, 1, 128, reserve_full_prompt=reserve)
-        scheduler, seq = Scheduler(limits, num_blocks, groups), Sequence("a", [5] * prompt, output)
+        limits = ExtendedConfig(budget, 1, 128, reserve_full_prompt=reserve)
+        scheduler, seq = scheduler_of(limits, num_blocks, groups), Sequence("a", [5] * prompt, output)
         scheduler.add(seq)
         while not seq.is_finished:
             batch = scheduler.schedule()
-            scheduler.update(batch, {each.request_id: 1 for each in batch.samples})
+            scheduler.update(batch, {each.request_id: [1] for each in batch.samples})
         return seq.finish_reason
 
     assert reason(needed + 1) == "length"

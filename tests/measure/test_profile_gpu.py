@@ -172,7 +172,7 @@ def test_device_rows_add_up_with_what_was_there_before(tmp_path: Path, install: 
 
 HANG_IN_A_STEP = """
 import time
-from engine.engine import Engine
+from engine.llm import Engine
 from kvplan.measure import profile as runs
 serve = runs._serve
 def serve_with_less_patience(*args, **kwargs):

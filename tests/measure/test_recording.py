@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.contiguous import ContiguousManager
 from engine.scheduler import Batch, Scheduler
 from kvplan.cli.main import main
 from kvplan.measure.rundir import load_run
@@ -57,7 +58,8 @@ def filmed(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Filmed:
         batch = schedule(self)
         used = self.blocks.num_usable_blocks - self.blocks.num_free_blocks
         row = (used, len(self.running), len(self.waiting), self.num_preemptions, sum(batch.num_tokens.values()))
-        counts.setdefault(self.config.allocator, []).append(row)
+        allocator = "contiguous" if isinstance(self.blocks, ContiguousManager) else "paged"
+        counts.setdefault(allocator, []).append(row)
         return batch
 
     ran = Filmed(folder / "pool.html", folder / "run.pftrace", folder / "run", counts)

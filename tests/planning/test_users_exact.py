@@ -12,15 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.block_manager import FullGroup, Group, WindowGroup
+from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
+from engine.states import MambaGroup
 from kvplan.planning.users import users_held
 from kvplan.servers.pages import KVSpec, Paging
 from kvplan.servers.plans import Load
 from kvplan.servers.pool import Capacity, KVGroup, Pool
 from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
+from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
 from tests.support.parts import some
 
 
@@ -63,8 +65,8 @@ class Server:
         return next(count for count in range(start, 10**6) if self.users(count, tokens) >= users)
 
     def scheduler(self, num_blocks: int) -> Scheduler:
-        config = SchedulerConfig(self.budget, 1024, self.context, batch_queue_depth=self.depth)
-        return Scheduler(config, num_blocks, self.groups)
+        config = SimulatedConfig(self.budget, 1024, self.context, batch_queue_depth=self.depth)
+        return simulated_scheduler(config, num_blocks, self.groups)
 
 
 def spec_of(group: Group) -> KVSpec:
@@ -77,6 +79,7 @@ def spec_of(group: Group) -> KVSpec:
             return KVSpec("chunked", block, 1, chunk)
         case MambaGroup(block):  # the state before a step and the one after it
             return KVSpec("state", block, 1, blocks=2)
+    raise AssertionError(group)
 
 
 def request(number: int, prompt: int, total: int) -> Sequence:
@@ -99,7 +102,7 @@ class Run:
         self.in_flight.append(batch)
         if len(self.in_flight) == self.depth:
             done = self.in_flight.popleft()
-            self.scheduler.update(done, {seq.request_id: 0 for seq in done.samples})
+            self.scheduler.update(done, {seq.request_id: [0] for seq in done.samples})
 
     @property
     def is_smooth(self) -> bool:

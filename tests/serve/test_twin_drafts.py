@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.config import SamplingParams
+from engine.drafting import Drafting
 from kvplan.core.errors import UsageError
 from kvplan.serve.drafts import Drafts, drafts_of
 from kvplan.serve.twin import Twin
@@ -105,8 +106,9 @@ def test_a_twins_steps_are_vllms(trace: dict[str, Any]) -> None:
         if row and (row["scheduled"] or number in expected):
             theirs = expected[number] | {"admitted": sorted(expected[number]["new"] + expected[number]["resumed"])}
             assert {key: row[key] for key in row if key in theirs} == {key: theirs[key] for key in row if key in theirs}
-    stats = twin.scheduler.draft_stats
-    assert stats is not None
+    extension = twin.scheduler.extension(Drafting)
+    assert extension is not None
+    stats = extension.stats
     assert trace["spec_stats"] == {
         "drafts": stats.num_drafts, "draft_tokens": stats.num_draft_tokens, "accepted": stats.num_accepted_tokens,
     }  # fmt: skip
@@ -137,8 +139,9 @@ def test_as_many_drafts_hold_as_stated() -> None:
     rates = (0.8, 0.5, 0.1)
     twin = drafting(Drafts("ngram", 3, rates))
     answered(twin, 20, 500)
-    stats = twin.scheduler.draft_stats
-    assert stats is not None
+    extension = twin.scheduler.extension(Drafting)
+    assert extension is not None
+    stats = extension.stats
     assert stats.num_drafts > 4000
     for rate, count in zip(rates, stats.accepted_per_position, strict=True):
         assert count / stats.num_drafts == pytest.approx(rate, abs=0.04)

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.block_manager import FullGroup
-from engine.scheduler import SchedulerConfig
 from kvplan.core.processes import in_order
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Router
@@ -20,17 +19,18 @@ from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records
 from kvplan.simulate.routers import LeastLoaded, Prefix, Random, RoundRobin, RouterName, router
 from kvplan.simulate.runs import Run
+from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.steptime import StepTime
 from kvplan.simulate.unshared import Unshared
 from kvplan.workloads.trace import TraceRequest
 from tests.simulate.test_unshared import ODD, REACHES, Constant
 
-CONFIG = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=256, batch_queue_depth=2)
+CONFIG = SimulatedConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=256, batch_queue_depth=2)
 GROUPS = (FullGroup(4),)
 
 
 def by_change(
-    arrivals: Arrivals, run_len: int | None, *, config: SchedulerConfig = CONFIG, times: StepTime = ODD
+    arrivals: Arrivals, run_len: int | None, *, config: SimulatedConfig = CONFIG, times: StepTime = ODD
 ) -> Run:
     return Unshared(config, 60, GROUPS, times, arrivals, request_s=0.01, crowd_s=0.003)
 
@@ -199,7 +199,7 @@ def markov(count: int, rate: float, *, fixed: bool, mean: int = 20) -> tuple[Tra
 
 
 def long_station(arrivals: Arrivals, seats: int) -> Run:
-    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=seats, max_model_len=1 << 20)
+    config = SimulatedConfig(max_num_batched_tokens=64, max_num_seqs=seats, max_model_len=1 << 20)
     return Unshared(config, 1 << 20, (FullGroup(16),), Constant(0.05), arrivals)
 
 
@@ -375,7 +375,7 @@ def test_a_router_that_looks_at_prefixes_sends_them_where_they_are() -> None:
 
 def test_a_prompt_is_computed_once_sent_and_decoded_elsewhere() -> None:
     """Steps of 1 s. The prompt: 0-1 s (and the batch after it). 40 tokens of 10 bytes over 100 bytes/s: 4 s."""
-    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=256)
+    config = SimulatedConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=256)
 
     def start(arrivals: Arrivals, run_len: int | None) -> Run:
         return Unshared(config, 60, GROUPS, Constant(1.0), arrivals)
@@ -391,7 +391,7 @@ def test_a_prompt_is_computed_once_sent_and_decoded_elsewhere() -> None:
 
 
 def test_a_link_sends_one_prompt_after_another() -> None:
-    config = SchedulerConfig(max_num_batched_tokens=256, max_num_seqs=4, max_model_len=256)
+    config = SimulatedConfig(max_num_batched_tokens=256, max_num_seqs=4, max_model_len=256)
 
     def start(arrivals: Arrivals, run_len: int | None) -> Run:
         return Unshared(config, 60, GROUPS, Constant(1.0), arrivals)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine.block_manager import FullGroup, Group, MambaGroup
-from engine.scheduler import SchedulerConfig
+from engine.block_manager import FullGroup, Group
+from engine.states import MambaGroup
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
@@ -28,6 +28,7 @@ from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records, percentile
 from kvplan.simulate.requests import Content, Prefixes, content_of
 from kvplan.simulate.result import result
+from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source, from_lengths, from_profile
 from kvplan.simulate.steptime import (
@@ -62,7 +63,7 @@ def simulation(
     arrivals: Arrivals, *, num_blocks: int = 1_000, groups: tuple[Group, ...] = (FullGroup(4),), each: float = 1.0,
     budget: int = 64, seqs: int = 8, context: int = 256, **changes: Any,
 ) -> Simulation:  # fmt: skip
-    config = SchedulerConfig(budget, seqs, context, **{"enable_prefix_caching": False, **changes})
+    config = SimulatedConfig(budget, seqs, context, **{"enable_prefix_caching": False, **changes})
     return Simulation(config, num_blocks, groups, (), Constant(each), arrivals)
 
 
@@ -751,7 +752,7 @@ def test_a_finished_request_leaves_its_row_and_nothing_else() -> None:
     """
 
     def ended(num_requests: int) -> Simulation:
-        config = SchedulerConfig(200, 20, 256)
+        config = SimulatedConfig(200, 20, 256)
         requests = Open(crowds(num_requests))
         run = Simulation(config, 70, (FullGroup(4),), (Reach(None),), Constant(0.1), requests, timeline=Untimed())
         run.run()

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.block_manager import BlockManager, ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
-from engine.scheduler import Batch, SchedulerConfig
+from engine.block_manager import BlockManager, FullGroup, Group, WindowGroup
+from engine.scheduler import Batch
 from engine.sequence import Sequence
+from engine.states import MambaGroup
 from kvplan.core.errors import InvalidInputError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
@@ -23,6 +24,7 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records
+from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import from_profile
 from kvplan.simulate.steptime import Attention, Roofline, Shares, StepTime, roofline
@@ -30,9 +32,9 @@ from kvplan.simulate.tiers import TierSpec, TimedTiers
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.profiles import profile
 from kvplan.workloads.trace import TraceRequest
-from tests.oracles import row_difference, step_row, step_state, trace_groups, trace_scheduler
+from tests.oracles import row_difference, step_row, step_state, trace_config, trace_groups
 from tests.support.oracle_data import DATA
-from tests.support.small_engines import engine_for, greedy, random_tokens
+from tests.support.small_engines import engine_for, greedy, random_tokens, simulated
 
 MOST_ADVANCES = 200_000  # a run that takes more has lost its way
 
@@ -61,7 +63,7 @@ ODD_ROOFLINE = Roofline(
 class Case:
     """All that a run is made of."""
 
-    config: SchedulerConfig
+    config: SimulatedConfig
     num_blocks: int
     groups: tuple[Group, ...]
     step_time: StepTime
@@ -245,7 +247,7 @@ def requests(draw: st.DrawFn) -> tuple[TraceRequest, ...]:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     allocator: Literal["paged", "contiguous"] = draw(st.sampled_from(("paged", "paged", "paged", "contiguous")))
-    config = SchedulerConfig(
+    config = SimulatedConfig(
         max_num_batched_tokens=draw(st.sampled_from((1, 2, 5, 8, 16, 64))),
         max_num_seqs=draw(st.integers(1, 6)),
         max_model_len=draw(st.integers(8, 64)),
@@ -280,9 +282,9 @@ def test_many_runs_with_jumps_are_the_runs_step_by_step(case: Case) -> None:
     assert difference(case) is None
 
 
-def limits(num_batched_tokens: int, num_seqs: int, **changes: Any) -> SchedulerConfig:
+def limits(num_batched_tokens: int, num_seqs: int, **changes: Any) -> SimulatedConfig:
     options = {"max_model_len": 64, "enable_prefix_caching": False, **changes}
-    return SchedulerConfig(num_batched_tokens, num_seqs, **options)
+    return SimulatedConfig(num_batched_tokens, num_seqs, **options)
 
 
 def by_clock(*sizes: tuple[float, int, int]) -> tuple[TraceRequest, ...]:
@@ -417,7 +419,7 @@ def trace_request(request: dict[str, Any], at: float) -> TraceRequest:
 
 
 def of_trace(trace: dict[str, Any], arrivals: Arrivals, *, jump: bool) -> Simulation:
-    config = trace_scheduler(trace).config
+    config = trace_config(trace)
     return Simulation(
         config, trace["num_blocks"], trace_groups(trace), (), Constant(1.0), arrivals, run_len=1, jump=jump
     )
@@ -558,7 +560,7 @@ def steps_of_simulation(served: Served) -> list[dict[str, Any]]:
     blocks = engine.scheduler.blocks
     requests = [TraceRequest(float(step), prompt, output, ids) for step, prompt, output, ids in served.requests]
     simulation = Simulation(
-        engine.scheduler.config, blocks.num_usable_blocks + 1, blocks.groups, (), Constant(1.0), Open(iter(requests)),
+        simulated(engine), blocks.num_usable_blocks + 1, blocks.groups, (), Constant(1.0), Open(iter(requests)),
         run_len=RUN_LEN, jump=False,
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.block_manager import FullGroup
-from engine.scheduler import SchedulerConfig
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
@@ -20,6 +19,7 @@ from kvplan.servers.vllm import tiers as host_memory
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.result import result
+from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.setup import timed_tiers
 from kvplan.simulate.steptime import Attention, Roofline, StepTime
 from kvplan.simulate.tiers import TierSpec, TimedTiers
@@ -64,7 +64,7 @@ def simulation(
 ) -> Simulation:  # fmt: skip
     """Of one full-attention group, without a prefix cache on the GPU unless it is asked for, already run."""
     options = {"enable_prefix_caching": False, **config}
-    limits = SchedulerConfig(budget, 8, 10_000_000, **options)  # type: ignore[arg-type]
+    limits = SimulatedConfig(budget, 8, 10_000_000, **options)  # type: ignore[arg-type]
     run = Simulation(
         limits, num_blocks, (FullGroup(block_size),), (Reach(None),), step_time or Clocked(), Open(iter(requests)),
         run_len, tiers,
@@ -251,7 +251,7 @@ def test_every_token_of_a_prompt_is_computed_or_loaded_once(
     if run.scheduler.num_preemptions or run.counts.failed:
         return
     assert run.counts.prompt_tokens + sum(records.cached) + sum(records.loaded) == sum(records.prompt)
-    assert sum(tiers.hit_tokens) == sum(records.loaded) == tiers.scheduler_stats.hits
+    assert sum(tiers.hit_tokens) == sum(records.loaded) == tiers.external_cache_stats.hits
 
 
 @needs_oracle_data

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.block_manager import FullGroup, Group
-from engine.scheduler import SchedulerConfig
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
@@ -16,6 +15,7 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records
+from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import from_profile
 from kvplan.simulate.steptime import Attention, Roofline, Shares, StepTime, roofline
@@ -49,7 +49,7 @@ class Constant:
 class Case:
     """All that a run is made of."""
 
-    config: SchedulerConfig
+    config: SimulatedConfig
     num_blocks: int
     groups: tuple[Group, ...]
     step_time: StepTime
@@ -115,7 +115,7 @@ def requests(draw: st.DrawFn) -> tuple[TraceRequest, ...]:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     num_seqs = draw(st.integers(1, 6))
-    config = SchedulerConfig(
+    config = SimulatedConfig(
         max_num_batched_tokens=draw(st.sampled_from((num_seqs, num_seqs + 1, 8, 16, 64))),
         max_num_seqs=num_seqs,
         max_model_len=draw(st.integers(8, 64)),

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from engine.block_manager import FullGroup
-from engine.scheduler import SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import ANY_TOKEN, Simulation
-from kvplan.simulate.whole_prompts import NUM_SPARE_BLOCKS, WholePrompts
+from kvplan.simulate.scheduling import SimulatedConfig
+from kvplan.simulate.whole_prompts import NUM_SPARE_BLOCKS, WholePrompts, whole_prompts
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest
 from tests.oracles import read_lines
@@ -24,13 +24,13 @@ TRACES = read_lines(Path(__file__).parents[1] / "facts" / "first_engine_schedule
 
 
 def scheduler_of(row: dict[str, Any]) -> WholePrompts:
-    config = SchedulerConfig(
+    config = SimulatedConfig(
         max_num_batched_tokens=row["max_num_batched_tokens"],
         max_num_seqs=row["max_num_seqs"],
         max_model_len=row["max_num_batched_tokens"],
         enable_prefix_caching=False,
     )
-    return WholePrompts(config, row["num_blocks"] + 1, (FullGroup(row["block_size"]),))  # one is never given out
+    return whole_prompts(config, row["num_blocks"] + 1, (FullGroup(row["block_size"]),))  # one is never given out
 
 
 @pytest.mark.parametrize("row", TRACES, ids=lambda row: str(row["name"]))
@@ -72,14 +72,14 @@ def test_steps_that_run_together_are_those_that_run_one_by_one() -> None:
     """In a pool that is too small for all: preemptions, and steps that a free block is missing for."""
     plans = [
         Simulation(
-            config=SchedulerConfig(max_num_batched_tokens=1024, max_num_seqs=32, max_model_len=1024),
+            config=SimulatedConfig(max_num_batched_tokens=1024, max_num_seqs=32, max_model_len=1024),
             num_blocks=60,
             groups=(FullGroup(16),),
             reaches=(Reach(None),),
             step_time=Counted(),
             arrivals=Open(TraceRequest(i * 0.2, 50 + 37 * i % 200, 20 + 53 * i % 150) for i in range(40)),
             jump=jump,
-            order=WholePrompts,
+            make_scheduler=whole_prompts,
             num_spare_blocks=NUM_SPARE_BLOCKS,
         )
         for jump in (True, False)

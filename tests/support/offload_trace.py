@@ -9,11 +9,12 @@ from typing import Any
 from engine.block_manager import BlockKey, Group
 from engine.chunk_pool import chunk_pool
 from engine.connector import Transfer, Transfers
-from engine.loading import LoadingScheduler
+from engine.loading import Loading
 from engine.offload import OffloadConnector
-from engine.scheduler import Batch, PrefixCacheStats, SchedulerConfig
+from engine.scheduler import Batch, PrefixCacheStats, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UsageError
+from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.tiers import TierSpec, TimedTiers
 
 SAMPLED_TOKEN = 7
@@ -47,7 +48,7 @@ class Worker:
         return done
 
 
-def scheduler_of(trace: dict[str, Any], config: SchedulerConfig, groups: tuple[Group, ...]) -> LoadingScheduler:
+def scheduler_of(trace: dict[str, Any], config: SimulatedConfig, groups: tuple[Group, ...]) -> Scheduler:
     extra = trace["inputs"]["offload"].get("extra", {})
     unknown = set(extra) - KNOWN_EXTRA
     if unknown:
@@ -62,10 +63,10 @@ def scheduler_of(trace: dict[str, Any], config: SchedulerConfig, groups: tuple[G
         prompt_only=extra.get("offload_prompt_only", True),
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    return LoadingScheduler(config, trace["num_blocks"], groups, connector)
+    return simulated_scheduler(config, trace["num_blocks"], groups, Loading(connector))
 
 
-def timed_scheduler_of(trace: dict[str, Any], config: SchedulerConfig, groups: tuple[Group, ...]) -> LoadingScheduler:
+def timed_scheduler_of(trace: dict[str, Any], config: SimulatedConfig, groups: tuple[Group, ...]) -> Scheduler:
     """The scheduler that `kvplan simulate --tier` and the twin have: chunks of any size, the rest as vLLM's default."""
     tiers = TimedTiers(
         (TierSpec("cpu", trace["inputs"]["offload"]["cpu_chunks"], 1),),
@@ -75,23 +76,28 @@ def timed_scheduler_of(trace: dict[str, Any], config: SchedulerConfig, groups: t
         blocks_per_chunk=trace["inputs"]["offload"].get("extra", {}).get("blocks_per_chunk", 1),
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    return tiers.scheduler(config, trace["num_blocks"])
+    return simulated_scheduler(config, trace["num_blocks"], groups, tiers)
 
 
 @dataclass
 class Replay:
     """One trace's run, step by step."""
 
-    scheduler: LoadingScheduler
+    scheduler: Scheduler
     worker: Worker
     names: dict[BlockKey, str] = field(default_factory=dict)
     resident: set[str] = field(default_factory=set)
     jobs: dict[int, str] = field(default_factory=dict)  # request of each load
 
     @property
+    def loading(self) -> Loading:
+        loading = self.scheduler.extension(Loading)
+        assert loading is not None
+        return loading
+
+    @property
     def connector(self) -> OffloadConnector:
-        assert isinstance(self.scheduler.connector, OffloadConnector)
-        return self.scheduler.connector
+        return self.loading.connector
 
     @property
     def has_requests(self) -> bool:
@@ -115,8 +121,8 @@ class Replay:
         names = self._take_names()
         added, evicted = names - self.resident, self.resident - names
         self.resident = names
-        scheduler = self.scheduler
-        waiting = {seq.request_id: num_held(seq) for seq in scheduler.loading if not scheduler._loaded.get(seq)}
+        loading, transfers = self.loading, batch.extra(Transfers)
+        waiting = {seq.request_id: num_held(seq) for seq in loading.loading if not loading._loaded.get(seq)}
         return {
             "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
             "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
@@ -124,9 +130,9 @@ class Replay:
             "preempted": sorted(seq.request_id for seq in batch.preempted),
             "start": {seq.request_id: seq.num_computed_tokens - n for seq, n in batch.num_tokens.items()},
             "blocks_held": {seq.request_id: num_held(seq) for seq in batch.num_tokens},
-            "stores": self._jobs(batch.transfers.stores),
-            "loads": self._jobs(batch.transfers.loads),
-            "flush": sorted(batch.transfers.flush),
+            "stores": self._jobs(transfers.stores),
+            "loads": self._jobs(transfers.loads),
+            "flush": sorted(transfers.flush),
             "cpu_added": sorted(added),
             "cpu_evicted": sorted(evicted),
             "waiting_remote": sorted(waiting),
@@ -152,16 +158,17 @@ class Replay:
         }
 
     def work(self, batch: Batch) -> list[int]:
-        for number, load in batch.transfers.loads.items():
+        transfers = batch.extra(Transfers)
+        for number, load in transfers.loads.items():
             self.jobs[number] = load.request_id
-        return self.worker.step(batch.transfers)
+        return self.worker.step(transfers)
 
     def check(self) -> None:
         self.scheduler.check_invariants()
         self.connector.pool.check_invariants()
 
 
-def replay(trace: dict[str, Any], scheduler: LoadingScheduler, sequences: list[Sequence]) -> Iterator[tuple[int, Any]]:
+def replay(trace: dict[str, Any], scheduler: Scheduler, sequences: list[Sequence]) -> Iterator[tuple[int, Any]]:
     """(step, row) of each batch that was applied; the last row, step -1, holds both caches' statistics."""
     offload, depth = trace["inputs"]["offload"], trace["batch_queue_depth"]
     run = Replay(scheduler, Worker(offload.get("store_delay", 1), offload.get("load_delay", 1)))
@@ -191,13 +198,13 @@ def replay(trace: dict[str, Any], scheduler: LoadingScheduler, sequences: list[S
                 continue
         if in_flight:
             when, row, batch, done = in_flight.popleft()
-            scheduler.update(batch, {seq.request_id: SAMPLED_TOKEN for seq in batch.samples})
-            scheduler.complete(done)
+            scheduler.update(batch, {seq.request_id: [SAMPLED_TOKEN] for seq in batch.samples})
+            run.loading.complete(done)
             run.check()
             yield when, row | {"after_update": run.state()}
     for when, row, _, _ in in_flight:  # the run was cut off
         yield when, row
-    caches = {"prefix_cache": scheduler.prefix_cache_stats, "external_prefix_cache": scheduler.external_cache_stats}
+    caches = {"prefix_cache": scheduler.prefix_cache_stats, "external_prefix_cache": run.loading.external_cache_stats}
     yield -1, {f"{name}_stats": totals(stats) for name, stats in caches.items()}
 
 
@@ -205,7 +212,7 @@ def totals(stats: PrefixCacheStats) -> dict[str, int]:
     return {item.name: getattr(stats, item.name) for item in fields(stats)}
 
 
-def difference(trace: dict[str, Any], scheduler: LoadingScheduler, sequences: list[Sequence]) -> str | None:
+def difference(trace: dict[str, Any], scheduler: Scheduler, sequences: list[Sequence]) -> str | None:
     """The first difference between a real scheduler's steps and ours, as `step N: how`."""
     expected = {step["step"]: step | {"admitted": sorted(step["new"] + step["resumed"])} for step in trace["steps"]}
     for number, row in replay(trace, scheduler, sequences):

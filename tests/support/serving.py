@@ -17,7 +17,7 @@ from kvplan.serve.app import Api, Served
 from kvplan.serve.backend import Backend
 from kvplan.serve.chat import ChatTemplate
 from kvplan.serve.generation import Limits
-from kvplan.serve.metrics import ServerMetrics
+from kvplan.serve.metrics import ServerMetrics, features_of
 from kvplan.serve.run import listen, server
 from kvplan.serve.start import cache_config
 from kvplan.serve.text import stand_in
@@ -141,13 +141,11 @@ def api_of(
     """The application over a backend, whose thread does not run yet."""
     num_tokens = 128_256 if isinstance(backend, Twin) else 256
     served = Served((MODEL,), num_tokens, "0", limits or Limits(4096), template or ChatTemplate(), **changes)
-    rules = backend.scheduler.config
     metrics = ServerMetrics(
         MODEL,
         backend.max_model_len,
         cache_config(planned()) if config is None else config,
-        rules.drafts.num_drafts,
-        rules.max_loras,
+        *features_of(backend.scheduler),
     )
     hooks = Hooks(backend.delay) if isinstance(backend, Twin) else Hooks()
     return Api(Worker(backend, metrics, hooks), served)

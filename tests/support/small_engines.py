@@ -4,6 +4,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.request import RequestOutput
+from kvplan.simulate.scheduling import SimulatedConfig
 from tests.support import small_models
 
 torch.set_num_threads(1)  # tensors this small only wait for more threads
@@ -43,6 +45,12 @@ def engine_for(model: str | Path, **changes: Any) -> Engine:
         "max_num_seqs": min(8, changes.get("max_num_batched_tokens", 8)), "max_num_batched_tokens": 64, **changes,
     }  # fmt: skip
     return Engine(model if isinstance(model, Path) else saved_model(model), EngineConfig(**options))
+
+
+def simulated(engine: Engine) -> SimulatedConfig:
+    """The settings of an engine's scheduler, for a simulation."""
+    config = engine.scheduler.config
+    return SimulatedConfig(**{field.name: getattr(config, field.name) for field in fields(config)})
 
 
 def random_tokens(*lens: int, seed: int = 0) -> list[list[int]]:

@@ -1,20 +1,79 @@
-"""Scheduling of prompts with images: an encoder's budget in a step, and the cache of what it computed.
+"""Scheduling of prompts with images: an encoder's budget per step, and the cache of its outputs.
 
 Rules as in vLLM 0.33.0 (`v1/core/encoder_cache_manager.py`, `v1/core/sched/scheduler.py` _try_schedule_encoder_inputs),
-checked step by step against its scheduler. Scheduling alone: no engine here runs a vision tower.
+compared step by step with its scheduler. Scheduling only: the bundled engine runs no vision tower.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from engine.block_manager import Group, PrefixHit
-from engine.drafting import DraftingScheduler, scheduler_of
-from engine.encoder_rules import EncoderRules
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.scheduler import Batch, Extension
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """An image: a run of a prompt's positions whose embeddings an encoder computes.
+
+    content  what tells images apart: equal ones are computed once
+    ranges   of its positions, from its first on, the half-open ones that take an embedding; (): all
+    """
+
+    offset: int
+    length: int
+    content: str
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def end(self) -> int:
+        """The position after its last."""
+        return self.offset + self.length
+
+    @property
+    def num_embeds(self) -> int:
+        """Embeddings that the encoder computes for it."""
+        return self.embeds_in(0, self.length)
+
+    def embeds_in(self, start: int, end: int) -> int:
+        """Embeddings that its positions from `start` to `end` take."""
+        ranges = self.ranges or ((0, self.length),)
+        return sum(max(0, min(end, last) - max(start, first)) for first, last in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderRules:
+    """What a step may ask of the encoder.
+
+    compute_budget  embeddings computed in a step, at most
+    cache_size      embeddings kept for prompts that are not past their image, or for the next that has it
+    chunks_inputs   False: a step has all of an image's positions or none (vLLM's disable_chunked_mm_input)
+    """
+
+    compute_budget: int
+    cache_size: int
+    chunks_inputs: bool = True
+
+
+@dataclass(eq=False, slots=True)
+class ImageSequence(Sequence):
+    """A sequence with images in its prompt, in order."""
+
+    encoder_inputs: tuple[EncoderInput, ...] = ()
+
+
+def inputs_of(seq: Sequence) -> tuple[EncoderInput, ...]:
+    return seq.encoder_inputs if isinstance(seq, ImageSequence) else ()
+
+
+@dataclass(slots=True)
+class EncoderStep:
+    """A batch's images to encode, by sequence, and the images whose outputs are evicted for them."""
+
+    inputs: dict[Sequence, list[int]] = field(default_factory=dict)
+    evicted: list[str] = field(default_factory=list)
 
 
 class EncoderCache:
@@ -31,7 +90,7 @@ class EncoderCache:
 
     def use(self, seq: Sequence, number: int) -> bool:
         """Hold the entry of a sequence's input; False where there is none."""
-        content = seq.encoder_inputs[number].content
+        content = inputs_of(seq)[number].content
         if content not in self.users:
             return False
         if not self.users[content]:
@@ -52,7 +111,7 @@ class EncoderCache:
 
     def add(self, seq: Sequence, number: int) -> None:
         """Give the output of a sequence's input, about to be computed, its room."""
-        item = seq.encoder_inputs[number]
+        item = inputs_of(seq)[number]
         self.users.setdefault(item.content, set())
         self.sizes[item.content] = item.num_embeds
         self.num_free -= item.num_embeds
@@ -60,7 +119,7 @@ class EncoderCache:
         self._hold(seq, number)
 
     def _hold(self, seq: Sequence, number: int) -> None:
-        self.users[seq.encoder_inputs[number].content].add(seq)
+        self.users[inputs_of(seq)[number].content].add(seq)
         self._inputs.setdefault(seq, set()).add(number)
 
     def numbers_of(self, seq: Sequence) -> list[int]:
@@ -69,11 +128,11 @@ class EncoderCache:
 
     def leave(self, seq: Sequence, number: int) -> None:
         """Let go of an input's output, unless another of the sequence is the same; it stays until room is short."""
-        numbers, content = self._inputs[seq], seq.encoder_inputs[number].content
+        numbers, content = self._inputs[seq], inputs_of(seq)[number].content
         numbers.discard(number)
         if not numbers:
             del self._inputs[seq]
-        if any(seq.encoder_inputs[other].content == content for other in numbers):
+        if any(inputs_of(seq)[other].content == content for other in numbers):
             return
         users = self.users[content]
         users.discard(seq)
@@ -108,66 +167,64 @@ class EncoderPlan:
     budget: int  # left after them
 
 
-class EncodingScheduler(Scheduler):
-    """Lets a step compute what the encoder's budget and cache allow, and stops prompts before what they lack."""
+class Encoding(Extension):
+    """Limits a step to the encoder's budget and cache, and ends chunks before images that do not fit.
 
-    def __init__(self, config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> None:
-        super().__init__(config, num_blocks, groups)
-        assert config.encoder is not None
-        self.encoder: EncoderRules = config.encoder
-        self.encoder_cache = EncoderCache(config.encoder.cache_size)
-        self._encoder_budget = config.encoder.compute_budget  # of this step, what is left
+    read_ahead  tokens that a drafter reads after a chunk
+    is_async    steps are scheduled before the tokens of the previous step are known
+    """
+
+    def __init__(self, rules: EncoderRules, *, read_ahead: int = 0, is_async: bool = False) -> None:
+        self.rules, self.read_ahead, self.is_async = rules, read_ahead, is_async
+        self.cache = EncoderCache(rules.cache_size)
+        self._budget = rules.compute_budget  # left in this step
         self._plan: EncoderPlan | None = None  # of the sequence that is being scheduled
         self._mismatched: dict[Sequence, str] = {}
-        self._num_read_ahead = config.drafts.prefill_lookahead
 
-    def add(self, seq: Sequence) -> None:
-        """As a Scheduler's; an image that no step could compute is refused."""
-        limit = min(self.encoder.compute_budget, self.encoder.cache_size)
-        for item in seq.encoder_inputs:
+    def check(self, seq: Sequence) -> None:
+        """Raise InvalidInputError for an image that no step can compute."""
+        limit = min(self.rules.compute_budget, self.rules.cache_size)
+        most_tokens = self.scheduler.config.max_num_batched_tokens
+        for item in inputs_of(seq):
             if item.num_embeds > limit:
                 raise InvalidInputError(
                     f"{seq.request_id}: an image of {item.num_embeds} embeddings is larger than the encoder's budget "
                     f"or cache ({limit}); send a smaller one"
                 )
-            if not self.encoder.chunks_inputs and item.length > self.config.max_num_batched_tokens:
+            if not self.rules.chunks_inputs and item.length > most_tokens:
                 raise InvalidInputError(
                     f"{seq.request_id}: an image of {item.length} tokens does not fit into a step "
-                    f"({self.config.max_num_batched_tokens}) and must not be cut; raise max_num_batched_tokens"
+                    f"({most_tokens}) and must not be cut; raise max_num_batched_tokens"
                 )
-        super().add(seq)
 
-    def schedule(self) -> Batch:
-        self._encoder_budget = self.encoder.compute_budget
-        return super().schedule()
+    def begin_step(self, batch: Batch) -> None:
+        self._budget = self.rules.compute_budget
+        batch.extras[EncoderStep] = EncoderStep()
 
-    def _launch(self, batch: Batch) -> None:
-        batch.encoder_evicted = self.encoder_cache.take_evicted()
-        super()._launch(batch)
+    def end_step(self, batch: Batch) -> None:
+        batch.extra(EncoderStep).evicted = self.cache.take_evicted()
         for seq, error in self._mismatched.items():
-            self.fail(seq.request_id, error)
+            self.scheduler.fail(seq.request_id, error)
         self._mismatched.clear()
 
-    def _with_inputs(self, seq: Sequence, start: int, n: int, batch: Batch) -> int:
+    def limit(self, seq: Sequence, start: int, n: int, batch: Batch) -> int | None:
         self._plan = None
-        if not n or not seq.encoder_inputs:
-            return n
-        plan, n = self._plan_inputs(seq, start, n)
-        self._plan = plan
+        if inputs_of(seq):
+            self._plan, n = self._plan_inputs(seq, start, n)
         return n
 
     def _plan_inputs(self, seq: Sequence, start: int, n: int) -> tuple[EncoderPlan, int]:
         """(inputs for n tokens from `start` on, of those tokens the ones that can be computed)."""
-        plan, cache = EncoderPlan([], [], self._encoder_budget), self.encoder_cache
-        window_end, num_embeds = start + n + self._num_read_ahead, 0
+        plan, cache = EncoderPlan([], [], self._budget), self.cache
+        window_end, num_embeds = start + n + self.read_ahead, 0
         sizes: dict[str, int] = {}  # of what this plan computes
-        for number, item in enumerate(seq.encoder_inputs):
+        for number, item in enumerate(inputs_of(seq)):
             if item.end <= start:
                 continue
             if item.offset >= window_end:
                 break
-            if not self.encoder.chunks_inputs and start <= item.offset and start + n < item.end:
-                n = max(0, item.offset - start - self._num_read_ahead)
+            if not self.rules.chunks_inputs and start <= item.offset and start + n < item.end:
+                n = max(0, item.offset - start - self.read_ahead)
                 break
             size = sizes.get(item.content, cache.sizes.get(item.content, item.num_embeds))
             if size != item.num_embeds:
@@ -175,7 +232,7 @@ class EncodingScheduler(Scheduler):
                     f"{seq.request_id}: image {number} is called {item.content!r} and has {item.num_embeds} "
                     f"embeddings, another of that name {size}; name images by their content"
                 )
-                return EncoderPlan([], [], self._encoder_budget), 0
+                return EncoderPlan([], [], self._budget), 0
             if item.content in sizes:
                 plan.repeated.append(number)
                 continue
@@ -192,67 +249,35 @@ class EncodingScheduler(Scheduler):
             plan.new.append(number)
         return plan, n
 
-    def _put(self, seq: Sequence, n: int, batch: Batch) -> None:
-        super()._put(seq, n, batch)
+    def put(self, seq: Sequence, n: int, batch: Batch) -> None:
         plan, self._plan = self._plan, None
         if plan is None or not plan.new:
             return
-        batch.encoder_inputs[seq] = plan.new
-        self._encoder_budget = plan.budget
+        batch.extra(EncoderStep).inputs[seq] = plan.new
+        self._budget = plan.budget
         for number in plan.new:
-            self.encoder_cache.add(seq, number)
+            self.cache.add(seq, number)
         for number in plan.repeated:
-            self.encoder_cache.use(seq, number)
+            self.cache.use(seq, number)
 
-    def _fits(self, seq: Sequence, hit: PrefixHit, n: int) -> bool:
-        fits = super()._fits(seq, hit, n)
-        if not fits:
-            self.encoder_cache.release(seq)
-        return fits
+    def turn_away(self, seq: Sequence) -> None:
+        self.cache.release(seq)
 
-    def _preempt(self, seq: Sequence, batch: Batch) -> None:
-        for number in batch.encoder_inputs.pop(seq, ()):
-            self._encoder_budget += seq.encoder_inputs[number].num_embeds
-        super()._preempt(seq, batch)
-        self.encoder_cache.release(seq)
+    def preempt(self, seq: Sequence, batch: Batch) -> None:
+        for number in batch.extra(EncoderStep).inputs.pop(seq, ()):
+            self._budget += inputs_of(seq)[number].num_embeds
+        self.cache.release(seq)
 
-    def _retire(self, seqs: list[Sequence]) -> None:
-        super()._retire(seqs)
+    def retire(self, seqs: list[Sequence]) -> None:
         for seq in seqs:
-            self.encoder_cache.release(seq)
+            self.cache.release(seq)
 
-    def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
-        """As a Scheduler's; what the batch's prompts have passed is needed no more."""
-        self._leave_passed(batch)
-        return super().update(batch, sampled)
-
-    def _leave_passed(self, batch: Batch) -> None:
+    def update(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> None:
+        """Release the outputs of images that the batch's prompts have passed."""
         for seq in batch.num_tokens:
             if seq.is_finished:
                 continue
-            passed = seq.num_computed_tokens - (seq.num_placeholders if self.config.is_async else 0)
-            for number in self.encoder_cache.numbers_of(seq):
-                if seq.encoder_inputs[number].end <= passed:
-                    self.encoder_cache.leave(seq, number)
-
-    def check_invariants(self) -> None:
-        """As a Scheduler's, and those of the encoder's cache."""
-        super().check_invariants()
-        self.encoder_cache.check_invariants()
-
-
-class DraftingEncodingScheduler(DraftingScheduler, EncodingScheduler):
-    """Drafts behind prompts with images."""
-
-    def update_several(self, batch: Batch, sampled: Mapping[str, Several[int]]) -> list[Sequence]:
-        self._leave_passed(batch)
-        return super().update_several(batch, sampled)
-
-
-def encoding_scheduler_of(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Scheduler:
-    """The scheduler that a config asks for, with an encoder's rules or without."""
-    if config.encoder is None:
-        return scheduler_of(config, num_blocks, groups)
-    if not config.drafts.num_drafts:
-        return EncodingScheduler(config, num_blocks, groups)
-    return DraftingEncodingScheduler(config, config.drafts, num_blocks, groups)
+            passed = seq.num_computed_tokens - (seq.num_placeholders if self.is_async else 0)
+            for number in self.cache.numbers_of(seq):
+                if inputs_of(seq)[number].end <= passed:
+                    self.cache.leave(seq, number)

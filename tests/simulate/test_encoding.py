@@ -8,34 +8,44 @@ from typing import Any
 import pytest
 
 from engine.block_manager import FullGroup
-from engine.encoder_rules import EncoderInput, EncoderRules
-from engine.encoding import EncoderCache, EncodingScheduler, encoding_scheduler_of
-from engine.loading import LoadingScheduler
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.scheduler import Batch, Extension, Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.simulate.encoding import (
+    EncoderCache,
+    EncoderInput,
+    EncoderRules,
+    EncoderStep,
+    Encoding,
+    ImageSequence,
+    inputs_of,
+)
+from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 
 SAMPLED = 1
-NO_CONNECTOR: Any = None  # none is asked before the refusal
 
 
-def config(**changes: Any) -> SchedulerConfig:
-    plain = SchedulerConfig(16, 4, 64, encoder=EncoderRules(compute_budget=10, cache_size=20))
+def config(**changes: Any) -> SimulatedConfig:
+    plain = SimulatedConfig(16, 4, 64, encoder=EncoderRules(compute_budget=10, cache_size=20))
     return replace(plain, **changes)
 
 
 def prompt(name: str, length: int, *images: EncoderInput, max_tokens: int = 2) -> Sequence:
-    return Sequence(name, list(range(100, 100 + length)), max_tokens, encoder_inputs=images)
+    return ImageSequence(name, list(range(100, 100 + length)), max_tokens, encoder_inputs=images)
 
 
-def scheduler(**changes: Any) -> EncodingScheduler:
-    made = encoding_scheduler_of(config(**changes), 40, (FullGroup(4),))
-    assert isinstance(made, EncodingScheduler)
-    return made
+def scheduler(**changes: Any) -> Scheduler:
+    return simulated_scheduler(config(**changes), 40, (FullGroup(4),))
+
+
+def encoding(scheduler: Scheduler) -> Encoding:
+    extension = scheduler.extension(Encoding)
+    assert extension is not None
+    return extension
 
 
 def test_without_rules_of_an_encoder_none_of_it_runs() -> None:
-    assert type(encoding_scheduler_of(config(encoder=None), 40, (FullGroup(4),))) is Scheduler
+    assert scheduler(encoder=None).extension(Encoding) is None
 
 
 def test_a_prompt_stops_before_the_image_that_the_budget_lacks() -> None:
@@ -44,11 +54,11 @@ def test_a_prompt_stops_before_the_image_that_the_budget_lacks() -> None:
     made.add(prompt("a", 15, EncoderInput(0, 6, "x"), EncoderInput(8, 5, "y")))
     batch = made.schedule()
     assert list(batch.num_tokens.values()) == [8]
-    assert list(batch.encoder_inputs.values()) == [[0]]
+    assert list(batch.extra(EncoderStep).inputs.values()) == [[0]]
     made.update(batch, {})
     batch = made.schedule()
     assert list(batch.num_tokens.values()) == [7]
-    assert list(batch.encoder_inputs.values()) == [[1]]
+    assert list(batch.extra(EncoderStep).inputs.values()) == [[1]]
 
 
 def test_ranges_of_an_image_are_what_takes_embeddings() -> None:
@@ -95,7 +105,7 @@ def test_images_of_one_name_and_two_sizes_end_the_second_request() -> None:
 
 def test_images_are_not_scheduled_beside_an_offload_tier() -> None:
     with pytest.raises(UsageError, match=r"^kv_offloading_size cannot be combined with images in prompts; remove it$"):
-        LoadingScheduler(config(), 40, (FullGroup(4),), NO_CONNECTOR)
+        simulated_scheduler(config(), 40, (FullGroup(4),), Extension())
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -118,15 +128,18 @@ def test_the_cache_adds_up_whatever_comes(seed: int) -> None:
             (made.abort if source.random() < 0.5 else made.preempt)(source.choice(seqs).request_id)
         batch = made.schedule()
         made.check_invariants()
-        asked_for = sum(seq.encoder_inputs[i].num_embeds for seq, ids in batch.encoder_inputs.items() for i in ids)
-        assert asked_for <= made.encoder.compute_budget
+        encoding(made).cache.check_invariants()
+        encoded = batch.extra(EncoderStep).inputs.items()
+        num_embeds = sum(inputs_of(seq)[number].num_embeds for seq, numbers in encoded for number in numbers)
+        assert num_embeds <= encoding(made).rules.compute_budget
         in_flight.append(batch)
         if len(in_flight) == made.config.batch_queue_depth or not batch.num_tokens:
             oldest = in_flight.popleft()
-            made.update(oldest, {seq.request_id: SAMPLED for seq in oldest.samples})
+            made.update(oldest, {seq.request_id: [SAMPLED] for seq in oldest.samples})
             made.check_invariants()
+            encoding(made).cache.check_invariants()
     assert all(seq.is_finished for seq in seqs)
-    assert made.encoder_cache.num_freeable == 20
+    assert encoding(made).cache.num_freeable == 20
 
 
 def test_an_output_is_held_until_its_last_equal_image_is_passed() -> None:
