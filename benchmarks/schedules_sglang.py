@@ -263,7 +263,7 @@ def child(home: Path, model: Path) -> None:
 # --- here -------------------------------------------------------------------------------------------------------------
 
 
-def asked() -> list[dict[str, Any]]:
+def questions() -> list[dict[str, Any]]:
     """The rows of the stored file with pages of one token, and those of `PAGED`, with as many steps as wanted."""
     stored = [json.loads(line) for line in SCHEDULES.read_text(encoding="utf-8").splitlines()]
     plain = {row["name"]: row for row in stored if "page_size" not in row}
@@ -278,7 +278,7 @@ def asked() -> list[dict[str, Any]]:
 
 def answered(home: Path, model: Path) -> str:
     words = [str(home / "venv" / "bin" / "python"), __file__, str(home), str(model), "--child"]
-    text = "".join(f"{json.dumps(row)}\n" for row in asked())
+    text = "".join(f"{json.dumps(row)}\n" for row in questions())
     done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])

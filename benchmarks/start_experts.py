@@ -121,21 +121,21 @@ def cells(create: Create, backend: str, *, pads: bool) -> Iterator[Json]:
             width = unit((shape[0], answer[1]) for shape, answer in padded.items())
             hidden = unit((shape[1], answer[2]) for shape, answer in padded.items())
             answers_of[padded[USUAL][0], width, hidden].append(kind)
-    for (kernel, *units), each in answers_of.items():
-        yield {"backend": backend, "kernel": kernel, "units": units, "kinds": each}
-    every = [kind for each in answers_of.values() for kind in each] or [(ACTIVATIONS[0],)]
+    for (kernel, *units), alike_kinds in answers_of.items():
+        yield {"backend": backend, "kernel": kernel, "units": units, "kinds": alike_kinds}
+    every = list(itertools.chain.from_iterable(answers_of.values())) or [(ACTIVATIONS[0],)]
     known: list[Started] = []
     for flags in ((), ("spread",), ("lora",), ("spread", "lora")):
         alike = next((kind for kind in every if set(kind[1:]) - {"plain"} == set(flags)), None)
-        if alike is not None and (asked := shapes(create, backend, alike, known)):
-            known.append(asked)
-            yield {"backend": backend, "flags": flags, "shapes": asked}
+        if alike is not None and (pairs := shapes(create, backend, alike, known)):
+            known.append(pairs)
+            yield {"backend": backend, "flags": flags, "shapes": pairs}
 
 
-def answered(create: Create, backend: str, kind: Kind, asked: Iterable[Shape]) -> dict[Shape, Any]:
+def answered(create: Create, backend: str, kind: Kind, cases: Iterable[Shape]) -> dict[Shape, Any]:
     """The server's answers or refusals; no others once it does not know the backend for this scheme."""
     answers: dict[Shape, Any] = {}
-    for shape in asked:
+    for shape in cases:
         try:
             answers[shape] = create(backend, kind, shape)
         except Exception as error:
@@ -151,7 +151,7 @@ def shapes(create: Create, backend: str, kind: Kind, known: list[Started]) -> St
     known  answers with other flags, which hold here, too, if those for the ends are the same
     """
     ends = started(answered(create, backend, kind, ENDS))
-    if same := next((each for each in known if each[: len(ends)] == ends), None):
+    if same := next((other for other in known if other[: len(ends)] == ends), None):
         return same
     if len({starts for _, starts in ends}) > 1:
         grid = itertools.product(WIDTHS, HIDDEN, (2, 4))
@@ -221,7 +221,7 @@ def play(home: Path, gpu: str, out: Path, files: list[Path]) -> None:
             pads = any(word in question["key"] for word in PADS)
             rows: list[Json] = []
             for name in MoEBackend.__args__:
-                alike = next((each for each in like[question["key"], name] if starts_alike(create, name, each)), None)
+                alike = next((rows for rows in like[question["key"], name] if starts_alike(create, name, rows)), None)
                 rows += cells(create, name, pads=pads) if alike is None else alike
             print(json.dumps(head | {"cells": rows}), file=file, flush=True)
             print(f"{gpu} {question['key']}: {time.time() - start:.1f} s", file=sys.stderr, flush=True)
@@ -235,11 +235,11 @@ def questions(only: str) -> Iterator[Json]:
     from kvplan.models import catalog  # only here: the oracle's Python lacks kvplan's packages
     from kvplan.servers.weights import ONLINE_METHODS
 
-    tiny, asked = quantization.TINY, list(quantization.questions(""))
-    asked += [{"key": f"online {name}", "checkpoint": None, "online": name} for name in ONLINE_METHODS]
-    asked.append({"key": "unquantized", "checkpoint": None, "online": None})
+    tiny, cases = quantization.TINY, list(quantization.questions(""))
+    cases += [{"key": f"online {name}", "checkpoint": None, "online": name} for name in ONLINE_METHODS]
+    cases.append({"key": "unquantized", "checkpoint": None, "online": None})
     seen = {quantization.key_of(checkpoint) for checkpoint in quantization.unread()}  # never sized
-    for question in asked:
+    for question in cases:
         key = question["key"]
         if key in seen or only not in key:
             continue

@@ -44,20 +44,20 @@ def fitted(answers: list[tuple[Shape, bool]], *, spread: bool) -> str:
     refused = {shape for shape, starts in answers if not starts}
     started = {shape for shape, starts in answers if starts}
     numbers = sorted(itertools.product(MULTIPLES, MULTIPLES, (1,) if spread else MULTIPLES), key=prod)
-    met = {each: {shape for shape in refused | started if holds(each, shape, spread=spread)} for each in numbers}
+    met = {sizes: {shape for shape in refused | started if holds(sizes, shape, spread=spread)} for sizes in numbers}
     chosen, missing = list[Shape](), set(started)
     while missing:
-        safe = (each for each in met if not met[each] & refused)
-        best = max(safe, key=lambda each: len(met[each] & missing), default=ONE)
+        safe = (sizes for sizes in met if not met[sizes] & refused)
+        best = max(safe, key=lambda sizes: len(met[sizes] & missing), default=ONE)
         if not met[best] & missing or met[best] & refused:
             break
         chosen.append(best)
         missing -= met[best]
     if not missing and len(chosen) <= MOST_ALTERNATIVES:
-        return " or ".join(condition_text(each) for each in chosen)
-    for each in (each for each in met if met[each] >= started):
-        if other := next((other for other in met if met[each] - met[other] == started), None):
-            return f"{condition_text(each)} not {condition_text(other)}".strip()
+        return " or ".join(condition_text(sizes) for sizes in chosen)
+    for sizes in (sizes for sizes in met if met[sizes] >= started):
+        if other := next((other for other in met if met[sizes] - met[other] == started), None):
+            return f"{condition_text(sizes)} not {condition_text(other)}".strip()
     raise ValueError(f"no condition explains why {sorted(started)[:4]} start and {sorted(refused)[:4]} do not")
 
 
@@ -102,16 +102,16 @@ def spelled(answers: dict[Kind, str]) -> Iterator[tuple[str, str]]:
             yield " ".join(words), text
 
 
-def spans(sms: Iterable[int], asked: set[int]) -> str:
-    return "all" if set(sms) == asked else ",".join(map(str, sorted(sms)))
+def spans(sms: Iterable[int], every: set[int]) -> str:
+    return "all" if set(sms) == every else ",".join(map(str, sorted(sms)))
 
 
 def table(rows: Iterable[Json]) -> Iterator[str]:
     """Lines of the table: schemes with the same answers, then backends, capabilities, kinds, condition, padding."""
     by_key: dict[str, dict[tuple[str, str, str], list[int]]] = {}
-    asked: set[int] = set()
+    capabilities: set[int] = set()
     for row in rows:
-        asked.add(row["sm"])
+        capabilities.add(row["sm"])
         lines = by_key.setdefault(row["key"], defaultdict(list))
         for backend, answers in facts(row).items() if "cells" in row else ():
             for names, text in spelled(answers):
@@ -120,11 +120,11 @@ def table(rows: Iterable[Json]) -> Iterator[str]:
     for key, lines in by_key.items():
         merged: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         for (backend, names, text), sms in sorted(lines.items()):
-            merged[spans(sms, asked), names, text].append(backend)
+            merged[spans(sms, capabilities), names, text].append(backend)
         block = sorted(f"  {' '.join(backends)} | {sms} | {names} | {text}"
                        for (sms, names, text), backends in merged.items())  # fmt: skip
         blocks[tuple(block)].append(key)
-    yield f"capabilities | {' '.join(map(str, sorted(asked)))}"
+    yield f"capabilities | {' '.join(map(str, sorted(capabilities)))}"
     for texts, keys in sorted(blocks.items(), key=lambda item: item[1]):
         yield "; ".join(sorted(keys))
         yield from texts

@@ -28,6 +28,7 @@ from kvplan.core.units import GIB
 TotalKind = Literal["logged", "published", "estimated", "given"]
 KINDS: Final[tuple[TotalKind, ...]] = ("logged", "published", "estimated")
 VENDORS = ("nvidia", "amd")
+NODE_GPUS: Final = 8  # the most that one machine is taken to have
 INTERCONNECTS = ("nvlink", "infinity-fabric", "pcie", "none")
 GIVEN: Final = "given"
 Choice = TypeVar("Choice", bound=str)

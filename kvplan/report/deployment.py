@@ -12,13 +12,13 @@ from typing import Final, Literal
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, format_gib
+from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
 from kvplan.planning.launch import host_rows, kept_rows
 from kvplan.planning.plan import Plan
 from kvplan.servers import environment
 from kvplan.servers.base import server_of, terms_of
 from kvplan.servers.nodes import PRODUCT, product_of
-from kvplan.servers.several_nodes import NODE_GPUS
 
 Output = Literal["k8s", "compose"]
 PROCESS: Final = 4 * GIB  # of host memory per process; assumed, not measured

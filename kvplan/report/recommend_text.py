@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table, Value
 from kvplan.core.units import GIB, format_gib, plural
+from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request
@@ -28,7 +29,6 @@ from kvplan.planning.user_counts import running_users
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.report.page import Block, bold, bullets, code
-from kvplan.servers.several_nodes import NODE_GPUS
 
 if TYPE_CHECKING:
     from kvplan.documents import recommendation as typed

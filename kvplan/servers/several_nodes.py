@@ -3,9 +3,9 @@
 from math import ceil
 from typing import Final
 
+from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.servers.plans import Request
 
-NODE_GPUS: Final = 8
 HEAD: Final = "HEAD_NODE"  # stands for the address of the first node
 
 

@@ -187,15 +187,15 @@ class Encoding(Extension):
         most_tokens = self.scheduler.config.max_num_batched_tokens
         for item in inputs_of(seq):
             if item.num_embeds > limit:
-                raise InvalidInputError(
-                    f"{seq.request_id}: an image of {item.num_embeds} embeddings is larger than the encoder's budget "
-                    f"or cache ({limit}); send a smaller one"
+                problem = (
+                    f"an image of {item.num_embeds} embeddings is larger than the encoder's budget or cache ({limit})"
                 )
+                raise InvalidInputError(seq.request_id, problem, "send a smaller one")
             if not self.rules.chunks_inputs and item.length > most_tokens:
-                raise InvalidInputError(
-                    f"{seq.request_id}: an image of {item.length} tokens does not fit into a step "
-                    f"({most_tokens}) and must not be cut; raise max_num_batched_tokens"
+                problem = (
+                    f"an image of {item.length} tokens does not fit into a step ({most_tokens}) and must not be cut"
                 )
+                raise InvalidInputError(seq.request_id, problem, "raise max_num_batched_tokens")
 
     def begin_step(self, batch: Batch) -> None:
         self._budget = self.rules.compute_budget

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.servers import several_nodes as nodes
 from kvplan.servers.plans import Request
 
@@ -10,7 +11,7 @@ PORT: Final = 20000  # any free port of the first node
 
 
 def spans(request: Request) -> bool:
-    return request.args.world_size > nodes.NODE_GPUS and not nodes.says(request, *FLAGS)
+    return request.args.world_size > NODE_GPUS and not nodes.says(request, *FLAGS)
 
 
 def words(request: Request) -> list[str]:

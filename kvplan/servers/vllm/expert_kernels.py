@@ -75,7 +75,7 @@ class Line:
         return backend in self.backends and sm in self.capabilities and self.suits(kind)
 
     def takes(self, sizes: Sizes) -> bool:
-        return any(divide(each, sizes) for each in self.alternatives) and not divide(self.unless, sizes)
+        return any(divide(multiples, sizes) for multiples in self.alternatives) and not divide(self.unless, sizes)
 
 
 def divide(numbers: Sizes, sizes: Sizes) -> bool:
@@ -93,7 +93,7 @@ def line_of(text: str) -> Line:
     flags = frozenset((word[1:], word.startswith("+")) for word in words if word[0] in "+-")
     activations = frozenset(word for word in words if word[0] not in "+-" and word != "any")
     taken, has_exception, exception = f" {condition}".partition(" not ")
-    alternatives = tuple(sizes_of(each) for each in taken.split(" or "))
+    alternatives = tuple(sizes_of(text) for text in taken.split(" or "))
     unless = sizes_of(exception) if has_exception else (0, 0, 0)
     width, _, hidden = units.partition("x")
     where = " ".join(listed(TABLE, "capabilities")) if where == "all" else where.replace(",", " ")
@@ -162,7 +162,7 @@ def units(request: Request, spec: ModelSpec) -> tuple[tuple[str, int, int], ...]
     stated backend is known of unquantized experts alone.
     """
     args, release, sm = request.args, request.release, nearest(request.gpu.sm, TABLE)
-    if not spec.experts_per_token or not sm:
+    if not sm:
         return ()
     name, online = plain_name(args.moe_backend), online_scheme(request)
     answers: dict[str, tuple[int, int]] = {}
@@ -210,7 +210,7 @@ def reason(request: Request, spec: ModelSpec, key: str, weight: Weight, layout: 
     here = [line for line in mine if sm in line.capabilities]
     if not here:
         known = sorted(frozenset.union(*(line.capabilities for line in mine)))
-        needed = " or ".join(f"{each / 10:.1f}" for each in known)
+        needed = " or ".join(f"{capability / 10:.1f}" for capability in known)
         return f"needs compute capability {needed}, this GPU has {request.gpu.sm / 10:.1f}"
     if not (suited := [line for line in here if line.suits(kind)]):
         return f"does not run {what} {obstacle(here, kind)}"

@@ -7,12 +7,12 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
 from kvplan.servers.arguments import DEFAULTS
 from kvplan.servers.item_limits import limits_of
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm import several_nodes
 from kvplan.servers.vllm.pooling import converts
 from kvplan.servers.vllm.supported import needs_deprecated
 from kvplan.servers.words import flag_words
@@ -41,7 +41,11 @@ def command(plan: Plan) -> list[str]:
         **({} if args.max_loras else dict.fromkeys(OF_ADAPTERS)),
     }
     words = flag_words("vllm", plan.request.release, args, stated)
-    words += [*_task(plan), *_balance(plan), *_draft(plan), *several_nodes.words(plan.request)]
+    words += [*_task(plan), *_balance(plan), *_draft(plan)]
+    if args.num_gpus > NODE_GPUS:
+        from kvplan.servers.vllm import several_nodes
+
+        words += several_nodes.words(plan.request)
     return ["vllm", "serve", model_id(plan.request.spec), *words]
 
 

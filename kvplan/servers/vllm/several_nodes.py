@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.servers import several_nodes as nodes
 from kvplan.servers.plans import Request
 
@@ -17,10 +18,10 @@ def words(request: Request) -> list[str]:
     if nodes.says(request, *FLAGS):
         return []
     flags = []
-    if args.data_parallel_size > 1 and args.num_gpus > nodes.NODE_GPUS:
+    if args.data_parallel_size > 1 and args.num_gpus > NODE_GPUS:
         local = nodes.local_replicas(args.data_parallel_size, args.world_size)
         flags = ["--data-parallel-size-local", str(local), "--data-parallel-address", nodes.HEAD]
-    if args.world_size <= nodes.NODE_GPUS:
+    if args.world_size <= NODE_GPUS:
         return flags
     if not request.release.is_compared:
         return [*flags, "--distributed-executor-backend", "ray"]
@@ -31,9 +32,9 @@ def words(request: Request) -> list[str]:
 def notes(request: Request) -> list[str]:
     """How the other nodes start."""
     args = request.args
-    if args.num_gpus <= nodes.NODE_GPUS or nodes.says(request, *FLAGS):
+    if args.num_gpus <= NODE_GPUS or nodes.says(request, *FLAGS):
         return []
-    if args.world_size <= nodes.NODE_GPUS:
+    if args.world_size <= NODE_GPUS:
         step = nodes.local_replicas(args.data_parallel_size, args.world_size)
         return [nodes.note(f"have --headless and --data-parallel-start-rank in steps of {step}")]
     if not request.release.is_compared:

@@ -6,6 +6,7 @@ from math import ceil
 from typing import Literal
 
 from kvplan.core.errors import UsageError
+from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
@@ -19,13 +20,11 @@ from kvplan.servers.vllm import (
     adapters,
     connectors,
     encoder,
-    expert_kernels,
     experts,
     moe_backends,
     offload,
     overheads,
     removed,
-    several_nodes,
     supported,
     tiers,
 )
@@ -43,12 +42,20 @@ def layout(request: Request, spec: ModelSpec) -> Layout:
         dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm),
         left_out=vllm.left_out(spec, args, release),
         whole_towers=args.mm_encoder_tp_mode == "data",
-        expert_units=expert_kernels.units(request, spec),
+        expert_units=_expert_units(request, spec),
         expert_kernel=moe_backends.plain_name(args.moe_backend),
         whole_shared=vllm.keeps_shared_whole(spec, args, release),
         dense_tp=1 if _keeps_dense_whole(request, spec) else 0,
         wide_scales=0 < request.gpu.sm < vllm.FP8_IN_TRITON and release.has("fp8_blocks_by_marlin"),
     )
+
+
+def _expert_units(request: Request, spec: ModelSpec) -> tuple[tuple[str, int, int], ...]:
+    if not spec.experts_per_token:
+        return ()
+    from kvplan.servers.vllm import expert_kernels  # with its table
+
+    return expert_kernels.units(request, spec)
 
 
 def _keeps_dense_whole(request: Request, spec: ModelSpec) -> bool:
@@ -186,7 +193,11 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
     wide = overheads.wide_by_graphs(stage.estimates, stage.available, in_budget=settings.graphs_in_budget)
     if wide is not None and not is_stated:
         notes.append(wide)
-    return [*notes, *several_nodes.notes(request)]
+    if args.num_gpus > NODE_GPUS:
+        from kvplan.servers.vllm import several_nodes
+
+        notes += several_nodes.notes(request)
+    return notes
 
 
 def size(request: Request) -> Sized:

@@ -8,7 +8,7 @@ from kvplan.servers.methods import RANKS
 from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal, unsupported
-from kvplan.servers.vllm import connectors, expert_kernels, reading, removed, rules
+from kvplan.servers.vllm import connectors, reading, removed, rules
 
 AMPERE: Final = 80
 FLOATS: Final = ("float16", "bfloat16")
@@ -30,6 +30,10 @@ def windows(request: Request, settings: Settings) -> Refusal | None:
 
 
 def experts(request: Request, settings: Settings) -> Refusal | None:
+    if request.args.moe_backend in (None, "auto"):
+        return None
+    from kvplan.servers.vllm import expert_kernels  # with its table, which few plans need
+
     return expert_kernels.refusal(request)
 
 
