@@ -133,8 +133,12 @@ def test_the_end_token_is_that_of_generation_config(generation: dict[str, Any], 
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        ("[1]", "is not a JSON object ([1])"),
-        ("{", "is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
+        ("[1]", "the top level is a list (line 1 column 1); expected a JSON object"),
+        (
+            "{",
+            "line 1 column 2: not JSON, expecting property name enclosed in double quotes; "
+            "the file is cut short, fetch it again",
+        ),
         ('{"eos_token_id": "</s>"}', "eos_token_id must be a token id or a list of them ('</s>')"),
         ('{"eos_token_id": true}', "eos_token_id must be a token id or a list of them (True)"),
     ],

@@ -278,7 +278,7 @@ def test_what_is_more_than_two_matrices_is_refused_by_name(
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     engine = engine_for("llama", max_loras=1, max_lora_rank=1)
-    with pytest.raises(InvalidInputError, match=r"adapter_config\.json cannot be read \(No such file or directory\)"):
+    with pytest.raises(InvalidInputError, match=r"adapter_config\.json: no such file or directory"):
         engine.load_adapter("x", tmp_path)
     with pytest.raises(InvalidInputError, match="has rank 4, slots are for 1; raise max_lora_rank"):
         engine.load_adapter("x", saved_adapter("llama"))

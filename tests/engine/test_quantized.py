@@ -592,7 +592,7 @@ def test_models_of_the_catalog_that_are_not_run_are_refused(model: str, how: str
 
 def test_a_method_that_is_not_known_is_refused(tmp_path: Path) -> None:
     folder = changed("gptq", tmp_path, lambda tensors: None, quant_method="qubit")
-    assert "its weights are quantized (qubit (no reader))" in refusal(folder, UnsupportedModelError)
+    assert "its weights are quantized (qubit)" in refusal(folder, UnsupportedModelError)
 
 
 def test_groups_in_another_order_are_refused_though_the_config_says_nothing(tmp_path: Path) -> None:

@@ -179,10 +179,9 @@ def test_online_quantisation_settles_at_half_but_loads_whole() -> None:
     assert answer.memory.weights == 6_979_321_856 + 32 * 7 * 4 + 2 * (8_030_261_248 - 6_979_321_856)
 
 
-@pytest.mark.parametrize(("model", "asked"), [("gpt-oss-20b", "fp8"), ("llama-3.1-8b", "awq")])
-def test_a_quantisation_that_cannot_be_is_refused(model: str, asked: str) -> None:
-    with pytest.raises(UsageError, match=f"--quantization {asked}"):
-        of(model, max_model_len=8192, quantization=asked)
+def test_a_quantization_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="--quantization awq"):
+        of("llama-3.1-8b", max_model_len=8192, quantization="awq")
 
 
 def test_graphs_come_out_of_the_budget_since_0_20() -> None:

@@ -422,7 +422,7 @@ def test_ranks_of_several_gpus_are_written_as_such(run: Run) -> None:
     given = run("recommend", *words, "--gpu", "8xh100").out
     assert re.search(r"16 x h100-80g and 8 data-parallel ranks .* 1 server of DP 8 x TP 2\n", given)
     for shown in (out, given):  # 16 GPUs are two nodes
-        assert "--data-parallel-size-local and --data-parallel-address" in shown
+        assert "--data-parallel-size-local 4 --data-parallel-address HEAD_NODE" in shown
     refused = run("recommend", "deepseek-v3", "--ctx", "32k", "--gpus", "h200", "--users", "400", "--output", "k8s")
     assert refused.code == 2
     assert "add --tp 8 --pp 1" in refused.err

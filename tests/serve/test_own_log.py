@@ -369,7 +369,7 @@ def test_a_start_that_did_not_fail_reads_as_one(run: Run, tmp_path: Path) -> Non
 def test_a_simulated_server_without_room_is_short_of_memory(run: Run, tmp_path: Path) -> None:
     """The command's own line, which `why` reads: llama-3.1-8b takes 16 GiB of KV cache for 131,072 tokens."""
     failed = run("serve", "llama-3.1-8b", "--simulate", "a10g", "--ctx", "128k")
-    assert re.search(r"^kvplan: error: simulate: llama-3\.1-8b does not fit on a10g, [0-9.]+ GiB short; ", failed.err)
+    assert re.search(r"^kvplan: error: simulate: llama-3\.1-8b on a10g does not fit, [0-9.]+ GiB short; ", failed.err)
     log = tmp_path / "server.log"
     log.write_text(failed.err)
     document = run("why", log, "--format", "json").json

@@ -443,7 +443,7 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
         (("llama-3.1-70b", "--gpu", "h100-80g", "--ctx", "16k", *CONV), "simulate: llama-3.1-70b on h100-80g does not"),
         (("llama-3.1-8b", "--gpu-memory", "40GiB", "--ctx", "16k", *CONV), "--gpu custom: its bandwidth"),
         (("deepseek-v4-flash", "--gpu", "b300", "--ctx", "16k", *CONV), "simulate: deepseek-v4-flash: pages of "),
-        (("llama-3.2-11b-vision", "--gpu", "b300", "--ctx", "16k", *CONV), "llama-3.2-11b-vision: vLLM 0.33 does not"),
+        (("llama-3.2-11b-vision", "--gpu", "b300", "--ctx", "16k", *CONV), "simulate: llama-3.2-11b-vision on b300 "),
         (("llama-3.2-11b-vision", "--gpu", "b300", "--ctx", "16k", "--engine", "vllm@0.10", *CONV),
          "simulate: llama-3.2-11b-vision: "),
         (("mamba-1.4b", "--gpu", "l40s", "--ctx", "2k", *CONV, "--tier", "c=1GiB@1GB/s"), "--tier: mamba-1.4b has rec"),

@@ -26,7 +26,6 @@ def test_weights_on_the_host_have_no_step_time(run: Run, command: str, engine: s
     ("more", "message"),
     [
         (("--engine", "sglang@0.4"), "other releases' were not compared"),
-        (("--engine", "sglang", "--block-size", "16"), "pages of 16 tokens cannot be simulated"),
         (("--speculative-method", "ngram", "--num-speculative-tokens", "3"), "how many draft tokens are accepted"),
     ],
 )
