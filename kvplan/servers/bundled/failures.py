@@ -43,7 +43,7 @@ WORDINGS: Final = (
     ),
     _error("no_kv_memory", "blocks did not fit", "engine/model_runner.py", "pool", r"a KV pool of <blocks> blocks"),
     _error(
-        "kv_too_small_for_max_len", "does not fit on", "kvplan/simulate/setup.py", "arguments",
+        "kv_too_small_for_max_len", " does not fit, ", "kvplan/planning/plan.py", "arguments",
         needs="kvplan: error: simulate: ",
     ),
     _error("oom_cuda_graph_capture", "capturing CUDA graphs did not fit", "engine/model_runner.py", "capture"),
