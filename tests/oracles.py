@@ -647,12 +647,12 @@ class Player:
         drafts: dict[Sequence, list[int]] = {}
         for seq in batch.samples:
             pattern, name = self.spec.get("propose"), seq.request_id
-            wanted = step.num_next
+            num_drafts = step.num_next
             if pattern:
-                wanted = min(wanted, pattern[(self.numbers[name] + self.num_proposals[name]) % len(pattern)])
+                num_drafts = min(num_drafts, pattern[(self.numbers[name] + self.num_proposals[name]) % len(pattern)])
             self.num_proposals[name] += 1
             if seq in alive:
-                drafts[seq] = [SAMPLED_TOKEN] * wanted
+                drafts[seq] = [SAMPLED_TOKEN] * num_drafts
         return drafts
 
 

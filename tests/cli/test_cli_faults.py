@@ -30,9 +30,9 @@ def per_token(run: Run, folder: Path, *flags: str) -> int:
 
 @pytest.mark.parametrize("dtype", ["x\x1b[31m", "x\ny", "\u202ex"])
 def test_a_dtype_of_control_characters_is_one_fault(run: Run, dtype: str) -> None:
-    shown = dtype.encode("unicode_escape").decode()
+    escaped = dtype.encode("unicode_escape").decode()
     line = refused(run("estimate", "llama-3.1-8b", *AT, "--dtype", dtype))
-    assert line == f"--dtype is not a name ('{shown}'); write a name that vLLM accepts"
+    assert line == f"--dtype is not a name ('{escaped}'); write a name that vLLM accepts"
 
 
 # --- 1 to 8: what a config leaves out or says twice -------------------------------------------------------------------

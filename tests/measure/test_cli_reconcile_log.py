@@ -164,7 +164,7 @@ def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, l
     here = config_file(tmp_path / "unknown-model")
     path = log(LLAMA_3090.replace("meta-llama/Llama-3.1-8B-Instruct", str(here)))
     assert "is not one that `kvplan models` lists" in unplanned(run("reconcile", "--log", path))
-    folder = "/root/autodl-tmp/models/qwen/Qwen2___5-7B-Instruct"  # as ModelScope writes a dot
+    folder = "/mnt/models/qwen/Qwen2___5-7B-Instruct"  # as ModelScope writes a dot
     assert model_of(parse_log(f"non-default args: {{'model': '{folder}'}}"))[0] == "qwen2.5-7b-instruct"
     assert same_names("no-such-model") == []
 

@@ -920,7 +920,7 @@ def test_one_request_runs_alone_in_just_the_blocks_it_needs(
         scheduler.add(seq)
         while not seq.is_finished:
             batch = scheduler.schedule()
-            scheduler.update(batch, {each.request_id: [1] for each in batch.samples})
+            scheduler.update(batch, {sample.request_id: [1] for sample in batch.samples})
         return seq.finish_reason
 
     assert reason(needed + 1) == "length"

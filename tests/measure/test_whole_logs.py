@@ -161,7 +161,7 @@ def test_a_public_log_is_read_whole(run: Run, log: Log, row: dict[str, Any]) -> 
     ran = run("reconcile", "--log", log(row["text"]), "--format", "json", "--offline")
     assert ran.code == 0, ran
     notes = ran.json["notes"]
-    if all(each["predicted"] is None for each in ran.json["rows"] if each["logged"] is not None):
+    if all(row["predicted"] is None for row in ran.json["rows"] if row["logged"] is not None):
         assert any("add --" in note or "set it with --" in note for note in notes) or not HAS_FIGURES.search(
             row["text"]
         ), notes

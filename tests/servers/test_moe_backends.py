@@ -158,7 +158,7 @@ def test_marlin_on_hopper_takes_a_tenth_more_than_triton() -> None:
                       for name in ("marlin", "triton"))  # fmt: skip
     experts = 36 * 128 * 3  # layers, experts, matrices of one shape each
     more = experts * (1536 * 3072 - 1472 * 2880) * 17 // 32  # values of 4 bits and a byte for 32 of them
-    weights = [total_weights(each.request.spec, weight_layout(each.request, 0)) for each in (marlin, triton)]
+    weights = [total_weights(made.request.spec, weight_layout(made.request, 0)) for made in (marlin, triton)]
     biases = 2 * 36 * 128 * (2 * (1536 - 1472) + 3072 - 2880)
     assert weights[0] - weights[1] == more + biases
 

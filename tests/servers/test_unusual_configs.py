@@ -113,7 +113,7 @@ def test_token_classifiers_are_pooled_and_their_scores_quantized_as_linear_layer
 )
 def test_a_method_that_vllm_reads_in_the_config_is_not_changed_by_the_flag(model: str, method: str) -> None:
     spec = catalog.load(model)
-    with_flag, without = (planned(spec, "b200", tensor_parallel_size=8, quantization=each) for each in (method, None))
+    with_flag, without = (planned(spec, "b200", tensor_parallel_size=8, quantization=name) for name in (method, None))
     assert with_flag.memory.weights == without.memory.weights
     assert any(f"--quantization {method} is ignored" in note for note in with_flag.notes)
     with pytest.raises(KvplanError, match="is stored as fp8; remove the flag"):

@@ -125,8 +125,8 @@ def test_simulate_answers_with_sglangs_order(run: Run) -> None:
 )
 def test_pages_of_several_tokens_are_simulated(run: Run, place: tuple[str, ...], hits: int) -> None:
     load = ("--prompt-tokens", "1000", "--output-tokens", "20", "--num-requests", "40", "--shared-prefix", "400")
-    asked = ("simulate", "llama-3.1-8b", "--ctx", "8k", "-q", "--format", "json", "--engine", "sglang", "--rate", "2")
-    [answer] = run(*asked, *place, *load).json["variants"]
+    words = ("simulate", "llama-3.1-8b", "--ctx", "8k", "-q", "--format", "json", "--engine", "sglang", "--rate", "2")
+    [answer] = run(*words, *place, *load).json["variants"]
     assert answer["prefix_cache"]["hit_tokens"] == 39 * hits
 
 

@@ -19,17 +19,17 @@ LOWER = re.compile(r"(?P<name>[A-Za-z0-9._-]+)>=(?P<version>[0-9.]+)")
 
 
 def main() -> int:
-    wanted = lowest((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    requirements = lowest((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvplan-lowest"
     python = str(folder / "bin" / "python")
     try:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL_S)
-        install = [python, "-m", "pip", "install", "--quiet", *wanted, *TOOLS]
+        install = [python, "-m", "pip", "install", "--quiet", *requirements, *TOOLS]
         subprocess.run(install, check=True, timeout=INSTALL_S)
     except (subprocess.SubprocessError, OSError) as error:
         print(f"lowest: not run, because the versions cannot be installed ({type(error).__name__})", flush=True)
         return 0
-    print(f"lowest: {', '.join(wanted)}", flush=True)
+    print(f"lowest: {', '.join(requirements)}", flush=True)
     options = ["-q", "-o", "addopts=", "-p", "no:anyio", "-m", "not full and not exhaustive and not gpu"]
     # Old releases of libraries warn of themselves on a new Python.
     command = [python, "-m", "pytest", *options, "-o", "filterwarnings=", *TESTS]
