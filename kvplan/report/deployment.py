@@ -63,6 +63,9 @@ def needs_of(plan: Plan) -> Needs:
     )
 
 
+SEVERAL_NODES: Final = "remove it and use the printed command on each machine, or add --tp 8 --pp 1"
+
+
 def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
     """Write the manifest. Raise UsageError for a server that does not fit on one machine."""
     ranks = ranks_of(plan)
@@ -73,9 +76,8 @@ def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
         raise UsageError(
             "--output",
             f"writes servers of one machine with at most {NODE_GPUS} GPUs ({ranks:,} here)",
-            "use the printed command",
+            SEVERAL_NODES if plan.request.args.data_parallel_size > 1 else "use the printed command",
         )
-        raise UsageError("--output", f"supports at most {NODE_GPUS} GPUs per server ({ranks:,} here)", "remove it")
     if re.search(r"^\.{0,2}/|\.json$", model_id(plan.request.spec)):
         raise UsageError("--output", f"needs a model from the Hub ({model_id(plan.request.spec)})", "use its Hub id")
     return WRITERS[output](plan, replicas, question)

@@ -176,7 +176,7 @@ REFUSALS = [
     (("llama-3.1-405b", "--users", "9", "--ctx", "8k", "--gpus", "a100-80g", "--output", "k8s"), "at most 8 GPUs"),
     (
         ("deepseek-v3", "--users", "400", "--ctx", "32k", "--gpus", "h200", "--output", "k8s"),
-        "--output writes servers of one machine with at most 8 GPUs (16 here); use the printed command",
+        "--output writes servers of one machine with at most 8 GPUs (16 here); remove it and use the printed command",
     ),
     (
         ("llama-3.1-8b", "--users", "2000", "--ctx", "16k", "--gpus", "l4", "--output", "compose"),
