@@ -251,7 +251,14 @@ def test_every_token_of_a_prompt_is_computed_or_loaded_once(
     if run.scheduler.num_preemptions or run.counts.failed:
         return
     assert run.counts.prompt_tokens + sum(records.cached) + sum(records.loaded) == sum(records.prompt)
-    assert sum(tiers.hit_tokens) == sum(records.loaded) == tiers.external_cache_stats.hits
+    assert sum(tiers.hit_tokens) == sum(records.loaded)
+    # A prompt that tiers hold whole is counted whole, as vLLM counts num_external_computed_tokens; its last token is
+    # computed all the same. What is found or loaded otherwise ends on a block's boundary.
+    whole = sum(
+        prompt % CHUNK == 0 and cached + loaded == prompt - 1
+        for prompt, cached, loaded in zip(records.prompt, records.cached, records.loaded, strict=True)
+    )
+    assert tiers.external_cache_stats.hits == sum(records.loaded) + whole
 
 
 @needs_oracle_data
