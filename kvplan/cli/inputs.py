@@ -26,6 +26,7 @@ from kvplan.core.units import (
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
+from kvplan.servers.plans import GpuCount
 from kvplan.servers.argument_values import is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine, server_of
@@ -91,8 +92,6 @@ def read(
     gpus = counted_gpus_of(options)
     stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
     model = model_of(options, command, args)
-    if options.model is not None and args.quantization is not None:
-        model = quantized(model, options.model, args.quantization, source_of(options, options.revision))
     draft = draft_of(options, command)
     in_use = in_use_on([machine for _, machine in gpus], options.memory_in_use)
     variables_note = None
@@ -106,6 +105,7 @@ def read(
             config.check_ranks(split.tensor_parallel_size, "--speculative-config")
     model = replace(model, spec=server_of(release.engine).as_read(model.spec, args))
     loads = {context: load(context, model.spec) for context in contexts}
+    counted_by = gpu_count_of([count for count, _ in gpus], options, command)
     requests = [
         Request(
             spec=model.spec,
@@ -119,6 +119,7 @@ def read(
             memory_in_use=in_use,
             measured=measured_on(options, machine),
             repeated=repeated_by(command, config),
+            gpu_count=counted_by,
         )
         for context in contexts
         for machine, split in splits.items()
@@ -280,6 +281,13 @@ def counted_gpus_of(options: PlanOptions) -> list[tuple[int | None, GpuSpec]]:
     return [(count, spec) for spec, count in counts.items()]
 
 
+def gpu_count_of(counts: Sequence[int | None], options: PlanOptions, command: "ServeCommand | None") -> GpuCount:
+    """How the number of GPUs is stated, as fixes of it must be."""
+    if not any(counts):
+        return "ranks"
+    return "both" if "tensor_parallel_size" in stated_arguments(options, command) else "name"
+
+
 def split_over(args: EngineArgs, count: int | None, options: PlanOptions, command: "ServeCommand | None") -> EngineArgs:
     """The arguments for this many GPUs: tensor parallelism over all that --pp and --dp leave."""
     if count is None:
@@ -353,11 +361,14 @@ def model_of(options: PlanOptions, command: "ServeCommand | None", args: EngineA
     revision = options.revision or (command.revision if command and options.model is None else None)
     source = source_of(options, revision)
     try:
-        return resolve(ref, source)
+        model = resolve(ref, source)
     except UnsupportedModelError:  # perhaps of a vision tower that this server does not load
         if not args.language_model_only or source.text_only:
             raise
-        return resolve(ref, replace(source, text_only=True))
+        model = resolve(ref, replace(source, text_only=True))
+    if options.model is not None and args.quantization is not None:
+        return quantized(model, options.model, args.quantization, source)
+    return model
 
 
 def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load:

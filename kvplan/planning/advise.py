@@ -4,6 +4,7 @@ Every fix is a plan that was computed and meets the requirements. Knobs are orde
 is better than another if its most costly change is smaller.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -19,6 +20,7 @@ from kvplan.servers.base import terms_of
 from kvplan.servers.start import Refusal
 
 TP_SIZES = (1, 2, 4, 8, 16)
+RANKS = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}
 CONTEXT_STEP = 256  # of the shorter contexts to propose, in tokens
 
 Holds = Callable[[Plan], bool]
@@ -74,7 +76,14 @@ class Cure:
 
     @property
     def flag(self) -> str:
-        return " ".join(self.flags)
+        """The flags to add to the user's line, where a number stated with the GPU's name changes, too."""
+        request, flags = self.plan.request, " ".join(self.flags)
+        has_moved = any(change.gpu is not None or change.args.keys() & RANKS for change in self.changes)
+        if request.gpu_count == "ranks" or not has_moved:
+            return flags
+        replaced = ("--gpu ", "--tensor-parallel-size ") if request.gpu_count == "name" else ("--gpu ",)
+        kept = [flag for flag in re.split(" (?=--)", flags) if not flag.startswith(replaced)]
+        return " ".join([f"--gpu {request.args.num_gpus}x{request.gpu.name}", *kept])
 
     @property
     def server_flags(self) -> tuple[str, ...]:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from kvplan.workloads.lengths import Lengths
 
 
+GpuCount = Literal["ranks", "name", "both"]
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """Actual request lengths; by default every request is as long as the context.
@@ -77,6 +80,7 @@ class Request:
     measured       measured constants of this GPU that replace modeled ones, by name
     repeated       what printed commands repeat from a pasted one
     started        the arguments are those of a server that ran: which values its flags take is not checked
+    gpu_count      how the user states the number of GPUs: by the ranks, with the GPU's name (2xl40s), or both
     """
 
     spec: ModelSpec
@@ -91,6 +95,7 @@ class Request:
     measured: "Mapping[str, Estimate]" = field(default_factory=dict)
     repeated: "Repeated | None" = None
     started: bool = False
+    gpu_count: GpuCount = "ranks"
 
 
 @dataclass(frozen=True, slots=True)

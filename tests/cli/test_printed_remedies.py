@@ -245,6 +245,13 @@ SHORT = [
     "estimate llama-3.1-8b --gpu h100-80g --num-gpu-blocks-override 100",
     "estimate llama-3.1-8b --gpu h100-80g --kv-cache-memory-bytes 1GiB",
     "estimate qwen3-8b --gpu a10g --engine sglang --ctx 40k",
+    "estimate llama-3.1-70b --gpu 2xl40s --ctx 8k",
+    "estimate llama-3.1-70b --gpu 2xl40s --tp 2 --ctx 8k",
+    "estimate llama-3.1-70b --gpu 4xl40s --pp 2 --ctx 128k",
+    "estimate llama-3.1-70b --gpu 4xl40s --dp 2 --ctx 8k",
+    "estimate llama-3.1-70b --gpu 2xl40s --gpu-memory 40GiB --ctx 8k",
+    "estimate llama-3.1-70b --gpu 1xh100-80g --ctx 8k --engine sglang",
+    "estimate deepseek-v3 --gpu 8xl40s --dp 8 --tp 8 --engine-arg enable_dp_attention=true --engine sglang --ctx 8k",
 ]
 FIX = re.compile(r"  (--.+?)  +[\d,]+ (?:to [\d,]+ )?users? at")
 
