@@ -101,13 +101,13 @@ def summary(pairs: Sequence[tuple[float, float]]) -> str:
     return f"n {len(pairs):4}  {medians}  9 in 10 {p90[0]:6.1%} -> {p90[1]:6.1%}"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("facts", type=Path)
     parser.add_argument("--runs", type=int, default=4, help="that are given to the fit")
     parser.add_argument("--json", type=Path, help="write the errors here")
     parser.add_argument("--without", action="append", default=[], metavar="SRC", help="a source to leave out")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     facts = [row for row in read_facts(options.facts) if isinstance(row, Fact)]
     groups: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     counts: dict[str, int] = defaultdict(int)

@@ -85,6 +85,7 @@ class Unreadable(Exception):
 
 
 def number(value: Any, name: str) -> float | None:
+    """A count, length, rate or time of a sensible size, or None where it is not stated."""
     if value in (None, ""):
         return None
     if isinstance(value, str):
@@ -92,7 +93,7 @@ def number(value: Any, name: str) -> float | None:
             value = float(value)
         except ValueError:
             raise Unreadable(f"{name} is not a number ({printable(value, 30)})") from None
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
         raise Unreadable(f"{name} is not a number ({printable(repr(value), 30)})")
     return float(value)
 
@@ -119,7 +120,7 @@ def fact(line: int, row: Mapping[str, Any]) -> Fact:
             raise Unreadable(f"{name} is missing")
     users = number(load.get("users"), "load.users")
     stated_rate = load.get("rate")
-    rate = math.inf if stated_rate == "inf" else number(stated_rate, "load.rate")
+    rate = math.inf if stated_rate in ("inf", math.inf) else number(stated_rate, "load.rate")
     if (users is None) == (rate is None):
         raise Unreadable("load must hold users or rate")
     values = {name: number(measured.get(name), name) for name in MEASURED}

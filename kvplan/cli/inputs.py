@@ -26,10 +26,10 @@ from kvplan.core.units import (
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
-from kvplan.servers.plans import GpuCount
 from kvplan.servers.argument_values import is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine, server_of
+from kvplan.servers.plans import GpuCount
 from kvplan.servers.releases import DEFAULT
 
 if TYPE_CHECKING:

@@ -99,7 +99,14 @@ def _inputs(plan: Plan) -> typed.Inputs:
             "compute_capability": gpu.compute_capability,
         },
         "num_gpus": num_gpus(plan),
-        "args": cast("typed.Args", values(request.args) | {"disable_hybrid_kv_cache_manager": windows_in_full}),
+        "args": cast(
+            "typed.Args",
+            values(request.args)
+            | {
+                "disable_hybrid_kv_cache_manager": windows_in_full,
+                "kv_cache_dtype": _own_dtype(plan, request.args.kv_cache_dtype),
+            },
+        ),
         "settings": _settings(plan),
         "weights_bytes": request.weights_bytes,
         "memory_in_use": request.memory_in_use,
@@ -133,7 +140,7 @@ def _settings(plan: Plan) -> typed.Settings:
         "max_num_seqs": settings.max_num_seqs,
         "in_flight_tokens": settings.in_flight_tokens,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "kv_dtype": settings.kv_dtype,
+        "kv_dtype": _own_dtype(plan, settings.kv_dtype),
         "dtype": settings.dtype,
     }
 
@@ -176,11 +183,16 @@ def memory_document(plan: Plan) -> typed.Memory:
     return cast("typed.Memory", document)
 
 
+def _own_dtype(plan: Plan, dtype: str) -> str:
+    """The KV cache dtype in the server's own words, as its printed command has it."""
+    return terms_of(plan.request.release.engine).own_value("kv_cache_dtype", dtype)
+
+
 def kv_document(plan: Plan) -> typed.KvCache:
     capacity = plan.capacity
     return {
         "max_model_len": capacity.max_model_len,
-        "dtype": plan.settings.kv_dtype,
+        "dtype": _own_dtype(plan, plan.settings.kv_dtype),
         "bytes_per_token": plan.bytes_per_token,
         "bytes_per_request": plan.bytes_per_request,
         "state_bytes_per_request": plan.state_bytes,

@@ -40,7 +40,7 @@ class Change:
         name, _, value = self.flag.partition(" ")
         terms = terms_of(server)
         own = next((terms.own_flags[argument] for argument in self.args if argument in terms.own_flags), name)
-        return f"{own} {terms.own_values.get(value, value)}".strip()
+        return f"{own} {terms.own_value(next(iter(self.args), ''), value)}".strip()
 
     def applied(self, request: Request) -> Request:
         return replace(request, args=replace(request.args, **self.args), gpu=self.gpu or request.gpu)

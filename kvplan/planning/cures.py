@@ -169,7 +169,7 @@ def flag_text(server: str, argument: str, value: Any) -> str:
         return flag
     if isinstance(value, float):
         return f"{flag} {value:.6g}"
-    return f"{flag} {terms_of(server).own_values.get(str(value), value)}"
+    return f"{flag} {terms_of(server).own_value(argument, str(value))}"
 
 
 # --- possible changes -------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def flags_text(doc: typed.TuneDocument, setting: typed.TunedSetting) -> str:
             words.append(f"--{flag}" if value == (row.on is not False) else f"--no-{flag}")
             continue
         text = str(value) if isinstance(value, str) or ARGUMENTS[name].kind != "gib" else f"{value / GIB:g}"
-        words += [f"--{flag}", server.terms.own_values.get(text, text)]
+        words += [f"--{flag}", server.terms.own_value(name, text)]
     return " ".join(words)
 
 

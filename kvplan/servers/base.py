@@ -76,7 +76,8 @@ class Terms:
     port               default port
     needs_drafter      whether a number of draft tokens is refused if nothing drafts them; if not, it is ignored
     own_kv_dtypes      whether it has KV cache dtypes that no other server has
-    own_flags          engine argument -> its own flag, if not the argument's name; own_values: same for values
+    own_flags          engine argument -> its own flag, if not the argument's name
+    kv_dtype_names     kvplan's name of a KV cache dtype -> its own, if another
     lean_kernels       kernels of experts that keep workspaces of their own -> kernels that keep none
     """
 
@@ -111,8 +112,12 @@ class Terms:
     needs_drafter: bool = False
     own_kv_dtypes: bool = False
     own_flags: Mapping[str, str] = field(default_factory=dict)
-    own_values: Mapping[str, str] = field(default_factory=dict)
+    kv_dtype_names: Mapping[str, str] = field(default_factory=dict)
     lean_kernels: Mapping[str, str] = field(default_factory=dict)
+
+    def own_value(self, argument: str, value: str) -> str:
+        """The server's own name of an argument's value."""
+        return self.kv_dtype_names.get(value, value) if argument == "kv_cache_dtype" else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """SGLang's rules against what its servers logged, and the command line in front of them."""
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import custom_gpu, gpu, gpu_names
 from kvplan.models import catalog
+from kvplan.planning.cures import flag_text
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
@@ -462,3 +464,19 @@ def test_windows_of_four_bits_are_not_sized() -> None:
     )  # fmt: skip
     with pytest.raises(UnsupportedModelError, match="pools for windows in 4 bits are not modeled"):
         plan(request)
+
+
+@pytest.mark.parametrize("typed", ["fp8", "fp8_e4m3"])
+def test_an_fp8_cache_has_sglangs_name_in_every_part_of_an_answer(run: Run, typed: str) -> None:
+    command = f"estimate llama-3.1-8b --gpu h100-80g --engine sglang --ctx 8k -q --kv-cache-dtype {typed}".split()
+    answer, text = run(*command, "--format", "json").json, run(*command).out
+    inputs = answer["inputs"]
+    names = {answer["kv"]["dtype"], inputs["settings"]["kv_dtype"], inputs["args"]["kv_cache_dtype"]}
+    assert names == {"fp8_e4m3"}
+    assert answer["flags"]["command"].endswith("--kv-cache-dtype fp8_e4m3")
+    assert re.findall(r"\bfp8\w*", text) == ["fp8_e4m3", "fp8_e4m3"]  # the heading of the cache, and the command
+
+
+def test_only_a_cache_dtype_is_renamed() -> None:
+    assert flag_text("sglang", "kv_cache_dtype", "fp8") == "--kv-cache-dtype fp8_e4m3"
+    assert flag_text("sglang", "quantization", "fp8") == "--quantization fp8"  # as its own server_args.py names it

@@ -111,7 +111,9 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version, sm: int) -> None:
         )
     if with_experts and args.enable_expert_parallel and sm >= BLACKWELL:
         raise UnsupportedModelError(
-            "--ep-size", "adapters of experts on Blackwell depend on the kernel that SGLang picks", "use --ep-size 1"
+            "enable_expert_parallel",
+            "adapters of experts on Blackwell depend on SGLang's choice of kernel",
+            "remove it",
         )
 
 

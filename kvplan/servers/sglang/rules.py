@@ -161,7 +161,9 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
     if args.enable_dp_attention and args.speculative_method is not None:
         drafts.check_dp_attention(spec, args)
     if args.enable_eplb and not args.enable_expert_parallel:
-        raise UsageError("--enable-eplb", "SGLang requires several ranks of experts with it", "add --ep-size")
+        raise UsageError(
+            "enable_eplb", "SGLang requires several ranks of experts with it", "add enable_expert_parallel"
+        )
     if args.enable_dp_lm_head and not args.enable_dp_attention:
         raise UsageError("--enable-dp-lm-head", "requires --enable-dp-attention", "add it")
     if args.moe_dense_tp_size not in (None, 1):
@@ -179,7 +181,9 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
             "use a number for which they can",
         )
     if dp > 1 and args.enable_expert_parallel and not args.enable_dp_attention:
-        raise UsageError("--ep-size with replicas", "is not modeled", "use --dp-size 1, or add --enable-dp-attention")
+        raise UsageError(
+            "enable_expert_parallel with replicas", "is not modeled", "use --dp-size 1, or add --enable-dp-attention"
+        )
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:

@@ -43,7 +43,7 @@ TERMS = Terms(
         "max_num_batched_tokens": "--chunked-prefill-size",
         "enforce_eager": "--disable-cuda-graph",
     },
-    own_values={"fp8": "fp8_e4m3"},
+    kv_dtype_names={"fp8": "fp8_e4m3"},
     own_kv_dtypes=True,
     prompts_first="0.5.23",
     adapter_slots=8,  # --max-loras-per-batch
