@@ -100,11 +100,14 @@ hashes: .venv/dev.stamp
 
 # Known vulnerabilities of the recorded versions, where the network lets it.
 audit: .venv/bin/pip
-	test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet pip-audit; }
+	@test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && \
+		build/audit/bin/pip install --quiet pip-audit 2> build/audit/install.log; } || \
+		{ echo 'audit: pip-audit cannot be installed (see build/audit/install.log); nothing was checked' >&2; exit 1; }
 	build/audit/bin/pip-audit --no-deps --disable-pip -r $(RECORDED)
 
 # The base image by its digest, as its registry names it today (needs docker and a network); no digest is typed.
 IMAGE := python:3.12-slim
 pins:
-	digest=$$(docker buildx imagetools inspect $(IMAGE) --format '{{.Manifest.Digest}}') && \
+	@digest=$$(docker buildx imagetools inspect $(IMAGE) --format '{{.Manifest.Digest}}' 2> /dev/null) || \
+		{ echo 'pins: no registry names $(IMAGE): docker and a network are needed; nothing was changed' >&2; exit 1; }; \
 		sed -i -E "s|^FROM $(IMAGE)(@sha256:[0-9a-f]{64})?|FROM $(IMAGE)@$$digest|" Dockerfile
