@@ -4,13 +4,14 @@
     ORACLE/venv/bin/python benchmarks/printed_commands.py ask OUT.jsonl ANSWERS.jsonl --scripts DIR --models FOLDER
 
 `draw` runs `estimate`, `recommend` and `tune` on random models of FOLDER (ORG__NAME/config.json), GPUs, flags and
-goals, and keeps COUNT printed commands of each; and `why` on all logs of FILE (a `text` or `verbatim` per row).
+goals, and `why` on logs of FILE (a `text` or `verbatim` per row), and keeps COUNT printed commands of each.
 `ask` needs no kvplan: with the oracle's Python and its scripts (vllm/pretend.py, sglang/pretend.py) it gives every
 command to vLLM's `serve` parser, `validate_parsed_serve_args` and `create_engine_config`, or to SGLang's
 `prepare_server_args`, `resolve_once` and `check_server_args`, and prints each rejection and the counts.
 """
 
 import argparse
+import itertools
 import json
 import random
 import re
@@ -98,6 +99,25 @@ def logs_of(files: list[Path]) -> Iterator[str]:
                 yield text if isinstance(text, str) else "\n".join(text)
 
 
+def of_logs(options: argparse.Namespace) -> Iterator[Row]:
+    """The commands that `why` prints for logs in a random order."""
+    draw = random.Random(options.seed)
+    folders = sorted(path.parent for path in options.models.glob("*/config.json"))
+    texts = list(logs_of(options.logs))
+    draw.shuffle(texts)
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch, "server.log")
+        for text in texts:
+            log.write_text(text)
+            card = draw.choice(sorted(PLAYED))
+            argv = ["why", str(log), "--model", str(draw.choice(folders)), "--gpu", card]
+            for words in (argv[:2], argv):  # as it is, else with the model and GPU that it does not name
+                if commands := printed(words):
+                    yield from ({"kind": "why", "argv": words, "gpu": PLAYED[card], "command": item}
+                                for item in commands)  # fmt: skip
+                    break
+
+
 def draw_commands(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     for kind in ("estimate", "recommend", "tune"):
@@ -108,18 +128,7 @@ def draw_commands(options: argparse.Namespace) -> int:
             for command in printed(argv):
                 rows.append({"kind": kind, "argv": argv, "gpu": card, "command": command})
                 count += 1
-    with tempfile.TemporaryDirectory() as scratch:
-        log = Path(scratch, "server.log")
-        message = random.Random(options.seed)
-        folders = sorted(path.parent for path in options.models.glob("*/config.json"))
-        for text in logs_of(options.logs):
-            log.write_text(text)
-            card = message.choice(sorted(PLAYED))
-            argv = ["why", str(log), "--model", str(message.choice(folders)), "--gpu", card]
-            for words in (argv[:2], argv):  # as it is, else with the model and GPU that it does not name
-                if commands := printed(words):
-                    rows += [{"kind": "why", "argv": words, "gpu": PLAYED[card], "command": item} for item in commands]
-                    break
+    rows += itertools.islice(of_logs(options), options.count)
     options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(dict(Counter(row["kind"] for row in rows)))
     return 0

@@ -13,6 +13,7 @@ different, answered where the server refuses, crashed. Exits 1 if there is a fau
 import argparse
 import json
 import random
+import re
 import sys
 import traceback
 from collections import Counter
@@ -36,7 +37,11 @@ ARTEFACTS = {
     "No model architectures are specified": "the oracle's copy of the config loses the architecture",
     '"--pp-size"': "sglang/ask.py plays one stage unless its own `pp` says otherwise",
     "moonshotai__Kimi-Linear": "the stored config is a class's defaults, not the model's",
+    "'FLASHINFER_CUTEDSL' does not support": "its kernels are in a part of FlashInfer that the oracle's Python lacks",
 }
+# Classes of transformers that vLLM runs (transformers/base.py, init_parameters): on the oracle's meta device it gives
+# compressed-tensors' scales of K and V the model's dtype, too, which on a GPU stay float32.
+ON_META = re.compile(r'"(Cwm|Glm|GPTBigCode|GPTNeoX|Olmo[23]?|Phi|SeedOss|SmolLM3|Starcoder2)ForCausalLM"')
 # SGLang computes in float16 on these (load_model_utils.py, maybe_downgrade_dtype_for_legacy_gpu); its oracle does not
 # call that function. The pool is as large.
 LEGACY_GPUS, LEGACY_DTYPE = ("T4", "V100"), "kv_cache_dtype float16 for bfloat16"
@@ -48,6 +53,8 @@ BEYOND = {
     "Cannot find the config file": "its quantization's config cannot be read (kvplan/servers/sglang/quantized.txt)",
     "needs compute capability 9.0": "sparse MLA has no kernels before Hopper (layers/attention/dsa)",
     "does not divide the": "ranks divide the heads (models/llama.py and others assert it)",
+    "only supports regular FP8": "its quantization's config is refused once it is loaded (modelopt_quant.py)",
+    "drafts over pipeline stages": "its check of all arguments refuses them (validation_hook.py), which is not called",
     "its kernels": "layers of these shapes cannot be created (kvplan/servers/sglang/quantized.txt)",
     "cannot be created": "layers of this scheme cannot be created (kvplan/servers/sglang/quantized.txt)",
     "leaves none of": "all layers would read another's cache, which its class refuses (models/gemma4_causal.py)",
@@ -123,6 +130,9 @@ def judged(row: Case, models: Path) -> tuple[str, list[str]]:
     text = json.dumps(row["inputs"]) + row.get("failed", "")
     if reason := next((reason for mark, reason in ARTEFACTS.items() if mark in text), None):
         return oracles.NOT_ASKED, [reason]
+    config = (models / row["inputs"]["model"] / "config.json").read_text(encoding="utf-8")
+    if "vllm_version" in row and ON_META.search(config) and "compressed-tensors" in config:
+        return oracles.NOT_ASKED, ["its scales of K and V have another dtype on the meta device"]
     is_vllm, refuses = "vllm_version" in row, oracles.refuses(row)
     try:
         outcome, why = (oracles.compare_case if is_vllm else oracles.compare_sglang_in)(row, models)

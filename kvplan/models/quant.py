@@ -93,7 +93,7 @@ def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) 
             return compressed_tensors(config, kv_dtype)
         case "awq" | "awq_marlin":
             zeros = config.flag("zero_point", True)
-            scheme = Scheme("awq", four_bit_group(config), zeros=zeros, variant=awq_variant(config))
+            scheme = Scheme("awq", four_bit_group(config), zeros=zeros)
             head = scheme if config.flag("lm_head") else None
             return replace(plain(config, "awq", scheme, kv_dtype), head=head)
         case "gptq" | "gptq_marlin":
@@ -167,12 +167,6 @@ def group_of(config: Config) -> int | None:
     if group == -1:
         return None
     return config.whole("group_size", group)
-
-
-def awq_variant(config: Config) -> str:
-    """The packing, if not the usual `gemm`. Source: AutoAWQ's WQLinear_GEMM and its other linear layers."""
-    version = config.text("version", "gemm").lower()
-    return "" if version == "gemm" else printable(version, 40)
 
 
 def gptq_variant(config: Config, group: int | None) -> str:

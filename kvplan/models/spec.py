@@ -257,7 +257,7 @@ class Scheme:
     zeros       zero points are stored in addition to the scales (of int8 with static input scales: the inputs'); GPTQ
                 always stores them, and here uses them (`sym: false`)
     scale_bytes bytes of one scale of block fp8
-    variant     the method's own name for an unusual packing: "gptq_v2", "desc_act", "gemv"
+    variant     the method's own name for an unusual packing: "gptq_v2", "desc_act"
     inputs      how a layer's inputs are quantized, if compressed-tensors or Quark says so: "float8 token"
     """
 

@@ -290,10 +290,10 @@ class EngineArgs:
     disable_sliding_window: bool | None = argument(
         None, "flag", "vLLM: end the context at the model's sliding window, and attend to all of it."
     )
-    async_scheduling: bool = argument(
-        True,
+    async_scheduling: bool | None = argument(
+        None,
         "flag",
-        "Schedule the next step while this one runs.",
+        "Schedule the next step while this one runs. Default: on, off for pooling.",
         sglang=Flag(("disable_overlap_schedule",), on=False),
     )
     enforce_eager: bool = argument(

@@ -21,8 +21,7 @@ def local_replicas(replicas: int, ranks: int) -> int:
 
 def says(request: Request, *flags: str) -> bool:
     """True if the pasted command has one of the flags, which printed commands repeat."""
-    repeated = request.repeated
-    return repeated is not None and not set(flags).isdisjoint(word.partition("=")[0] for word in repeated.words)
+    return request.repeated is not None and any(request.repeated.value(flag) is not None for flag in flags)
 
 
 def note(others: str) -> str:

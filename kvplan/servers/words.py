@@ -104,6 +104,14 @@ class Repeated:
     words: tuple[str, ...] = ()
     speculative: Mapping[str, Any] = field(default_factory=dict)
 
+    def value(self, flag: str) -> str | None:
+        """The value of a flag, empty for a switch; None without it."""
+        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
+            name, has_value, value = word.partition("=")
+            if name == flag:
+                return value if has_value else "" if following.startswith("--") else following
+        return None
+
 
 @dataclass(slots=True)
 class ServeCommand:

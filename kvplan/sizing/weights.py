@@ -413,16 +413,21 @@ def on_stage(place: Place, layout: Layout) -> bool:
             return True
 
 
-# KV cache scales that a quantized attention layer has as parameters (vLLM 0.33): q, k, v and probability in bfloat16
-# (fp8, ModelOpt), or q, k, v in float32 with bfloat16 zero points (compressed-tensors).
-KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "quark": 8, "compressed-tensors": 18}
+# KV cache scales that a quantized attention layer has as parameters (vLLM 0.33), (in float32, in the model's dtype): q,
+# k, v and probability in the model's (fp8, ModelOpt), or q, k, v in float32 with zero points in the model's
+# (compressed-tensors).
+KV_SCALES = {"fp8": (0, 4), "modelopt": (0, 4), "quark": (0, 4), "compressed-tensors": (3, 3)}
 
 
 UNSCALED = ("jamba",)  # its class does not pass the quantization on to attention
 
 
-def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | None, layout: Layout) -> int:
+def kv_scale_bytes(
+    caches: tuple[LayerCache, ...], quantization: Quantization | None, layout: Layout, dtype: str
+) -> int:
     """Bytes of one layer's KV scale parameters on a rank; MLA has them only under ModelOpt.
+
+    dtype  the model's, unless the layout has another
 
     With per-layer algorithms ModelOpt has them if the cache has an algorithm too, and not in MLA. compressed-tensors
     can have a scale per KV head.
@@ -438,7 +443,8 @@ def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | 
     heads = 1
     if quantization.kv_by_head and isinstance(cache, FullAttention | SlidingWindow | ChunkedAttention):
         heads = max(1, cache.num_kv_heads // (layout.attention_tp or layout.tp))
-    return KV_SCALE_BYTES.get(quantization.method, 0) * heads
+    wide, own = KV_SCALES.get(quantization.method, (0, 0))
+    return (BYTES["float32"] * wide + BYTES[layout.dtype or dtype] * own) * heads
 
 
 def attended(spec: ModelSpec, index: int) -> tuple[LayerCache, ...]:
@@ -482,7 +488,7 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
             for weight in weights:
                 cache[key][weight.group] += weight_bytes(spec, weight, spec.first_layer + index, layout)
         total.update(cache[key])
-        scales = kv_scale_bytes(attended(spec, index), spec.quantization, layout)
+        scales = kv_scale_bytes(attended(spec, index), spec.quantization, layout, spec.dtype)
         if scales:
             total["attention"] += scales
     return total

@@ -14,10 +14,13 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
+from kvplan.models.spec import Quantization, Scheme
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words import Repeated
 from kvplan.sizing.layout import token_bytes
+from kvplan.sizing.weights import Layout, kv_scale_bytes
 
 GB20 = 20_000_000_000
 
@@ -90,6 +93,85 @@ def test_yarn_is_not_what_phi_3s_class_reads(tmp_path: Path) -> None:
         load_spec(written(tmp_path, "phi-3-mini-4k", rope_scaling=yarn))
 
 
+@pytest.mark.parametrize("card", ["a100-80g", "h100-80g"])
+def test_falcons_cache_stays_in_the_models_dtype(tmp_path: Path, card: str) -> None:
+    """vLLM's Falcon-7B in fp8_e5m2: 111,992 blocks of 16 x 2 x 64 x 2 bytes in 32 layers, in 14,679,056,979 bytes."""
+    config = {
+        "architectures": ["FalconForCausalLM"], "model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32,
+        "num_attention_heads": 71, "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True,
+        "bias": False, "alibi": False, "vocab_size": 65_024, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stated = {"kv_cache_dtype": "fp8_e5m2", "kv_cache_memory_bytes": 14_679_056_979}
+    answer = planned(load_spec(tmp_path), card, **stated)
+    assert (answer.refusal, answer.capacity.num_blocks) == (None, 111_992)
+    assert any("--kv-cache-dtype fp8_e5m2 is ignored" in note for note in answer.notes)
+
+
+@pytest.mark.parametrize(("block", "refused"), [(32, True), (48, True), (256, False)])
+def test_blocks_of_deepseek_v4_are_multiples_of_what_its_kernels_read(block: int, refused: bool) -> None:
+    answer = planned(catalog.load("deepseek-v4-flash"), "b200", block_size=block, tensor_parallel_size=4)
+    assert (answer.refusal is not None and "takes multiples of 256" in answer.refusal.text) is refused
+
+
+def test_gpt_2_has_its_tables_and_last_norm_on_every_stage(tmp_path: Path) -> None:
+    """vLLM's two stages of GPT-2 medium are equally large: 407,433,216 bytes."""
+    config = {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 1024, "n_head": 16, "n_layer": 24,
+        "n_positions": 1024, "vocab_size": 50_257, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stages = {"pipeline_parallel_size": 2, "max_model_len": 999}
+    assert planned(load_spec(tmp_path), **stages).memory.weights == 407_433_216
+
+
+# --- quantized weights -----------------------------------------------------------------------------------------------
+
+
+def test_zero_points_of_kv_scales_have_the_models_dtype() -> None:
+    """compressed-tensors, an attention layer: q, k and v in float32 (12 bytes), as many zero points in the model's."""
+    spec = catalog.load("qwen3-8b")
+    stored = Quantization("compressed-tensors", Scheme("nvfp4", 16))
+    sizes = [kv_scale_bytes(spec.layers[0], stored, Layout(dtype=dtype), spec.dtype) for dtype in (None, "float32")]
+    assert sizes == [18, 24]
+
+
+def test_names_that_a_class_does_not_map_leave_nothing_unquantized(tmp_path: Path) -> None:
+    """Qwen3-VL's layers are `model.language_model.layers`: vLLM's Quark ignores `model.layers.0.mlp.down_proj`."""
+    weight = {"dtype": "fp8_e4m3", "qscheme": "per_channel", "is_dynamic": False}
+    inputs = weight | {"is_dynamic": True}
+    whole = {"weight": weight, "input_tensors": inputs, "bias": None, "output_tensors": None}
+
+    def stored(*excluded: str) -> int:
+        quark = {"quant_method": "quark", "exclude": ["lm_head", "re:.*visual.*", *excluded],
+                 "layer_quant_config": {}, "layer_type_quant_config": {}, "global_quant_config": whole,
+                 "export": {"kv_cache_group": []}}  # fmt: skip
+        spec = load_spec(written(tmp_path, "qwen3-vl-8b", quantization_config=quark))
+        return planned(spec, "b200", dtype="half").memory.weights
+
+    assert stored("model.layers.0.mlp.down_proj") == stored() == 10_594_083_584
+    # down_proj is 12,288 x 4,096: a byte more each, less 4,096 scales of 4 bytes
+    assert stored("model.language_model.layers.0.mlp.down_proj") - stored() == 12_288 * 4_096 - 4 * 4_096
+
+
+@pytest.mark.parametrize("version", ["gemm", "gemv"])
+def test_awqs_packing_has_no_part_in_what_vllm_creates(tmp_path: Path, version: str) -> None:
+    """A shared expert of GLM-4.6 has 1,536 / 8 inputs on a rank, which groups of 128 do not divide."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": version,
+           "modules_to_not_convert": ["mlp.gate"]}  # fmt: skip
+    spec = load_spec(written(tmp_path, "glm-4.6", quantization_config=awq))
+    answer = planned(spec, "b200", tensor_parallel_size=8)
+    assert answer.refusal is not None
+    assert "shared_experts.down_proj is 5,120 x 192" in answer.refusal.text
+
+
+@pytest.mark.parametrize("method", ["fp8", "fp8_per_block", "mxfp8"])
+def test_methods_applied_while_loading_are_not_computed_in_float32(method: str) -> None:
+    answer = planned(catalog.load("command-r7b"), "h200", quantization=method, dtype="float32")
+    assert answer.refusal is not None
+    assert answer.refusal.text == f"--quantization {method} is not supported in float32"
+
+
 # --- pooling, flags --------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +202,37 @@ def test_a_method_that_vllm_reads_in_the_config_is_not_changed_by_the_flag(model
         planned(catalog.load("qwen3-8b-fp8"), quantization="mxfp8")
 
 
+@pytest.mark.parametrize(("stated", "batches", "tokens"), [(True, 2, 173_934), (None, 1, 230_101)])
+def test_a_classifier_schedules_ahead_if_asked_to(
+    tmp_path: Path, stated: bool | None, batches: int, tokens: int
+) -> None:
+    """Phi-3-mini with five labels on four ranks, in vLLM's 10,786 blocks of 16 tokens.
+
+    A request of 4,096 takes its window less a token (2,046) and the tokens in flight, and one block more: with 1,000 of
+    these 192 blocks, with 2,000 of them 254.
+    """
+    assert (4096 * 10_786 // 192, 4096 * 10_786 // 254) == (230_101, 173_934)
+    spec = load_spec(written(tmp_path, "phi-3-mini-4k", architectures=["Phi3ForSequenceClassification"],
+                             id2label={str(label): f"L{label}" for label in range(5)}))  # fmt: skip
+    args = {"tensor_parallel_size": 4, "max_model_len": 4096, "max_num_batched_tokens": 1000}
+    answer = planned(spec, "l40s", async_scheduling=stated, kv_cache_memory_bytes=16_964_947_264, **args)
+    assert (answer.settings.batches, answer.capacity.tokens) == (batches, tokens)
+
+
+def test_an_override_adds_no_part_that_a_config_lacks() -> None:
+    spec = catalog.load("qwen3-8b")
+    with pytest.raises(KvplanError, match="a text_config, which its config does not have"):
+        planned(spec, hf_overrides=json.dumps({"text_config": {"max_position_embeddings": 65_536}}))
+    added = planned(spec, hf_overrides=json.dumps({"vision_config": {"depth": 4}}))
+    assert added.memory.weights == planned(spec).memory.weights
+
+
+def test_minimax_m3_takes_no_adapters(tmp_path: Path) -> None:
+    folder = written(tmp_path, "minimax-m3", architectures=["MiniMaxM3SparseForConditionalGeneration"])
+    with pytest.raises(KvplanError, match="vLLM has no adapters for"):
+        planned(load_spec(folder), max_loras=1, max_lora_rank=8)
+
+
 def test_a_modelopt_config_with_its_algorithm_outside_is_not_read_by_vllm(tmp_path: Path) -> None:
     """Of {"quant_algo": ..., "producer": ...} vLLM tells no method: its layers are built in bfloat16."""
     flat = {"quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt", "version": "0.31"}}
@@ -148,3 +261,26 @@ def test_sglang_keeps_minimax_m3s_index_keys_beside_its_kv(tp: int, dtype: str, 
     """SGLang's _cell_size: 60 layers of K and V, and 57 index keys of 128 in the model's dtype."""
     layers = catalog.load("minimax-m3").layers
     assert sum(token_bytes(cache, dtype, tp) for caches in layers for cache in caches) == cell
+
+
+@pytest.mark.parametrize(
+    ("model", "runner", "refused"),
+    [
+        ("qwen3-30b-a3b", "flashinfer_cutedsl", True), ("qwen3-30b-a3b", "flashinfer_trtllm", False),
+        ("qwen3-30b-a3b-fp8", "flashinfer_cutlass", True), ("qwen3-30b-a3b-fp8", "flashinfer_trtllm_routed", False),
+        ("qwen3-8b-awq", "flashinfer_trtllm", True), ("qwen3-30b-a3b-fp8", "triton", False),
+    ],
+)  # fmt: skip
+def test_sglangs_kernels_of_experts_take_certain_quantizations(model: str, runner: str, refused: bool) -> None:
+    """What handle_moe_kernel_config of SGLang 0.5.23 asserts for unquantized, fp8 and awq checkpoints."""
+    repeated = Repeated("sglang", ("--moe-runner-backend", runner))
+    args = EngineArgs(max_model_len=2048)
+    answer = plan(
+        Request(catalog.load(model), gpu("h100-80g"), args, release=parse_engine("sglang"), repeated=repeated)
+    )
+    assert (answer.refusal is not None and f"{runner} does not go with" in answer.refusal.text) is refused
+
+
+def test_sglang_drafts_over_stages_on_prefill_servers_alone() -> None:
+    with pytest.raises(KvplanError, match="drafts over pipeline stages with EAGLE or DSpark on a prefill server"):
+        planned(catalog.load("qwen3-8b"), engine="sglang", pipeline_parallel_size=2, speculative_method="ngram")

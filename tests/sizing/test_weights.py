@@ -162,7 +162,7 @@ def test_every_tensor_is_as_large_as_the_servers(row: dict[str, Any]) -> None:
         else:
             index = int(place)
             sizes = [weight_bytes(spec, weight, index, layout) for weight in spec.layer_weights[index]]
-            sizes.append(kv_scale_bytes(spec.layers[index], spec.quantization, layout))
+            sizes.append(kv_scale_bytes(spec.layers[index], spec.quantization, layout, spec.dtype))
         assert sorted(size for size in sizes if size) == sorted(tensors.values())
 
 

@@ -11,9 +11,9 @@ from kvplan.models.spec import Place, Weight
 # Their classes create embedding, head and final norm on every stage.
 EVERYTHING = frozenset(
     {
-        "bloom", "chatglm", "dbrx", "falcon", "gemma", "gptj", "granitemoe", "granitemoehybrid", "granitemoeshared",
-        "internlm2", "jamba", "mamba", "mamba2", "minicpm", "mixtral", "nemotron_h", "olmo_hybrid", "olmoe", "opt",
-        "orion", "phimoe", "stablelm", "stablelm_epoch", "zamba2",
+        "bloom", "chatglm", "dbrx", "falcon", "gemma", "gpt2", "gptj", "granitemoe", "granitemoehybrid",
+        "granitemoeshared", "internlm2", "jamba", "mamba", "mamba2", "minicpm", "mixtral", "nemotron_h", "olmo_hybrid",
+        "olmoe", "opt", "orion", "phimoe", "stablelm", "stablelm_epoch", "zamba2",
     }
 )  # fmt: skip
 # Groups that certain classes have on every stage.

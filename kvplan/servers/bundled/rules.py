@@ -201,7 +201,8 @@ def loaded_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
     """
     form = form_of(inputs)
     groups = weights.rank_weights(spec, form)
-    kv_scales = sum(weights.kv_scale_bytes(spec.layers[i], spec.quantization, form) for i in layers_of(spec, inputs))
+    stored = spec.quantization
+    kv_scales = sum(weights.kv_scale_bytes(spec.layers[i], stored, form, spec.dtype) for i in layers_of(spec, inputs))
     moved = ends_bytes(spec, inputs) if inputs.pipeline_parallel_size > 1 else 0
     return sum(groups.values()) - groups["vision_audio"] - kv_scales - taken_apart(spec, inputs)[0] + moved
 

@@ -91,9 +91,7 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
         raise UnsupportedModelError(request.spec.name, "its head is not compared with SGLang's own code", "use vllm")
     if draft is not None and method in HEADS and architecture_of(draft.config) in UNCOMPARED:
         raise UnsupportedModelError(draft.name, "its head is not compared with SGLang's own code", "use vllm")
-    if method in NO_DRAFT and args.pipeline_parallel_size > 1:
-        problem = f"drafts with pipeline parallelism are not modeled in {request.release.label}"
-        raise UsageError(f"--speculative-method {method}", problem, "use --tp, or remove the drafts")
+    check_stages(args, method)
     if not request.release.has("drafts"):
         raise UnsupportedModelError(f"drafts in {request.release.label}", "are not modeled", "use sglang@0.5")
     if draft is not None and mtp.is_assistant(draft) and method in ("mtp", "eagle"):
@@ -104,6 +102,17 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
     if method == "eagle" and draft is not None and mtp.num_layers(draft) and method_of(draft) != "eagle":
         return replace(request, draft=mtp.mtp_head(draft)), []
     return usual_drafter(request, "SGLang")
+
+
+def check_stages(args: EngineArgs, method: str | None) -> None:
+    """Reject drafts with pipeline stages that SGLang does not start.
+
+    Source: sglang 0.5.23 srt/arg_groups/validation_hook.py (check_pipeline_parallel_compat).
+    """
+    stages, on_prefill = args.pipeline_parallel_size, args.disaggregation_mode == "prefill"
+    if stages > 1 and not (on_prefill and method in ("mtp", "eagle", "dspark")):
+        problem = "SGLang drafts over pipeline stages with EAGLE or DSpark on a prefill server alone"
+        raise UsageError(f"pipeline_parallel_size {stages}", problem, "use --tp, or remove the drafts")
 
 
 def numbers(args: EngineArgs, request: Request) -> EngineArgs:

@@ -524,7 +524,7 @@ def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> st
         return "auto"
     tracked = spec.architecture not in NOT_TRACKED
     page = _forced_page(spec, sm, args, release) or args.block_size or 1
-    overlap = args.async_scheduling
+    overlap = args.async_scheduling is not False
     chosen = stated
     if stated == "auto":
         follows = tracked and release.has("tracked_states")
@@ -553,7 +553,7 @@ def slots_per_request(spec: ModelSpec, sm: int, args: EngineArgs, release: Versi
         return 1
     match strategy(spec, sm, args, release):
         case "extra_buffer":
-            overlap = args.async_scheduling and args.pipeline_parallel_size == 1
+            overlap = args.async_scheduling is not False and args.pipeline_parallel_size == 1
             return BASE_SLOTS + (2 if overlap else 1)
         case "extra_buffer_lazy":
             return BASE_SLOTS + 1

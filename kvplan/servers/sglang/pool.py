@@ -240,7 +240,7 @@ def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int
     if not args.enable_chunked_prefill and args.disaggregation_mode != "decode":
         return None  # a whole prompt may lie in the windows' pool
     window, verified = window_of(spec), args.speculative_num_draft_tokens or 1
-    batches = 2 if args.async_scheduling and args.pipeline_parallel_size == 1 else 1
+    batches = 2 if args.async_scheduling is not False and args.pipeline_parallel_size == 1 else 1
     steps = args.num_speculative_tokens * drafts.branches(args)
     ahead = 2 * max(verified, steps) if drafts.speculates(args) else page
     item = window + EVICTION_INTERVAL * verified + page + ahead

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Final
 
+from kvplan.models.spec import ModelSpec, Quantization
 from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import models
@@ -14,6 +15,20 @@ SPARSE_MLA_CAPABILITY: Final = 90  # srt/layers/attention/dsa_backend.py: kernel
 MODELOPT_FP8: Final = 89  # compute capability that modelopt_quant.py asks for (ModelOptFp8Config.get_min_capability)
 IN_FLOAT32: Final = ("bitsandbytes", "gguf")  # schemes whose layers compute in float32, too
 TABLE: Final = Path(__file__).with_name("quantized.txt")  # SGLang 0.5.23's answers
+
+# Quantization methods that kernels of experts take, asked of every model. Source: srt/arg_groups/moe_hook.py
+# (handle_moe_kernel_config).
+RUNNER_FLAG: Final = "--moe-runner-backend"
+_OF_MODELOPT: Final = ("modelopt_fp4", "modelopt_mixed")
+RUNNERS: Final = {
+    "flashinfer_cutlass": (*_OF_MODELOPT, "modelopt_fp8"),
+    "flashinfer_cutedsl": (*_OF_MODELOPT, "nvfp4_online"),
+    "flashinfer_trtllm": (*_OF_MODELOPT, "nvfp4_online", "fp8", "mxfp8", "modelopt_fp8", "compressed-tensors"),
+    "flashinfer_trtllm_routed": (*_OF_MODELOPT, "nvfp4_online", "fp8", "mxfp8"),
+}
+UNQUANTIZED_TOO: Final = tuple(name for name in RUNNERS if name != "flashinfer_cutedsl")
+MODELOPT_NAMES: Final = {"mixed": "modelopt_mixed", "nvfp4": "modelopt_fp4", "fp8": "modelopt_fp8"}
+OWN_EXPERTS: Final = ("minimax_m3", "deepseek_v4")  # whose experts may be stored in a scheme of their own
 
 # Weights that a class creates without a check of their blocks (skip_block_quant_check). Source: srt/models/mimo_v2.py.
 UNCHECKED: Final = dict.fromkeys(("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM"), frozenset({"self_attn.qkv_proj"}))
@@ -30,7 +45,27 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
     if spec.model_type in models.NO_CLASS or spec.architecture in models.NO_CLASS_NAMED:
         return unsupported(f"there is no class for {spec.architecture or spec.model_type}")
     backend = models.backend_refusal(spec, sm, request.args, request.release)
-    return backend or dtype(request, settings) or weights(request, settings)
+    return backend or runner(request) or dtype(request, settings) or weights(request, settings)
+
+
+def runner(request: Request) -> Refusal | None:
+    """Return a refusal of a pasted --moe-runner-backend that does not compute the checkpoint's quantization."""
+    stored, name = request.spec.quantization, request.repeated and request.repeated.value(RUNNER_FLAG)
+    if name not in RUNNERS or request.spec.model_type.startswith(OWN_EXPERTS):
+        return None
+    method = request.args.quantization
+    if method is None and stored is not None:
+        method = MODELOPT_NAMES.get(modelopt_kind(stored, request.spec), stored.stated or stored.method)
+    if (name in UNQUANTIZED_TOO) if method is None else (method in RUNNERS[name]):
+        return None
+    return unsupported(f"{RUNNER_FLAG} {name} does not go with {method or 'unquantized'} weights")
+
+
+def modelopt_kind(stored: Quantization, spec: ModelSpec) -> str:
+    """What SGLang tells ModelOpt's checkpoints by; empty for other methods."""
+    if stored.method != "modelopt" or "mxfp8" in spec.scheme_kinds:
+        return ""
+    return "mixed" if stored.mixed else "nvfp4" if "nvfp4" in spec.scheme_kinds else "fp8"
 
 
 def dtype(request: Request, settings: Settings) -> Refusal | None:

@@ -60,7 +60,8 @@ UNSUPPORTED: Final = frozenset({
     "Gemma3nForConditionalGeneration",
     "KimiK25ForConditionalGeneration", "KimiLinearForCausalLM", "KimiVLForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration", "Mamba2ForCausalLM", "MambaForCausalLM", "MiMoV2FlashForCausalLM",
-    "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM", "OrionForCausalLM", "Phi3VForCausalLM", "StableLmForCausalLM",
+    "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM", "MiniMaxM3SparseForCausalLM",
+    "MiniMaxM3SparseForConditionalGeneration", "OrionForCausalLM", "Phi3VForCausalLM", "StableLmForCausalLM",
     "Step1ForCausalLM", "Step3TextForCausalLM", "Step3VLForConditionalGeneration", "Step3p5ForCausalLM",
     "Step3p7ForConditionalGeneration", "Zamba2ForCausalLM",
 })  # fmt: skip

@@ -25,10 +25,12 @@ def v4_state(ratio: int, width: int) -> KVSpec:
     return KVSpec("sliding", block, v4_page(block * columns * 4), V4_STATE_WINDOW[ratio], shape=("v4 state", ratio))
 
 
-def v4_specs(spec: ModelSpec) -> list[tuple[int, KVSpec]]:
+def v4_specs(spec: ModelSpec, block: int = V4_BLOCK) -> list[tuple[int, KVSpec]]:
     """A window in every layer; compressed entries, their index keys and the compressors' states if there are any.
 
     Page sizes do not depend on the requested KV dtype: the server stores these caches in its own layout.
+
+    block  tokens of a block of compressed entries
     """
     specs: list[tuple[int, KVSpec]] = []
     for i, caches in enumerate(spec.layers):
@@ -38,13 +40,13 @@ def v4_specs(spec: ModelSpec) -> list[tuple[int, KVSpec]]:
                     page = v4_page(V4_WINDOW_BLOCK * v4_latent_bytes(dim, rope))
                     specs.append((i, KVSpec("sliding", V4_WINDOW_BLOCK, page, window, shape=("v4 window",))))
                 case CompressedLatent(dim, rope, ratio, index_dim):
-                    entries = V4_BLOCK // ratio
+                    entries = block // ratio
                     page = v4_page(entries * v4_latent_bytes(dim, rope))
                     if index_dim:
                         index = v4_page(entries * (index_dim + 4 * cdiv(index_dim, 128)))
-                        specs.append((i, KVSpec("latent", V4_BLOCK, index, shape=("v4 index",))))
+                        specs.append((i, KVSpec("latent", block, index, shape=("v4 index",))))
                         specs.append((i, v4_state(ratio, index_dim)))
-                    specs.append((i, KVSpec("latent", V4_BLOCK, page, shape=("v4", ratio))))
+                    specs.append((i, KVSpec("latent", block, page, shape=("v4", ratio))))
                     specs.append((i, v4_state(ratio, dim)))
                 case _:
                     raise AssertionError("a DeepSeek-V4 layer keeps no other cache")

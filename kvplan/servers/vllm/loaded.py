@@ -1,11 +1,22 @@
 """How vLLM loads a model whose config can be read in two ways."""
 
 from dataclasses import replace
+from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.models.spec import ModelSpec, Quantization
 from kvplan.servers.plans import Request
 from kvplan.servers.weights import ONLINE_METHODS
+
+# Classes that do not take `model.layers.` in a list for the layers of their language model, and methods whose lists
+# name modules whole. Source: vLLM 0.33 model_executor/models (hf_to_vllm_mapper), layers/quantization/quark/utils.py,
+# compressed_tensors/utils.py and utils/quant_utils.py.
+UNMAPPED: Final = frozenset({
+    "Gemma3ForConditionalGeneration", "Gemma3nForConditionalGeneration", "KimiK25ForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
+})  # fmt: skip
+BY_WHOLE_NAME: Final = ("compressed-tensors", "fp8", "quark")
+TEXT_LAYERS: Final = "model.layers."
 
 
 def loaded(request: Request) -> tuple[Request, list[str]]:
@@ -19,6 +30,7 @@ def loaded(request: Request) -> tuple[Request, list[str]]:
 
         request = replace(request, spec=without_windows(request.spec))
     check_online(request)
+    request = replace(request, spec=with_names_of_class(request.spec))
     spec, quantization = request.spec, request.spec.quantization
     if quantization is None:
         return request, []
@@ -34,6 +46,15 @@ def loaded(request: Request) -> tuple[Request, list[str]]:
         'fit; add "quant_method" to config.json'
     )
     return replace(request, spec=replace(spec, quantization=None)), [note]
+
+
+def with_names_of_class(spec: ModelSpec) -> ModelSpec:
+    """The model without listed names that match none of its modules: its class calls them by another prefix."""
+    stored = spec.quantization
+    if stored is None or spec.architecture not in UNMAPPED or stored.method not in BY_WHOLE_NAME:
+        return spec
+    names = {name: scheme for name, scheme in stored.names.items() if not name.startswith(TEXT_LAYERS)}
+    return spec if names == stored.names else replace(spec, quantization=replace(stored, names=names))
 
 
 def with_whole_names(spec: ModelSpec, quantization: Quantization) -> ModelSpec:

@@ -178,7 +178,7 @@ def layer_parameters(spec: ModelSpec, layout: Layout, rank: Callable[[str], int]
             if size
         ]
         attention = sum(part.name.startswith(ATTENTION) for part in parts)
-        scales = kv_scale_bytes(spec.layers[index], spec.quantization, layout)
+        scales = kv_scale_bytes(spec.layers[index], spec.quantization, layout, spec.dtype)
         if scales:
             parts.insert(attention, Parameter("kv_scales", "attention", scales))
         yield parts

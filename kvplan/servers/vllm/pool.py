@@ -64,9 +64,9 @@ def own_specs(spec: ModelSpec, how: Paging) -> Layers:
     """Spec of every cache of every layer."""
     if not spec.is_compressed_mla:
         return layer_specs(spec, how)
-    from kvplan.servers.vllm.deepseek_v4 import v4_specs  # not needed for other models
+    from kvplan.servers.vllm.deepseek_v4 import V4_BLOCK, v4_specs  # not needed for other models
 
-    return v4_specs(spec)
+    return v4_specs(spec, how.block_size or V4_BLOCK)
 
 
 def cut_groups(spec: ModelSpec, layers: Layers) -> list[Layers]:

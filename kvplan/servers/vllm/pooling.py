@@ -131,5 +131,5 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
         )
     if reward is not None and reward.whole:
         args = replace(args, enable_chunked_prefill=False, enable_prefix_caching=bool(args.enable_prefix_caching))
-    args = replace(args, async_scheduling=False)  # config/vllm.py: no step is scheduled ahead for pooling
+    args = replace(args, async_scheduling=bool(args.async_scheduling))  # off unless asked for (config/vllm.py)
     return replace(request, args=args, spec=replace(spec, other_weights=tuple(weights))), [NOTE]

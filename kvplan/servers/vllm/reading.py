@@ -33,6 +33,7 @@ class Reading:
     no_float16          it is rejected in float16 (config/model.py)
     no_stages           it has no SupportsPP
     hides_experts       vLLM's model config does not find the number of its experts
+    own_cache           its attention gets no cache settings: K and V stay in the model's dtype
     """
 
     ignores: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Reading:
     no_float16: bool = False
     no_stages: bool = False
     hides_experts: bool = False
+    own_cache: bool = False
 
 
 AS_STATED: Final = Reading()
@@ -55,7 +57,7 @@ READINGS: Final[Mapping[str, Reading]] = {
     "deepseek_v3": Reading(ignores=BIAS, tied="never"),
     "deepseek_v32": Reading(ignores=BIAS, tied="never"),
     "deepseek_v4": Reading(tied="never"),
-    "falcon": Reading(ignores=HEAD_DIM),
+    "falcon": Reading(ignores=HEAD_DIM, own_cache=True),
     "falcon_h1": Reading(ignores=("attention_bias", "mlp_bias")),
     "gemma": Reading(ignores=BIAS, windows="every"),
     "gemma2": Reading(tied="always", no_float16=True),

@@ -12,7 +12,7 @@ from kvplan.servers.releases import Version, patch_of
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import experts, rules
 from kvplan.servers.vllm.launch import command as launch
-from kvplan.servers.vllm.reading import as_read
+from kvplan.servers.vllm.reading import as_read, reading_of
 from kvplan.servers.vllm.size import gate, layout, size
 from kvplan.servers.vllm.terms import TERMS
 
@@ -67,12 +67,13 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
     from kvplan.servers.vllm.pooling import pooled
 
     request = replace(request, spec=as_read(request.spec, request.args))
-    notes: list[str] = []
+    request, notes = with_own_cache(request)
     args = request.args
     if request.spec.quantization is not None or args.quantization or args.disable_sliding_window:
         from kvplan.servers.vllm.loaded import loaded
 
-        request, notes = loaded(request)
+        request, of_loading = loaded(request)
+        notes += of_loading
     request, of_pooling = pooled(request)
     request, of_experts = experts.copied(request)
     if request.draft is not None:
@@ -83,6 +84,15 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
     if drafted.draft is not None and not drafted.draft.head:
         drafted = replace(drafted, draft=as_read(drafted.draft, EngineArgs()))  # overrides are its target's alone
     return drafted, [*notes, *of_pooling, *of_experts, *of_drafts]
+
+
+def with_own_cache(request: Request) -> tuple[Request, list[str]]:
+    """The request with the KV dtype that the model's class gives its attention, and a note; usually unchanged."""
+    spec, stated = request.spec, request.args.kv_cache_dtype
+    if stated == "auto" or not reading_of(spec).own_cache:
+        return request, []
+    note = f"--kv-cache-dtype {stated} is ignored: vLLM's class keeps the KV of {spec.name} in its own dtype"
+    return replace(request, args=replace(request.args, kv_cache_dtype="auto")), [note]
 
 
 def settings(request: Request) -> Settings:

@@ -9,11 +9,13 @@ from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal, unsupported
 from kvplan.servers.vllm import connectors, reading, removed, rules
+from kvplan.servers.vllm.deepseek_v4 import V4_BLOCK
+from kvplan.servers.weights import ONLINE_METHODS
 
 AMPERE: Final = 80
 FLOATS: Final = ("float16", "bfloat16")
-# Methods whose get_supported_act_dtypes lacks float32. Source: vLLM 0.33 model_executor/layers/quantization.
-NO_FLOAT32: Final = ("fp8", "awq", "gptq", "modelopt")
+# Methods whose get_supported_act_dtypes has float32. Source: vLLM 0.33 model_executor/layers/quantization.
+IN_FLOAT32: Final = ("compressed-tensors",)
 
 
 def refusal(request: Request, settings: Settings) -> Refusal | None:
@@ -44,16 +46,18 @@ def dtype(request: Request, settings: Settings) -> Refusal | None:
     model_executor/model_loader (get_supported_act_dtypes).
     """
     spec, sm, name = request.spec, request.gpu.sm, settings.dtype
-    method = spec.quantization.method if spec.quantization is not None else ""
+    method, online = spec.quantization.method if spec.quantization is not None else "", request.args.quantization
     old = 0 < sm < AMPERE
     if old and name == "bfloat16":
         text = f"--dtype bfloat16 needs compute capability 8.0, this GPU has {sm / 10:.1f}"
         return unsupported(text, "dtype", ("float16", "float32"))
     if name == "float16" and reading.reading_of(spec).no_float16 and request.release.has("no_float16"):
         return unsupported(f"{spec.name} is not supported in float16", "dtype", ("bfloat16", "float32"))
-    if name == "float32" and method in NO_FLOAT32:
+    if name == "float32" and method and method not in IN_FLOAT32:
         text = f"{method} weights, as {spec.name} has, are not supported in float32"
         return unsupported(text, "dtype", ("bfloat16", "float16"))
+    if name == "float32" and online in ONLINE_METHODS:
+        return unsupported(f"--quantization {online} is not supported in float32", "dtype", ("bfloat16", "float16"))
     if method == "mxfp4" and name != "bfloat16" and not old:
         return unsupported(f"{spec.name} is supported in bfloat16 alone, as stored in MXFP4", "dtype", ("bfloat16",))
     return None
@@ -138,6 +142,19 @@ def attention(request: Request, settings: Settings) -> Refusal | None:
     return kernels.refusal(request, settings, name)
 
 
+def block_size(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of blocks that DeepSeek-V4's kernels do not read.
+
+    Source: vLLM 0.33 models/deepseek_v4 (get_supported_kernel_block_sizes), v1/worker/utils.py
+    (select_common_block_size); smaller ones than a compressed entry leave pages without bytes.
+    """
+    stated = request.args.block_size
+    if stated is None or not request.spec.is_compressed_mla or stated % V4_BLOCK == 0:
+        return None
+    text = f"--block-size {stated}: {request.spec.name} takes multiples of {V4_BLOCK}"
+    return unsupported(text, "block_size", (V4_BLOCK,))
+
+
 def prefill(request: Request, settings: Settings) -> Refusal | None:
     """Return a refusal of whole prompts where states are cached.
 
@@ -191,5 +208,5 @@ def draft_ranks(request: Request, settings: Settings) -> Refusal | None:
 
 
 REASONS: Final[tuple[Callable[[Request, Settings], Refusal | None], ...]] = (
-    architecture, windows, dtype, kv_dtype, attention, weights, experts, prefill, ranks, draft_ranks,
+    architecture, windows, dtype, kv_dtype, block_size, attention, weights, experts, prefill, ranks, draft_ranks,
 )  # fmt: skip
