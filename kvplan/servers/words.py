@@ -106,7 +106,7 @@ class Repeated:
 
     def value(self, flag: str) -> str | None:
         """The value of a flag, empty for a switch; None without it."""
-        for word, following in zip(self.words, (*self.words[1:], ""), strict=True):
+        for word, following in zip(self.words, (*self.words[1:], ""), strict=False):
             name, has_value, value = word.partition("=")
             if name == flag:
                 return value if has_value else "" if following.startswith("--") else following

@@ -53,13 +53,13 @@ def dtype(request: Request, settings: Settings) -> Refusal | None:
         return unsupported(text, "dtype", ("float16", "float32"))
     if name == "float16" and reading.reading_of(spec).no_float16 and request.release.has("no_float16"):
         return unsupported(f"{spec.name} is not supported in float16", "dtype", ("bfloat16", "float32"))
+    if method == "mxfp4" and name != "bfloat16" and not old:
+        return unsupported(f"{spec.name} is supported in bfloat16 alone, as stored in MXFP4", "dtype", ("bfloat16",))
     if name == "float32" and method and method not in IN_FLOAT32:
         text = f"{method} weights, as {spec.name} has, are not supported in float32"
         return unsupported(text, "dtype", ("bfloat16", "float16"))
     if name == "float32" and online in ONLINE_METHODS:
         return unsupported(f"--quantization {online} is not supported in float32", "dtype", ("bfloat16", "float16"))
-    if method == "mxfp4" and name != "bfloat16" and not old:
-        return unsupported(f"{spec.name} is supported in bfloat16 alone, as stored in MXFP4", "dtype", ("bfloat16",))
     return None
 
 
