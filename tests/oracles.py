@@ -414,7 +414,8 @@ def sglang_request(inputs: dict[str, Any], spec: ModelSpec, load: Callable[[str]
     draft = (load or draft_in)(command.draft_model) if command.draft_model else None
     card = gpu(GPUS.get(name, name.lower()))
     card = with_memory(card, SMI_MIB[name] * 2**20) if name in SMI_MIB else card
-    asked = Request(spec, card, args, parse_engine("sglang"), draft=draft)
+    repeated = Repeated("sglang", tuple(command.repeated))
+    asked = Request(spec, card, args, parse_engine("sglang"), draft=draft, repeated=repeated)
     return sglang_server.drafter(asked)[0]
 
 
