@@ -93,6 +93,17 @@ def test_yarn_is_not_what_phi_3s_class_reads(tmp_path: Path) -> None:
         load_spec(written(tmp_path, "phi-3-mini-4k", rope_scaling=yarn))
 
 
+@pytest.mark.parametrize(("rope", "context"), [({"rope_type": "linear", "factor": 2.0}, 262_144), (None, 131_072)])
+def test_a_disabled_window_is_stretched_as_positions_are(
+    tmp_path: Path, rope: dict[str, Any] | None, context: int
+) -> None:
+    """vLLM's max_model_len of Qwen2.5-72B, whose unused window has as many tokens as its positions."""
+    spec = load_spec(written(tmp_path, "qwen2.5-72b", rope_scaling=rope, max_position_embeddings=131_072,
+                             sliding_window=131_072, use_sliding_window=False))  # fmt: skip
+    answer = planned(spec, "b200", disable_sliding_window=True, max_model_len=None, tensor_parallel_size=2)
+    assert answer.capacity.max_model_len == context
+
+
 @pytest.mark.parametrize("card", ["a100-80g", "h100-80g"])
 def test_falcons_cache_stays_in_the_models_dtype(tmp_path: Path, card: str) -> None:
     """vLLM's Falcon-7B in fp8_e5m2: 111,992 blocks of 16 x 2 x 64 x 2 bytes in 32 layers, in 14,679,056,979 bytes."""
@@ -217,6 +228,14 @@ def test_a_classifier_schedules_ahead_if_asked_to(
     args = {"tensor_parallel_size": 4, "max_model_len": 4096, "max_num_batched_tokens": 1000}
     answer = planned(spec, "l40s", async_scheduling=stated, kv_cache_memory_bytes=16_964_947_264, **args)
     assert (answer.settings.batches, answer.capacity.tokens) == (batches, tokens)
+
+
+def test_every_stage_has_a_classifiers_score(tmp_path: Path) -> None:
+    """Gemma 2 27B with two labels, the larger of vLLM's two stages on two ranks: 4,608 x 2 x 4 bytes are the score."""
+    spec = load_spec(written(tmp_path, "gemma-2-27b", architectures=["Gemma2ForSequenceClassification"],
+                             id2label={"0": "a", "1": "b"}))  # fmt: skip
+    stages = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
+    assert planned(spec, "h200", **stages).memory.weights == 14_203_855_872
 
 
 def test_an_override_adds_no_part_that_a_config_lacks() -> None:

@@ -127,7 +127,7 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
         made = "classifier_from_token" in spec.config or "method" in spec.config  # of the head's rows, while loading
         labels = (Part(num_labels(spec)),)
         weights.append(
-            Weight(SCORE, "lm_head", spec.hidden_size, labels, dtype="float32", place=Place.LAST, quantizable=not made)
+            Weight(SCORE, "lm_head", spec.hidden_size, labels, dtype="float32", place=Place.EVERY, quantizable=not made)
         )
     if reward is not None and reward.whole:
         args = replace(args, enable_chunked_prefill=False, enable_prefix_caching=bool(args.enable_prefix_caching))

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
+from kvplan.models.families.config import Config
+from kvplan.models.families.rope import rope_type, scaling, table_rows
 from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, SlidingWindow
 
 # Classes that run without their window. vLLM 0.33 fails for those of Gemma 3n and 4, Laguna and MiMo (their configs
@@ -19,17 +21,23 @@ def without_windows(spec: ModelSpec) -> ModelSpec:
 
     Source: vLLM 0.33 config/model.py (get_and_verify_max_len; hf_text_config.sliding_window is removed after it).
     """
-    text = spec.config.get("text_config")
+    inner = spec.config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else spec.config
     windows = {cache.window for layer in spec.layers for cache in layer if isinstance(cache, SlidingWindow)}
-    window = (text if isinstance(text, Mapping) else spec.config).get("sliding_window", max(windows, default=None))
+    window = text.get("sliding_window", max(windows, default=None))
     if windows and (spec.model_type not in WITHOUT_WINDOWS or not isinstance(window, int)):
         problem = f"vLLM's class of {spec.name} ({spec.model_type}) needs its window, or was not compared"
         raise UnsupportedModelError("--disable-sliding-window", problem, "remove it")
     if not isinstance(window, int) or window < 1:
         return spec
     layers = tuple(tuple(full(cache) for cache in layer) for layer in spec.layers)
-    context, limit = min(spec.max_model_len, window), min(spec.context_limit, window)
+    end = stretched(Config(dict(text), spec.source), window)  # the scaling of positions comes after the window
+    context, limit = min(spec.max_model_len, end), min(spec.context_limit, end)
     return replace(spec, layers=layers, max_model_len=context, context_limit=limit)
+
+
+def stretched(config: Config, positions: int) -> int:
+    return table_rows(config, positions) if rope_type(scaling(config)) in ("linear", "dynamic") else positions
 
 
 def full(cache: LayerCache) -> LayerCache:
