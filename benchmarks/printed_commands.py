@@ -118,19 +118,22 @@ def of_logs(options: argparse.Namespace) -> Iterator[Row]:
                     break
 
 
+def drawn(kind: str, options: argparse.Namespace) -> Iterator[Row]:
+    """The commands that `kind` prints, until most invocations would have."""
+    for argv, card in itertools.islice(invocations(kind, options.models, options.seed), options.count * 8):
+        yield from ({"kind": kind, "argv": argv, "gpu": card, "command": command} for command in printed(argv))
+
+
 def draw_commands(options: argparse.Namespace) -> int:
-    rows: list[Row] = []
-    for kind in ("estimate", "recommend", "tune"):
-        count, given_up = 0, options.count * 8
-        for number, (argv, card) in enumerate(invocations(kind, options.models, options.seed)):
-            if count >= options.count or number >= given_up:
-                break
-            for command in printed(argv):
-                rows.append({"kind": kind, "argv": argv, "gpu": card, "command": command})
-                count += 1
-    rows += itertools.islice(of_logs(options), options.count)
-    options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(dict(Counter(row["kind"] for row in rows)))
+    kinds = {kind: drawn(kind, options) for kind in ("estimate", "recommend", "tune")} | {"why": of_logs(options)}
+    counts: Counter[str] = Counter()
+    with options.out.open("w") as file:
+        for kind, rows in kinds.items():
+            for row in itertools.islice(rows, options.count):
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                counts[kind] += 1
+    print(dict(counts))
     return 0
 
 
@@ -263,6 +266,7 @@ def answer(server: str, row: Row, configs: Any, options: argparse.Namespace) -> 
                     "compiled op",
                     "cumem allocator",
                     "ImportError",
+                    "ModuleNotFoundError",
                     "does not recognize this architecture",
                 )
             )

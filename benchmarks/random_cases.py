@@ -50,6 +50,7 @@ BEYOND = {
     "it needs compute capability 7.5": "it stops on older GPUs (load_model_utils.py)",
     "rule of thumb leaves nothing": "its default of --mem-fraction-static is negative; the oracle is told the room",
     "FlashAttention v3 Backend requires": "the attention backend stops on this GPU; the oracle does not make one",
+    "can only be used with MLA": "the attention backend stops for this model; the oracle does not make one",
     "Cannot find the config file": "its quantization's config cannot be read (kvplan/servers/sglang/quantized.txt)",
     "needs compute capability 9.0": "sparse MLA has no kernels before Hopper (layers/attention/dsa)",
     "does not divide the": "ranks divide the heads (models/llama.py and others assert it)",
