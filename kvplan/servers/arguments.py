@@ -293,7 +293,7 @@ class EngineArgs:
     async_scheduling: bool | None = argument(
         None,
         "flag",
-        "Schedule the next step while this one runs. Default: on, off for pooling.",
+        "Schedule the next step while this one runs.",
         sglang=Flag(("disable_overlap_schedule",), on=False),
     )
     enforce_eager: bool = argument(

@@ -15,6 +15,8 @@ WITHOUT_WINDOWS: Final = frozenset(
     {"mistral", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "phi3", "starcoder2", "qwen2", "qwen3"}
 )
 
+SCALED_ALREADY: Final = ("gemma3", "gemma3_text")  # whose positions in the config are
+
 
 def without_windows(spec: ModelSpec) -> ModelSpec:
     """The model with --disable-sliding-window: its context ends at the window, which then is no window.
@@ -31,12 +33,13 @@ def without_windows(spec: ModelSpec) -> ModelSpec:
     if not isinstance(window, int) or window < 1:
         return spec
     layers = tuple(tuple(full(cache) for cache in layer) for layer in spec.layers)
-    end = stretched(Config(dict(text), spec.source), window)  # the scaling of positions comes after the window
+    end = window if spec.model_type in SCALED_ALREADY else stretched(Config(dict(text), spec.source), window)
     context, limit = min(spec.max_model_len, end), min(spec.context_limit, end)
     return replace(spec, layers=layers, max_model_len=context, context_limit=limit)
 
 
 def stretched(config: Config, positions: int) -> int:
+    """The context of so many positions: vLLM scales it after the window has ended it."""
     return table_rows(config, positions) if rope_type(scaling(config)) in ("linear", "dynamic") else positions
 
 
