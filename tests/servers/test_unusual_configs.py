@@ -113,7 +113,7 @@ def test_falcons_cache_stays_in_the_models_dtype(tmp_path: Path, card: str) -> N
         "bias": False, "alibi": False, "vocab_size": 65_024, "torch_dtype": "bfloat16",
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    stated = {"kv_cache_dtype": "fp8_e5m2", "kv_cache_memory_bytes": 14_679_056_979}
+    stated: dict[str, Any] = {"kv_cache_dtype": "fp8_e5m2", "kv_cache_memory_bytes": 14_679_056_979}
     answer = planned(load_spec(tmp_path), card, **stated)
     assert (answer.refusal, answer.capacity.num_blocks) == (None, 111_992)
     assert any("--kv-cache-dtype fp8_e5m2 is ignored" in note for note in answer.notes)
@@ -132,7 +132,7 @@ def test_gpt_2_has_its_tables_and_last_norm_on_every_stage(tmp_path: Path) -> No
         "n_positions": 1024, "vocab_size": 50_257, "torch_dtype": "bfloat16",
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    stages = {"pipeline_parallel_size": 2, "max_model_len": 999}
+    stages: dict[str, Any] = {"pipeline_parallel_size": 2, "max_model_len": 999}
     assert planned(load_spec(tmp_path), **stages).memory.weights == 407_433_216
 
 
@@ -225,7 +225,7 @@ def test_a_classifier_schedules_ahead_if_asked_to(
     assert (4096 * 10_786 // 192, 4096 * 10_786 // 254) == (230_101, 173_934)
     spec = load_spec(written(tmp_path, "phi-3-mini-4k", architectures=["Phi3ForSequenceClassification"],
                              id2label={str(label): f"L{label}" for label in range(5)}))  # fmt: skip
-    args = {"tensor_parallel_size": 4, "max_model_len": 4096, "max_num_batched_tokens": 1000}
+    args: dict[str, Any] = {"tensor_parallel_size": 4, "max_model_len": 4096, "max_num_batched_tokens": 1000}
     answer = planned(spec, "l40s", async_scheduling=stated, kv_cache_memory_bytes=16_964_947_264, **args)
     assert (answer.settings.batches, answer.capacity.tokens) == (batches, tokens)
 
@@ -234,7 +234,7 @@ def test_every_stage_has_a_classifiers_score(tmp_path: Path) -> None:
     """Gemma 2 27B with two labels, the larger of vLLM's two stages on two ranks: 4,608 x 2 x 4 bytes are the score."""
     spec = load_spec(written(tmp_path, "gemma-2-27b", architectures=["Gemma2ForSequenceClassification"],
                              id2label={"0": "a", "1": "b"}))  # fmt: skip
-    stages = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
+    stages: dict[str, Any] = {"pipeline_parallel_size": 2, "tensor_parallel_size": 2}
     assert planned(spec, "h200", **stages).memory.weights == 14_203_855_872
 
 
