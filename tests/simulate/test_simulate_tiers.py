@@ -6,7 +6,7 @@ That each decision is vLLM's is checked on its own traces in tests/engine/test_o
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.block_manager import FullGroup
@@ -237,6 +237,7 @@ def test_a_tier_serves_what_a_least_recently_used_list_would(
     assert result(run).tiers[0].hit_tokens == result(run).loaded_tokens
 
 
+@example([(4, (0,)), (4, (0,))], 1, 0, 1, False)  # the second is held whole
 @given(prompts, st.integers(1, 12), st.integers(0, 20), st.sampled_from((1, 2, 5, 64)), st.booleans())
 def test_every_token_of_a_prompt_is_computed_or_loaded_once(
     asked: list[tuple[int, tuple[int, ...]]], num_chunks: int, num_files: int, budget: int, caching: bool
