@@ -1,6 +1,6 @@
 """config.json -> ModelSpec: finds the family's reader and adds name, dtype, quantization and towers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from importlib import import_module
@@ -26,6 +26,7 @@ from kvplan.models.spec import (
     ModelSpec,
     RecurrentState,
     SlidingWindow,
+    Weight,
 )
 
 Reader = Callable[[Config, str], SpecDraft]
@@ -291,6 +292,12 @@ def check_shared(outer: Config, inner: Config, draft: SpecDraft) -> None:
         )
 
 
+def shared(layers: Sequence[tuple[Weight, ...]]) -> tuple[tuple[Weight, ...], ...]:
+    """The layers, those with equal weights as one object: each is sized once (`kvplan.sizing.weights.alike`)."""
+    kinds: dict[tuple[Weight, ...], tuple[Weight, ...]] = {}
+    return tuple(kinds.setdefault(weights, weights) for weights in layers)
+
+
 def read_config(
     values: Mapping[str, Any],
     where: str,
@@ -334,7 +341,7 @@ def read_config(
         max_model_len=draft.context.default,
         context_limit=draft.context.limit,
         layers=tuple(draft.layers),
-        layer_weights=tuple(draft.layer_weights),
+        layer_weights=shared(draft.layer_weights),
         other_weights=tuple(draft.other_weights),
         ropes=draft.ropes,
         quantization=quantization,

@@ -82,8 +82,8 @@ class Cure:
         if request.gpu_count == "ranks" or not has_moved:
             return flags
         replaced = ("--gpu ", "--tensor-parallel-size ") if request.gpu_count == "name" else ("--gpu ",)
-        kept = [flag for flag in re.split(" (?=--)", flags) if not flag.startswith(replaced)]
-        return " ".join([f"--gpu {request.args.num_gpus}x{request.gpu.name}", *kept])
+        others = [flag for flag in re.split(" (?=--)", flags) if not flag.startswith(replaced)]
+        return " ".join([f"--gpu {request.args.num_gpus}x{request.gpu.name}", *others])
 
     @property
     def server_flags(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 from kvplan.servers.plans import Request
 from kvplan.servers.start import Refusal, smaller, unsupported
 from kvplan.servers.weights import weight_layout
-from kvplan.sizing.weights import Layout, alike, is_built, layers_on, local_shape, on_stage, ranks_of, scheme_for
+from kvplan.sizing.weights import Layout, equals, is_built, layers_on, local_shape, on_stage, ranks_of, scheme_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +196,9 @@ def refusal(request: Request, path: Path, dtype: str, unchecked: frozenset[str] 
 def stored_weights(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int | None, Weight]]:
     """The weights on one stage's rank, those of layers that are alike once, with the layer's number."""
     yield from ((None, weight) for weight in spec.other_weights if on_stage(weight.place, layout))
-    seen = set()
-    for index in layers_on(spec, layout):
-        if (kind := alike(spec, index, layout)) not in seen:
-            seen.add(kind)
-            yield from ((spec.first_layer + index, weight) for weight in spec.layer_weights[index])
+    first = equals(spec, layout.online)
+    for index in sorted({first[index] for index in layers_on(spec, layout)}):
+        yield from ((spec.first_layer + index, weight) for weight in spec.layer_weights[index])
 
 
 def key_of(spec: ModelSpec, scheme: Scheme | None, online: str | None) -> str:

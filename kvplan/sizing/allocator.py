@@ -8,7 +8,7 @@ the block. For Qwen2.5-7B that is 57 MiB in total, by which the logs of vLLM 0.6
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from kvplan.core.units import MIB
@@ -16,7 +16,7 @@ from kvplan.models.spec import ModelSpec, Weight
 from kvplan.sizing.weights import (
     BYTES,
     Layout,
-    alike,
+    equals,
     expert_tp,
     expert_units,
     layers_on,
@@ -117,11 +117,16 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
             continue
         table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
         yield table, table
-    made: dict[Hashable, list[tuple[int, int]]] = {}
+    made: dict[int, list[tuple[int, int]]] = {}
+    kinds = equals(spec, layout.online)
     for index in layers_on(spec, layout):
-        key = alike(spec, index, layout)
+        key = kinds[index]
         if key not in made:
-            made[key] = [sizes for weight in spec.layer_weights[index] for sizes in loaded(spec, weight, index, layout)]
+            made[key] = [
+                sizes
+                for weight in spec.layer_weights[index]
+                for sizes in loaded(spec, weight, spec.first_layer + index, layout)
+            ]
         yield from made[key]
     for weight in last:
         yield from loaded(spec, weight, None, layout)

@@ -303,11 +303,15 @@ def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str |
     return scheme_of(spec.quantization, layer, weight.sources or (weight.name,), weight.name)
 
 
-def alike(spec: ModelSpec, layer: int, layout: Layout) -> Hashable:
-    """Key shared by layers of equal size: their weights, and how each is stored."""
-    weights = spec.layer_weights[layer]
-    named = spec.first_layer + layer
-    return id(weights), tuple(scheme_for(spec, weight, named, layout.online) for weight in weights)
+@lru_cache(maxsize=256)
+def equals(spec: ModelSpec, online: str | None) -> tuple[int, ...]:
+    """For each layer the first one that is as large: with the same weights, each stored in the same way."""
+    first: dict[Hashable, int] = {}
+    answer = []
+    for layer, weights in enumerate(spec.layer_weights):
+        schemes = tuple(scheme_for(spec, weight, spec.first_layer + layer, online) for weight in weights)
+        answer.append(first.setdefault((id(weights), schemes), layer))
+    return tuple(answer)
 
 
 def expert_tp(layout: Layout) -> int:
@@ -479,10 +483,11 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
     for weight in spec.other_weights:
         if on_stage(weight.place, layout):
             total[weight.group] += weight_bytes(spec, weight, None, layout)
-    cache: dict[Hashable, Counter[str]] = {}
+    cache: dict[int, Counter[str]] = {}
+    first = equals(spec, layout.online)
     for index in layers_on(spec, layout):
         weights = spec.layer_weights[index]
-        key = alike(spec, index, layout)
+        key = first[index]
         if key not in cache:
             cache[key] = Counter()
             for weight in weights:

@@ -563,7 +563,6 @@ RUNS = (
     [
         ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}, "gptq: gptq desc_act"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "marlin"}, "gptq: gptq marlin"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemv"}, "awq: awq gemv"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "modelopt: awq"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, "modelopt: nvfp4 weight-only"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes: nf4"),

@@ -90,6 +90,29 @@ def test_a_longer_context_never_holds_more_users(model: str, context: int, gpu_n
     assert shorter.concurrency.max >= longer.concurrency.max
 
 
+@given(
+    st.sampled_from(MODELS),
+    st.sampled_from(["h200", "b200"]),
+    st.sampled_from(["vllm@0.33", "vllm@0.19", "vllm@0.11", "sglang@0.5"]),
+    st.floats(0.3, 0.94),
+    st.floats(0.001, 0.05),
+)
+def test_more_memory_never_holds_fewer_users(
+    model: str, gpu_name: str, engine: str, share: float, increase: float
+) -> None:
+    """Both have the same settings, and the larger share of the GPU's memory leaves no room to fall out of its range."""
+    args: dict[str, Any] = {
+        "tensor_parallel_size": 1 if catalog.load(model).num_heads % 8 else 8,
+        "max_model_len": 2048,
+    }
+    try:
+        less, more = (of(model, gpu_name, engine, gpu_memory_utilization=n, **args) for n in (share, share + increase))
+    except KvplanError:
+        return
+    assert less.concurrency.max <= more.concurrency.max
+    assert less.concurrency.users <= more.concurrency.users
+
+
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-27b", "qwen3-30b-a3b", "gpt-oss-20b"])
 def test_an_fp8_cache_never_holds_fewer_users(model: str) -> None:
     wide, narrow = (of(model, "h200", max_model_len=8192, kv_cache_dtype=d) for d in ("bfloat16", "fp8"))
@@ -377,3 +400,20 @@ def test_the_nearest_larger_gpu_is_offered() -> None:
                                           enforce_eager=True, gpu_memory_utilization=0.6))]  # fmt: skip
     # 0.6 of 31.4 GiB holds what 0.6 of 23.6 GiB does not.
     assert "--gpu rtx-5090" in flags
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "args"),
+    [
+        ("vllm", "llama-3.1-8b", {}),
+        ("vllm", "deepseek-v3", {"tensor_parallel_size": 8}),
+        ("vllm", "gemma-3-27b", {"quantization": "fp8"}),
+        ("vllm", "mistral-7b-v0.1", {"disable_sliding_window": True}),
+        ("sglang", "deepseek-v3", {"tensor_parallel_size": 8}),
+        ("sglang", "qwen3-next-80b-a3b", {"tensor_parallel_size": 4}),
+    ],
+)
+def test_plans_of_one_model_share_what_the_server_makes_of_it(engine: str, model: str, args: dict[str, Any]) -> None:
+    """Sizes are kept by model, and models compared by identity: so a search sizes a rank of many plans once."""
+    first, second = (of(model, "h200", engine, max_num_seqs=n, max_model_len=4096, **args) for n in (8, 16))
+    assert first.request.spec is second.request.spec

@@ -20,7 +20,7 @@ from kvplan.servers.quantized import LISTS, key_of, listed, nearest, stored_weig
 from kvplan.servers.start import Refusal, unsupported
 from kvplan.servers.vllm.moe_backends import plain_name
 from kvplan.servers.weights import draft_layout, online_scheme, weight_layout
-from kvplan.sizing.weights import Layout, local_shape, ranks_of, scheme_for
+from kvplan.sizing.weights import Layout, equals, local_shape, ranks_of, scheme_for
 
 TABLE: Final = Path(__file__).with_name("moe_backends.txt")  # vLLM 0.33's answers
 UNQUANTIZED: Final = "unquantized"
@@ -145,8 +145,8 @@ def text_config(spec: ModelSpec) -> Mapping[str, Any]:
 
 def schemes(spec: ModelSpec, online: str | None) -> Iterator[tuple[str, str]]:
     """(name in the table, kind) of each scheme in which a model's experts are stored; the kind of none is empty."""
-    for index, weights in enumerate(spec.layer_weights):
-        for weight in weights:
+    for index in sorted(set(equals(spec, online))):
+        for weight in spec.layer_weights[index]:
             if weight.experts:
                 yield named(spec, scheme_for(spec, weight, spec.first_layer + index, online), online)
 

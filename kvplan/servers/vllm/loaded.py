@@ -1,10 +1,11 @@
 """How vLLM loads a model whose config can be read in two ways."""
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from kvplan.core.errors import UsageError
-from kvplan.models.spec import ModelSpec, Quantization
+from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans import Request
 from kvplan.servers.weights import ONLINE_METHODS
 
@@ -40,14 +41,15 @@ def loaded(request: Request) -> tuple[Request, list[str]]:
         return replace(request, args=replace(request.args, quantization=None)), [note]
     if quantization.named or method:
         by_name = quantization.method == "fp8"  # quant_utils.py (is_layer_skipped)
-        return (replace(request, spec=with_whole_names(spec, quantization)) if by_name else request), []
+        return (replace(request, spec=with_whole_names(spec)) if by_name else request), []
     note = (
         "quantization_config names no quant_method: vLLM builds the layers unquantized, which quantized tensors do not "
         'fit; add "quant_method" to config.json'
     )
-    return replace(request, spec=replace(spec, quantization=None)), [note]
+    return replace(request, spec=unquantized(spec)), [note]
 
 
+@lru_cache(maxsize=64)
 def with_names_of_class(spec: ModelSpec) -> ModelSpec:
     """The model without listed names that match none of its modules: its class calls them by another prefix."""
     stored = spec.quantization
@@ -57,8 +59,15 @@ def with_names_of_class(spec: ModelSpec) -> ModelSpec:
     return spec if names == stored.names else replace(spec, quantization=replace(stored, names=names))
 
 
-def with_whole_names(spec: ModelSpec, quantization: Quantization) -> ModelSpec:
-    return replace(spec, quantization=replace(quantization, whole_names=True))
+@lru_cache(maxsize=64)
+def with_whole_names(spec: ModelSpec) -> ModelSpec:
+    stored = spec.quantization
+    return spec if stored is None else replace(spec, quantization=replace(stored, whole_names=True))
+
+
+@lru_cache(maxsize=64)
+def unquantized(spec: ModelSpec) -> ModelSpec:
+    return replace(spec, quantization=None)
 
 
 def is_claimed(spec: ModelSpec) -> bool:

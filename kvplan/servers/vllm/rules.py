@@ -171,8 +171,8 @@ def batches_at_once(args: EngineArgs, release: Version, *, runner_v2: bool) -> i
     """
     stages = args.pipeline_parallel_size
     waits = args.speculative_method in ("ngram", "suffix")  # runner V1 drafts them from the last step's tokens
-    wanted = release.has("async_scheduling") and args.async_scheduling is not False
-    ahead = wanted and (runner_v2 or (stages == 1 and not waits))
+    is_async = release.has("async_scheduling") and args.async_scheduling is not False
+    ahead = is_async and (runner_v2 or (stages == 1 and not waits))
     return stages + 1 if ahead else stages
 
 

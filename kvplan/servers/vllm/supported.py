@@ -9,7 +9,6 @@ from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
 from kvplan.servers.start import Refusal, unsupported
 from kvplan.servers.vllm import connectors, reading, removed, rules
-from kvplan.servers.vllm.deepseek_v4 import V4_BLOCK
 from kvplan.servers.weights import ONLINE_METHODS
 
 AMPERE: Final = 80
@@ -149,7 +148,11 @@ def block_size(request: Request, settings: Settings) -> Refusal | None:
     (select_common_block_size); smaller ones than a compressed entry leave pages without bytes.
     """
     stated = request.args.block_size
-    if stated is None or not request.spec.is_compressed_mla or stated % V4_BLOCK == 0:
+    if stated is None or not request.spec.is_compressed_mla:
+        return None
+    from kvplan.servers.vllm.deepseek_v4 import V4_BLOCK  # not needed for other models
+
+    if stated % V4_BLOCK == 0:
         return None
     text = f"--block-size {stated}: {request.spec.name} takes multiples of {V4_BLOCK}"
     return unsupported(text, "block_size", (V4_BLOCK,))

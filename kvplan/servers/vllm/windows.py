@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
@@ -18,6 +19,7 @@ WITHOUT_WINDOWS: Final = frozenset(
 SCALED_ALREADY: Final = ("gemma3", "gemma3_text")  # whose positions in the config are
 
 
+@lru_cache(maxsize=64)
 def without_windows(spec: ModelSpec) -> ModelSpec:
     """The model with --disable-sliding-window: its context ends at the window, which then is no window.
 
