@@ -64,7 +64,7 @@ from benchmarks.kernel_bench.problems import (
     problem_of,
 )
 from engine.kernels import checks, configs
-from engine.kernels.tiles import AttentionTile, Entry, Found, Kernel, Key, document_of, read_tiles
+from engine.kernels.tiles import AttentionTile, Entry, Kernel, Key, Trial, document_of, read_tiles
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from tests.support.compile_kernels import MULTIPROCESSORS
 from tests.support.compile_kernels import Row as CompiledRow
@@ -596,8 +596,8 @@ def entry_of(best: Tried, default: Tried, arch: int, where: Machine) -> Entry:
     assert default.us is not None
     utc = datetime.now(UTC).isoformat(timespec="seconds")
     gpu = NO_GPU if where.device == "cpu" else where.device
-    best_found = Found(gpu, where.commit or "unknown", utc, round(best.us.value, 2), round(default.us.value, 2))
-    return Entry(best.target.key(arch), best.tile, best_found)
+    best_trial = Trial(gpu, where.commit or "unknown", utc, round(best.us.value, 2), round(default.us.value, 2))
+    return Entry(best.target.key(arch), best.tile, best_trial)
 
 
 def write_table(path: Path, entries: dict[Key, Entry], *, is_trial: bool) -> None:
@@ -675,9 +675,9 @@ def keep(place: Place, search: Search) -> None:
 
 def summary(search: Search, new: dict[Key, Entry]) -> str:
     """What came out, in a line."""
-    gains = [1 - entry.found.us / entry.found.default_us for entry in new.values()]
+    gains = [1 - entry.trial.us / entry.trial.default_us for entry in new.values()]
     count = f"{len(search.tried)} candidates, {len(new)} entries"
-    if any(entry.found.gpu == NO_GPU for entry in new.values()):
+    if any(entry.trial.gpu == NO_GPU for entry in new.values()):
         return f"{count} of a trial without a GPU"
     return f"{count}, {max(gains):.0%} faster than the default tile at most" if gains else count
 

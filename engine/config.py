@@ -18,8 +18,8 @@ DEFAULT_NUM_SEQS = 256
 
 def _check(owner: str, name: str, ok: bool, value: object, need: str) -> None:
     if not ok:
-        shown = repr(value).replace("{", "{{").replace("}", "}}")
-        raise SettingError(owner, (name,), f"must be {need} ({shown})")
+        text = repr(value).replace("{", "{{").replace("}", "}}")
+        raise SettingError(owner, (name,), f"must be {need} ({text})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
             if not ok:
-                shown = f"{getattr(self, name)!r:.80}".replace("{", "{{").replace("}", "}}")
-                raise SettingError("speculative_config", (name,), f"must be {what} ({shown})")
+                text = f"{getattr(self, name)!r:.80}".replace("{", "{{").replace("}", "}}")
+                raise SettingError("speculative_config", (name,), f"must be {what} ({text})")
 
         need("method", self.method in DRAFT_METHODS, " or ".join(DRAFT_METHODS))
         need("num_speculative_tokens", _is_count(self.num_speculative_tokens), "a whole number of at least 1")
@@ -144,7 +144,7 @@ def draft_rules(
 def by_batch_size(ranges: list[list[int]], num_drafts: int, max_num_seqs: int) -> tuple[int, ...]:
     """[first, last, drafts] of batch sizes as a table by size; between and after the ranges the one before holds."""
     table = [0] * (max_num_seqs + 1)
-    for first, _, wanted in sorted(ranges):
+    for first, _, drafts in sorted(ranges):
         for size in range(first, max_num_seqs + 1):
-            table[size] = min(num_drafts, wanted)
+            table[size] = min(num_drafts, drafts)
     return tuple(table)

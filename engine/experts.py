@@ -152,8 +152,10 @@ def _expert_by_expert(
         return places.all_of(first)
 
     return (
-        stacked(lambda one: [Piece(f"{one}.{part}", inner, hidden, rows=mine) for part in (names.gate, names.up)]),
-        stacked(lambda one: [Piece(f"{one}.{names.down}", hidden, inner, columns=mine)]),
+        stacked(
+            lambda expert: [Piece(f"{expert}.{part}", inner, hidden, rows=mine) for part in (names.gate, names.up)]
+        ),
+        stacked(lambda expert: [Piece(f"{expert}.{names.down}", hidden, inner, columns=mine)]),
     )
 
 
@@ -215,16 +217,16 @@ def _fill_mxfp4(
     matrix: Mxfp4Matrix,
     name: str,
     shape: tuple[int, int, int],
-    held: slice,
+    rows: slice,
     part: tuple[slice, slice, slice],
 ) -> None:
     """shape: (experts, outputs, inputs) of the checkpoint; part: of its experts, outputs, and groups of inputs."""
     experts, outputs, inputs = shape
     groups = inputs // MXFP4_GROUP
     values = matrix.values.unflatten(-1, (-1, MXFP4_GROUP // 2))
-    source.fill(values[:, held], f"{name}_blocks", (experts, outputs, groups, MXFP4_GROUP // 2), (*part, ALL))
-    source.fill(matrix.scales[:, held], f"{name}_scales", (experts, outputs, groups), part)
-    quantized.check_powers(matrix.scales[:, held], f"{name}_scales", source)
+    source.fill(values[:, rows], f"{name}_blocks", (experts, outputs, groups, MXFP4_GROUP // 2), (*part, ALL))
+    source.fill(matrix.scales[:, rows], f"{name}_scales", (experts, outputs, groups), part)
+    quantized.check_powers(matrix.scales[:, rows], f"{name}_scales", source)
 
 
 def _fused_biases(

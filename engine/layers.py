@@ -151,12 +151,12 @@ class Vocabulary:
         padded = -(-vocab_size // (VOCAB_PAD * self.tp.size)) * VOCAB_PAD * self.tp.size
         rows = self.tp.share(padded, "padded vocabulary rows")
         self.first = rows.start
-        held = max(0, min(rows.stop, vocab_size) - rows.start)  # the others are padding, and 0
+        real = max(0, min(rows.stop, vocab_size) - rows.start)  # the others are padding, and 0
         self.weight = builder.empty(rows.stop - rows.start, hidden)
-        self.weight[held:] = 0
-        if held:
-            part = (slice(rows.start, rows.start + held), ALL)
-            builder.source.fill(self.weight[:held], f"{name}.weight", (vocab_size, hidden), part)
+        self.weight[real:] = 0
+        if real:
+            part = (slice(rows.start, rows.start + real), ALL)
+            builder.source.fill(self.weight[:real], f"{name}.weight", (vocab_size, hidden), part)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden]."""

@@ -124,15 +124,15 @@ class RandomWeights:
             first, last = bisect_left(rows, start), bisect_left(rows, stop)
             if first == last:
                 continue
-            wanted, block_shape = out[first:last], (stop - start, *shape[1:])
+            target, block_shape = out[first:last], (stop - start, *shape[1:])
             is_fp8 = out.dtype == torch.float8_e4m3fn  # of which torch draws none
-            if wanted.shape == block_shape and wanted.is_contiguous() and not is_fp8:
-                self._draw(wanted, name, start)
+            if target.shape == block_shape and target.is_contiguous() and not is_fp8:
+                self._draw(target, name, start)
             else:
                 block = torch.empty(block_shape, dtype=torch.float32 if is_fp8 else out.dtype, device=out.device)
                 inside = slice(rows[first] - start, rows[last - 1] - start + 1, rows.step)
                 drawn = self._draw(block, name, start)[(inside, *part[1:])]
-                wanted.copy_((drawn * (FP8_SPREAD / SPREAD)).clamp(-FP8_MAX, FP8_MAX) if is_fp8 else drawn)
+                target.copy_((drawn * (FP8_SPREAD / SPREAD)).clamp(-FP8_MAX, FP8_MAX) if is_fp8 else drawn)
 
     def dtype_of(self, name: str) -> torch.dtype | None:
         return None
@@ -219,10 +219,10 @@ class Checkpoint:
 
     def _check(self, where: str, stored: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Refuse a tensor of another shape, or whose values a tensor of this dtype could not stand for."""
-        found, name = tuple(stored.get_shape()), stored.get_dtype()
-        if _trimmed(found) != _trimmed(shape) or 0 < len(found) < len(shape):
+        actual, name = tuple(stored.get_shape()), stored.get_dtype()
+        if _trimmed(actual) != _trimmed(shape) or 0 < len(actual) < len(shape):
             raise InvalidInputError(
-                f"{where} has shape {list(found)}, the config says {list(shape)}; "
+                f"{where} has shape {list(actual)}, the config says {list(shape)}; "
                 "weights and config.json do not belong together"
             )
         if dtype in INTEGERS_AND_FP8:
@@ -270,8 +270,8 @@ class Checkpoint:
 
     def _layer_and_part(self, name: str) -> tuple[int, str] | None:
         """(3, "self_attn") of "model.layers.3.self_attn.q_proj.weight"; None for a tensor outside the layers."""
-        found = re.match(rf"{re.escape(self._prefix)}layers\.(\d+)\.(\w+)", name)
-        return None if found is None else (int(found[1]), found[2])
+        match = re.match(rf"{re.escape(self._prefix)}layers\.(\d+)\.(\w+)", name)
+        return None if match is None else (int(match[1]), match[2])
 
     def _find_tensors(self) -> dict[str, str]:
         index = self.directory / INDEX_NAME

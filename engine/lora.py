@@ -258,8 +258,8 @@ class LoraSlots:
                 self.rows.ranks[slot] = self.known[name].rank
             self.slot_of[name] = slot
 
-    def _free_slot(self, wanted: set[str]) -> int:
+    def _free_slot(self, needed: set[str]) -> int:
         if len(self.slot_of) < self.max_loras:
             return len(self.slot_of)
-        unused = next(name for name in self.slot_of if name not in wanted)
+        unused = next(name for name in self.slot_of if name not in needed)
         return self.slot_of.pop(unused)

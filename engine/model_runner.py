@@ -249,8 +249,8 @@ class ModelRunner:
         square = torch.zeros(16, 16, dtype=self.dtype, device=self.device)
         for bias in (None, square[0]):  # without a bias and with one are two libraries, each with its own
             torch.nn.functional.linear(square, square, bias)
-        held = requested(self.device) - square.nbytes - self._others
-        return max(0, held - sum(self._loaded()) - self.model.adapters.num_bytes)
+        size = requested(self.device) - square.nbytes - self._others
+        return max(0, size - sum(self._loaded()) - self.model.adapters.num_bytes)
 
     def _loaded(self) -> tuple[int, int]:
         """Bytes of weights and of buffers, of all models."""

@@ -34,8 +34,8 @@ class PlainMoeLayer:
         builder.source.fill(self.router, f"{name}.gate.weight", tuple(self.router.shape))
         self.correction = builder.vector(f"{name}.gate.e_score_correction_bias", facts.num_experts, dtype=torch.float32)
         names = [f"{name}.experts.{e}" for e in range(facts.num_experts)]
-        self.up_projs = [builder.outputs([(f"{one}.up_proj", facts.inner, mine)], width) for one in names]
-        self.down_projs = [builder.inputs(f"{one}.down_proj", width, facts.inner, mine) for one in names]
+        self.up_projs = [builder.outputs([(f"{expert}.up_proj", facts.inner, mine)], width) for expert in names]
+        self.down_projs = [builder.inputs(f"{expert}.down_proj", width, facts.inner, mine) for expert in names]
         self.shared = PlainMlpLayer(builder, f"{name}.shared_experts", PlainMlp(facts.shared_inner), hidden)
         self.enter = self.leave = None
         if facts.latent:

@@ -109,20 +109,20 @@ def widen(matrix: Matrix, out: torch.Tensor) -> torch.Tensor:
 
 def check_runs(spec: ModelSpec) -> None:
     """Refuse, by name and before anything is allocated, quantized weights that the engine does not run."""
-    found = spec.quantization
-    if found is None:
+    stored = spec.quantization
+    if stored is None:
         return
-    if not found.known:
-        raise _refusal(spec, found.method)
+    if not stored.known:
+        raise _refusal(spec, stored.method)
     for index, weights in enumerate(spec.layer_weights):
         for weight in weights:
-            scheme = scheme_of(found, index, weight.sources or (weight.name,)) if weight.quantizable else None
+            scheme = scheme_of(stored, index, weight.sources or (weight.name,)) if weight.quantizable else None
             if scheme is None:
                 continue
             runs = is_run_in_experts if weight.experts else is_run
-            if not runs(found.method, scheme):
+            if not runs(stored.method, scheme):
                 variant = f" {scheme.variant}" if scheme.variant else ""
-                raise _refusal(spec, f"{found.method}: {scheme.kind}{variant} of {weight.name}")
+                raise _refusal(spec, f"{stored.method}: {scheme.kind}{variant} of {weight.name}")
 
 
 def is_run(method: str, scheme: Scheme) -> bool:
@@ -349,10 +349,10 @@ def _int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empt
 
 def _scale_dtype(pieces: list[Piece], source: WeightSource) -> torch.dtype:
     """The scales' own dtype, which the fused layers must have in common: none is rounded."""
-    found = {piece.name: source.dtype_of(f"{piece.name}.scales") or torch.float16 for piece in pieces}
-    dtypes = set(found.values())
+    stored = {piece.name: source.dtype_of(f"{piece.name}.scales") or torch.float16 for piece in pieces}
+    dtypes = set(stored.values())
     if len(dtypes) > 1 or not dtypes <= set(SCALE_DTYPES):
-        names = ", ".join(f"{name}.scales {str(dtype).removeprefix('torch.')}" for name, dtype in found.items())
+        names = ", ".join(f"{name}.scales {str(dtype).removeprefix('torch.')}" for name, dtype in stored.items())
         raise UnsupportedModelError(f"{names}: the engine runs 4-bit weights with scales of one 16-bit dtype")
     return dtypes.pop()
 
@@ -370,17 +370,17 @@ def _check_packs(piece: Piece, group: int) -> None:
         need_whole(piece, "inputs", piece.local_columns, 0, group, "groups")
 
 
-def need_whole(piece: Piece, what: str, held: range, end: int, size: int, units: str) -> None:
+def need_whole(piece: Piece, what: str, share: range, end: int, size: int, units: str) -> None:
     """Refuse a rank's part that cuts through a unit; one that ends where the tensor does (`end`) does not."""
-    if held.start % size or (held.stop % size and held.stop != end):
+    if share.start % size or (share.stop % size and share.stop != end):
         raise UsageError(
-            f"tensor_parallel_size: {what} {held.start} to {held.stop} of {piece.name} cut through the {units} of "
+            f"tensor_parallel_size: {what} {share.start} to {share.stop} of {piece.name} cut through the {units} of "
             f"{size} that its quantized weights are stored in; use fewer ranks"
         )
 
 
-def _divided(held: range, size: int) -> slice:
-    return slice(held.start // size, -(-held.stop // size))
+def _divided(share: range, size: int) -> slice:
+    return slice(share.start // size, -(-share.stop // size))
 
 
 def _fill_zeros(
@@ -413,9 +413,9 @@ def _check_group_order(piece: Piece, group: int, source: WeightSource, device: t
     name = f"{piece.name}.g_idx"
     if source.dtype_of(name) is None:
         return
-    found = torch.empty(piece.inputs, dtype=torch.int32, device=device)
-    source.fill(found, name, (piece.inputs,))
-    if not torch.equal(found, torch.arange(piece.inputs, dtype=torch.int32, device=device) // group):
+    order = torch.empty(piece.inputs, dtype=torch.int32, device=device)
+    source.fill(order, name, (piece.inputs,))
+    if not torch.equal(order, torch.arange(piece.inputs, dtype=torch.int32, device=device) // group):
         raise UnsupportedModelError(
             f"{name}: groups inputs in the order of their activations (desc_act); the engine runs groups of {group} "
             "neighbors only"

@@ -41,12 +41,12 @@ def _gpu(index: int | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
-def max_model_len(spec: ModelSpec, wanted: int | None) -> int:
+def max_model_len(spec: ModelSpec, stated: int | None) -> int:
     """The longest request: what a config names, or what the model has positions for."""
-    if wanted is not None and wanted > spec.context_limit:
-        problem = f"is more than the positions of {spec.name} ({wanted} of {spec.context_limit})"
+    if stated is not None and stated > spec.context_limit:
+        problem = f"is more than the positions of {spec.name} ({stated} of {spec.context_limit})"
         raise SettingError("", ("max_model_len",), problem, "lower it")
-    return wanted or spec.max_model_len
+    return stated or spec.max_model_len
 
 
 def weight_source(directory: Path | None, config: EngineConfig, device: torch.device) -> WeightSource:

@@ -36,9 +36,9 @@ def frequencies(rotary: Rotary) -> torch.Tensor:
 def _llama3(plain: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
     """Wavelengths beyond original / low_freq_factor are stretched in full, below original / high_freq_factor not."""
     turns = scaling.original_positions * plain / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0, 1)
-    return plain * kept + plain / scaling.factor * (1 - kept)
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    share = share.clamp(0, 1)
+    return plain * share + plain / scaling.factor * (1 - share)
 
 
 def _yarn(plain: torch.Tensor, rotary: Rotary, scaling: YarnScaling) -> torch.Tensor:

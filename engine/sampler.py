@@ -135,13 +135,13 @@ class Sampled:
 
     token_ids  [num_seqs] int64
     is_bad     [num_seqs] bool: a logit is nan or +inf, or all are -inf, so the token means nothing
-    chosen     [q] float32, the chosen token's log-probability in the rows of `wanted`
+    chosen     [q] float32, the chosen token's log-probability in the rows of `logprob_rows`
     top_ids    [q, n] int32 and top [q, n] float32: the n most likely tokens of these rows
     """
 
     token_ids: Tensor
     is_bad: Tensor
-    wanted: LogprobRows | None = None
+    logprob_rows: LogprobRows | None = None
     chosen: Tensor | None = None
     top_ids: Tensor | None = None
     top: Tensor | None = None
@@ -169,9 +169,9 @@ class Sampled:
 
     def _host_logprobs(self, words: Tensor) -> list[TokenLogprobs | None]:
         rows: list[TokenLogprobs | None] = [None] * self.token_ids.numel()
-        if self.wanted is None:
+        if self.logprob_rows is None:
             return rows
-        q = len(self.wanted.order)
+        q = len(self.logprob_rows.order)
         num_top = (words.numel() // q - 1) // 2
         chosen, top_ids, top = words.split([q, q * num_top, q * num_top])
         columns = (
@@ -179,7 +179,7 @@ class Sampled:
             top_ids.view(q, num_top).tolist(),
             top.view(torch.float32).view(q, num_top).tolist(),
         )
-        for row, n, value, ids, values in zip(self.wanted.order, self.wanted.nums, *columns, strict=True):
+        for row, n, value, ids, values in zip(self.logprob_rows.order, self.logprob_rows.nums, *columns, strict=True):
             rows[row] = TokenLogprobs(value, tuple(zip(ids[:n], values[:n], strict=True)))
         return rows
 
@@ -264,14 +264,14 @@ def lowest_kept(logits: Tensor, best: Tensor, draws: Draws, kernels: ModuleType 
     return cut if floors is None else torch.maximum(floors, cut)
 
 
-def _with_logprobs(sampled: Sampled, logits: Tensor, wanted: LogprobRows) -> Sampled:
-    num_top = min(max(wanted.nums), logits.shape[1])
+def _with_logprobs(sampled: Sampled, logits: Tensor, rows: LogprobRows) -> Sampled:
+    num_top = min(max(rows.nums), logits.shape[1])
     parts = [
-        logprobs_part(logits[wanted.rows[part]].float(), sampled.token_ids[wanted.rows[part], None], num_top)
-        for part in torch_backend.parts_of(len(wanted.order), logits.shape[1])
+        logprobs_part(logits[rows.rows[part]].float(), sampled.token_ids[rows.rows[part], None], num_top)
+        for part in torch_backend.parts_of(len(rows.order), logits.shape[1])
     ]
     chosen, top_ids, top = (torch.cat(column) for column in zip(*parts, strict=True))
-    return replace(sampled, wanted=wanted, chosen=chosen, top_ids=top_ids, top=top)
+    return replace(sampled, logprob_rows=rows, chosen=chosen, top_ids=top_ids, top=top)
 
 
 def logprobs_part(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -406,8 +406,8 @@ class Sampler:
 
     def _carry_over(self, old: Penalties, new: Penalties) -> None:
         """Carry over the counts of sequences that stay."""
-        at = {seq: row for row, seq in enumerate(old.seqs)}
-        stay = [(at[seq], row) for row, seq in enumerate(new.seqs) if seq in at]
+        row_of = {seq: row for row, seq in enumerate(old.seqs)}
+        stay = [(row_of[seq], row) for row, seq in enumerate(new.seqs) if seq in row_of]
         if not stay:
             return
         old_rows, new_rows = (self._tensor(list(rows), np.int64) for rows in zip(*stay, strict=True))
@@ -428,10 +428,10 @@ class Sampler:
         )
 
     def logprob_rows(self, params: list[SamplingParams]) -> LogprobRows | None:
-        wanted = [(i, p.logprobs) for i, p in enumerate(params) if p.logprobs is not None]
-        if not wanted:
+        asking = [(i, p.logprobs) for i, p in enumerate(params) if p.logprobs is not None]
+        if not asking:
             return None
-        order, nums = zip(*wanted, strict=True)
+        order, nums = zip(*asking, strict=True)
         return LogprobRows(self._tensor(list(order), np.int64), nums, order)
 
     def _column(self, values: Any, dtype: type[np.generic]) -> Tensor:
@@ -457,9 +457,9 @@ class Sampler:
             for seq, known, tokens in zip(penalties.seqs, penalties.num_counted, fresh, strict=True)
             for i in range(len(tokens))
         ]
-        at, tokens, output = self._for_now(np.array([rows, list(chain(*fresh)), is_output], np.int64))
-        penalties.seen[at, tokens] = True
-        penalties.counts.index_put_((at, tokens), output.int(), accumulate=True)
+        owners, tokens, output = self._for_now(np.array([rows, list(chain(*fresh)), is_output], np.int64))
+        penalties.seen[owners, tokens] = True
+        penalties.counts.index_put_((owners, tokens), output.int(), accumulate=True)
         penalties.num_counted[:] = [seq.num_tokens for seq in penalties.seqs]
 
     def _count_in_flight(self, penalties: Penalties, before: list[Sequence], last: Tensor) -> None:
@@ -472,9 +472,9 @@ class Sampler:
         if not ahead:
             return
         row_of = {seq: row for row, seq in enumerate(before)}
-        at, source = self._for_now(np.array([ahead, [row_of[penalties.seqs[row]] for row in ahead]], np.int64))
+        owners, source = self._for_now(np.array([ahead, [row_of[penalties.seqs[row]] for row in ahead]], np.int64))
         tokens = last[source]
-        penalties.seen[at, tokens] = True
-        penalties.counts[at, tokens] += 1  # a row occurs once
+        penalties.seen[owners, tokens] = True
+        penalties.counts[owners, tokens] += 1  # a row occurs once
         for row in ahead:
             penalties.num_counted[row] += 1

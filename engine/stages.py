@@ -206,20 +206,20 @@ class Expected:
     """What the last stage will tell of a step, which all ranks know the shape of."""
 
     num_seqs: int
-    wanted: LogprobRows | None
+    logprob_rows: LogprobRows | None
     num_sampled: int  # words of the sampled tokens and their log-probabilities
     prompts: PromptRows | None
     num_top: int  # of each row of prompts
 
     @classmethod
     def of(
-        cls, arrays: BatchArrays, params: list[SamplingParams], wanted: LogprobRows | None, vocab_size: int
+        cls, arrays: BatchArrays, params: list[SamplingParams], logprob_rows: LogprobRows | None, vocab_size: int
     ) -> "Expected":
         prompts, num_sampled = PromptRows.of(arrays, params), 2 * len(arrays.seqs)
-        if wanted is not None:
-            num_sampled += len(wanted.order) * (1 + 2 * min(max(wanted.nums), vocab_size))
+        if logprob_rows is not None:
+            num_sampled += len(logprob_rows.order) * (1 + 2 * min(max(logprob_rows.nums), vocab_size))
         num_top = 0 if prompts is None else min(max(prompts.nums), vocab_size)
-        return cls(len(arrays.seqs), wanted, num_sampled, prompts, num_top)
+        return cls(len(arrays.seqs), logprob_rows, num_sampled, prompts, num_top)
 
     @property
     def num_words(self) -> int:
@@ -232,4 +232,4 @@ class Expected:
         token_ids, is_bad = sampled[: 2 * self.num_seqs].view(2, -1)
         if self.prompts is not None:
             scores = PromptScores.of_words(self.prompts, words[self.num_sampled :], self.num_top)
-        return SampledAhead(Sampled(token_ids, is_bad, self.wanted), Announced(sampled, None, work), scores)
+        return SampledAhead(Sampled(token_ids, is_bad, self.logprob_rows), Announced(sampled, None, work), scores)

@@ -380,7 +380,7 @@ class StateBlockManager(BlockManager):
     def _num_wanted(
         self, seq: Sequence, hit: PrefixHit, num_tokens: int, num_slots: int, bounds: tuple[int | None, ...]
     ) -> int:
-        wanted = self._num_revived(hit)
+        needed = self._num_revived(hit)
         is_partial = hit.num_tokens % self.block_size != 0
         for g, (group, blocks) in enumerate(zip(self.groups, hit.blocks, strict=True)):
             if isinstance(group, MambaGroup):
@@ -388,12 +388,12 @@ class StateBlockManager(BlockManager):
                     return self.pool.num_blocks + 1  # more than there are: not in the step that computes it
                 known = StateTable()
                 known.checkpoint = self._checkpoint(seq, g, known, list(blocks), hit.num_tokens, num_tokens)
-                wanted += self._num_new_states(group, known, len(blocks), num_tokens, has_copy=is_partial)
+                needed += self._num_new_states(group, known, len(blocks), num_tokens, has_copy=is_partial)
                 continue
             new, bound = self._num_new(group, len(blocks), num_slots), bounds[g]
-            wanted += new if bound is None else max(0, min(new, bound - len(blocks)))
-            wanted += is_partial
-        return wanted
+            needed += new if bound is None else max(0, min(new, bound - len(blocks)))
+            needed += is_partial
+        return needed
 
     def _num_new_states(
         self, group: MambaGroup, known: StateTable, num_places: int, num_tokens: int, *, has_copy: bool

@@ -75,11 +75,11 @@ def step_tensors(
     num_groups, lens = len(arrays.block_tables), arrays.context_lens[: arrays.num_decodes]
     plans = {planner: planner.plan(lens) for planner in set(planners)} if len(lens) else {}
     rows, queries = _tiles(arrays, queries_of_tile)
-    wanted = arrays.last_tokens if arrays.logit_tokens is None else arrays.logit_tokens
+    sampled = arrays.last_tokens if arrays.logit_tokens is None else arrays.logit_tokens
     sent = iter(
         all_on_device(
             [
-                arrays.token_ids, arrays.positions, wanted, *arrays.slot_mapping, arrays.context_lens,
+                arrays.token_ids, arrays.positions, sampled, *arrays.slot_mapping, arrays.context_lens,
                 arrays.query_start, *arrays.block_tables, *(plan.rows for plan in plans.values()), *rows,
             ],
             device,

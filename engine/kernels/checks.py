@@ -57,10 +57,10 @@ def forget() -> None:
         answers.clear()
 
 
-def need(argument: str, ok: bool, what: str, value: object, *told: object) -> None:
+def need(argument: str, ok: bool, what: str, value: object, *words: object) -> None:
     """Raise `argument: must be WHAT (VALUE)` unless ok; `told` fills the braces in `what`."""
     if not ok:
-        raise ValueError(f"{argument} must be {what.format(*told)} ({value})")
+        raise ValueError(f"{argument} must be {what.format(*words)} ({value})")
 
 
 def need_rows(argument: str, tensor: torch.Tensor, dims: int, dtypes: tuple[torch.dtype, ...]) -> None:

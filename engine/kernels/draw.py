@@ -120,10 +120,10 @@ def sum_parts_kernel(
 @triton.jit
 def first_above(weights, before, target, N: tl.constexpr):
     """The first of N whose running sum, begun with `before`, is above the target; else the last that adds to it."""
-    at = tl.arange(0, N)
+    places = tl.arange(0, N)
     is_above = (before + tl.cumsum(weights, 0) > target) & (weights > 0)
-    first = tl.min(tl.where(is_above, at, N), 0)
-    last = tl.max(tl.where(weights > 0, at, 0), 0)
+    first = tl.min(tl.where(is_above, places, N), 0)
+    last = tl.max(tl.where(weights > 0, places, 0), 0)
     return tl.where(first < N, first, last)
 
 

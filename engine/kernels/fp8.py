@@ -122,8 +122,8 @@ def scaled_product(
     """
     if dtype == torch.bfloat16 and scales_rows(x.device.type):
         return torch._scaled_mm(x, values.T, scale_a=x_scales, scale_b=row_scales[None], out_dtype=dtype)
-    one = torch.ones((), device=x.device)
-    y = torch._scaled_mm(x, values.T, scale_a=one, scale_b=one, out_dtype=torch.float32)
+    unit = torch.ones((), device=x.device)
+    y = torch._scaled_mm(x, values.T, scale_a=unit, scale_b=unit, out_dtype=torch.float32)
     return (y * x_scales * row_scales).to(dtype)
 
 

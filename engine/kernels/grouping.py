@@ -29,10 +29,10 @@ class Grouping:
 def count_rows_kernel(counts_ptr, ids_ptr, num_rows, BLOCK: tl.constexpr):
     """Grid (num_experts,): how many rows each expert has."""
     expert = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     mine = tl.zeros([BLOCK], tl.int32)
     for start in range(0, num_rows, BLOCK):
-        ids = tl.load(ids_ptr + start + at, mask=start + at < num_rows, other=-1)
+        ids = tl.load(ids_ptr + start + offsets, mask=start + offsets < num_rows, other=-1)
         mine += (ids == expert).to(tl.int32)
     tl.store(counts_ptr + expert, tl.sum(mine, 0))
 
@@ -55,10 +55,10 @@ def group_rows_kernel(
     """
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
-    at = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     if counts_ptr is None:
-        all_ids = tl.load(ids_ptr + at, mask=at < num_rows, other=0).to(tl.int32)
-        counts = tl.histogram(all_ids, EXPERTS, mask=at < num_rows)
+        all_ids = tl.load(ids_ptr + offsets, mask=offsets < num_rows, other=0).to(tl.int32)
+        counts = tl.histogram(all_ids, EXPERTS, mask=offsets < num_rows)
     else:
         counts = tl.load(counts_ptr + experts, mask=experts < num_experts, other=0)
     tiles = (counts + BLOCK_M - 1) // BLOCK_M
@@ -66,19 +66,19 @@ def group_rows_kernel(
     last = tl.sum(tl.where(experts <= expert, tiles, 0), 0)
     if expert == num_experts - 1:  # tiles that no expert needs
         for start in range(last, num_tiles, BLOCK):
-            tl.store(tile_experts_ptr + start + at, -1, mask=start + at < num_tiles)
+            tl.store(tile_experts_ptr + start + offsets, -1, mask=start + offsets < num_tiles)
     place = first * BLOCK_M
     if last > first:
         for start in range(0, num_rows, BLOCK):
-            ids = tl.load(ids_ptr + start + at, mask=start + at < num_rows, other=-1)
+            ids = tl.load(ids_ptr + start + offsets, mask=start + offsets < num_rows, other=-1)
             is_mine = (ids == expert).to(tl.int32)
             places = place + tl.cumsum(is_mine, 0) - 1
-            tl.store(rows_ptr + places, (start + at).to(tl.int64), mask=is_mine > 0)
+            tl.store(rows_ptr + places, (start + offsets).to(tl.int64), mask=is_mine > 0)
             place += tl.sum(is_mine, 0)
         in_tile = tl.arange(0, BLOCK_M)
         tl.store(rows_ptr + place + in_tile, num_rows.to(tl.int64), mask=place + in_tile < last * BLOCK_M)
         for start in range(first, last, BLOCK):
-            tl.store(tile_experts_ptr + start + at, expert, mask=start + at < last)
+            tl.store(tile_experts_ptr + start + offsets, expert, mask=start + offsets < last)
 
 
 def group_rows(expert_ids: torch.Tensor, num_experts: int, block_m: int) -> Grouping:

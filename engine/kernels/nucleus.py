@@ -33,14 +33,14 @@ def weight_above(
 ):
     """The number of tokens above each of three thresholds, or the sum of their weights."""
     a, b, c = a.to(tl.int32), b.to(tl.int32), c.to(tl.int32)
-    at = tl.arange(0, N)
+    lanes = tl.arange(0, N)
     DTYPE: tl.constexpr = tl.int32 if COUNT else tl.float64
     above_a = tl.zeros([N], DTYPE)
     above_b = tl.zeros([N], DTYPE)
     above_c = tl.zeros([N], DTYPE)
     for start in range(0, vocab_size, N):
         # Past the end is -inf: no threshold is below it, but the one under which all weights lie, and it weighs 0.
-        logits = tl.load(row_ptr + start + at, mask=start + at < vocab_size, other=float("-inf")).to(tl.float32)
+        logits = tl.load(row_ptr + start + lanes, mask=start + lanes < vocab_size, other=float("-inf")).to(tl.float32)
         images = ordered(logits) >> SPARE
         if COUNT:
             above_a += (images > a).to(tl.int32)

@@ -82,24 +82,24 @@ def route_kernel(
     if correction_ptr is not None:
         choice += tl.load(correction_ptr + ids, mask=is_expert, other=0.0)
     if NUM_GROUPS > 1:
-        kept = kept_groups(choice, ids, is_expert, correction_ptr is not None, TOP_GROUPS, GROUPS)
-        choice = tl.where(kept[:, None], choice, float("-inf"))
+        is_open = kept_groups(choice, ids, is_expert, correction_ptr is not None, TOP_GROUPS, GROUPS)
+        choice = tl.where(is_open[:, None], choice, float("-inf"))
 
     keys = tl.where(is_expert, keys_of(choice, ids), USED)
-    at = tl.arange(0, CHOICES)
+    places = tl.arange(0, CHOICES)
     chosen_ids = tl.zeros([CHOICES], tl.int32)
     chosen = tl.zeros([CHOICES], tl.float32)
     for i in tl.static_range(TOP_K):
         best = tl.max(tl.max(keys, 1), 0)
         is_best = keys == best
-        chosen_ids = tl.where(at == i, id_of(best), chosen_ids)
-        chosen = tl.where(at == i, tl.sum(tl.sum(tl.where(is_best, scores, 0.0), 1), 0), chosen)
+        chosen_ids = tl.where(places == i, id_of(best), chosen_ids)
+        chosen = tl.where(places == i, tl.sum(tl.sum(tl.where(is_best, scores, 0.0), 1), 0), chosen)
         keys = tl.where(is_best, USED, keys)
     if RENORMALIZE:
         chosen = tl.div_rn(chosen, tl.sum(chosen, 0) + 1e-20)
-    mask = at < TOP_K
-    tl.store(ids_ptr + token * TOP_K + at, chosen_ids.to(tl.int64), mask=mask)
-    tl.store(weights_ptr + token * TOP_K + at, chosen * scale, mask=mask)
+    mask = places < TOP_K
+    tl.store(ids_ptr + token * TOP_K + places, chosen_ids.to(tl.int64), mask=mask)
+    tl.store(weights_ptr + token * TOP_K + places, chosen * scale, mask=mask)
 
 
 def route(

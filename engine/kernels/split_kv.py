@@ -155,10 +155,10 @@ def own_work_list(planner: SplitPlanner, context_lens: torch.Tensor) -> WorkList
 
     The plan is kept until somebody writes to these lengths: a second call can be captured in a CUDA graph.
     """
-    kept: _Kept | None = _kept.get(context_lens)
+    last: _Kept | None = _kept.get(context_lens)
     version = -1 if context_lens.is_inference() else context_lens._version  # what counts writes, where they are counted
-    if kept is not None and version >= 0 and kept[:2] == (version, planner):
-        return kept.work
+    if last is not None and version >= 0 and last[:2] == (version, planner):
+        return last.work
     plan = planner.plan(context_lens.cpu().numpy())
     rows = torch.from_numpy(plan.rows).to(context_lens.device)
     work = WorkList(rows, plan.sizes, len(context_lens), planner.window)

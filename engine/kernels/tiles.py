@@ -62,7 +62,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Trial:
     """How a tile was found: where, by which code, when, and what it takes beside the default tile."""
 
     gpu: str
@@ -76,7 +76,7 @@ class Found:
 class Entry:
     key: Key
     tile: AttentionTile
-    found: Found
+    trial: Trial
 
 
 def read_tiles(path: Path) -> dict[Key, Entry]:
@@ -109,19 +109,19 @@ def document_of(entries: Mapping[Key, Entry]) -> dict[str, Any]:
     ordered = [entries[key] for key in sorted(entries)]
     return {
         "schema": SCHEMA,
-        "entries": [{**e.key._asdict(), "tile": asdict(e.tile), "found": asdict(e.found)} for e in ordered],
+        "entries": [{**e.key._asdict(), "tile": asdict(e.tile), "found": asdict(e.trial)} for e in ordered],
     }
 
 
 def _entry(value: Any) -> Entry:
     _need_keys("it", value, {*Key._fields, "tile", "found"})
     _need_keys("tile", value["tile"], {field.name for field in fields(AttentionTile)})
-    _need_keys("found", value["found"], {field.name for field in fields(Found)})
+    _need_keys("found", value["found"], {field.name for field in fields(Trial)})
     _check_key(value)
     _check_tile(value["tile"], value)
-    _check_found(value["found"])
+    _check_trial(value["found"])
     key = Key(**{name: value[name] for name in Key._fields})
-    return Entry(key, AttentionTile(**value["tile"]), Found(**value["found"]))
+    return Entry(key, AttentionTile(**value["tile"]), Trial(**value["found"]))
 
 
 def _check_key(value: dict[str, Any]) -> None:
@@ -145,12 +145,12 @@ def _check_tile(tile: dict[str, Any], key: dict[str, Any]) -> None:
     _need("block_m", tile["block_m"], key["kernel"] != "prefill" or tile["block_m"] >= key["group"])
 
 
-def _check_found(found: dict[str, Any]) -> None:
+def _check_trial(trial: dict[str, Any]) -> None:
     for name in ("gpu", "commit"):
-        _need(name, found[name], isinstance(found[name], str) and found[name] != "")
-    _need("utc", found["utc"], isinstance(found["utc"], str) and _is_date(found["utc"]))
+        _need(name, trial[name], isinstance(trial[name], str) and trial[name] != "")
+    _need("utc", trial["utc"], isinstance(trial["utc"], str) and _is_date(trial["utc"]))
     for name in ("us", "default_us"):
-        number = found[name]
+        number = trial[name]
         _need(name, number, type(number) in (int, float) and math.isfinite(number) and number > 0)
 
 

@@ -45,21 +45,21 @@ def store_kv(
     v_scale: float = 1.0,
 ) -> None:
     """Write each token's K and V [num_tokens, num_kv_heads, head_dim] into its slot; a negative slot is skipped."""
-    slots, kept = _slots(slot_mapping)
+    slots, written = _slots(slot_mapping)
     for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
-        _write(cache, slots, x if kept is None else x[kept], scale)
+        _write(cache, slots, x if written is None else x[written], scale)
 
 
 def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Write each token's latent [num_tokens, width] into its slot of cache [num_blocks, block_size, width]."""
-    slots, kept = _slots(slot_mapping)
-    _write(cache, slots, latent if kept is None else latent[kept], 1.0)
+    slots, written = _slots(slot_mapping)
+    _write(cache, slots, latent if written is None else latent[written], 1.0)
 
 
 def _slots(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The slots to write, and which tokens they belong to (None: all)."""
-    kept = slot_mapping >= 0
-    return (slot_mapping, None) if bool(kept.all()) else (slot_mapping[kept], kept)
+    written = slot_mapping >= 0
+    return (slot_mapping, None) if bool(written.all()) else (slot_mapping[written], written)
 
 
 def _write(cache: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, scale: float) -> None:
@@ -394,8 +394,8 @@ def route(
     if groups > 1:
         grouped = choice.unflatten(-1, (groups, -1))
         best = grouped.amax(-1) if correction is None else grouped.topk(2, -1).values.sum(-1)
-        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(top_groups, -1).indices, True)
-        choice = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
+        is_open = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(top_groups, -1).indices, True)
+        choice = grouped.masked_fill(~is_open[..., None], float("-inf")).flatten(-2)
     ids = choice.topk(top_k, -1).indices
     weights = scores.gather(-1, ids)
     if renormalize:
@@ -521,12 +521,12 @@ def nucleus_floors(
     return floors
 
 
-def _parts_with(wanted: torch.Tensor, width: int) -> Iterator[slice | torch.Tensor]:
+def _parts_with(chosen: torch.Tensor, width: int) -> Iterator[slice | torch.Tensor]:
     """Rows, as many at a time as PART_ELEMENTS hold: those wanted on a CPU; all on a GPU, which would be waited for."""
-    if wanted.device.type != "cpu" or bool(wanted.all()):
-        yield from parts_of(len(wanted), width)
+    if chosen.device.type != "cpu" or bool(chosen.all()):
+        yield from parts_of(len(chosen), width)
     else:
-        rows = wanted.nonzero()[:, 0]
+        rows = chosen.nonzero()[:, 0]
         for part in parts_of(len(rows), width):
             yield rows[part]
 

@@ -285,8 +285,8 @@ def scripted_tune(place: Place, monkeypatch: pytest.MonkeyPatch, only: Target = 
 def test_the_table_gets_the_winner_over_what_it_had_and_the_engine_uses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = Entry(replace_key(), AttentionTile(32, 4, 2), tiles.Found("NVIDIA H200", "old", "2026-01-01", 5.0, 6.0))
-    stale = Entry(DECODE.key(90), AttentionTile(32, 4, 2), old.found)
+    old = Entry(replace_key(), AttentionTile(32, 4, 2), tiles.Trial("NVIDIA H200", "old", "2026-01-01", 5.0, 6.0))
+    stale = Entry(DECODE.key(90), AttentionTile(32, 4, 2), old.trial)
     (tmp_path / "tiles.json").write_text(json.dumps(tiles.document_of({e.key: e for e in (old, stale)})))
     scripted_tune(Place(tmp_path, tmp_path / "tiles.json", WHERE), monkeypatch)
     read = tiles.read_tiles(tmp_path / "tiles.json")
@@ -294,7 +294,7 @@ def test_the_table_gets_the_winner_over_what_it_had_and_the_engine_uses_it(
     new = read[DECODE.key(90)]
     assert new.tile == AttentionTile(128, 8, 2, programs=6)
     # the default takes 200 us less one per program, of which it has 3
-    assert (new.found.gpu, new.found.commit, new.found.us, new.found.default_us) == ("NVIDIA H200", "c0ffee", 94, 197)
+    assert (new.trial.gpu, new.trial.commit, new.trial.us, new.trial.default_us) == ("NVIDIA H200", "c0ffee", 94, 197)
     monkeypatch.setattr(configs, "TILES", tmp_path / "tiles.json")
     configs.tuned.cache_clear()
     assert configs.decode_tile(*_LLAMA, group=4, block_size=16) == new.tile
