@@ -5,7 +5,7 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo gallery demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin test-lowest times sbom hashes audit pins
+.PHONY: demo gallery demo-engine demo-serve test test-full test-exhaustive compile-table gpu constraints test-twin test-lowest times sbom hashes verify-hashes audit pins
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, each of which would compile kvplan anew
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
@@ -92,11 +92,17 @@ sbom: .venv/dev.stamp
 	mkdir -p build
 	.venv/bin/python -m tests.support.materials sbom > build/sbom.json
 
-# The recorded versions with their hashes, for `pip install --require-hashes --no-deps -r` on a machine of the same kind.
+# The recorded versions with PyPI's own hashes, whatever other indexes this machine uses: for `pip install --require-hashes --no-deps -r`
+# on a machine of the same kind (Linux, x86-64). Both targets download all of them, about 2 GB.
+PYPI = PIP_CONFIG_FILE=/dev/null .venv/bin/pip --isolated
 hashes: .venv/dev.stamp
 	mkdir -p build
-	.venv/bin/pip install --quiet --dry-run --ignore-installed --no-deps --report build/report.json -r $(RECORDED)
-	.venv/bin/python -m tests.support.materials hashes build/report.json > $(RECORDED:.txt=.hashes.txt)
+	$(PYPI) install --quiet --dry-run --ignore-installed --no-deps --report build/report.json -r $(RECORDED)
+	{ echo '# What PyPI serves for $(RECORDED) (Linux, x86-64); `make hashes` writes this, `make verify-hashes` downloads and compares.'; \
+		.venv/bin/python -m tests.support.materials hashes build/report.json; } > $(RECORDED:.txt=.hashes.txt)
+
+verify-hashes: .venv/bin/pip
+	$(PYPI) download --quiet --require-hashes --no-deps --dest build/wheels -r $(RECORDED:.txt=.hashes.txt)
 
 # Known vulnerabilities of the recorded versions, where the network lets it.
 audit: .venv/bin/pip

@@ -13,9 +13,10 @@ import json
 import random
 import socket
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
+
+from benchmarks.attacks.outcomes import Tally
 
 TEXTS = (
     "", " ", "Hello world", "\n", "日本", "\U0001f600", "\x00", "<|im_start|>", "x" * 300, "{{ 7*7 }}",
@@ -100,20 +101,20 @@ def leave(port: int, path: str, data: bytes) -> None:
         )
 
 
-def attack(port: int, count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Counts by kind, and a line for each request that broke something."""
-    rng, counts, broken = random.Random(seed), Counter[str](), list[str]()
+def attack(port: int, count: int, seed: int) -> Tally:
+    """The same requests for the same seed."""
+    rng, tally = random.Random(seed), Tally()
     for number in range(count):
         kind, path, data = drawn(rng)
-        counts[kind] += 1
+        tally.counts[kind] += 1
         if kind == "left":
             leave(port, path, data)
             continue
         is_refused, problem = fault(port, path, data)
-        counts["refused"] += is_refused
+        tally.counts["refused"] += is_refused
         if problem is not None:
-            broken.append(f"request {number}, {kind}, {path}: {problem}; {data[:300]!r}")
-    return counts, broken
+            tally.broken.append(f"request {number}, {kind}, {path}: {problem}; {data[:300]!r}")
+    return tally
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,11 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=5)
     options = parser.parse_args(argv)
-    counts, broken = attack(options.port, options.count, options.seed)
-    kinds = ", ".join(f"{counts[kind]} {kind}" for kind in ("valid", "mutated", "bytes", "left"))
-    print(f"{options.count} tried ({kinds}), {counts['refused']} refused, {len(broken)} broke")
-    print("\n".join(broken[:25]), end="\n" if broken else "")
-    return int(bool(broken))
+    return attack(options.port, options.count, options.seed).closing()
 
 
 if __name__ == "__main__":

@@ -63,7 +63,8 @@ def with_command(options: CheckOptions) -> CheckOptions:
             where, "starts no server that kvplan plans", f"name its process; {policy_init.LISTED}"
         ) from None
     except KvplanError as error:
-        raise error.renamed("--from-command", f"--from-pid {options.from_pid}") from None
+        name = f"--from-pid {options.from_pid}"
+        raise error.map_all(lambda wrong: wrong.renamed("--from-command", name)) from None
     return replace(options, from_command=shlex.join(words), from_pid=None)
 
 

@@ -141,7 +141,8 @@ class Faults:
         except KvplanError as error:
             if error.exit_code != KvplanError.exit_code:
                 raise
-            self.errors += [wrong.changed(others=()) for wrong in error.all]
+            lines = {str(wrong) for wrong in self.errors}
+            self.errors += [wrong.changed(others=()) for wrong in error.all if str(wrong) not in lines]
 
     def refuse(self) -> None:
         """Raise the first error, with the others, if there is any."""

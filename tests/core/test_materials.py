@@ -5,7 +5,7 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 
 from tests.support.lowest import lowest
-from tests.support.materials import hashed, sbom
+from tests.support.materials import hashed, normalized, sbom
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,6 +32,19 @@ def test_hashes_are_those_of_pips_report() -> None:
         ],
     }
     assert hashed(report) == [f"some-name==1.0 --hash=sha256:{'ab' * 32}"]
+
+
+def test_every_recorded_version_has_a_hash() -> None:
+    """What `make hashes` writes is of the versions that `make constraints` wrote."""
+    folder = ROOT / "constraints"
+    recorded, lines = (
+        [line for line in (folder / name).read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+        for name in ("py311.txt", "py311.hashes.txt")
+    )
+    names = (requirement.partition("==") for requirement in recorded)
+    versions = sorted(f"{normalized(name)}=={version}" for name, _, version in names)
+    assert [line.partition(" ")[0] for line in lines] == versions
+    assert all(re.fullmatch(r"\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
 
 
 def test_the_lower_bounds_are_tested_with_every_requirement() -> None:

@@ -6,8 +6,8 @@ from tests.support.serving import serving, twin
 
 def test_random_requests_break_nothing() -> None:
     with serving(twin()) as server:
-        counts, broken = attack(server.port, count=150, seed=5)
-        assert broken == []
+        tally = attack(server.port, count=150, seed=5)
+        assert tally.broken == []
         assert server.post("/v1/completions", prompt="Hello world", max_tokens=5)["usage"]["completion_tokens"] == 5
-    assert counts["valid"] > 60
-    assert 10 < counts["refused"] < 90
+    assert tally.counts["valid"] > 60
+    assert 10 < tally.counts["refused"] < 90
