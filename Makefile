@@ -104,12 +104,12 @@ hashes: .venv/dev.stamp
 verify-hashes: .venv/bin/pip
 	$(PYPI) download --quiet --require-hashes --no-deps --dest build/wheels -r $(RECORDED:.txt=.hashes.txt)
 
-# Known vulnerabilities of the recorded versions, where the network lets it.
+# Known vulnerabilities of the recorded versions, where the network lets it; one that could not be looked up is an error.
 audit: .venv/bin/pip
 	@test -x build/audit/bin/pip-audit || { $(PYTHON) -m venv build/audit && \
 		build/audit/bin/pip install --quiet pip-audit 2> build/audit/install.log; } || \
 		{ echo 'audit: pip-audit cannot be installed (see build/audit/install.log); nothing was checked' >&2; exit 1; }
-	build/audit/bin/pip-audit --no-deps --disable-pip -r $(RECORDED)
+	build/audit/bin/pip-audit --strict --require-hashes --disable-pip -r $(RECORDED:.txt=.hashes.txt)
 
 # The base image by its digest, as its registry names it today (needs docker and a network); no digest is typed.
 IMAGE := python:3.12-slim
