@@ -86,6 +86,7 @@ constraints: .venv/dev.stamp
 	.venv/bin/pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev]'
 	{ echo '# What CI installed last. `make constraints` upgrades everything within the bounds of pyproject.toml and writes this.'; \
 		.venv/bin/pip freeze --exclude-editable | sed -E '/ @ /d; s/\+.*//'; } > $(RECORDED)
+	$(MAKE) --no-print-directory hashes
 
 # What is installed: a CycloneDX bill of materials. Needs no network.
 sbom: .venv/dev.stamp

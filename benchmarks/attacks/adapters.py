@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.attacks.outcomes import Outcome, Tally, command
+from benchmarks.attacks.outcomes import Outcome, Tally, command, replaced
 
 MODEL = "smollm2-135m"
 NUM_LAYERS, BYTES = 30, {"F32": 4, "F16": 2, "BF16": 2}
@@ -140,12 +140,12 @@ def headers() -> Iterator[tuple[str, bytes, int | None]]:
 def special(path: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Files that are none, or endless; each change is made to a copy of a good adapter at `path`."""
     config, weights = path / "adapter_config.json", path / WEIGHTS
-    yield "FIFO for a config", lambda: (config.unlink(), os.mkfifo(config))
-    yield "FIFO for weights", lambda: (weights.unlink(), os.mkfifo(weights))
-    yield "endless config", lambda: (config.unlink(), config.symlink_to("/dev/zero"))
+    yield "FIFO for a config", lambda: replaced(config, os.mkfifo)
+    yield "FIFO for weights", lambda: replaced(weights, os.mkfifo)
+    yield "endless config", lambda: replaced(config, lambda path: path.symlink_to("/dev/zero"))
     yield "config of 3 GiB", lambda: os.truncate(config, 3 << 30)
     yield "weights of 3 bytes", lambda: weights.write_bytes(b"123")
-    yield "folder for weights", lambda: (weights.unlink(), weights.mkdir())
+    yield "folder for weights", lambda: replaced(weights, Path.mkdir)
     yield (
         "pickled weights",
         lambda: weights.rename(path / "adapter_model.bin").write_bytes(

@@ -44,8 +44,8 @@ def schema_fault(outcome: Outcome) -> str | None:
         name = document["schema"].removeprefix("kvplan/").partition("@")[0]
     except (ValueError, TypeError, KeyError) as error:
         return f"no document ({error}): {outcome.out[:100]!r}"
-    for error in validator(name).iter_errors(document):
-        return f"{error.json_path}: {error.message[:150]}"
+    for fault in validator(name).iter_errors(document):
+        return f"{fault.json_path}: {fault.message[:150]}"
     if outcome.is_refused and (name, document.get("exit_code")) != ("error", outcome.code):
         return f"exit code {outcome.code} with {name}, exit_code {document.get('exit_code')}"
     return None

@@ -3,10 +3,12 @@
 import contextlib
 import io
 import resource
+import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from unicodedata import category
 
 from kvplan.cli.main import main
@@ -34,7 +36,7 @@ class Outcome:
         return self.code in (2, 3)
 
     def fault(self) -> str | None:
-        """What no command may do; None for an answer, and for a refusal in one line."""
+        """What no command may do; None for an answer, and for a refusal with a line for each fault."""
         if self.code is None:
             return "did not end"
         if self.code not in CODES or "Traceback" in self.err or "internal error" in self.err:
@@ -43,8 +45,9 @@ class Outcome:
             return f"took {self.grown_kib >> 10:,} MiB more"
         if any(category(sign).startswith("C") and sign != "\n" for sign in set(self.out + self.err)):
             return "printed a control character"
-        if self.is_refused and self.err.count("kvplan: error: ") != 1:
-            return f"exit code {self.code} without one line of error: {self.err[-300:]}"
+        lines = [line for line in self.err.splitlines() if line.startswith("kvplan: error: ")]
+        if self.is_refused and (not lines or len(set(lines)) < len(lines)):
+            return f"exit code {self.code} with {len(lines)} lines of error, {len(set(lines))} of them different"
         return None
 
 
@@ -99,6 +102,15 @@ def limited() -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
+
+
+def replaced(path: Path, make: Callable[[Path], object]) -> None:
+    """Make something else of a file or of an empty folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    make(path)
 
 
 def peak_kib() -> int:

@@ -13,13 +13,14 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.attacks.outcomes import Tally, command
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
 ROOT = Path(__file__).resolve().parents[2]
 METRICS = [ROOT / "examples" / f"metrics.{number}.txt" for number in (1, 2)]
@@ -93,13 +94,18 @@ def used(page: "Page") -> None:
             slider.fill(slider.get_attribute("max") or "1", timeout=60_000)
 
 
+def dismiss(complaints: list[str], dialog: "Dialog") -> None:
+    complaints.append(f"a dialog {dialog.message}")
+    dialog.dismiss()
+
+
 def fault_of(browser: "Browser", path: Path) -> str | None:
     """What a page does that it must not."""
     page = browser.new_page()
     complaints, loads = list[str](), list[str]()
     page.on("console", lambda line: complaints.append(line.text) if line.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (complaints.append("a dialog"), dialog.dismiss()))
+    page.on("dialog", partial(dismiss, complaints))
     page.on("request", lambda request: loads.append(request.url))
     try:
         page.goto(path.as_uri())

@@ -17,9 +17,10 @@ import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from benchmarks.attacks.outcomes import LIMIT_KIB, NoEnd, Tally, limited, peak_kib
+from benchmarks.attacks.outcomes import LIMIT_KIB, NoEnd, Tally, limited, peak_kib, replaced
 from engine.disk_tier import MAGIC, DiskTier
 from kvplan.core.errors import KvplanError
 
@@ -42,22 +43,27 @@ def of_a_file() -> Iterator[tuple[str, Change]]:
     yield "empty", lambda tier: place(tier).write_bytes(b"")
     yield "cut", lambda tier: place(tier).write_bytes(GOOD[:-1])
     yield "longer", lambda tier: place(tier).write_bytes(GOOD + b"x")
-    yield "FIFO", lambda tier: (place(tier).unlink(), os.mkfifo(place(tier)))
-    yield "folder", lambda tier: (place(tier).unlink(), place(tier).mkdir())
-    yield "full folder", lambda tier: (place(tier).unlink(), (place(tier) / "x").mkdir(parents=True))
-    yield "endless device", lambda tier: (place(tier).unlink(), place(tier).symlink_to("/dev/zero"))
-    yield "link to a good file", lambda tier: (place(tier).rename(tier / "z"), place(tier).symlink_to("../z"))
-    yield "link to itself", lambda tier: (place(tier).unlink(), place(tier).symlink_to(NAME))
+    yield "FIFO", lambda tier: replaced(place(tier), os.mkfifo)
+    yield "folder", lambda tier: replaced(place(tier), Path.mkdir)
+    yield "full folder", lambda tier: replaced(place(tier), lambda path: (path / "x").mkdir(parents=True))
+    yield "endless device", lambda tier: replaced(place(tier), lambda path: path.symlink_to("/dev/zero"))
+    yield "link to a good file", lambda tier: place(tier).rename(tier / "z") and place(tier).symlink_to("../z")
+    yield "link to itself", lambda tier: replaced(place(tier), lambda path: path.symlink_to(NAME))
     yield "8 GiB", lambda tier: os.truncate(place(tier), 8 << 30)
     yield "gone", lambda tier: place(tier).unlink()
     yield "unreadable", lambda tier: place(tier).chmod(0)
 
 
+def beside(name: str, tier: Path) -> None:
+    """A good file's content under another name."""
+    (tier / "ab" / name).write_bytes(GOOD)
+
+
 def of_a_directory() -> Iterator[tuple[str, Change]]:
     """What lies beside a good file, which is read or, where its own place is taken, lost."""
     for name in (".g0", "ab.g", "zz.g0", "AB" * 32 + ".g0", "ab" * 32 + ".g-1", "ab" * 32 + ".g 0", "ab" * 32 + ".g٣"):
-        yield f"named {name[-8:]!r}", lambda tier, name=name: (tier / "ab" / name).write_bytes(GOOD)
-    yield "in another folder", lambda tier: ((tier / "cd").mkdir(), (tier / "cd" / NAME).write_bytes(GOOD))
+        yield f"named {name[-8:]!r}", partial(beside, name)
+    yield "in another folder", lambda tier: shutil.copytree(tier / "ab", tier / "cd")
     yield "10,000 files", lambda tier: [(tier / "ab" / f"{n:064x}.g0").write_bytes(GOOD) for n in range(10_000)]
     yield "draft that is a link", lambda tier: (tier / "ab" / f".{NAME}.tmp").symlink_to("../../victim")
     yield "draft that is a FIFO", lambda tier: os.mkfifo(tier / "ab" / f".{NAME}.tmp")
@@ -65,8 +71,8 @@ def of_a_directory() -> Iterator[tuple[str, Change]]:
     yield "lock that is a folder", lambda tier: (tier / ".lock").mkdir()
     yield "lock that is a link", lambda tier: (tier / ".lock").symlink_to("../made")
     yield "lock that is a FIFO", lambda tier: os.mkfifo(tier / ".lock")
-    yield "folder that is a link", lambda tier: (shutil.rmtree(tier / "ab"), (tier / "ab").symlink_to("../elsewhere"))
-    yield "folder that is a file", lambda tier: (shutil.rmtree(tier / "ab"), (tier / "ab").write_bytes(b""))
+    yield "folder that is a link", lambda tier: replaced(tier / "ab", lambda path: path.symlink_to("../elsewhere"))
+    yield "folder that is a file", lambda tier: replaced(tier / "ab", Path.touch)
 
 
 def used(tier: DiskTier, rng: random.Random, allowed: Collection[bytes | None]) -> str | None:

@@ -28,7 +28,9 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc an
     [
         (Outcome(0, "fits\n", ""), None),
         (Outcome(2, "", "kvplan: error: x\n"), None),
-        (Outcome(2, "", "kvplan: error: x\nkvplan: error: x\n"), "without one line of error"),
+        (Outcome(2, "", "kvplan: error: x\nkvplan: error: x\n"), "2 lines of error, 1 of them different"),
+        (Outcome(2, "", "kvplan: error: x\nkvplan: error: y\n"), None),
+        (Outcome(3, "", ""), "0 lines of error"),
         (Outcome(None, "", ""), "did not end"),
         (Outcome(70, "", "kvplan: internal error"), "exit code 70"),
         (Outcome(0, "\x1b[31m", ""), "control character"),
