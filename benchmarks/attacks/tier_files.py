@@ -36,6 +36,12 @@ def place(tier: Path) -> Path:
     return tier / "ab" / NAME
 
 
+def linked(path: Path, target: Path) -> None:
+    """Move a file, and leave a link to it."""
+    path.rename(target)
+    path.symlink_to(target)
+
+
 def of_a_file() -> Iterator[tuple[str, Change]]:
     """What takes the place of a good file."""
     yield "another payload", lambda tier: place(tier).write_bytes(GOOD[:-1] + b"y")
@@ -47,7 +53,7 @@ def of_a_file() -> Iterator[tuple[str, Change]]:
     yield "folder", lambda tier: replaced(place(tier), Path.mkdir)
     yield "full folder", lambda tier: replaced(place(tier), lambda path: (path / "x").mkdir(parents=True))
     yield "endless device", lambda tier: replaced(place(tier), lambda path: path.symlink_to("/dev/zero"))
-    yield "link to a good file", lambda tier: place(tier).rename(tier / "z") and place(tier).symlink_to("../z")
+    yield "link to a good file", lambda tier: linked(place(tier), tier / "z")
     yield "link to itself", lambda tier: replaced(place(tier), lambda path: path.symlink_to(NAME))
     yield "8 GiB", lambda tier: os.truncate(place(tier), 8 << 30)
     yield "gone", lambda tier: place(tier).unlink()
