@@ -74,7 +74,7 @@ def of_csv(document: Mapping[str, Any], text: str) -> Iterator[tuple[str, str, A
                 yield row["metric"], row["value"], variant[row["metric"]]
         return
     for row, record in zip(rows, records(document, len(rows)), strict=False):
-        yield from ((key, shown, record[key]) for key, shown in row.items() if key in record)
+        yield from ((key, cell, record[key]) for key, cell in row.items() if key in record)
 
 
 def number(text: str) -> float:
@@ -125,10 +125,10 @@ def differences(
             yield f"{name}: exit code {other.code}, JSON's is {code}"
         if match := NO_FIGURE.search(other.out):
             yield f"{name}: {other.out[max(0, match.start() - 30) : match.end() + 20]!r}"
-    for key, shown, value in of_csv(document, others["csv"].out):
+    for key, cell, value in of_csv(document, others["csv"].out):
         tally.counts["CSV cells"] += 1
-        if not is_same(shown, value):
-            yield f"CSV: {key} is {shown!r}, JSON's {value!r}"
+        if not is_same(cell, value):
+            yield f"CSV: {key} is {cell!r}, JSON's {value!r}"
     for line, figure, value, slack in of_text(document, others["text"].out):
         tally.counts["figures of text"] += 1
         if abs(figure - value) > slack:

@@ -195,7 +195,7 @@ def fault_of(hub: Hub) -> str | None:
     return "the token went to another server" if hub.has_leaked else None
 
 
-def asked(hub: Hub, mode: str) -> Outcome:
+def plan_of(hub: Hub, mode: str) -> Outcome:
     """A plan of the Hub's model, with an empty cache."""
     shutil.rmtree(hub.root / "home", ignore_errors=True)
     hub.mode, hub.has_leaked = mode, False
@@ -214,7 +214,7 @@ def attack(modes: Sequence[str], repeats: int) -> Tally:
         for mode in modes:
             kind = MODES[mode][0]
             for _ in range(repeats if kind == "valid" else 1):
-                outcome = asked(hub, mode)
+                outcome = plan_of(hub, mode)
                 tally.judge(kind, mode, outcome, fault_of(hub))
         hub.server.shutdown()
     return tally

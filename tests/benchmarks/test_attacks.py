@@ -139,7 +139,7 @@ def test_formats_carry_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None
     tally, compared = answers.attack(count=3, seed=2)
     assert tally.broken == []
     assert compared.counts["CSV cells"] > 100
-    assert compared.counts["figures of text"] > 10
+    assert compared.counts["figures of text"] > 5
 
 
 def test_another_number_in_a_format_is_seen() -> None:
