@@ -27,7 +27,7 @@ ROWS = {  # as the text names them -> keys of `memory`
 }  # fmt: skip
 PAGES_EVERY = 4  # commands: they take longer than the other formats together
 SHOWN_DIGITS = 0.0051  # of a figure with two decimals
-NO_FIGURE = re.compile(r"\bnan\b|Infinity|undefined|\bNone\b")
+NO_FIGURE = re.compile(r"\bnan\b|\bInfinity\b(?! Fabric)|undefined|\bNone\b")
 
 
 def cells(document: Any, place: str = "") -> Iterator[tuple[str, Any]]:
