@@ -1,7 +1,8 @@
 """A model's own draft head under SGLang's DP attention against SGLang 0.5.23's own code.
 
 tests/facts/dp_drafts_sglang.jsonl: flags, settings and pools of a rank, and the bytes of all parameters of SGLang's own
-draft class that it does not share with its target. The model is a catalog entry, or a config of the oracles' data.
+draft class that it does not share with its target (`draft`, unless its pool alone was asked). The model is a catalog
+entry, or a config of the oracles' data.
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
@@ -40,8 +41,9 @@ def draft_of(row: dict[str, Any]) -> int:
 
 def check(row: dict[str, Any]) -> None:
     assert oracles.compare_sglang(row, spec_of) == (oracles.EQUAL, [])
-    scales = SCALES if row["inputs"]["model"] == "deepseek-v3" else 0
-    assert draft_of(row) == row["draft"] - scales
+    if "draft" in row:
+        scales = SCALES if row["inputs"]["model"] == "deepseek-v3" else 0
+        assert draft_of(row) == row["draft"] - scales
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "__" not in row["inputs"]["model"]], ids=name_of)
@@ -58,8 +60,7 @@ def test_pool_and_draft_equal_sglangs_for_other_configs(row: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("model", "method", "match"),
     [
-        ("deepseek-v3.2", "mtp", "with drafts was not compared with SGLang's own code for deepseek-v3.2"),
-        ("qwen3-next-80b-a3b", "mtp", "with drafts was not compared"),
+        ("qwen3-next-80b-a3b", "mtp", "has weights that were not compared"),
         ("deepseek-v3", "ngram", "is not modeled with NGRAM drafts"),
     ],
 )
@@ -68,5 +69,14 @@ def test_other_drafts_are_refused(model: str, method: str, match: str) -> None:
         tensor_parallel_size=8, data_parallel_size=8, enable_dp_attention=True, speculative_method=method,
         speculative_num_draft_tokens=4 if method == "ngram" else None,
     )  # fmt: skip
-    with pytest.raises(UsageError, match=match):
+    with pytest.raises((UnsupportedModelError, UsageError), match=match):
         plan(Request(catalog.load(model), gpu("h200"), args, parse_engine("sglang")))
+
+
+@pytest.mark.parametrize(("model", "is_noted"), [("deepseek-v3.2", True), ("deepseek-v3", False)])
+def test_a_head_whose_weights_were_not_compared_is_noted(model: str, is_noted: bool) -> None:
+    args = EngineArgs(
+        tensor_parallel_size=8, data_parallel_size=8, enable_dp_attention=True, speculative_method="mtp"
+    )  # fmt: skip
+    notes = plan(Request(catalog.load(model), gpu("h200"), args, parse_engine("sglang"))).notes
+    assert any("not compared with SGLang's class" in note for note in notes) is is_noted

@@ -324,11 +324,31 @@ class TestTheCommandLine:
         assert again["flags"]["command"] == words
 
     @pytest.mark.parametrize(
+        ("flags", "fraction"),
+        [
+            # memory_hook.py: 512 + 1.5 x tokens + 1,024 / 8 + 2 x 256 graphs of 143,771 MiB; no graphs of prefills
+            ("", 0.821),  # 16,384 tokens: 25,728 MiB
+            ("--max-prefill-tokens 8192", 0.907),  # 13,440 MiB
+            ("--max-prefill-tokens 32768", 0.65),  # 50,304 MiB
+        ],
+    )
+    def test_without_chunks_reserves_for_the_tokens_of_a_steps_prompts(
+        self, run: Run, flags: str, fraction: float
+    ) -> None:
+        command = f"sglang serve --model-path qwen3-8b --context-length 8192 --chunked-prefill-size -1 {flags}"
+        done = run("estimate", "--gpu", "h200", "--from-command", command, "--format", "json")
+        assert done.code == 0, done.err
+        assert done.json["inputs"]["settings"]["gpu_memory_utilization"] == fraction
+        printed = done.json["flags"]["command"]
+        assert "--chunked-prefill-size -1" in printed
+        assert printed.count("--max-prefill-tokens") == (1 if flags else 0)
+        assert flags in printed
+
+    @pytest.mark.parametrize(
         ("flags", "said"),
         [
             ("--speculative-algorithm LOOKAHEAD", "LOOKAHEAD is not modeled"),
             ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modeled"),
-            ("--chunked-prefill-size -1 --max-prefill-tokens 8192", "only the default of 16,384"),
             ("--context-length 8192 --attention-backend cutlass_mla", "has no such backend"),
             ("--context-length 8192 --enable-eplb", "requires several ranks of experts"),
             (

@@ -11,7 +11,7 @@ import pytest
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.hardware.gpu import gpu
-from kvplan.models import catalog
+from kvplan.models import catalog, hf_config
 from kvplan.planning.launch import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
@@ -301,6 +301,14 @@ def test_kimi_k3_captures_no_prefills_and_its_tower_is_read_by_its_own_names(gpu
     args = EngineArgs(tensor_parallel_size=8, max_model_len=8192)
     spec, release = catalog.load("kimi-k3"), parse_engine("sglang")
     assert sglang.default_fraction(spec, gpu(gpu_name), args, release) == pytest.approx(fraction, abs=1e-12)
+
+
+@needs_oracle_data
+def test_minimax_m3s_tower_counts_as_the_usual_one() -> None:
+    """SGLang 0.5.23's own default over 8 ranks: its class leaves vision_config a dict, of which nothing is read."""
+    spec = hf_config.load_spec(DATA / "models" / "nvidia__MiniMax-M3-NVFP4")
+    args = EngineArgs(tensor_parallel_size=8, max_model_len=8192)
+    assert sglang.default_fraction(spec, gpu("b200"), args, parse_engine("sglang")) == pytest.approx(0.80655, abs=1e-12)
 
 
 @pytest.mark.parametrize(("model", "dtype"), [("qwen3-8b", "auto"), ("gemma-3-12b", "auto"), ("qwen3-8b", "bfloat16")])

@@ -128,7 +128,7 @@ NO_EFFECT: Final = {
     "CUDA graphs, which are captured after the pool is sized": """
         enable_torch_compile! torch_compile_max_bs enable_torch_compile_debug_mode!
     """,
-    "tokens of a step's prompts, which SGLang reserves for only without chunks; there only the default is modeled": """
+    "tokens of a step's prompts; without chunks, where SGLang reserves for them, read as max_num_batched_tokens": """
         max_prefill_tokens
     """,
     "what a request returns; weights and the pool are the same": "is_embedding!",

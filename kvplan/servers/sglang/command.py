@@ -15,7 +15,6 @@ from kvplan.servers.argument_values import read_argument, switch
 from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, spellings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
-from kvplan.servers.sglang.rules import PREFILL_TOKENS
 from kvplan.servers.words import (
     EXPERT_RANKS,
     Note,
@@ -43,6 +42,7 @@ BLOCKS: Final = {"speculative_dflash_block_size": "DFLASH", "speculative_dspark_
 ADAPTERS: Final = ("enable_lora", "lora_paths")
 GRAPHS: Final = ("cuda_graph_bs_decode", "cuda_graph_bs")  # their sizes; the largest is what SGLang reserves for
 STEP: Final = "max_prefill_tokens"
+STEP_FLAG: Final = "--max-prefill-tokens"
 NO_GRAPHS: Final = "disable_decode_cuda_graph"
 SLOTS: Final = 8  # default of --max-loras-per-batch
 STATED: Final = {"max_lora_rank": "--max-lora-rank", "lora_target_modules": "--lora-target-modules"}
@@ -120,11 +120,16 @@ def parse(words: list[str]) -> ServeCommand:
 
 
 def over_chunks(command: ServeCommand) -> None:
-    """Ignore the tokens of a step's prompts, unless prompts are not cut into chunks: then only the default is sized."""
-    stated = command.args.pop(STEP, str(PREFILL_TOKENS))
-    if stated != str(PREFILL_TOKENS) and not command.args.get("enable_chunked_prefill", True):
-        reason = f"without chunks only the default of {PREFILL_TOKENS:,} is modeled; remove it"
-        command.refused["--max-prefill-tokens"] = reason
+    """Ignore the tokens of a step's prompts, unless prompts are not cut into chunks: then SGLang reserves for them."""
+    stated = command.args.pop(STEP, None)
+    if stated is None:
+        return
+    take_other(command, STEP_FLAG, OTHERS[STEP], [stated])
+    if not command.args.get("enable_chunked_prefill", True):
+        command.args["max_num_batched_tokens"] = _value(
+            "max_num_batched_tokens", literal(stated, STEP_FLAG), f"--from-command {STEP_FLAG}"
+        )
+        command.repeated = command.repeated[:-2]  # the argument's own words are printed
 
 
 def over_adapters(command: ServeCommand, *, adapts: bool) -> None:
@@ -244,6 +249,7 @@ def _take(command: ServeCommand, name: str, values: list[str], word: str) -> Non
     elif other is not None:
         if name == STEP:
             command.args[STEP] = only_value(values, option)
+            return
         take_other(command, flag, other, values, negated=name not in OTHERS)
     else:
         take_unknown(command, flag)

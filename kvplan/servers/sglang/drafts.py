@@ -60,22 +60,28 @@ def requests_at_most(args: EngineArgs) -> int | None:
 
 
 # Quantization methods, by model type, of checkpoints whose own head was compared with SGLang's class under DP attention
-# (tests/facts/dp_drafts_sglang.jsonl). Such a head is split as its target; EAGLE-3's and DFlash's are not.
+# (tests/facts/dp_drafts_sglang.jsonl). A model's own head is split as its target; EAGLE-3's and DFlash's are not.
 DIVIDED: Final[Mapping[str, tuple[str | None, ...]]] = {
     "deepseek_v3": ("fp8",), "glm4_moe": (None, "compressed-tensors"),
     "qwen3_5": (None,), "qwen3_5_moe": (None,), "qwen3_5_moe_text": (None,),
 }  # fmt: skip
 
 
-def check_dp_attention(spec: ModelSpec, args: EngineArgs) -> None:
-    """Reject drafts under DP attention, except heads that were compared with SGLang's own classes."""
+def check_dp_attention(args: EngineArgs) -> None:
+    """Reject drafts under DP attention, except a model's own head."""
     if args.speculative_method != "mtp":
         name = NAMES.get(args.speculative_method or "", "these")
         raise UsageError("--enable-dp-attention", f"is not modeled with {name} drafts", "use only one")
+
+
+def dp_attention_notes(spec: ModelSpec, args: EngineArgs) -> Iterator[str]:
+    """Note that a head's weights under DP attention are derived, not compared."""
     method = spec.quantization.method if spec.quantization is not None else None
-    if method not in DIVIDED.get(sglang_models.outer_type(spec), ()):
-        problem = f"with drafts was not compared with SGLang's own code for {spec.name}"
-        raise UsageError("--enable-dp-attention", problem, "use only one")
+    if args.enable_dp_attention and method not in DIVIDED.get(sglang_models.outer_type(spec), ()):
+        yield (
+            "the draft's weights under DP attention are counted as the model's own layers are split; they were not "
+            "compared with SGLang's class"
+        )
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:

@@ -35,6 +35,8 @@ def command(plan: Plan) -> list[str]:
         "kv_cache_dtype": KV_DTYPES.get(args.kv_cache_dtype, args.kv_cache_dtype),
     }
     words = flag_words("sglang", plan.request.release, args, stated)
+    if not args.enable_chunked_prefill and args.max_num_batched_tokens is not None:
+        words += ["--max-prefill-tokens", str(args.max_num_batched_tokens)]
     words += [*_draft(plan), *several_nodes.words(plan.request)]
     return ["python", "-m", "sglang.launch_server", "--model-path", model_id(plan.request.spec), *words]
 

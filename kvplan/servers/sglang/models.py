@@ -310,6 +310,7 @@ TOWER_CLASSES: Mapping[str, tuple[int, int]] = {
 
 
 TOWER_KEYS = ("num_hidden_layers", "hidden_size")
+UNREAD_TOWERS = ("minimax_m3_vl",)  # whose class leaves the tower's config a dict (srt/configs/minimax_vl.py)
 OWN_TOWER_KEYS = {"kimi_k3": ("vt_num_hidden_layers", "vt_hidden_size")}  # keys that its class maps to the usual names
 KDA = {"kda", "bounded_kda"}
 CAPTURED_WITH_KDA = "Glm5NextForConditionalGeneration"
@@ -322,6 +323,8 @@ def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | No
     tower, kind = spec.config.get("vision_config"), str(spec.config.get("model_type"))
     if not isinstance(tower, Mapping):
         return usual if kind == "llava" else None
+    if kind in UNREAD_TOWERS:
+        return usual
     default = TOWER_CLASSES.get(kind, usual)
     layers, width = (
         tower[key] if isinstance(tower.get(key), int) else other

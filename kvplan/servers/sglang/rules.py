@@ -159,7 +159,7 @@ def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
             "change --dp-size",
         )
     if args.enable_dp_attention and args.speculative_method is not None:
-        drafts.check_dp_attention(spec, args)
+        drafts.check_dp_attention(args)
     if args.enable_eplb and not args.enable_expert_parallel:
         raise UsageError(
             "enable_eplb", "SGLang requires several ranks of experts with it", "add enable_expert_parallel"
@@ -202,8 +202,11 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
 
         raise too_long(spec, context, longest, OPTION)
     dtype = resolve_dtype(spec, gpu.sm, args)
-    shares = args.data_parallel_size if args.enable_dp_attention else 1
-    chunk = chunk_size(gpu, args, release) // shares if args.enable_chunked_prefill else max(PREFILL_TOKENS, context)
+    chunk = chunk_size(gpu, args, release)
+    if not args.enable_chunked_prefill:
+        chunk = max(chunk, context)
+    elif args.enable_dp_attention:
+        chunk //= args.data_parallel_size
     return Settings(
         version=release,
         max_model_len=context,
@@ -275,7 +278,7 @@ def gpu_class(gpu: GpuSpec, args: EngineArgs, release: Version) -> tuple[int, in
 def chunk_size(gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
     """Tokens of a prompt in a step; without chunks those that a step's prompts may have together."""
     if not args.enable_chunked_prefill:
-        return PREFILL_TOKENS
+        return args.max_num_batched_tokens or PREFILL_TOKENS
     return args.max_num_batched_tokens or gpu_class(gpu, args, release)[0]
 
 

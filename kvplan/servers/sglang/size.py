@@ -110,6 +110,7 @@ def draft_notes(request: Request, pool: SglangPool) -> Iterator[str]:
     if args.max_num_seqs is None:
         yield f"with speculative decoding SGLang runs at most {drafts.REQUESTS} requests; --max-num-seqs is higher"
     if draft is not None:
+        yield from drafts.dp_attention_notes(request.spec, args)
         counted, real = pool.drafted.full + pool.drafted.windows, sglang_pool.draft_bytes(draft, pool.how)
         if note := drafts.draft_note(draft, counted, real):
             yield note
