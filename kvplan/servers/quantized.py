@@ -20,7 +20,17 @@ from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 from kvplan.servers.plans import Request
 from kvplan.servers.start import Refusal, smaller, unsupported
 from kvplan.servers.weights import weight_layout
-from kvplan.sizing.weights import Layout, equals, is_built, layers_on, local_shape, on_stage, ranks_of, scheme_for
+from kvplan.sizing.weights import (
+    ONLINE,
+    Layout,
+    equals,
+    is_built,
+    layers_on,
+    local_shape,
+    on_stage,
+    ranks_of,
+    scheme_for,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +186,7 @@ def refusal(request: Request, path: Path, dtype: str, unchecked: frozenset[str] 
     for stage in range(request.args.pipeline_parallel_size):
         layout = weight_layout(request, stage)
         for layer, weight in stored_weights(spec, layout):
-            scheme = scheme_for(spec, weight, layer, layout.online)
+            scheme = created_as(spec, weight, layer, layout.online)
             key = key_of(spec, scheme, layout.online)
             entry = known.get(key)
             if scheme is None or entry is None or sm not in entry.capabilities:
@@ -199,6 +209,13 @@ def stored_weights(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int | None
     first = equals(spec, layout.online)
     for index in sorted({first[index] for index in layers_on(spec, layout)}):
         yield from ((spec.first_layer + index, weight) for weight in spec.layer_weights[index])
+
+
+def created_as(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
+    """The scheme a layer is created for: a --quantization while loading reaches towers, too, whose size it leaves."""
+    if weight.serves and weight.quantizable and online in ONLINE:
+        return ONLINE[online]
+    return scheme_for(spec, weight, layer, online)
 
 
 def key_of(spec: ModelSpec, scheme: Scheme | None, online: str | None) -> str:

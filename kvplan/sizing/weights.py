@@ -156,11 +156,12 @@ def up(value: int, multiple: int) -> int:
     return cdiv(value, multiple) * multiple
 
 
-def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = False) -> int:
+def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = False, element: int = 2) -> int:
     """Bytes of one matrix `[sum(parts), k]` with its scales, as a server creates it.
 
     expert  one of many in a fused layer: one fp8 input scale for all its parts, shapes in 16 bits, and scales for
     4-bit inputs even if the inputs are not quantized
+    element  bytes of a value of the dtype in which the layer computes
     """
     n, p = sum(parts), len(parts)
     group = scheme.group_size or k
@@ -180,9 +181,12 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = Fal
             per_byte = 2 if scheme.kind == "int4" else 1
             zeros = cdiv(k, group) * n // per_byte if scheme.zeros else 0
             return k * n // per_byte + 2 * cdiv(k, group) * n + shape + zeros
-        case "awq" | "gptq":
-            groups = k // group if scheme.kind == "gptq" else cdiv(k, group)
-            zeros = 0 if (scheme.kind, scheme.variant) == ("gptq", WNA16) else groups * n // 2
+        case "awq":  # outputs are packed by eight
+            groups, packed = cdiv(k, group), n // 8 * 4
+            return (k + groups) * packed + element * groups * n
+        case "gptq":
+            groups = k // group
+            zeros = 0 if scheme.variant == WNA16 else groups * n // 2
             return k * n // 2 + 2 * groups * n + zeros
         case "gptq_int8":
             return k * n + 3 * (k // group) * n
@@ -390,7 +394,7 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
             scheme.kind in ("gptq", "gptq_int8") and scheme.variant != WNA16
         ):  # in Marlin's kernels experts have a bias in any case
             bias = element * sum(parts)
-    size = linear_bytes(scheme, k, parts, expert=is_expert)
+    size = linear_bytes(scheme, k, parts, expert=is_expert, element=element)
     values = k * sum(parts) if scheme.kind in WIDE_SCHEMES else k * sum(parts) // 2
     scales = (size - values) * copies
     if is_expert and scheme.kind == "nvfp4" and layout.sm >= BLACKWELL and layout.ep > 1:

@@ -238,6 +238,76 @@ def test_every_stage_has_a_classifiers_score(tmp_path: Path) -> None:
     assert planned(spec, "h200", **stages).memory.weights == 14_203_855_872
 
 
+def test_a_score_in_awq_packs_whole_groups_of_eight_labels(tmp_path: Path) -> None:
+    """Qwen3-4B, five labels, on four ranks: the score keeps 40 groups x 5 scales in float32, and no values."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+    labels = {str(label): f"L{label}" for label in range(5)}
+    tokens = written(tmp_path, "qwen3-4b", architectures=["Qwen3ForTokenClassification"], id2label=labels,
+                     quantization_config=awq)  # fmt: skip
+    assert planned(load_spec(tokens), tensor_parallel_size=4).memory.weights == 684_517_152
+
+
+def test_jambas_classifier_scores_beside_its_output_head(tmp_path: Path) -> None:
+    """Jamba Large 1.5, one label, on eight ranks: 65,536 / 8 x 8,192 x 2 bytes are the head, 8,192 x 4 the score."""
+    spec = load_spec(written(tmp_path, "jamba-1.5-large", architectures=["JambaForSequenceClassification"],
+                             id2label={"0": "a"}))  # fmt: skip
+    assert planned(spec, "b200", tensor_parallel_size=8).memory.weights == 99_653_344_192
+
+
+def test_longrope_has_a_factor_for_each_pair_of_rotated_values(tmp_path: Path) -> None:
+    """vLLM stops at heads of 64 with 48 factors: "expected shape should be broadcastable to [48]"."""
+    scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
+    assert load_spec(written(tmp_path, "phi-3-mini-128k", rope_scaling=scaling)).context_limit == 131_072
+    with pytest.raises(KvplanError, match="short_factor has 48 factors for 32 pairs of rotated values"):
+        load_spec(written(tmp_path, "phi-3-mini-128k", rope_scaling=scaling, head_dim=64))
+
+
+def test_mixed_precision_of_modelopt_needs_its_list_of_layers(tmp_path: Path) -> None:
+    """vLLM's answer to the nested form inside config.json: "Cannot find the config file for modelopt_mixed"."""
+    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"}}
+    nested = {"quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head"], "quantized_layers": layers}
+    stored = {"quant_method": "modelopt", "producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": nested}
+    spec = load_spec(written(tmp_path, "qwen2.5-7b", quantization_config=stored))
+    refusal = planned(spec, "h200").refusal
+    assert refusal is not None
+    assert "hf_quant_config.json, which is missing" in refusal.text
+
+
+def test_with_adapters_a_step_holds_the_drafts_of_all_requests() -> None:
+    """vLLM 0.33 create_engine_config: batched tokens below max_num_seqs x (drafts + 1) are a ValueError."""
+    args: dict[str, Any] = {
+        "max_loras": 2, "max_lora_rank": 16, "speculative_method": "ngram", "num_speculative_tokens": 4,
+        "max_num_seqs": 128,
+    }  # fmt: skip
+    spec = catalog.load("qwen3-8b")
+    refusal = planned(spec, max_num_batched_tokens=512, **args).refusal
+    assert refusal is not None
+    assert "640 tokens, and max_num_batched_tokens is 512" in refusal.text
+    assert planned(spec, max_num_batched_tokens=640, **args).refusal is None
+
+
+def test_modelopts_fp8_experts_are_not_balanced(tmp_path: Path) -> None:
+    """vLLM's answers: "EPLB is not supported ModelOptFp8MoEMethod." for FP8, and a start for NVFP4."""
+    args: dict[str, Any] = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enable_eplb": True}
+    fp8 = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*mlp.gate"]}
+    with pytest.raises(KvplanError, match="vLLM does not balance the experts"):
+        planned(load_spec(written(tmp_path, "qwen3-30b-a3b", quantization_config=fp8)), "b200", **args)
+    fp4 = fp8 | {"quant_algo": "NVFP4"}
+    spec = load_spec(written(tmp_path, "qwen3-30b-a3b", quantization_config=fp4))
+    assert planned(spec, "b200", **args).refusal is None
+
+
+def test_a_backend_that_runs_on_no_newer_gpu_does_not_run_on_an_older_one() -> None:
+    """vLLM's answer for Nemotron 3 Nano on four T4: deep_gemm is not supported for unquantized experts."""
+    spec = catalog.load("nemotron-3-nano")
+    args: dict[str, Any] = {"tensor_parallel_size": 4, "enable_expert_parallel": True}
+    refusal = planned(spec, "t4", moe_backend="deep_gemm", **args).refusal
+    assert refusal is not None
+    assert "--moe-backend deep_gemm" in refusal.text
+    other = planned(spec, "t4", moe_backend="triton", **args).refusal
+    assert other is None or "--moe-backend" not in other.text
+
+
 def test_an_override_adds_no_part_that_a_config_lacks() -> None:
     spec = catalog.load("qwen3-8b")
     with pytest.raises(KvplanError, match="a text_config, which its config does not have"):

@@ -138,6 +138,18 @@ def lengths_of(config: Config) -> dict[str, int]:
     return stated
 
 
+def check_factors(config: Config, settings: Config) -> None:
+    """Reject longrope whose lists of factors do not have a number for each pair of a head's rotated values."""
+    if "hidden_size" not in config or "num_attention_heads" not in config or "qk_rope_head_dim" in config:
+        return
+    head_dim = config.count("head_dim", default=config.count("hidden_size") // config.count("num_attention_heads"))
+    pairs = tables(config, head_dim, 1)[0].dim // 2
+    for key in ("short_factor", "long_factor"):
+        factors = settings.values.get(key)
+        if isinstance(factors, list) and len(factors) not in (1, pairs):
+            raise settings.fail(key, f"has {len(factors)} factors for {pairs} pairs of rotated values", "correct it")
+
+
 def context_of(config: Config) -> Context:
     """The published context: the smallest length, unless `model_max_length` states one.
 
@@ -160,6 +172,9 @@ def context_of(config: Config) -> Context:
         ]
         limit = max(1, int(limit * (factors or [1.0])[-1]))
     default = limit
+    for each, name in zip(settings, kinds, strict=True):
+        if name in ("longrope", "su"):
+            check_factors(config, each)
     if "longrope" in kinds or "su" in kinds:
         default = limit if family in FLAT else config.count(ORIGINAL, default=ORIGINAL_OF.get(family, limit))
     positions = next((lengths[key] for key in KEYS if key in lengths), DEFAULT)

@@ -178,10 +178,15 @@ def units(request: Request, spec: ModelSpec) -> tuple[tuple[str, int, int], ...]
 
 
 def refusal(request: Request) -> Refusal | None:
-    """Return a refusal of a backend that vLLM has, but not for these experts, this GPU or this layout."""
+    """Return a refusal of a backend that vLLM has, but not for these experts, this GPU or this layout.
+
+    On a GPU before those of the table only of one that runs on none of these either.
+    """
     name = plain_name(request.args.moe_backend)
-    if name == "auto" or not request.release.is_compared or not nearest(request.gpu.sm, TABLE):
+    if name == "auto" or not request.release.is_compared or not request.gpu.sm:
         return None
+    asked = sorted(map(int, listed(TABLE, "capabilities")))
+    capabilities = [nearest(request.gpu.sm, TABLE)] if nearest(request.gpu.sm, TABLE) else asked
     parts = [(request.spec, weight_layout(request, stage)) for stage in range(request.args.pipeline_parallel_size)]
     if request.draft is not None:
         parts.append((request.draft, draft_layout(request)))
@@ -190,14 +195,15 @@ def refusal(request: Request) -> Refusal | None:
             if not weight.experts or weight.split != "outputs":
                 continue
             key, _ = named(spec, scheme_for(spec, weight, layer, layout.online), layout.online)
-            if (why := reason(request, spec, key, weight, layout)) is not None:
+            reasons = [reason(request, spec, key, weight, layout, sm) for sm in capabilities]
+            if (why := reasons[0]) is not None and None not in reasons:
                 return unsupported(f"--moe-backend {name} {why}", "moe_backend", ("auto",))
     return None
 
 
-def reason(request: Request, spec: ModelSpec, key: str, weight: Weight, layout: Layout) -> str | None:
-    """Why the stated backend does not compute these experts, or None."""
-    name, sm, kind = plain_name(request.args.moe_backend), nearest(request.gpu.sm, TABLE), kind_of(spec, request.args)
+def reason(request: Request, spec: ModelSpec, key: str, weight: Weight, layout: Layout, sm: int) -> str | None:
+    """Why the stated backend does not compute these experts on a GPU of the table, or None."""
+    name, kind = plain_name(request.args.moe_backend), kind_of(spec, request.args)
     is_v4 = spec.model_type.startswith("deepseek_v4")
     if name == MEGA_DEEP_GEMM and not is_v4:
         return "is for DeepSeek-V4 alone"

@@ -18,7 +18,7 @@ from kvplan.servers.releases import Version
 from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import moe_backends
 from kvplan.servers.vllm.overheads import expert_ranks
-from kvplan.sizing.weights import Layout, expert_copies, layers_on, up, weight_bytes
+from kvplan.sizing.weights import Layout, expert_copies, layers_on, scheme_for, up, weight_bytes
 
 PLAIN: Final = (None, "allgather_reducescatter", "naive", "pplx")  # from 0.20 on the last two are aliases of the second
 DEEPEP_BUFFER: Final = 1024 * MIB  # VLLM_DEEPEP_BUFFER_SIZE_MB
@@ -30,7 +30,15 @@ NOT_SIZED: Final = (
 SIZED: Final = ("deepep_high_throughput", "deepep_low_latency")
 MOST_COPIES: Final = 1024  # of an expert, limited by the size of the maps
 SCALED_COLUMNS: Final = 128  # columns that share a scale in a DeepEP message
-UNBALANCED: Final = ("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes")  # methods without supports_eplb
+# Methods of experts without supports_eplb: with any scheme, or with these kinds (model_executor/layers/quantization).
+UNBALANCED: Final = (
+    "auto-round", "awq", "awq_marlin", "bitsandbytes", "gptq", "gptq_marlin", "humming", "moe_wna16",
+)  # fmt: skip
+UNBALANCED_KINDS: Final = {
+    "modelopt": ("fp8_tensor", "fp8_channel", "fp8_block", "mxfp8"),
+    "compressed-tensors": ("int8_channel", "int8_tensor", "mxfp8"),
+    "quark": ("fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "int8_tensor", "nvfp4"),
+}
 NEVER_BALANCED: Final = ("gpt_oss", "dbrx")  # their expert layers lack it too
 # Families whose class builds its experts without EPLB (model_executor/models): the server starts and balances nothing.
 COPYING: Final = "glm4_moe_lite"  # takes the number of copies all the same, and stops
@@ -84,7 +92,7 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
         raise UsageError("--enable-eplb", "requires --enable-expert-parallel", "add it")
     if ranks == 1:
         raise UsageError("--enable-eplb", "requires several ranks", "raise --tp or --dp")
-    if spec.model_type in NEVER_BALANCED or (spec.quantization is not None and spec.quantization.method in UNBALANCED):
+    if spec.model_type in NEVER_BALANCED or is_unbalanced(spec):
         raise UsageError("--enable-eplb", f"vLLM does not balance the experts of {spec.name}", "remove it")
     if spare and spec.model_type == COPYING:
         problem = f"vLLM stops: its class of {spec.model_type} copies experts without balancing them"
@@ -97,6 +105,23 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
             f"{experts} experts and {spare} redundant ones cannot be split evenly over {ranks} ranks",
             f"use {least or ranks}",
         )
+
+
+def is_unbalanced(spec: ModelSpec) -> bool:
+    """True if the class that computes the experts' storage scheme does not let them move between ranks."""
+    if spec.quantization is None or spec.model_type in UNAWARE:
+        return False
+    method = spec.quantization.method
+    if method not in UNBALANCED_KINDS:
+        return method in UNBALANCED
+    kinds = UNBALANCED_KINDS[method]
+    stored = (
+        scheme_for(spec, weight, spec.first_layer + index, None)
+        for index, weights in enumerate(spec.layer_weights)
+        for weight in weights
+        if weight.experts
+    )
+    return any(scheme is not None and scheme.kind in kinds for scheme in stored)
 
 
 def copied(request: Request) -> tuple[Request, list[str]]:

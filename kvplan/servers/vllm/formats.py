@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.core.files import printable
-from kvplan.models.quant import STATED
+from kvplan.models.quant import SIDE_FILE, STATED
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import quantized
 from kvplan.servers.plans import Request
@@ -43,7 +43,7 @@ def form(spec: ModelSpec) -> Refusal | None:
     compressed-tensors.
 
     Source: vLLM 0.33 transformers_utils/model_arch_config_convertor.py (_normalize_quantization_config),
-    compressed_tensors.py (validate_kv_cache_scheme).
+    compressed_tensors.py (validate_kv_cache_scheme), model_loader/weight_utils.py (get_quant_config).
     """
     stated = spec.config.get(STATED)
     config: Mapping[str, Any] = stated if isinstance(stated, Mapping) else {}
@@ -53,6 +53,8 @@ def form(spec: ModelSpec) -> Refusal | None:
         if algorithm is not None and str(algorithm).upper() not in NESTED_ALGORITHMS:
             stated, known = printable(str(algorithm), 40), ", ".join(NESTED_ALGORITHMS)
             return unsupported(f"it does not read {stated} in ModelOpt's nested form, only {known}")
+    if is_mixed(config) and "quantized_layers" not in config and SIDE_FILE not in spec.config:
+        return unsupported(f"it reads the layers of ModelOpt's mixed precision from {SIDE_FILE}, which is missing")
     scheme = config.get("kv_cache_scheme")
     if not isinstance(scheme, Mapping) or config.get("quant_method") != "compressed-tensors":
         return None
@@ -60,6 +62,13 @@ def form(spec: ModelSpec) -> Refusal | None:
         case {"type": "float", "num_bits": 8, "symmetric": True, "strategy": "tensor" | "attn_head"}:
             return None
     return unsupported("of compressed-tensors it takes a kv_cache_scheme of symmetric 8-bit floats by tensor or head")
+
+
+def is_mixed(config: Mapping[str, Any]) -> bool:
+    """True if each layer has an algorithm of its own, in ModelOpt's flat or nested form."""
+    nested = config.get("quantization")
+    holder = nested if isinstance(nested, Mapping) else config
+    return config.get("quant_method") == "modelopt" and str(holder.get("quant_algo")).upper() == "MIXED_PRECISION"
 
 
 def experts(spec: ModelSpec) -> Refusal | None:

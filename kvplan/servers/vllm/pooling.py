@@ -27,6 +27,7 @@ from kvplan.servers.plans import Request
 CONVERTS: Final = ("embed", "classify")
 # vLLM 0.33 loads these with their head.
 GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model", "Qwen2_5OmniModel", "ChatGLMModel")
+WITH_HEAD: Final = "JambaForSequenceClassification"  # a class of its own, which scores beside the output head
 CLASSIFYING: Final = ("ForSequenceClassification", "ForTokenClassification")
 SCORE: Final = "score"
 
@@ -117,7 +118,8 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
             f"is refused by vLLM for {spec.name}: it pools in float16, which mxfp4 lacks",
             "remove it",
         )
-    weights = [weight for weight in spec.other_weights if weight.group != "lm_head"]
+    keeps = spec.architecture == WITH_HEAD
+    weights = [weight for weight in spec.other_weights if weight.group != "lm_head" or keeps]
     reward, args = REWARDS.get(spec.architecture), request.args
     if reward is not None and reward.hidden and spec.quantization is not None:
         raise UnsupportedModelError(spec.name, "how its score is quantized is not modeled", "name the unquantized one")
@@ -126,9 +128,8 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
     elif convert == "classify":
         made = "classifier_from_token" in spec.config or "method" in spec.config  # of the head's rows, while loading
         labels = (Part(num_labels(spec)),)
-        weights.append(
-            Weight(SCORE, "lm_head", spec.hidden_size, labels, dtype="float32", place=Place.EVERY, quantizable=not made)
-        )
+        score = Weight(SCORE, "lm_head", spec.hidden_size, labels, dtype="float32", place=Place.EVERY)
+        weights.append(replace(score, quantizable=not (made or keeps)))
     if reward is not None and reward.whole:
         args = replace(args, enable_chunked_prefill=False, enable_prefix_caching=bool(args.enable_prefix_caching))
     args = replace(args, async_scheduling=bool(args.async_scheduling))  # off unless asked for (config/vllm.py)

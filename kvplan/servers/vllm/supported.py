@@ -210,6 +210,25 @@ def draft_ranks(request: Request, settings: Settings) -> Refusal | None:
     return unsupported(f"model runner V1 refuses {RANKS} {stated} with --tensor-parallel-size {tp}")
 
 
+def adapted_drafts(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of steps that do not hold every request's drafts where adapters are applied.
+
+    Source: vLLM 0.33 engine/arg_utils.py (create_engine_config).
+    """
+    args = request.args
+    if not args.max_loras or args.speculative_method is None:
+        return None
+    needed = settings.max_num_seqs * (args.num_speculative_tokens + 1)
+    if settings.max_num_batched_tokens >= needed:
+        return None
+    text = (
+        f"with adapters a step must hold the drafts of {settings.max_num_seqs:,} requests, {needed:,} tokens, and "
+        f"max_num_batched_tokens is {settings.max_num_batched_tokens:,}"
+    )
+    return unsupported(text, "max_num_batched_tokens", (needed,))
+
+
 REASONS: Final[tuple[Callable[[Request, Settings], Refusal | None], ...]] = (
     architecture, windows, dtype, kv_dtype, block_size, attention, weights, experts, prefill, ranks, draft_ranks,
+    adapted_drafts,
 )  # fmt: skip
