@@ -54,12 +54,15 @@ BEYOND = {
     "Cannot find the config file": "its quantization's config cannot be read (kvplan/servers/sglang/quantized.txt)",
     "needs compute capability 9.0": "sparse MLA has no kernels before Hopper (layers/attention/dsa)",
     "does not divide the": "ranks divide the heads (models/llama.py and others assert it)",
+    "is not supported for the current GPU": "its quantization's config is refused once it is loaded (loader.py)",
     "only supports regular FP8": "its quantization's config is refused once it is loaded (modelopt_quant.py)",
     "drafts over pipeline stages": "its check of all arguments refuses them (validation_hook.py), which is not called",
     "its kernels": "layers of these shapes cannot be created (kvplan/servers/sglang/quantized.txt)",
     "cannot be created": "layers of this scheme cannot be created (kvplan/servers/sglang/quantized.txt)",
     "leaves none of": "all layers would read another's cache, which its class refuses (models/gemma4_causal.py)",
     "eagle-command-a: its head": "SGLang has no class of its architecture",
+    "pairs of rotated values": "its rotary table cannot be made (layers/rotary_embedding); the oracle makes none",
+    "has a vocabulary of": "its worker asks for the target's vocabulary (speculative/standalone_worker_v2.py)",
     "names no layers of multi-token prediction": "there is no head to load (models/deepseek_nextn.py and others)",
 }
 CASES = {"vllm": vllm_case, "sglang": sglang_case}

@@ -164,7 +164,7 @@ def unread() -> Iterator[Json]:
         yield {"quant_method": "modelopt", "quant_algo": algo, "ignore": ["lm_head"]}
 
 
-ONLINE = ("fp8", "experts_int8")  # --quantization for a checkpoint that is not quantized
+ONLINE = ("fp8", "experts_int8", "mxfp8")  # --quantization for a checkpoint that is not quantized
 
 
 # --- cells: layers of one checkpoint on one GPU ----------------------------------------------------------------------

@@ -200,6 +200,15 @@ def test_token_classifiers_are_pooled_and_their_scores_quantized_as_linear_layer
     assert planned(load_spec(texts)).memory.weights == 2_031_875_060
 
 
+def test_mxfp8_while_loading_reaches_towers() -> None:
+    """vLLM's answer for whole towers: "MXFP8 requires input_size_per_partition (4304) to be divisible by 32."."""
+    args: dict[str, Any] = {"tensor_parallel_size": 2, "quantization": "mxfp8"}
+    refusal = planned(catalog.load("qwen3-vl-235b-a22b"), "b200", mm_encoder_tp_mode="data", **args).refusal
+    assert refusal is not None
+    assert "1,152 x 4,304" in refusal.text
+    assert planned(catalog.load("qwen3-32b"), "b200", **args).refusal is None
+
+
 @pytest.mark.parametrize(
     ("model", "method"),
     [("glm-5.1-nvfp4", "mxfp8"), ("deepseek-v4-flash", "fp8_per_block"), ("gpt-oss-20b", "fp8")],
@@ -353,21 +362,38 @@ def test_sglang_keeps_minimax_m3s_index_keys_beside_its_kv(tp: int, dtype: str, 
 
 
 @pytest.mark.parametrize(
-    ("model", "runner", "refused"),
+    ("model", "card", "runner", "refused"),
     [
-        ("qwen3-30b-a3b", "flashinfer_cutedsl", True), ("qwen3-30b-a3b", "flashinfer_trtllm", False),
-        ("qwen3-30b-a3b-fp8", "flashinfer_cutlass", True), ("qwen3-30b-a3b-fp8", "flashinfer_trtllm_routed", False),
-        ("qwen3-8b-awq", "flashinfer_trtllm", True), ("qwen3-30b-a3b-fp8", "triton", False),
+        ("qwen3-30b-a3b", "h100-80g", "flashinfer_cutedsl", True),
+        ("qwen3-30b-a3b", "h100-80g", "flashinfer_trtllm", False),
+        ("qwen3-30b-a3b-fp8", "b200", "flashinfer_cutlass", True),
+        ("qwen3-30b-a3b-fp8", "b200", "flashinfer_trtllm_routed", False),
+        ("qwen3-30b-a3b-fp8", "h100-80g", "flashinfer_cutlass", False),  # its method is not known yet
+        ("qwen3-30b-a3b-fp8", "b200", "triton", False),
     ],
-)  # fmt: skip
-def test_sglangs_kernels_of_experts_take_certain_quantizations(model: str, runner: str, refused: bool) -> None:
-    """What handle_moe_kernel_config of SGLang 0.5.23 asserts for unquantized, fp8 and awq checkpoints."""
+)
+def test_sglangs_kernels_of_experts_take_certain_quantizations(
+    model: str, card: str, runner: str, refused: bool
+) -> None:
+    """What handle_moe_kernel_config of SGLang 0.5.23 asserts for unquantized and fp8 checkpoints."""
     repeated = Repeated("sglang", ("--moe-runner-backend", runner))
     args = EngineArgs(max_model_len=2048)
-    answer = plan(
-        Request(catalog.load(model), gpu("h100-80g"), args, release=parse_engine("sglang"), repeated=repeated)
-    )
+    answer = plan(Request(catalog.load(model), gpu(card), args, release=parse_engine("sglang"), repeated=repeated))
     assert (answer.refusal is not None and f"{runner} does not go with" in answer.refusal.text) is refused
+
+
+@pytest.mark.parametrize(("part", "dtype"), [("FP8", "bfloat16"), ("NVFP4", "fp8")])
+def test_sglang_reads_mixed_precision_beside_a_config_if_a_layer_is_nvfp4(
+    tmp_path: Path, part: str, dtype: str
+) -> None:
+    """SGLang's answer for Falcon-H1 3B with layers in FP8 and an FP8 cache in hf_quant_config.json: bfloat16, because
+    it takes such layers for w4afp8's; with a layer in NVFP4 they are modelopt_mixed's (_parse_modelopt_quant_config).
+    """
+    folder = written(tmp_path, "falcon-h1-3b")
+    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": part}}
+    beside = {"quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": beside}))
+    assert planned(load_spec(folder), "b200", engine="sglang").settings.kv_dtype == dtype
 
 
 def test_sglang_drafts_over_stages_on_prefill_servers_alone() -> None:

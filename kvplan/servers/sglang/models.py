@@ -6,6 +6,7 @@ Source: sglang 0.5.23 srt/configs/model_config.py, srt/arg_groups/overrides.py a
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.hf_config import language_path, text_of
@@ -217,6 +218,18 @@ def model_dtype(spec: ModelSpec) -> str:
     return "bfloat16" if str(text.get("model_type", spec.model_type)).startswith("gemma") else "float16"
 
 
+def reads_side_file(nested: Mapping[str, Any]) -> bool:
+    """True if ModelOpt's readers take the algorithm of a hf_quant_config.json; others' have no cache.
+
+    Source: sglang 0.5.23 srt/configs/model_config.py (_parse_modelopt_quant_config).
+    """
+    algorithm, layers = str(nested.get("quant_algo")).upper(), nested.get("quantized_layers")
+    if algorithm != "MIXED_PRECISION":
+        return algorithm in ("FP8", "MXFP8") or "FP4" in algorithm
+    kinds = [layer.get("quant_algo") for layer in layers.values()] if isinstance(layers, Mapping) else []
+    return any(str(kind).upper() in ("NVFP4", "W4A16_NVFP4") for kind in kinds)
+
+
 def has_fp8_cache(spec: ModelSpec) -> bool:
     """True if the checkpoint's config turns `auto` into an fp8 cache, by the rules of SGLang's reader for its
     method.
@@ -226,7 +239,7 @@ def has_fp8_cache(spec: ModelSpec) -> bool:
         return False
     nested = config.get("quantization")
     if isinstance(nested, Mapping) and SIDE_FILE in spec.config:  # in config.json its cache is not read
-        return str(nested.get("kv_cache_quant_algo")).upper() == "FP8"
+        return str(nested.get("kv_cache_quant_algo")).upper() == "FP8" and reads_side_file(nested)
     scheme, algo = config.get("kv_cache_scheme"), str(config.get("kv_cache_quant_algo")).upper()
     method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else "")).lower()
     is_fp8 = isinstance(scheme, Mapping) and scheme.get("type") == "float" and scheme.get("num_bits") == 8

@@ -28,6 +28,17 @@ RUNNERS: Final = {
 }
 UNQUANTIZED_TOO: Final = tuple(name for name in RUNNERS if name != "flashinfer_cutedsl")
 MODELOPT_NAMES: Final = {"mixed": "modelopt_mixed", "nvfp4": "modelopt_fp4", "fp8": "modelopt_fp8"}
+# On compute capability 10.x (srt/arg_groups/overrides.py and model_overrides).
+METHOD_READ: Final = frozenset(
+    {
+        "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Dots3NoteForCausalLM", "Glm4MoeForCausalLM",
+        "Glm5NextForConditionalGeneration", "GlmMoeDsaForCausalLM", "HYV4ForCausalLM",
+        "InternS2PreviewForConditionalGeneration", "KimiK25ForConditionalGeneration", "LongcatFlashForCausalLM",
+        "MistralLarge3ForCausalLM", "PixtralForConditionalGeneration", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM",
+        "Qwen3VLMoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+        "Qwen4ExpForConditionalGeneration",
+    }
+)  # fmt: skip
 OWN_EXPERTS: Final = ("minimax_m3", "deepseek_v4")  # whose experts may be stored in a scheme of their own
 
 # Weights that a class creates without a check of their blocks (skip_block_quant_check). Source: srt/models/mimo_v2.py.
@@ -54,11 +65,18 @@ def runner(request: Request) -> Refusal | None:
     if name not in RUNNERS or request.spec.model_type.startswith(OWN_EXPERTS):
         return None
     method = request.args.quantization
-    if method is None and stored is not None:
+    if method is None and stored is not None and knows_method(request.spec, request.gpu.sm):
         method = MODELOPT_NAMES.get(modelopt_kind(stored, request.spec), stored.stated or stored.method)
     if (name in UNQUANTIZED_TOO) if method is None else (method in RUNNERS[name]):
         return None
     return unsupported(f"{RUNNER_FLAG} {name} does not go with {method or 'unquantized'} weights")
+
+
+def knows_method(spec: ModelSpec, sm: int) -> bool:
+    """True if SGLang reads the checkpoint's method before it checks the runner: for some classes alone."""
+    if spec.architecture.startswith("NemotronH"):
+        return spec.quantization is not None and spec.quantization.method == "modelopt"
+    return models.is_datacenter_blackwell(sm) and spec.architecture in METHOD_READ
 
 
 def modelopt_kind(stored: Quantization, spec: ModelSpec) -> str:
