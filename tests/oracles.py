@@ -52,6 +52,7 @@ from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.pool import Capacity
 from kvplan.servers.sglang import command as sglang_command
+from kvplan.servers.sglang import supported as sglang_supported
 from kvplan.servers.sglang import drafts as sglang_drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
@@ -416,6 +417,7 @@ def sglang_request(inputs: dict[str, Any], spec: ModelSpec, load: Callable[[str]
     card = with_memory(card, SMI_MIB[name] * 2**20) if name in SMI_MIB else card
     repeated = Repeated("sglang", tuple(command.repeated))
     asked = Request(spec, card, args, parse_engine("sglang"), draft=draft, repeated=repeated)
+    sglang_supported.deterministic(asked)  # raises an error for what is not modeled
     return sglang_server.drafter(asked)[0]
 
 

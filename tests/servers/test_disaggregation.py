@@ -39,7 +39,6 @@ def test_both_halves_are_compared_on_several_gpus() -> None:
     ("words", "fault"),
     [
         (f"{START} qwen3-next-80b-a3b --tp 4 --disaggregation-mode decode", "is not modeled with recurrent states"),
-        (f"{START} deepseek-v3.2 --tp 8 --disaggregation-mode decode", "is not modeled with a sparse index"),
         (
             f"{START} llama-3.1-8b --disaggregation-mode prefill --enable-hierarchical-cache",
             "is not modeled with --enable-hierarchical-cache",

@@ -356,7 +356,6 @@ class TestTheCommandLine:
                 "requires --speculative-num-steps",
             ),
             ("--context-length 8192 --speculative-algorithm NGRAM --page-size 16", "drafts branch"),
-            ("--enable-deterministic-inference", "some of which keep no prefixes"),
             ("--tp 4 --ep-size 2", "experts over all"),
             ("--mem-fraction-static 1.5", "must be greater than 0"),
             ("--disable-radix-cache yes", "without a flag"),

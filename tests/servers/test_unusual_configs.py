@@ -21,7 +21,9 @@ from kvplan.servers.base import parse_engine
 from kvplan.servers.words import Repeated
 from kvplan.sizing.layout import token_bytes
 from kvplan.sizing.weights import Layout, kv_scale_bytes
+from tests import oracles
 
+FACTS = Path(__file__).parents[1] / "facts"
 GB20 = 20_000_000_000
 
 
@@ -380,6 +382,42 @@ def test_sglangs_kernels_of_experts_take_certain_quantizations(
     args = EngineArgs(max_model_len=2048)
     answer = plan(Request(catalog.load(model), gpu(card), args, release=parse_engine("sglang"), repeated=repeated))
     assert (answer.refusal is not None and f"{runner} does not go with" in answer.refusal.text) is refused
+
+
+DETERMINISTIC = [json.loads(line) for line in (FACTS / "deterministic_sglang.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("row", DETERMINISTIC, ids=lambda row: f"{row['inputs']['model']} {row['inputs']['argv'][1:]}")
+def test_sglangs_deterministic_inference_keeps_the_pool_before_blackwell(row: dict[str, Any]) -> None:
+    """tests/facts/deterministic_sglang.jsonl: SGLang 0.5.23's own settings and pools with the flag."""
+    assert oracles.compare_sglang(row, catalog.load) == (oracles.EQUAL, [])
+
+
+@pytest.mark.parametrize(
+    ("card", "args", "text"),
+    [
+        ("t4", {}, "FlashAttention v3 Backend requires"),
+        ("h100-80g", {"prefill_attention_backend": "flashmla"}, "runs with fa3, fa4, flashinfer, triton"),
+    ],
+)
+def test_sglangs_deterministic_inference_is_refused_where_its_backend_is(
+    card: str, args: dict[str, Any], text: str
+) -> None:
+    """DETERMINISTIC_ATTENTION_BACKEND_CHOICES, fa3 and (on Blackwell) flashinfer as the usual ones."""
+    settings = EngineArgs(max_model_len=2048, **args)
+    repeated = Repeated("sglang", ("--enable-deterministic-inference",))
+    request = Request(catalog.load("qwen3-0.6b"), gpu(card), settings, parse_engine("sglang"), repeated=repeated)
+    refusal = plan(request).refusal
+    assert refusal is not None
+    assert text in refusal.text
+
+
+def test_sglangs_deterministic_inference_is_not_modeled_on_blackwell() -> None:
+    repeated = Repeated("sglang", ("--enable-deterministic-inference",))
+    args = EngineArgs(max_model_len=2048)
+    request = Request(catalog.load("qwen3-0.6b"), gpu("b200"), args, parse_engine("sglang"), repeated=repeated)
+    with pytest.raises(KvplanError, match="is not modeled with flashinfer"):
+        plan(request)
 
 
 @pytest.mark.parametrize(("part", "dtype"), [("FP8", "bfloat16"), ("NVFP4", "fp8")])

@@ -125,6 +125,9 @@ NO_EFFECT: Final = {
         enable_amd_monokernel! monokernel_backend disable_cuda_graph_padding! enable_cudagraph_gc! enable_mla!
         enable_flashinfer_mla! enable_flashmla! enable_nan_detection!
     """,
+    "backends whose results do not depend on the batch: the same pool before Blackwell, where it is refused": """
+        enable_deterministic_inference!
+    """,
     "CUDA graphs, which are captured after the pool is sized": """
         enable_torch_compile! torch_compile_max_bs enable_torch_compile_debug_mode!
     """,
@@ -174,9 +177,6 @@ REFUSED: Final = {
     """,
     "may choose pages of another size, which is not modeled; remove it": """
         speculative_draft_attention_backend=fa3|fa4|flashinfer|triton
-    """,
-    "chooses other attention backends, some of which keep no prefixes, which is not modeled; remove it": """
-        enable_deterministic_inference!
     """,
     "moves weights to host memory, which is not modeled; remove it": """
         offload_mode=cpu ple_offload_embedding! kt_weight_path enable_paged_experts!

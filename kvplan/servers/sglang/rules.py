@@ -139,7 +139,6 @@ def check_disaggregation(spec: ModelSpec, args: EngineArgs, release: Version) ->
         raise UsageError(flag, "keeps no prefixes; the decode radix cache is not modeled", "remove it")
     lacks = {
         "recurrent states": spec.has_states,
-        "a sparse index": spec.is_sparse_mla,
         "drafts": args.speculative_method is not None,
         "--enable-hierarchical-cache": bool(args.enable_hierarchical_cache),
         "adapters": args.max_loras > 0,

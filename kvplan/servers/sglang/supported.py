@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Final
 
+from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import ModelSpec, Quantization
 from kvplan.servers.plans import Request
 from kvplan.servers.settings import Settings
@@ -18,6 +19,9 @@ TABLE: Final = Path(__file__).with_name("quantized.txt")  # SGLang 0.5.23's answ
 
 # Quantization methods that kernels of experts take, asked of every model. Source: srt/arg_groups/moe_hook.py
 # (handle_moe_kernel_config).
+DETERMINISTIC: Final = "--enable-deterministic-inference"
+OLDEST_FA3: Final = 80  # its usual backend
+DETERMINISTIC_BACKENDS: Final = ("fa3", "fa4", "flashinfer", "triton")
 RUNNER_FLAG: Final = "--moe-runner-backend"
 _OF_MODELOPT: Final = ("modelopt_fp4", "modelopt_mixed")
 RUNNERS: Final = {
@@ -56,7 +60,28 @@ def refusal(request: Request, settings: Settings) -> Refusal | None:
     if spec.model_type in models.NO_CLASS or spec.architecture in models.NO_CLASS_NAMED:
         return unsupported(f"there is no class for {spec.architecture or spec.model_type}")
     backend = models.backend_refusal(spec, sm, request.args, request.release)
-    return backend or runner(request) or dtype(request, settings) or weights(request, settings)
+    flags = backend or deterministic(request) or runner(request)
+    return flags or dtype(request, settings) or weights(request, settings)
+
+
+def deterministic(request: Request) -> Refusal | None:
+    """Return a refusal of a pasted --enable-deterministic-inference, which chooses among a few attention backends.
+
+    Source: srt/arg_groups/attention_hook.py (handle_deterministic_inference) and overrides.py. FlashInfer's, the usual
+    one on Blackwell, keeps no prefixes.
+    """
+    args, sm = request.args, request.gpu.sm
+    if request.repeated is None or request.repeated.value(DETERMINISTIC) is None:
+        return None
+    stated = {args.prefill_attention_backend, args.decode_attention_backend} - {None}
+    if others := sorted(str(name) for name in stated - set(DETERMINISTIC_BACKENDS)):
+        known = ", ".join(DETERMINISTIC_BACKENDS)
+        return unsupported(f"{DETERMINISTIC} runs with {known}, not with {others[0]}")
+    if not stated and 0 < sm < OLDEST_FA3:
+        return unsupported(f"{DETERMINISTIC}: FlashAttention v3 Backend requires SM>=80 and SM<=90")
+    if "flashinfer" in stated or (not stated and sm >= models.FP4):
+        raise UnsupportedModelError(DETERMINISTIC, "is not modeled with flashinfer, which keeps no prefixes")
+    return None
 
 
 def runner(request: Request) -> Refusal | None:
