@@ -52,12 +52,12 @@ from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.pool import Capacity
 from kvplan.servers.sglang import command as sglang_command
-from kvplan.servers.sglang import supported as sglang_supported
 from kvplan.servers.sglang import drafts as sglang_drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang import server as sglang_server
+from kvplan.servers.sglang import supported as sglang_supported
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import server as vllm_server
