@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
+from kvplan.models.quant import is_odd
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
 from kvplan.servers.plans import Request
 from kvplan.servers.start import Refusal, smaller, unsupported
@@ -213,7 +214,7 @@ def stored_weights(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int | None
 
 def created_as(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
     """The scheme a layer is created for: a --quantization while loading reaches towers, too, whose size it leaves."""
-    if weight.serves and weight.quantizable and online in ONLINE:
+    if weight.serves and weight.quantizable and online in ONLINE and not is_odd(spec.config):
         return ONLINE[online]
     return scheme_for(spec, weight, layer, online)
 
