@@ -172,9 +172,9 @@ def context_of(config: Config) -> Context:
         ]
         limit = max(1, int(limit * (factors or [1.0])[-1]))
     default = limit
-    for each, name in zip(settings, kinds, strict=True):
+    for part, name in zip(settings, kinds, strict=True):
         if name in ("longrope", "su"):
-            check_factors(config, each)
+            check_factors(config, part)
     if "longrope" in kinds or "su" in kinds:
         default = limit if family in FLAT else config.count(ORIGINAL, default=ORIGINAL_OF.get(family, limit))
     positions = next((lengths[key] for key in KEYS if key in lengths), DEFAULT)

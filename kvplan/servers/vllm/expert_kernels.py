@@ -185,8 +185,8 @@ def refusal(request: Request) -> Refusal | None:
     name = plain_name(request.args.moe_backend)
     if name == "auto" or not request.release.is_compared or not request.gpu.sm:
         return None
-    asked = sorted(map(int, listed(TABLE, "capabilities")))
-    capabilities = [nearest(request.gpu.sm, TABLE)] if nearest(request.gpu.sm, TABLE) else asked
+    own = nearest(request.gpu.sm, TABLE)
+    capabilities = [own] if own else sorted(map(int, listed(TABLE, "capabilities")))
     parts = [(request.spec, weight_layout(request, stage)) for stage in range(request.args.pipeline_parallel_size)]
     if request.draft is not None:
         parts.append((request.draft, draft_layout(request)))
