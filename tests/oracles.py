@@ -416,9 +416,9 @@ def sglang_request(inputs: dict[str, Any], spec: ModelSpec, load: Callable[[str]
     card = gpu(GPUS.get(name, name.lower()))
     card = with_memory(card, SMI_MIB[name] * 2**20) if name in SMI_MIB else card
     repeated = Repeated("sglang", tuple(command.repeated))
-    asked = Request(spec, card, args, parse_engine("sglang"), draft=draft, repeated=repeated)
-    sglang_supported.deterministic(asked)  # raises an error for what is not modeled
-    return sglang_server.drafter(asked)[0]
+    request = Request(spec, card, args, parse_engine("sglang"), draft=draft, repeated=repeated)
+    sglang_supported.deterministic(request)  # raises an error for what is not modeled
+    return sglang_server.drafter(request)[0]
 
 
 def sglang_settings(request: Request, pool: SglangPool) -> dict[str, Any]:

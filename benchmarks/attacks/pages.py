@@ -53,9 +53,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "explorer": ("explore", "MODEL", *PLACE, "--tp", "1", "-o", "PAGE"),
 }
 ALIVE = """() => ({
-  links: [...document.querySelectorAll("a[href]")].map((a) => a.getAttribute("href")).filter((h) => !/^(https:|#|\\.|\\w+[.\\/])/.test(h)),
+  links: [...document.querySelectorAll("a[href]")]
+    .map((a) => a.getAttribute("href")).filter((h) => !/^(https:|#|\\.|\\w+[.\\/])/.test(h)),
   alive: document.querySelectorAll("img[src=x], svg[onload]").length,
-})"""  # noqa: E501
+})"""
 
 
 def sources(folder: Path, name: str) -> dict[str, str]:

@@ -293,7 +293,7 @@ def check_shared(outer: Config, inner: Config, draft: SpecDraft) -> None:
 
 
 def shared(layers: Sequence[tuple[Weight, ...]]) -> tuple[tuple[Weight, ...], ...]:
-    """The layers, those with equal weights as one object: each is sized once (`kvplan.sizing.weights.alike`)."""
+    """The layers, those with equal weights as one object: each is sized once (`kvplan.sizing.weights.equals`)."""
     kinds: dict[tuple[Weight, ...], tuple[Weight, ...]] = {}
     return tuple(kinds.setdefault(weights, weights) for weights in layers)
 

@@ -79,13 +79,13 @@ def test_the_scoreboard_reads_the_rest_of_a_file(
     with scoreboard.FACTS.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     sglang = [row for row in rows if row["engine"] == "sglang"][:2]
-    shown = [*sglang, *[row for row in rows if row["engine"] == "vllm"][:2]]
+    drawn = [*sglang, *[row for row in rows if row["engine"] == "vllm"][:2]]
     for name in [name for name in rows[0] if name.startswith("measured.")]:
-        shown += [{**row, name: value} for row in shown[:4] if row[name]]
+        drawn += [{**row, name: value} for row in drawn[:4] if row[name]]
     path = tmp_path / "logs.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
-        writer.writerows([*shown, {**sglang[0], "gpu": "nosuch"}, sglang[1]])
+        writer.writerows([*drawn, {**sglang[0], "gpu": "nosuch"}, sglang[1]])
     assert scoreboard.main([str(path), "--facts", str(path), "--json", str(tmp_path / "out.json")]) == 0
     assert "predicted" in capsys.readouterr().out
