@@ -34,10 +34,11 @@ from kvplan.planning.sweep import portable_requests
 from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.fleet import Fleet, Kind
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.routers import RouterName, router
 from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup
-from kvplan.simulate.steptime import Shares, roofline
+from kvplan.simulate.steptime import roofline
 from kvplan.workloads.profiles import profile
 
 NUM_REQUESTS = 19_366

@@ -1,13 +1,12 @@
 """How far kvplan's times are from those of real servers: every published result predicted from its inputs alone.
 
-    python benchmarks/timeboard.py FACTS [--json FILE] [--jobs N] [--every N] [--fitted] [--report | --unseen]
+    python benchmarks/timeboard.py FACTS [--json FILE] [--jobs N] [--every N] [--fitted] [--held] [--report | --ranges]
 
-FACTS is JSON Lines or CSV, as tests/facts/time_cases.csv. A result whose source the constants were fitted on is
-predicted with those fitted without that source (benchmarks/timing/folds.json); any other as shipped, and with --fitted
-all are. What is left out by model and by GPU: `python -m benchmarks.timing.fit --cross`. --every 10 takes each tenth
-row. --report rewrites
-reports/accuracy/time.md and the table in docs/accuracy.md; --unseen, of results that nothing was fitted on, what
-answers say of their ranges (kvplan/simulate/unseen.csv) and its table there.
+FACTS is JSON Lines or CSV, as tests/facts/time_cases.csv. A result is predicted with hosts that were fitted without its
+kind (model family, weight format, GPU generation, release: benchmarks/timing/folds.json), with --fitted as shipped.
+Left out are results that contradict themselves and servers that kvplan does not plan; families that no constant has
+seen, unless --held asks for them alone. --every 10 takes each tenth row. --report rewrites reports/accuracy/time.md and
+the table in docs/accuracy.md; --ranges what answers say of their ranges (kvplan/simulate/held_out.csv).
 
 Exit codes: 0 scored, 2 the file cannot be read or nothing in it can be scored.
 """
@@ -26,9 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [str(ROOT), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "benchmarks")]
 
-from benchmarks.timing import report, scores  # noqa: E402 -- after the path
+from benchmarks.timing import bounds, report, scores  # noqa: E402 -- after the path
 from benchmarks.timing.facts import Fact, Malformed, read_facts  # noqa: E402 -- after the path
-from benchmarks.timing.predict import Predicted, predicted_by_kvplan  # noqa: E402 -- after the path
+from benchmarks.timing.kinds import is_faulty, is_held  # noqa: E402 -- after the path
+from benchmarks.timing.predict import OWN, Predicted, predicted_by_kvplan  # noqa: E402 -- after the path
 from kvplan.core.errors import KvplanError  # noqa: E402 -- after the path
 
 
@@ -57,9 +57,14 @@ def predictions(facts: Sequence[Fact], jobs: int, *, as_shipped: bool) -> list[P
         return list(pool.map(answer, facts, chunksize=8))
 
 
-def board(path: Path, every: int, jobs: int, *, as_shipped: bool) -> report.Board:
+def is_judged(fact: Fact, *, held: bool) -> bool:
+    """Whether a result is of a server that kvplan plans, contradicts nothing, and is of a family to be looked at."""
+    return fact.engine in OWN and not is_faulty(fact) and is_held(fact) == held
+
+
+def board(path: Path, every: int, jobs: int, *, as_shipped: bool, held: bool) -> report.Board:
     rows = list(read_facts(path))
-    facts = [row for row in rows if isinstance(row, Fact)][::every]
+    facts = [row for row in rows if isinstance(row, Fact) and is_judged(row, held=held)][::every]
     answers = predictions(facts, jobs, as_shipped=as_shipped)
     points = [
         point
@@ -69,7 +74,7 @@ def board(path: Path, every: int, jobs: int, *, as_shipped: bool) -> report.Boar
     ]
     return report.Board(
         path.name,
-        "fitted, as shipped" if as_shipped else "without its source",
+        "fitted, as shipped" if as_shipped else "without its kind",
         every,
         len(facts),
         tuple(points),
@@ -85,12 +90,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--every", type=int, default=1, help="take each N-th row only")
     parser.add_argument("--fitted", action="store_true", help="the shipped constants also for sources they saw")
+    parser.add_argument("--held", action="store_true", help="the model families that no constant has seen")
     parser.add_argument("--report", action="store_true", help="rewrite reports/accuracy/time.md and docs/accuracy.md")
-    parser.add_argument("--unseen", action="store_true", help="rewrite kvplan/simulate/unseen.csv and its table")
+    parser.add_argument("--ranges", action="store_true", help="rewrite kvplan/simulate/held_out.csv")
     options = parser.parse_args(argv)
     try:
         points = board(
-            options.facts, max(1, options.every), max(1, options.jobs), as_shipped=options.fitted or options.unseen
+            options.facts,
+            max(1, options.every),
+            max(1, options.jobs),
+            as_shipped=options.fitted,
+            held=options.held,
         )
     except KvplanError as error:
         print(f"timeboard: error: {error}", file=sys.stderr)
@@ -103,8 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     if options.report:
         report.write(points, ROOT)
-    if options.unseen:
-        report.write_unseen(points, ROOT)
+    if options.ranges:
+        bounds.write(points.own)
     sys.stdout.write(report.text(points))
     return 0
 

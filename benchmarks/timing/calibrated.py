@@ -1,8 +1,8 @@
 """What `kvplan calibrate --bench` gains: `python -m benchmarks.timing.calibrated FACTS [--runs 4] [--json FILE]`.
 
 Of each server with at least six published runs some are given to the fit as a user's own, spread evenly from the
-lightest load to the heaviest; the others are predicted before and after. What is fitted on top of has not seen the
-server's source (folds.json).
+lightest load to the heaviest; the others are predicted before and after. The host that is fitted on top of has not seen
+the server's kind (folds.json).
 """
 
 import argparse
@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.timing.facts import Fact, read_facts
-from benchmarks.timing.predict import OWN, folds, load_of, planned
+from benchmarks.timing.predict import OWN, host_without_kind, load_of, planned
 from benchmarks.timing.scores import is_at_load
 from kvplan.core.errors import KvplanError, UsageError
-from kvplan.planning.plan import Plan
-from kvplan.simulate import bench_fit, constants
-from kvplan.simulate.bench_fit import FACTORS, Measurement
+from kvplan.servers.calibration import FACTORS
+from kvplan.simulate import bench_fit
+from kvplan.simulate.bench_fit import Measurement
 
 LEAST = 6  # runs of a server, below which it is left out
 METRICS = ("tpot", "ttft", "output_tokens_per_s")
@@ -50,7 +50,7 @@ def measurement(fact: Fact) -> Measurement:
     values = [(metric, *stated) for metric in ("tpot", "ttft") if (stated := fact.stated(metric)) is not None]
     if is_at_load(fact):
         values.append(("output_tokens_per_s", "mean", fact.measured["out_tps"]))
-    return Measurement(planned(fact), load_of(fact), tuple(values))
+    return Measurement(planned(fact), load_of(fact), tuple(values), host_without_kind(fact))
 
 
 def answered(group: Sequence[Fact]) -> list[Measurement]:
@@ -75,12 +75,6 @@ def errors(run: Measurement, factors: Mapping[str, float]) -> Iterator[tuple[str
 
 def scored(group: Sequence[Fact], num_runs: int) -> dict[str, list[tuple[float, float]]]:
     """(error before, error after) of what was left out, by metric."""
-    values = folds().get(group[0].src, constants.V1)
-
-    def own(plan: Plan) -> constants.Constants:
-        return constants.adapted(values, plan)
-
-    bench_fit.constants_of = own
     runs = answered(group)
     if len(runs) < LEAST:
         raise UsageError(group[0].id, f"kvplan answers {len(runs)} of its server's {len(group)} runs", "left out")

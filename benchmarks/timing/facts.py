@@ -10,18 +10,24 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvplan.core.files import printable, read_text
 from kvplan.core.units import MIB
+from kvplan.models import catalog, hf_config
+from kvplan.models.spec import ModelSpec
 
 MEASURED = (
     "ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99", "tpot_mean", "tpot_p50", "tpot_p90", "tpot_p99", "itl_p50",
     "itl_p99", "e2e_mean", "e2e_p50", "out_tps", "req_s", "duration",
 )  # fmt: skip
-LOAD = ("users", "rate", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "unique_prompts")
+LOAD = (
+    "users", "rate", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "unique_prompts", "recv_interval",
+    "stream_interval", "memory_percent", "async_scheduling", "narrow_inputs",
+)  # fmt: skip
 LARGEST = 1e12
 MAX_BYTES = 64 * MIB
 MOST_GPUS = 4096
@@ -37,6 +43,7 @@ class Malformed:
 class Fact:
     """One published result.
 
+    tp, ep, dp   ranks of tensors, of experts (1: none), and replicas of attention
     users, rate  how the load came: one of them; a rate of infinity is all requests at once
     lengths      "fixed", "random" (uniform from `least` of the length up to it) or "chat" (as in ShareGPT; answers end
                  at `least` tokens, where that is not 0)
@@ -53,6 +60,8 @@ class Fact:
     model: str
     gpu: str
     tp: int
+    ep: int
+    dp: int
     dtype: str
     kv_dtype: str
     users: int | None
@@ -132,7 +141,8 @@ def fact(line: int, row: Mapping[str, Any]) -> Fact:
     return Fact(
         line, text(row, "id") or f"line {line}", text(row, "src"), text(row, "source"), text(row, "url"),
         text(row, "engine"), text(row, "version"), text(row, "model"), text(row, "gpu"),
-        int(needed(row.get("tp") or 1, "tp", MOST_GPUS)), text(row, "dtype"), text(row, "kv_dtype"),
+        *(int(needed(row.get(name) or 1, name, MOST_GPUS)) for name in ("tp", "ep", "dp")),
+        text(row, "dtype"), text(row, "kv_dtype"),
         None if users is None else int(needed(users, "load.users", 1e6)),
         None if rate is None else (rate if math.isinf(rate) else needed(rate, "load.rate")),
         text(load, "arrivals"), int(needed(row.get("num_prompts") or 10 * (users or 20), "num_prompts")),
@@ -160,9 +170,27 @@ def read_facts(path: Path) -> Iterator[Fact | Malformed]:
     rows = csv_rows(content) if path.suffix.lower() == ".csv" else json_rows(content)
     for line, row in rows:
         try:
-            yield fact(line, row) if isinstance(row, dict) else Malformed(line, "is not a JSON object")
+            yield (
+                with_config(fact(line, row), path) if isinstance(row, dict) else Malformed(line, "is not a JSON object")
+            )
         except Unreadable as error:
             yield Malformed(line, str(error))
+
+
+def with_config(made: Fact, path: Path) -> Fact:
+    """A model that is a folder beside the file, by its place."""
+    folder = path.parent / made.model
+    return replace(made, model=str(folder)) if "/" in made.model and folder.is_dir() else made
+
+
+def name_of(fact: Fact) -> str:
+    return fact.model.rpartition("/")[2].lower()
+
+
+@cache
+def spec_of(model: str) -> ModelSpec:
+    """A model of the catalog, or of a folder with its config."""
+    return hf_config.load_spec(Path(model)) if "/" in model else catalog.load(model)
 
 
 def json_rows(content: str) -> Iterator[tuple[int, Any]]:

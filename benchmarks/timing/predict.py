@@ -4,23 +4,25 @@ import json
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from benchmarks.timing.facts import Fact
+from benchmarks.timing.facts import Fact, spec_of
+from benchmarks.timing.kinds import kind_of, regime
+from benchmarks.timing.recipes import with_recipe
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
-from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.simulate import constants
 from kvplan.simulate.bench_load import DRIFT, BenchLoad, figures
-from kvplan.simulate.constants import Constants
+from kvplan.simulate.host import HOSTS, Host
+from kvplan.simulate.kernels.library import Shares
+from kvplan.simulate.kernels.step import KernelStep, kernel_step
 from kvplan.simulate.ranges import Ranges, modeled
 from kvplan.simulate.setup import check
-from kvplan.simulate.steptime import Shares, StepTime, roofline
+from kvplan.simulate.steptime import StepTime, attention_kinds
 from kvplan.workloads.trace import TraceRequest
 
 OWN = ("vllm", "sglang")  # servers kvplan knows; others are predicted as if they were vLLM, and scored apart
@@ -28,6 +30,7 @@ SIGMA = {"prompt": 1.0, "output": 0.8}  # of chat: log-normal with the published
 CUT_SIGMA = 0.66  # of AccelMark's prompts, of 64 to 592 tokens (its datasets/sharegpt_standard_v1 at 5797fc4)
 
 
+SHARES = {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}
 FOLDS = Path(__file__).with_name("folds.json")
 
 
@@ -83,20 +86,24 @@ def drawn(fact: Fact, part: str, mean: float, rng: random.Random) -> int:
 
 def planned(fact: Fact) -> Plan:
     """The server of a fact; UsageError or UnsupportedModelError where kvplan has none."""
+    fact = with_recipe(fact)
     release = parse_engine(engine_of(fact))
     longest = 1.0 if fact.lengths != "chat" else 4.0
     needed = math.ceil(longest * (fact.input_len + fact.output_len)) + 64
-    spec = catalog.load(fact.model)
+    spec = spec_of(fact.model)
     context = max(fact.limits.get("max_model_len", 0), min(needed, spec.max_model_len or needed))
     kv = "fp8" if fact.kv_dtype == "fp8" else "auto"
     first: KvplanError | None = None
-    for utilization in (None, 0.95, 0.97):
+    stated = fact.limits.get("memory_percent")
+    for utilization in (None if stated is None else stated / 100, 0.95, 0.97):
         args = EngineArgs(
             max_model_len=context,
             tensor_parallel_size=fact.tp,
+            data_parallel_size=fact.dp,
+            enable_expert_parallel=fact.ep > 1,
             dtype="float16" if fact.dtype == "float16" else "auto",
             kv_cache_dtype=kv,
-            gpu_memory_utilization=utilization,
+            **{SHARES[release.engine]: utilization},
             max_num_seqs=fact.limits.get("max_num_seqs"),
             max_num_batched_tokens=fact.limits.get("max_num_batched_tokens"),
         )
@@ -128,18 +135,38 @@ def keeps_step(fact: Fact) -> bool:
 
 def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
     result = figures(made, times, load_of(fact))
-    return Predicted(dict(result.times), result.output_tokens_per_s, modeled(made))
+    polled = poll_of(fact) * result.times.get("tpot_p50", 0.0)
+    waited = {name: value + polled * name.startswith("ttft") for name, value in result.times.items()}
+    return Predicted(waited, result.output_tokens_per_s, modeled(made))
+
+
+def stepped(fact: Fact, made: Plan, host: Host) -> KernelStep:
+    """The kernels of a fact's server with a host."""
+    narrow = True if with_recipe(fact).limits.get("narrow_inputs") else None
+    return kernel_step(made, tuple(kind.reach for kind in attention_kinds(made)), Shares(), host=host, narrow=narrow)
+
+
+def poll_of(fact: Fact) -> float:
+    """Steps that pass on average until the scheduler looks at a new request, where it does not after each."""
+    poll = with_recipe(fact).limits.get("recv_interval", 1)
+    return poll / 2 if poll > 1 and (fact.users or 2) > 1 else 0.0
 
 
 @cache
-def folds() -> Mapping[str, Constants]:
-    """The constants fitted without each source."""
-    content = json.loads(FOLDS.read_text(encoding="utf-8"))
-    return {src: Constants(**values) for src, values in content.items()}
+def folds() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+    """Constants of hosts by regime and by the kind that was left out."""
+    content: dict[str, dict[str, dict[str, float]]] = json.loads(FOLDS.read_text(encoding="utf-8"))
+    return content
+
+
+def host_without_kind(fact: Fact) -> Host:
+    """The host as fitted without the fact's kind; as shipped where nothing of it was fitted."""
+    name = regime(fact)
+    values = folds().get(name, {}).get(kind_of(fact))
+    return HOSTS[name] if values is None else replace(HOSTS[name], **values)
 
 
 def predicted_by_kvplan(fact: Fact, *, as_shipped: bool) -> Predicted:
-    """With the constants fitted without the fact's source; as shipped where none were fitted on it, or where asked."""
     made = planned(fact)
-    values = constants.V1 if as_shipped else folds().get(fact.src, constants.V1)
-    return predict(fact, made, roofline(made, Shares(), constants.adapted(values, made)))
+    host = HOSTS[regime(fact)] if as_shipped else host_without_kind(fact)
+    return predict(fact, made, stepped(fact, made, host))

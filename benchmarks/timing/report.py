@@ -9,7 +9,6 @@ from typing import Any
 from benchmarks.timing.predict import OWN
 from benchmarks.timing.scores import GOALS, GROUPS, METRICS, UNITS, VERDICTS, Line, Point, goals, line, table
 from kvplan.core.errors import InvalidInputError
-from kvplan.simulate.coverage import FILE
 
 COMMAND = "python benchmarks/timeboard.py tests/facts/time_cases.csv --report"
 BEGIN, END = "<!-- time: written by `{}` -->", "<!-- time: end -->"
@@ -207,25 +206,3 @@ def write(board: Board, root: Path) -> None:
         ]
     )  # fmt: skip
     between(root, BEGIN.format(COMMAND), END, short)
-
-
-UNSEEN_COMMAND = "python benchmarks/timeboard.py tests/facts/time_cases_unseen.csv --unseen"
-UNSEEN_END = "<!-- unseen times: end -->"
-
-
-def write_unseen(board: Board, root: Path) -> None:
-    """kvplan/simulate/unseen.csv, which answers quote, and its table in docs/accuracy.md."""
-    by_kind = table(board.own, GROUPS["kind"])
-    lines = ["models,vendor,server,metric,results,in_range"]
-    for name, metrics in by_kind.items():
-        lines += [
-            ",".join([*name.split(", "), metric, str(each.n), str(round(each.within * each.n))])
-            for metric, each in metrics.items()
-        ]
-    FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    rows = [cells(f"{name}: {UNITS[metric]}", each) for name, own in by_kind.items() for metric, each in own.items()]
-    refused = sum(board.refused.values())
-    first = f"{board.num_facts} results, {board.num_facts - refused} answered, {refused} refused:\n"
-    begin = BEGIN.replace("time:", "unseen times:").format(UNSEEN_COMMAND)
-    body = markdown(HEADER, [*summary_rows(board.own, "all: "), *rows])
-    between(root, begin, UNSEEN_END, f"{first}\n{body}")

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from benchmarks.timing.facts import Fact
+from benchmarks.timing import kinds
+from benchmarks.timing.facts import Fact, spec_of
 from benchmarks.timing.predict import OWN, Predicted
-from kvplan.hardware.gpu import gpu
-from kvplan.models import catalog
-from kvplan.simulate.coverage import kind_of
 
 METRICS = ("tpot", "ttft", "out_tps")
 UNITS = {"tpot": "time per output token", "ttft": "time to first token", "out_tps": "output tokens/s at load"}
@@ -95,14 +93,14 @@ def line(points: Iterable[Point]) -> Line:
 
 def model_class(fact: Fact) -> str:
     """Dense or experts, and what the weights are stored in."""
-    spec = catalog.load(fact.model)
+    spec = spec_of(fact.model)
     kind = "experts" if spec.experts_per_token else "dense"
     method = "16 bits" if spec.quantization is None else spec.quantization.method
     return f"{kind}, {method}"
 
 
 def size_class(fact: Fact) -> str:
-    spec = catalog.load(fact.model)
+    spec = spec_of(fact.model)
     total = sum(weight.num_params for weights in spec.layer_weights for weight in weights) / 1e9
     return "below 3 B" if total < 3 else "3-20 B" if total < 20 else "20-100 B" if total < 100 else "100 B and more"
 
@@ -123,7 +121,7 @@ def server(fact: Fact) -> str:
 
 def kind(fact: Fact) -> str:
     """The kind by which `simulate` states how often its ranges held."""
-    return ", ".join(kind_of(catalog.load(fact.model), gpu(fact.gpu).vendor, fact.engine))
+    return ", ".join(kinds.group(fact))
 
 
 GROUPS: Mapping[str, Callable[[Fact], str]] = {

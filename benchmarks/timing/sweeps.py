@@ -3,7 +3,7 @@
 A sweep is one model, GPU, release and lengths of requests, measured with several numbers of users and ranks. Under a
 limit of the time per token its points are settings: so many sequences at once on so many ranks, on eight GPUs. The one
 that is predicted to serve the most is compared with the one that was measured to: its share of the best throughput, and
-whether it kept the limit. Limits are the same for all sweeps; constants are those fitted without the sweep's source.
+whether it kept the limit. Limits are the same for all sweeps; hosts are those fitted without the sweep's kind.
 """
 
 import argparse
@@ -18,14 +18,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.timing.facts import Fact, read_facts
-from benchmarks.timing.predict import folds, load_of, planned, requests
+from benchmarks.timing.predict import host_without_kind, load_of, planned, requests, stepped
 from kvplan.core.errors import KvplanError
 from kvplan.planning.plan import Plan
-from kvplan.simulate import constants
 from kvplan.simulate.bench_load import figures
 from kvplan.simulate.settings import Setting
 from kvplan.simulate.steady import Demand, means_of, steady
-from kvplan.simulate.steptime import Shares, roofline
+from kvplan.simulate.steptime import StepTime
 
 LIMITS = (0.010, 0.015, 0.020, 0.030, 0.050, 0.100, math.inf)  # seconds per token; the last: no limit
 NEAR = 0.95  # of the best measured throughput
@@ -85,17 +84,17 @@ def measured(fact: Fact) -> tuple[float, float] | None:
     return tpot[1] / 1000, tokens / fact.tp
 
 
-def closed_form(fact: Fact, made: Plan, values: constants.Constants) -> tuple[float, float]:
+def closed_form(fact: Fact, made: Plan, times: StepTime) -> tuple[float, float]:
     rows = tuple(requests(fact, 200))
     demand = Demand(rows, "users", (), fact.users or 1)
     setting = Setting(fact.tp, 1)
-    rating = steady(setting, made, roofline(made, Shares(), values), demand, means_of(rows, None))
+    rating = steady(setting, made, times, demand, means_of(rows, None))
     output = sum(row.output_tokens for row in rows) / len(rows)
     return rating.tpot, rating.rate * output / fact.tp
 
 
-def simulated(fact: Fact, made: Plan, values: constants.Constants) -> tuple[float, float]:
-    run = figures(made, roofline(made, Shares(), values), load_of(fact))
+def simulated(fact: Fact, made: Plan, times: StepTime) -> tuple[float, float]:
+    run = figures(made, times, load_of(fact))
     return run.times["tpot_p50"] / 1000, run.output_tokens_per_s / fact.tp
 
 
@@ -106,8 +105,8 @@ def point(fact: Fact, *, simulate: bool) -> Point | None:
         return None
     try:
         made = planned(fact)
-        values = constants.adapted(folds().get(fact.src, constants.V1), made)
-        answer = (simulated if simulate else closed_form)(fact, made, values)
+        times = stepped(fact, made, host_without_kind(fact))
+        answer = (simulated if simulate else closed_form)(fact, made, times)
     except KvplanError:
         return None
     return Point(name_of(fact), fact.tp, fact.users or 1, truth, answer)

@@ -8,8 +8,8 @@ from kvplan.cli.calibrate_options import CalibrateOptions
 from kvplan.core.errors import UsageError
 from kvplan.measure.bench_results import BenchResult
 from kvplan.planning.plan import Plan
-from kvplan.servers.calibration import CalibrationDocument
-from kvplan.simulate.bench_fit import FACTORS, Fit, Measurement, fitted, without_each
+from kvplan.servers.calibration import FACTORS, CalibrationDocument
+from kvplan.simulate.bench_fit import Fit, Measurement, fitted, without_each
 
 FEW = 3  # with fewer runs, a fit is mostly the shipped constants
 
@@ -63,10 +63,9 @@ def document(plan: Plan, results: list[BenchResult], fit: Fit, left_out: float |
 
 
 MEANS = {
-    "device": "GPU time (compute and memory reads)",
-    "server": "server overhead (per layer, step and sequence)",
+    "device": "kernels of the GPU",
     "link": "communication between GPUs",
-    "request": "per-request overhead outside the steps",
+    "host": "front end, scheduler and output",
 }
 
 

@@ -19,10 +19,11 @@ from kvplan.planning.user_counts import num_gpus
 from kvplan.simulate import ranges, slo
 from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Role
 from kvplan.simulate.fleet_result import fleet_result
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.outcome import Answer, FleetAnswer, Variant
 from kvplan.simulate.routers import router
 from kvplan.simulate.setup import Setup, token_bytes
-from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.steptime import step_time
 
 MOST: Final = 4096  # servers
 WORTH_PROCESSES: Final = 20_000  # requests: takes seconds in one process; other processes start in less

@@ -20,7 +20,8 @@ from kvplan.report.page import heading
 from kvplan.report.simulate_text import duration, span
 from kvplan.simulate import ranges
 from kvplan.simulate.bench_load import Figures, figures
-from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.kernels.library import Shares
+from kvplan.simulate.steptime import step_time
 
 if TYPE_CHECKING:
     from kvplan.report.lines import Part

@@ -166,7 +166,9 @@ def computed(drafts: "Drafts", the_plan: "Plan", shares: Any) -> "Drafts":
     """Add a draft model's computation time to drafts, without per-step overhead, which the target's time includes."""
     from kvplan.planning.plan import Request, plan
     from kvplan.serve.drafts import Passes
-    from kvplan.simulate.steptime import attention_kinds, roofline
+    from kvplan.simulate.host import Host
+    from kvplan.simulate.kernels.step import kernel_step
+    from kvplan.simulate.steptime import attention_kinds
 
     request = the_plan.request
     if request.draft is None:
@@ -179,8 +181,8 @@ def computed(drafts: "Drafts", the_plan: "Plan", shares: Any) -> "Drafts":
         max_model_len=the_plan.capacity.max_model_len, tensor_parallel_size=request.args.tensor_parallel_size
     )
     draft = plan(Request(request.draft, request.gpu, args, request.release))
-    times = replace(roofline(draft, shares), step=0.0, sequence=0.0, floor=0.0)
-    return replace(drafts, passes=Passes(times, tuple(kind.reach for kind in attention_kinds(draft))))
+    reaches = tuple(kind.reach for kind in attention_kinds(draft))
+    return replace(drafts, passes=Passes(kernel_step(draft, reaches, shares, host=Host()), reaches))
 
 
 def of_engine(options: ServeOptions) -> "Start":

@@ -25,12 +25,13 @@ from kvplan.servers.base import terms_of
 from kvplan.servers.pool import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.ranges import unseen_note
 from kvplan.simulate.result import result
 from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup, check, refuse_reordering, timed_tiers
-from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.steptime import step_time
 from kvplan.simulate.tiers import TierSpec
 from kvplan.simulate.tracks import Tracks, follow
 

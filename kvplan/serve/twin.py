@@ -26,7 +26,7 @@ from kvplan.serve.drafts import Drafts
 from kvplan.serve.text import end_token_of
 from kvplan.simulate.scheduling import SimulatedConfig, simulated_scheduler
 from kvplan.simulate.setup import groups, scheduler_config
-from kvplan.simulate.steptime import StepTime, attention_kinds, outside
+from kvplan.simulate.steptime import StepTime, attention_kinds
 from kvplan.simulate.tiers import TimedTiers
 from kvplan.simulate.work import batch_work
 
@@ -106,7 +106,7 @@ class Twin:
         self.scheduler = self._scheduler(config, plan)
         self._clock = clock or WallClock()
         self._reaches = tuple(kind.reach for kind in attention_kinds(plan))
-        self._step_time, self._outside, self._speed = step_time, outside(step_time), speed
+        self._step_time, self._speed = step_time, speed
         self._vocab_size = plan.request.spec.vocab_size
         own_end = end_token_of(tokenizer)
         self._eos = eos_token_ids or (frozenset() if own_end is None else frozenset([own_end]))
@@ -192,9 +192,10 @@ class Twin:
 
     def delay(self, request: Request) -> float:
         """Return the current delay in seconds between a request's step and its tokens' delivery to the client."""
-        request_s, crowd_s, prompt_token_s = self._outside
-        others = max(0, len(self.scheduler.running) - 1)
-        return (request_s + crowd_s * others + prompt_token_s * request.seq.num_prompt_tokens) / self._speed
+        host = self._step_time.host
+        if host is None:
+            return 0.0
+        return (host.delay + host.request + host.prompt_token * request.seq.num_prompt_tokens) / self._speed
 
     @property
     def has_unfinished(self) -> bool:

@@ -96,7 +96,7 @@ class Calibration:
 TERMS = ("step", "prompt_token", "output_token", "kv_byte")
 
 
-FACTORS = ("device", "server", "link", "request")
+FACTORS = ("device", "link", "host")
 
 
 @dataclass(frozen=True, slots=True)

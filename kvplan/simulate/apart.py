@@ -40,11 +40,15 @@ class Share:
     def next_time(self) -> float | None:
         return self.times[self._next] if self._next < len(self.times) else None
 
-    def pop(self) -> tuple[float, TraceRequest]:
+    def peek(self) -> TraceRequest:
         i = self._next
-        self._next += 1
         prefixes = self.prefixes[i] if self.prefixes else ()
-        return self.times[i], TraceRequest(self.times[i], self.prompts[i], self.outputs[i], prefixes)
+        return TraceRequest(self.times[i], self.prompts[i], self.outputs[i], prefixes)
+
+    def pop(self) -> tuple[float, TraceRequest]:
+        request = self.peek()
+        self._next += 1
+        return request.arrival_s, request
 
     def ended(self, time: float) -> None:
         """Do nothing: arrival times do not depend on completions."""

@@ -60,6 +60,9 @@ class Arrivals(Protocol):
     def next_time(self) -> float | None:
         """Return the next request's arrival time in seconds, or None if none is left or one has to end first."""
 
+    def peek(self) -> TraceRequest:
+        """Return the next request, of which `next_time` returns the time."""
+
     def pop(self) -> tuple[float, TraceRequest]:
         """Return the next request and its arrival time."""
 
@@ -76,6 +79,10 @@ class Open:
 
     def next_time(self) -> float | None:
         return None if self._next is None else self._next.arrival_s / self._speed
+
+    def peek(self) -> TraceRequest:
+        assert self._next is not None
+        return self._next
 
     def pop(self) -> tuple[float, TraceRequest]:
         request = self._next
@@ -110,6 +117,10 @@ class Closed:
         if not self._times or self._next is None:
             return None
         return max(self._times[0], self._next.arrival_s) if self._timed else self._times[0]
+
+    def peek(self) -> TraceRequest:
+        assert self._next is not None
+        return self._next
 
     def pop(self) -> tuple[float, TraceRequest]:
         arrival, request = self.next_time(), self._next

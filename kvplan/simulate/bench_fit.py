@@ -1,8 +1,7 @@
-"""Calibration of step times to a user's own benchmark runs: four factors on the shipped constants.
+"""Calibration of step times to a user's own benchmark runs: factors on kernels, on links and on the host.
 
-The factors (device time, server overhead, communication between ranks, per-request time outside of the steps) minimize
-the error of the simulated figures against the measured ones. Each is regularized toward 1 by the known error of the
-shipped constants, so that three runs are enough and thirty are not overruled.
+They minimize the error of the simulated figures against the measured ones. Each is regularized toward 1 by the known
+error of what it multiplies, so that three runs are enough and thirty are not overruled.
 """
 
 import math
@@ -11,12 +10,14 @@ from typing import Final
 
 from kvplan.core.records import dataclass
 from kvplan.planning.plan import Plan
+from kvplan.servers.calibration import FACTORS
 from kvplan.simulate.bench_load import BenchLoad, Figures, figures
-from kvplan.simulate.constants import Constants, constants_of, scaled
-from kvplan.simulate.steptime import Shares, roofline
+from kvplan.simulate.host import Host
+from kvplan.simulate.kernels.library import Shares
+from kvplan.simulate.kernels.step import kernel_step
+from kvplan.simulate.steptime import attention_kinds
 
-FACTORS: Final = ("device", "server", "link", "request")
-PULL: Final = {"device": 0.15, "server": 0.4, "link": 0.5, "request": 0.7}  # log-scale prior: assumed
+PULL: Final = {"device": 0.15, "link": 0.5, "host": 0.7}  # log-scale prior: assumed
 WEIGHTS: Final = {"tpot": 1.0, "ttft": 0.4, "output_tokens_per_s": 0.7}
 PRECISION: Final = 0.1  # log standard deviation of a run's figures, including what the model leaves out
 ROUNDS: Final = 3
@@ -25,11 +26,15 @@ MOST: Final = 0.7  # a factor lies between 0.5 and 2
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A benchmark run: its plan, its load and its measured (metric, statistic, value) rows, times in milliseconds."""
+    """A benchmark run: its plan, its load and its measured (metric, statistic, value) rows, times in milliseconds.
+
+    host  what the factors multiply; None: as shipped
+    """
 
     plan: Plan
     load: BenchLoad
     values: tuple[tuple[str, str, float], ...]
+    host: Host | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,9 @@ class Fit:
 
 
 def predicted(measurement: Measurement, factors: Mapping[str, float]) -> Figures:
-    values: Constants = scaled(constants_of(measurement.plan), factors)
-    return figures(measurement.plan, roofline(measurement.plan, Shares(), values), measurement.load)
+    plan = measurement.plan
+    reaches = tuple(kind.reach for kind in attention_kinds(plan))
+    return figures(plan, kernel_step(plan, reaches, Shares(), factors, measurement.host), measurement.load)
 
 
 def log_errors(measurement: Measurement, factors: Mapping[str, float]) -> list[tuple[float, float]]:

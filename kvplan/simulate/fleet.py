@@ -71,6 +71,9 @@ class Inbox:
     def next_time(self) -> float | None:
         return self._queue[0][0] if self._queue else None
 
+    def peek(self) -> TraceRequest:
+        return self._queue[0][1]
+
     def pop(self) -> tuple[float, TraceRequest]:
         return self._queue.popleft()
 
@@ -406,8 +409,8 @@ class Fleet:
                 "prompts that share prefixes, and layers with windows or states, cannot be handed over in a simulation",
                 "remove it, or use a model that keeps every token and a load without shared prefixes",
             )
-        if replica.kind.role == "prefill":  # the time outside of steps counts once, on the decode replica
-            run.request_s = run.crowd_s = run.prompt_token_s = 0.0
+        if replica.kind.role == "decode":  # its front end sees no request: that of the prefill replica took it in
+            run.arrivals = inbox
         run.clock = time
         replica.lives.append(Life(run, inbox))
 

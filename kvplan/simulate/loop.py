@@ -67,7 +67,6 @@ class Live:
     first_token: float | None = None
     cached: int = 0
     loaded: int = 0
-    outside: float = 0.0  # seconds between a token's step and its arrival at the user
 
 
 @dataclass(slots=True)
@@ -75,8 +74,6 @@ class Simulation:
     """A simulated run of one server.
 
     run_len  tokens per prefix id of a request
-    request_s, crowd_s, prompt_token_s  seconds that a request spends outside of the steps: fixed, per other running
-             request, and per prompt token
     on_step  called with each individually scheduled batch, right after scheduling
     stop     polled; True ends the run early
     make_scheduler  from config, number of blocks and groups; with tiers: the simulated scheduler
@@ -95,9 +92,6 @@ class Simulation:
     on_step: Callable[["Simulation", Batch], None] | None = None
     watcher: Watcher | None = None
     stop: Callable[[Any], bool] | None = None
-    request_s: float = 0.0
-    crowd_s: float = 0.0
-    prompt_token_s: float = 0.0
     make_scheduler: Callable[[SimulatedConfig, int, tuple[Group, ...]], Scheduler] = simulated_scheduler
     num_spare_blocks: int = 0
 
@@ -224,18 +218,13 @@ class Simulation:
             assert live.first_token is not None
             rows.admitted.append(live.admitted)
             rows.first_token.append(live.first_token)
-            rows.ended.append(self.clock + live.outside)
+            rows.ended.append(self.clock)
             rows.prompt.append(seq.num_prompt_tokens)
             rows.output.append(seq.num_output_tokens)
             rows.cached.append(live.cached)
             rows.loaded.append(live.loaded)
             rows.preemptions.append(seq.num_preemptions)
-        self.arrivals.ended(self.clock + live.outside)
-
-    def _outside(self, seq: Sequence) -> float:
-        """Return the seconds that a request spends outside of the steps, which delay each of its tokens."""
-        others = self.crowd_s * (len(self.scheduler.running) - 1) if self.crowd_s else 0.0
-        return self.request_s + max(0.0, others) + self.prompt_token_s * seq.num_prompt_tokens
+        self.arrivals.ended(self.clock)
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -296,8 +285,7 @@ class Simulation:
         if self._unanswered:
             for seq in [seq for seq in batch.samples if seq in self._unanswered]:
                 live = self._live[seq]
-                live.outside = self._outside(seq)
-                live.first_token = self.clock + live.outside
+                live.first_token = self.clock
                 del self._unanswered[seq]
         for seq in done:
             self._end(seq)
@@ -320,8 +308,8 @@ class Simulation:
 
     def _work(self, batch: Batch) -> StepWork:
         """Return the batch's work; num_computed_tokens must already include its tokens."""
-        read, pairs = [0] * len(self.reaches), [0] * len(self.reaches)
-        num_tokens = 0
+        read, pairs, own = [0] * len(self.reaches), [0] * len(self.reaches), [0] * len(self.reaches)
+        num_tokens = num_prompts = prompt_tokens = 0
         for seq, n in batch.num_tokens.items():
             end = seq.num_computed_tokens
             if n == 1 and end > seq.num_prompt_tokens:  # the common case: decode
@@ -332,11 +320,17 @@ class Simulation:
                     pairs[k] += tokens
                 continue
             num_tokens += n
+            num_prompts += 1
+            prompt_tokens += n
             self.counts.prompt_tokens += max(0, min(n, seq.num_prompt_tokens - (end - n)))
             for k, reach in enumerate(self.reaches):
                 read[k] += reach.span(end, n)
-                pairs[k] += reach.pairs(end, n)
-        return StepWork(num_tokens, len(batch.samples), len(batch.num_tokens), tuple(read), tuple(pairs))
+                pairs[k] += (new := reach.pairs(end, n))
+                own[k] += new
+        return StepWork(
+            num_tokens, len(batch.samples), len(batch.num_tokens), tuple(read), tuple(pairs), num_prompts,
+            prompt_tokens, tuple(own),
+        )  # fmt: skip
 
     # --- several steps at once ----------------------------------------------------------------------------------
 
@@ -424,7 +418,7 @@ class _Together:
             last = length - self._known[place] - 1
             if last < most:
                 self._ends.setdefault(last, []).append(place)
-        self._load = _DecodeLoad(simulation.reaches, [computed + 1 for computed in self._computed])
+        self._load = DecodeLoad(simulation.reaches, [computed + 1 for computed in self._computed])
         self._stored = sum(self._computed)
         self._pending = simulation._in_flight[0][1] if self._is_async else None
         self._slots = simulation._slots()
@@ -543,7 +537,7 @@ class _Together:
             self.simulation._in_flight[0] = (batch, self._pending)
 
 
-class _DecodeLoad:
+class DecodeLoad:
     """Work of consecutive decode steps of the same sequences: grows by one token per sequence, up to the reach."""
 
     def __init__(self, reaches: tuple[Reach, ...], context_lens: list[int]) -> None:

@@ -15,11 +15,12 @@ from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.recommend import Question, precisions, splits
 from kvplan.planning.user_counts import num_gpus
 from kvplan.simulate import ranges, slo
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.result import Result, result
 from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.slo import Kept, Promise
 from kvplan.simulate.source import Source
-from kvplan.simulate.steptime import Shares, StepTime, attention_kinds, step_time
+from kvplan.simulate.steptime import StepTime, attention_kinds, step_time
 from kvplan.simulate.work import StepWork
 
 SAMPLE: Final = 500  # requests whose mean lengths represent the load in the closed form
@@ -210,12 +211,10 @@ def steady_rate(
         prompt = count * means.prompt / max(1.0, means.output)
         context = max(1, round(means.cached_tokens))
         read = tuple(round(count * kind.reach.read(context)) for kind in kinds)
-        pairs = tuple(
-            round(count * kind.reach.read(context) + prompt * kind.reach.read(max(1, round(means.prompt / 2))))
-            for kind in kinds
-        )
-        number = max(1, round(count))
-        seconds = times.seconds(StepWork(number + round(prompt), number, number, read, pairs))
+        own = tuple(round(prompt * kind.reach.read(max(1, round(means.prompt / 2)))) for kind in kinds)
+        pairs = tuple(a + b for a, b in zip(read, own, strict=True))
+        number, new = max(1, round(count)), round(prompt)
+        seconds = times.seconds(StepWork(number + new, number, number + (new > 0), read, pairs, int(new > 0), new, own))
         if seconds * high > limit:
             break
         rate = count / (max(1.0, means.output) * seconds)

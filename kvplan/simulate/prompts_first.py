@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, cast
 
 from engine.scheduler import Batch, PrefixCacheStats
 from engine.sequence import Sequence
@@ -260,6 +260,37 @@ class PromptsFirst:
                 self.blocks.keep(live, live.end)
                 live.prefix = live.end
         return done
+
+    def steady_steps(self) -> int:
+        """Return how many further steps decode a token of the same requests and do nothing else."""
+        last = self._last
+        if self.waiting or self._goes_on is not None or last is None or last.is_prefill or not self._decoding:
+            return 0
+        if last.members != self._decoding or (self.limits.overlap and list(self._in_flight) != [last]):
+            return 0
+        if any([live.is_done or live.is_retracted for live in self._decoding]):  # noqa: C419 -- faster
+            return 0
+        left = min([live.max_tokens - live.num_output for live in self._decoding])
+        pages = self.blocks.free // (self.limits.page_size * len(self._decoding)) - 1
+        return min(left - 3, pages * self.limits.page_size)
+
+    def growths(self) -> list[int]:
+        """Return the tokens of pages that each of the next steady steps begins, repeated every page."""
+        page_size, growths = self.limits.page_size, [0] * self.limits.page_size
+        for live in self._decoding:
+            growths[-live.stored % page_size] += page_size
+        return growths
+
+    def decode_on(self, steps: int) -> None:
+        """Bring every request to its state after so many steady steps."""
+        for live in self._decoding:
+            first = live.tokens[-1] + 1
+            self.blocks.grow(live, live.stored, live.stored + steps)
+            live.tokens.extend(range(first, first + steps))
+            cast("Any", live.seq.token_ids).count += steps
+        least = self.first_ratio * LEAST_RATIO
+        for _ in range(steps):
+            self.ratio = max(self.ratio - (self.first_ratio - least) / DECAY_STEPS, least)
 
     # --- a step ---------------------------------------------------------------------------------------------------
 

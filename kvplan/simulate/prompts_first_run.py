@@ -8,10 +8,9 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB
-from kvplan.models.spec import FullAttention, LatentAttention
 from kvplan.servers.base import terms_of
 from kvplan.servers.plans import Plan
-from kvplan.simulate.loop import Simulation
+from kvplan.simulate.loop import DecodeLoad, Simulation
 from kvplan.simulate.prompts_first import Limits, PromptsFirst
 from kvplan.simulate.requests import Content
 from kvplan.simulate.scheduling import SimulatedConfig
@@ -19,19 +18,51 @@ from kvplan.simulate.scheduling import SimulatedConfig
 MAX_PREFILL_TOKENS = 16_384  # default of --max-prefill-tokens; never the limit of a step with chunked prefill
 # --prefill-decode-interval is 22 for these models on Hopper (srt/arg_groups/model_overrides/qwen3_vl.py).
 PAUSED = frozenset({"Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"})
+LEAST_STEPS = 4  # of a jump
 RUN_BITS = 24  # low bits: a token's place in its run; high bits: the chain or request it belongs to
 
 
 @dataclass(slots=True)
 class PromptsFirstRun(Simulation):
-    """A Simulation that never jumps over steps."""
+    """A Simulation whose jumps are steps in which the same requests decode."""
 
     limits: Limits | None = None
 
     def __post_init__(self) -> None:
         assert self.limits is not None
         self.scheduler = cast("Scheduler", PromptsFirst(self.limits))  # has what the loop uses without jumps
-        self._slot_group, self.jump = None, False
+        self._slot_group = None
+
+    def _jump(self) -> int:
+        """Run decode steps up to the next one that may do more; return their number, possibly 0."""
+        scheduler = cast("PromptsFirst", self.scheduler)
+        if not self.jump or self._unanswered:
+            return 0
+        steps = scheduler.steady_steps()
+        if steps < LEAST_STEPS:
+            return 0
+        next_at = self.arrivals.next_time()
+        until = self._until if next_at is None else min(next_at, self._until)
+        stored = [seq.num_computed_tokens for seq in scheduler.running]
+        load, count = DecodeLoad(self.reaches, [tokens + 1 for tokens in stored]), len(stored)
+        pending = self._in_flight[0][1] if self._in_flight else None
+        used, total, done = scheduler.blocks.num_usable_blocks - scheduler.blocks.num_free_blocks, sum(stored), 0
+        growths = scheduler.growths()
+        while done < steps and self.clock < until:
+            used += growths[done % len(growths)]
+            work, total, done = load.step(count), total + count, done + 1
+            run, pending = (work, None) if pending is None else (pending, work)
+            seconds = self.step_time.seconds(run)
+            self.timeline.add(self.clock, seconds, (count, 0, used, total, 0), count)
+            self.clock += seconds
+            self._last_step_s = seconds
+        scheduler.decode_on(done)
+        if pending is not None:
+            self._in_flight[0] = (self._in_flight[0][0], pending)
+        self.counts.steps += done
+        self.counts.jumped += done
+        self.counts.output_tokens += done * count
+        return done
 
     def _queue(self, seq: Sequence, content: Content) -> None:
         cast("Any", self.scheduler).add(seq, tokens_of(seq, content))
@@ -85,13 +116,6 @@ def check(plan: Plan) -> None:
             f"simulate --engine {release.label}",
             f"{terms.title}'s scheduler is that of {terms.prompts_first}; other releases' were not compared",
             f"use --engine {label}",
-        )
-    kinds = {type(cache) for caches in spec.layers for cache in caches}
-    if len(kinds) != 1 or not kinds <= {FullAttention, LatentAttention}:
-        raise UnsupportedModelError(
-            f"simulate: {spec.name}",
-            f"{terms.title}'s pools of windows and states cannot be simulated",
-            "use --engine vllm",
         )
     gpu = plan.request.gpu
     if spec.architecture in PAUSED and gpu.sm == 90 and gpu.total_memory >= 60 * GIB and not spec.text_only:

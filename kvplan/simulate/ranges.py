@@ -1,35 +1,30 @@
-"""Ranges of simulated times: intervals of measured / predicted that contain 9 in 10 of the results they were chosen on.
+"""Ranges of simulated times: as far as times of real servers were from those predicted without their kind.
 
-Chosen by group of servers and models, with constants fitted without the result's source, on tests/facts/time_cases.csv:
-92 % of TPOT, 89 % of TTFT and 95 % of output tokens per second lie within there. On results of other models and servers
-far fewer do: `coverage` counts them by kind.
+`coverage` has the ranges by kind of plan, as factors; each feature that no such result has makes them wider.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
+from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import terms_of
 from kvplan.servers.plans import Plan
 from kvplan.simulate import coverage
+from kvplan.simulate.host import regime_of
+from kvplan.simulate.steptime import borrowed_kernels
 
 Bounds = tuple[float, float]
 Verdict = Literal["kept", "broken", "too close to call"]
+
+UNSEEN: Final = 1.2  # factor for a feature that no result has, and for borrowed kernels: an assumption
+MEASURED: Final[Bounds] = (0.8, 1.25)  # for step times measured on the user's own GPU: an assumption
+FORMATS: Final = frozenset({"fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp4", "nvfp4", "int4"})
 
 
 def bounds(tpot: Bounds, ttft: Bounds) -> Mapping[str, Bounds]:
     """Return the bounds of every metric: queue time as TTFT, which includes it; latency, mostly decode, near TPOT."""
     return {"ttft": ttft, "tpot": tpot, "queue": ttft, "latency": (tpot[0], tpot[1] + 0.1)}
-
-
-TIMES: Final = bounds(tpot=(0.65, 1.4), ttft=(0.5, 2.3))
-THROUGHPUT: Final[Bounds] = (0.65, 1.45)
-SMALL: Final = 3_000_000_000  # parameters in layers
-UNSEEN: Final = 1.3  # widening factor if no published result is similar: an assumption, no error was measured
-MEASURED: Final[Bounds] = (0.8, 1.25)  # for step times measured on the user's own GPU: an assumption
-VENDORS: Final = frozenset({"nvidia"})  # GPU vendors among the published results that the constants were fitted to
-FORMATS: Final = frozenset({"fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,72 +59,23 @@ def verdict(low: float, high: float, limit: float) -> Verdict:
     return "broken" if low > limit else "too close to call"
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Plans whose prediction errors differ from others', with ranges of their own."""
-
-    name: str
-    applies: Callable[[Plan], bool]
-    times: Mapping[str, Bounds]
-    throughput: Bounds
-
-
-def num_params_of(plan: Plan) -> int:
-    return sum(weight.num_params for weights in plan.request.spec.layer_weights for weight in weights)
-
-
-def is_other_server(plan: Plan) -> bool:
-    return terms_of(plan.request.release.engine).prompts_first is not None
-
-
-GROUPS: Final = (
-    Group(
-        "models below 3 B on vLLM's first engine, which works for every sequence in Python",
-        lambda plan: plan.request.release.runs_first_engine and num_params_of(plan) < SMALL,
-        bounds(tpot=(0.45, 5.0), ttft=(0.5, 2.5)),
-        (0.9, 2.0),
-    ),
-    Group(
-        "vLLM's first engine",
-        lambda plan: plan.request.release.runs_first_engine,
-        bounds(tpot=(0.65, 2.0), ttft=(0.18, 2.0)),
-        (0.85, 1.65),
-    ),
-    Group(
-        "servers that compute prompts first",
-        is_other_server,
-        bounds(tpot=(0.75, 1.5), ttft=(0.18, 4.5)),
-        THROUGHPUT,
-    ),
-    Group(
-        "ranks that speak through the host",
-        lambda plan: plan.request.gpu.lacks_peer_access and plan.request.args.tensor_parallel_size > 1,
-        bounds(tpot=(0.45, 1.2), ttft=(0.2, 2.3)),
-        THROUGHPUT,
-    ),
-    Group(
-        "models below 3 B, whose steps take as long as the host does",
-        lambda plan: num_params_of(plan) < SMALL,
-        bounds(tpot=(1.0, 2.7), ttft=(0.4, 1.8)),
-        THROUGHPUT,
-    ),
-)
-
-
 def modeled(plan: Plan) -> Ranges:
-    """Return the ranges of roofline estimates."""
+    """Return the ranges of times made of kernels."""
+    request = plan.request
+    kind = coverage.kind_of(request.spec, request.gpu, regime_of(plan))
     unseen = tuple(unlike(plan))
-    group = next((group for group in GROUPS if group.applies(plan)), None)
-    own, throughput = (TIMES, THROUGHPUT) if group is None else (group.times, group.throughput)
-    known = {terms_of(plan.request.release.engine).title} if is_other_server(plan) else set()  # compared, not fitted
-    factor = UNSEEN if set(unseen) - known else 1.0
-    times = {metric: (low / factor, high * factor) for metric, (low, high) in own.items()}
-    return Ranges(times, (throughput[0] / factor, throughput[1] * factor), unseen, coverage.coverage(plan))
+    factor = UNSEEN ** len(unseen)
+    low, high = {}, {}
+    for metric in coverage.METRICS:
+        least, most = coverage.range_of(kind, metric)
+        low[metric], high[metric] = least / factor, most * factor
+    each = {metric: (low[metric], high[metric]) for metric in coverage.METRICS}
+    return Ranges(bounds(each["tpot"], each["ttft"]), each["out_tps"], unseen, coverage.coverage(plan))
 
 
 def measured() -> Ranges:
     """Return the ranges of estimates from step times measured on such a GPU with such a model."""
-    return Ranges(dict.fromkeys(TIMES, MEASURED), MEASURED, coverage=coverage.MEASURED)
+    return Ranges(bounds(MEASURED, MEASURED), MEASURED, coverage=coverage.MEASURED)
 
 
 def widest(several: tuple[Ranges, ...]) -> Ranges:
@@ -145,21 +91,22 @@ def widest(several: tuple[Ranges, ...]) -> Ranges:
 
 
 def unlike(plan: Plan) -> Iterator[str]:
-    """Yield the features of a plan that none of the fitted published results has."""
-    spec, gpu, terms = plan.request.spec, plan.request.gpu, terms_of(plan.request.release.engine)
-    if terms.prompts_first is not None:
-        yield terms.title
-    if gpu.vendor not in VENDORS:
-        yield "AMD GPUs" if gpu.vendor == "amd" else "this GPU"
-    elif gpu.unified:
+    """Yield the features of a plan that no published result has."""
+    spec, gpu = plan.request.spec, plan.request.gpu
+    if gpu.unified:
         yield "GPUs that share their memory with the CPU"
     if spec.has_states:
         yield "recurrent layers"
-    if spec.is_mla:
-        yield "latent attention (MLA)"
     formats = sorted(formats_of(spec) - FORMATS)
     if formats:
         yield f"weights in {', '.join(formats)}"
+    if gpu.memory_bandwidth is not None:
+        try:
+            borrowed = borrowed_kernels(plan)
+        except KvplanError:  # no step time, so no ranges either
+            borrowed = ()
+        if borrowed:
+            yield f"borrowed kernels ({'; '.join(borrowed)})"
 
 
 def formats_of(spec: ModelSpec) -> set[str]:

@@ -16,11 +16,12 @@ from kvplan.servers.pasted import read_command
 from kvplan.servers.pool import KVGroup, chunk_bytes, offloaded_bytes
 from kvplan.simulate import prompts_first_run
 from kvplan.simulate.arrivals import Arrivals
+from kvplan.simulate.host import Intake
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.prompts_first_run import PromptsFirstRun
 from kvplan.simulate.runs import Run
 from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
-from kvplan.simulate.steptime import StepTime, attention_kinds, outside
+from kvplan.simulate.steptime import StepTime, attention_kinds
 from kvplan.simulate.tiers import MOST_TIERS, TierSpec, TimedTiers
 from kvplan.simulate.unshared import Unshared, is_unshared
 from kvplan.simulate.whole_prompts import NUM_SPARE_BLOCKS, runs_whole_prompts, whole_prompts
@@ -51,15 +52,13 @@ class Setup:
             by_step.num_blocks,
             by_step.groups,
             by_step.step_time,
-            arrivals,
-            request_s=by_step.request_s,
-            crowd_s=by_step.crowd_s,
-            prompt_token_s=by_step.prompt_token_s,
+            by_step.arrivals,
         )
 
     def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
         """Return a new step-by-step run over these arrivals; run_len: tokens per prefix id."""
-        request_s, crowd_s, prompt_token_s = outside(self.step_time)
+        if self.step_time.host is not None:
+            arrivals = Intake(arrivals, self.step_time.host)
         if terms_of(self.plan.request.release.engine).prompts_first is not None:
             if self.tiers or self.allocator != "paged":
                 flag = "--tier" if self.tiers else "--baseline"
@@ -73,9 +72,6 @@ class Setup:
                 step_time=self.step_time,
                 arrivals=arrivals,
                 run_len=run_len,
-                request_s=request_s,
-                crowd_s=crowd_s,
-                prompt_token_s=prompt_token_s,
                 limits=limits,
             )
         is_whole = runs_whole_prompts(self.plan)
@@ -87,9 +83,6 @@ class Setup:
             step_time=self.step_time,
             arrivals=arrivals,
             run_len=run_len,
-            request_s=request_s,
-            crowd_s=crowd_s,
-            prompt_token_s=prompt_token_s,
             tiers=timed_tiers(self.plan, self.tiers, self.chunk_tokens),
             make_scheduler=whole_prompts if is_whole else simulated_scheduler,
             num_spare_blocks=NUM_SPARE_BLOCKS if is_whole else 0,

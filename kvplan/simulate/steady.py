@@ -10,11 +10,11 @@ from kvplan.core.errors import KvplanError
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import terms_of
 from kvplan.simulate import ranges
-from kvplan.simulate.constants import Constants
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.settings import Setting
 from kvplan.simulate.setup import check
 from kvplan.simulate.slo import Promise
-from kvplan.simulate.steptime import Shares, StepTime, attention_kinds, outside, roofline, step_time
+from kvplan.simulate.steptime import StepTime, attention_kinds, step_time
 from kvplan.simulate.tiers import TierSpec
 from kvplan.simulate.work import StepWork
 from kvplan.workloads.trace import TraceRequest
@@ -32,7 +32,6 @@ class Demand:
     users      with think_s and ramp_s, for "users"; first_counts: whether each user's first request is judged
     tier       host memory that a setting may use to offload KV
     run_len    tokens per prefix id of a request
-    constants  replacement of the fitted constants
     """
 
     rows: tuple[TraceRequest, ...]
@@ -45,14 +44,11 @@ class Demand:
     run_len: int | None = None
     tier: TierSpec | None = None
     calibration: str | None = None
-    constants: Constants | None = None
 
     def tiers(self, setting: Setting) -> tuple[TierSpec, ...]:
         return () if self.tier is None or setting.kv_offloading_size is None else (self.tier,)
 
     def times(self, made: Plan) -> StepTime:
-        if self.constants is not None:
-            return roofline(made, Shares(), self.constants)
         return step_time(made, Shares(), self.calibration)
 
     def ranges(self, made: Plan) -> ranges.Ranges:
@@ -142,7 +138,7 @@ def steady(setting: Setting, made: Plan, times: StepTime, demand: Demand, means:
     capacity, is_within = 0.0, True
     for count in (highest,) if demand.how != "rate" else up_to(highest):
         mean = step(made, times, means, count, computed)
-        rate = setting.replicas * count / (max(1.0, means.output) * mean.tpot)
+        rate = setting.replicas * min(count / (max(1.0, means.output) * mean.tpot), most_taken_in(times, means))
         capacity = max(capacity, rate)
         is_within = is_within and mean.tpot <= limits["tpot"]
         is_within = is_within and (demand.how != "rate" or mean.first <= limits["ttft"])
@@ -180,9 +176,23 @@ def step(made: Plan, times: StepTime, means: Means, count: float, computed: floa
     share = min(1.0, chunks * count / max(1.0, means.output))  # fraction of steps with a prefill chunk
     mixed = times.seconds(work(made, means, count, max(computed / chunks, per_step), computed))
     plain = times.seconds(work(made, means, count, 0.0, computed)) if share < 1.0 else 0.0
-    request_s, crowd_s, prompt_token_s = outside(times)
-    first = chunks * mixed + request_s + crowd_s * (count - 1) + prompt_token_s * means.prompt
+    first = chunks * mixed + taken_in(times, means) + delay(times)
     return Step(share * mixed + (1 - share) * plain, first)
+
+
+def taken_in(times: StepTime, means: Means) -> float:
+    """Seconds of the front end for a request, without its delay."""
+    return 0.0 if times.host is None else times.host.request + times.host.prompt_token * means.prompt
+
+
+def delay(times: StepTime) -> float:
+    return 0.0 if times.host is None else times.host.delay
+
+
+def most_taken_in(times: StepTime, means: Means) -> float:
+    """Requests per second that the front end takes in."""
+    seconds = taken_in(times, means)
+    return 1 / seconds if seconds else inf
 
 
 def is_prompts_first(made: Plan) -> bool:
@@ -194,10 +204,9 @@ def alternating(made: Plan, times: StepTime, means: Means, count: float, compute
     chunk = float(made.settings.max_num_batched_tokens)
     prefill = times.seconds(work(made, means, 0.0, chunk, computed))
     per_step = computed * count / max(1.0, means.output)  # prompt tokens per decode step
-    request_s, crowd_s, prompt_token_s = outside(times)
     plain = times.seconds(work(made, means, count, 0.0, computed))
     first = max(1.0, computed / chunk) * times.seconds(work(made, means, 0.0, min(chunk, computed), computed))
-    first += request_s + crowd_s * (count - 1) + prompt_token_s * means.prompt
+    first += taken_in(times, means) + delay(times)
     return Step(plain + prefill * per_step / chunk, first)
 
 
@@ -205,6 +214,7 @@ def work(made: Plan, means: Means, count: float, prompt: float, computed: float)
     kinds = attention_kinds(made)
     context, half = max(1, round(means.prompt + means.output / 2)), max(1, round(means.prompt - computed / 2))
     read = tuple(round(count * kind.reach.read(context)) for kind in kinds)
-    pairs = tuple(round(count * kind.reach.read(context) + prompt * kind.reach.read(half)) for kind in kinds)
-    number = max(1, round(count))
-    return StepWork(number + round(prompt), number, number, read, pairs)
+    own = tuple(round(prompt * kind.reach.read(half)) for kind in kinds)
+    pairs = tuple(a + b for a, b in zip(read, own, strict=True))
+    number, new, prompts = max(1, round(count)) if count else 0, round(prompt), int(prompt > 0)
+    return StepWork(number + new, number, number + prompts, read, pairs, prompts, new, own)

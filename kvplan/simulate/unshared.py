@@ -22,12 +22,11 @@ from engine.scheduler import PrefixCacheStats
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.counts import Counts
 from kvplan.simulate.records import Records
-from kvplan.simulate.steptime import Roofline, StepTime
+from kvplan.simulate.steptime import StepTime
 from kvplan.simulate.timeline import Timeline
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest
 
-SURE: Final = 1 + 1e-9
 SHORT: Final = 8  # fewest steps for which counting blocks ahead pays off
 State = Literal["waiting", "reading", "decoding", "ending", "gone"]
 
@@ -67,7 +66,6 @@ class Live:
     first_token: float | None = None
     cached: int = 0
     loaded: int = 0
-    outside: float = 0.0
 
 
 @dataclass(slots=True)
@@ -169,9 +167,6 @@ class Unshared:
     step_time: StepTime
     arrivals: Arrivals
     stop: Callable[[Any], bool] | None = None
-    request_s: float = 0.0
-    crowd_s: float = 0.0
-    prompt_token_s: float = 0.0
 
     clock: float = 0.0
     records: Records = field(default_factory=Records)
@@ -195,7 +190,6 @@ class Unshared:
     _growing: dict[int, list[Live]] = field(default_factory=dict)  # step -> requests that need a block then
     _ending: dict[int, list[Live]] = field(default_factory=dict)  # step -> requests that get their last token then
     _agenda: list[int] = field(default_factory=list)  # a heap of these steps
-    _fixed: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._size = self.groups[0].block_size
@@ -280,13 +274,13 @@ class Unshared:
             assert seq.first_token is not None
             rows.admitted.append(seq.admitted)
             rows.first_token.append(seq.first_token)
-            rows.ended.append(self.clock + seq.outside)
+            rows.ended.append(self.clock)
             rows.prompt.append(seq.prompt)
             rows.output.append(seq.length - seq.prompt)
             rows.cached.append(seq.cached)
             rows.loaded.append(seq.loaded)
             rows.preemptions.append(seq.preemptions)
-        self.arrivals.ended(self.clock + seq.outside)
+        self.arrivals.ended(self.clock)
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -336,7 +330,7 @@ class Unshared:
         self._stored += self._decoding
         step = Step(StepWork())
         count = self._decoding
-        load = [count, count, count, self._read, self._read]
+        load = [count, count, count, self._read, self._read, 0, 0, 0]
         if reading is not None:
             if more:
                 pool.take(more)
@@ -351,8 +345,8 @@ class Unshared:
     def _seal(self, step: Step, load: list[int]) -> None:
         if len(step.lasts) > 1:
             step.lasts.sort(key=_order)
-        tokens, samples, seqs, read, pairs = load
-        step.work = StepWork(tokens, samples, seqs, (read,), (pairs,))
+        tokens, samples, seqs, read, pairs, prompts, prompt_tokens, own = load
+        step.work = StepWork(tokens, samples, seqs, (read,), (pairs,), prompts, prompt_tokens, (own,))
 
     def _finish(self, lasts: list[Live], step: Step) -> None:
         """Remove the requests that get their last token in this step from the decoding ones."""
@@ -372,7 +366,11 @@ class Unshared:
         load[0] += part
         load[2] += 1
         load[3] += end
-        load[4] += (start + 1 + end) * part // 2
+        load[4] += (new := (start + 1 + end) * part // 2)
+        if part > 1 or end <= seq.prompt:
+            load[5] += 1
+            load[6] += part
+            load[7] += new
         if end < seq.known:
             self._reading = seq
             seq.state = "reading"
@@ -468,9 +466,7 @@ class Unshared:
                 self._waiting.remove(seq)
         for seq in step.firsts:
             if seq.first_token is None:
-                others = self.crowd_s * (len(self._running) - 1) if self.crowd_s else 0.0
-                seq.outside = self.request_s + max(0.0, others) + self.prompt_token_s * seq.prompt
-                seq.first_token = self.clock + seq.outside
+                seq.first_token = self.clock
         for seq in step.lasts:
             self._end(seq)
 
@@ -513,7 +509,7 @@ class Unshared:
             placed[seq] = part
             budget -= part
         # Decoding sequences that were placed compute a token; the others skip this step.
-        step, load = Step(StepWork()), [0, 0, 0, 0, 0]
+        step, load = Step(StepWork()), [0, 0, 0, 0, 0, 0, 0, 0]
         self._decoding = self._read = 0
         for seq in self._running:
             if seq.state != "decoding":
@@ -606,39 +602,32 @@ class Unshared:
         return self._glide(bound) or self._walk(bound)
 
     def _glide(self, bound: float) -> int:
-        """Run the steps at once if there are enough blocks and step time grows linearly; return 0 if not, or if too
+        """Run the steps at once if there are enough blocks and step time grows along a line; return 0 if not, or if too
         few. Each sequence needs a block every `size` steps, so blocks are counted by the step's index modulo `size`.
         """
-        line, size, count, pool = self.step_time, self._size, self._decoding, self._pool
-        if self._waiting or not isinstance(line, Roofline) or len(line.kinds) != 1:
+        size, count, pool, times = self._size, self._decoding, self._pool, self.step_time
+        if self._waiting:
             return 0
         first, clock = self._number, self.clock
         steps = min(self._ending) - 1 - first
         if steps * count > size * (pool.free - count) or steps < SHORT:
             return 0
-        fixed = self._fixed.get(count)
-        if fixed is None:
-            fixed = self._fixed[count] = line.decode_terms(count)
-        weights_s, server_s, large_s = fixed
-        is_late = self.config.batch_queue_depth == 2
+        is_late = self.config.batch_queue_depth == 2  # the step that runs was scheduled one step earlier
         now = self._read if is_late else self._read + count
-        kind_bytes, byte_s, pair_s = line.kinds[0].token_bytes, line.kv_byte, line.pairs[0]
-        kv, growth, far = 2 * line.state_bytes * count + kind_bytes * now, kind_bytes * count, now + count * steps
-        seconds = kv * byte_s + weights_s + server_s
-        # Both grow linearly: what is clearly larger at both ends is larger in between.
-        if (
-            large_s
-            or clock + SHORT * seconds > bound
-            or kv * byte_s <= SURE * pair_s * now
-            or (kv + kind_bytes * count * steps) * byte_s <= SURE * pair_s * far
-        ):
+        line = times.line(count, now)
+        if line is None or clock + SHORT * (line.base + line.slope * now) > bound:
             return 0
+        base, slope, until, least = line
         growths = [0] * size
         for seq in self._running:
             growths[(-first - seq.offset) % size] += 1  # in the step after its blocks are full
         stored, used, number, horizon = self._stored, self.num_blocks - 1 - pool.free, first, first + steps
         num_running = len(self._running)
         while clock < bound and number < horizon:
+            if now > until:
+                line = times.line(count, now)
+                assert line is not None
+                base, slope, until, least = line
             bucket, edge = self.timeline.bucket(clock)
             seconds_sum, (running_sum, waiting_sum, used_sum, stored_sum, _) = bucket.seconds, bucket.sums
             limit, begun, place = min(bound, edge), number, (number - first) % size
@@ -647,14 +636,16 @@ class Unshared:
                 used += taken
                 stored += count
                 number += 1
-                seconds = kv * byte_s + weights_s + server_s
-                kv += growth
+                seconds = base + slope * now
+                if seconds < least:
+                    seconds = least
+                now += count
                 seconds_sum += seconds
                 running_sum += num_running * seconds
                 used_sum += used * seconds
                 stored_sum += stored * seconds
                 clock += seconds
-                if clock >= limit:
+                if clock >= limit or now > until:
                     break
             sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
             levels = num_running, 0, used, stored, used * size
@@ -680,6 +671,25 @@ class Unshared:
         if is_late:
             self._pending = Step(StepWork(count, count, count, (read,), (read,)), is_plain=True)
 
+    def _ahead(self, number: int) -> tuple[int, list[Live]] | None:
+        """Return (last step of this kind, requests that begin a block in the next); None if that is of another kind."""
+        agenda = self._agenda
+        while agenda[0] <= number:
+            heappop(agenda)
+        if agenda[0] - 1 > number:
+            return agenda[0] - 1, []
+        last, size = number + 1, self._size
+        if last in self._ending:
+            return None
+        there = self._growing.pop(last, [])
+        changed = [seq for seq in there if seq.offset + number == seq.blocks * size and seq.state == "decoding"]
+        if self.num_preemptions and len(changed) > 1:  # planned before a preemption and again after it
+            changed = list(dict.fromkeys(changed))
+        if len(changed) > self._pool.free:
+            self._growing[last] = there
+            return None
+        return last, changed
+
     def _walk(self, bound: float) -> int:
         """Run the steps from one block allocation to the next; return their number."""
         size, count, pool = self._size, self._decoding, self._pool
@@ -688,34 +698,16 @@ class Unshared:
         num_running, num_waiting = len(self._running), len(self._waiting)
         used = self.num_blocks - 1 - pool.free
         is_late = self.config.batch_queue_depth == 2  # the step that runs was scheduled one step earlier
-        agenda, growing, ending = self._agenda, self._growing, self._ending
         times = self.step_time
-        line = times if isinstance(times, Roofline) and len(times.kinds) == 1 else None
-        if line is not None:
-            kind_bytes, state_bytes = line.kinds[0].token_bytes, 2 * line.state_bytes * count
-            byte_s, pair_s = line.kv_byte, line.pairs[0]
-            fixed = self._fixed.get(count)
-            if fixed is None:
-                fixed = self._fixed[count] = line.decode_terms(count)
-            weights_s, server_s, large_s = fixed
+        line = times.line(count, read if is_late else read + count)
+        base, slope, until, least = (0.0, 0.0, -1.0, 0.0) if line is None else line
         bucket, edge, limit, begun = None, clock, bound, number
         seconds_sum = running_sum = waiting_sum = used_sum = stored_sum = 0.0
         while clock < bound:
-            while agenda[0] <= number:
-                heappop(agenda)
-            last = agenda[0] - 1
-            changed: list[Live] = []
-            if last == number:
-                last = number + 1
-                if last in ending:
-                    break
-                there = growing.pop(last, [])
-                changed = [seq for seq in there if seq.offset + number == seq.blocks * size and seq.state == "decoding"]
-                if self.num_preemptions and len(changed) > 1:  # planned before a preemption and again after it
-                    changed = list(dict.fromkeys(changed))
-                if len(changed) > pool.free:
-                    growing[last] = there
-                    break
+            ahead = self._ahead(number)
+            if ahead is None:
+                break
+            last, changed = ahead
             if clock >= edge:
                 if bucket is not None:
                     sums = running_sum, waiting_sum, used_sum, stored_sum, used_sum * size
@@ -731,30 +723,6 @@ class Unshared:
                     seq.blocks += 1
                     self._plan_growth(seq)
             # Add step by step, as the clock does: sums of products would differ in their last bits.
-            if line is not None and not num_waiting and not large_s:
-                now = read if is_late else read + count
-                far = now + count * (last - number)
-                kv, growth = state_bytes + kind_bytes * now, kind_bytes * count
-                # Both grow linearly: what is clearly larger at both ends is larger in between.
-                if (
-                    kv * byte_s > SURE * pair_s * now
-                    and (state_bytes + kind_bytes * far) * byte_s > SURE * pair_s * far
-                ):
-                    taken = 0
-                    for taken in range(1, last - number + 1):  # noqa: B007 -- used after the loop
-                        stored += count
-                        seconds = kv * byte_s + weights_s + server_s
-                        kv += growth
-                        seconds_sum += seconds
-                        running_sum += num_running * seconds
-                        used_sum += used * seconds
-                        stored_sum += stored * seconds
-                        clock += seconds
-                        if clock >= limit:
-                            break
-                    number += taken
-                    read += count * taken
-                    continue
             while number < last and clock < limit:
                 number += 1
                 stored += count
@@ -763,11 +731,18 @@ class Unshared:
                     read += count
                 else:
                     now = read = read + count
-                if line is not None:
-                    memory, arithmetic = (state_bytes + kind_bytes * now) * byte_s, pair_s * now
-                    seconds = (memory if memory >= arithmetic else arithmetic) + weights_s + server_s + large_s
+                if now > until:
+                    if line is not None:
+                        line = times.line(count, now)
+                        assert line is not None
+                        base, slope, until, least = line
+                        seconds = max(base + slope * now, least)
+                    else:
+                        seconds = times.seconds(StepWork(count, count, count, (now,), (now,)))
                 else:
-                    seconds = times.seconds(StepWork(count, count, count, (now,), (now,)))
+                    seconds = base + slope * now
+                    if seconds < least:
+                        seconds = least
                 seconds_sum += seconds
                 running_sum += num_running * seconds
                 waiting_sum += num_waiting * seconds

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine.drafting import DraftStep
 from engine.scheduler import Batch
+from engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,11 @@ class Reach:
 class StepWork:
     """Work of one step.
 
-    num_tokens   tokens computed
-    num_samples  sequences that get a token
-    num_seqs     sequences in the step
-    read, pairs  tokens read and (query, key) pairs, by kind of reach
+    num_tokens    tokens computed
+    num_samples   sequences that get a token
+    num_seqs      sequences in the step
+    read, pairs   tokens read and (query, key) pairs, by kind of reach
+    num_prompts, prompt_tokens, prompt_pairs  of these, the sequences that compute their prompt, their tokens and pairs
     """
 
     num_tokens: int = 0
@@ -50,15 +52,32 @@ class StepWork:
     num_seqs: int = 0
     read: tuple[int, ...] = ()
     pairs: tuple[int, ...] = ()
+    num_prompts: int = 0
+    prompt_tokens: int = 0
+    prompt_pairs: tuple[int, ...] = ()
 
 
 def batch_work(batch: Batch, reaches: tuple[Reach, ...]) -> StepWork:
     """Return a batch's work; num_computed_tokens must already include its tokens."""
+    drafts = batch.extra(DraftStep).drafts
     spans = [(seq.num_computed_tokens, n) for seq, n in batch.num_tokens.items()]
+    prompts = [
+        (seq.num_computed_tokens, n)
+        for seq, n in batch.num_tokens.items()
+        if is_prompt(seq, n - len(drafts.get(seq, ())))
+    ]
     return StepWork(
         num_tokens=sum(n for _, n in spans),
-        num_samples=len(batch.samples) + sum(map(len, batch.extra(DraftStep).drafts.values())),
+        num_samples=len(batch.samples) + sum(map(len, drafts.values())),
         num_seqs=len(spans),
         read=tuple(sum(reach.span(end, n) for end, n in spans) for reach in reaches),
         pairs=tuple(sum(reach.pairs(end, n) for end, n in spans) for reach in reaches),
+        num_prompts=len(prompts),
+        prompt_tokens=sum(n for _, n in prompts),
+        prompt_pairs=tuple(sum(reach.pairs(end, n) for end, n in prompts) for reach in reaches),
     )
+
+
+def is_prompt(seq: Sequence, num_tokens: int) -> bool:
+    """Whether a sequence computes tokens that it knew, not the one it decodes; num_computed_tokens includes them."""
+    return num_tokens > 1 or seq.num_computed_tokens <= seq.num_prompt_tokens

@@ -22,7 +22,7 @@ from kvplan.core.errors import EnvironmentProblem, KvplanError, KvplanWarning, U
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.tiers import TierSpec, TimedTiers
-from kvplan.simulate.work import Reach, StepWork
+from kvplan.simulate.work import Reach
 from kvplan.workloads.trace import TraceRequest
 from tests.support.small_engines import (
     FAMILIES,
@@ -35,6 +35,7 @@ from tests.support.small_engines import (
     simulated,
     wrong_greedy_tokens,
 )
+from tests.support.step_times import Constant
 
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
@@ -470,16 +471,7 @@ def test_a_simulation_loads_what_the_engine_loads() -> None:
 
     requests = [TraceRequest(place * 100.0, len(prompt), 3, ids(prompt)) for place, prompt in enumerate(prompts)]
     rules, groups = simulated(engine), engine.scheduler.blocks.groups
-    run = Simulation(rules, 26, groups, (Reach(None),), OneSecond(), Open(iter(requests)), size, tiers)
+    run = Simulation(rules, 26, groups, (Reach(None),), Constant(1.0), Open(iter(requests)), size, tiers)
     run.run()
     assert list(zip(run.records.cached, run.records.loaded, strict=True)) == measured
     assert sum(loaded for _, loaded in measured) > 100
-
-
-class OneSecond:
-    """A step's."""
-
-    text = "a second"
-
-    def seconds(self, work: StepWork) -> float:
-        return 1.0

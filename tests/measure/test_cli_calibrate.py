@@ -13,9 +13,15 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.simulate.bench_fit import FACTORS, Measurement, fitted, predicted, solved, without_each
+from kvplan.servers.base import parse_engine
+from kvplan.servers.calibration import FACTORS
+from kvplan.simulate.bench_fit import Measurement, fitted, predicted, solved, without_each
 from kvplan.simulate.bench_load import BenchLoad, steady
-from kvplan.simulate.constants import V1, scaled
+from kvplan.simulate.host import Host
+from kvplan.simulate.kernels.library import Shares
+from kvplan.simulate.kernels.step import KernelStep, kernel_step
+from kvplan.simulate.steptime import attention_kinds
+from kvplan.simulate.work import StepWork
 from tests.measure.test_bench_results import INFERENCEX, SGLANG, VLLM, aiperf, guidellm
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
@@ -30,8 +36,9 @@ RESULTS: dict[str, dict[str, Any]] = {
 
 
 def planned(ranks: int = 1) -> Plan:
+    """A server whose scheduler works in turn with the GPU: its host is in every time."""
     args = EngineArgs(max_model_len=8192, tensor_parallel_size=ranks)
-    return plan(Request(catalog.load("llama-3.1-8b"), gpu("h100-80g"), args))
+    return plan(Request(catalog.load("llama-3.1-8b"), gpu("h100-80g"), args, parse_engine("vllm@0.12")))
 
 
 def run_of(factors: dict[str, float], users: int, prompt: int, ranks: int = 1) -> Measurement:
@@ -43,13 +50,13 @@ def run_of(factors: dict[str, float], users: int, prompt: int, ranks: int = 1) -
     return Measurement(bare.plan, load, (*times, ("output_tokens_per_s", "mean", found.output_tokens_per_s)))
 
 
-RUNS = ((1, 64), (4, 512), (16, 1024))
+RUNS = ((1, 64), (4, 512), (8, 1024))
 
 
 def test_runs_of_a_slower_server_are_fitted_and_their_own_error_falls() -> None:
-    """A server that adds 1.8 times as much: three runs say so, and the device stays as it is."""
-    found = fitted([run_of({**NONE, "server": 1.8}, users, prompt) for users, prompt in RUNS])
-    assert found.factors["server"] == pytest.approx(1.8, rel=0.2)
+    """A host that takes 1.8 times as long: three runs say so, and the device stays as it is."""
+    found = fitted([run_of({**NONE, "host": 1.8}, users, prompt) for users, prompt in RUNS])
+    assert found.factors["host"] == pytest.approx(1.8, rel=0.2)
     assert found.factors["device"] == pytest.approx(1.0, rel=0.12)
     assert found.factors["link"] == 1.0  # one rank speaks to nobody
     assert found.error_after < 0.05 < found.error_before
@@ -62,7 +69,7 @@ def test_runs_that_agree_leave_the_constants_alone() -> None:
 
 
 def test_a_run_is_foretold_by_the_others() -> None:
-    runs = [run_of({**NONE, "device": 1.4, "server": 1.4}, users, prompt) for users, prompt in RUNS]
+    runs = [run_of({**NONE, "device": 1.4, "host": 1.4}, users, prompt) for users, prompt in RUNS]
     left_out = without_each(runs)
     assert left_out is not None
     assert left_out < 0.08 < fitted(runs).error_before
@@ -70,11 +77,20 @@ def test_a_run_is_foretold_by_the_others() -> None:
 
 
 def test_factors_are_of_what_they_name() -> None:
-    twice = scaled(V1, {**NONE, "device": 2.0, "link": 4.0})
-    assert (twice.weights, twice.kv, twice.flops) == (V1.weights / 2, V1.kv / 2, V1.flops / 2)
-    assert (twice.switch, twice.switch_s) == (V1.switch / 4, V1.switch_s * 4)
-    assert (twice.layer, twice.request) == (V1.layer, V1.request)
-    assert scaled(V1, NONE) == V1
+    plan = planned(2)
+    reaches = tuple(kind.reach for kind in attention_kinds(plan))
+    host = Host(gap=1e-3, delay=0.01)
+
+    def step(**factors: float) -> KernelStep:
+        return kernel_step(plan, reaches, Shares(), {**NONE, **factors}, host)
+
+    bare, work = step(), StepWork(8, 8, 8, (800,), (800,))
+    links = bare.parts(8)["all-reduces"]
+    kernels = bare.seconds(work) - links - 1e-3
+    assert step(device=2.0).seconds(work) == pytest.approx(2 * kernels + links + 1e-3)
+    assert step(link=4.0).seconds(work) == pytest.approx(kernels + 4 * links + 1e-3)
+    assert step(host=3.0).seconds(work) == pytest.approx(kernels + links + 3e-3)
+    assert step(host=3.0).host.delay == pytest.approx(0.03)
 
 
 def test_a_small_system_of_equations_is_solved() -> None:

@@ -28,7 +28,8 @@ from kvplan.measure import drive
 from kvplan.planning.plan import plan
 from kvplan.serve.text import stand_in
 from kvplan.serve.twin import Twin
-from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.kernels.library import Shares
+from kvplan.simulate.steptime import step_time
 from kvplan.workloads.planned import PlannedRequest
 from tests.support.cli import Run, refused, run
 from tests.support.serving import MODEL, Serving, planned, serving, twin

@@ -8,8 +8,9 @@ import pytest
 from engine.config import SamplingParams
 from engine.request import Request, RequestOutput, TokenUpdate
 from kvplan.serve.twin import Twin
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.setup import Setup
-from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.steptime import step_time
 from kvplan.workloads.trace import TraceRequest
 from tests.support.serving import planned, twin
 
@@ -37,6 +38,10 @@ class AllAtOnce:
     def next_time(self) -> float | None:
         return None if self._next is None else 0.0
 
+    def peek(self) -> TraceRequest:
+        assert self._next is not None
+        return self._next
+
     def pop(self) -> tuple[float, TraceRequest]:
         assert self._next is not None
         request, self._next = self._next, next(self._left, None)
@@ -63,11 +68,17 @@ def lengths(num: int, seed: int) -> list[TraceRequest]:
 
 @pytest.mark.parametrize("flags", [{}, {"num_gpu_blocks_override": 700}, {"async_scheduling": False}])
 def test_times_are_the_simulators(flags: dict[str, object]) -> None:
-    """Two loops over one scheduler, written apart: each request's first token and end come at the same time."""
+    """Two loops over one scheduler, written apart: each request's first token and end come at the same time.
+
+    The twin has a front end of its own and adds the modeled one to its tokens' delivery, so the simulation has none.
+    """
     plan, requests = planned(**flags), lengths(60, seed=1)
     setup = Setup(plan, step_time(plan, Shares(), None))
     simulation = setup.simulation(AllAtOnce(requests))
+    simulation.arrivals = AllAtOnce(requests)
     simulation.run()
+    host = setup.step_time.host
+    assert host is not None
     rows = simulation.records
     wanted = {row: (rows.first_token[i], rows.ended[i]) for i, row in enumerate(rows.number)}
     clock, first, delays = OwnClock(), dict[str, float](), dict[str, float]()
@@ -76,7 +87,9 @@ def test_times_are_the_simulators(flags: dict[str, object]) -> None:
 
     def note(update: TokenUpdate) -> None:
         if update.request_id not in first:
-            delays[update.request_id] = backend.delay(begun[update.request_id])
+            delay = delays[update.request_id] = backend.delay(begun[update.request_id])
+            prompt = requests[int(update.request_id) - 1].prompt_tokens
+            assert delay == pytest.approx(host.delay + host.request + host.prompt_token * prompt)
             first[update.request_id] = clock.moment + delays[update.request_id]
 
     source = random.Random(2)
@@ -91,7 +104,8 @@ def test_times_are_the_simulators(flags: dict[str, object]) -> None:
     assert (backend.scheduler.num_preemptions > 0) == ("num_gpu_blocks_override" in flags)
     assert set(ended) == set(map(str, wanted))
     for number, times in wanted.items():
-        assert (first[str(number)], ended[str(number)]) == pytest.approx(times, rel=1e-9)
+        without = (first[str(number)] - delays[str(number)], ended[str(number)] - delays[str(number)])
+        assert without == pytest.approx(times, rel=1e-9)
 
 
 def test_an_answer_can_be_repeated() -> None:

@@ -12,8 +12,9 @@ from engine.drafting import Drafting
 from kvplan.core.errors import UsageError
 from kvplan.serve.drafts import Drafts, drafts_of
 from kvplan.serve.twin import Twin
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.setup import timed_tiers
-from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.steptime import step_time
 from kvplan.simulate.tiers import TierSpec
 from tests.oracles import SAMPLED_TOKEN, Player, step_row, trace_drafts, trace_scheduler
 from tests.support.cli import Run, refused

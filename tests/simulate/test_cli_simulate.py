@@ -447,7 +447,6 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
         (("llama-3.2-11b-vision", "--gpu", "b300", "--ctx", "16k", "--engine", "vllm@0.10", *CONV),
          "simulate: llama-3.2-11b-vision: "),
         (("mamba-1.4b", "--gpu", "l40s", "--ctx", "2k", *CONV, "--tier", "c=1GiB@1GB/s"), "--tier: mamba-1.4b has rec"),
-        (("deepseek-v3.2", "--gpu", "b300", "--tp", "8", "--ctx", "16k", *CONV), "simulate: deepseek-v3.2: the time"),
         ((*MODEL, "--trace", "nowhere.csv"), "nowhere.csv: no such file"),
         ((*MODEL, *CONV, "--figure", "out.pdf"), "--figure"),
         ((*MODEL, *CONV, "--timeline", "out.json"), "--timeline"),

@@ -21,10 +21,11 @@ from kvplan.report.film_html import film_html
 from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.film import CACHED, EMPTY, FIRST, FREE, MOST_STEPS, SHARED, Film, Frame, filmed
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source
-from kvplan.simulate.steptime import Shares, roofline
+from kvplan.simulate.steptime import step_time
 from kvplan.workloads.trace import TraceRequest
 from tests.support.browser import SCHEMES, SIZES, colors, complaints, contrast, is_dark, measured, needs_browser
 from tests.support.browser import Open as OpenPage
@@ -48,7 +49,7 @@ def setup(num_blocks: int, **args: Any) -> Setup:
             args=EngineArgs(max_model_len=512, num_gpu_blocks_override=num_blocks, **args),
         )
     )
-    return Setup(the_plan, roofline(the_plan, Shares()))
+    return Setup(the_plan, step_time(the_plan, Shares()))
 
 
 def source(*requests: TraceRequest) -> Source:

@@ -15,6 +15,7 @@ from kvplan.core.processes import in_order
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Router
 from kvplan.simulate.fleet_result import fleet_result
+from kvplan.simulate.host import Host, Intake
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records
 from kvplan.simulate.routers import LeastLoaded, Prefix, Random, RoundRobin, RouterName, router
@@ -23,20 +24,22 @@ from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.steptime import StepTime
 from kvplan.simulate.unshared import Unshared
 from kvplan.workloads.trace import TraceRequest
-from tests.simulate.test_unshared import ODD, REACHES, Constant
+from tests.simulate.test_unshared import ODD, REACHES
+from tests.support.step_times import Constant
 
 CONFIG = SimulatedConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=256, batch_queue_depth=2)
 GROUPS = (FullGroup(4),)
+HOST = Host(request=0.01, prompt_token=1e-4)
 
 
 def by_change(
     arrivals: Arrivals, run_len: int | None, *, config: SimulatedConfig = CONFIG, times: StepTime = ODD
 ) -> Run:
-    return Unshared(config, 60, GROUPS, times, arrivals, request_s=0.01, crowd_s=0.003)
+    return Unshared(config, 60, GROUPS, times, Intake(arrivals, HOST))
 
 
 def by_scheduler(arrivals: Arrivals, run_len: int | None) -> Run:
-    return Simulation(CONFIG, 60, GROUPS, REACHES, ODD, arrivals, run_len, request_s=0.01, crowd_s=0.003)
+    return Simulation(CONFIG, 60, GROUPS, REACHES, ODD, Intake(arrivals, HOST), run_len)
 
 
 KIND = Kind("small", by_change)

@@ -12,8 +12,9 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.report import recommend_text, timed_text
 from kvplan.servers.arguments import EngineArgs
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.placing import Means, steady_rate
-from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.steptime import step_time
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 
@@ -168,9 +169,11 @@ def test_a_few_prompts_beyond_the_context_are_a_note(run: Run) -> None:
     assert "of 50 prompts exceed the context of 4,096 tokens and miss every target" in ran.err
 
 
-def test_every_format_says_what_the_times_were_not_fitted_to(run: Run, tmp_path: Path) -> None:
-    """No published result of tests/facts/time_cases.csv that the constants were fitted to is SGLang's."""
+def test_every_format_says_what_no_published_result_has(run: Run, tmp_path: Path) -> None:
+    """No published result is of weights in AWQ, and no linear layer of 4 bits was measured."""
     report = tmp_path / "answer.html"
-    words = ("--engine", "sglang", "--gpu", "h100-80g", "--no-fp8", "--tp", "1", "--rate", "2", "--report", report)
-    assert run(*ASKED, *words).json["unseen"] == ["SGLang"]
-    assert "no published benchmarks with SGLang" in report.read_text()
+    asked = ["llama-3.1-8b-awq" if word == "llama-3.1-8b" else word for word in ASKED]
+    words = ("--gpu", "h100-80g", "--no-fp8", "--tp", "1", "--rate", "2", "--report", report)
+    unseen = run(*asked, *words).json["unseen"]
+    assert unseen == ["borrowed kernels (int4 linear layers as in bfloat16)", "weights in awq"]
+    assert f"no published benchmarks with {unseen[0]} or {unseen[1]}" in report.read_text()

@@ -151,9 +151,20 @@ def test_what_was_not_compared_is_refused(run: Run, options: tuple[str, ...], pa
     assert part in refused(run(*ASKED, *LOAD, "--rate", "2", *options))
 
 
-def test_pools_of_windows_are_refused(run: Run) -> None:
-    asked = ("simulate", "gemma-3-4b", "--gpu", "h100-80g", "--ctx", "8k", "-q", "--engine", "sglang", "--rate", "2")
-    assert "pools of windows and states" in refused(run(*asked, *LOAD))
+@pytest.mark.parametrize("model", ["gemma-3-4b", "qwen3-next-80b-a3b"])
+def test_pools_of_windows_and_states_are_answered(run: Run, model: str) -> None:
+    asked = ("simulate", model, "--gpu", "b300", "--ctx", "8k", "-q", "--engine", "sglang", "--rate", "2")
+    [variant] = run(*asked, *LOAD, "--format", "json").json["variants"]
+    assert variant["requests"]["finished"] == 40
+
+
+def test_pages_hold_what_their_tokens_do(run: Run) -> None:
+    """40 requests that come one after another: a page of 64 tokens instead of one changes no time, only the pool."""
+    asked = (*ASKED, "--prompt-tokens", "640", "--output-tokens", "64", "--num-requests", "40", "--engine", "sglang")
+    [single] = run(*asked, "--rate", "1").json["variants"]
+    [paged] = run(*asked, "--rate", "1", "--block-size", "64").json["variants"]
+    assert paged["times"] == single["times"]
+    assert paged["kv_usage"]["peak"] >= single["kv_usage"]["peak"]
 
 
 def test_a_model_whose_prompts_pause_is_refused(run: Run) -> None:

@@ -4,7 +4,6 @@ import itertools
 import math
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -16,14 +15,12 @@ from engine.states import MambaGroup
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
-from kvplan.models.hf_config import read_config
-from kvplan.models.spec import Scheme
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.base import parse_engine
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
-from kvplan.simulate.constants import Constants
+from kvplan.simulate.host import Host, Intake
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records, percentile
 from kvplan.simulate.requests import Content, Prefixes, content_of
@@ -31,32 +28,13 @@ from kvplan.simulate.result import result
 from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source, from_lengths, from_profile
-from kvplan.simulate.steptime import (
-    AtLeast,
-    Attention,
-    Roofline,
-    Shares,
-    attention_kinds,
-    matmuls,
-    number_format,
-    roofline,
-)
+from kvplan.simulate.steptime import AtLeast, attention_kinds, step_time
 from kvplan.simulate.timeline import MAX_BUCKETS, Timeline
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.lengths import Lengths
 from kvplan.workloads.profiles import profile
 from kvplan.workloads.trace import TraceRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Every step takes as long."""
-
-    each: float = 1.0
-    text: str = "constant"
-
-    def seconds(self, work: StepWork) -> float:
-        return self.each
+from tests.support.step_times import Constant
 
 
 def simulation(
@@ -193,8 +171,8 @@ def named(name: str) -> Source:
 def test_littles_law_holds(source: Source, rate: float, gpu_name: str) -> None:
     """Mean number in the system = throughput x mean time in it, but for the dust of summing floats."""
     the_plan = planned(gpu_name=gpu_name)
-    run = Setup(the_plan, roofline(the_plan, Shares())).simulation(source.open(rate))
-    run.request_s = run.crowd_s = run.prompt_token_s = 0.0  # who is on the way to the server or back is not inside
+    run = Setup(the_plan, step_time(the_plan, Shares())).simulation(source.open(rate))
+    run.arrivals = source.open(rate)  # without the front end: who is on the way to the server is not inside
     done(run)
     figures = result(run)
     inside = figures.running_mean + figures.waiting_mean
@@ -243,15 +221,6 @@ def test_tokens_are_neither_lost_nor_made_up(
     assert run.scheduler.blocks.num_free_blocks == run.scheduler.blocks.num_usable_blocks
 
 
-def test_each_other_request_inside_makes_a_first_token_later() -> None:
-    """Two prompts of one step, 10 ms for each other that runs: both see their tokens 10 ms later."""
-    run = simulation(by_clock((0.0, 4, 2), (0.0, 4, 2)))
-    run.crowd_s = 0.010
-    done(run)
-    assert list(run.records.first_token) == pytest.approx([1.010, 1.010])
-    assert list(run.records.ended) == pytest.approx([2.010, 2.010])
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=20),
     st.integers(1, 6), st.sampled_from((0.0, 2.5)), st.sampled_from((0.0, 7.0)),
@@ -278,157 +247,31 @@ def test_no_more_are_inside_than_there_are_users(
 
 # --- a step's time ----------------------------------------------------------------------------------------------------
 
-# What the data sheet says, and nothing lost on the way.
-PERFECT = Constants(
-    weights=1.0, experts=1.0, widened=1.0, kv=1.0, flops=1.0, attention=1.0, layer=0.0, prefill_layer=0.0, step=0.0,
-    sequence=0.0, switch=1.0, switch_s=0.0, switch_large=1.0, pcie=1.0, pcie_s=0.0, host=1.0, host_s=0.0, request=0.0,
-    crowd=0.0, prompt_token=0.0, first_step=0.0, first_sequence=0.0,
-)  # fmt: skip
+
+def test_the_front_end_takes_requests_one_at_a_time() -> None:
+    """20 ms a request and 1 ms a prompt token: two prompts of 4 are taken in after 24 and 48 ms; the second waits for
+    the first one's step, too.
+    """
+    requests = Intake(by_clock((0.0, 4, 2), (0.0, 4, 2)), Host(request=0.020, prompt_token=0.001))
+    run = done(simulation(requests))
+    assert list(run.records.arrival) == [0.0, 0.0]
+    assert list(run.records.first_token) == pytest.approx([1.024, 2.024])
 
 
-def perfect(the_plan: Plan, **lost: float) -> Roofline:
-    return roofline(the_plan, Shares(), replace(PERFECT, **lost))
-
-
-@pytest.mark.parametrize(("batch", "context"), [(1, 512), (1, 131_072), (8, 2_048), (64, 2_048), (256, 2_048)])
-def test_a_decoding_step_takes_what_memory_and_arithmetic_take(batch: int, context: int) -> None:
-    """Llama-3.1-8B on H200: 15.01 GB at 4.8 TB/s and 2 x 7.505e9 FLOPs a token at 989.4 TFLOP/s, each the other's side
-    of a right angle; 131,072 bytes of KV a token."""
-    tokens = batch * context
-    weights, arithmetic = 2 * 7_504_924_672 / 4.8e12, 2 * 7_504_924_672 * batch / 989.4e12
-    expected = (weights**2 + arithmetic**2) ** 0.5 + 131_072 * tokens / 4.8e12
-    seconds = perfect(planned(gpu_name="h200")).seconds(StepWork(batch, batch, batch, (tokens,), (tokens,)))
-    assert seconds == pytest.approx(expected, rel=1e-6)
-
-
-def test_layers_steps_and_sequences_cost_time_of_their_own() -> None:
-    """32 layers of 50 us, a step of 1 ms and 8 sequences of 10 us beside what memory and arithmetic take."""
-    work = StepWork(8, 8, 8, (800,), (800,))
-    bare = perfect(planned()).seconds(work)
-    lost = perfect(planned(), layer=50e-6, step=1e-3, sequence=10e-6).seconds(work)
-    assert lost - bare == pytest.approx(32 * 50e-6 + 1e-3 + 8 * 10e-6)
-
-
-def test_a_prompt_takes_at_least_the_launch_of_its_layers() -> None:
-    """A prompt of 16 tokens takes 5 ms of memory; launching 32 layers one by one takes 6.4 ms, decoding not."""
-    launched = perfect(planned(), prefill_layer=200e-6)
-    prompt, decode = StepWork(16, 1, 1, (16,), (136,)), StepWork(16, 16, 16, (16,), (16,))
-    assert launched.seconds(prompt) == pytest.approx(32 * 200e-6)
-    assert launched.seconds(decode) == perfect(planned()).seconds(decode) < 32 * 200e-6
-
-
-@pytest.mark.parametrize(
-    ("gpu_name", "ranks", "bandwidth", "share"),
-    [
-        ("h100-80g", 2, 900e9, "switch"),
-        ("h100-80g", 8, 900e9, "switch"),
-        ("rtx-4090", 4, 64e9, "host"),
-        ("rtx-a6000", 2, 64e9, "pcie"),
-    ],
-)
-def test_ranks_reduce_twice_a_layer_over_their_link(gpu_name: str, ranks: int, bandwidth: float, share: str) -> None:
-    """64 all-reduces of 4,096 numbers of 2 bytes a token: a rank sends 2 (n - 1) / n of them; half the link, 5 us each
-    doubling. GeForce cards send through the host (NVIDIA/nccl#1127), an RTX A6000 to its peer."""
-    the_plan = planned(gpu_name=gpu_name, tensor_parallel_size=ranks, max_model_len=4096)
-    work = StepWork(100, 100, 100, (1000,), (1000,))
-    bare = perfect(the_plan, **{share: 1e9})
-    slow = perfect(the_plan, **{share: 0.5, f"{share}_s": 5e-6})
-    sent = 100 * 4096 * 2 * 2 * (ranks - 1) / ranks
-    expected = 64 * (5e-6 * math.log2(ranks) + sent / (0.5 * bandwidth))
-    assert slow.seconds(work) - bare.seconds(work) == pytest.approx(expected, rel=1e-6)
-
-
-def test_what_is_beyond_eight_mebibytes_of_an_all_reduce_goes_faster() -> None:
-    """Llama-3.1-8B: 1,024 tokens of 4,096 numbers of 2 bytes are 8 MiB, which vLLM's own all-reduce takes at most."""
-    the_plan = planned(tensor_parallel_size=2, max_model_len=4096)
-    slow, even = perfect(the_plan, switch=0.1, switch_large=0.4), perfect(the_plan, switch=0.1, switch_large=0.1)
-    sent = 64 * 4096 * 2 * 2 * 1 / 2 / 900e9  # a token's seconds at the whole link
-    for tokens, beyond in ((1024, 0), (3072, 2048)):
-        work = StepWork(tokens, 1, 1, (tokens,), (tokens,))
-        assert even.seconds(work) - slow.seconds(work) == pytest.approx(beyond * sent * (1 / 0.1 - 1 / 0.4), abs=1e-12)
-
-
-def test_one_rank_speaks_to_nobody() -> None:
-    work = StepWork(100, 100, 100, (1000,), (1000,))
-    assert perfect(planned(), switch=1e-6, switch_s=1.0).seconds(work) == perfect(planned()).seconds(work)
-
-
-def test_experts_in_fewer_bits_than_the_gpu_multiplies_are_read_slower() -> None:
-    """gpt-oss in mxfp4: widened on an H100, multiplied as stored on a B200; Mixtral in 16 bits is widened nowhere."""
-    slow = {"widened": 0.5}
-    for model, gpu_name, is_slower in (
-        ("gpt-oss-20b", "h100-80g", True), ("gpt-oss-20b", "b200", False), ("mixtral-8x7b", "b200", False),
-    ):  # fmt: skip
-        the_plan = planned(model, gpu_name, max_model_len=4096)
-        assert (perfect(the_plan, **slow).expert > perfect(the_plan).expert) is is_slower, model
-
-
-def test_the_first_engine_takes_longer() -> None:
-    """vLLM 0.7 prepares its steps in Python, one after the other; from 0.8 on the second engine does."""
-    request = Request(catalog.load("llama-3.1-8b"), gpu("h100-80g"), EngineArgs(max_model_len=4096))
-    work = StepWork(8, 8, 8, (800,), (800,))
-    seconds = {
-        name: roofline(plan(replace(request, release=parse_engine(name))), Shares()).seconds(work)
-        for name in ("vllm@0.7", "vllm@0.8", "vllm")
-    }
-    assert seconds["vllm@0.7"] > seconds["vllm@0.8"] == pytest.approx(seconds["vllm"])
-
-
-def test_a_user_waits_for_the_server_outside_of_the_steps_too() -> None:
+def test_a_user_waits_for_the_front_end() -> None:
     """20 ms a request and 1 ms a prompt token: a prompt of 4 has its first token 24 ms later, each user sends later."""
-    run = simulation(Closed(iter([TraceRequest(0.0, 4, 2)] * 2), 1))
-    run.request_s, run.prompt_token_s = 0.020, 0.001
-    done(run)
-    assert list(run.records.first_token) == pytest.approx([1.024, 1.024 + 2.024])
+    arrivals = Closed(iter([TraceRequest(0.0, 4, 2)] * 2), 1)
+    run = done(simulation(Intake(arrivals, Host(request=0.020, prompt_token=0.001))))
+    assert list(run.records.first_token) == pytest.approx([1.024, 2.024 + 1.024])
     assert list(run.records.ended) == pytest.approx([2.024, 2 * 2.024])
     assert run.records.times("tpot") == pytest.approx([1.0, 1.0])
 
 
-def weights_s(model: Roofline, num_tokens: int) -> float:
-    """Seconds to read the weights of a step of so many decoding sequences."""
-    return replace(model, token=0.0, layers=0.0).decode_terms(num_tokens)[0]
-
-
-def bytes_read(made: Plan, num_tokens: int) -> float:
-    bandwidth = made.request.gpu.memory_bandwidth
-    assert bandwidth is not None
-    return weights_s(perfect(made), num_tokens) * bandwidth
-
-
-def test_weights_that_a_step_reads_are_all_but_the_looked_up_rows() -> None:
-    """Llama-3.1-8B: 8,030,261,248 parameters less an embedding of 128,256 x 4,096, two bytes each."""
-    found = matmuls(planned())
-    assert found.dense_params == 8_030_261_248 - 128_256 * 4_096
-    assert found.dense_bytes == 2 * found.dense_params
-    assert bytes_read(planned(), 1) == pytest.approx(found.dense_bytes)
-
-
-def test_a_tied_head_reads_the_embedding() -> None:
-    """Llama-3.2-1B: 1,235,814,400 parameters, the table of 128,256 x 2,048 among them once."""
-    found = matmuls(planned("llama-3.2-1b"))
-    assert (found.dense_params, found.dense_bytes) == (1_235_814_400, 2 * 1_235_814_400)
-
-
-def test_experts_are_read_when_a_token_is_sent_there() -> None:
-    """Mixtral-8x7B: 32 layers of 8 experts of 3 x 4,096 x 14,336; a token is sent to two of each."""
-    made = planned("mixtral-8x7b", "b200", gpu_memory_utilization=0.95)
-    found = matmuls(made)
-    expert = 3 * 4_096 * 14_336 * 32
-    assert (found.expert_bytes, found.active_params) == (2 * 8 * expert, 2 * expert)
-    assert found.dense_params == 46_702_792_704 - 8 * expert - 32_000 * 4_096
-    assert bytes_read(made, 1) == pytest.approx(found.dense_bytes + 2 * 2 * expert)
-    assert bytes_read(made, 10_000) == pytest.approx(found.dense_bytes + found.expert_bytes)
-
-
-@pytest.mark.parametrize(("num_experts", "picked", "num_tokens"), [(4, 2, 1), (4, 2, 2), (4, 1, 3), (5, 2, 3)])
-def test_as_many_experts_are_read_as_all_ways_to_choose_have_on_average(
-    num_experts: int, picked: int, num_tokens: int
-) -> None:
-    ways = list(itertools.combinations(range(num_experts), picked))
-    drawn = list(itertools.product(ways, repeat=num_tokens))
-    mean = sum(len(set().union(*each)) for each in drawn) / len(drawn)
-    model = replace(perfect(planned()), dense=0.0, expert=1_000.0 * num_experts, missed=1 - picked / num_experts)
-    assert weights_s(model, num_tokens) == pytest.approx(1_000 * mean)
+def test_a_front_end_bounds_requests_per_second() -> None:
+    """0.1 s a request: 10 requests/s, however many users wait and however idle the GPU is."""
+    arrivals = Closed(iter([TraceRequest(0.0, 4, 2)] * 500), 100)
+    run = done(simulation(Intake(arrivals, Host(request=0.1)), each=0.001, seqs=100))
+    assert result(run).requests_per_s == pytest.approx(10.0, rel=0.01)
 
 
 @given(st.one_of(st.none(), st.integers(1, 40)), st.integers(1, 60), st.integers(1, 60))
@@ -442,43 +285,18 @@ def test_what_a_window_reads_is_what_its_queries_see(reach: int | None, context:
     assert found.read(context) == len(seen[-1])
 
 
-counts = st.integers(0, 10**6)
-
-
-@given(
-    st.tuples(counts, st.integers(0, 500), counts, counts),
-    st.tuples(counts, st.integers(0, 500), counts, counts),
-)
-def test_more_work_never_takes_less_time(one: tuple[int, ...], more: tuple[int, ...]) -> None:
-    model = Roofline(
-        dense=1e-3, expert=1e-3, missed=0.75, token=1e-5, kinds=(Attention(Reach(None), 1000, 10**5),), kv_byte=1e-12,
-        pairs=(1e-9,), state_bytes=100, layers=1e-3, floor=0.0, step=1e-3, sequence=1e-5, link=1e-6,
-        text="",
-    )  # fmt: skip
-
-    def work(of: tuple[int, ...]) -> StepWork:
-        tokens, seqs, read, pairs = of
-        return StepWork(tokens, seqs, seqs, (read,), (pairs,))
-
-    both = tuple(a + b for a, b in zip(one, more, strict=True))
-    assert model.seconds(work(one)) <= model.seconds(work(both))
-    assert model.seconds(StepWork(read=(0,), pairs=(0,))) == 0.0
-
-
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        # 32 layers x 2 x 8 heads x 128 x 2 bytes; a pair costs 2 x 32 heads x (128 + 128) per layer
-        ("llama-3.1-8b", [(None, 131_072, 32 * 2 * 32 * 256)]),
-        # 24 layers of 2 x 8 x 64 x 2 bytes, every other one with a window of 128; 64 heads
-        ("gpt-oss-20b", [(128, 12 * 2_048, 12 * 2 * 64 * 128), (None, 12 * 2_048, 12 * 2 * 64 * 128)]),
-        # 61 latents of 512 + 64, two bytes; 128 heads score 576 and sum 512
-        ("deepseek-v3", [(None, 61 * 576 * 2, 61 * 2 * 128 * (576 + 512))]),
+        ("llama-3.1-8b", [(None, 131_072)]),  # 32 layers x 2 x 8 heads x 128 x 2 bytes
+        # 24 layers of 2 x 8 x 64 x 2 bytes, every other one with a window of 128
+        ("gpt-oss-20b", [(128, 12 * 2_048), (None, 12 * 2_048)]),
+        ("deepseek-v3", [(None, 61 * 576 * 2)]),  # 61 latents of 512 + 64, two bytes
     ],
 )
-def test_layers_of_one_reach_are_one_kind(model: str, expected: list[tuple[int | None, int, int]]) -> None:
+def test_layers_of_one_reach_are_one_kind(model: str, expected: list[tuple[int | None, int]]) -> None:
     kinds = attention_kinds(plan(Request(catalog.load(model), gpu("b200"), EngineArgs(max_model_len=4096))))
-    found = [(kind.reach.tokens, kind.token_bytes, kind.pair_flops) for kind in kinds]
+    found = [(kind.reach.tokens, kind.token_bytes) for kind in kinds]
     assert sorted(found, key=str) == sorted(expected, key=str)
 
 
@@ -831,96 +649,10 @@ def test_odd_loads_come_to_an_end(
 
 def test_a_stated_step_time_is_a_floor() -> None:
     """One token alone takes about 6 ms of an H100; stated at 30 ms a step takes that, a long prompt takes its own."""
-    base = roofline(planned(), Shares())
+    base = step_time(planned(), Shares())
     stated = AtLeast(base, 0.030)
-    one, prompt = StepWork(1, 1, 1, (100,), (100,)), StepWork(8192, 1, 1, (8192,), (8192 * 8193 // 2,))
+    pairs = (8192 * 8193 // 2,)
+    one, prompt = StepWork(1, 1, 1, (100,), (100,)), StepWork(8192, 1, 1, (8192,), pairs, 1, 8192, pairs)
     assert base.seconds(one) < 0.030 < base.seconds(prompt)
     assert (stated.seconds(one), stated.seconds(prompt)) == (0.030, base.seconds(prompt))
     assert stated.text.endswith("; at least 30 ms, as stated")
-
-
-# --- what numbers are multiplied in -----------------------------------------------------------------------------------
-
-FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False}
-INT8_WEIGHTS = FP8_WEIGHTS | {"type": "int"}
-FP4_WEIGHTS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": False}
-
-
-def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs or weights}
-    return {"quant_method": "compressed-tensors", "config_groups": {"g": group}, "ignore": ["lm_head"]}
-
-
-SMALL_LLAMA = {
-    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "head_dim": 32, "intermediate_size": 512, "vocab_size": 1024, "dtype": "bfloat16",
-    "max_position_embeddings": 1024, "tie_word_embeddings": False,
-}  # fmt: skip
-HEAD, LAYERS = 1024 * 256, 2 * (256 * 512 + 256 * 256 + 3 * 256 * 512)
-
-
-def rates_of(quantization: dict[str, Any], gpu_name: str, **args: Any) -> tuple[tuple[int, int], ...]:
-    spec = read_config(SMALL_LLAMA | {"quantization_config": quantization}, "config.json", "small")
-    return roofline(plan(Request(spec, gpu(gpu_name), EngineArgs(**args))), Shares()).narrow
-
-
-@pytest.mark.parametrize(
-    ("quantization", "gpu_name", "tera"),
-    [
-        # Whatever the method is called; dense figures of NVIDIA's H100, A100 and B200 data sheets.
-        ({"quant_method": "fp8"}, "h100-80g", 1978.9),
-        ({"quant_method": "fbgemm_fp8"}, "h100-80g", 1978.9),
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "h100-80g", 1978.9),
-        (compressed(FP8_WEIGHTS), "h100-80g", 1978.9),
-        (compressed(INT8_WEIGHTS), "a100-80g", 624),
-        (compressed(INT8_WEIGHTS), "h100-80g", 1978.9),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "b200", 9000),
-        (compressed(FP4_WEIGHTS), "b200", 9000),
-        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "b200", 4500),
-        # No such arithmetic there, or weights alone are narrow: widened to 16 bits first.
-        ({"quant_method": "fp8"}, "a100-80g", None),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "h100-80g", None),
-        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, "b200", None),
-        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "h100-80g", None),
-        ({"quant_method": "awq", "bits": 4}, "b200", None),
-        ({"quant_method": "gptq", "bits": 4}, "h100-80g", None),
-    ],
-)
-def test_a_checkpoint_runs_at_the_rate_of_what_it_is_stored_in(
-    quantization: dict[str, Any], gpu_name: str, tera: float | None
-) -> None:
-    narrow = LAYERS + HEAD * (quantization["quant_method"] == "modelopt")  # it stores the head too, unless excluded
-    expected = () if tera is None else ((narrow, round(tera * 10**12)),)
-    assert rates_of(quantization, gpu_name) == expected
-
-
-def test_layers_kept_in_16_bits_run_at_its_rate() -> None:
-    quantization = {
-        "quant_method": "fp8",
-        "modules_to_not_convert": [f"model.layers.{i}.mlp.down_proj" for i in (0, 1)],
-    }
-    assert rates_of(quantization, "h100-80g") == ((LAYERS - 2 * 256 * 512, 1_978_900_000_000_000),)
-
-
-def test_weights_quantised_while_loading_run_in_fp8() -> None:
-    spec = read_config(SMALL_LLAMA, "config.json", "small")
-    made = plan(Request(spec, gpu("h100-80g"), EngineArgs(quantization="fp8")))
-    assert roofline(made, Shares()).narrow == ((LAYERS, 1_978_900_000_000_000),)
-
-
-def test_a_step_takes_each_part_at_its_own_rate() -> None:
-    spec = read_config(SMALL_LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "config.json", "small")
-    made = perfect(plan(Request(spec, gpu("h100-80g"), EngineArgs())))
-    norms = 5 * 256
-    work = StepWork(num_tokens=10**6, num_seqs=0, num_samples=0, read=(0,), pairs=(0,))
-    at_rates = LAYERS / 1978.9e12 + (HEAD + norms) / 989.4e12
-    assert made.seconds(work) == pytest.approx(2 * 10**6 * at_rates, rel=1e-4)  # the weights are read in a microsecond
-    assert "1,979 TFLOP/s in fp8 and 989 TFLOP/s in 16 bits" in made.text
-
-
-def test_mxfp4_experts_run_in_fp8_where_their_inputs_do() -> None:
-    # vLLM 0.33 fused_moe/oracle/mxfp4.py: bfloat16 inputs come first for gpt-oss, mxfp8 ones for fp8 checkpoints.
-    mxfp4 = Scheme("mxfp4", 32)
-    assert number_format(mxfp4, gpu("b200"), narrow_inputs=True) == "fp8"
-    assert number_format(mxfp4, gpu("b200"), narrow_inputs=False) is None
-    assert number_format(mxfp4, gpu("h100-80g"), narrow_inputs=True) is None

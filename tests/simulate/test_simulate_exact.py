@@ -22,41 +22,27 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records
 from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import from_profile
-from kvplan.simulate.steptime import Attention, Roofline, Shares, StepTime, roofline
+from kvplan.simulate.steptime import StepTime, step_time
 from kvplan.simulate.tiers import TierSpec, TimedTiers
-from kvplan.simulate.work import Reach, StepWork
+from kvplan.simulate.work import Reach
 from kvplan.workloads.profiles import profile
 from kvplan.workloads.trace import TraceRequest
 from tests.oracles import row_difference, step_row, step_state, trace_config, trace_groups
 from tests.support.oracle_data import DATA
 from tests.support.small_engines import engine_for, greedy, random_tokens, simulated
+from tests.support.step_times import Constant, Odd
 
 MOST_ADVANCES = 200_000  # a run that takes more has lost its way
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Every step takes as long."""
-
-    each: float
-    text: str = "constant"
-
-    def seconds(self, work: StepWork) -> float:
-        return self.each
-
-
 REACHES = (Reach(None), Reach(8))
-# A model of nobody: what is read, computed and paired all move the clock, so that a wrong count of any shows in it.
-ODD_ROOFLINE = Roofline(
-    dense=9.9e-3, expert=0.0, missed=0.0, token=1.3e-3,
-    kinds=(Attention(REACHES[0], 97, 211), Attention(REACHES[1], 89, 13)), kv_byte=1.1e-8, pairs=(2.1e-4, 1.3e-5),
-    state_bytes=61, layers=1.7e-3, floor=2.3e-2, step=3.1e-4, sequence=1.9e-5, link=7e-6, text="odd",
-)  # fmt: skip
+ODD = Odd((1.1e-4, 7e-5), (2.1e-4, 1.3e-5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +244,7 @@ def cases(draw: st.DrawFn) -> Case:
         batch_queue_depth=draw(st.sampled_from((1, 2))),
         allocator=allocator,
     )
-    step_times: tuple[StepTime, ...] = (Constant(1.0), Constant(0.1), ODD_ROOFLINE)
+    step_times: tuple[StepTime, ...] = (Constant(1.0), Constant(0.1), ODD)
     groups = GROUPS[draw(st.sampled_from(sorted(GROUPS)))]
     can_offload = allocator == "paged" and all(isinstance(group, FullGroup | WindowGroup) for group in groups)
     return Case(
@@ -327,7 +313,7 @@ def test_a_jump_ends_where_anything_but_decoding_happens(case: Case) -> None:
 def test_most_steps_of_long_answers_are_jumped(name: str, depth: int) -> None:
     """Three answers of 50 tokens at once: a jump ends only where one comes, runs out of blocks or ends."""
     case = Case(
-        limits(64, 4, batch_queue_depth=depth), 80, GROUPS[name], ODD_ROOFLINE,
+        limits(64, 4, batch_queue_depth=depth), 80, GROUPS[name], ODD,
         by_clock((0.0, 8, 50), (0.0, 5, 50), (3.0, 9, 50)),
     )  # fmt: skip
     assert difference(case) is None
@@ -352,7 +338,7 @@ def test_jumps_over_real_models_change_nothing(
     model: str, gpu_name: str, args: dict[str, Any], allocator: Literal["paged", "contiguous"]
 ) -> None:
     the_plan = plan(Request(catalog.load(model), gpu(gpu_name), EngineArgs(max_model_len=16_384, **args)))
-    setup = Setup(the_plan, roofline(the_plan, Shares()), allocator=allocator)
+    setup = Setup(the_plan, step_time(the_plan, Shares()), allocator=allocator)
     source = from_profile(profile("azure-2023-conv"), 40, 0, 256)
     runs = []
     for jump in (True, False):
@@ -400,6 +386,9 @@ class ByStep:
         if not self._left:
             return None
         return 0.0 if self._left[0][0] <= self.step else 1e9
+
+    def peek(self) -> TraceRequest:
+        return self._left[0][1]
 
     def pop(self) -> tuple[float, TraceRequest]:
         return 0.0, self._left.popleft()[1]

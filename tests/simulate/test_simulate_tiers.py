@@ -21,13 +21,14 @@ from kvplan.simulate.loop import Simulation
 from kvplan.simulate.result import result
 from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.setup import timed_tiers
-from kvplan.simulate.steptime import Attention, Roofline, StepTime
+from kvplan.simulate.steptime import StepTime
 from kvplan.simulate.tiers import TierSpec, TimedTiers
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest, read
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import DATA, needs_oracle_data
+from tests.support.step_times import Constant
 
 CHUNK = 4
 TOKEN_BYTES = 10
@@ -35,12 +36,11 @@ CHUNK_BYTES = CHUNK * TOKEN_BYTES
 APART_S = 100.0  # one request ends, and its copies, long before the next comes
 
 
-@dataclass(slots=True)
-class Clocked:
+@dataclass(frozen=True, slots=True)
+class Clocked(Constant):
     """A second a step; keeps what every step was made of."""
 
     works: list[StepWork] = field(default_factory=list)
-    text: str = "a second"
 
     def seconds(self, work: StepWork) -> float:
         self.works.append(work)
@@ -136,19 +136,19 @@ def test_a_chunk_of_several_blocks_is_loaded_for_the_rest() -> None:
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
-def roofline() -> Roofline:
+@dataclass(frozen=True, slots=True)
+class ByToken(Constant):
     """Computing a token takes 20 us, reading the 10 bytes of its KV 10 ns."""
-    return Roofline(
-        dense=0.0, expert=0.0, missed=0.0, token=2e-5, kinds=(Attention(Reach(None), 10, 0),), kv_byte=1e-9,
-        pairs=(0.0,), state_bytes=0, layers=0.0, floor=0.0, step=0.0, sequence=0.0, link=0.0, text="",
-    )  # fmt: skip
+
+    def seconds(self, work: StepWork) -> float:
+        return 2e-5 * work.num_tokens + 1e-8 * work.read[0]
 
 
 @pytest.mark.parametrize("bandwidth", [10_000, 1_000_000])
 def test_a_request_waits_for_its_bytes_over_the_tiers_bandwidth(bandwidth: int) -> None:
     """The second prompt of 13 loads 12 tokens, 120 bytes, then computes 1: 20 us, and 13 tokens of KV at 10 bytes."""
     tiers = kept(20, bandwidth=bandwidth)
-    run = simulation(alone((13, (1, 2, 3)), (13, (1, 2, 3)), output=1), tiers, roofline())
+    run = simulation(alone((13, (1, 2, 3)), (13, (1, 2, 3)), output=1), tiers, ByToken())
     first, second = (run.records.ended[row] - run.records.arrival[row] for row in (0, 1))
     assert first == pytest.approx(13 * 20e-6 + 13 * 10 / 1e9, abs=1e-12)
     assert second == pytest.approx(120 / bandwidth + 20e-6 + 13 * 10 / 1e9, abs=1e-12)
@@ -158,7 +158,7 @@ def test_files_are_fetched_before_memory_is_loaded() -> None:
     """Of 3 chunks of 40 bytes 2 come from files at 1,000 bytes/s, then 3 from memory at 10,000: 0.080 + 0.012 s."""
     tiers = kept(3, 20)
     tiers.host._specs = (TierSpec("t0", 120, 10_000), TierSpec("t1", 800, 1_000))
-    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3)), output=1), tiers, roofline())
+    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3)), output=1), tiers, ByToken())
     assert run.records.ended[2] - run.records.arrival[2] == pytest.approx(0.092 + 20e-6 + 130e-9, abs=1e-12)
 
 

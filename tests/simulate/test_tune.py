@@ -126,7 +126,7 @@ def test_users_and_all_at_once_need_no_target(run: Run) -> None:
 
 
 def test_defaults_that_suffice_are_the_answer(run: Run) -> None:
-    """At a tenth of what they surely serve nothing is turned, and what fp8 would add is named."""
+    """At a tenth of what they surely serve nothing is turned; what fp8 would add is named from 2 % on."""
     fixed = (*SLO, *FIXED[1:], "--max-num-seqs", "32", "--max-num-batched-tokens", "2048")
     document = tuned(run, *fixed, "--rate", "0.2")
     best = document["settings"][0]
@@ -134,7 +134,8 @@ def test_defaults_that_suffice_are_the_answer(run: Run) -> None:
     most = max(document["settings"], key=lambda setting: float(setting["requests_per_s"]))
     assert most["flags"] == {"kv_cache_dtype": "fp8"}
     more = most["requests_per_s"] / best["requests_per_s"] - 1
-    assert f"; --kv-cache-dtype fp8 would serve {more:.0%} more." in document["answer"]
+    named = f"; --kv-cache-dtype fp8 would serve {more:.0%} more." in document["answer"]
+    assert named == (more >= 0.02)
 
 
 def test_every_format_says_it(run: Run, tmp_path: Path) -> None:

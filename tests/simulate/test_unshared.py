@@ -13,36 +13,23 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.host import Host, Intake
+from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records
 from kvplan.simulate.scheduling import SimulatedConfig
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import from_profile
-from kvplan.simulate.steptime import Attention, Roofline, Shares, StepTime, roofline
+from kvplan.simulate.steptime import StepTime, step_time
 from kvplan.simulate.tiers import TierSpec
 from kvplan.simulate.unshared import Unshared
-from kvplan.simulate.work import Reach, StepWork
+from kvplan.simulate.work import Reach
 from kvplan.workloads.profiles import profile
 from kvplan.workloads.trace import TraceRequest
+from tests.support.step_times import Constant, Odd
 
 REACHES = (Reach(None),)
-# A model of nobody: every count moves the clock, the sequences' above all.
-ODD = Roofline(
-    dense=9.9e-3, expert=7e-3, missed=0.83, token=1.3e-3, kinds=(Attention(REACHES[0], 97, 211),), kv_byte=1.1e-6,
-    pairs=(2.1e-4,), state_bytes=61, layers=1.7e-3, floor=2.3e-2, step=3.1e-4, sequence=1.9e-5, link=7e-6,
-    text="odd", small=3, large=2.3e-5,
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Every step takes as long."""
-
-    each: float
-    text: str = "constant"
-
-    def seconds(self, work: StepWork) -> float:
-        return self.each
+ODD = Odd()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +43,20 @@ class Case:
     requests: tuple[TraceRequest, ...]
     users: int = 0  # 0: they come by the clock
     think_s: float = 0.0
-    outside: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    host: Host | None = None  # None: no front end
 
     def arrivals(self) -> Arrivals:
-        return Closed(iter(self.requests), self.users, self.think_s) if self.users else Open(iter(self.requests))
+        requests = iter(self.requests)
+        arrivals = Closed(requests, self.users, self.think_s) if self.users else Open(requests)
+        return arrivals if self.host is None else Intake(arrivals, self.host)
 
     def by_scheduler(self) -> Simulation:
-        request_s, crowd_s, token_s = self.outside
         return Simulation(
-            self.config, self.num_blocks, self.groups, REACHES, self.step_time, self.arrivals(), jump=False,
-            request_s=request_s, crowd_s=crowd_s, prompt_token_s=token_s,
-        )  # fmt: skip
+            self.config, self.num_blocks, self.groups, REACHES, self.step_time, self.arrivals(), jump=False
+        )
 
     def by_change(self) -> Unshared:
-        request_s, crowd_s, token_s = self.outside
-        return Unshared(
-            self.config, self.num_blocks, self.groups, self.step_time, self.arrivals(),
-            request_s=request_s, crowd_s=crowd_s, prompt_token_s=token_s,
-        )  # fmt: skip
+        return Unshared(self.config, self.num_blocks, self.groups, self.step_time, self.arrivals())
 
 
 def outcome(run: Simulation | Unshared) -> dict[str, Any]:
@@ -128,7 +111,7 @@ def cases(draw: st.DrawFn) -> Case:
         config, draw(st.integers(2, 60)), (FullGroup(draw(st.sampled_from((1, 2, 4, 8)))),),
         draw(st.sampled_from(step_times)), draw(requests()),
         users=draw(st.sampled_from((0, 0, 1, 3, 5))), think_s=draw(st.sampled_from((0.0, 0.3, 30.0))),
-        outside=draw(st.sampled_from(((0.0, 0.0, 0.0), (0.3, 0.07, 0.001)))),
+        host=draw(st.sampled_from((None, Host(request=0.3, prompt_token=0.001)))),
     )  # fmt: skip
 
 
@@ -159,7 +142,7 @@ def test_real_models_run_by_changes_as_by_the_scheduler(
 ) -> None:
     the_plan = plan(Request(catalog.load(model), gpu(gpu_name), EngineArgs(max_model_len=16_384, **args)))
     setup, source = (
-        Setup(the_plan, roofline(the_plan, Shares())),
+        Setup(the_plan, step_time(the_plan, Shares())),
         from_profile(profile("azure-2023-conv"), 150, 0, None),
     )
     mine = setup.run(source.open(rate), source.run_len)
@@ -177,7 +160,7 @@ def test_what_may_be_shared_is_run_over_the_scheduler() -> None:
 
     def is_by_change(model: str, run_len: int | None, tiers: tuple[TierSpec, ...] = ()) -> bool:
         the_plan = plan(Request(catalog.load(model), gpu("h100-80g"), EngineArgs(max_model_len=16_384)))
-        run = Setup(the_plan, roofline(the_plan, Shares()), tiers).run(Open(iter(())), run_len)
+        run = Setup(the_plan, step_time(the_plan, Shares()), tiers).run(Open(iter(())), run_len)
         return isinstance(run, Unshared)
 
     assert is_by_change("llama-3.1-8b", None)

@@ -16,6 +16,7 @@ from kvplan.workloads.trace import TraceRequest
 from tests.oracles import read_lines
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
+from tests.support.step_times import Constant
 
 # Recorded from vLLM 0.7.3's own Scheduler and SelfAttnBlockSpaceManager, run with made-up tokens in place of a model.
 # A step: kind (p: prompts, d: decode, -: none), requests ("=": those of the step before), tokens of each prompt, who
@@ -93,10 +94,8 @@ def test_steps_that_run_together_are_those_that_run_one_by_one() -> None:
     assert together.num_preemptions == apart.num_preemptions
 
 
-class Counted:
+class Counted(Constant):
     """A step's time by what is in it."""
-
-    text = "counted"
 
     def seconds(self, work: StepWork) -> float:
         return 0.01 + 0.001 * work.num_tokens

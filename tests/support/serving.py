@@ -25,7 +25,8 @@ from kvplan.serve.twin import Clock, Twin
 from kvplan.serve.worker import Hooks, Worker
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.kernels.library import Shares
+from kvplan.simulate.steptime import step_time
 
 MODEL = "llama-3.1-8b"
 WAIT_S = 60.0

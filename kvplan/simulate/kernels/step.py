@@ -1,0 +1,324 @@
+"""A step's time as the sum of its kernels, and of what the host adds."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from math import exp, log
+from typing import Final
+
+from kvplan.core.errors import UsageError
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.servers.plans import Plan
+from kvplan.simulate.host import Host, host_of
+from kvplan.simulate.kernels.layers import Layers, Linear, Module, layers
+from kvplan.simulate.kernels.library import Kernels, Shares
+from kvplan.simulate.kernels.line import Line
+from kvplan.simulate.work import Reach, StepWork
+
+TOKENS: Final = (
+    1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
+    8192, 12288, 16384, 24576, 32768, 65536,
+)  # fmt: skip
+CONTEXTS: Final = (64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 131072.0, 1048576.0)
+TYPICAL: Final = (16, 1024)  # sequences, and tokens of each, of the step whose parts are named
+LARGEST: Final = 5  # parts that are named
+SAMPLER_PASSES: Final = 4  # over the logits in 32 bits: softmax, and the choice of a token
+# Models whose whole attention layers were measured, by hidden size.
+MODULES: Final[Mapping[str, Mapping[str, int]]] = {
+    "dsa": {"DeepSeek-V3.2": 7168, "GLM-5": 6144, "GLM-5-FP8": 6144},
+    "dsv4_csa": {"DeepSeek-V4-Flash-FP8": 4096, "DeepSeek-V4-Pro-FP8": 7168},
+    "dsv4_hca": {"DeepSeek-V4-Flash-FP8": 4096, "DeepSeek-V4-Pro-FP8": 7168},
+    "msa": {"MiniMax-M3": 6144},
+}
+
+
+class Curve:
+    """Seconds over tokens on a grid, linear in logarithms, computed where they are asked for."""
+
+    __slots__ = ("_known", "_logs", "_make", "_values")
+
+    def __init__(self, make: Callable[[float], float]) -> None:
+        self._make = make
+        self._logs = [log(value) for value in TOKENS]
+        self._values: dict[int, float] = {}
+        self._known: dict[float, float] = {0: 0.0}
+
+    def _value(self, index: int) -> float:
+        known = self._values.get(index)
+        if known is None:
+            known = self._values[index] = log(max(self._make(TOKENS[index]), 1e-12))
+        return known
+
+    def __call__(self, tokens: float) -> float:
+        known = self._known.get(tokens)
+        if known is None:
+            known = self._known[tokens] = self._between(tokens)
+        return known
+
+    def _between(self, tokens: float) -> float:
+        index = min(max(bisect_right(TOKENS, tokens) - 1, 0), len(TOKENS) - 2)
+        low = self._value(index)
+        if tokens == TOKENS[index]:
+            return exp(low)
+        share = (log(tokens) - self._logs[index]) / (self._logs[index + 1] - self._logs[index])
+        return exp(low + share * (self._value(index + 1) - low))
+
+
+class Attention:
+    """Kernels of all layers that read as far back: seconds of decoding and of prompts."""
+
+    def __init__(self, decode: Callable[[float, float], float], prefill: Callable[[float, float], float]) -> None:
+        self.decode, self.prefill = decode, prefill
+        self._lines: dict[int, tuple[Line, ...]] = {}
+
+    def line(self, count: int, read: int) -> Line:
+        return self.lines(count)[place_of(count, read)]
+
+    def lines(self, count: int) -> tuple[Line, ...]:
+        lines = self._lines.get(count)
+        if lines is None:
+            lines = self._lines[count] = self._made(count)
+        return lines
+
+    def _made(self, count: int) -> tuple[Line, ...]:
+        """Lines between contexts; more tokens never take less time."""
+        made, low_s = [], self.decode(count, CONTEXTS[0])
+        for low, high in pairwise(CONTEXTS):
+            high_s = max(low_s, self.decode(count, high))
+            slope = (high_s - low_s) / (count * (high - low))
+            made.append(Line(low_s - slope * count * low, slope, count * high))
+            low_s = high_s
+        made[-1] = made[-1]._replace(until=float("inf"))
+        return tuple(made)
+
+
+def place_of(count: int, read: int) -> int:
+    """Which of a count's lines holds where so many tokens are read."""
+    index = bisect_left(CONTEXTS, read / count) - 1
+    return 0 if index < 0 else min(index, len(CONTEXTS) - 2)
+
+
+class KernelStep:
+    """Step time of a plan made of kernels; device, link: factors on kernels and on links, as calibrated."""
+
+    def __init__(
+        self,
+        own: Layers,
+        kernels: Kernels,
+        reaches: tuple[Reach, ...],
+        host: Host,
+        device: float = 1.0,
+        link: float = 1.0,
+    ) -> None:
+        self.layers, self.kernels, self.reaches, self.host = own, kernels, reaches, host
+        self._device, self._link = device, link
+        self._tokens = Curve(lambda tokens: sum(self.parts(tokens).values()))
+        self._prompts = Curve(self._only_prompts)
+        self._head = Curve(self._sampled)
+        self._fixed: dict[int, float] = {}
+        self._lines: dict[int, tuple[Line, ...]] = {}
+        self.attention = tuple(self._attention(reach) for reach in reaches)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return KernelStep, (self.layers, self.kernels, self.reaches, self.host, self._device, self._link)
+
+    # --- kernels by what they depend on
+
+    def parts(self, tokens: float) -> dict[str, float]:
+        """Seconds of all kernels but attention and the head at so many tokens, by name."""
+        own, kernels, device = self.layers, self.kernels, self._device
+        parts = {
+            f"{name.form} {name.outputs} x {name.inputs}": device
+            * times
+            * kernels.gemm(name.form, tokens, name.outputs, name.inputs)
+            for name, times in own.linear.items()
+        }
+        for (form, shape), times in own.experts.items():
+            seconds = device * times * kernels.experts(form, tokens, shape, own.law)
+            parts[f"{shape.experts} experts {form} {shape.inter:,} x {shape.hidden:,}"] = seconds
+        if own.sums:
+            parts["all-reduces"] = self._link * own.sums * kernels.all_reduce(own.ranks, tokens * own.hidden)
+        small = sum(times * kernels.small(tokens, width) for width, times in own.small.items())
+        parts["norms, rotations, activations"] = device * small
+        return parts
+
+    def _only_prompts(self, tokens: float) -> float:
+        linear = self.layers.prompt_linear
+        return self._device * sum(
+            times * self.kernels.gemm(name.form, tokens, name.outputs, name.inputs) for name, times in linear.items()
+        )
+
+    def _sampled(self, tokens: float) -> float:
+        head: Linear = self.layers.head
+        passes = self.kernels.small(tokens, 2 * SAMPLER_PASSES * head.outputs)
+        return self._device * (self.kernels.gemm(head.form, tokens, head.outputs, head.inputs) + passes)
+
+    def _attention(self, reach: Reach) -> Attention:
+        own, kernels, device = self.layers, self.kernels, self._device
+        heads = [(shape, times) for shape, times in own.heads.items() if (shape.window or None) == reach.tokens]
+        is_whole = reach.tokens is None
+        latents = list(own.latents.items()) if is_whole else []
+        modules = list(own.modules.items()) if is_whole else []
+
+        def decode(count: float, context: float) -> float:
+            total = sum(times * kernels.decode(count, context, shape) for shape, times in heads)
+            for rank_heads, times in latents:
+                total += times * kernels.latent_decode(count, context, rank_heads, own.kv_bytes)
+                total += times * kernels.timed("latent_bmm", (rank_heads,), count)
+            for module, times in modules:
+                total += times * self._module("generation", module, count, context)
+            return device * total
+
+        def prefill(tokens: float, pairs: float) -> float:
+            total = sum(times * kernels.prefill(tokens, pairs, shape) for shape, times in heads)
+            for rank_heads, times in latents:
+                total += times * kernels.latent_prefill(tokens, pairs, rank_heads)
+            for module, times in modules:
+                total += times * self._module("context", module, tokens)
+            return device * total
+
+        return Attention(decode, prefill)
+
+    def _module(self, phase: str, module: Module, *place: float) -> float:
+        own, sizes = self.layers, MODULES[module.kind]
+        nearest = min(abs(size - own.hidden) for size in sizes.values())
+        models = [name for name, size in sizes.items() if abs(size - own.hidden) == nearest]
+        kvs = ("fp8", "bf16") if own.kv_bytes == 1 else ("bf16", "fp8")
+        names = [
+            f"{module.kind}_{phase}/{model}/{kv}/{form}" for kv in kvs for form in module.forms for model in models
+        ]
+        return self.kernels.timed_first(names, (module.heads,), *place)
+
+    def _states(self, phase: str, tokens: float) -> float:
+        total = 0.0
+        for state, times in self.layers.states.items():
+            seconds = self.kernels.timed(f"delta_{phase}", (state.k_heads, state.v_heads), tokens)
+            total += times * seconds * (1.0 if state.is_measured else state.elements / (state.v_heads * 128 * 128))
+        return self._device * total
+
+    # --- steps
+
+    def share_of_parts(self) -> dict[str, float]:
+        """Shares of a typical step's time, by part, the largest first."""
+        count, context = TYPICAL
+        parts = self.parts(count) | {
+            "attention": sum(kind.decode(count, context) for kind in self.attention),
+            "states": self._states("generation", count),
+            "head and sampler": self._sampled(count),
+        }
+        kernels = sum(parts.values())
+        total = self.host.seconds(kernels, count)
+        parts["host"] = total - kernels
+        return {name: each / total for name, each in sorted(parts.items(), key=lambda item: -item[1]) if each > 0}
+
+    @property
+    def borrowed(self) -> tuple[str, ...]:
+        """What stands for kernels of this model that were not measured."""
+        context = TYPICAL[1]
+        self.share_of_parts()
+        self._only_prompts(context)
+        self._states("context", context)
+        for kind in self.attention:
+            kind.prefill(context, context * context / 2)
+        return tuple(sorted(self.kernels.borrowed))
+
+    @property
+    def text(self) -> str:
+        count, context = TYPICAL
+        largest = [f"{share:.0%} {name}" for name, share in list(self.share_of_parts().items())[:LARGEST]]
+        borrowed = f"; borrowed: {'; '.join(self.borrowed)}" if self.borrowed else ""
+        return f"{self.kernels.text}{borrowed}; {count} sequences at {context:,} tokens: {', '.join(largest)}"
+
+    def _plain(self, count: int) -> float:
+        """Seconds of a step in which `count` tokens are decoded, without attention and host."""
+        known = self._fixed.get(count)
+        if known is None:
+            known = self._fixed[count] = self._tokens(count) + self._head(count) + self._states("generation", count)
+        return known
+
+    def line(self, count: int, read: int) -> Line | None:
+        if len(self.attention) != 1:
+            return None
+        lines = self._lines.get(count)
+        if lines is None:
+            lines = self._lines[count] = self._made(count)
+        return lines[place_of(count, read)]
+
+    def _made(self, count: int) -> tuple[Line, ...]:
+        added, least = self.host.scheduling(count)
+        plain = self._plain(count)
+        lines = self.attention[0].lines(count)
+        return tuple([Line(plain + line.base + added, line.slope, line.until, least) for line in lines])
+
+    def seconds(self, work: StepWork) -> float:
+        tokens = work.num_tokens
+        if not tokens:
+            return 0.0
+        if work.prompt_tokens:
+            return self._mixed(work)
+        count = work.num_seqs
+        line = self.line(count, work.read[0]) if count == tokens and work.read else None
+        if line is not None:
+            seconds = line.base + line.slope * work.read[0]
+            return seconds if seconds >= line.least else line.least
+        total = self._plain(tokens)
+        for kind, read in zip(self.attention, work.read, strict=True):
+            line = kind.line(count, read)
+            total += line.base + line.slope * read
+        return self.host.seconds(total, count)
+
+    def _mixed(self, work: StepWork) -> float:
+        """A step with prompts: what they add to the step that decodes is longer than as measured alone."""
+        prompt, decodes = work.prompt_tokens, work.num_seqs - work.num_prompts
+        alone = self._tokens(work.num_tokens - prompt)
+        added = self._tokens(work.num_tokens) - alone
+        if self.layers.prompt_linear:
+            added += self._prompts(prompt)
+        if self.layers.states:
+            added += self._states("context", prompt)
+        total = alone + self._head(max(1, work.num_samples))
+        for kind, pairs, own in zip(self.attention, work.pairs, work.prompt_pairs, strict=True):
+            added += kind.prefill(prompt, own)
+            if decodes:
+                line = kind.line(decodes, pairs - own)
+                total += line.base + line.slope * (pairs - own)
+        if decodes and self.layers.states:
+            total += self._states("generation", decodes)
+        return self.host.seconds(total + self.host.prompt * added, work.num_seqs)
+
+
+def kernel_step(
+    plan: Plan,
+    reaches: tuple[Reach, ...],
+    shares: Shares,
+    factors: Mapping[str, float] | None = None,
+    host: Host | None = None,
+    narrow: bool | None = None,
+) -> KernelStep:
+    """The step time of a plan; factors: fitted to runs of one's own, on kernels, on links and on the host; narrow:
+    whether experts in mxfp4 get inputs of 8 bits, where the server was told so.
+
+    Raise UsageError for a GPU with unknown bandwidth or FLOP/s.
+    """
+    gpu = plan.request.gpu
+    if gpu.memory_bandwidth is None or (gpu.bf16_flops or gpu.fp16_flops) is None:
+        raise UsageError(
+            f"--gpu {gpu.name}",
+            "its bandwidth or FLOP/s are not known, so a step's time is not",
+            "name a GPU of `kvplan gpus` or give --calibration",
+        )
+    if "stated" in plan.weight_groups:
+        raise UsageError("simulate", "--weights-bytes does not say what a step reads", "name the checkpoint's config")
+    own = host_of(plan) if host is None else host
+    device, link, slow = ((factors or {}).get(name, 1.0) for name in ("device", "link", "host"))
+    engine = plan.request.release.engine
+    return _step(layers(plan, narrow), gpu, engine, shares, reaches, own.scaled(slow), device, link)
+
+
+@lru_cache(maxsize=64)  # tune asks for the same layers on the same GPU hundreds of times
+def _step(
+    own: Layers, gpu: GpuSpec, engine: str, shares: Shares, reaches: tuple[Reach, ...], host: Host, device: float,
+    link: float,
+) -> KernelStep:  # fmt: skip
+    return KernelStep(own, Kernels(gpu, engine, shares), reaches, host, device, link)
