@@ -45,8 +45,8 @@ def in_order(
 ) -> Generator[Result, None, None]:
     """Run `do(shared, task)` for every task and yield the results in order; with fewer than two jobs, in this process.
 
-    do and its arguments must be picklable. Unfinished tasks of a killed worker are repeated in new ones. Closing the
-    iterator, or an interrupt, ends the processes; `name` identifies their owner in errors.
+    do and its arguments must be picklable, else their error is raised. Unfinished tasks of a killed worker are repeated
+    in new ones. Closing the iterator, or an interrupt, ends the processes; `name` identifies their owner in errors.
     """
     if isinstance(jobs, Cluster):
         yield from jobs.in_order(do, shared, tasks, name=name)
@@ -65,7 +65,7 @@ def _by_workers(
 
     queue = iter(tasks)
     pool = _pool(do, shared, jobs)
-    waiting: deque[tuple[Task, Future[Result]]] = deque()
+    waiting: deque[tuple[bytes, Future[Result]]] = deque()
     restarts = 0
     try:
         _fill(pool, waiting, queue, AHEAD * jobs)
@@ -91,30 +91,33 @@ def _by_workers(
 
 
 def _fill(
-    pool: "ProcessPoolExecutor", waiting: "deque[tuple[Task, Future[Any]]]", queue: Iterator[Task], count: int
+    pool: "ProcessPoolExecutor", waiting: "deque[tuple[bytes, Future[Any]]]", queue: Iterator[Task], count: int
 ) -> None:
-    """Submit this many more tasks to the workers."""
+    """Submit this many more tasks to the workers, pickled here: a pool that cannot pickle one may never end."""
+    from multiprocessing.reduction import ForkingPickler
+
     for _, task in zip(range(count), queue, strict=False):  # in this order none is lost
-        waiting.append((task, _submitted(pool, task)))
+        pickled = bytes(ForkingPickler.dumps(task))
+        waiting.append((pickled, _submitted(pool, pickled)))
 
 
-def _redo(pool: "ProcessPoolExecutor", waiting: "deque[tuple[Task, Future[Any]]]") -> None:
+def _redo(pool: "ProcessPoolExecutor", waiting: "deque[tuple[bytes, Future[Any]]]") -> None:
     """Submit tasks without a result to new workers, keeping their positions."""
     from concurrent.futures.process import BrokenProcessPool
 
-    for place, (task, future) in enumerate(waiting):
+    for place, (pickled, future) in enumerate(waiting):
         if isinstance(future.exception(), BrokenProcessPool):
-            waiting[place] = task, _submitted(pool, task)
+            waiting[place] = pickled, _submitted(pool, pickled)
 
 
-def _submitted(pool: "ProcessPoolExecutor", task: Task) -> "Future[Any]":
+def _submitted(pool: "ProcessPoolExecutor", pickled: bytes) -> "Future[Any]":
     """Future of a task; if the pool has just broken, it holds that error."""
     from concurrent.futures import Future
     from concurrent.futures.process import BrokenProcessPool
 
     try:
         with _interrupts_held():  # only this process handles the terminal's interrupt, and ends the others
-            return pool.submit(_work, task)
+            return pool.submit(_work, pickled)
     except BrokenProcessPool as error:
         future = Future[Any]()
         future.set_exception(error)
@@ -163,7 +166,9 @@ def _begin(do: Callable[[Any, Any], Any], shared: Any) -> None:
         threading.Thread(target=follow, daemon=True).start()
 
 
-def _work(task: Any) -> Any:
+def _work(pickled: bytes) -> Any:
+    import pickle
+
     assert _mine is not None
     do, shared = _mine
-    return do(shared, task)
+    return do(shared, pickle.loads(pickled))

@@ -67,7 +67,7 @@ def test_sweeps_read_the_good_rows(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_fit_reads_the_good_rows(tmp_path: Path) -> None:
-    cases = fit.cases_of(rows_of(tmp_path, count=6))
+    cases = fit.cases_of([rows_of(tmp_path, count=6)])
     assert {f"good {users}" for users in (2, 3, 4, 5, 6)} <= {case.fact.id for case in cases}
     assert all(math.isfinite(error) for case in cases for error in fit.log_errors(case, fit.START).values())
 

@@ -1,7 +1,7 @@
 """Work of several processes: its results in order, whatever becomes of a worker."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,17 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 def test_a_task_that_kills_every_worker_is_one_line() -> None:
     with pytest.raises(EnvironmentProblem, match="a worker process ended early"):
         list(in_order(always_killed, 0, range(4), 2, name="x"))
+
+
+def called(base: int, task: Callable[[], int] | int) -> int:
+    return base + (task if isinstance(task, int) else task())
+
+
+def test_a_task_that_cannot_be_pickled_is_its_error() -> None:
+    """A pool that pickles tasks itself may wait forever for a thread that failed (Python 3.11)."""
+    for tasks in ([lambda: 1] * 20, [1, 2, 3, 4, lambda: 1]):
+        with pytest.raises(AttributeError, match="Can't pickle local object"):
+            list(in_order(called, 0, tasks, 2, name="x"))
 
 
 def test_tasks_are_taken_as_they_are_needed() -> None:
