@@ -1,12 +1,15 @@
 """How far kvplan's times are from those of real servers: every published result predicted from its inputs alone.
 
-    python benchmarks/timeboard.py FACTS [--json FILE] [--jobs N] [--every N] [--fitted] [--held] [--report | --ranges]
+    python benchmarks/timeboard.py FACTS... [--json FILE] [--jobs N] [--every N] [--fitted] [--held] [--report]
+        [--ranges]
 
-FACTS is JSON Lines or CSV, as tests/facts/time_cases.csv. A result is predicted with hosts that were fitted without its
-kind (model family, weight format, GPU generation, release: benchmarks/timing/folds.json), with --fitted as shipped.
-Left out are results that contradict themselves and servers that kvplan does not plan; families that no constant has
-seen, unless --held asks for them alone. --every 10 takes each tenth row. --report rewrites reports/accuracy/time.md and
-the table in docs/accuracy.md; --ranges what answers say of their ranges (kvplan/simulate/held_out.csv).
+FACTS are JSON Lines or CSV, as tests/facts/time_cases.csv; a result that several files have counts once. It is
+predicted with hosts that were fitted without its kind (model family, weight format, GPU generation, release:
+benchmarks/timing/folds.json), with --fitted as shipped. Left out are results that contradict themselves and servers
+that kvplan does not plan; families that no constant has seen, unless --held asks for them alone. --every 10 takes each
+tenth row. Ranges are those that `simulate` states. --report takes them from the other kinds among FACTS, and rewrites
+reports/accuracy/time.md and the table in docs/accuracy.md; --ranges rewrites what answers say of their ranges
+(kvplan/simulate/held_out.csv).
 
 Exit codes: 0 scored, 2 the file cannot be read or nothing in it can be scored.
 """
@@ -14,14 +17,15 @@ Exit codes: 0 scored, 2 the file cannot be read or nothing in it can be scored.
 import argparse
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+NEAR = 0.001  # relative difference of the same time, rounded
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [str(ROOT), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "benchmarks")]
 
@@ -62,30 +66,49 @@ def is_judged(fact: Fact, *, held: bool) -> bool:
     return fact.engine in OWN and not is_faulty(fact) and is_held(fact) == held
 
 
-def board(path: Path, every: int, jobs: int, *, as_shipped: bool, held: bool) -> report.Board:
-    rows = list(read_facts(path))
-    facts = [row for row in rows if isinstance(row, Fact) and is_judged(row, held=held)][::every]
+def results(paths: Sequence[Path]) -> tuple[list[Fact], int]:
+    """(results of files, each once as the last file has it, and how many rows cannot be read)."""
+    rows = [row for path in paths for row in read_facts(path)]
+    servers: dict[tuple[Any, ...], list[Fact]] = defaultdict(list)
+    for row in rows:
+        if isinstance(row, Fact):
+            own = servers[row.engine, row.version, row.gpu, row.users, row.rate, row.input_len, row.output_len]
+            own[:] = [*(other for other in own if not is_same(row, other)), row]
+    return [fact for own in servers.values() for fact in own], sum(isinstance(row, Malformed) for row in rows)
+
+
+def is_same(fact: Fact, other: Fact) -> bool:
+    """Whether two results of a load have the same times, however their files name the model and its ranks."""
+    times = [(fact.measured.get(name), other.measured.get(name)) for name in ("tpot_mean", "ttft_mean")]
+    return fact.src != other.src and all(mine and theirs and abs(mine / theirs - 1) < NEAR for mine, theirs in times)
+
+
+def board(
+    paths: Sequence[Path], every: int, jobs: int, *, as_shipped: bool = False, held: bool = False
+) -> report.Board:
+    rows, num_malformed = results(paths)
+    facts = [row for row in rows if is_judged(row, held=held)][::every]
     answers = predictions(facts, jobs, as_shipped=as_shipped)
-    points = [
+    points = tuple(
         point
         for fact, answer in zip(facts, answers, strict=True)
         if isinstance(answer, Predicted)
         for point in scores.points(fact, answer)
-    ]
+    )
     return report.Board(
-        path.name,
+        ", ".join(path.name for path in paths),
         "fitted, as shipped" if as_shipped else "without its kind",
         every,
         len(facts),
-        tuple(points),
+        points,
         Counter(answer.text for answer in answers if isinstance(answer, Refused)),
-        sum(isinstance(row, Malformed) for row in rows),
-    )  # fmt: skip
+        num_malformed,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("facts", type=Path)
+    parser.add_argument("facts", type=Path, nargs="+")
     parser.add_argument("--json", type=Path, help="write the scoreboard as JSON here")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--every", type=int, default=1, help="take each N-th row only")
@@ -95,19 +118,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranges", action="store_true", help="rewrite kvplan/simulate/held_out.csv")
     options = parser.parse_args(argv)
     try:
-        points = board(
-            options.facts,
-            max(1, options.every),
-            max(1, options.jobs),
-            as_shipped=options.fitted,
-            held=options.held,
-        )
+        every, jobs = max(1, options.every), max(1, options.jobs)
+        points = board(options.facts, every, jobs, as_shipped=options.fitted, held=options.held)
     except KvplanError as error:
         print(f"timeboard: error: {error}", file=sys.stderr)
         return error.exit_code
     if not points.points:
-        print(f"timeboard: error: {options.facts}: nothing in it can be scored", file=sys.stderr)
+        print(f"timeboard: error: {points.name}: nothing in it can be scored", file=sys.stderr)
         return 2
+    if options.report:
+        points = replace(points, points=tuple(bounds.by_others(points.points)))
     if options.json:
         content: dict[str, Any] = report.document(points)
         options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,17 +41,23 @@ def table(points: Iterable[Point]) -> Table:
     }
 
 
-def in_range(points: Sequence[Point]) -> Mapping[tuple[Kind, str], int]:
-    """How many results of each kind of plan lie in the range of those of other kinds of results."""
-    counts: dict[tuple[Kind, str], int] = defaultdict(int)
+def by_others(points: Sequence[Point]) -> Iterator[Point]:
+    """Points with the range that results of other kinds give them; those in which kernels were compiled give none."""
+    sound = [point for point in points if not kinds.is_compiled(point.fact)]
     for name in sorted({kinds.kind_of(point.fact) for point in points}):
-        others = table(point for point in points if kinds.kind_of(point.fact) != name)
+        others = table(point for point in sound if kinds.kind_of(point.fact) != name)
         for point in points:
             if kinds.kind_of(point.fact) == name:
                 low, high = range_of(kinds.group(point.fact), point.metric, others)
-                inside = low <= point.measured / point.predicted <= high
-                for wider in dict.fromkeys(kinds.group(point.fact).wider):
-                    counts[wider, point.metric] += inside
+                yield replace(point, low=low * point.predicted, high=high * point.predicted)
+
+
+def in_range(points: Iterable[Point]) -> Mapping[tuple[Kind, str], int]:
+    """How many results of each kind of plan lie in their range."""
+    counts: dict[tuple[Kind, str], int] = defaultdict(int)
+    for point in points:
+        for wider in dict.fromkeys(kinds.group(point.fact).wider):
+            counts[wider, point.metric] += point.low <= point.measured <= point.high
     return counts
 
 
@@ -58,7 +65,7 @@ def lines(every: Sequence[Point]) -> Iterator[str]:
     """Rows of the file, without results in which kernels were compiled."""
     yield HEADER
     points = [point for point in every if not kinds.is_compiled(point.fact)]
-    inside = in_range(points)
+    inside = in_range(by_others(points))
     for kind, metrics in sorted(table(points).items()):
         for metric in METRICS:
             if metric in metrics:

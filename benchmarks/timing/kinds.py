@@ -101,6 +101,11 @@ def regime(fact: Fact) -> str:
     return IN_TURN if number is not None and int(number[1]) < AHEAD else "vllm"
 
 
+def is_recent(fact: Fact) -> bool:
+    """Whether the server is of the last year: vLLM that schedules ahead, SGLang from 0.5.2 on."""
+    return not fact.version.startswith("0.5.1.") if fact.engine == "sglang" else regime(fact) == "vllm"
+
+
 def group(fact: Fact) -> coverage.Kind:
     """The kind of plans whose ranges come from this result."""
     return coverage.kind_of(spec_of(fact.model), gpu(fact.gpu), regime(fact))

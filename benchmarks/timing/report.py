@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing.facts import Fact
+from benchmarks.timing.kinds import form, has_tables, is_recent
 from benchmarks.timing.predict import OWN
 from benchmarks.timing.scores import GOALS, GROUPS, METRICS, UNITS, VERDICTS, Line, Point, goals, line, table
 from kvplan.core.errors import InvalidInputError
 
-COMMAND = "python benchmarks/timeboard.py tests/facts/time_cases.csv --report"
-BEGIN, END = "<!-- time: written by `{}` -->", "<!-- time: end -->"
+COMMAND = (
+    "python -m benchmarks.timing.silicon FOLDER; python benchmarks/timeboard.py tests/facts/time_cases.csv "
+    "tests/facts/time_cases_unseen.csv FOLDER/facts.jsonl --report --ranges"
+)
+BEGIN, END = f"<!-- time: written by `{COMMAND}` -->", "<!-- time: end -->"
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -192,17 +197,44 @@ def between(root: Path, begin: str, end: str, text: str) -> None:
     place.write_text(f"{head}{begin}\n\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
+MEASURED = "GPUs with measured kernels, servers of the last year"
+
+
+def classes(fact: Fact) -> tuple[str, ...]:
+    """Rows of the page in which a result counts."""
+    if not (has_tables(fact) and is_recent(fact)):
+        return ("all others (older servers, GPUs without measured kernels, AMD)", "all")
+    stored = form(fact)
+    models = "models in blocks of fp8" if "fp8_block" in stored else f"{stored.split()[0]} models"
+    return (MEASURED, f"- {models}", "all")
+
+
+def class_rows(points: Sequence[Point]) -> list[list[str]]:
+    by_class: dict[str, list[Point]] = {}
+    for point in points:
+        for name in classes(point.fact):
+            by_class.setdefault(name, []).append(point)
+    order = [MEASURED, *sorted(name for name in by_class if name.startswith("-")), *sorted(by_class, reverse=True)]
+    return [
+        cells(f"{name}: {UNITS[metric]}", line(chosen))
+        for name in dict.fromkeys(order)
+        for metric in (METRICS if name[0] != "-" else METRICS[:1])
+        if (chosen := of_metric(by_class.get(name, ()), metric))
+    ]
+
+
 def write(board: Board, root: Path) -> None:
     """reports/accuracy/time.md whole, and the table between the marks of docs/accuracy.md."""
     page = f"# Times beside those of real servers\n\nWritten by `{COMMAND}`.\n\n{text(board)}"
     (root / "reports" / "accuracy" / "time.md").write_text(page, encoding="utf-8")
-    which = "all" if board.every == 1 else f"every {board.every}th"
-    first = f"{board.num_facts:,} results ({which}), constants {board.constants}; ranges as `simulate` states them:\n"
+    which = "" if board.every == 1 else f" (every {board.every}th)"
+    num_refused = sum(board.refused.values())
+    first = f"{board.num_facts:,} results{which}, {board.num_facts - num_refused:,} answered, {num_refused} refused:\n"
     short = "\n".join(
         [
-            first, markdown(HEADER, summary_rows(board.own)), goal_text(board.own),
+            first, markdown(HEADER, class_rows(board.own)), goal_text(board.own),
             markdown(GOAL_HEADER, goal_rows(board.own)),
             "What others publish, and what was measured of them:\n", markdown(PEER_HEADER, PEERS),
         ]
     )  # fmt: skip
-    between(root, BEGIN.format(COMMAND), END, short)
+    between(root, BEGIN, END, short)

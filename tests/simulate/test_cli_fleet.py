@@ -1,6 +1,7 @@
 """`kvplan simulate --replicas`: what a user reads, and what is refused."""
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,9 @@ def test_an_interrupted_simulation_answers_with_what_is_done(
     done = run(*CONV, *options)
     assert done.code == 130
     assert "time to first token" in done.out
-    assert "interrupted: the figures cover 100 of 150 requests" in done.err
+    covered = re.search(r"interrupted: the figures cover (\d+) of 150 requests", done.err)
+    assert covered is not None
+    assert 100 <= int(covered[1]) < 110  # those whose last token is on its way to a user are done, too
 
 
 def test_interrupted_between_servers_the_answer_names_those_that_are_done(

@@ -29,9 +29,14 @@ def split(gpu_name: str, tp: int, prefill: int, decode: int, arrivals: Arrivals)
     return fleet
 
 
-@pytest.mark.parametrize("users", [8, 16])
-def test_a_second_decode_server_pays_at_short_prompts_alone(users: int) -> None:
-    """sglang-omni#1760, Qwen3-Omni's thinker on H200s: +46 % and +66 % at 1,024 tokens, -0.3 % at 8,128.
+@pytest.mark.parametrize(
+    ("users", "published", "simulated"), [(8, (0.46, -0.003), (0.26, 0.07)), (16, (0.66, -0.003), (0.24, 0.02))]
+)
+def test_a_second_decode_server_pays_at_short_prompts_alone(
+    users: int, published: tuple[float, float], simulated: tuple[float, float]
+) -> None:
+    """sglang-omni#1760, Qwen3-Omni's thinker on H200s, at 1,024 and at 8,128 tokens: the order is right, the gain at
+    short prompts is half of the published one or less (docs/fleets.md).
 
     Answers of 128 tokens are a guess; see the next test.
     """
@@ -41,9 +46,9 @@ def test_a_second_decode_server_pays_at_short_prompts_alone(users: int) -> None:
         one, two = (split("h200", 1, 1, count, Closed(iter(requests), users)).clock for count in (1, 2))
         return one / two - 1
 
-    assert gain(1024) > 0.2
-    assert gain(8128) < 0.2
-    assert gain(1024) > gain(8128)
+    short, long = gain(1024), gain(8128)
+    assert (short, long) == pytest.approx(simulated, abs=0.01)
+    assert (short > long) == (published[0] > published[1])
 
 
 @pytest.mark.parametrize(("answer", "pays"), [(64, False), (128, False), (256, True), (512, True)])
