@@ -269,9 +269,9 @@ def cases_of(paths: Iterable[Path]) -> list[Case]:
     cases = []
     for path in paths:
         for row in read_facts(path):
-            if isinstance(row, Fact) and row.engine in OWN and is_fitted(row):
+            if isinstance(row, Fact) and row.engine in OWN:
                 try:
-                    case = case_of(row)
+                    case = case_of(row) if is_fitted(row) else None
                 except KvplanError:
                     continue
                 if case is not None and case.measured:
