@@ -38,7 +38,7 @@ from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.routers import RouterName, router
 from kvplan.simulate.runs import Run
 from kvplan.simulate.setup import Setup
-from kvplan.simulate.steptime import roofline
+from kvplan.simulate.steptime import step_time
 from kvplan.workloads.profiles import profile
 
 NUM_REQUESTS = 19_366
@@ -50,7 +50,7 @@ Row = tuple[str, str, float, float, float, int]
 def setup() -> Setup:
     the_plan = plan(Request(catalog.load("llama-3.1-8b"), gpu("a100-80g"), EngineArgs(max_model_len=32_768)))
     [portable] = portable_requests([the_plan.request])
-    return Setup(replace(the_plan, request=portable), roofline(the_plan, Shares()))
+    return Setup(replace(the_plan, request=portable), step_time(the_plan, Shares()))
 
 
 def requests(count: int) -> Open:
