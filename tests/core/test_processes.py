@@ -52,7 +52,9 @@ def called(base: int, task: Callable[[], int]) -> int:
 
 def test_a_task_that_cannot_be_pickled_is_its_error() -> None:
     """A pool that pickles tasks itself may wait forever for a thread that failed (Python 3.11)."""
-    for tasks in ([lambda: 1] * 20, [int, int, int, int, lambda: 1]):
+    every: list[Callable[[], int]] = [lambda: 1] * 20
+    last: list[Callable[[], int]] = [int, int, int, int, lambda: 1]
+    for tasks in (every, last):
         with pytest.raises(AttributeError, match="Can't pickle local object"):
             list(in_order(called, 0, tasks, 2, name="x"))
 
