@@ -94,7 +94,7 @@ def logs_on(rows: pd.DataFrame, axes: dict[str, Grid], least: Least) -> np.ndarr
         for row, count in enumerate(axes[names[0]]):
             index = int(np.abs(counts - log(count)).argmin())
             if abs(counts[index] - log(count)) < SAME and not np.isnan(dense[index, column]):
-                point = (count, *(list(axes.values())[1 + i][at] for i, at in enumerate(cell)))  # type: ignore[index]
+                point = (count, *(list(axes.values())[1 + i][chosen] for i, chosen in enumerate(cell)))  # type: ignore[index]
                 out[(row, *cell)] = log(dense[index, column] / least(*point))
     return filled(out)
 

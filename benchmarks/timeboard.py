@@ -1,12 +1,12 @@
 """How far kvplan's times are from those of real servers: every published result predicted from its inputs alone.
 
-    python benchmarks/timeboard.py FACTS... [--json FILE] [--jobs N] [--every N] [--fitted] [--held] [--report]
+    python benchmarks/timeboard.py FACTS... [--json FILE] [--jobs N] [--every N] [--fitted] [--unseen] [--report]
         [--ranges]
 
 FACTS are JSON Lines or CSV, as tests/facts/time_cases.csv; a result that several files have counts once. It is
 predicted with hosts that were fitted without its kind (model family, weight format, GPU generation, release:
 benchmarks/timing/folds.json), with --fitted as shipped. Left out are results that contradict themselves and servers
-that kvplan does not plan; families that no constant has seen, unless --held asks for them alone. --every 10 takes each
+that kvplan does not plan; families that no constant has seen, unless --unseen asks for them alone. --every 10 takes each
 tenth row. Ranges are those that `simulate` states. --report takes them from the other kinds among FACTS, and rewrites
 reports/accuracy/time.md and the table in docs/accuracy.md; --ranges rewrites what answers say of their ranges
 (kvplan/simulate/held_out.csv).
@@ -61,9 +61,9 @@ def predictions(facts: Sequence[Fact], jobs: int, *, as_shipped: bool) -> list[P
         return list(pool.map(answer, facts, chunksize=8))
 
 
-def is_judged(fact: Fact, *, held: bool) -> bool:
+def is_judged(fact: Fact, *, is_unseen: bool) -> bool:
     """Whether a result is of a server that kvplan plans, contradicts nothing, and is of a family to be looked at."""
-    return fact.engine in OWN and not is_faulty(fact) and is_held(fact) == held
+    return fact.engine in OWN and not is_faulty(fact) and is_held(fact) == is_unseen
 
 
 def results(paths: Sequence[Path]) -> tuple[list[Fact], int]:
@@ -84,10 +84,10 @@ def is_same(fact: Fact, other: Fact) -> bool:
 
 
 def board(
-    paths: Sequence[Path], every: int, jobs: int, *, as_shipped: bool = False, held: bool = False
+    paths: Sequence[Path], every: int, jobs: int, *, as_shipped: bool = False, is_unseen: bool = False
 ) -> report.Board:
     rows, num_malformed = results(paths)
-    facts = [row for row in rows if is_judged(row, held=held)][::every]
+    facts = [row for row in rows if is_judged(row, is_unseen=is_unseen)][::every]
     answers = predictions(facts, jobs, as_shipped=as_shipped)
     points = tuple(
         point
@@ -113,13 +113,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--every", type=int, default=1, help="take each N-th row only")
     parser.add_argument("--fitted", action="store_true", help="the shipped constants also for sources they saw")
-    parser.add_argument("--held", action="store_true", help="the model families that no constant has seen")
+    parser.add_argument("--unseen", action="store_true", help="the model families that no constant has seen")
     parser.add_argument("--report", action="store_true", help="rewrite reports/accuracy/time.md and docs/accuracy.md")
     parser.add_argument("--ranges", action="store_true", help="rewrite kvplan/simulate/held_out.csv")
     options = parser.parse_args(argv)
     try:
         every, jobs = max(1, options.every), max(1, options.jobs)
-        points = board(options.facts, every, jobs, as_shipped=options.fitted, held=options.held)
+        points = board(options.facts, every, jobs, as_shipped=options.fitted, is_unseen=options.unseen)
     except KvplanError as error:
         print(f"timeboard: error: {error}", file=sys.stderr)
         return error.exit_code

@@ -132,13 +132,13 @@ def newest(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
     DeepSeek-R1 under SGLang was measured with and without speculation, and no row says which: the slower is without.
     """
-    kept: dict[tuple[Any, ...], dict[str, Any]] = {}
+    by_key: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         key = (*(row[name] for name in SAME), row["load"]["users"])
-        other = kept.get(key)
+        other = by_key.get(key)
         if other is None or (is_slower(row, other) if row["model"] == "deepseek-r1" else row["date"] >= other["date"]):
-            kept[key] = row
-    return list(kept.values())
+            by_key[key] = row
+    return list(by_key.values())
 
 
 def is_slower(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -92,7 +92,7 @@ def _reach(cache: LayerCache, name: str) -> Reach | None:
             assert_never(cache)
 
 
-def at(line: Line, read: int) -> float:
+def line_seconds(line: Line, read: int) -> float:
     """Seconds of a step by its line."""
     seconds = line.base + line.slope * read
     return seconds if seconds >= line.least else line.least
@@ -140,7 +140,7 @@ class Scaled:
         if not work.prompt_tokens and len(work.read) == 1 and work.num_tokens == work.num_seqs:
             line = self.line(work.num_seqs, work.read[0])
             if line is not None:
-                return at(line, work.read[0])
+                return line_seconds(line, work.read[0])
         return self.factor * self.base.seconds(work)
 
     def line(self, count: int, read: int) -> Line | None:
