@@ -7,9 +7,9 @@ FACTS are JSON Lines or CSV, as tests/facts/time_cases.csv; a result that severa
 predicted with hosts that were fitted without its kind (model family, weight format, GPU generation, release:
 benchmarks/timing/folds.json), with --fitted as shipped. Left out are results that contradict themselves and servers
 that kvplan does not plan; families that no constant has seen, unless --unseen asks for them alone. --every 10 takes
-each tenth row. Ranges are those that `simulate` states. --report takes them from the other kinds among FACTS, and rewrites
-reports/accuracy/time.md and the table in docs/accuracy.md; --ranges rewrites what answers say of their ranges
-(kvplan/simulate/held_out.csv).
+each tenth row. Ranges are those that `simulate` states. --report takes them from the other kinds among FACTS, and
+rewrites reports/accuracy/time.md and the table in docs/accuracy.md; --ranges rewrites what answers say of their
+ranges (kvplan/simulate/held_out.csv).
 
 Exit codes: 0 scored, 2 the file cannot be read or nothing in it can be scored.
 """

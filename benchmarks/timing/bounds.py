@@ -34,8 +34,8 @@ def table(points: Iterable[Point]) -> Table:
             factors[wider][point.metric].append((kinds.kind_of(point.fact), point.measured / point.predicted))
     return {
         kind: {
-            metric: Score(len(each), len({name for name, _ in each}), 0, *bounds(each))
-            for metric, each in metrics.items()
+            metric: Score(len(ratios), len({name for name, _ in ratios}), 0, *bounds(ratios))
+            for metric, ratios in metrics.items()
         }
         for kind, metrics in factors.items()
     }

@@ -71,10 +71,10 @@ def work(made: Plan, decodes: float, context: float, prompt: float, start: float
     read, pairs, own = [], [], []
     for kind in attention_kinds(made):
         reach = kind.reach.tokens or math.inf
-        each = decodes * min(context, reach)
+        decoded = decodes * min(context, reach)
         own.append(prompt * min(start + prompt / 2, reach))
-        read.append(each + (min(start + prompt, reach + prompt) if prompt else 0))
-        pairs.append(each + own[-1])
+        read.append(decoded + (min(start + prompt, reach + prompt) if prompt else 0))
+        pairs.append(decoded + own[-1])
     new, number = round(prompt), round(decodes)
     return StepWork(
         number + new or 1, max(1, number), number + (new > 0), tuple(map(int, read)), tuple(map(int, pairs)),
@@ -90,10 +90,10 @@ def mean_lengths(fact: Fact) -> tuple[float, float]:
 def seconds(step: KernelStep, kinds: Steps) -> tuple[tuple[float, float, int, float], ...]:
     """Seconds of each kind of step, with prompts as fast as measured, and twice as slow."""
     rows = []
-    for each, count in kinds:
-        plain = step.seconds(each)
-        slow = replace_host(step, Host(prompt=2.0)).seconds(each)
-        rows.append((plain, slow - plain, each.num_seqs, count))
+    for load, count in kinds:
+        plain = step.seconds(load)
+        slow = replace_host(step, Host(prompt=2.0)).seconds(load)
+        rows.append((plain, slow - plain, load.num_seqs, count))
     return tuple(rows)
 
 
@@ -111,7 +111,7 @@ def case_of(fact: Fact) -> Case | None:
     tokens = made.capacity.num_blocks * made.pool.block_size
     limit = max(1, min(limit, int(tokens / (prompt + output / 2))))
     stated = {metric: fact.stated(metric) for metric in ("tpot", "ttft")}
-    measured = {metric: each[1] / 1000 for metric, each in stated.items() if each is not None}
+    measured = {metric: value[1] / 1000 for metric, value in stated.items() if value is not None}
     if "TTFT not judged" in fact.notes:
         measured.pop("ttft", None)
     is_prefixed = bool(fact.limits.get("unique_prompts"))
@@ -309,10 +309,10 @@ def main() -> int:
     left_out = []
     for kind in sorted({case.kind for case in cases}):
         own = [case for case in cases if case.kind == kind]
-        rest = hosts([case for case in cases if case.kind != kind], shipped, rounds=4)
+        others = hosts([case for case in cases if case.kind != kind], shipped, rounds=4)
         for name in {case.regime for case in own}:
-            content[name][kind] = rounded(rest[name])
-        left_out += [(case, log_errors(case, rest[case.regime])) for case in own]
+            content[name][kind] = rounded(others[name])
+        left_out += [(case, log_errors(case, others[case.regime])) for case in own]
     for name in HOSTS:
         print(name, sum(case.regime == name for case in cases), "results", content[name]["all"])
     show("fitted", [(case, log_errors(case, shipped[case.regime])) for case in cases], lambda case: case.regime)

@@ -65,12 +65,11 @@ def modeled(plan: Plan) -> Ranges:
     kind = coverage.kind_of(request.spec, request.gpu, regime_of(plan))
     unseen = tuple(unlike(plan))
     factor = UNSEEN ** len(unseen)
-    low, high = {}, {}
+    factors = {}
     for metric in coverage.METRICS:
-        least, most = coverage.range_of(kind, metric)
-        low[metric], high[metric] = least / factor, most * factor
-    each = {metric: (low[metric], high[metric]) for metric in coverage.METRICS}
-    return Ranges(bounds(each["tpot"], each["ttft"]), each["out_tps"], unseen, coverage.coverage(plan))
+        lowest, highest = coverage.range_of(kind, metric)
+        factors[metric] = (lowest / factor, highest * factor)
+    return Ranges(bounds(factors["tpot"], factors["ttft"]), factors["out_tps"], unseen, coverage.coverage(plan))
 
 
 def measured() -> Ranges:

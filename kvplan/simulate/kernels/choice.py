@@ -96,8 +96,8 @@ def source_of(gpu: GpuSpec) -> Source:
 
 def others(base: GpuSpec) -> list[tuple[GpuSpec, str]]:
     """The other measured GPUs and their systems, the most similar first."""
-    rest = [(gpus.gpu(name), system) for name, system in MEASURED.items() if name != base.name]
-    return sorted(rest, key=lambda row: (abs(row[0].sm - base.sm), abs(log(balance(row[0]) / balance(base)))))
+    measured = [(gpus.gpu(name), system) for name, system in MEASURED.items() if name != base.name]
+    return sorted(measured, key=lambda row: (abs(row[0].sm - base.sm), abs(log(balance(row[0]) / balance(base)))))
 
 
 def formats(gpu: GpuSpec) -> tuple[bool, bool]:

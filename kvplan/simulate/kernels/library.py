@@ -168,8 +168,8 @@ class Kernels:
         if part is None:
             return 20e-6 + elements * 4 * (ranks - 1) / ranks / (0.4 * (self.gpu.interconnect_bandwidth or PCIE_4))
         index, _ = part.nearest((ranks,), (1.0,))
-        most = 2.0**29  # the largest measured
-        seconds = 1e-6 * part.surface(index)(min(elements, most)) * max(1.0, elements / most)
+        largest = 2.0**29  # measured
+        seconds = 1e-6 * part.surface(index)(min(elements, largest)) * max(1.0, elements / largest)
         mine, theirs = (gpu.interconnect_bandwidth or PCIE_4 for gpu in (self.gpu, self.base))
         return seconds if mine == theirs else seconds * max(1.0, theirs / mine)
 

@@ -210,7 +210,7 @@ class KernelStep:
         kernels = sum(parts.values())
         total = self.host.seconds(kernels, count)
         parts["host"] = total - kernels
-        return {name: each / total for name, each in sorted(parts.items(), key=lambda item: -item[1]) if each > 0}
+        return {name: part / total for name, part in sorted(parts.items(), key=lambda item: -item[1]) if part > 0}
 
     @property
     def borrowed(self) -> tuple[str, ...]:
