@@ -140,9 +140,6 @@ CASES = [
     ),
     Case(f"{SIMULATE} --engine sglang --film film.html", "use --engine vllm", ("--engine vllm",)),
     Case(
-        f"simulate gemma-3-4b --gpu h100-80g --ctx 8k {LOAD} --engine sglang", "use --engine vllm", ("--engine vllm",)
-    ),
-    Case(
         f"simulate qwen3-vl-8b --gpu h100-80g --ctx 8k {LOAD} --engine sglang",
         "use --engine vllm, or another GPU",
         ("--engine vllm", "--gpu b200", "--gpu a100-80g"),
