@@ -19,7 +19,7 @@ NAMED = {
     "models/quant.py": 1,  # a source
     "report/templates.py": 1,  # an example
     "simulate/host.py": 1,  # the host fitted to its results
-    "simulate/kernels/choice.py": 4,  # the measured tables' names of servers, and two kernels that are taken from others'
+    "simulate/kernels/choice.py": 4,  # names in the measured tables, and kernels taken from another's
     "simulate/kernels/layers.py": 1,  # how wide it makes the inputs of experts
     "simulate/kernels/library.py": 1,  # whose tables stand for those that a server lacks
     "simulate/prompts_first.py": 6,  # the scheduler's source, and the variables its constants are
