@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def document(
     best = None if tuned.best is None else demand.ranges(plan(tuned.best.tried.setting.request(base)))
     context = base.args.max_model_len
     assert isinstance(context, int), "the command states one"
-    reasons = Counter(refused.reason for refused in tuned.refused)
+    reasons = merged(Counter(refused.reason for refused in tuned.refused))
     doc: typed.TuneDocument = {
         "schema": "kvplan/tune@1",
         "answer": "",
@@ -65,12 +66,35 @@ def document(
         "limits": list(limits_of(base, tuned.choices[0])) if tuned.choices and not tuned.is_light_load else [],
         "too_few_requests": tuned.is_light_load,
         "nearest": None if tuned.nearest is None else nearest_document(base, tuned.nearest),
-        "failures": [{"reason": reason, "settings": count} for reason, count in reasons.most_common()],
+        "failures": [{"reason": reason, "settings": count} for reason, count in reasons],
         "unseen": [] if best is None else list(best.unseen),
         "coverage": "" if best is None else best.coverage,
     }
     doc["answer"] = headline(doc)
     return doc
+
+
+NUMBER: Final = re.compile(r"(?<![\w.-])(\d[\d,]*(?:\.\d+)?)")
+
+
+def merged(reasons: Counter[str]) -> list[tuple[str, int]]:
+    """Return each reason with its number of settings; those that differ only in numbers are one, with their ranges."""
+    groups: dict[str, Counter[str]] = {}
+    for reason, count in reasons.items():
+        groups.setdefault(NUMBER.sub("#", reason), Counter())[reason] += count
+    texts: Counter[str] = Counter()
+    for group in groups.values():
+        parts = zip(*(NUMBER.split(reason) for reason in group), strict=True)
+        texts["".join(span(set(alternatives)) for alternatives in parts)] += group.total()
+    return texts.most_common()
+
+
+def span(alternatives: set[str]) -> str:
+    """Return the text, or the smallest and largest of several numbers."""
+    if len(alternatives) == 1:
+        return alternatives.pop()
+    numbers = sorted(alternatives, key=lambda number: float(number.replace(",", "")))
+    return f"{numbers[0]} to {numbers[-1]}"
 
 
 def verdict_of(tuned: Tuned, rate: float | None) -> typed.Verdict | None:

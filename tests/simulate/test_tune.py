@@ -1,6 +1,7 @@
 """`kvplan tune`: its rates are those of `simulate` with the flags it prints; nothing that it may turn serves more."""
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +194,17 @@ def test_what_cannot_be_asked_is_one_line(run: Run, options: tuple[str, ...], pa
     assert part in ran.err
 
 
+def test_refusals_that_differ_in_numbers_are_one_line(run: Run) -> None:
+    """A 70B model starts on two of these GPUs; on one, each setting lacks another amount."""
+    words = ("llama-3.1-70b", "--gpu", "h100-80g", "--num-gpus", "2", "--ctx", "4k")
+    ran = run("tune", *words, *LOAD[:4], "--num-requests", "10", "--slo", "tpot=200ms", "-q", "--jobs", "1")
+    refusals = [line for line in ran.out.splitlines() if "does not fit" in line]
+    assert len(refusals) == 1
+    assert re.search(
+        r"^\d+ settings: llama-3.1-70b on h100-80g does not fit, \d+\.\d\d to \d+\.\d\d GiB short", refusals[0]
+    )
+
+
 def test_a_model_that_does_not_fit_says_so(run: Run) -> None:
     ran = run("tune", "llama-3.1-70b", "--gpu", "l40s", "--ctx", "4k", *LOAD, *SLO, *FIXED)
     assert ran.code == 2
@@ -313,7 +325,10 @@ def test_sglangs_flags_are_turned_and_printed(run: Run, tmp_path: Path) -> None:
     assert f"Run --max-running-requests {count}: " in document["answer"]
     command = shlex.split(best["command"])
     assert command[command.index("--max-running-requests") + 1] == str(count)
-    assert (document["unseen"], "(dense models, SGLang, GPUs with measured kernels)" in document["coverage"]) == ([], True)
+    assert (document["unseen"], "(dense models, SGLang, GPUs with measured kernels)" in document["coverage"]) == (
+        [],
+        True,
+    )
     assert document["coverage"] in report.read_text()
     rate = best["requests_per_s"]
     words = ("simulate", *MODEL, *LOAD, *SLO, "-q", "--engine", "sglang", "--mem-fraction-static", "0.85", *JSON)
