@@ -60,7 +60,7 @@ def simulate(options: SimulateOptions) -> int:
         if traces and traces[0].format == "pftrace":
             trace_events.require_perfetto()
         if fleet.is_fleet(options):
-            return of_fleet(options, reports, requests)
+            return of_fleet(options, reports, timeline, requests)
         the_plan = planned(options)
         load = load_of(options)
         if options.shared_prefix is not None:
@@ -80,7 +80,7 @@ def simulate(options: SimulateOptions) -> int:
         given = text.shapes(answer, lambda: over_time(answer))
         main = answer.variants[0].simulation
         for file in timeline:
-            file.save(as_csv(text.timeline_table(main)))
+            file.save(as_csv(text.timeline_table([(0, main)])))
         for file in requests:
             file.save(request_rows.written(main, file.format))
         for file in figures:
@@ -97,7 +97,12 @@ def simulate(options: SimulateOptions) -> int:
     return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in answer.variants[0].outcomes))
 
 
-def of_fleet(options: SimulateOptions, reports: list[output.ReportFile], requests: list[output.ReportFile]) -> int:
+def of_fleet(
+    options: SimulateOptions,
+    reports: list[output.ReportFile],
+    timeline: list[output.ReportFile],
+    requests: list[output.ReportFile],
+) -> int:
     """Simulate several servers."""
     load = load_of(options)
     with interruptible(quiet=options.quiet) as interruption:
@@ -112,9 +117,13 @@ def of_fleet(options: SimulateOptions, reports: list[output.ReportFile], request
         finally:
             progress.close()
     from kvplan.report import fleet_text
+    from kvplan.report.simulate_text import timeline_table
 
     given = fleet_text.shapes(answer)
     main = answer.total.variants[0]
+    for file in timeline:
+        runs = [(replica.index, life.run) for replica in answer.fleet.replicas for life in replica.lives]
+        file.save(as_csv(timeline_table(runs)))
     for file in requests:
         file.save(request_rows.written(answer.fleet, file.format))
     output.answer(given, options.format, options.color, reports)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 HELD_LOW, HELD_HIGH = 0.99, 1.22
 FULL = 0.9  # fraction of a pool above which bursts are preempted; a margin, not a measurement
 MARGIN = 1.25  # over the minimum that keeps up: busy four fifths of the time; a margin, not a measurement
+IDLE = 0.5  # of its servers needed at most, where each is mostly idle
+MOST_ROOM = 1000  # times the load, beyond which the exact number tells nothing
 SHARED = 0.05  # fraction of cached prompt tokens above which the pool is assumed to hold them once
 
 
@@ -44,12 +46,21 @@ def need(used: Usage, growth: float) -> Need | None:
     low = growth * used.pool_used * (0.0 if is_shared else HELD_LOW) / FULL
     high = growth * used.pool_used * HELD_HIGH / FULL
     times = f"at most {high:.2f}" if is_shared else _span(low, high)
-    return Need(low, high, "memory", f"{times} times the current servers")
+    room = _room(low / growth, high / growth)
+    text = f"room for {room} times the load" if high <= IDLE else f"{times} times the current servers"
+    return Need(low, high, "memory", text)
 
 
 def _span(low: float, high: float) -> str:
-    ends = dict.fromkeys((f"{low:.2f}", f"{high:.2f}"))  # ends that are alike are written once
-    return " to ".join(ends)
+    return f"{low:.2f} to {high:.2f}"
+
+
+def _room(low: float, high: float) -> str:
+    """Return how many times the load fits on servers of which the load needs `low` to `high`."""
+    if high * MOST_ROOM < 1:
+        return f"over {MOST_ROOM:,}"
+    least = int(1 / high)
+    return f"{least:,} to {int(1 / low):,}" if low * MOST_ROOM >= 1 else f"at least {least:,}"
 
 
 def first_line(used: Usage, growth: float) -> str:
@@ -67,10 +78,12 @@ def first_line(used: Usage, growth: float) -> str:
             f"The server cannot keep up: {rate(used.arrival_rate)} arrive, {rate(used.ended / (used.seconds or 1))} "
             f"are served;{load} {needed.text} are enough"
         )
+    in_use = f"with {share(used.pool_used)} of its KV cache in use"
+    if needed.high <= IDLE:
+        return f"The server is mostly idle, {in_use};{load} one is enough: by memory alone, it has {needed.text}"
     preempted = " but preempts requests" if used.preemptions > used.ended / 20 else ""
     return (
-        f"The server keeps up{preempted}, with {share(used.pool_used)} of its KV cache in use;{load} by memory alone, "
-        f"{needed.text} are enough"
+        f"The server keeps up{preempted}, {in_use};{load} by memory alone, {needed.text} are enough"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, flattened, markdown_text
@@ -213,16 +214,20 @@ def queue_grows(answer: Answer) -> str:
 
 def figures_line(answer: Answer) -> str:
     run, ranges = answer.variants[0].result, answer.ranges
-    first, token = (
-        f"{metric.upper()} p50 {ranged(run.times[metric].p50, *ranges.time(metric, run.times[metric].p50))}"
-        for metric in ("ttft", "tpot")
+    first, slowest, token = (
+        f"{name} {ranged(value, *ranges.time(metric, value))}"
+        for name, metric, value in (
+            ("TTFT p50", "ttft", run.times["ttft"].p50),
+            ("p99", "ttft", run.times["ttft"].p99),
+            ("TPOT p50", "tpot", run.times["tpot"].p50),
+        )
     )
     low, high = rate_range(answer, run, run.output_tokens_per_s)
     tokens = f"{run.output_tokens_per_s:,.0f} output tokens/s"
     tokens += "" if low == high else f" ({low:,.0f}-{high:,.0f})"
     refused = run.rejected + run.failed
     lost = f"; {refused:,} of {run.num_requests:,} requests rejected" if refused else ""
-    return f"With {answer.how}: {first}, {token}, {tokens}{lost}."
+    return f"With {answer.how}: {first}, {slowest}, {token}, {tokens}{lost}."
 
 
 def ranged(value: float, low: float, high: float) -> str:
@@ -472,12 +477,19 @@ def _spread(answer: Answer, metric: Metric, run: Result) -> typed.Spread:
     }
 
 
-def timeline_table(simulation: Run) -> Table:
-    """A row per time interval: averages over the steps that began in it, the maximum of each, output tokens."""
-    names = ["start_s", *(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"]
-    timeline, rows = simulation.timeline, list[list[Any]]()
-    for number, bucket in enumerate(timeline.buckets):
-        means = [total / bucket.seconds if bucket.seconds else 0.0 for total in bucket.sums]
-        cells = [cell for pair in zip(means, bucket.peaks, strict=True) for cell in pair]
-        rows.append([number * timeline.width_s, *cells, bucket.tokens])
+def timeline_table(runs: Sequence[tuple[int, Run]]) -> Table:
+    """A row per server and time interval: means over the steps that began in it, each level's maximum, output tokens.
+
+    runs  servers' numbers and their runs, one more after each failure; one run has no column `server`
+    """
+    is_fleet = len(runs) > 1
+    names = [*(["server"] if is_fleet else []), "start_s"]
+    names += [*(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"]
+    rows = list[list[Any]]()
+    for server, run in runs:
+        begins = list(dropwhile(lambda row: not any(row[1].peaks), enumerate(run.timeline.buckets)))
+        for number, bucket in begins if is_fleet else enumerate(run.timeline.buckets):
+            means = [total / bucket.seconds if bucket.seconds else 0.0 for total in bucket.sums]
+            cells = [cell for pair in zip(means, bucket.peaks, strict=True) for cell in pair]
+            rows.append([*([server] if is_fleet else []), number * run.timeline.width_s, *cells, bucket.tokens])
     return Table.of(names, rows)

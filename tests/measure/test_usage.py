@@ -11,7 +11,7 @@ import pytest
 from kvplan.core.errors import InvalidInputError
 from kvplan.measure.server_metrics import MetricsError
 from kvplan.measure.usage import Usage, usage
-from kvplan.report.rightsize_text import need
+from kvplan.report.rightsize_text import first_line
 from tests.support.cli import Run, run
 from tests.support.oracle_data import DATA, needs_oracle_data
 
@@ -78,14 +78,16 @@ def test_the_pool_in_use_is_told_a_little_low(fact: dict[str, Any]) -> None:
     assert 0.8 < used.pool_used / fact["truth"]["kv_usage_mean"] < 1.02
 
 
-def test_a_range_with_equal_ends_is_one_number() -> None:
-    """9 of 1,000 tokens, nine tenths of a pool to be used: 0.0099 (x 0.99 / 0.9) to 0.0122 (x 1.22 / 0.9)."""
+@pytest.mark.parametrize(("growth", "enough"), [(1.0, "one is enough"), (4.0, "for 4 times the load, one is enough")])
+def test_an_idle_server_says_how_much_load_it_has_room_for(growth: float, enough: str) -> None:
+    """9 of 1,000 tokens are 0.0099 (x 0.99) to 0.0122 (x 1.22) of nine tenths of the pool: room for 82 to 101 times."""
     fact = FACTS[0]
     used = usage(page(fact["first"]), page(fact["second"]), fact["seconds"])
-    idle = replace(used, pool_tokens=1000, held_tokens=9.0, prefix_share=0.0, queue_grows=False)
-    needed = need(idle, 1.0)
-    assert needed is not None
-    assert needed.text == "0.01 times the current servers"
+    idle = replace(used, pool_tokens=1000, held_tokens=9.0, prefix_share=0.0, queue_grows=False, preemptions=0)
+    assert first_line(idle, growth) == (
+        "The server is mostly idle, with 1 % of its KV cache in use; "
+        f"{enough}: by memory alone, it has room for 81 to 101 times the load"
+    )
 
 
 def test_counters_that_begin_anew_are_since_the_restart() -> None:

@@ -1,5 +1,6 @@
 """`kvplan simulate --replicas`: what a user reads, and what is refused."""
 
+import csv
 import json
 import re
 import signal
@@ -119,6 +120,29 @@ def test_interrupted_between_servers_the_answer_names_those_that_are_done(
     assert done.code == 130
     assert done.out.startswith("With 9 requests/s on 1 server (a100-80g)")
     assert "interrupted: the figures cover 50 of 150 requests" in done.err
+
+
+def test_a_fleets_timeline_has_each_servers_levels(run: Run, tmp_path: Path) -> None:
+    """Peaks are those of each server's row, and all tokens are those of the requests."""
+    over_time, each = tmp_path / "timeline.csv", tmp_path / "requests.csv"
+    files = ("--timeline", over_time, "--requests", each)
+    replicas = run(*CONV, "--replicas", "2", *files, "--format", "json").json["replicas"]
+    rows = list(csv.DictReader(over_time.read_text().splitlines()))
+    for replica in replicas:
+        own = [row for row in rows if row["server"] == str(replica["index"])]
+        for level in ("running", "waiting"):
+            assert max(int(row[f"{level}_most"]) for row in own) == replica[level]["peak"]
+    tokens = [int(row["output_tokens"]) for row in csv.DictReader(each.read_text().splitlines())]
+    assert sum(int(row["output_tokens"]) for row in rows) == sum(tokens)
+
+
+def test_a_server_that_failed_goes_on_with_its_number(run: Run, tmp_path: Path) -> None:
+    over_time = tmp_path / "timeline.csv"
+    run(*CONV, "--replicas", "2", "--fail", "0@5s:2s", "--timeline", over_time)
+    own = [row for row in csv.DictReader(over_time.read_text().splitlines()) if row["server"] == "0"]
+    busy = [float(row["start_s"]) for row in own if int(row["running_most"])]
+    assert not [start for start in busy if 6 < start < 7]  # it ends the step that ran, and starts empty
+    assert max(busy) > 7
 
 
 @pytest.mark.parametrize(
