@@ -47,7 +47,7 @@ STEPS: Final[Mapping[str, tuple[Any, ...]]] = {
     "kv_offloading_size": (),
     "mem_fraction_static": (0.9,),
 }
-# Flags that the simulation of prefill-first servers does not support: their pages have one token.
+# Flags that are not turned on prefill-first servers: page sizes follow the attention backend.
 NOT_PROMPTS_FIRST: Final = frozenset({"block_size"})
 
 
