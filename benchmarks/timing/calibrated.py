@@ -1,8 +1,9 @@
-"""What `kvplan calibrate --bench` gains: `python -m benchmarks.timing.calibrated FACTS [--runs 4] [--json FILE]`.
+"""What `kvplan calibrate --bench` gains: `python -m benchmarks.timing.calibrated FACTS ... [--runs 4] [--json FILE]`.
 
 Of each server with at least six published runs some are given to the fit as a user's own, spread evenly from the
 lightest load to the heaviest; the others are predicted before and after. The host that is fitted on top of has not seen
-the server's kind (folds.json).
+the server's kind (folds.json). The last lines are the ranges of measured over predicted of the others, and how many of
+each server's lie in that of the other servers: ranges.MEASURED.
 """
 
 import argparse
@@ -67,63 +68,90 @@ def answered(group: Sequence[Fact]) -> list[Measurement]:
     return runs
 
 
-def errors(run: Measurement, factors: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+def ratios(run: Measurement, factors: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Predicted over measured of each figure."""
     for metric, statistic, value in run.values:
         (error,) = bench_fit.log_errors(replace(run, values=((metric, statistic, value),)), factors) or ((0.0, 0.0),)
-        yield metric, abs(float(np.exp(error[0])) - 1)
+        yield metric, float(np.exp(error[0]))
 
 
 def scored(group: Sequence[Fact], num_runs: int) -> dict[str, list[tuple[float, float]]]:
-    """(error before, error after) of what was left out, by metric."""
+    """(ratio before, ratio after) of what was left out, by metric."""
     runs = answered(group)
     if len(runs) < LEAST:
         raise UsageError(group[0].id, f"kvplan answers {len(runs)} of its server's {len(group)} runs", "left out")
     given = set(spread(runs, num_runs))
     factors = bench_fit.fitted([runs[place] for place in sorted(given)]).factors
-    errors_left: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    ratios_left: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for place, run in enumerate(runs):
         if place not in given:
-            for (metric, before), (_, after) in zip(errors(run, UNFITTED), errors(run, factors), strict=True):
-                errors_left[metric].append((before, after))
-    return errors_left
+            for (metric, before), (_, after) in zip(ratios(run, UNFITTED), ratios(run, factors), strict=True):
+                ratios_left[metric].append((before, after))
+    return ratios_left
 
 
 def summary(pairs: Sequence[tuple[float, float]]) -> str:
-    before, after = np.array(pairs).T
+    before, after = abs(np.array(pairs).T - 1)
     p90 = [np.quantile(sizes, 0.9, method="inverted_cdf") for sizes in (before, after)]
     medians = f"{np.median(before):6.1%} -> {np.median(after):6.1%}"
     return f"n {len(pairs):4}  {medians}  9 in 10 {p90[0]:6.1%} -> {p90[1]:6.1%}"
 
 
+def interval(after: Sequence[float]) -> tuple[float, float]:
+    """The middle nine tenths of measured over predicted."""
+    low, high = np.quantile(1 / np.array(after), [0.05, 0.95])
+    return float(low), float(high)
+
+
+def ranges(servers: Sequence[Mapping[str, Sequence[tuple[float, float]]]]) -> Iterator[str]:
+    """A line for each metric: its range, and how many of each server's figures lie in that of the others."""
+    for metric in METRICS:
+        after = [[pair[1] for pair in server.get(metric, ())] for server in servers]
+        inside = total = 0
+        for place, own in enumerate(after):
+            others = [ratio for other in (*after[:place], *after[place + 1 :]) for ratio in other]
+            if own and others:
+                low, high = interval(others)
+                inside += sum(low <= 1 / ratio <= high for ratio in own)
+                total += len(own)
+        if total:
+            low, high = interval([ratio for own in after for ratio in own])
+            yield f"  {metric:<20} {low:.2f} to {high:.2f}; {inside} of {total} in the range of the other servers"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("facts", type=Path)
+    parser.add_argument("facts", type=Path, nargs="+")
     parser.add_argument("--runs", type=int, default=4, help="that are given to the fit")
-    parser.add_argument("--json", type=Path, help="write the errors here")
+    parser.add_argument("--json", type=Path, help="write the ratios here")
     parser.add_argument("--without", action="append", default=[], metavar="SRC", help="a source to leave out")
     options = parser.parse_args(argv)
-    facts = [row for row in read_facts(options.facts) if isinstance(row, Fact)]
+    facts = [row for path in options.facts for row in read_facts(path) if isinstance(row, Fact)]
+    each: list[dict[str, list[tuple[float, float]]]] = []
     groups: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     counts: dict[str, int] = defaultdict(int)
     for group in servers(facts, options.without):
         try:
-            errors_left = scored(group, options.runs)
+            ratios_left = scored(group, options.runs)
         except KvplanError as error:
             print(f"{group[0].id}: {error}", file=sys.stderr)
             continue
+        each.append(ratios_left)
         for name in (group[0].src, "all"):
             counts[name] += 1
-            for metric, pairs in errors_left.items():
+            for metric, pairs in ratios_left.items():
                 groups[name][metric] += pairs
         print(group[0].src, group[0].engine, group[0].model, group[0].gpu, group[0].tp, flush=True)
         for metric in METRICS:
-            if errors_left.get(metric):
-                print(f"  {metric:<20} {summary(errors_left[metric])}", flush=True)
+            if ratios_left.get(metric):
+                print(f"  {metric:<20} {summary(ratios_left[metric])}", flush=True)
     for name, metrics in groups.items():
         print(f"\n{name}: {counts[name]} servers")
         for metric in METRICS:
             if metrics.get(metric):
                 print(f"  {metric:<20} {summary(metrics[metric])}")
+    print("\nranges")
+    print(*ranges(each), sep="\n")
     if options.json:
         options.json.write_text(json.dumps(groups) + "\n", encoding="utf-8")
     return 0
