@@ -82,9 +82,7 @@ def first_line(used: Usage, growth: float) -> str:
     if needed.high <= IDLE:
         return f"The server is mostly idle, {in_use};{load} one is enough: by memory alone, it has {needed.text}"
     preempted = " but preempts requests" if used.preemptions > used.ended / 20 else ""
-    return (
-        f"The server keeps up{preempted}, {in_use};{load} by memory alone, {needed.text} are enough"
-    )
+    return f"The server keeps up{preempted}, {in_use};{load} by memory alone, {needed.text} are enough"
 
 
 def rate(value: float | None) -> str:
