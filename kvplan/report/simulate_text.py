@@ -318,7 +318,7 @@ def facts(answer: Answer) -> list[tuple[str, str]]:
     )
     like = [f"{answer.ranges.coverage}; docs/accuracy.md"]
     if answer.ranges.unseen:
-        like.append(f"wider: no published result with {' or '.join(answer.ranges.unseen)} to fit the times to")
+        like.append(f"wider: no published result with {' or '.join(answer.ranges.unseen)}")
     return [("Pool", pool), ("Step", answer.step_time), *zip(("Range", ""), like, strict=False)]
 
 

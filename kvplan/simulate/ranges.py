@@ -96,6 +96,10 @@ def unlike(plan: Plan) -> Iterator[str]:
         yield "GPUs that share their memory with the CPU"
     if spec.has_states:
         yield "recurrent layers"
+    if plan.request.args.enforce_eager:
+        yield "steps without CUDA graphs (slower)"
+    if plan.request.args.max_loras:
+        yield "adapters (slower)"
     formats = sorted(formats_of(spec) - FORMATS)
     if formats:
         yield f"weights in {', '.join(formats)}"

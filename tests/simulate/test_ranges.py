@@ -1,6 +1,7 @@
 """Ranges of simulated times: what they are, three-valued verdicts, and what no published result is like."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,18 @@ def test_a_server_that_keeps_up_gives_what_comes() -> None:
 
 
 NEVER = Kind("dense", "other", "nobody's")
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({"enforce_eager": True}, "steps without CUDA graphs (slower)"),
+        ({"max_loras": 2}, "adapters (slower)"),
+    ],
+)
+def test_flags_whose_time_nobody_published_are_named(changes: dict[str, Any], label: str) -> None:
+    usual = planned("llama-3.1-8b", "h100-80g")
+    assert list(unlike(plan(replace(usual, args=replace(usual.args, **changes))))) == [label]
 
 
 @pytest.mark.parametrize(
