@@ -42,6 +42,9 @@ ARTEFACTS = {
 # Classes of transformers that vLLM runs (transformers/base.py, init_parameters): on the oracle's meta device it gives
 # compressed-tensors' scales of K and V the model's dtype, too, which on a GPU stay float32.
 ON_META = re.compile(r'"(Cwm|Glm|GPTBigCode|GPTNeoX|Olmo[23]?|Phi|SeedOss|SmolLM3|Starcoder2)ForCausalLM"')
+# Methods of which vLLM takes the quantized modules from the stored tensors (maybe_update_config), and their lists,
+# without which it does: the oracle's folders have no tensors, and towers are stored in 16 bits.
+FROM_TENSORS = {"gptq": "modules_in_block_to_quantize", "awq": "modules_to_not_convert"}
 # SGLang computes in float16 on these (load_model_utils.py, maybe_downgrade_dtype_for_legacy_gpu); its oracle does not
 # call that function. The pool is as large.
 LEGACY_GPUS, LEGACY_DTYPE = ("T4", "V100"), "kv_cache_dtype float16 for bfloat16"
@@ -129,12 +132,20 @@ def setting_differences(row: Case, models: Path) -> Iterator[str]:
         yield f"setting block_size {size} for {result['final_block_size']}"
 
 
+def is_read_from_tensors(config: Case) -> bool:
+    stated = config.get("quantization_config") or {}
+    listed = FROM_TENSORS.get(stated.get("quant_method"))
+    return listed is not None and not stated.get(listed) and "vision_config" in config
+
+
 def judged(row: Case, models: Path) -> tuple[str, list[str]]:
     """The kind of a row, and why."""
     text = json.dumps(row["inputs"]) + row.get("failed", "")
     if reason := next((reason for mark, reason in ARTEFACTS.items() if mark in text), None):
         return oracles.NOT_ASKED, [reason]
     config = (models / row["inputs"]["model"] / "config.json").read_text(encoding="utf-8")
+    if "vllm_version" in row and is_read_from_tensors(json.loads(config)):
+        return oracles.NOT_ASKED, ["which modules are quantized is read from tensors, which its folder lacks"]
     if "vllm_version" in row and ON_META.search(config) and "compressed-tensors" in config:
         return oracles.NOT_ASKED, ["its scales of K and V have another dtype on the meta device"]
     is_vllm, refuses = "vllm_version" in row, oracles.refuses(row)

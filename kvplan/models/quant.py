@@ -451,8 +451,9 @@ def head_scheme(quantization: Quantization, model_type: str) -> Scheme | None:
     return answer[0] if answer else quantization.head
 
 
-# Methods that quantize a tower's linear layers unless a list names them; checkpoints of the others leave them out.
-TOWERS_TOO: Final = ("compressed-tensors", "modelopt", "fp8", "quark")
+# Methods that quantize a tower's linear layers unless a list names them. AWQ and GPTQ without a list take it from the
+# stored tensors, where towers are in 16 bits (vLLM 0.33 auto_awq.py and auto_gptq.py, maybe_update_config).
+TOWERS_TOO: Final = ("compressed-tensors", "modelopt", "fp8", "quark", "auto-round")
 NEVER_BY_MODELOPT: Final = ("vision_tower", "vision_model")  # vLLM 0.33 modelopt.py (get_quant_method)
 EVEN: Final = 64  # widths of Gemma 4's towers that all methods take; compressed-tensors takes any (gemma4_mm.py)
 
@@ -462,7 +463,10 @@ def tower_scheme(quantization: Quantization, sources: tuple[str, ...], config: M
 
     config  the model's, whose widths of the tower may be ones that a method does not take
     """
-    if quantization.method not in TOWERS_TOO or (quantization.method != "compressed-tensors" and is_odd(config)):
+    by_list = quantization.method == "awq" and (quantization.names or quantization.patterns)
+    if quantization.method not in TOWERS_TOO and not by_list:
+        return None
+    if quantization.method != "compressed-tensors" and is_odd(config):
         return None
     if quantization.method == "modelopt" and any(name.startswith(NEVER_BY_MODELOPT) for name in sources):
         return None

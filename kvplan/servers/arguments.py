@@ -211,6 +211,9 @@ class EngineArgs:
         sglang=Flag(("mamba_ssm_dtype",)),
     )
     block_size: int | None = argument(None, "count", "Tokens per KV cache block.", "N", sglang=Flag(("page_size",)))
+    mamba_block_size: int | None = argument(
+        None, "count", "vLLM: tokens between cached states, where they do not follow the KV cache's blocks.", "N"
+    )
     attention_backend: str | None = argument(
         None, "text", "vLLM: FLASHINFER, TRITON_ATTN, FLASHMLA, ...", "NAME", vllm=Flag(since="attention_backend_flag")
     )

@@ -30,6 +30,7 @@ from kvplan.sizing.weights import (
     local_shape,
     on_stage,
     ranks_of,
+    repeats_groups,
     scheme_for,
 )
 
@@ -321,7 +322,8 @@ def kind_of(weight: Weight, layout: Layout, ranks: int) -> str:
         return f"experts/{activation(weight)}{spread}"
     if weight.split == "none":
         return "whole"
-    kind = "row" if weight.split == "inputs" else "fused" if len(weight.parts) > 1 else "column"
+    is_fused = len(weight.parts) > 1 and not repeats_groups(weight, ranks)
+    kind = "row" if weight.split == "inputs" else "fused" if is_fused else "column"
     return f"{kind}s" if ranks > 1 else kind
 
 

@@ -273,7 +273,15 @@ def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
             rows = [local_units(part, tp, weight.name) * part.width for part in weight.parts]
             rows = [max(each, least_of(weight, tp)) for each in rows]
             rows[-1] += up(sum(rows), weight.align_rows) - sum(rows)
-            return weight.inputs, rows
+            return weight.inputs, [sum(rows)] if repeats_groups(weight, tp) else rows
+
+
+def repeats_groups(weight: Weight, tp: int) -> bool:
+    """True for a Mamba 2 projection whose groups are repeated: servers then make one matrix of its parts.
+
+    Source: mamba_mixer2.py of vLLM 0.33, mamba.py of SGLang 0.5.23.
+    """
+    return any(part.sharing is Sharing.GROUPS and part.units % tp for part in weight.parts)
 
 
 def least_of(weight: Weight, tp: int) -> int:

@@ -438,3 +438,88 @@ def test_sglang_reads_mixed_precision_beside_a_config_if_a_layer_is_nvfp4(
 def test_sglang_drafts_over_stages_on_prefill_servers_alone() -> None:
     with pytest.raises(KvplanError, match="drafts over pipeline stages with EAGLE or DSpark on a prefill server"):
         planned(catalog.load("qwen3-8b"), engine="sglang", pipeline_parallel_size=2, speculative_method="ngram")
+
+
+# --- rows of seed 6401 -----------------------------------------------------------------------------------------------
+
+
+def test_auto_round_and_awq_reach_towers_that_their_lists_do_not_name(tmp_path: Path) -> None:
+    """Mistral-Small-3.1 on vLLM; for Qwen3-VL-235B "The input size is not aligned with the quantized weight shape."."""
+    round4 = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int",
+              "packing_format": "auto_round:auto_gptq", "extra_config": {"lm_head": {"bits": 16}}}  # fmt: skip
+    folder = written(tmp_path, "mistral-small-3.1-24b", quantization_config=round4,
+                     text_config={"num_key_value_heads": 16})  # fmt: skip
+    assert planned(load_spec(folder), "l40s").memory.weights == 14_687_401_984
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "modules_to_not_convert": ["gate"]}
+    refused, starts = (
+        planned(load_spec(written(tmp_path, "qwen3-vl-235b-a22b", quantization_config=awq | changes)), "h200",
+                tensor_parallel_size=4, mm_encoder_tp_mode="data").refusal
+        for changes in ({}, {"modules_to_not_convert": ["visual"]})
+    )  # fmt: skip
+    assert refused is not None
+    assert "4,304" in refused.text
+    assert starts is None
+
+
+@pytest.mark.parametrize(("model", "block"), [("gemma-3-12b", 64), ("gemma-3-27b", 16)])
+def test_only_wide_heads_that_see_ahead_have_flashinfers_blocks_on_blackwell(model: str, block: int) -> None:
+    """TRITON_FLASHINFER for heads of 256, FLASH_ATTN for those of 128."""
+    assert planned(catalog.load(model), "b200").pool.block_size == block
+
+
+def test_a_requested_backend_leaves_minimax_m3_the_blocks_of_its_own() -> None:
+    answer = planned(catalog.load("minimax-m3"), "h200", kv_cache_dtype="fp8", attention_backend="TRITON_ATTN")
+    assert answer.pool.block_size == 128
+
+
+def test_mamba_groups_that_ranks_repeat_make_one_matrix(tmp_path: Path) -> None:
+    """Granite 4 h-1b in NVFP4: in_proj has five parts with two scales of 4 bytes each on one rank, one part on two."""
+    nvfp4 = {"quant_method": "modelopt", "producer": {"name": "modelopt"},
+             "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"],
+                              "group_size": 16}}  # fmt: skip
+    spec = load_spec(written(tmp_path, "granite-4.0-h-1b", quantization_config=nvfp4))
+    assert planned(spec, "h200", tensor_parallel_size=2).memory.weights == 526_604_704
+
+
+def test_nvfp4_experts_of_deepseek_v4_are_modelopts(tmp_path: Path) -> None:
+    """vLLM's answer on an H100: "NvFp4 MoE backend 'FLASHINFER_CUTLASS' does not support the deployment"."""
+    stored = dict(catalog.load("deepseek-v4-flash").config["quantization_config"]) | {"moe_quant_algo": "NVFP4"}
+    stored["quantized_layers"] = {f"layers.{layer}.ffn.experts": {"quant_algo": "NVFP4"} for layer in range(43)}
+    spec = load_spec(written(tmp_path, "deepseek-v4-flash", quantization_config=stored))
+    for card, starts in (("h100-80g", False), ("b200", True)):
+        refusal = planned(spec, card, tensor_parallel_size=4, moe_backend="flashinfer_cutlass").refusal
+        assert (refusal is None or "--moe-backend" not in refusal.text) == starts
+
+
+def test_a_pooling_server_loads_float32_in_float16(tmp_path: Path) -> None:
+    """Of SmolLM2-135M as of Gemma 3, which vLLM rejects in float16."""
+    for model, dtype in (("smollm2-135m", "float16"), ("gemma-3-1b", "bfloat16")):
+        spec = load_spec(written(tmp_path, model, dtype="float32", torch_dtype=None))
+        assert planned(spec, runner="pooling").settings.dtype == dtype
+        assert planned(spec).settings.dtype == "bfloat16"
+
+
+def test_states_follow_the_blocks_of_the_cache_whatever_their_flag_says() -> None:
+    """Qwen3.6-27B on four ranks: 832 tokens with and without --mamba-block-size."""
+    spec = catalog.load("qwen3.6-27b")
+    args: dict[str, Any] = {"tensor_parallel_size": 4, "mamba_block_size": 128}
+    assert planned(spec, "a100-80g", block_size=64, **args).pool.block_size == 832
+    refusal = planned(spec, "a100-80g", enable_prefix_caching=False, **args).refusal
+    assert refusal is not None
+    assert "can only be set with --enable-prefix-caching" in refusal.text
+    with pytest.raises(KvplanError, match="is not modeled for"):
+        planned(catalog.load("mamba-2.8b"), enable_prefix_caching=True, mamba_block_size=128)
+
+
+def test_a_config_without_a_length_takes_any_context() -> None:
+    """Mamba 2.8B: vLLM takes the 40,000 tokens it is told, and 2,048 of itself."""
+    spec = catalog.load("mamba-2.8b")
+    assert [planned(spec, max_model_len=length).settings.max_model_len for length in (40_000, None)] == [40_000, 2048]
+
+
+def test_adapters_beside_experts_in_int8_are_sized() -> None:
+    """Qwen3-Next with two adapters of rank 8 and --quantization int8_per_channel_weight_only: vLLM starts."""
+    args: dict[str, Any] = {"quantization": "int8_per_channel_weight_only", "max_loras": 2, "max_lora_rank": 8}
+    one, other = (planned(catalog.load("qwen3-next-80b-a3b"), "h200", tensor_parallel_size=4, **each)
+                  for each in (args, args | {"quantization": "experts_int8"}))  # fmt: skip
+    assert one.memory == other.memory

@@ -19,7 +19,18 @@ from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import experts
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import expert_ranks
-from kvplan.sizing.weights import Layout, cdiv, expert_units, layers_on, local_shape, on_stage, padded, scheme_for
+from kvplan.servers.weights import ONLINE_NAMES
+from kvplan.sizing.weights import (
+    Layout,
+    cdiv,
+    expert_units,
+    layers_on,
+    local_shape,
+    on_stage,
+    padded,
+    repeats_groups,
+    scheme_for,
+)
 
 ADAPTED: Final = (("mxfp4", 128, 256),)  # kernels that take adapters pad MXFP4 experts so on every GPU
 PER_LAYER: Final = "per_layer_model_projection"
@@ -109,10 +120,9 @@ def slices(weight: Weight, spec: ModelSpec, slots: Slots) -> int:
         split = slots.two_dimensional or slots.shared_outer or spec.model_type not in FUSED_EXPERTS
         return len(weight.parts) if split else 1
     in_one = weight.name.endswith(IN_ONE.get(spec.model_type, ()) or ("\0",))
-    ranks = slots.layout.tp
-    # A Mamba-2 projection whose groups are replicated across ranks is loaded whole; so is every one if fully sharded.
-    repeated = any(part.sharing is Sharing.GROUPS and (part.units % ranks or slots.sharded) for part in weight.parts)
-    return 1 if in_one or repeated else len(weight.parts)
+    # A Mamba 2 projection is loaded whole if fully sharded.
+    has_groups = slots.sharded and any(part.sharing is Sharing.GROUPS for part in weight.parts)
+    return 1 if in_one or has_groups or repeats_groups(weight, slots.layout.tp) else len(weight.parts)
 
 
 def elements(weight: Weight, spec: ModelSpec, layer: int, slots: Slots) -> int:
@@ -197,7 +207,7 @@ def layout_of(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int)
         pp=args.pipeline_parallel_size,
         stage=stage,
         ep=expert_ranks(args),
-        online=args.quantization if spec.quantization is None else None,
+        online=ONLINE_NAMES.get(args.quantization or "") if spec.quantization is None else None,
         expert_units=ADAPTED,
         redundant=args.num_redundant_experts,
         whole_shared=vllm.keeps_shared_whole(spec, args, settings.version),

@@ -135,7 +135,7 @@ REFUSED: Final = {
     """,
     "keeps some layers' KV in another dtype, which is not modeled; remove it": "kv_cache_dtype_skip_layers",
     "changes the states' blocks, which is not modeled; remove it": """
-        mamba_block_size mamba_cache_mode=align|all|none use_replayssm!
+        mamba_cache_mode=align|all|none use_replayssm!
     """,
     "changes how many tokens an image or video takes, which is not modeled; remove it, or take --text-only": """
         video_pruning_rate

@@ -40,6 +40,7 @@ RENORMALIZING: Final = (
 Sizes = tuple[int, int, int]
 MEGA_DEEP_GEMM: Final = "flashinfer_moe_ep_mega_deep_gemm"
 OWN_PATH: Final = "deep_gemm_mega_moe"  # a class of DeepSeek-V4's own, which was not asked
+ASKED_AS: Final = {"fp8 nvfp4 g16": "modelopt nvfp4 g16"}  # DeepSeek-V4's class (models/deepseek_v4/quant_config.py)
 B12X: Final = ("b12x", 120)  # backend and capability that were asked of one MXFP4 scheme only
 
 
@@ -152,7 +153,10 @@ def schemes(spec: ModelSpec, online: str | None) -> Iterator[tuple[str, str]]:
 
 
 def named(spec: ModelSpec, scheme: Scheme | None, online: str | None) -> tuple[str, str]:
-    return (UNQUANTIZED, "") if scheme is None else (key_of(spec, scheme, online), scheme.kind)
+    if scheme is None:
+        return UNQUANTIZED, ""
+    key = key_of(spec, scheme, online)
+    return ASKED_AS.get(key, key), scheme.kind
 
 
 def units(request: Request, spec: ModelSpec) -> tuple[tuple[str, int, int], ...]:

@@ -84,7 +84,8 @@ def usual_block(spec: ModelSpec, how: Paging) -> int:
     usual = vllm.default_block_size(spec, how.kv_dtype, how.sm, ahead=how.ahead)
     if not how.backend:
         return usual
-    return lcm(how.backend, 64) if spec.is_sparse_mla else how.backend
+    is_sparse = spec.is_sparse_mla or spec.model_type.startswith("minimax_m3")  # with a backend of its own beside it
+    return lcm(how.backend, usual) if is_sparse else how.backend
 
 
 def backend_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> list[str]:

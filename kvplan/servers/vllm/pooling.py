@@ -11,6 +11,7 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.models.families.blocks import column, row
 from kvplan.models.families.config import Config
+from kvplan.models.hf_config import text_of
 from kvplan.models.spec import (
     FullAttention,
     LatentAttention,
@@ -23,6 +24,7 @@ from kvplan.models.spec import (
 )
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.plans import Request
+from kvplan.servers.vllm.reading import reading_of
 
 CONVERTS: Final = ("embed", "classify")
 # vLLM 0.33 loads these with their head.
@@ -97,6 +99,17 @@ def num_labels(spec: ModelSpec) -> int:
     return len(tokens) if isinstance(tokens, list) and "method" in spec.config else labels(config)
 
 
+def dtype_of(spec: ModelSpec) -> str:
+    """Dtype of a pooling server: float16 for a float32 checkpoint, unless its class rejects that.
+
+    Source: vLLM 0.33 config/model.py (_resolve_auto_dtype).
+    """
+    levels = (spec.config, text_of(spec.config))
+    stated = next((level[key] for level in levels for key in ("dtype", "torch_dtype") if level.get(key)), "")
+    is_wide = str(stated).removeprefix("torch.") in ("float32", "float")
+    return "float16" if is_wide and not reading_of(spec).no_float16 else spec.dtype
+
+
 def pooled(request: Request) -> tuple[Request, list[str]]:
     """The request with the model as a pooling server loads it, and a note; unchanged if it generates."""
     spec = request.spec
@@ -118,6 +131,7 @@ def pooled(request: Request) -> tuple[Request, list[str]]:
             f"is refused by vLLM for {spec.name}: it pools in float16, which mxfp4 lacks",
             "remove it",
         )
+    spec = replace(spec, dtype=dtype_of(spec))
     keeps = spec.architecture == WITH_HEAD
     weights = [weight for weight in spec.other_weights if weight.group != "lm_head" or keeps]
     reward, args = REWARDS.get(spec.architecture), request.args

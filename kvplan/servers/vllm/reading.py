@@ -17,6 +17,7 @@ from kvplan.servers.releases import Version
 from kvplan.servers.start import Refusal, unsupported
 
 HEAD_DIM: Final = ("head_dim",)  # heads are hidden_size / num_attention_heads wide
+UNLIMITED: Final = 2**31
 BIAS: Final = ("attention_bias",)
 
 
@@ -224,4 +225,5 @@ def context_limits(spec: ModelSpec, release: Version) -> tuple[int, int]:
             original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
             if isinstance(original, int) and isinstance(factor, int | float):
                 return int(original * factor), int(original * factor)
-    return spec.max_model_len, spec.context_limit
+    unlimited = not spec.lengths and release.is_compared  # any that is stated (config/model.py)
+    return spec.max_model_len, UNLIMITED if unlimited else spec.context_limit

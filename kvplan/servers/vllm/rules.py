@@ -513,7 +513,8 @@ def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) 
         return 128
     if spec.model_type == "gemma4_text" and hopper and fp8 and not by_token:
         return 64
-    return 64 if blackwell and ahead and not by_token else 16
+    is_wide = max(head_dims(spec), default=0) >= 256  # TRITON_FLASHINFER; else FLASH_ATTN
+    return 64 if blackwell and ahead and is_wide and not by_token else 16
 
 
 def check_block_size(block_size: int | None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from kvplan.core.errors import UsageError
 from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow, WindowLatent
 from kvplan.servers.methods import RANKS
 from kvplan.servers.plans import Request
@@ -169,6 +170,22 @@ def prefill(request: Request, settings: Settings) -> Refusal | None:
     return unsupported(text, "enable_prefix_caching", (False,))
 
 
+def state_blocks(request: Request, settings: Settings) -> Refusal | None:
+    """Return a refusal of a size of states' blocks without prefix caching; with it they follow the cache's blocks.
+
+    Source: vLLM 0.33 config/vllm.py (validate_mamba_block_size), platforms/interface.py (_align_hybrid_block_size).
+    """
+    spec, stated = request.spec, request.args.mamba_block_size
+    if stated in (None, settings.max_model_len):
+        return None
+    if not settings.prefix_caching:
+        text = "--mamba-block-size can only be set with --enable-prefix-caching"
+        return unsupported(text, "enable_prefix_caching", (True,))
+    if spec.has_states and not (spec.has_attention and request.release.has("aligned_states")):
+        raise UsageError(f"--mamba-block-size {stated}", f"is not modeled for {spec.name}", "remove it")
+    return None
+
+
 def ranks(request: Request, settings: Settings) -> Refusal | None:
     """Return a refusal of ranks that the model's class, its experts or its windows cannot be divided among.
 
@@ -229,6 +246,6 @@ def adapted_drafts(request: Request, settings: Settings) -> Refusal | None:
 
 
 REASONS: Final[tuple[Callable[[Request, Settings], Refusal | None], ...]] = (
-    architecture, windows, dtype, kv_dtype, block_size, attention, weights, experts, prefill, ranks, draft_ranks,
-    adapted_drafts,
+    architecture, windows, dtype, kv_dtype, block_size, attention, weights, experts, prefill, state_blocks, ranks,
+    draft_ranks, adapted_drafts,
 )  # fmt: skip
