@@ -212,7 +212,7 @@ class EngineArgs:
     )
     block_size: int | None = argument(None, "count", "Tokens per KV cache block.", "N", sglang=Flag(("page_size",)))
     mamba_block_size: int | None = argument(
-        None, "count", "vLLM: tokens between cached states, where they do not follow the KV cache's blocks.", "N"
+        None, "count", "vLLM: tokens between cached states, which prefix caching overrules.", "N"
     )
     attention_backend: str | None = argument(
         None, "text", "vLLM: FLASHINFER, TRITON_ATTN, FLASHMLA, ...", "NAME", vllm=Flag(since="attention_backend_flag")

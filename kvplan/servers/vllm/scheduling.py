@@ -25,6 +25,7 @@ NO_EFFECT: Final = {
         elastic_ep_max_dp_size
     """,
     "how blocks are named": "prefix_caching_hash_algo",
+    "is overruled, or refused with the plan": "mamba_block_size",
     "of another engine than vLLM's second, or of other hardware": "use_v2_block_manager additional_config",
     "of images, videos and sounds, which simulated requests do not have": "disable_chunked_mm_input",
     "of data-parallel ranks, which are not supported": "dp_sync_interval data_parallel_rank data_parallel_external_lb",
