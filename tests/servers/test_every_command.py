@@ -56,6 +56,7 @@ PLANTED: dict[str, dict[str, tuple[str, str, Said]]] = {
         "kv_cache_dtype": ("fp8", DENSE, CONTEXT),
         "mamba_ssm_cache_dtype": ("float32", STATES, {**CONTEXT, "tensor_parallel_size": "4"}),
         "mamba_cache_dtype": ("float32", STATES, {**CONTEXT, "tensor_parallel_size": "4"}),
+        "mamba_block_size": ("128", STATES, {**CONTEXT, "tensor_parallel_size": "4"}),
         "block_size": ("32", DENSE, CONTEXT),
         "attention_backend": ("FLASHINFER", DENSE, CONTEXT),
         "kv_cache_memory_bytes": ("17179869184", DENSE, CONTEXT),
