@@ -180,7 +180,7 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = Fal
             shape = 4 if expert else 16  # two numbers, in the model's dtype or as int64
             per_byte = 2 if scheme.kind == "int4" else 1
             zeros = cdiv(k, group) * n // per_byte if scheme.zeros else 0
-            return k * n // per_byte + 2 * cdiv(k, group) * n + shape + zeros
+            return k * n // per_byte + element * cdiv(k, group) * n + shape + zeros
         case "awq":  # outputs are packed by eight
             groups, packed = cdiv(k, group), n // 8 * 4
             return (k + groups) * packed + element * groups * n

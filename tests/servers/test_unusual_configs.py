@@ -440,7 +440,7 @@ def test_sglang_drafts_over_stages_on_prefill_servers_alone() -> None:
         planned(catalog.load("qwen3-8b"), engine="sglang", pipeline_parallel_size=2, speculative_method="ngram")
 
 
-# --- rows of seed 6401 -----------------------------------------------------------------------------------------------
+# --- rows of seeds 6401 and 6501 --------------------------------------------------------------------------------------
 
 
 def test_auto_round_and_awq_reach_towers_that_their_lists_do_not_name(tmp_path: Path) -> None:
@@ -523,3 +523,44 @@ def test_adapters_beside_experts_in_int8_are_sized() -> None:
     one, other = (planned(catalog.load("qwen3-next-80b-a3b"), "h200", tensor_parallel_size=4, **each)
                   for each in (args, args | {"quantization": "experts_int8"}))  # fmt: skip
     assert one.memory == other.memory
+
+
+def test_pairs_of_image_positions_fill_a_heads_rotary_table(tmp_path: Path) -> None:
+    """Qwen3.5-35B, of whose heads a quarter is rotated: 32 pairs in 11 + 11 + 10, and 16 in heads of 128."""
+    rope = {"rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]}
+    whole, half = (
+        planned(
+            load_spec(written(tmp_path, "qwen3.5-35b-a3b", text_config={"head_dim": width, "rope_parameters": rope}))
+        )
+        for width in (256, 128)
+    )
+    assert whole.refusal is None
+    assert half.refusal is not None
+    assert "32 pairs of rotated values, a head 16" in half.refusal.text
+
+
+def test_an_algorithm_that_no_class_claims_contradicts_the_flag(tmp_path: Path) -> None:
+    """vLLM's answer: "Quantization method specified in the model config (modelopt) does not match"."""
+    stored = {"quant_method": "modelopt", "producer": {"name": "modelopt"},
+              "quantization": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["lm_head"]}}  # fmt: skip
+    spec = load_spec(written(tmp_path, "qwen3-8b", quantization_config=stored))
+    with pytest.raises(KvplanError, match="is stored as modelopt; remove the flag"):
+        planned(spec, quantization="fp8")
+
+
+def test_scales_of_packed_weights_have_the_dtype_of_the_model(tmp_path: Path) -> None:
+    """Phi-4-mini in float32 on four ranks: an MLP in W4A16 and attention in FP8, as vLLM creates them."""
+    int4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+    fp8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+    groups = {
+        "group_0": {"targets": ["re:.*mlp.*"], "weights": int4, "format": "pack-quantized"},
+        "group_1": {
+            "targets": ["re:.*self_attn.*"],
+            "weights": fp8 | {"strategy": "channel"},
+            "input_activations": fp8 | {"strategy": "token", "dynamic": True},
+        },
+    }
+    stored = {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": groups}
+    spec = load_spec(written(tmp_path, "phi-4-mini", quantization_config=stored | {"format": "mixed-precision"}))
+    args: dict[str, Any] = {"tensor_parallel_size": 4, "kv_cache_dtype": "fp8", "dtype": "float32"}
+    assert planned(spec, **args).memory.weights == 1_138_145_024

@@ -66,9 +66,13 @@ def form(spec: ModelSpec) -> Refusal | None:
 
 def is_mixed(config: Mapping[str, Any]) -> bool:
     """True if each layer has an algorithm of its own, in ModelOpt's flat or nested form."""
+    return config.get("quant_method") == "modelopt" and algorithm(config) == "MIXED_PRECISION"
+
+
+def algorithm(config: Mapping[str, Any]) -> str:
+    """ModelOpt's algorithm, in its flat or nested form, in capitals."""
     nested = config.get("quantization")
-    holder = nested if isinstance(nested, Mapping) else config
-    return config.get("quant_method") == "modelopt" and str(holder.get("quant_algo")).upper() == "MIXED_PRECISION"
+    return str((nested if isinstance(nested, Mapping) else config).get("quant_algo")).upper()
 
 
 def experts(spec: ModelSpec) -> Refusal | None:

@@ -5,8 +5,10 @@ from functools import lru_cache
 from typing import Final
 
 from kvplan.core.errors import UsageError
+from kvplan.models.quant import STATED
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.plans import Request
+from kvplan.servers.vllm.formats import algorithm
 from kvplan.servers.weights import ONLINE_METHODS
 
 # Classes that do not take `model.layers.` in a list for the layers of their language model, and methods whose lists
@@ -17,6 +19,7 @@ UNMAPPED: Final = frozenset({
     "Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
 })  # fmt: skip
 BY_WHOLE_NAME: Final = ("compressed-tensors", "fp8", "quark")
+UNCLAIMED: Final = ("FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")  # algorithms of ModelOpt that no class of vLLM claims
 TEXT_LAYERS: Final = "model.layers."
 
 
@@ -78,6 +81,8 @@ def is_claimed(spec: ModelSpec) -> bool:
     if spec.quantization is None:
         return False
     method = spec.quantization.method
+    if method == "modelopt" and algorithm(spec.config.get(STATED) or {}) in UNCLAIMED:
+        return False
     by_type = {"gpt_oss": "mxfp4", "deepseek_v4": "fp8"}.get(spec.model_type)
     return method in ("modelopt", "auto-round", by_type)
 

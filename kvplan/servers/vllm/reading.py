@@ -170,10 +170,19 @@ def is_mixed(spec: ModelSpec) -> bool:
 
 
 def refusal(spec: ModelSpec) -> Refusal | None:
-    """Return a refusal of windows in some layers. Source: vLLM 0.33 model_executor/models/qwen2.py (Qwen2Model)."""
+    """Return a refusal of windows in some layers, or of image positions that do not fill a rotary table.
+
+    Source: vLLM 0.33 model_executor/models/qwen2.py (Qwen2Model), layers/rotary_embedding/mrope.py.
+    """
+    text = text_of(spec.config)
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    match rope.get("mrope_section") if isinstance(rope, Mapping) else None:
+        case [int(t), int(h), int(w)] if spec.ropes and t + h + w != spec.ropes[0].dim // 2:
+            pairs, others = t + h + w, spec.ropes[0].dim // 2
+            return unsupported(f"mrope_section of {spec.name} has {pairs} pairs of rotated values, a head {others}")
     if not takes_one_kind(spec):
         return None
-    stated = text_of(spec.config).get("max_window_layers")
+    stated = text.get("max_window_layers")
     return unsupported(
         f"windows for some but all layers are not supported (max_window_layers {stated} of {spec.num_layers} layers); "
         "without use_sliding_window in the config they are for none"
