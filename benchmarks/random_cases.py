@@ -134,7 +134,7 @@ def setting_differences(row: Case, models: Path) -> Iterator[str]:
 
 def is_read_from_tensors(config: Case) -> bool:
     stated = config.get("quantization_config") or {}
-    listed = FROM_TENSORS.get(stated.get("quant_method"))
+    listed = FROM_TENSORS.get(str(stated.get("quant_method")))
     return listed is not None and not stated.get(listed) and "vision_config" in config
 
 
