@@ -1,7 +1,7 @@
 """Random requests to a running server: valid ones, mutated ones, broken bytes and clients that leave.
 
     kvplan serve smollm2-135m --simulate l40s --ctx 2k --speed 100 --port 8001
-    python -m benchmarks.attacks.requests 8001 [--count 2000] [--seed 5]
+    python -m benchmarks.attacks.requests 8001 [--count 2000] [--seed 5] [--vocab 40000]
 
 Prints tried, refused (a status of 4xx with an error in OpenAI's form) and broke: a status of 5xx, a body that is not
 JSON, or a connection that fails. Exit codes: 0 nothing broke, 1 something did.
@@ -35,10 +35,11 @@ OTHER_KEYS = (
     "unknown", "suffix", "best_of", "user", "cache_salt", "priority", "tools", "response_format", "messages", "prompt",
     "model", "stream", "stream_options", "max_tokens",
 )  # fmt: skip
+VOCAB = 40_000
 PATHS = ("/tokenize", "/detokenize", "/v1/models", "/nowhere")
 
 
-def valid(rng: random.Random) -> tuple[str, dict[str, Any]]:
+def valid(rng: random.Random, vocab: int) -> tuple[str, dict[str, Any]]:
     """A path, and a body that the API documents."""
     body: dict[str, Any] = {"max_tokens": rng.choice((1, 2, 5, 16))}
     body |= {name: rng.choice(values) for name, values in SETTINGS.items() if rng.random() < 0.2}
@@ -46,13 +47,13 @@ def valid(rng: random.Random) -> tuple[str, dict[str, Any]]:
         roles = ("user", "system", "assistant")
         messages = [{"role": rng.choice(roles), "content": rng.choice(TEXTS)} for _ in range(rng.randint(1, 4))]
         return "/v1/chat/completions", body | {"messages": messages}
-    prompt: Any = rng.choice((rng.choice(TEXTS), [rng.randrange(40_000) for _ in range(50)], [[1, 2], [3]]))
+    prompt: Any = rng.choice((rng.choice(TEXTS), [rng.randrange(vocab) for _ in range(50)], [[1, 2], [3]]))
     return "/v1/completions", body | {"prompt": prompt}
 
 
-def drawn(rng: random.Random) -> tuple[str, str, bytes]:
+def drawn(rng: random.Random, vocab: int) -> tuple[str, str, bytes]:
     """(kind, path, body) of one request."""
-    kind, (path, body) = "valid", valid(rng)
+    kind, (path, body) = "valid", valid(rng, vocab)
     if rng.random() < 0.4:
         kind = "mutated"
         for _ in range(rng.randint(1, 3)):
@@ -93,24 +94,24 @@ def fault(port: int, path: str, data: bytes) -> tuple[bool, str | None]:
     return is_refused, None
 
 
-def leave(port: int, path: str, data: bytes) -> None:
-    """Send a request, and close the connection before the answer."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(
-            b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data)) + data
-        )
+def leave(port: int, path: str, data: bytes) -> str | None:
+    """Send a request, and close the connection before the answer; what broke."""
+    head = b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data))
+    try:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(head + data)
+    except OSError as error:
+        return repr(error)
+    return None
 
 
-def attack(port: int, count: int, seed: int) -> Tally:
-    """The same requests for the same seed."""
+def attack(port: int, count: int, seed: int, vocab: int = VOCAB) -> Tally:
+    """The same requests for the same seed; vocab: how many tokens the model knows."""
     rng, tally = random.Random(seed), Tally()
     for number in range(count):
-        kind, path, data = drawn(rng)
+        kind, path, data = drawn(rng, vocab)
         tally.counts[kind] += 1
-        if kind == "left":
-            leave(port, path, data)
-            continue
-        is_refused, problem = fault(port, path, data)
+        is_refused, problem = (False, leave(port, path, data)) if kind == "left" else fault(port, path, data)
         tally.counts["refused"] += is_refused
         if problem is not None:
             tally.broken.append(f"request {number}, {kind}, {path}: {problem}; {data[:300]!r}")
@@ -122,8 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("port", type=int)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--vocab", type=int, default=VOCAB)
     options = parser.parse_args(argv)
-    return attack(options.port, options.count, options.seed).closing()
+    return attack(options.port, options.count, options.seed, options.vocab).closing()
 
 
 if __name__ == "__main__":

@@ -96,14 +96,21 @@ def connected(address: str) -> Any:
 
         if not ray.is_initialized():
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise EnvironmentProblem(
-            f"{OPTION} {address}", f"no Ray cluster answers there ({str(error).splitlines()[0]})", START
-        ) from None
     except OSError as error:
+        if isinstance(error, ConnectionError):
+            raise _unreachable(address, error) from None
         problem = f"Ray cannot write {printable(str(error.filename or 'its files'))} ({error.strerror})"
         raise EnvironmentProblem(f"{OPTION} {address}", problem, "set HOME and TMPDIR to writable folders") from None
+    except Exception as error:  # Ray raises bare ones, too: that a node did not start in time
+        raise _unreachable(address, error) from None
     return ray
+
+
+def _unreachable(address: str, error: Exception) -> EnvironmentProblem:
+    """What is wrong with a cluster that Ray can neither reach nor start, in the first line of its own words."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    problem = "Ray did not start here" if address == LOCAL else "no Ray cluster answers there"
+    return EnvironmentProblem(f"{OPTION} {address}", f"{problem} ({reason})", START)
 
 
 LOCAL: Final = "local"

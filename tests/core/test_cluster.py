@@ -71,6 +71,32 @@ def test_a_home_that_ray_cannot_write_is_said(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+@pytest.mark.parametrize(
+    ("address", "problem"), [("local", "Ray did not start here"), ("auto", "no Ray cluster answers there")]
+)
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [  # Node._wait_for_node_address and connect of ray 2.60
+        (Exception("The current node timed out during startup. This could happen."), "timed out during startup."),
+        (ConnectionError("Could not find any running Ray instance.\nPlease start one."), "any running Ray instance)"),
+        (RuntimeError(), "(RuntimeError)"),
+    ],
+)
+def test_a_ray_that_does_not_start_is_said(
+    monkeypatch: pytest.MonkeyPatch, address: str, problem: str, error: Exception, reason: str
+) -> None:
+    import ray
+
+    def init(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(EnvironmentProblem) as caught:
+        list(in_order(square, 1, range(3), Cluster(address), name="x"))
+    assert f"--ray {address}: {problem} (" in str(caught.value)
+    assert reason in str(caught.value)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
 def test_a_cluster_that_does_not_answer_is_said_at_once(run: Run, address: str) -> None:
     pytest.importorskip("ray")
@@ -135,7 +161,7 @@ def test_two_nodes_answer_as_one_process(cluster: Any, run: Run, tmp_path: Path)
     quiet = ("-q", "--format", "json")
     load = ("--prompt-tokens", "uniform:100-900", "--output-tokens", "40", "--num-requests", "60", *quiet)
     commands = [
-        ("sweep", "llama-3.1-8b,qwen3-8b", "--gpu", "a100-80g,h100-80g", "--ctx", "4k,8k", *quiet),
+        ("sweep", "llama-3.1-8b", "qwen3-8b", "--gpu", "a100-80g,h100-80g", "--ctx", "4k,8k", *quiet),
         ("simulate", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "--rate", "4", "--replicas", "3", "--router",
          "random", *load),
         ("tune", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "--max-num-seqs", "64",
@@ -143,7 +169,9 @@ def test_two_nodes_answer_as_one_process(cluster: Any, run: Run, tmp_path: Path)
          "--slo", "ttft=2s,tpot=50ms", *load),
     ]  # fmt: skip
     for command in commands:
-        assert run(*command, "--ray", cluster.address).json == run(*command, "--jobs", "1").json
+        alone = run(*command, "--jobs", "1")
+        assert alone.code == 0, alone.err
+        assert run(*command, "--ray", cluster.address).json == alone.json
 
 
 NOISY = """
