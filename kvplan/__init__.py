@@ -235,7 +235,15 @@ def _options(kind: type[Options], options: dict[str, Any], **named: Any) -> Opti
             near = [_SHORT[name]] if name in _SHORT else near_names(name, known.keys() - _SHOWING)
             raise UsageError(name, "no such keyword", meant(near, "`kvplan estimate --help` lists them"))
     values = {name: value for name, value in (options | named).items() if value is not None}
-    return kind(**{name: _text_of(name, value, known[name]) for name, value in values.items()})
+    return kind(**{name: _written(name, value, known[name]) for name, value in values.items()})
+
+
+def _written(name: str, value: Any, kind: str) -> Any:
+    """A keyword's value as text; UsageError where Python cannot write it, such as an integer of 5,000 digits."""
+    try:
+        return _text_of(name, value, kind)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(name, f"cannot be written as text ({error})", "write its value as text") from None
 
 
 def _text_of(name: str, value: Any, kind: str) -> Any:

@@ -73,7 +73,7 @@ def stated(text: str, options: PackOptions) -> Tenant:
             )
         )
     except KvplanError as error:
-        raise error.within(flag) from error
+        raise error.map_all(lambda wrong: wrong.renamed("--from-command", "command")).within(flag) from error
     request = inputs.requests[0]
     name = name or request.spec.name.rpartition("/")[2]
     inputs.notes = [f"{name}: {note}" for note in inputs.notes]

@@ -69,6 +69,9 @@ def unknown(name: str) -> UnknownNameError:
     why = missing(name)
     if why is not None:
         return UnknownNameError(f"model {name!r}", f"not in the catalog: {why}", "`kvplan models` lists the known ones")
+    if "," in name and all(find(part.strip()) for part in name.split(",")):
+        remedy = "name one; `kvplan sweep` takes several, separated by spaces"
+        return UnknownNameError(f"model {name!r}", "several names, not one", remedy)
     return entries.unknown(path(), "model", name)
 
 

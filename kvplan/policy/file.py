@@ -663,6 +663,8 @@ def _severity(node: Node | None, faults: Faults) -> dict[str, Severity]:
     severities: dict[str, Severity] = {}
     for name, inner in table.values.items():
         with faults.part():
+            if name == "plausible":
+                raise wrong(inner.mark, "severity", "plausible has none", "waive the rule with the reason")
             match strict_yaml.text(inner, f"severity: {name}"):
                 case "warn":
                     severities[name] = "warn"

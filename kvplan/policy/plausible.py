@@ -3,7 +3,7 @@
 from typing import Final
 
 from kvplan.core.errors import UsageError
-from kvplan.core.units import format_bytes
+from kvplan.core.units import format_apart, format_bytes
 from kvplan.hardware.gpu import gpu
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target
@@ -32,7 +32,8 @@ def problems(plan: Plan) -> list[str]:
     else:
         limit = max(card.nominal_memory or 0, card.total_memory_high)
     if stated > limit:
-        texts.append(f"gpu_memory is {format_bytes(stated)}, but {request.gpu.name} has {format_bytes(limit)}")
+        memory, card_memory = format_apart(stated, limit)
+        texts.append(f"gpu_memory is {memory}, but {request.gpu.name} has {card_memory}")
     computed = stored_bytes(request.spec)
     if request.weights_bytes is not None and computed is not None and request.weights_bytes < LEAST_SHARE * computed:
         texts.append(

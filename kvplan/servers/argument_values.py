@@ -17,6 +17,7 @@ from kvplan.core.units import (
     parse_size,
     parse_tokens,
     parse_tokens_vllm,
+    plural,
 )
 from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.item_limits import limits
@@ -75,7 +76,7 @@ def is_vllm_size(text: str) -> bool:
 def stated_bytes(size: int, option: str) -> int:
     """Parse the size of weights or a KV pool; reject a bare "16", which more likely means 16 GB."""
     if size < MIB:
-        raise UsageError(option, f"is implausibly small ({size:,} bytes)", "write the unit, for example 16GiB")
+        raise UsageError(option, f"is implausibly small ({plural(size, 'byte')})", "write the unit, for example 16GiB")
     return size
 
 

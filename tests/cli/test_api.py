@@ -89,6 +89,10 @@ def test_what_the_command_refuses_is_an_exception(call: Any, error: type[Excepti
         call()
 
 
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
 @pytest.mark.parametrize(
     ("keywords", "text"),
     [
@@ -97,6 +101,10 @@ def test_what_the_command_refuses_is_an_exception(call: Any, error: type[Excepti
         ({"max_num_seqs": True}, "max_num_seqs must be text or a number, not True"),
         ({"kv_cache_dtype": b"fp8"}, "kv_cache_dtype must be text or a number, not bytes"),
         ({"tensor_parallel_size": 2.5}, "--tensor-parallel-size: not a whole number"),
+        ({"max_model_len": 10**5000}, "max_model_len cannot be written as text (Exceeds the limit"),
+        ({"max_model_len": [10**5000]}, "max_model_len cannot be written as text (Exceeds the limit"),
+        ({"hf_overrides": {"a": object()}}, "hf_overrides cannot be written as text (Object of type object"),
+        ({"hf_overrides": {"a": CIRCLE}}, "hf_overrides cannot be written as text (Circular reference"),
     ],
 )
 def test_a_value_of_another_type_is_an_error_with_its_keyword(keywords: dict[str, Any], text: str) -> None:

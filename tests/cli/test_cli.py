@@ -303,6 +303,7 @@ def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
         (("--weights-bytes", "many"), "--weights-bytes: not a size"),
         (("--gpu-memory", "80"), "--gpu-memory"),
         (("--weights-bytes", "16"), "--weights-bytes is implausibly small (16 bytes)"),
+        (("--weights-bytes", "1"), "--weights-bytes is implausibly small (1 byte)"),
         (("--kv-cache-memory-bytes", "16"), "--kv-cache-memory-bytes is implausibly small (16 bytes)"),
         (("--gpu", ""), "--gpu contains an empty name"),
         (("--gpu", "h100,,a100"), "--gpu contains an empty name"),

@@ -132,6 +132,13 @@ def test_a_missing_model_by_its_hub_id_says_why_too(run: Run) -> None:
     assert "deepseek_v41" in line
 
 
+@pytest.mark.parametrize("names", ["llama-3.1-8b,qwen3-8b", "llama-3.1-8b, Qwen/Qwen3-8B"])
+def test_several_names_in_one_are_told_apart(names: str) -> None:
+    remedy = "several names, not one; name one; `kvplan sweep` takes several, separated by spaces"
+    with pytest.raises(UsageError, match=f"model '{names}': {remedy}"):
+        catalog.load(names)
+
+
 def test_no_model_of_the_catalog_is_called_missing() -> None:
     known = [word.lower().rpartition("/")[2] for name in NAMES for word in lookup_names(name)]
     assert not [word for word in known for missing in catalog.MISSING if f"{word}-".startswith(f"{missing}-")]

@@ -195,6 +195,10 @@ def test_a_policy_is_packed_as_its_rules_ask(run: Run, tmp_path: Path) -> None:
         ),
         (("--gpu", "rtx-4090", "--server", "qwen3-32b"), "cannot serve 1 user on rtx-4090 even alone"),
         (("--gpu", "l40s", "--server", "no-such-model"), "no-such-model"),
+        (
+            ("--gpu", "l40s", "--server", "qwen3-8b --ctx 8k"),
+            "--server 'qwen3-8b --ctx 8k': command --ctx is not a flag",
+        ),
     ],
 )
 def test_what_cannot_be_packed_is_one_line(run: Run, words: tuple[str, ...], problem: str) -> None:
