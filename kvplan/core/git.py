@@ -17,11 +17,12 @@ MAX_FILE_BYTES: Final = 64 << 20
 MAX_FILES: Final = 2000  # copied at once, of MAX_BYTES
 MAX_BYTES: Final = 256 << 20
 MAX_REVISION: Final = 250  # characters
-# Never prompts, writes or fetches: a clone's own configuration names the program that fetches what it lacks. Messages
-# are in English, for parsing.
+# Never prompts, writes or fetches: a clone's own configuration names the program that fetches what it lacks. A commit is
+# its own, not what refs/replace puts in its place. Messages are in English, for parsing.
 ENVIRONMENT: Final = {
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "",  # for versions before 2.44, which do not know the former
+    "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_LITERAL_PATHSPECS": "1",

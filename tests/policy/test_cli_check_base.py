@@ -615,6 +615,14 @@ def test_a_partial_clone_fetches_nothing_by_itself_and_the_remedy_does(
     assert run("check", "--base", "main").code == 0
 
 
+def test_a_replaced_commit_is_compared_as_itself(run: Run, repository: Path) -> None:
+    """refs/replace of this clone puts the weaker policy in the place of main's."""
+    rewrite(repository, ("min_headroom: 5%", "min_headroom: 4%"))
+    commit(repository)
+    git(repository, "replace", "main", "change")
+    assert [kind for kind, _ in failed(check(run))] == ["limit"]
+
+
 @pytest.mark.parametrize(
     ("limit", "problem"), [("MAX_FILES", "files are named, more than 1"), ("MAX_BYTES", "1 bytes")]
 )
