@@ -17,8 +17,8 @@ MAX_FILE_BYTES: Final = 64 << 20
 MAX_FILES: Final = 2000  # copied at once, of MAX_BYTES
 MAX_BYTES: Final = 256 << 20
 MAX_REVISION: Final = 250  # characters
-# Never prompts, writes or fetches: a clone's own configuration names the program that fetches what it lacks. A commit is
-# its own, not what refs/replace puts in its place. Messages are in English, for parsing.
+# Never prompts, writes or fetches: a clone's own configuration names the program that fetches what it lacks. A commit
+# is read itself, not what refs/replace puts in its place. Messages are in English, for parsing.
 ENVIRONMENT: Final = {
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "",  # for versions before 2.44, which do not know the former

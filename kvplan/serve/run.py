@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ HEADER_S: Final = 10.0  # timeout for the headers of a connection's first reques
 KEEP_ALIVE_S: Final = 5
 BACKLOG: Final = 2048
 MOST_CONNECTIONS: Final = 10_000
+CLOSING_S: Final = 0.1  # from the beginning of the end to waiting, in uvicorn
 FORCED_S: Final = 1.0  # from a second signal to the end, for clients to get their errors
 MOST_ENDING_S: Final = 3  # the end of the drain time, in which clients get their errors
 
@@ -47,6 +49,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, api: Api) -> None:
         super().__init__(config)
         self._api = api
+        self._signal_s: float | None = None
         self.on_signal: Callable[[int], None] = ignore
         self.on_forced: Callable[[int], None] = ignore
 
@@ -55,11 +58,16 @@ class Server(uvicorn.Server):
             self.force_exit = True
             self.on_forced(sig)
         else:
+            self._signal_s = time.monotonic()
             self.on_signal(sig)
         self._api.is_draining = True
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        limit = self.config.timeout_graceful_shutdown
+        if self._signal_s is not None and limit is not None:  # an event loop with many clients comes to it late
+            passed_s = time.monotonic() - self._signal_s + CLOSING_S
+            self.config.timeout_graceful_shutdown = max(0, limit - passed_s)  # type: ignore[assignment]
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn leaves the requests and the lifespan to the event loop's end
             for task in self.server_state.tasks:

@@ -1,5 +1,6 @@
 """`kvplan serve` as users start it, and kvplan's own readers pointed at a server whose truth is known."""
 
+import asyncio
 import os
 import re
 import signal
@@ -10,9 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvicorn
 
 from engine.config import EngineConfig
 from kvplan.core.errors import SettingError
@@ -28,7 +31,7 @@ from kvplan.servers.vllm.log_lines import log_lines
 from tests.engine.test_tp import free_port
 from tests.serve.test_server import TEXT, leave_open, until
 from tests.support.cli import Run, refused, run
-from tests.support.serving import MODEL, WAIT_S, Serving, planned, serving, twin
+from tests.support.serving import MODEL, WAIT_S, Serving, api_of, planned, serving, twin
 from tests.support.small_engines import engine_for, greedy, random_tokens, saved_model, wrong_greedy_tokens
 
 __all__ = ["run"]  # a fixture
@@ -228,6 +231,20 @@ def test_a_second_signal_of_either_kind_ends_at_once(kinds: tuple[int, int]) -> 
 @pytest.mark.parametrize(("drain_s", "seconds"), [(0, 0), (1, 0), (2, 1), (10, 9), (30, 27), (600, 597)])
 def test_the_end_of_the_drain_time_is_for_errors(drain_s: int, seconds: int) -> None:
     assert time_to_finish(drain_s) == seconds
+
+
+def test_the_drain_time_counts_from_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvicorn counts from when its event loop comes to it: 3 s later here, and it closes connections for 0.1 s."""
+    moments = iter((100.0, 103.0))
+    monkeypatch.setattr("kvplan.serve.run.time", SimpleNamespace(monotonic=lambda: next(moments)))
+
+    async def shutdown(self: uvicorn.Server, sockets: object = None) -> None: ...
+
+    monkeypatch.setattr("uvicorn.Server.shutdown", shutdown)
+    running = server_of_uvicorn(api_of(twin()), 10)
+    running.handle_exit(signal.SIGTERM, None)
+    asyncio.run(running.shutdown())
+    assert running.config.timeout_graceful_shutdown == pytest.approx(9 - 3 - 0.1)
 
 
 def test_the_drain_time_ends_whatever_runs() -> None:
