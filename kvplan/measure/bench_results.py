@@ -148,7 +148,7 @@ def milliseconds(value: Any, name: str) -> float | None:
 
 def count(value: Any, name: str, path: Path) -> int:
     stated = number(value, name)
-    if not stated or stated == math.inf or stated > 1e9:
+    if not stated or stated > 1e9 or stated != int(stated):
         raise InvalidInputError(
             path_text(path), f"{name} is not a number of requests ({printable(repr(value), 40)})", "run again"
         )
@@ -170,12 +170,12 @@ def text(value: Any) -> str | None:
 def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None]:
     """Return (users, rate), of which one is set; an infinite limit counts as no limit."""
     limit, pace = number(users, "the concurrency"), number(rate, "the request rate")
-    if limit is not None and limit > 0:
+    if limit is not None and 0 < limit < math.inf:
         if pace not in (None, math.inf):
             raise InvalidInputError(
                 path_text(path), "has both a rate and a maximum concurrency", "run with one of them"
             )
-        return int(limit), None
+        return count(users, "the concurrency", path), None
     if pace is None or pace == 0:
         raise InvalidInputError(
             path_text(path), "does not state a rate or a concurrency", "run with a rate or a concurrency"

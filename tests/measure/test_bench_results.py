@@ -206,6 +206,10 @@ def test_a_detailed_result_holds_the_lengths_of_its_requests(tmp_path: Path) -> 
         (({"benchmarks": []},), "contains no result"),
         ((guidellm({"type_": "sweep"}),), "unknown guidellm strategy ('sweep')"),
         (({**INFERENCEX, "tp": "two"},), "tp is not a number of requests ('two')"),
+        (({**INFERENCEX, "conc": 0.5},), "conc is not a number of requests (0.5)"),
+        (({**VLLM, "max_concurrency": 0.5},), "the concurrency is not a number of requests (0.5)"),
+        (({**VLLM, "max_concurrency": 16.5},), "the concurrency is not a number of requests (16.5)"),
+        (({**VLLM, "max_concurrency": math.inf, "request_rate": None},), "does not state a rate or a concurrency"),
         (({name: "fast" if name.endswith("_ms") else value for name, value in VLLM.items()},), "contains no times"),
     ],
 )  # fmt: skip
