@@ -33,8 +33,7 @@ from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec, RecurrentState
 from kvplan.planning.case import Cure
 from kvplan.planning.cures import estimated_context
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, plan, serve_command
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from tests import oracles

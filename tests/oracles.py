@@ -59,7 +59,7 @@ from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang import server as sglang_server
 from kvplan.servers.sglang import supported as sglang_supported
 from kvplan.servers.sglang.pool import SglangPool
-from kvplan.servers.vllm import pool as vllm_pool
+from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import server as vllm_server
 from kvplan.servers.vllm.loaded import loaded
 from kvplan.servers.weights import draft_layout, embedded, weight_layout
@@ -289,7 +289,7 @@ def capacity_of(request: Request, budgets: list[int]) -> Capacity:
     answer = plan(replace(request, args=replace(request.args, kv_cache_memory_bytes=budgets[0])))
     if len(set(budgets)) == 1:
         return replace(answer.capacity, fits=answer.capacity.fits and answer.capacity.num_blocks > 0)
-    got = vllm_pool.capacity(answer.pool, answer.settings, request.args, budgets)
+    got = vllm_pages.capacity(answer.pool, answer.settings, request.args, budgets)
     return replace(got, fits=got.fits and got.num_blocks > 0)
 
 

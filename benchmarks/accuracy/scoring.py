@@ -18,16 +18,14 @@ from kvplan.models.spec import (
     SlidingWindow,
 )
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pages import Paging
 from kvplan.servers.pool import Pool
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool, pages_in
 from kvplan.servers.vllm import pages as vllm_pages
-from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.log_rows import activation_peak, loaded_weights
@@ -194,7 +192,7 @@ def given(case: Case, inputs: Inputs) -> Iterator[Score]:
         )
     settings = settings_of(inputs, gpu)
     how = vllm_pages.paging(inputs.spec, settings, inputs.args, gpu.sm)
-    scores = list(given_pool(case, inputs, settings, vllm_pool.pool(inputs.spec, how, inputs.draft)))
+    scores = list(given_pool(case, inputs, settings, vllm_pages.pool(inputs.spec, how, inputs.draft)))
     if all(score.exact for score in scores):
         yield from scores
         return
@@ -216,11 +214,11 @@ def other_pools(inputs: Inputs, how: Paging) -> Iterator[tuple[str, Pool]]:
     head = draft_head(spec) if how.spec_tokens and inputs.draft is None else None
     changes_states = spec.has_states and not how.prefix_caching
     if changes_states:
-        yield STATES_CACHED, vllm_pool.pool(spec, cached, inputs.draft)
+        yield STATES_CACHED, vllm_pages.pool(spec, cached, inputs.draft)
     if head is not None:
-        yield DRAFT_HEAD, vllm_pool.pool(spec, how, head)
+        yield DRAFT_HEAD, vllm_pages.pool(spec, how, head)
     if changes_states and head is not None:
-        yield f"{STATES_CACHED}; {DRAFT_HEAD}", vllm_pool.pool(spec, cached, head)
+        yield f"{STATES_CACHED}; {DRAFT_HEAD}", vllm_pages.pool(spec, cached, head)
 
 
 def draft_head(spec: ModelSpec) -> ModelSpec | None:
@@ -236,7 +234,7 @@ def given_pool(case: Case, inputs: Inputs, settings: Settings, pool: Pool) -> It
     length = case.measured.get("max_concurrency_tokens")
     if kv is not None and kv > 0 and inputs.args.pipeline_parallel_size == 1:
         low, middle, high = (
-            vllm_pool.capacity(pool, settings, inputs.args, [int(kv * GIB) + spread])
+            vllm_pages.capacity(pool, settings, inputs.args, [int(kv * GIB) + spread])
             for spread in (-HALF_DIGIT, 0, HALF_DIGIT)
         )
         for name, ends in (

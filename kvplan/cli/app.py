@@ -11,9 +11,9 @@ from inspect import Parameter, Signature
 from typing import Annotated, Any, Final
 
 import typer
+import typer.core
 
 from kvplan.cli import output
-from kvplan.cli.help import ExampleGroup, PanelCommand, overview
 from kvplan.core import files
 from kvplan.core.errors import BUG, INTERRUPTED, KvplanError, SettingError, UsageError, together
 from kvplan.core.records import dataclass
@@ -170,6 +170,52 @@ def command(name: str, entry: Entry) -> Callable[..., int]:
     return run_command
 
 
+class PanelCommand(typer.core.TyperCommand):
+    """A command whose help lists its own options first, then those of every plan, by topic."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        from kvplan.cli.help import write_options  # only for help
+
+        write_options(self, ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(ctx, formatter)
+
+
+class ExampleGroup(typer.core.TyperGroup):
+    """A group of commands whose help ends with examples."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        write_examples(ctx, formatter)
+
+
+def write_examples(ctx: Any, formatter: Any) -> None:
+    from kvplan.cli.help import write_examples as write
+
+    write(ctx, formatter)
+
+
+PAIRS: Final = frozenset(("--lora-modules",))  # NAME=VALUE options, of which vLLM accepts several after one flag
+
+
+def spread(words: list[str]) -> list[str]:
+    """Rewrite `--lora-modules a=1 b=2` as `--lora-modules a=1 --lora-modules b=2`."""
+    spread: list[str] = []
+    flag, is_first = "", False
+    for word in words:
+        is_pair = not word.startswith("-") and ("=" in word or word.startswith("{"))
+        if flag and is_pair and not is_first:
+            spread.append(flag)
+        elif not is_first:
+            flag = word.partition("=")[0] if word.partition("=")[0] in PAIRS else ""
+        is_first = word in PAIRS
+        spread.append(word)
+    return spread
+
+
 def listed() -> None:
     """Stands for a command that is not asked for: its name and its line, without its options."""
 
@@ -238,6 +284,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: object = 0
         if not line and not is_completing():
+            from kvplan.cli.help import overview
+
             with output.standard_output():
                 output.write(
                     "\n".join(overview({name: entry.help for name, entry in COMMANDS.items()} | {"trace": TRACE_HELP}))

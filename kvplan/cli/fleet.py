@@ -15,7 +15,7 @@ from kvplan.core.processes import Jobs, cores, is_shared
 from kvplan.core.units import parse_count, parse_duration, parse_size
 from kvplan.planning.plan import Plan
 from kvplan.planning.sweep import portable_requests
-from kvplan.planning.user_counts import num_gpus
+from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
 from kvplan.simulate.fleet import Autoscale, Failure, Fleet, Kind, Link, Role
 from kvplan.simulate.fleet_result import fleet_result

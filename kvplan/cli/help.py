@@ -6,8 +6,7 @@ from typing import Any, Final, get_args
 
 import typer.core
 
-from kvplan.servers.argument import COMMON, Panel
-from kvplan.servers.arguments import ARGUMENTS
+from kvplan.servers.arguments import ARGUMENTS, COMMON, Panel
 from kvplan.servers.base import SERVERS, terms_of
 
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -182,60 +181,27 @@ def panel_of(name: str, common: frozenset[str]) -> str:
 LENGTHS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
 
 
-class PanelCommand(typer.core.TyperCommand):
-    """A command whose help lists its own options first, then those of every plan, by topic."""
+def write_options(command: typer.core.TyperCommand, ctx: Any, formatter: Any) -> None:
+    """Write a command's own options first, then those of every plan, by topic."""
+    from kvplan.cli.options import PlanOptions
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread(args))
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        from kvplan.cli.options import PlanOptions
-
-        common = frozenset(field.name for field in fields(PlanOptions))
-        own = (terms_of(server).title for server in SERVERS)
-        order = ("Arguments", "Options", *get_args(Panel), *own, "Output")
-        panels: dict[str, list[tuple[str, str]]] = {name: [] for name in order}
-        params = self.get_params(ctx)
-        if any(param.name == "mean_tokens" for param in params):  # lengths of every plan's requests: after own options
-            params = sorted(params, key=lambda param: str(param.name) in LENGTHS)
-        for param in params:
-            record = param.get_help_record(ctx)
-            if record is not None:
-                is_argument = param.param_type_name == "argument"
-                name = str(param.name)
-                panels["Arguments" if is_argument else panel_of(name, common)].append(record)
-        for title, rows in panels.items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        write_examples(ctx, formatter)
-
-
-PAIRS: Final = frozenset(("--lora-modules",))  # NAME=VALUE options, of which vLLM accepts several after one flag
-
-
-def spread(words: list[str]) -> list[str]:
-    """Rewrite `--lora-modules a=1 b=2` as `--lora-modules a=1 --lora-modules b=2`."""
-    spread: list[str] = []
-    flag, is_first = "", False
-    for word in words:
-        is_pair = not word.startswith("-") and ("=" in word or word.startswith("{"))
-        if flag and is_pair and not is_first:
-            spread.append(flag)
-        elif not is_first:
-            flag = word.partition("=")[0] if word.partition("=")[0] in PAIRS else ""
-        is_first = word in PAIRS
-        spread.append(word)
-    return spread
-
-
-class ExampleGroup(typer.core.TyperGroup):
-    """A group of commands whose help ends with examples."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        write_examples(ctx, formatter)
+    common = frozenset(field.name for field in fields(PlanOptions))
+    own = (terms_of(server).title for server in SERVERS)
+    order = ("Arguments", "Options", *get_args(Panel), *own, "Output")
+    panels: dict[str, list[tuple[str, str]]] = {name: [] for name in order}
+    params = command.get_params(ctx)
+    if any(param.name == "mean_tokens" for param in params):  # lengths of every plan's requests: after own options
+        params = sorted(params, key=lambda param: str(param.name) in LENGTHS)
+    for param in params:
+        record = param.get_help_record(ctx)
+        if record is not None:
+            is_argument = param.param_type_name == "argument"
+            name = str(param.name)
+            panels["Arguments" if is_argument else panel_of(name, common)].append(record)
+    for title, rows in panels.items():
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def examples_of(name: str) -> tuple[str, ...]:

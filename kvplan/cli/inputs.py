@@ -26,14 +26,13 @@ from kvplan.core.units import (
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
-from kvplan.servers.argument_values import is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine, server_of
 from kvplan.servers.plans import GpuCount
 from kvplan.servers.releases import DEFAULT
 
 if TYPE_CHECKING:
-    from kvplan.servers.estimates import Estimate
+    from kvplan.servers.plans import Estimate
     from kvplan.servers.speculative_config import SpeculativeConfig
     from kvplan.servers.words import Repeated, ServeCommand
 
@@ -223,10 +222,11 @@ def about_defaults(inputs: Inputs, options: PlanOptions, contexts: Sequence[Cont
         less = "; add --ctx 32k for less" if most > 32 * 1024 else ""
         inputs.notes.append(f"no --ctx: using the model's maximum of {format_count(most)} tokens{less}")
     pool = options.kv_cache_memory_bytes
-    if pool is not None and is_vllm_size(pool):
-        inputs.notes.append(
-            vllm_size_note("--kv-cache-memory-bytes", pool, inputs.requests[0].args.kv_cache_memory_bytes or 0)
-        )
+    if pool is not None:
+        from kvplan.servers.argument_values import is_vllm_size, vllm_size_note  # only with the flag
+
+        stated = inputs.requests[0].args.kv_cache_memory_bytes or 0
+        inputs.notes += [vllm_size_note("--kv-cache-memory-bytes", pool, stated)] if is_vllm_size(pool) else []
 
 
 def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]:
@@ -317,6 +317,8 @@ def stated_arguments(options: PlanOptions, command: "ServeCommand | None") -> se
 
 
 def weights_of(text: str) -> int:
+    from kvplan.servers.argument_values import stated_bytes  # only with the flag
+
     return stated_bytes(parse_size(text, "--weights-bytes"), "--weights-bytes")
 
 

@@ -15,9 +15,7 @@ from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
-from kvplan.servers.argument import Argument
-from kvplan.servers.argument_values import read_argument, switch
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs, left_out
+from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, left_out
 from kvplan.servers.base import SERVERS, parse_engine, server_of
 from kvplan.servers.releases import DEFAULT
 
@@ -303,13 +301,17 @@ FLAGS = {"max_model_len": "--ctx"}
 
 def given(options: PlanOptions) -> dict[str, Any]:
     """Engine arguments given by their own flags; several contexts are left to `contexts`."""
-    values: dict[str, Any] = {}
-    for name in ARGUMENTS:
-        value = getattr(options, name)
-        if value is None or name == "max_model_len":
-            continue
-        values[name] = read_argument(name, value, flag_of(name)) if isinstance(value, str) else value
-    return values
+    stated = ((name, getattr(options, name)) for name in ARGUMENTS if name != "max_model_len")
+    return {name: typed_value(name, value) for name, value in stated if value is not None}
+
+
+def typed_value(name: str, value: Any) -> Any:
+    """An option's value; a text is parsed."""
+    if not isinstance(value, str):
+        return value
+    from kvplan.servers.argument_values import read_argument  # only for values that were typed
+
+    return read_argument(name, value, flag_of(name))
 
 
 def usual_slots(options: PlanOptions) -> int:
@@ -344,6 +346,8 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
     for text in options.engine_arg or []:
         key, _, value_text = text.partition("=")
         if key.strip("- ").replace("-", "_") == "enable_lora":
+            from kvplan.servers.argument_values import switch
+
             on = switch(value_text, "--engine-arg enable_lora")
             name = "max_loras"
             value = (pairs.get(name) or usual_slots(options)) if on else 0

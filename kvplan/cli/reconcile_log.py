@@ -35,7 +35,7 @@ from kvplan.measure.serverlog.request import (
     sample_gpus,
 )
 from kvplan.models import catalog
-from kvplan.planning.plan import Request
+from kvplan.planning.plan import Request, assignments
 from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
@@ -215,8 +215,8 @@ def in_its_environment(log: ServerLog, request: Request) -> tuple[Request, list[
     release, args, note = environment.applied(logged, request.release, request.args, request.spec)
     notes = [] if note is None else [note]
     if release != request.release:
-        assignments = " ".join(environment.assignments(release, args))
-        notes.insert(0, f"sized with {assignments}, as the log or its command says")
+        stated = " ".join(assignments(release, args))
+        notes.insert(0, f"sized with {stated}, as the log or its command says")
     return replace(request, release=release, args=args), notes
 
 

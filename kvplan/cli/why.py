@@ -27,8 +27,7 @@ from kvplan.measure.serverlog.request import check_model, engine_of, model_of
 from kvplan.planning import cures as planning
 from kvplan.planning.case import Case, Cure
 from kvplan.planning.cures import Anchor
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Request, plan
+from kvplan.planning.plan import Request, plan, serve_command
 from kvplan.report.formats import Answer, rendered
 from kvplan.servers.base import OWN, failures_of_servers, parse_engine
 from kvplan.servers.logs import ServerLog

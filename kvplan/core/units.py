@@ -11,7 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import UsageError
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -57,37 +57,6 @@ DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
         "bool": 8,
     }
 )
-
-# Spellings in config.json, in torch and in flags; the suffixes (fn, fnuz, fnu) change the values, not the size.
-_DTYPE_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "double": "float64",
-        "fp64": "float64",
-        "float": "float32",
-        "fp32": "float32",
-        "half": "float16",
-        "fp16": "float16",
-        "bf16": "bfloat16",
-        "fp8": "float8_e4m3",
-        "fp8_e4m3": "float8_e4m3",
-        "float8_e4m3fn": "float8_e4m3",
-        "float8_e4m3fnuz": "float8_e4m3",
-        "fp8_e5m2": "float8_e5m2",
-        "float8_e5m2fnuz": "float8_e5m2",
-        "float8_e8m0fnu": "float8_e8m0",
-        "fp4": "float4_e2m1",
-        "float4_e2m1fn_x2": "float4_e2m1",
-    }
-)
-
-
-def dtype_name(text: str) -> str:
-    """kvplan's name for a dtype, from any known spelling ("torch.bfloat16" and "bf16" are "bfloat16")."""
-    plain = text.strip().lower().removeprefix("torch.")
-    name = _DTYPE_ALIASES.get(plain, plain)
-    if name not in DTYPE_BITS:
-        raise UnsupportedModelError("dtype", f"not supported ({text!r})", f"it knows {', '.join(DTYPE_BITS)}")
-    return name
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------

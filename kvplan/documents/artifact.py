@@ -19,14 +19,19 @@ from kvplan.hardware.gpu import TotalKind
 from kvplan.models.catalog import model_id
 from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.explain import stage_of, statements
-from kvplan.planning.launch import NOT_MODELED, host_rows, rank_bytes, serve_command
-from kvplan.planning.plan import MemoryBreakdown, Plan
-from kvplan.planning.request_blocks import request_blocks
-from kvplan.planning.user_counts import blocks_per_user, log_differs, num_gpus
+from kvplan.planning.plan import (
+    NOT_MODELED,
+    MemoryBreakdown,
+    Plan,
+    host_rows,
+    rank_bytes,
+    serve_command,
+    stage_of,
+    statements,
+)
+from kvplan.planning.users import blocks_per_user, log_differs, num_gpus, request_blocks
 from kvplan.servers.base import Sources, server_of, terms_of
-from kvplan.servers.estimates import Kind
-from kvplan.servers.plans import BUDGET_ROWS
+from kvplan.servers.plans import BUDGET_ROWS, Kind
 from kvplan.servers.weights import online_scheme
 from kvplan.sizing import weights
 

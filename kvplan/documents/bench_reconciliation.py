@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Number
+from kvplan.core.records import Number
 
 
 class Row(TypedDict):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Count, Keyword, Number, Size
+from kvplan.core.records import Count, Keyword, Number, Size
 from kvplan.policy import result as judged
 from kvplan.policy.result import RULES, Outcome
 

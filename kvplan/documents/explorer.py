@@ -6,10 +6,9 @@ from math import prod
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from kvplan.core.errors import KvplanError
-from kvplan.core.field_types import Count
+from kvplan.core.records import Count
 from kvplan.documents.artifact import concurrency_document, kv_document, limits_document, memory_document
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import MemoryBreakdown, Plan, plan
+from kvplan.planning.plan import MemoryBreakdown, Plan, plan, serve_command
 from kvplan.planning.sweep import Grid
 from kvplan.servers.arguments import option_words
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Keyword, Number, Size
+from kvplan.core.records import Keyword, Number, Size
 from kvplan.servers.log_rows import PARTS, UNITS
 
 

@@ -2,13 +2,11 @@
 
 from typing import Annotated, Any, Literal, TypedDict, assert_never
 
-from kvplan.core.field_types import Count, Number, Size
+from kvplan.core.records import Count, Number, Size
 from kvplan.documents.schema import Schema, keys, schema_of
 from kvplan.hardware.gpu import TotalKind
-from kvplan.servers.argument import Argument
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS
-from kvplan.servers.estimates import Kind
-from kvplan.servers.plans import Rows
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Argument
+from kvplan.servers.plans import Kind, Rows
 
 
 class Model(TypedDict):

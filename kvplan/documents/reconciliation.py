@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Count, Size
+from kvplan.core.records import Count, Size
 from kvplan.measure.reconcile import Reconciliation
 from kvplan.measure.run_capacity import Served, served
 from kvplan.measure.run_manifest import inputs_of

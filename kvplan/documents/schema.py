@@ -1,7 +1,7 @@
 """The JSON Schemas of kvplan's documents (draft 2020-12), made from their types: every key named, none beyond them.
 
 A document is a TypedDict. Its docstring is its description; `Annotated[kind, "text"]` describes a key; the types of
-kvplan.core.field_types carry limits; a function completes the schema where the keys are those of a table. A dataclass
+kvplan.core.records carry limits; a function completes the schema where the keys are those of a table. A dataclass
 and a NamedTuple whose fields are the keys will do as well.
 """
 
@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from kvplan.core.errors import UsageError
-from kvplan.core.field_types import Keyword
 from kvplan.core.files import printable
+from kvplan.core.records import Keyword
 
 Schema = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Count, Number, Share, Size
+from kvplan.core.records import Count, Number, Share, Size
 
 
 class Times(TypedDict):

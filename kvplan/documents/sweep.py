@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Count
+from kvplan.core.records import Count
 from kvplan.planning.sweep import Row
 
 

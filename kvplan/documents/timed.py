@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Count, Number, Size
+from kvplan.core.records import Count, Number, Size
 
 
 class TimedQuestion(TypedDict):

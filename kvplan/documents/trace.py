@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Correlation, Count, Number, Size
+from kvplan.core.records import Correlation, Count, Number, Size
 
 
 class Arrivals(TypedDict):

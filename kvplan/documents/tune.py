@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, TypedDict
 
-from kvplan.core.field_types import Count, Number, Size
+from kvplan.core.records import Count, Number, Size
 from kvplan.documents.timed import Target
 
 Verdict = Literal["kept", "broken", "too close to call"]

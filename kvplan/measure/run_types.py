@@ -6,7 +6,7 @@ are read (kvplan.measure.run_manifest).
 
 from typing import Annotated, Any, Literal, TypedDict
 
-from kvplan.core.field_types import or_null
+from kvplan.core.records import or_null
 
 
 class Model(TypedDict, total=False):

@@ -21,10 +21,6 @@ PHASES: Final[Mapping[str, str]] = {
     "serving": "while it served requests",
 }
 
-_ERROR: Final = re.compile(
-    r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? |Value error, |(?:CUDA|HIP|NCCL) (?:error|out of memory)", re.ASCII
-)
-
 
 def summary(failure: Failure) -> str:
     """First line of the answer."""

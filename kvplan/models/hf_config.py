@@ -9,12 +9,9 @@ from typing import Any, Final
 
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
 from kvplan.core.files import load_json, os_problem, printable
-from kvplan.models.families import towers
-from kvplan.models.families.config import Config, Oddity
-from kvplan.models.families.draft import SpecDraft
-from kvplan.models.families.mtp import ASSISTANTS
+from kvplan.models.families.blocks import SpecDraft, placed
+from kvplan.models.families.config import Config, Oddity, is_multimodal
 from kvplan.models.families.rope import KEYS as LENGTH_KEYS
-from kvplan.models.families.stages import placed
 from kvplan.models.quant import list_problem, read_quantization, with_side_file
 from kvplan.models.spec import (
     TEXT_ONLY,
@@ -30,6 +27,7 @@ from kvplan.models.spec import (
 )
 
 Reader = Callable[[Config, str], SpecDraft]
+ASSISTANTS: Final = ("gemma4_assistant", "gemma4_unified_assistant")  # Gemma 4's heads, each with its own checkpoint
 SPECULATORS_KIND: Final = "speculators_model_type"  # key in the speculators library's format
 
 # Module of families/ -> the model types it reads. A module is imported when one of its models is needed.
@@ -323,8 +321,11 @@ def read_config(
     if not is_head(values):  # whose layers are read together with its target
         check_layer_types(inner, draft, model_type)
     draft.other_weights = [placed(weight, model_type) for weight in draft.other_weights]
-    left_out = text_only and towers.is_multimodal(outer)
-    if not left_out:
+    multimodal = is_multimodal(outer)
+    left_out = text_only and multimodal
+    if multimodal and not text_only:
+        from kvplan.models.families import towers  # of such a model
+
         draft.other_weights += towers.weights(outer)
     quantization = read_quantization(outer, inner)
     if quantization is not None and model_type in PLAIN_HEADS:
@@ -347,7 +348,7 @@ def read_config(
         quantization=quantization,
         tied=draft.tied,
         experts_per_token=draft.experts_per_token,
-        multimodal=draft.multimodal or (towers.is_multimodal(outer) and not left_out),
+        multimodal=draft.multimodal or (multimodal and not left_out),
         text_only=left_out,
         widest_mlp=draft.widest_mlp,
         item_tokens=draft.item_tokens,

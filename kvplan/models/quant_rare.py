@@ -6,7 +6,7 @@ from typing import Any, Final
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
 from kvplan.models.families.config import Config
-from kvplan.models.quant import exceptions, group_of, names_of
+from kvplan.models.quant_methods import exceptions, group_of, names_of
 from kvplan.models.spec import Quantization, Scheme
 
 UNQUANTIZED_BITS: Final = 16

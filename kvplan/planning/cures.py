@@ -19,9 +19,8 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import kind_of_cause, terms_of
-from kvplan.servers.estimates import Estimate
 from kvplan.servers.failures import Figures, Size
-from kvplan.servers.plans import BUDGET_ROWS
+from kvplan.servers.plans import BUDGET_ROWS, Estimate
 from kvplan.servers.pool import blocks_in, largest_context
 
 MOST_CURES: Final = 5

@@ -20,15 +20,15 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.planning.launch import NOT_MODELED, host_rows
-from kvplan.planning.request_blocks import request_blocks
+from kvplan.planning.plan import NOT_MODELED, host_rows, stage_of, statements
+from kvplan.planning.users import request_blocks
 from kvplan.servers.base import Explanation, server_of, terms_of
 from kvplan.servers.base import Section as Section
 from kvplan.servers.pages import KVSpec, charged_blocks
 from kvplan.servers.plans import Plan
 from kvplan.servers.pool import KVGroup
 from kvplan.sizing.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
-from kvplan.sizing.weights import num_params, stage_layers
+from kvplan.sizing.weights import num_params
 
 # A common rule of thumb: weights + 1.2 GB per user + 5 GB.
 THUMB_USER = 12 * GB // 10
@@ -70,43 +70,6 @@ def _host(plan: Plan) -> Iterator[str]:
 
 def _release(number: tuple[int, ...]) -> str:
     return f"from {number[0]}.{number[1]} on"
-
-
-def stage_of(plan: Plan) -> range:
-    """Layers of the plan's rank; with a draft model, which has one stage, its layers too."""
-    spec, pp = plan.request.spec, plan.request.args.pipeline_parallel_size
-    if plan.request.draft is not None:
-        return range(spec.num_layers + plan.request.draft.num_layers)
-    how = plan.pool.how
-    return stage_layers(spec.num_layers, pp, rest_last=how.rest_last, partition=how.partition)[plan.stage]
-
-
-# --- sources of facts and rules ---------------------------------------------------------------------------------------
-
-# How the catalog marks entries that are not a copy of the published config.json.
-DERIVED = ("sibling", "dims", "class default", "reconstructed")
-
-
-def is_published(source: str) -> bool:
-    """True if a model's facts are its published (or the user's own) config.json, not a related model's or a table's."""
-    return not source.startswith(DERIVED) and "not checked" not in source
-
-
-def statements(plan: Plan) -> dict[str, tuple[str, str]]:
-    """Assumptions about facts and rules without bytes of their own: name -> (text, source)."""
-    request, release = plan.request, plan.request.release
-    texts = {}
-    for name, spec in (("model facts", request.spec), ("draft facts", request.draft)):
-        if spec is not None and not is_published(spec.source):
-            texts[name] = spec.source.partition(";")[0], spec.source
-    if release.is_compared:
-        return texts
-    text, source = terms_of(release.engine).uncompared
-    texts["rules"] = text.format(label=release.label), source.format(label=release.label)
-    return texts
-
-
-# --- bytes per token --------------------------------------------------------------------------------------------------
 
 
 def _per_token(plan: Plan) -> Iterator[str]:

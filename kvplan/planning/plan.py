@@ -1,19 +1,23 @@
-"""plan(): a model, a GPU and flags -> where the memory goes and how many requests fit."""
+"""plan(): a model, a GPU and flags -> where the memory goes, how many requests fit, and the command that starts it."""
 
 from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
-from kvplan.core.units import format_bytes
+from kvplan.core.units import GIB, format_bytes
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
-from kvplan.servers.base import server_of
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Concurrency, Sized, UserAnswer
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs
+from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.plans import BUDGET_ROWS, Budget, Concurrency, HostRow, Sized, UserAnswer
 from kvplan.servers.plans import Load as Load
 from kvplan.servers.plans import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans import Plan as Plan
 from kvplan.servers.plans import Request as Request
+from kvplan.servers.releases import AS_INSTALLED, Version
 from kvplan.servers.weights import online_scheme, weight_layout
 from kvplan.sizing import weights
+from kvplan.sizing.disk import stored_bytes
+from kvplan.sizing.weights import stage_layers
 
 
 def breakdown(
@@ -128,3 +132,112 @@ def plan(request: Request) -> Plan:
         notes=(*request.spec.notes, *notes, *answer.notes),
         encoder=answer.encoder,
     )
+
+
+# --- how to launch it, and where its figures come from ----------------------------------------------------------------
+
+NOT_MODELED: Final = (
+    "memory of the processes (Python, torch, the CUDA libraries and context), tokenized requests, images, NCCL's "
+    "buffers"
+)
+READ_ONCE: Final = (
+    "the files, read through the page cache: freed when others need it, but a container's limit counts it"
+)
+PUBLISHED: Final = "the sizes of published files (tests/sizing/test_disk.py)"
+
+
+def serve_command(plan: Plan) -> list[str]:
+    """Words of the command that starts exactly the planned server, with its environment variables.
+
+    Settings that the plan depends on are pinned even if they are this release's defaults; what a pasted command of
+    the same server says besides stands at the end.
+    """
+    release, repeated = plan.request.release, plan.request.repeated
+    variables = assignments(release, plan.request.args)
+    others = repeated.words if repeated is not None and repeated.server == release.engine else ()
+    return [*variables, *server_of(release.engine).launch(plan), *others]
+
+
+def assignments(release: Version, args: EngineArgs) -> list[str]:
+    """`NAME=value` for each variable that a server of this plan is started with, as `environment.applied` reads it."""
+    chosen = {name for name, default in AS_INSTALLED.items() if getattr(release, name) != default}
+    for name, row in ARGUMENTS.items():
+        flag, value = row.flag(release.engine), getattr(args, name)
+        lacks = flag is not None and (not flag.printed or (flag.since and not release.has(flag.since)))
+        if value and value != DEFAULTS[name] and lacks:  # no flag sets it, or none in this release
+            chosen.add(name)
+    words = []
+    for name, variable in server_of(release.engine).variables().items() if chosen else ():
+        if variable.sets not in chosen or not variable.is_read_by(release):
+            continue
+        if variable.sets in ARGUMENTS:
+            value = getattr(args, variable.sets)
+            words.append(f"{name}={value / GIB:.9g}" if variable.kind == "gib" else f"{name}={value}")
+        elif (value := getattr(release, variable.sets)) is not None:
+            words.append(f"{name}={value if variable.kind == 'size' else int(value == (variable.kind == 'on'))}")
+    return words
+
+
+def context_word(words: list[str], flag: str) -> str:
+    """Context length in a command, exactly as it follows the server's flag."""
+    return words[words.index(flag) + 1]
+
+
+def host_rows(plan: Plan) -> list[HostRow]:
+    """Host memory rows: per rank first, then those that a replica has once."""
+    rows = list(server_of(plan.request.release.engine).host(plan))
+    stored = plan.request.weights_bytes or stored_bytes(plan.request.spec)
+    if stored is not None:
+        rows.append(HostRow("checkpoint", stored, "replica", READ_ONCE, "kvplan/sizing/disk.py", PUBLISHED))
+    return sorted(rows, key=lambda row: row.per != "rank")
+
+
+def rank_bytes(rows: list[HostRow]) -> int:
+    return sum(row.size for row in rows if row.per == "rank")
+
+
+def kept_rows(plan: Plan) -> list[tuple[HostRow, int]]:
+    """Host memory that a server keeps while it runs, each row with the bytes of all its ranks: without the checkpoint,
+    which is read once.
+    """
+    args = plan.request.args
+    replicas = 1 if args.enable_dp_attention else args.data_parallel_size
+    rows = (row for row in host_rows(plan) if row.name != "checkpoint")
+    return [(row, row.size * (args.num_gpus if row.per == "rank" else replicas)) for row in rows]
+
+
+def stage_of(plan: Plan) -> range:
+    """Layers of the plan's rank; with a draft model, which has one stage, its layers too."""
+    spec, pp = plan.request.spec, plan.request.args.pipeline_parallel_size
+    if plan.request.draft is not None:
+        return range(spec.num_layers + plan.request.draft.num_layers)
+    how = plan.pool.how
+    return stage_layers(spec.num_layers, pp, rest_last=how.rest_last, partition=how.partition)[plan.stage]
+
+
+# --- sources of facts and rules ---------------------------------------------------------------------------------------
+
+# How the catalog marks entries that are not a copy of the published config.json.
+DERIVED = ("sibling", "dims", "class default", "reconstructed")
+
+
+def is_published(source: str) -> bool:
+    """True if a model's facts are its published (or the user's own) config.json, not a related model's or a table's."""
+    return not source.startswith(DERIVED) and "not checked" not in source
+
+
+def statements(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Assumptions about facts and rules without bytes of their own: name -> (text, source)."""
+    request, release = plan.request, plan.request.release
+    texts = {}
+    for name, spec in (("model facts", request.spec), ("draft facts", request.draft)):
+        if spec is not None and not is_published(spec.source):
+            texts[name] = spec.source.partition(";")[0], spec.source
+    if release.is_compared:
+        return texts
+    text, source = terms_of(release.engine).uncompared
+    texts["rules"] = text.format(label=release.label), source.format(label=release.label)
+    return texts
+
+
+# --- bytes per token --------------------------------------------------------------------------------------------------

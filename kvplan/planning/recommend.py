@@ -14,8 +14,16 @@ from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.advise import is_supported, reads_fp8, supported_changes
 from kvplan.planning.plan import Load, Plan, Request, plan
-from kvplan.planning.user_counts import End, KnownPools, blocks_at, num_gpus, pool_holds, pool_users, running_users
-from kvplan.planning.users import own_blocks
+from kvplan.planning.users import (
+    End,
+    KnownPools,
+    blocks_at,
+    num_gpus,
+    own_blocks,
+    pool_holds,
+    pool_users,
+    running_users,
+)
 from kvplan.servers.arguments import option_words
 from kvplan.servers.base import server_of, terms_of
 from kvplan.workloads.lengths import Lengths

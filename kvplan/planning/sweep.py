@@ -11,11 +11,11 @@ from math import gcd, prod
 from typing import Any, NamedTuple
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
-from kvplan.core.field_types import Count, Number, Size
 from kvplan.core.processes import Jobs, cores, in_order, is_shared
+from kvplan.core.records import Count, Number, Size
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, lack_text, plan
-from kvplan.planning.user_counts import num_gpus
+from kvplan.planning.users import num_gpus
 from kvplan.servers.arguments import EngineArgs, option_words
 from kvplan.servers.releases import Version
 

@@ -3,21 +3,26 @@
 `held(tokens)` is the blocks that a request of `tokens` holds, monotone; `usable` is the pool's blocks available to
 requests (all but the null block). A prefix shared by all requests is stored once: `shared_blocks` of each request.
 
-`users_held` is the number that every command reports: users that decode, with one chunk of prefill in flight.
+`users_held` is the number that every command reports: users that decode, with one chunk of prefill in flight. At the
+end: the same of a plan, at both ends of its range, and what a request takes of the pool besides its tokens.
 """
 
 import math
-from collections.abc import Callable
+from bisect import bisect
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
-from kvplan.servers.plans import Load, UserAnswer
+from kvplan.servers.plans import Load, Plan, UserAnswer
+from kvplan.servers.pool import Pool
 
 if TYPE_CHECKING:
-    from kvplan.servers.pool import Capacity, Pool
-    from kvplan.servers.settings import Settings
+    from kvplan.servers.arguments import Settings
+    from kvplan.servers.pool import Capacity
     from kvplan.workloads.lengths import Lengths
 
 Held = Callable[[int], int]
@@ -30,7 +35,7 @@ COARSE_CELLS = 2048
 NEGLIGIBLE = ONE >> 45  # tail mass that is moved inward (3e-14)
 
 
-def users_held(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> UserAnswer:
+def users_held(pool: Pool, settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> UserAnswer:
     """Users that a pool of `num_blocks` blocks holds decoding, each at its stated length, while one of them prefills.
 
     The scheduler admits and runs this many without preemption as long as one prompt is prefilled at a time
@@ -45,13 +50,13 @@ def users_held(pool: "Pool", settings: "Settings", capacity: "Capacity", load: L
     if load.lengths is not None:
         answer = users_for_lengths(pool.allocated_blocks, usable, load.lengths, load.overflow, shared)
     else:
-        users = users_at(pool.allocated_blocks, usable, load.longest(context), shared)
+        users = most_users(pool.allocated_blocks, usable, load.longest(context), shared)
         answer = UserAnswer(users, 0.0, "all users hold the same number of blocks")
     # One request of the full context is admitted on its own, whatever its prefill takes.
     return replace(answer, users=1) if holds_one and not answer.users else answer
 
 
-def usable_blocks(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> int:
+def usable_blocks(pool: Pool, settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> int:
     """Blocks for decoding users: all but the null block and those of a prefill in flight."""
     context = capacity.max_model_len
     return num_blocks - 1 - pool.in_flight(load.longest(context), context, settings)
@@ -62,7 +67,7 @@ def own_blocks(blocks_of: Held, tokens: int, shared_blocks: int) -> int:
     return max(1, blocks_of(tokens) - shared_blocks)
 
 
-def users_at(blocks_of: Held, usable: int, tokens: int, shared_blocks: int = 0) -> int:
+def most_users(blocks_of: Held, usable: int, tokens: int, shared_blocks: int = 0) -> int:
     """Users if each holds `tokens`: the largest n with shared_blocks + n x own blocks <= usable."""
     return max(0, usable - shared_blocks) // own_blocks(blocks_of, tokens, shared_blocks)
 
@@ -231,3 +236,174 @@ def _search(first: Sums, overflow: float, most: int) -> tuple[int, Sums]:
         if more.overflow <= bound:
             users, best = users + 2**i, more
     return users, best
+
+
+# --- of a plan, at both ends of its range -----------------------------------------------------------------------------
+
+End = Literal["low", "likely", "high"]
+
+
+def blocks_at(plan: Plan, end: End) -> int:
+    """Blocks of the pool: likely, or with all estimates at their worst or best."""
+    match end:
+        case "low":
+            return plan.blocks_low
+        case "likely":
+            return plan.capacity.num_blocks
+        case "high":
+            return plan.blocks_high
+        case _:
+            assert_never(end)
+
+
+def pool_users(plan: Plan, end: End) -> int:
+    """Users that one replica's pool holds while decoding, by the load's measure."""
+    answer, load = plan.concurrency, plan.request.load
+    if load.lengths is not None:  # a search plans without lengths: the plan's own count may be of another load
+        return _counted(plan, load, blocks_at(plan, end))
+    users = {"low": answer.pool_low, "likely": answer.pool.users, "high": answer.pool_high}[end]
+    assert users is not None
+    return users
+
+
+def users_at(plan: Plan, tokens: int, shared_prefix: int = 0, end: End = "likely") -> int:
+    """Users that one replica's pool holds if each has `tokens`, at most the context, after a common prefix."""
+    length = min(tokens, plan.capacity.max_model_len)
+    load = Load(mean_tokens=length, shared_prefix=min(shared_prefix, length))
+    return _counted(plan, load, blocks_at(plan, end))
+
+
+def _counted(plan: Plan, load: Load, num_blocks: int) -> int:
+    if not plan.fits:
+        return 0
+    return users_held(plan.pool, plan.settings, plan.capacity, load, num_blocks).users
+
+
+class KnownPools:
+    """User counts already computed for pools, by the block counts of requests.
+
+    A larger pool never holds fewer users, so a search over many pools counts only a few.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+
+    def of(self, counts: tuple[int, ...], lengths: "Lengths", overflow: float, shared: int) -> list[tuple[int, int]]:
+        """(blocks, users), ascending; callers add their counts to it."""
+        return self._known.setdefault((counts, lengths, overflow, shared), [])
+
+
+def pool_holds(plan: Plan, end: End, count: int, pools: KnownPools) -> bool:
+    """True if pool_users is at least `count`; with lengths, known pools are checked first."""
+    load = plan.request.load
+    if load.lengths is None or not plan.fits:
+        return pool_users(plan, end) >= count
+    usable = usable_blocks(plan.pool, plan.settings, plan.capacity, load, blocks_at(plan, end))
+    shared = plan.pool.shared(min(load.shared_prefix, plan.capacity.max_model_len))
+    known = pools.of(_block_counts(plan.pool, load.lengths), load.lengths, load.overflow, shared)
+    index = bisect(known, (usable, 0))
+    if index and known[index - 1][1] >= count:
+        return True
+    if index < len(known) and known[index][1] < count:
+        return False
+    most = pool_users(plan, end)
+    known.insert(index, (usable, most))
+    return most >= count
+
+
+@lru_cache(maxsize=256)
+def _block_counts(pool: Pool, lengths: "Lengths") -> tuple[int, ...]:
+    return tuple(pool.allocated_blocks(tokens) for tokens, _ in lengths.points)
+
+
+def blocks_per_user(plan: Plan) -> int:
+    """Blocks per additional user while decoding; with lengths, for the longest one."""
+    load, context = plan.request.load, plan.capacity.max_model_len
+    shared = plan.pool.shared(min(load.shared_prefix, context))
+    return own_blocks(plan.pool.allocated_blocks, load.longest(context), shared)
+
+
+APART = 1.1  # if users and the server's own figure differ by more than this factor, the answer explains it
+
+
+def log_differs(plan: Plan) -> str | None:
+    """Why users and the server's own figure differ by more than a factor of APART, or None if they do not.
+
+    The server's figure has every request at the full context, at the peak of its prefill.
+    """
+    answer = plan.concurrency
+    if not plan.fits or (answer.max <= APART * answer.users and answer.users <= APART * max(1.0, answer.max)):
+        return None
+    reasons = list(_differences(plan))
+    return f"it differs from the users because it {'; it '.join(reasons)}" if reasons else None
+
+
+def _differences(plan: Plan) -> Iterator[str]:
+    answer, load, context = plan.concurrency, plan.request.load, plan.capacity.max_model_len
+    if load.longest(context) < context or load.lengths is not None:
+        yield f"counts every request at {context:,} tokens"
+    elif load.shared_prefix:
+        yield "counts the shared prefix for every request"
+    kinds = {
+        group.first.kind
+        for group in plan.pool.groups
+        if group.charged(context, plan.settings, plan.pool.dcp) > group.allocated_blocks(context, plan.pool.dcp)
+    }
+    if kinds & {"sliding", "chunked"}:
+        tokens = plan.settings.in_flight_tokens
+        yield f"charges every window for {tokens:,} tokens in flight, which only a prefill needs"
+    if "state" in kinds:
+        yield "charges every request state blocks that it needs only during prefill"
+    if answer.pool.users > answer.max_num_seqs:
+        yield f"ignores that at most {answer.max_num_seqs:,} sequences run at once"
+    if int(answer.max) > answer.users == 1:
+        yield "counts the null block, which no request can use"
+
+
+def running_users(plan: Plan, end: End) -> int:
+    """Users of one replica served at once: those that fit in the pool and that the scheduler runs."""
+    return min(pool_users(plan, end), seqs_at(plan, end))
+
+
+def seqs_at(plan: Plan, end: End) -> int:
+    """The most sequences that the scheduler runs."""
+    answer = plan.concurrency
+    return {"low": answer.seqs_low, "likely": answer.max_num_seqs, "high": answer.seqs_high}[end]
+
+
+def num_gpus(plan: Plan) -> int:
+    return plan.request.args.num_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBlocks:
+    """Blocks and state slots of one request, for a pool whose tokens do not tell them.
+
+    fixed           blocks taken by any request before its first token: states, rings, an encoder's tokens
+    windows         most blocks that its windows and chunks take before its first token
+    decoding        most blocks of both kinds that it keeps while it decodes
+    growth          blocks per token of everything that grows with its length
+    slots           slots for states that it takes, in a server that has them beside the blocks; else 0
+    most_requests   requests that the pool holds at once however short they are, whatever --max-num-seqs
+    """
+
+    fixed: int
+    windows: int
+    decoding: int
+    growth: Fraction
+    slots: int
+    most_requests: int
+
+
+def request_blocks(plan: Plan) -> RequestBlocks | None:
+    """Blocks of one request, or None if all of them grow with its tokens or the server does not start."""
+    pool, capacity, settings = plan.pool, plan.capacity, plan.settings
+    fixed, windows, decoding = pool.constant_blocks(capacity.max_model_len, settings)
+    if not plan.fits or not (fixed or windows or capacity.slots):
+        return None
+    usable = usable_blocks(pool, settings, capacity, Load(mean_tokens=1), capacity.num_blocks)
+    limit = most_users(pool.allocated_blocks, usable, 1)
+    if capacity.slots:
+        limit = min(limit, capacity.slots // capacity.slots_per_request)
+    growth = pool.growth(capacity.max_model_len)
+    return RequestBlocks(fixed, windows, decoding, growth, capacity.slots_per_request, limit)

@@ -15,7 +15,7 @@ from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import path_text, printable
 from kvplan.core.strict_yaml import wrong
 from kvplan.core.units import format_bytes, format_count, format_gib, format_size, plural
-from kvplan.planning import advise, user_counts
+from kvplan.planning import advise, users
 from kvplan.planning.advise import Change, Knob
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target, Workload, exists
@@ -139,15 +139,15 @@ def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
         text = f"{plural(value(plan), 'concurrent request')} of {length:,} tokens ({name}){of_ranks(plan, value(plan))}"
         if shared_blocks(plan, prefix):
             text += f", their shared prefix of {min(prefix, length):,} tokens stored once"
-        pool = user_counts.users_at(plan, tokens, prefix)
+        pool = users.users_at(plan, tokens, prefix)
         return text if pool == value(plan) else f"{text}, limited by {seqs_flag(plan)} (the pool holds {pool:,})"
 
     return Gauge(value, "requests", True, plain, describe, more_users)
 
 
-def served(plan: Plan, tokens: int, prefix: int, end: user_counts.End = "likely") -> int:
+def served(plan: Plan, tokens: int, prefix: int, end: users.End = "likely") -> int:
     """Requests of `tokens` that one replica serves at once: those that fit in the pool and that the scheduler runs."""
-    return min(user_counts.users_at(plan, tokens, prefix, end), user_counts.seqs_at(plan, end))
+    return min(users.users_at(plan, tokens, prefix, end), users.seqs_at(plan, end))
 
 
 def of_ranks(plan: Plan, count: int) -> str:
@@ -165,7 +165,7 @@ def concurrency_gauge(tokens: int, prefix: int) -> Gauge:
     """Gauge of requests of the full context of `tokens` at once, counted as in every command."""
 
     def describe(plan: Plan) -> str:
-        count, pool = served(plan, tokens, prefix), user_counts.users_at(plan, tokens, prefix)
+        count, pool = served(plan, tokens, prefix), users.users_at(plan, tokens, prefix)
         text = f"{plural(count, 'concurrent request')} of {min(tokens, plan.capacity.max_model_len):,} tokens"
         text += of_ranks(plan, count)
         if not plan.fits:

@@ -18,7 +18,7 @@ from kvplan.core.files import printable
 from kvplan.core.strict_yaml import Scalar, wrong
 from kvplan.core.units import format_gib, format_size, plural
 from kvplan.hardware.gpu import split_count
-from kvplan.planning import advise, user_counts
+from kvplan.planning import advise, users
 from kvplan.planning.plan import Plan, lack_text
 from kvplan.policy import plausible
 from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Target, Waiver, Workload, exists
@@ -328,7 +328,7 @@ class _Bench:
             alone=alone,
             figure_text=lambda changed: self.of(changed).figure_text(rule),
             context=plan.capacity.max_model_len,
-            num_gpus=user_counts.num_gpus(plan),
+            num_gpus=users.num_gpus(plan),
             is_baseline=rule.name in BASELINE_KNOBS,
             is_simulated=rule.name == "max_preemption_rate",
         )

@@ -3,8 +3,7 @@
 from typing import Final
 
 from kvplan.core.units import GIB, format_gib
-from kvplan.planning.launch import kept_rows
-from kvplan.planning.plan import Plan
+from kvplan.planning.plan import Plan, kept_rows
 from kvplan.servers.manifest import Served
 
 NAMES: Final = {

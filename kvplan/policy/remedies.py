@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.planning import advise, user_counts
+from kvplan.planning import advise, users
 from kvplan.planning.plan import Plan
 from kvplan.policy.result import Outcome
 
@@ -124,7 +124,7 @@ def gain_text(wish: Wish, cured: Plan) -> str:
     """
     context = cured.capacity.max_model_len
     shorter = f", with a context of {context:,} tokens instead of {wish.context:,}" if context < wish.context else ""
-    gpus = user_counts.num_gpus(cured)
+    gpus = users.num_gpus(cured)
     adds = cured.concurrency.replicas > 1 and gpus != wish.num_gpus
     more = f", on {gpus:,} GPUs instead of {wish.num_gpus:,}" if adds else ""
     return f"{wish.figure_text(cured)}{more}{shorter}"

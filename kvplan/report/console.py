@@ -13,10 +13,7 @@ from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
-from kvplan.planning.explain import Section, is_published
-from kvplan.planning.explain import explain as explained
-from kvplan.planning.launch import context_word
-from kvplan.planning.plan import Plan
+from kvplan.planning.plan import Plan, context_word, is_published
 from kvplan.report.lines import COMMAND, SCREEN, Line, Paragraph, Part, laid_out, line
 from kvplan.servers.base import Terms, terms_of
 from kvplan.servers.plans import budget_sizes
@@ -27,6 +24,7 @@ from kvplan.sizing.weights import num_params
 if TYPE_CHECKING:
     from kvplan.documents.listing import GpuRow, ModelRow
     from kvplan.documents.plan import Assumption, Fix, KvCache, Memory, PlanDocument, Refusal
+    from kvplan.servers.base import Section
 
 BAR = 26
 POOL = "data-parallel rank"  # owner of a pool, if there are several
@@ -48,7 +46,12 @@ STYLES = {"weights": "cyan", "draft": "cyan", "kv_cache": "green", "unused": "di
 
 def plan_parts(plan: Plan, *, blocks: bool = True, explain: bool = False) -> list[Part]:
     """The answer on one screen; with `explain`, followed by every formula."""
-    return [*plan_lines(plan_document(plan), blocks=blocks), *(explain_lines(explained(plan)) if explain else [])]
+    lines = plan_lines(plan_document(plan), blocks=blocks)
+    if not explain:
+        return lines
+    from kvplan.planning.explain import explain as explained  # only on request
+
+    return [*lines, *explain_lines(explained(plan))]
 
 
 def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:

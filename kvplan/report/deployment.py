@@ -14,9 +14,7 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, format_gib
 from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
-from kvplan.planning.launch import host_rows, kept_rows
-from kvplan.planning.plan import Plan
-from kvplan.servers import environment
+from kvplan.planning.plan import Plan, assignments, host_rows, kept_rows
 from kvplan.servers.base import server_of, terms_of
 from kvplan.servers.nodes import PRODUCT, product_of
 
@@ -290,8 +288,8 @@ def arguments_of(plan: Plan) -> list[str]:
 
 
 def variables_of(plan: Plan) -> dict[str, str]:
-    assignments = environment.assignments(plan.request.release, plan.request.args)
-    return {name: value for name, _, value in (word.partition("=") for word in assignments)}
+    words = assignments(plan.request.release, plan.request.args)
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def image_of(plan: Plan) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import format_gib
-from kvplan.planning.launch import serve_command
 from kvplan.planning.pack import Packing, Started, ranks
+from kvplan.planning.plan import serve_command
 from kvplan.report.lines import COMMAND, Part, line
 from kvplan.report.page import Block, code, heading
 from kvplan.servers.base import terms_of

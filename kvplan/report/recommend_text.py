@@ -12,8 +12,7 @@ from kvplan.core.table import Markdown, Table, Value
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Plan, Request
+from kvplan.planning.plan import Plan, Request, serve_command
 from kvplan.planning.recommend import (
     SMALL_STEPS,
     STAGES,
@@ -25,7 +24,7 @@ from kvplan.planning.recommend import (
     Question,
     Recommendation,
 )
-from kvplan.planning.user_counts import running_users
+from kvplan.planning.users import running_users
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.report.page import Block, bold, bullets, code

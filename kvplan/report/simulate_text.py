@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.core.table import Markdown, Table, flattened, markdown_text
 from kvplan.core.units import plural
 from kvplan.models.catalog import model_id
-from kvplan.planning.user_counts import num_gpus
+from kvplan.planning.users import num_gpus
 from kvplan.report import formats
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bold

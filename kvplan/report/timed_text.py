@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from kvplan.core.files import printable
 from kvplan.core.table import Table
 from kvplan.core.units import plural
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Request
-from kvplan.planning.user_counts import num_gpus
+from kvplan.planning.plan import Request, serve_command
+from kvplan.planning.users import num_gpus
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import COMMAND, Part, line

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from kvplan.core.files import printable
 from kvplan.core.table import Table, Value
 from kvplan.core.units import GIB, plural
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Request, plan
+from kvplan.planning.plan import Request, plan, serve_command
 from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import COMMAND, Paragraph, Part, line

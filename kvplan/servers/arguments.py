@@ -2,21 +2,161 @@
 
 Everything that names an argument reads this table: the commands' options and help panels, --engine-arg, pasted and
 printed commands of every server, the arguments that logs list, policy keys and the schemas. To add an argument, add a
-field and use it. Flags whose effect kvplan does not size are in servers/<name>/arguments.py.
+field and use it. Flags whose effect kvplan does not size are in servers/<name>/arguments.py. `Settings` is what a
+server makes of them.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
-from typing import Any, Final, Literal
+from dataclasses import field, fields
+from typing import Any, Final, Literal, TypeVar
 
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.servers.argument import Argument, Flag, argument, sglang_argument
-from kvplan.servers.methods import METHODS
+from kvplan.core.units import GIB
+from kvplan.servers.releases import Version
+
+Kind = Literal[
+    "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits", "json",
+    "names",
+]  # fmt: skip
+COMMON: Final = "Model, GPU and server"
+Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts"]
+LARGEST: Final = 2**31 - 1  # of a count without a limit of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A server's name and syntax for an argument.
+
+    names    with underscores; the first is used in printed commands and in the server's log
+    short    single-dash form
+    on       the value that a switch sets; None: it has a --no-... counterpart, or takes a value
+    values   the server's words for a value -> kvplan's
+    since    the release change that introduced the first name; `earlier`: its name before that, "" for none
+    beside   a switch without which it has no effect
+    printed  whether it is a separate flag in a printed command
+    off      the value that is equivalent to leaving it out
+    """
+
+    names: tuple[str, ...] = ()
+    short: tuple[str, ...] = ()
+    on: bool | str | None = None
+    values: Mapping[str, str] | None = None
+    since: str = ""
+    earlier: str = ""
+    beside: str = ""
+    printed: bool = True
+    off: str = ""
+
+
+OWN_NAME: Final = Flag()
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One engine argument: how it is parsed, shown in help, and what each server calls it.
+
+    help, metavar  of its option
+    options        option names besides the long one
+    choices        its values, if there are few
+    largest        the largest sensible count; anything above is treated as a typo
+    many           whether its option takes several values
+    sglang, vllm   None: that server has no such argument; for vLLM, a Flag without names uses the argument's own name
+    """
+
+    kind: Kind
+    help: str
+    metavar: str | None = None
+    options: tuple[str, ...] = ()
+    panel: Panel = COMMON
+    choices: tuple[str, ...] = ()
+    largest: int = LARGEST
+    many: bool = False
+    vllm: Flag | None = OWN_NAME
+    sglang: Flag | None = None
+
+    def flag(self, server: str) -> Flag | None:
+        flag: Flag | None = getattr(self, server, None)
+        return flag
+
+
+T = TypeVar("T")
+
+
+def argument(
+    default: T,
+    kind: Kind,
+    help: str,
+    metavar: str | None = None,
+    options: tuple[str, ...] = (),
+    panel: Panel = COMMON,
+    choices: tuple[str, ...] = (),
+    *,
+    largest: int = LARGEST,
+    many: bool = False,
+    vllm: Flag | None = OWN_NAME,
+    sglang: Flag | None = None,
+) -> T:
+    """Define a field of `EngineArgs`: its default and its row."""
+    row = Argument(kind, help, metavar, options, panel, choices, largest, many, vllm, sglang)
+    defined: T = field(default=default, metadata={"row": row})
+    return defined
+
+
+def sglang_argument(
+    default: T,
+    kind: Kind,
+    name: str,
+    help: str,
+    metavar: str | None = None,
+    *,
+    aliases: tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    on: bool | None = None,
+    off: str = "",
+    since: str = "",
+    earlier: str = "",
+) -> T:
+    """Define an argument that only SGLang has, by its name there and other spellings of it."""
+    flag = Flag((name, *aliases), on=on, off=off, since=since, earlier=earlier)
+    return argument(default, kind, f"SGLang: {help}", metavar, choices=choices, vllm=None, sglang=flag)
+
 
 MAX_RANKS: Final = 1024
+
+# The methods of speculative decoding, by vLLM's names. Source: vLLM 0.33 config/speculative.py.
+NO_DRAFT: Final = ("ngram", "ngram_gpu", "suffix")  # use no GPU memory
+NO_DRAFT_NAMES: Final = (*NO_DRAFT, "[ngram]")  # placeholders for a draft's name
+HEADS: Final = ("eagle", "eagle3", "dflash", "dspark")
+METHODS: Final = ("draft_model", "mtp", *HEADS, *NO_DRAFT)
+TARGET_READERS: Final = ("mtp", *HEADS)  # read the target's hidden states
+READS_NEXT: Final = ("mtp", "eagle", "eagle3")  # their KV at a position depends on the next token
+LOOKING_AHEAD: Final = ("draft_model", "mtp", *HEADS)  # write to the cache beyond a step's tokens
+MTP_TYPES: Final = (
+    "deepseek_mtp", "dots3_note_mtp", "mimo_mtp", "mimo_v2_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "glm_ocr_mtp",
+    "ernie_mtp", "nemotron_h_mtp", "exaone_moe_mtp", "exaone4_5_mtp", "qwen3_next_mtp", "qwen4_exp_mtp", "qwen3_5_mtp",
+    "longcat_flash_mtp", "bailing_hybrid_v3_mtp", "minimax_m3_mtp", "bailing_hybrid_mtp", "kimi_k3_mtp",
+    "pangu_ultra_moe_mtp", "step3p5_mtp", "step5_mtp", "hy_v3_mtp", "hy_v4_mtp", "gemma4_mtp", "inkling_mtp",
+    "glm5_next_mtp",
+)  # fmt: skip
+# Keys that change memory use in a way that is not sized.
+REFUSED_KEYS: Final[Mapping[str, str]] = {
+    "draft_lm_head_quantization": "keeps a second output head",
+    "kv_cache_dtype": "gives the draft a cache of its own kind",
+    "attention_backend": "may give the draft blocks of another size",
+    "use_heterogeneous_vocab": "drafts with another vocabulary",
+    "quantization": "may quantize the draft while loading",
+}
+
+
+def plain_method(method: str) -> str:
+    """Return a method's current name."""
+    return "mtp" if method in MTP_TYPES else {"[ngram]": "ngram"}.get(method, method)
+
+
+RANKS: Final = "draft_tensor_parallel_size"  # of a speculative config
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +469,7 @@ class EngineArgs:
         "choice",
         "Whether the model generates text, or embeds, ranks or classifies (pooling).",
         choices=("auto", "generate", "pooling"),
-        vllm=Flag(since="runner_flag"),  # before, --task: servers/vllm/launch.py
+        vllm=Flag(since="runner_flag"),  # before, --task: servers/vllm/server.py
     )
     convert: Literal["auto", "none", "embed", "classify"] = argument(
         "auto",
@@ -603,9 +743,67 @@ def spellings(server: str) -> dict[str, str]:
     return names
 
 
+def flag_words(server: str, release: Version, args: EngineArgs, stated: Mapping[str, Any]) -> list[str]:
+    """Flags of a server's command that set these arguments, in table order.
+
+    stated  values from the plan that replace an argument's; None: omit it. All others are included if not the default.
+    """
+    words: list[str] = []
+    for name, row in ARGUMENTS.items():
+        flag = row.flag(server)
+        value = stated.get(name, getattr(args, name))
+        if flag is None or not flag.printed or value is None or (name not in stated and value == DEFAULTS[name]):
+            continue
+        known = not flag.since or release.has(flag.since)
+        spelling = ((flag.names or (name,))[0] if known else flag.earlier).replace("_", "-")
+        if not spelling:
+            continue
+        if isinstance(value, bool) or flag.on is not None:
+            if flag.on in (None, value):
+                words.append(f"--{spelling}" if value or flag.on is False else f"--no-{spelling}")
+            continue
+        beside = [f"--{flag.beside.replace('_', '-')}"] if flag.beside else []
+        words_after = (
+            str(value).split(",")
+            if row.kind == "names"
+            else [f"{value / GIB:.9g}" if row.kind == "gib" else str(value)]
+        )
+        words += [*beside, f"--{spelling}", *words_after]
+    return words
+
+
 def listed_names() -> Iterator[str]:
     """Names that servers use for their arguments when they print or log them."""
     for name, row in ARGUMENTS.items():
         for flag in (row.vllm, row.sglang):
             if flag is not None and flag.printed:
                 yield from filter(None, ((flag.names or (name,))[0], flag.earlier, flag.beside))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings a server runs with: the user's, or its defaults.
+
+    batches           batches scheduled at once; windows are charged for in_flight_tokens
+    first_engine      vLLM's V0 engine runs
+    runner_v2         model runner V2 runs
+    backend           the requested attention backend, without its suffix; None: the server's choice
+    graphs_in_budget  a CUDA graph estimate is subtracted before the KV pool is sized
+    prefix_caching    finished blocks are kept for requests with the same prefix
+    """
+
+    version: Version
+    max_model_len: int
+    auto_fit: bool
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    in_flight_tokens: int
+    gpu_memory_utilization: float
+    kv_dtype: str
+    dtype: str
+    backend: str | None = None
+    batches: int = 1
+    first_engine: bool = False
+    runner_v2: bool = False
+    graphs_in_budget: bool = False
+    prefix_caching: bool = True

@@ -15,15 +15,13 @@ from kvplan.core.records import dataclass
 
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
-    from kvplan.servers.arguments import EngineArgs
+    from kvplan.servers.arguments import EngineArgs, Settings
     from kvplan.servers.bench import Generator
     from kvplan.servers.failures import Failures
     from kvplan.servers.logs import Logs
     from kvplan.servers.metrics import Metrics
-    from kvplan.servers.plans import HostRow, Plan, Request, Sized
+    from kvplan.servers.plans import HostRow, Plan, Refusal, Request, Sized
     from kvplan.servers.releases import Version
-    from kvplan.servers.settings import Settings
-    from kvplan.servers.start import Refusal
     from kvplan.servers.words import Other, ServeCommand, Started, Variable
     from kvplan.sizing.weights import Layout
 

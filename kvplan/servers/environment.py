@@ -7,16 +7,16 @@ model. All others are named in one note, without their values, which may be secr
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs
+from kvplan.servers.arguments import DEFAULTS, EngineArgs
 from kvplan.servers.base import SERVERS, server_of
-from kvplan.servers.releases import SIZES_MIB, Version
+from kvplan.servers.releases import AS_INSTALLED, SIZES_MIB, Version
 from kvplan.servers.words import Environment, Variable
 
 _ASSIGNMENT: Final = r"[A-Za-z_][A-Za-z0-9_]*=.*"
@@ -106,10 +106,10 @@ def applied(
             others.append(name)
         elif variable.sets:
             value = _value(variable, name, text)
-            if variable.sets in _RELEASE_DEFAULTS:
-                release = _with(release, variable.sets, value, _RELEASE_DEFAULTS)
+            if variable.sets in AS_INSTALLED:
+                release = _with(release, variable.sets, value, AS_INSTALLED)
             else:
-                args = _with(args, variable.sets, value, _ARGS_DEFAULTS)
+                args = _with(args, variable.sets, value, DEFAULTS)
         elif text not in variable.usual and variable.concerns and variable.concerns(spec, args):
             raise UnsupportedModelError(name, f"{variable.effect}, which is not modeled for {spec.name}", "remove it")
     if not others:
@@ -125,10 +125,6 @@ def _with(record: _Record, name: str, value: object, defaults: Mapping[str, obje
     """Return the record with a field set, unless it was set before."""
     changes: dict[str, Any] = {name: value}
     return replace(record, **changes) if getattr(record, name) == defaults[name] else record
-
-
-_RELEASE_DEFAULTS: Final[Mapping[str, object]] = {field.name: field.default for field in fields(Version)}
-_ARGS_DEFAULTS: Final[Mapping[str, object]] = {field.name: field.default for field in fields(EngineArgs)}
 
 
 def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
@@ -150,21 +146,3 @@ def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
         unit = " MiB" if name.endswith("_MB") else ""
         raise UsageError(name, f"is not a size from 1 to {SIZES_MIB[-1]:,}{unit}", "write one, or remove it")
     return number if variable.kind == "size" else (number != 0) == (variable.kind == "on")
-
-
-def assignments(release: Version, args: EngineArgs) -> list[str]:
-    """`NAME=value` for each variable that a server of this plan is started with, as `applied` reads it back."""
-    words = []
-    for name, variable in server_of(release.engine).variables().items():
-        if not variable.is_read_by(release):
-            continue
-        if variable.sets in ARGUMENTS:
-            flag, value = ARGUMENTS[variable.sets].flag(release.engine), getattr(args, variable.sets)
-            lacks = flag is not None and (not flag.printed or (flag.since and not release.has(flag.since)))
-            if value and lacks:  # no flag sets it, or none in this release
-                words.append(f"{name}={value / GIB:.9g}" if variable.kind == "gib" else f"{name}={value}")
-            continue
-        value = getattr(release, variable.sets, None) if variable.sets in _RELEASE_DEFAULTS else None
-        if value is not None and value != _RELEASE_DEFAULTS[variable.sets]:
-            words.append(f"{name}={value if variable.kind == 'size' else int(value == (variable.kind == 'on'))}")
-    return words

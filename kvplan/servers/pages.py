@@ -23,7 +23,7 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.servers.settings import Settings
+from kvplan.servers.arguments import Settings
 from kvplan.sizing.layout import cdiv, state_bytes, token_bytes
 from kvplan.sizing.weights import stage_layers
 

@@ -7,17 +7,13 @@ from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypedDict
 
 from kvplan.core.errors import UsageError
-from kvplan.core.field_types import Count
-from kvplan.core.records import dataclass
+from kvplan.core.records import Count, dataclass
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.estimates import Estimate
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.pages import rates
 from kvplan.servers.pool import Capacity, Pool
 from kvplan.servers.releases import DEFAULT, Version, newest_of
-from kvplan.servers.settings import Settings
-from kvplan.servers.start import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +24,70 @@ if TYPE_CHECKING:
 
 
 GpuCount = Literal["ranks", "name", "both"]
+Kind = Literal["exact", "formula", "calibrated", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes on one rank, low <= likely <= high; `formula` has its numbers filled in."""
+
+    low: int
+    likely: int
+    high: int
+    formula: str
+    source: str
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A server's refusal to start.
+
+    by        what is missing, or "unsupported": no memory would help, so it comes before missing memory
+    text      the reason in words
+    argument  the engine argument that fixes it, and `values` with which it starts: likely, and certainly; if
+    unsupported, values to try in order
+    deficit   bytes missing on each GPU
+    """
+
+    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item", "unsupported"]
+    text: str
+    argument: str
+    values: tuple[float | int | str, ...]
+    deficit: int
+
+    @property
+    def numbers(self) -> tuple[float | int, ...]:
+        """Its values that are numbers."""
+        return tuple(value for value in self.values if not isinstance(value, str))
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The argument with each value, as flags: "--max-num-seqs 64", or for a switch its name, or that of its
+        negation.
+        """
+        name = self.argument.replace("_", "-")
+        switches = {True: f"--{name}", False: f"--no-{name}"}
+        return tuple(switches[value] if isinstance(value, bool) else f"--{name} {value}" for value in self.values)
+
+    @property
+    def flag(self) -> str:
+        """The likely fix; empty if there is none, or none that is known to suffice."""
+        return self.flags[0] if self.flags and self.by != "unsupported" else ""
+
+
+def unsupported(text: str, argument: str = "", values: tuple[float | int | str, ...] = ()) -> Refusal:
+    """Return a refusal of what the server does not run on this GPU or with this model, whatever the memory.
+
+    text      the reason in one line, without the server's name: "no attention backend keeps ..."
+    argument  the argument to change, to one of `values` in order; each is planned before it is proposed
+    """
+    return Refusal("unsupported", text, argument, values, 0)
+
+
+def smaller(ranks: int) -> tuple[int, ...]:
+    """Smaller rank counts, the largest first."""
+    return tuple(n for n in (16, 8, 4, 2, 1) if n < ranks and ranks % n == 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.core.records import dataclass
 from kvplan.core.units import MEMORY_PAGE
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.pages import (
     KVSpec,
     Paging,
@@ -17,7 +17,6 @@ from kvplan.servers.pages import (
     prefilling_blocks,
 )
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
 from kvplan.sizing.layout import cdiv
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
 from kvplan.models.quant import is_odd
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
-from kvplan.servers.plans import Request
-from kvplan.servers.start import Refusal, smaller, unsupported
+from kvplan.servers.plans import Refusal, Request, smaller, unsupported
 from kvplan.servers.weights import weight_layout
 from kvplan.sizing.weights import (
     ONLINE,

@@ -1,6 +1,7 @@
 """Releases of servers and the changes in each; a server's own are in its folder's `changes.py`."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -155,6 +156,12 @@ class Version:
         """Later changes, oldest first, if they are listed."""
         known = releases_of(self.engine)
         return [change for change in known.changes.values() if known.listed and self.fields < change.since]
+
+
+# Fields of Version that say how it was started.
+AS_INSTALLED: Final[Mapping[str, object]] = {
+    each.name: each.default for each in fields(Version) if each.name not in ("number", "engine", "patch", "without")
+}
 
 
 def number_text(number: tuple[int, ...]) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.methods import HEADS, METHODS, NO_DRAFT
+from kvplan.servers.arguments import HEADS, METHODS, NO_DRAFT
 from kvplan.servers.plans import Request
 
 DRAFT_TOKENS: Final = 5  # default number of draft tokens; a common choice
@@ -149,17 +149,9 @@ def check_assistant(request: Request) -> None:
 # Model types whose own head was compared on the last of several stages, and those whose class also builds the embedding
 # there for a head that shares it (vLLM 0.33 models/llama.py and qwen2.py: spec_decode_needs_target_embed).
 STAGED_HEADS: Final = (
-    "deepseek_v3",
-    "deepseek_v4",
-    "gemma4_text",
-    "glm4_moe",
-    "glm_moe_dsa",
-    "glm5_next_text",
-    "nemotron_h",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
-)
+    "deepseek_v3", "deepseek_v4", "gemma4_text", "glm4_moe", "glm_moe_dsa", "glm5_next_text", "nemotron_h",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+)  # fmt: skip
 EMBEDDED_TWICE: Final = ("gpt_oss", "llama", "qwen2", "qwen3", "qwen3_moe", "qwen3_5_text")
 
 

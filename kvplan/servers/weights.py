@@ -7,8 +7,8 @@ from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.models.spec import ModelSpec, Place
+from kvplan.servers.arguments import HEADS
 from kvplan.servers.base import server_of
-from kvplan.servers.methods import HEADS
 from kvplan.servers.plans import Request
 from kvplan.sizing import weights
 from kvplan.sizing.weights import Layout

@@ -1,4 +1,4 @@
-"""The words of a server's command: flags, variables and their values, parsed and printed.
+"""The words of a server's command, parsed: flags, variables and their values.
 
 Each server's names for arguments are in kvplan/servers/arguments.py, its other flags in servers/<name>/.
 """
@@ -11,10 +11,8 @@ from typing import Any, Final, Literal
 from kvplan.core.errors import Faults, UnsupportedModelError, UsageError, sentence
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.core.units import GIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.argument_values import read_argument, switch
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, SHORT, EngineArgs
+from kvplan.servers.arguments import ARGUMENTS, SHORT, EngineArgs
 from kvplan.servers.releases import Number, Version
 
 MOST_UNKNOWN: Final = 200  # flags in no list; no real command has so many
@@ -263,6 +261,8 @@ def read_pair(text: str) -> tuple[str, Any]:
 
     The flags that turn a switch off are accepted as well: no_async_scheduling=true.
     """
+    from kvplan.servers.argument_values import read_argument, switch  # only for values that were typed or pasted
+
     key, equals, value = text.partition("=")
     name, option = pair_name(text), f"--engine-arg {printable(key, 60)}"
     if not equals:
@@ -278,35 +278,3 @@ def read_pair(text: str) -> tuple[str, Any]:
         hint = meant(near_names(name, ARGUMENTS), "see the option names of `kvplan estimate --help`")
         raise UsageError(option, "is not an engine argument that kvplan models", hint)
     return name, read_argument(name, value.strip(), option)
-
-
-# --- a printed command ------------------------------------------------------------------------------------------------
-
-
-def flag_words(server: str, release: Version, args: EngineArgs, stated: Mapping[str, Any]) -> list[str]:
-    """Flags of a server's command that set these arguments, in table order.
-
-    stated  values from the plan that replace an argument's; None: omit it. All others are included if not the default.
-    """
-    words: list[str] = []
-    for name, row in ARGUMENTS.items():
-        flag = row.flag(server)
-        value = stated.get(name, getattr(args, name))
-        if flag is None or not flag.printed or value is None or (name not in stated and value == DEFAULTS[name]):
-            continue
-        known = not flag.since or release.has(flag.since)
-        spelling = ((flag.names or (name,))[0] if known else flag.earlier).replace("_", "-")
-        if not spelling:
-            continue
-        if isinstance(value, bool) or flag.on is not None:
-            if flag.on in (None, value):
-                words.append(f"--{spelling}" if value or flag.on is False else f"--no-{spelling}")
-            continue
-        beside = [f"--{flag.beside.replace('_', '-')}"] if flag.beside else []
-        words_after = (
-            str(value).split(",")
-            if row.kind == "names"
-            else [f"{value / GIB:.9g}" if row.kind == "gib" else str(value)]
-        )
-        words += [*beside, f"--{spelling}", *words_after]
-    return words

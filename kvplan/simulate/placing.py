@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvplan.core.errors import KvplanError
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.recommend import Question, precisions, splits
-from kvplan.planning.user_counts import num_gpus
+from kvplan.planning.users import num_gpus
 from kvplan.simulate import ranges, slo
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.result import Result, result

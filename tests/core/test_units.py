@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
+from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.units import (
     AUTO,
     DTYPE_BITS,
     MAX_BYTES,
     MAX_TOKENS,
-    dtype_name,
     format_apart,
     format_bytes,
     format_count,
@@ -202,24 +201,6 @@ def test_counts_are_plain_digits(text: str) -> None:
         parse_count(text, "--tp")
 
 
-@pytest.mark.parametrize(
-    ("spelling", "name", "bits"),
-    [
-        ("torch.bfloat16", "bfloat16", 16),
-        ("bf16", "bfloat16", 16),
-        ("half", "float16", 16),
-        ("float", "float32", 32),
-        ("FP8", "float8_e4m3", 8),
-        ("fp8_e5m2", "float8_e5m2", 8),
-        ("torch.float8_e4m3fn", "float8_e4m3", 8),
-        ("int4", "int4", 4),
-    ],
-)
-def test_dtypes_by_any_known_spelling(spelling: str, name: str, bits: int) -> None:
-    assert dtype_name(spelling) == name
-    assert DTYPE_BITS[name] == bits
-
-
 @pytest.mark.parametrize("name", DTYPE_BITS)
 def test_dtype_bits_are_those_of_torch(name: str) -> None:
     torch = pytest.importorskip("torch")
@@ -227,11 +208,6 @@ def test_dtype_bits_are_those_of_torch(name: str) -> None:
     if found is None or name in ("int4", "uint4"):  # torch has only placeholders for these
         pytest.skip(f"torch has no tensor of {name}")
     assert DTYPE_BITS[name] == 8 * torch.empty(0, dtype=found).element_size()
-
-
-def test_an_unknown_dtype_is_named() -> None:
-    with pytest.raises(UnsupportedModelError, match="'float13'"):
-        dtype_name("float13")
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,12 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pages import charged_blocks
 from kvplan.servers.pool import Capacity
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import pages as vllm_pages
-from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.changes import CHANGES
 from kvplan.servers.vllm.overheads import (
@@ -49,8 +47,8 @@ def settings_of(model: str, device: str, number: tuple[int, int], args: EngineAr
 def capacity(model: str, device: str, number: tuple[int, int], kv_gib: float, args: EngineArgs) -> Capacity:
     """What a pool of the logged size holds; the log's second decimal leaves 0.005 GiB open."""
     spec, settings = catalog.load(model), settings_of(model, device, number, args)
-    pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, gpu(device).sm))
-    return vllm_pool.capacity(pool, settings, args, [int(kv_gib * GIB)])
+    pool = vllm_pages.pool(spec, vllm_pages.paging(spec, settings, args, gpu(device).sm))
+    return vllm_pages.capacity(pool, settings, args, [int(kv_gib * GIB)])
 
 
 def half_digit(bytes_per_block: int) -> int:
@@ -134,7 +132,7 @@ def test_a_cache_of_the_first_engine_that_is_not_known_is_refused(model: str) ->
     spec, args = catalog.load(model), EngineArgs(max_model_len=8192)
     settings = settings_of(model, "a100-80g", (0, 7), args)
     with pytest.raises(UnsupportedModelError, match=r"first engine is not modeled; use vllm@0\.11 or newer"):
-        vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, 80))
+        vllm_pages.pool(spec, vllm_pages.paging(spec, settings, args, 80))
 
 
 @pytest.mark.parametrize(

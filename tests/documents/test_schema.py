@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvplan.core.field_types import Count, Keyword, Number, Size
+from kvplan.core.records import Count, Keyword, Number, Size
 from kvplan.documents.schema import DOCUMENTS, NAMES, document_schema, schema_of
 from tests.support.cli import Run
 from tests.support.cli import run as run

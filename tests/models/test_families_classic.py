@@ -11,8 +11,8 @@ import pytest
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
 from kvplan.models import catalog
 from kvplan.models.families import classic, multimodal_text
+from kvplan.models.families.blocks import SpecDraft
 from kvplan.models.families.config import Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.hf_config import read_config
 from kvplan.models.spec import CrossAttention, FullAttention, Rope, Weight
 from tests import oracles

@@ -16,8 +16,8 @@ from kvplan.documents.artifact import dumps, plan_document
 from kvplan.hardware.gpu import gpu
 from kvplan.models.hf_config import read_config
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.vllm import removed
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm import supported
 from tests.support.config_shapes import paths, shape, shape_names
 
 DROP = object()
@@ -48,7 +48,7 @@ def answer(config: dict[str, Any], name: str) -> Plan | KvplanError:
     result: Plan | KvplanError
     try:
         spec = read_config(config, "config.json", name)
-        release = vllm.version(removed.LAST_RELEASE.get(spec.architecture, vllm.NEWEST))
+        release = vllm.version(supported.LAST_RELEASE.get(spec.architecture, vllm.NEWEST))
         result = plan(Request(spec, gpu("h100-80g"), release=release))
         dumps(plan_document(result))  # refuses NaN and infinities
     except KvplanError as error:

@@ -15,8 +15,7 @@ from kvplan.measure.serverlog.log import read_log
 from kvplan.measure.serverlog.request import flags_of
 from kvplan.models import catalog
 from kvplan.models.families import towers
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, plan, serve_command
 from kvplan.servers.argument_values import read_argument
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine

@@ -8,8 +8,7 @@ from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.explain import explain
-from kvplan.planning.launch import host_rows, kept_rows
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, host_rows, kept_rows, plan
 from kvplan.report.console import host_lines, host_sizes, memory_lines, memory_rows
 from kvplan.report.lines import plain
 from kvplan.report.page import block_text

@@ -20,8 +20,7 @@ from kvplan.hardware.prices import read as read_prices
 from kvplan.models import catalog
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.recommend import bound, seqs_for
-from kvplan.planning.user_counts import KnownPools, pool_holds, pool_users
-from kvplan.planning.users import users_for_lengths
+from kvplan.planning.users import KnownPools, pool_holds, pool_users, users_for_lengths
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.workloads.lengths import Lengths

@@ -17,7 +17,7 @@ from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.planning.request_blocks import request_blocks
+from kvplan.planning.users import request_blocks
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from tests.support.cli import Run

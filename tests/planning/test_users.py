@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvplan.core.errors import UsageError
 from kvplan.planning import users
-from kvplan.planning.users import users_at, users_for_lengths
+from kvplan.planning.users import most_users, users_for_lengths
 from kvplan.workloads.lengths import Lengths, parse_lengths
 from tests.support.parts import paired
 
@@ -30,19 +30,19 @@ def of(**weights: float) -> Lengths:
 # --- one length ---------------------------------------------------------------------------------------------------
 
 
-def test_users_at_one_length() -> None:
-    assert users_at(paged, 100, 160) == 10
-    assert users_at(paged, 109, 160) == 10
-    assert users_at(paged, 110, 161) == 10  # the eleventh block is paid in full
-    assert users_at(paged, 9, 160) == 0
-    assert users_at(paged, 0, 1) == users_at(paged, -1, 1) == 0
+def test_most_users_one_length() -> None:
+    assert most_users(paged, 100, 160) == 10
+    assert most_users(paged, 109, 160) == 10
+    assert most_users(paged, 110, 161) == 10  # the eleventh block is paid in full
+    assert most_users(paged, 9, 160) == 0
+    assert most_users(paged, 0, 1) == most_users(paged, -1, 1) == 0
 
 
 def test_a_shared_prefix_is_stored_once() -> None:
     # 900 tokens fill 56 blocks of 16; a request of 2,000 tokens holds 125, 69 of its own
-    assert users_at(paged, 10_000, 2000, shared_blocks=56) == (10_000 - 56) // 69
-    assert users_at(paged, 56, 2000, shared_blocks=56) == 0
-    assert users_at(paged, 60, 896, shared_blocks=56) == 4  # each still needs a block to write its next token
+    assert most_users(paged, 10_000, 2000, shared_blocks=56) == (10_000 - 56) // 69
+    assert most_users(paged, 56, 2000, shared_blocks=56) == 0
+    assert most_users(paged, 60, 896, shared_blocks=56) == 4  # each still needs a block to write its next token
 
 
 # --- two lengths: the binomial tail -------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_larger_pool_and_a_looser_bound_never_hold_fewer(text: str, usable: in
     base = users_for_lengths(paged, usable, lengths, overflow).users
     assert users_for_lengths(paged, usable + more, lengths, overflow).users >= base
     assert users_for_lengths(paged, usable, lengths, overflow * 5).users >= base
-    assert users_at(paged, usable, lengths.points[0][0]) >= base >= users_at(paged, usable, lengths.longest)
+    assert most_users(paged, usable, lengths.points[0][0]) >= base >= most_users(paged, usable, lengths.longest)
 
 
 @given(st.integers(0, 500), st.integers(0, 2000))

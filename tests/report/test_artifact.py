@@ -17,13 +17,12 @@ from kvplan.documents.artifact import dumps, plan_document, plans_document
 from kvplan.documents.schema import document_schema
 from kvplan.hardware.gpu import custom_gpu, gpu
 from kvplan.models import catalog
-from kvplan.planning import launch
+from kvplan.planning import plan as planning
 from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan
 from kvplan.report.page import page
 from kvplan.report.text import plan_cells, plans_page
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.plans import budget_sizes
-from kvplan.servers.settings import Settings
 from kvplan.servers.vllm.rules import version
 from kvplan.workloads.lengths import parse_lengths
 
@@ -386,7 +385,7 @@ def test_an_estimated_gpu_total_is_an_assumption() -> None:
 
 
 def test_the_command_of_the_first_case(cases: dict[str, Plan]) -> None:
-    words = launch.serve_command(cases["first"])
+    words = planning.serve_command(cases["first"])
     assert words[:5] == ["vllm", "serve", catalog.facts("llama-3.1-8b")["id"], "--max-model-len", "32768"]
     assert words[5:] == [
         *("--gpu-memory-utilization", "0.92"),
@@ -420,25 +419,25 @@ def test_the_command_of_the_first_case(cases: dict[str, Plan]) -> None:
     ],
 )
 def test_every_flag_is_said(args: dict[str, Any], expected: list[str]) -> None:
-    words = launch.serve_command(planned("llama-3.1-8b", max_model_len=8192, **args))
+    words = planning.serve_command(planned("llama-3.1-8b", max_model_len=8192, **args))
     at = words.index(expected[0])
     assert words[at : at + len(expected)] == expected
 
 
 def test_a_draft_model_is_said_as_json(cases: dict[str, Plan]) -> None:
-    words = launch.serve_command(cases["draft"])
+    words = planning.serve_command(cases["draft"])
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert config == {"model": catalog.facts("llama-3.2-1b")["id"], "num_speculative_tokens": 3}
 
 
 def test_an_auto_fitted_context_is_a_number_where_the_whole_range_holds_it(cases: dict[str, Plan]) -> None:
     roomy = planned("llama-3.1-8b", max_model_len="auto")  # the model's maximum, several times
-    words = launch.serve_command(roomy)
+    words = planning.serve_command(roomy)
     assert words[words.index("--max-model-len") + 1] == "131072"
     assert cases["auto"].concurrency.low < 1
-    words = launch.serve_command(cases["auto"])
+    words = planning.serve_command(cases["auto"])
     assert words[words.index("--max-model-len") + 1] == "auto"
-    older = launch.serve_command(
+    older = planning.serve_command(
         replace(cases["auto"], request=replace(cases["auto"].request, release=version((0, 11))))
     )
     assert older[older.index("--max-model-len") + 1] == str(cases["auto"].capacity.max_model_len)
@@ -459,7 +458,7 @@ def test_an_auto_fitted_context_is_a_number_where_the_whole_range_holds_it(cases
 def test_the_server_is_given_the_model_that_was_named(name: str, served: str) -> None:
     one = first()
     named = replace(one, request=replace(one.request, spec=replace(one.request.spec, name=name)))
-    assert launch.serve_command(named)[2] == served
+    assert planning.serve_command(named)[2] == served
     assert plan_document(named)["inputs"]["model"]["id"] == served
 
 
@@ -469,6 +468,6 @@ def test_total_kinds_are_all_known() -> None:
 
 def test_the_command_starts_where_states_are_fewer_than_sequences() -> None:
     plan_ = planned("qwen3.5-35b-a3b", "h100-80g", max_model_len=32768)
-    words = launch.serve_command(plan_)
+    words = planning.serve_command(plan_)
     asked = int(words[words.index("--max-num-seqs") + 1])
     assert asked == plan_.settings.max_num_seqs <= plan_.capacity.num_blocks

@@ -20,8 +20,7 @@ from kvplan.hardware.gpu import custom_gpu, gpu
 from kvplan.models import catalog
 from kvplan.models.quant import scheme_name
 from kvplan.models.spec import Quantization, Scheme
-from kvplan.planning.explain import is_published
-from kvplan.planning.plan import Load, Plan, Request, plan
+from kvplan.planning.plan import Load, Plan, Request, is_published, plan
 from kvplan.report import console as screen
 from kvplan.report.lines import Part, line, open_console, takes_blocks, write
 from kvplan.report.page import page

@@ -15,8 +15,8 @@ import pytest
 
 from engine.adapter_config import of_layer, read_config
 from engine.sequence import Sequence
+from kvplan.cli.app import spread
 from kvplan.cli.engine_options import modules_of
-from kvplan.cli.help import spread
 from kvplan.core.errors import InvalidInputError, KvplanError, UnsupportedModelError
 from kvplan.models import catalog
 from kvplan.serve.adapters import ROUTERS, check_adapter, linear_layers

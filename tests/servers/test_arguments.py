@@ -12,12 +12,10 @@ from kvplan.documents.plan import engine_args as args_schema
 from kvplan.documents.policy_file import ENGINE
 from kvplan.measure.serverlog.log import phrases
 from kvplan.policy.file import ENGINE_KEYS
-from kvplan.servers.argument import Panel
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs, lacking, spellings
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, flag_words, lacking, spellings
 from kvplan.servers.base import SERVERS, parse_engine, terms_of
 from kvplan.servers.pasted import parse
 from kvplan.servers.standing import standings
-from kvplan.servers.words import flag_words
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

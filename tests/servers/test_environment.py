@@ -12,6 +12,7 @@ from kvplan.measure.serverlog.log import parse_log
 from kvplan.measure.serverlog.request import environment_of
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
+from kvplan.planning.plan import assignments
 from kvplan.servers import environment
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
@@ -259,7 +260,7 @@ def test_a_printed_command_fed_back_is_the_same_server(data: st.DataObject) -> N
     spec = resolve_spec()
     told, args, note = environment.applied({name: text}, release, EngineArgs(), spec)
     assert (note is None) is variable.is_read_by(release)
-    line = shlex.join([*environment.assignments(told, args), "vllm", "serve", "org/a"])
+    line = shlex.join([*assignments(told, args), "vllm", "serve", "org/a"])
     again, _, _ = environment.applied(read_line(line).environment, release, EngineArgs(), spec)
     assert again == told
     assert parse_engine(told.label) == told

@@ -16,7 +16,6 @@ from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm import experts, overheads
 from kvplan.servers.vllm import pages as vllm_pages
-from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import ONLINE_METHODS, weight_layout
 from kvplan.sizing.weights import rank_weights, stage_layers, total_weights
@@ -58,10 +57,10 @@ def compare(row: dict[str, Any]) -> None:
     for stage, weights in enumerate(row["weights"]):
         assert total_weights(spec, weight_layout(request, stage)) == weights
     settings = vllm.resolve(spec, device, args, request.release)
-    pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, device.sm), None)
+    pool = vllm_pages.pool(spec, vllm_pages.paging(spec, settings, args, device.sm), None)
     for result in row.get("results", ()):
         available = [result["available_memory"]] * args.pipeline_parallel_size
-        capacity = vllm_pool.capacity(pool, settings, args, available)
+        capacity = vllm_pages.capacity(pool, settings, args, available)
         assert capacity.fits == ("error" not in result)
         if capacity.fits:
             assert capacity.num_blocks == result["num_gpu_blocks"]
@@ -165,7 +164,7 @@ def test_stages_take_the_layers_that_are_stated() -> None:
     args = EngineArgs(pipeline_parallel_size=2, pp_layer_partition="20,16", max_model_len=8192)
     request = Request(spec, gpu("h100"), args)
     # 20 and 16 layers of K and V, 8 heads of 128 in two bytes
-    pool = vllm_pool.pool(
+    pool = vllm_pages.pool(
         spec, vllm_pages.paging(spec, vllm.resolve(spec, request.gpu, args, request.release), args, 90), None
     )
     assert pool.stage_bytes == (20 * 16 * 4096, 16 * 16 * 4096)

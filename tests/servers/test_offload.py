@@ -11,8 +11,7 @@ from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.launch import host_rows
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, host_rows, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import offload

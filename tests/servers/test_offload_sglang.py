@@ -16,8 +16,7 @@ import pytest
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
-from kvplan.planning.launch import host_rows
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, host_rows, plan
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command

@@ -15,11 +15,10 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.base import parse_engine
-from kvplan.servers.estimates import Estimate
+from kvplan.servers.plans import Estimate
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import adapters, moe_backends, overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import Range, Sampler

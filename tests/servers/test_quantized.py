@@ -21,8 +21,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, plan, serve_command
 from kvplan.servers.arguments import EngineArgs, left_out
 from kvplan.servers.base import parse_engine
 from kvplan.servers.quantized import LISTS, Divisors, divisors_of, entries, listed

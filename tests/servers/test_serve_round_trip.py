@@ -14,8 +14,7 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu, gpu_names
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, plan, serve_command
 from kvplan.servers.arguments import ARGUMENTS, EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command

@@ -92,7 +92,7 @@ def test_no_other_room_imports_a_module_of_a_server() -> None:
     "text",
     [
         "from kvplan.servers import vllm",
-        "from kvplan.servers.vllm.pool import pool",
+        "from kvplan.servers.vllm.pages import pool",
         "import kvplan.servers.vllm.rules as rules",
         "def f():\n    import_module('kvplan.servers.vllm.size')",
     ],

@@ -15,8 +15,7 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import custom_gpu, gpu, gpu_names
 from kvplan.models import catalog
 from kvplan.planning.cures import flag_text
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, plan, serve_command
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.sglang import pool as sglang_pool

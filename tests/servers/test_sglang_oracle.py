@@ -12,8 +12,7 @@ import pytest
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.plan import Plan, Request, plan, serve_command
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.releases import Version

@@ -17,7 +17,7 @@ from kvplan.servers import speculation
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command
-from kvplan.servers.vllm import launch, overheads
+from kvplan.servers.vllm import overheads, server
 from kvplan.servers.vllm import rules as vllm
 from tests import oracles
 from tests.support.cli import Run
@@ -500,7 +500,7 @@ def test_a_posted_pool_beside_a_spark_head_has_the_tokens_that_were_logged() -> 
 
 
 def test_the_suffix_of_a_head_is_the_one_that_commands_leave_out() -> None:
-    assert launch.MTP_SUFFIX == mtp.SUFFIX
+    assert server.MTP_SUFFIX == mtp.SUFFIX
 
 
 @pytest.mark.parametrize(

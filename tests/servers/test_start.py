@@ -16,7 +16,7 @@ from kvplan.core.units import GIB
 from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
-from kvplan.planning import launch
+from kvplan.planning import plan as planning
 from kvplan.planning.advise import fixes
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.sweep import row_of
@@ -70,7 +70,7 @@ def test_the_default_is_planned_at_the_largest_batch_that_starts(model: str, car
     seqs = default.settings.max_num_seqs
     assert default.fits
     assert seqs <= default.blocks_low  # also where the estimates are at their worst
-    words = launch.serve_command(default)
+    words = planning.serve_command(default)
     assert words[words.index("--max-num-seqs") + 1] == str(seqs)
     given = of(model, card, max_model_len=32768, max_num_seqs=seqs)
     assert given.memory == default.memory

@@ -12,8 +12,7 @@ import pytest
 
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
-from kvplan.planning.launch import serve_command
-from kvplan.planning.plan import Request, plan
+from kvplan.planning.plan import Request, plan, serve_command
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.pasted import read_command

@@ -11,19 +11,17 @@ from typing import Literal
 from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import log_rows
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.bench import Generator
-from kvplan.servers.estimates import Estimate
 from kvplan.servers.failures import Failures, Wording
 from kvplan.servers.logs import Logs
 from kvplan.servers.logs import Wording as LogWording
 from kvplan.servers.metrics import Metrics
 from kvplan.servers.pages import Paging, attention_spec
-from kvplan.servers.plans import BUDGET_ROWS, Budget, HostRow, Plan, Request, Sized, check_load
+from kvplan.servers.plans import BUDGET_ROWS, Budget, Estimate, HostRow, Plan, Request, Sized, check_load
 from kvplan.servers.pool import Capacity, KVGroup, Pool
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
 from kvplan.servers.weights import rank_weights
 from kvplan.servers.words import Other, ServeCommand, Started, Variable
 from kvplan.sizing.weights import Layout

@@ -1,9 +1,11 @@
-"""Weights of layers in the shapes a server loads: fused QKV, fused gate and up."""
+"""What family readers build: weights in the shapes a server loads (fused QKV, fused gate and up), and their result."""
 
+from dataclasses import replace
 from typing import Literal
 
 from kvplan.core.records import dataclass
-from kvplan.models.spec import Group, Part, Place, Sharing, Weight
+from kvplan.models.families.rope import Context
+from kvplan.models.spec import Group, LayerCache, Part, Place, Rope, Sharing, Weight
 
 Norms = Literal["rms", "layer"]
 VOCAB_PAD = 64  # vLLM pads vocabularies to a multiple of 64 rows (model_executor/layers/vocab_parallel_embedding.py)
@@ -173,3 +175,46 @@ def embedding(
 def final_norm(hidden: int, kind: Norms = "rms", *, bias: bool | None = None, place: Place = Place.LAST) -> Weight:
     with_bias = kind == "layer" if bias is None else bias
     return Weight("model.norm", "norm", 1, (Part(hidden),), bias=with_bias, place=place)
+
+
+@dataclass(slots=True)
+class SpecDraft:
+    """A model's facts from its family reader; see kvplan.models.spec.ModelSpec for the fields."""
+
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    context: Context
+    layers: list[tuple[LayerCache, ...]]
+    layer_weights: list[tuple[Weight, ...]]
+    other_weights: list[Weight]
+    ropes: tuple[Rope, ...] = ()
+    tied: bool = False
+    experts_per_token: int = 0
+    widest_mlp: int = 0
+    multimodal: bool = False
+    item_tokens: int = 0
+
+
+# Model types whose classes create embedding, head and final norm on every stage. Source: vLLM 0.33's parameters on
+# each of three stages, for an available config of every model_type; for others, its model_executor/models.
+EVERYTHING = frozenset({
+    "bloom", "chatglm", "dbrx", "falcon", "gemma", "gpt2", "gptj", "granitemoe", "granitemoehybrid", "granitemoeshared",
+    "internlm2", "jamba", "mamba", "mamba2", "minicpm", "mixtral", "nemotron_h", "olmo_hybrid", "olmoe", "opt", "orion",
+    "phimoe", "stablelm", "stablelm_epoch", "zamba2",
+})  # fmt: skip
+# Groups that certain classes have on every stage.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "deepseek_v4": ("mlp",),  # mixes the copies of the hidden state before the head
+    "gemma4_text": ("embedding", "norm"),
+    "lfm2": ("embedding",),
+    "lfm2_moe": ("embedding",),
+    "qwen3_next": ("lm_head",),
+}
+
+
+def placed(weight: Weight, model_type: str) -> Weight:
+    """The weight with its pipeline stages."""
+    if model_type in EVERYTHING or weight.group in GROUPS.get(model_type, ()):
+        return replace(weight, place=Place.EVERY)
+    return weight

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families import classic_rotary
-from kvplan.models.families.blocks import embedding, final_norm, norm, plain_mlp, whole
+from kvplan.models.families.blocks import SpecDraft, embedding, final_norm, norm, plain_mlp, whole
 from kvplan.models.families.classic_shape import (
     Shape,
     attend,
@@ -22,7 +22,6 @@ from kvplan.models.families.classic_shape import (
     tied_by,
 )
 from kvplan.models.families.config import Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import Place, Weight
 
 

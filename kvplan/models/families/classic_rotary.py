@@ -9,6 +9,7 @@ from dataclasses import replace
 from kvplan.models.families.blocks import (
     Heads,
     Norms,
+    SpecDraft,
     column,
     embedding,
     experts,
@@ -21,7 +22,6 @@ from kvplan.models.families.blocks import (
 )
 from kvplan.models.families.classic_shape import Shape, attend, draft, heads_of, inner_size, norms, separate, tied_by
 from kvplan.models.families.config import Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import Part, Place, Weight
 
 

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from kvplan.models.families import rope
-from kvplan.models.families.blocks import Heads, Norms, column, norm, row
+from kvplan.models.families.blocks import Heads, Norms, SpecDraft, column, norm, row
 from kvplan.models.families.config import Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import FullAttention, Part, Place, Rope, Weight
 
 

@@ -146,3 +146,22 @@ class Config:
         if names is not None and len(names) != num_layers:
             raise self.fail(key, f"has {len(names)} entries for {num_layers} layers", "correct the config")
         return names
+
+
+ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower in any case
+TOWER_KEYS = (
+    "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
+    "img_processor", "audio_processor", "embd_layer",
+)  # fmt: skip
+NESTED = ("thinker_config", "model_config")
+
+
+def has_tower_keys(outer: Config) -> bool:
+    """True if a config describes a tower, at its own level or one below (Qwen-Omni's thinker)."""
+    below = [value for key in NESTED if isinstance(value := outer.values.get(key), dict)]
+    return any(level.get(key) is not None for level in (outer.values, *below) for key in TOWER_KEYS)
+
+
+def is_multimodal(outer: Config) -> bool:
+    """True if the model has a tower that a server loads."""
+    return has_tower_keys(outer) or outer.values.get("model_type") in ALWAYS

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from kvplan.models.families import rope
 from kvplan.models.families.blocks import (
+    SpecDraft,
     column,
     correction_bias,
     embedding,
@@ -17,7 +18,6 @@ from kvplan.models.families.blocks import (
     whole,
 )
 from kvplan.models.families.config import Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import CompressedLatent, Group, LayerCache, Part, Place, Rope, Sharing, Weight, WindowLatent
 
 RATIOS = (0, 4, 128)  # tokens per compressed entry; 0: the layer has only its window

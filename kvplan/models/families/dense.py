@@ -4,9 +4,18 @@ from typing import Literal
 
 from kvplan.core.records import dataclass
 from kvplan.models.families import rope
-from kvplan.models.families.blocks import Heads, attention, embedding, final_norm, gated_mlp, norm, plain_mlp, qk_norms
+from kvplan.models.families.blocks import (
+    Heads,
+    SpecDraft,
+    attention,
+    embedding,
+    final_norm,
+    gated_mlp,
+    norm,
+    plain_mlp,
+    qk_norms,
+)
 from kvplan.models.families.config import Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import FullAttention, LayerCache, Place, Rope, SlidingWindow, Weight
 
 

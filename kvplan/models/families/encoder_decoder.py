@@ -7,9 +7,8 @@ parameters for whisper-large-v3; parameter counts from the transformers class.
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvplan.models.families.blocks import vector
+from kvplan.models.families.blocks import SpecDraft, vector
 from kvplan.models.families.config import MAX_LAYERS, Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.rope import Context
 from kvplan.models.families.tower_blocks import check_heads
 from kvplan.models.spec import CrossAttention, FullAttention, Group, LayerCache, Part, Place, Weight

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvplan.models.families.blocks import column, norm, row, table, whole
+from kvplan.models.families.blocks import SpecDraft, column, norm, row, table, whole
 from kvplan.models.families.classic_shape import heads_of
 from kvplan.models.families.config import Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.rope import Context
 from kvplan.models.spec import Part, Place, Rope, Weight
 

@@ -3,6 +3,7 @@
 from kvplan.models.families import rope
 from kvplan.models.families.blocks import (
     Heads,
+    SpecDraft,
     attention,
     column,
     experts,
@@ -18,7 +19,6 @@ from kvplan.models.families.blocks import (
 )
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import attention_cache
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.hybrid import with_defaults
 from kvplan.models.spec import LayerCache, Part, Place, Rope, Weight
 

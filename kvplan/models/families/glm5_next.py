@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from kvplan.models.families.blocks import norm, whole
+from kvplan.models.families.blocks import SpecDraft, norm, whole
 from kvplan.models.families.config import Config
 from kvplan.models.families.deepseek_v4 import full_precision, hyper_connections
 from kvplan.models.families.dense import dense_mlp, outer_weights
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.hybrid import draft
 from kvplan.models.families.mla import DEEPSEEK, PLAIN, indexer, latent_attention
 from kvplan.models.families.moe import expert_layer, sparse_layers

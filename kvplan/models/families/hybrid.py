@@ -5,6 +5,7 @@ from dataclasses import replace
 from kvplan.models.families import rope
 from kvplan.models.families.blocks import (
     Heads,
+    SpecDraft,
     attention,
     column,
     correction_bias,
@@ -22,7 +23,6 @@ from kvplan.models.families.blocks import (
 )
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import attention_cache, dense_mlp, heads_of, outer_weights
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.mla import PLAIN, latent_attention, latent_caches
 from kvplan.models.families.moe import TOP_K_KEYS, Moe, expert_layer, sparse_layers
 from kvplan.models.families.state import (

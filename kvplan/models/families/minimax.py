@@ -9,6 +9,7 @@ from dataclasses import replace
 from kvplan.models.families import rope
 from kvplan.models.families.blocks import (
     Heads,
+    SpecDraft,
     attention,
     column,
     experts,
@@ -23,7 +24,6 @@ from kvplan.models.families.blocks import (
 )
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import attention_cache, heads_of
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import Part, Place, RecurrentState, Rope, Weight
 
 TYPE_KEYS = ("attn_type_list", "decoder_attention_types")  # 0: lightning attention, 1: full attention

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 from kvplan.models.families import rope
-from kvplan.models.families.blocks import column, norm, replicated, row, whole
+from kvplan.models.families.blocks import SpecDraft, column, norm, replicated, row, whole
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import Traits, dense_mlp, outer_weights
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.moe import TOP_K_KEYS, Moe, expert_layer, sparse_layers
 from kvplan.models.spec import LatentAttention, LayerCache, Part, SparseIndexer, Weight
 

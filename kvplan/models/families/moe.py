@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from kvplan.models.families import dense, rope
 from kvplan.models.families.blocks import (
     Heads,
+    SpecDraft,
     attention,
     column,
     correction_bias,
@@ -27,7 +28,6 @@ from kvplan.models.families.dense import (
     outer_weights,
     rope_tables,
 )
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import ChunkedAttention, FullAttention, KeyIndex, LayerCache, Part, Sharing, Weight
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
 from kvplan.models.families.blocks import column, gated_mlp, norm, row, table, whole
+from kvplan.models.hf_config import ASSISTANTS
 from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, SlidingWindow, SparseIndexer, Weight
 
 Layer = tuple[tuple[Weight, ...], tuple[LayerCache, ...]]
@@ -63,7 +64,6 @@ HEADS: Mapping[str, Head] = {
     "nemotron_h": Head(NEXTN, norms=("enorm", "hnorm", "final_layernorm"), fusion=("eh_proj", "split"), numbered=False),
 }
 SUFFIX = " (MTP head)"  # of its name
-ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # Gemma 4's heads, each with its own checkpoint
 NO_TABLES = ("nemotron_h",)  # their head is built without embedding and output head: the model's are inserted
 
 

@@ -5,9 +5,18 @@ from dataclasses import replace
 
 from kvplan.core.files import printable
 from kvplan.models.families import dense, rope
-from kvplan.models.families.blocks import Heads, attention, embedding, final_norm, gated_mlp, norm, qk_norms, vector
+from kvplan.models.families.blocks import (
+    Heads,
+    SpecDraft,
+    attention,
+    embedding,
+    final_norm,
+    gated_mlp,
+    norm,
+    qk_norms,
+    vector,
+)
 from kvplan.models.families.config import Config
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.spec import CrossAttention, FullAttention, LayerCache, Part, Weight
 
 IMAGE_ROWS = 8  # rows for image tokens in the embedding but not in the head

@@ -3,10 +3,9 @@
 from typing import Any
 
 from kvplan.models.families import rope
-from kvplan.models.families.blocks import Heads, attention, gated_mlp, norm
+from kvplan.models.families.blocks import Heads, SpecDraft, attention, gated_mlp, norm
 from kvplan.models.families.config import Config
 from kvplan.models.families.dense import attention_cache, outer_weights
-from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.mla import PLAIN
 from kvplan.models.spec import LayerCache, Weight
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.files import printable
-from kvplan.models.families.config import Config
+from kvplan.models.families.config import Config, has_tower_keys
 from kvplan.models.spec import Weight
 
 Names = dict[str, tuple[str, ...]]
@@ -139,46 +139,17 @@ HEARING = ("audio_tower.", "embed_audio.")  # audio parts of a model that takes 
 # Towers whose ranks can divide the batch instead of sharding the weights, each with its parts that stay sharded.
 # Source: vLLM 0.33 (supports_encoder_tp_data), and its parameters per rank.
 BY_DATA: dict[str, tuple[str, ...]] = {
-    "glm5_next": (),
-    "kimi_k25": (),
-    "kimi_k3": (),
-    "llama4": ("multi_modal_projector.",),
-    "minicpmv": (),
-    "minimax_m3": (),
-    "minimax_m3_vl": (),
-    "qwen2_5_vl": (),
-    "qwen2_vl": (),
-    "qwen3_5": (),
-    "qwen3_5_moe": (),
-    "qwen3_vl": (),
-    "qwen3_vl_moe": (),
-}
-ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower in any case
-TOWER_KEYS = (
-    "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
-    "img_processor", "audio_processor", "embd_layer",
-)  # fmt: skip
-NESTED = ("thinker_config", "model_config")
-
-
-def has_tower_keys(outer: Config) -> bool:
-    """True if a config describes a tower, at its own level or one below (Qwen-Omni's thinker)."""
-    below = [value for key in NESTED if isinstance(value := outer.values.get(key), dict)]
-    return any(level.get(key) is not None for level in (outer.values, *below) for key in TOWER_KEYS)
-
-
-def is_multimodal(outer: Config) -> bool:
-    """True if the model has a tower that a server loads."""
-    return has_tower_keys(outer) or outer.values.get("model_type") in ALWAYS
+    "glm5_next": (), "kimi_k25": (), "kimi_k3": (), "llama4": ("multi_modal_projector.",), "minicpmv": (),
+    "minimax_m3": (), "minimax_m3_vl": (), "qwen2_5_vl": (), "qwen2_vl": (), "qwen3_5": (), "qwen3_5_moe": (),
+    "qwen3_vl": (), "qwen3_vl_moe": (),
+}  # fmt: skip
 
 
 def weights(outer: Config) -> list[Weight]:
-    """Weights of the towers, including projectors; empty for a text-only model.
+    """Weights of the towers, including projectors; of a multimodal model.
 
     Raise UnsupportedModelError for a tower that kvplan has no reader for, rather than counting it as zero.
     """
-    if not is_multimodal(outer):
-        return []
     kind = outer.values.get("model_type")
     if not isinstance(kind, str) or kind not in TOWERS:
         raise UnsupportedModelError(

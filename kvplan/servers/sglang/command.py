@@ -10,9 +10,8 @@ from typing import Any, Final
 from kvplan.core.errors import Faults, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import images
-from kvplan.servers.argument import Flag
 from kvplan.servers.argument_values import read_argument, switch
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, spellings
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Flag, spellings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.words import (

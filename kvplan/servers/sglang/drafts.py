@@ -15,8 +15,7 @@ from kvplan.core.records import dataclass
 from kvplan.models.families import mtp
 from kvplan.models.families.eagle import EAGLES, PARALLEL, architecture_of
 from kvplan.models.spec import ModelSpec, SlidingWindow
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.methods import HEADS, NO_DRAFT
+from kvplan.servers.arguments import HEADS, NO_DRAFT, EngineArgs
 from kvplan.servers.pages import KVSpec
 from kvplan.servers.plans import Request
 from kvplan.servers.releases import Version

@@ -7,9 +7,8 @@ from importlib import resources
 from typing import Final
 
 from kvplan.core.files import printable
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs, lacking, spellings
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs, lacking, plain_method, spellings
 from kvplan.servers.logs import NOT_ASKED, Drafting, Logs, ServerLog
-from kvplan.servers.methods import plain_method
 from kvplan.servers.plans import Request
 from kvplan.servers.sglang import log_rows, rules
 from kvplan.servers.sglang.arguments import OTHERS

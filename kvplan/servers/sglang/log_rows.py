@@ -8,11 +8,10 @@ from typing import Final
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_gib
-from kvplan.servers.estimates import Kind
 from kvplan.servers.log_rows import RUNNING, counted, missing, row_of, sized
 from kvplan.servers.logs import Case, Given, Reading, ServerLog
 from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
-from kvplan.servers.plans import Plan, Request
+from kvplan.servers.plans import Kind, Plan, Request
 from kvplan.servers.sglang import offload
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang.log_pools import (

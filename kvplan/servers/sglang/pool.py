@@ -23,11 +23,10 @@ from kvplan.models.spec import (
     SlidingWindow,
     WindowLatent,
 )
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.pages import KVSpec, Paging, attention_spec
 from kvplan.servers.pool import Capacity, KVGroup, Pool
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.drafts import NO_DRAFTS, Drafted

@@ -15,9 +15,8 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import DEFAULTS, EngineArgs, lacking
+from kvplan.servers.arguments import DEFAULTS, EngineArgs, Settings, lacking
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.changes import RELEASES

@@ -4,14 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import floor
 
-from kvplan.core.units import MIB
+from kvplan.core.units import MIB, format_apart
 from kvplan.models.spec import ModelSpec
-from kvplan.servers import start
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.estimates import Estimate
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
+from kvplan.servers.arguments import EngineArgs, Settings
+from kvplan.servers.plans import BUDGET_ROWS, Budget, Estimate, Refusal, Request, Sized, check_load
 from kvplan.servers.pool import cache_notes, largest_context
-from kvplan.servers.settings import Settings
 from kvplan.servers.sglang import adapters, drafts, hicache, offload, several_nodes, supported
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
@@ -169,7 +166,7 @@ def size(request: Request) -> Sized:
     images = sglang.image_reservation(spec, gpu, args, request.release)
     given_out = pool.given_out(pages, slots, worst)
     usual = sglang.usual_fraction(spec, gpu, args, request.release)
-    refusal = supported.refusal(request, settings) or start.kept_back(
+    refusal = supported.refusal(request, settings) or lacks_reserve(
         settings.gpu_memory_utilization,
         kept_back + images + rooms[1][worst] - given_out,
         pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, limit),
@@ -195,3 +192,24 @@ def size(request: Request) -> Sized:
         pool.num_bytes(pages, slots, worst), (*notes, *prefix), given_out=given_out, refusal=refusal,
         seqs=(fewest, max(1, largest)),
     )  # fmt: skip
+
+
+def lacks_reserve(fraction: float, reserved: int, needed: int, usual: float | None) -> Refusal | None:
+    """Return a refusal if SGLang's reserve is smaller than what it allocates outside the pool.
+
+    SGLang does not check this: the GPU runs out of memory before the server listens. Source: SGLang 0.5.23
+    srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
+
+    reserved  bytes that the fraction reserves, and what the pool rounds off
+    needed    lower bound of bytes allocated outside the pool, before CUDA graphs and activations
+    usual     the fraction from SGLang's own rule of thumb
+    """
+    if needed <= reserved:
+        return None
+    needs, has = format_apart(needed, reserved)
+    text = (
+        f"a fraction of {fraction:g} reserves {has} of the memory free at start-up, but SGLang's request table and "
+        f"unusable pages take {needs}, before CUDA graphs and activations"
+    )
+    values = () if usual is None or usual >= fraction else (floor(1000 * usual) / 1000,)
+    return Refusal("kept_back", text, "mem_fraction_static", values, needed - reserved)

@@ -5,10 +5,9 @@ from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import ModelSpec, Quantization
-from kvplan.servers.plans import Request
-from kvplan.servers.settings import Settings
+from kvplan.servers.arguments import Settings
+from kvplan.servers.plans import Refusal, Request, unsupported
 from kvplan.servers.sglang import models
-from kvplan.servers.start import Refusal, unsupported
 
 OLDEST_GPU: Final = 75  # srt/model_executor/model_runner_components/load_model_utils.py
 SPARSE_MLA_CAPABILITY: Final = 90  # srt/layers/attention/dsa_backend.py: kernels for 9.x, 10.x and 12.x

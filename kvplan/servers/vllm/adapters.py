@@ -13,10 +13,9 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS
 from kvplan.models.spec import ModelSpec, Place, Sharing, Weight
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.estimates import Estimate, Kind
-from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import experts
+from kvplan.servers.arguments import EngineArgs, Settings
+from kvplan.servers.plans import Estimate, Kind
+from kvplan.servers.vllm import experts, features
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import expert_ranks
 from kvplan.servers.weights import ONLINE_NAMES
@@ -270,7 +269,7 @@ def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int = 0) 
         ranks = ", ".join(map(str, RANKS))
         raise UsageError(f"--max-lora-rank {args.max_lora_rank}", f"is not one of {ranks}")
     if args.max_loras == 0:
-        return Estimate(0, 0, 0, "no adapters", "vLLM lora/model_manager.py", "exact")
+        return features.NO_ADAPTERS
     check(spec, args)
     slots = Slots(
         args.max_lora_rank,

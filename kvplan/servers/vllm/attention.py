@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from kvplan.models.spec import ChunkedAttention, FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
+from kvplan.servers.arguments import Settings
 from kvplan.servers.pages import plain_layers
-from kvplan.servers.plans import Request
-from kvplan.servers.settings import Settings
-from kvplan.servers.start import Refusal, unsupported
+from kvplan.servers.plans import Refusal, Request, unsupported
 from kvplan.servers.vllm import attention_table as table
 from kvplan.servers.vllm import backends, rules
 

@@ -13,10 +13,9 @@ from kvplan.core.errors import Faults, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import images
 from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import ARGUMENTS, SHORT
+from kvplan.servers.arguments import ARGUMENTS, NO_DRAFT, SHORT
 from kvplan.servers.environment import CONTAINERS
 from kvplan.servers.item_limits import limits, limits_of
-from kvplan.servers.methods import NO_DRAFT
 from kvplan.servers.shell import is_shell, names_server
 from kvplan.servers.speculative_config import parse_config
 from kvplan.servers.vllm.arguments import OTHERS

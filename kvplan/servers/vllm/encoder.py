@@ -8,14 +8,13 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
-from kvplan.servers import start
+from kvplan.servers import plans
 from kvplan.servers.argument_values import processor_kwargs
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.item_limits import limits_of
+from kvplan.servers.plans import Refusal, Request
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
-from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import rules
+from kvplan.servers.vllm import features, overheads, rules
 from kvplan.sizing.weights import cdiv
 
 if TYPE_CHECKING:
@@ -122,8 +121,6 @@ def first_engine_seqs(spec: ModelSpec, settings: Settings, args: EngineArgs, rel
     Source: vLLM 0.8.5 and 0.9.2 worker/model_runner.py (profile_run), multimodal/registry.py: one item each by default.
     """
     seqs, tokens = settings.max_num_seqs, settings.max_num_batched_tokens
-    if not settings.first_engine or not rules.takes_items(spec, args, release):
-        return seqs
     every = items_of(spec, settings.max_model_len, release, args.limit_mm_per_prompt, args.mm_processor_kwargs) or {}
     limits = limits_of(args.limit_mm_per_prompt)
     each_prompt = sum(item.tokens * (limits[name].count if name in limits else 1) for name, item in every.items())
@@ -157,7 +154,11 @@ def refusal(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Vers
     budget = budget_of(spec, settings, args, release)
     if budget is None or not whole_items(spec, args, release):
         return None
-    return start.whole_item(budget.profiled, budget.item.tokens, settings.max_num_batched_tokens)
+    tokens, most = budget.item.tokens, settings.max_num_batched_tokens
+    if tokens <= most:
+        return None
+    text = f"the largest {budget.profiled} has {tokens:,} tokens, which must fit in one step of {most:,}"
+    return Refusal("whole_item", text, "max_num_batched_tokens", (tokens,), 0)
 
 
 def encoder_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Iterator[str]:
@@ -177,6 +178,18 @@ def encoder_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, release
                 f"the largest {name} takes {item.tokens:,} tokens, more than max_model_len {context:,}: it can never "
                 "be served; smaller ones can"
             )
+
+
+def items(request: Request, settings: Settings) -> features.Items:
+    """The encoder's part in a plan. Reject what vLLM or this module does not take."""
+    inputs = (request.spec, settings, request.args, request.release)
+    check_processor(*inputs)
+    own, budget = budget_of(*inputs), None
+    if own is not None:
+        sizes = {name: item.tokens for name, item in own.items.items()}
+        batch = own.batch if overheads.profiles_items(*inputs) else 0
+        budget = plans.EncoderBudget(own.compute, own.cache, own.profiled, batch, sizes, dict(own.per_prompt))
+    return features.Items(budget, refusal(*inputs), tuple(encoder_notes(*inputs)))
 
 
 def unsized_kwargs(spec: ModelSpec, text: str | None, *, known: bool) -> list[str]:

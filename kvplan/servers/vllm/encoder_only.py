@@ -13,13 +13,11 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib
 from kvplan.models.spec import FullAttention, ModelSpec
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.estimates import Estimate
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
+from kvplan.servers.arguments import EngineArgs, Settings
+from kvplan.servers.plans import BUDGET_ROWS, Budget, Estimate, Request, Sized, check_load
 from kvplan.servers.pool import Capacity, Pool
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import overheads, removed, supported
+from kvplan.servers.vllm import overheads, supported
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import own_layout, rank_weights
@@ -137,7 +135,7 @@ def size(request: Request) -> Sized:
     spec, args = request.spec, request.args
     check(spec, args, request.release)
     settings = settings_of(request)
-    removed.check(spec, request.release, request.gpu.sm)
+    supported.check_architecture(spec, request.release, request.gpu.sm)
     supported.check_sized(request, settings)
     vllm.check_parallel(as_attending(spec), args, flat=False)
     check_load(request, settings.max_model_len)

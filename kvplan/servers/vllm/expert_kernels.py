@@ -15,10 +15,9 @@ from typing import Any, Final
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec, Scheme, Weight
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Request
+from kvplan.servers.plans import Refusal, Request, unsupported
 from kvplan.servers.quantized import LISTS, key_of, listed, nearest, stored_weights
-from kvplan.servers.start import Refusal, unsupported
-from kvplan.servers.vllm.moe_backends import plain_name
+from kvplan.servers.vllm.rules import expert_backend
 from kvplan.servers.weights import draft_layout, online_scheme, weight_layout
 from kvplan.sizing.weights import Layout, equals, local_shape, ranks_of, scheme_for
 
@@ -168,7 +167,7 @@ def units(request: Request, spec: ModelSpec) -> tuple[tuple[str, int, int], ...]
     args, release, sm = request.args, request.release, nearest(request.gpu.sm, TABLE)
     if not sm:
         return ()
-    name, online = plain_name(args.moe_backend), online_scheme(request)
+    name, online = expert_backend(args.moe_backend), online_scheme(request)
     answers: dict[str, tuple[int, int]] = {}
     for key, scheme in dict.fromkeys(schemes(spec, online)):
         is_read = release.has("tiled_experts") if not scheme else release.is_compared or name != "auto"
@@ -186,7 +185,7 @@ def refusal(request: Request) -> Refusal | None:
 
     On a GPU before those of the table only of one that runs on none of these either.
     """
-    name = plain_name(request.args.moe_backend)
+    name = expert_backend(request.args.moe_backend)
     if name == "auto" or not request.release.is_compared or not request.gpu.sm:
         return None
     own = nearest(request.gpu.sm, TABLE)
@@ -207,7 +206,7 @@ def refusal(request: Request) -> Refusal | None:
 
 def reason(request: Request, spec: ModelSpec, key: str, weight: Weight, layout: Layout, sm: int) -> str | None:
     """Why the stated backend does not compute these experts on a GPU of the table, or None."""
-    name, kind = plain_name(request.args.moe_backend), kind_of(spec, request.args)
+    name, kind = expert_backend(request.args.moe_backend), kind_of(spec, request.args)
     is_v4 = spec.model_type.startswith("deepseek_v4")
     if name == MEGA_DEEP_GEMM and not is_v4:
         return "is for DeepSeek-V4 alone"

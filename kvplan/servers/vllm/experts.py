@@ -11,13 +11,13 @@ from typing import Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.estimates import Estimate
-from kvplan.servers.plans import Request
+from kvplan.servers.arguments import EngineArgs, Settings
+from kvplan.servers.plans import Estimate, Request
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
 from kvplan.servers.vllm import moe_backends
+from kvplan.servers.vllm.features import Feature
 from kvplan.servers.vllm.overheads import expert_ranks
+from kvplan.servers.weights import weight_layout
 from kvplan.sizing.weights import Layout, expert_copies, layers_on, scheme_for, up, weight_bytes
 
 PLAIN: Final = (None, "allgather_reducescatter", "naive", "pplx")  # from 0.20 on the last two are aliases of the second
@@ -42,21 +42,10 @@ UNBALANCED_KINDS: Final = {
 NEVER_BALANCED: Final = ("gpt_oss", "dbrx")  # their expert layers lack it too
 # Families whose class builds its experts without EPLB (model_executor/models): the server starts and balances nothing.
 COPYING: Final = "glm4_moe_lite"  # takes the number of copies all the same, and stops
-UNAWARE: Final = frozenset(
-    {
-        "gemma4_text",
-        "granitemoe",
-        "granitemoehybrid",
-        "jamba",
-        "kimi_linear",
-        "minimax_m2",
-        "minimax_m3",
-        "olmoe",
-        "phimoe",
-        "qwen2_moe",
-        COPYING,
-    }
-)
+UNAWARE: Final = frozenset({
+    "gemma4_text", "granitemoe", "granitemoehybrid", "jamba", "kimi_linear", "minimax_m2", "minimax_m3", "olmoe",
+    "phimoe", "qwen2_moe", COPYING,
+})  # fmt: skip
 EPLB_SOURCE: Final = "vLLM 0.33 distributed/eplb/eplb_state.py (add_model); as its code reads, compared with no device"
 DEEPEP_SOURCE: Final = (
     "vLLM 0.33 distributed/device_communicators/all2all.py, DeepEP csrc/legacy/config.hpp; as the code reads, compared "
@@ -198,3 +187,11 @@ def with_experts(own: Estimate, spec: ModelSpec, settings: Settings, args: Engin
     return Estimate(
         own.low + more, own.likely + more, own.high + more, formula, "; ".join((own.source, *sources)), own.kind
     )
+
+
+FEATURE: Final = Feature(
+    check=lambda request: check(request.spec, request.args, request.release),
+    buffers=lambda own, request, settings, stage: with_experts(
+        own, request.spec, settings, request.args, weight_layout(request, stage)
+    ),
+)

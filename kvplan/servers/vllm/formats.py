@@ -11,10 +11,9 @@ from kvplan.core.files import printable
 from kvplan.models.quant import SIDE_FILE, STATED
 from kvplan.models.spec import ModelSpec
 from kvplan.servers import quantized
-from kvplan.servers.plans import Request
+from kvplan.servers.arguments import Settings
+from kvplan.servers.plans import Refusal, Request, unsupported
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
-from kvplan.servers.start import Refusal, unsupported
 from kvplan.servers.vllm import blocks
 from kvplan.servers.vllm.changes import since
 from kvplan.sizing.weights import scheme_for

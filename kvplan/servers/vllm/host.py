@@ -6,9 +6,7 @@ from typing import Final
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.models.spec import CrossAttention
 from kvplan.servers.plans import HostRow, Plan
-from kvplan.servers.vllm import connectors, offload, rules, tiers
-from kvplan.servers.vllm.adapters import adapter_bytes
-from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE
+from kvplan.servers.vllm import features, rules
 
 PROCESSOR_CACHE: Final = 4 * GIB  # default of --mm-processor-cache-gb
 SWAP_SPACE: Final = 4 * GIB  # default of the first engine's --swap-space
@@ -17,19 +15,10 @@ CHUNKS, GROUP_CHUNKS = 10, 6
 EXECUTOR: Final = "vLLM 0.33 v1/executor/multiproc_executor.py, distributed/device_communicators/shm_broadcast.py"
 
 
-SOURCES: Final = {
-    NATIVE: "vLLM 0.33 v1/kv_offload/cpu/spec.py",
-    SIMPLE: "vLLM 0.33 v1/simple_kv_offload/manager.py",
-    LMCACHE: "LMCache's documentation (max_local_cpu_size); LMCache/LMCache#2901",
-}
-COMPARED: Final = "vLLM 0.33's own classes (tests/servers/test_connectors.py): equal"
-
-
-SLEEP: Final = "vLLM 0.33 device_allocator/cumem.py and v1/worker/gpu_worker.py (sleep)"
-
-
 def transfer_buffers(plan: Plan) -> Iterator[HostRow]:
     """A copy of the whole pool in each rank, if NIXL sends it from the host (kv_buffer_device)."""
+    from kvplan.servers.vllm import connectors  # only with a connector
+
     connector = connectors.read(plan.request.args, plan.request.release)
     for part in connector.parts if connector is not None else ():
         if part.name.startswith("Nixl") and part.buffer_device == "cpu":
@@ -68,20 +57,13 @@ def rows(plan: Plan) -> Iterator[HostRow]:
             "vLLM 0.6 worker/worker.py (determine_num_available_blocks)",
             'the "# CPU blocks" of posted logs of Llama-3-8B, Llama-3.1-70B and Qwen2.5 0.5B to 7B: equal',
         )  # fmt: skip
-    moved = offload.offloaded(plan.request, plan.stage)
-    if moved is not None:
-        yield HostRow("weights", moved.size, "rank", f"{moved.how}, pinned", offload.SOURCE, offload.COMPARED)
-    if args.enable_sleep_mode:
-        how = "the weights while the server sleeps at level 1, pinned; at level 2 they are dropped"
-        yield HostRow("weights", plan.memory.weights, "rank", how, SLEEP, "")
-    for tier in tiers.of_plan(plan):
-        known = COMPARED if tier.name in (NATIVE, SIMPLE) and plan.request.release.is_compared else ""
-        how = f"{tier.name}: {tier.how}"
-        where = SOURCES[tier.name]
-        yield HostRow("kv_offloading", tier.size, "replica", how, where, known, tier.tokens, tier.in_shm)
+    for feature in features.of(plan.request):
+        yield from feature.host(plan)
     if args.kv_transfer_config is not None:
         yield from transfer_buffers(plan)
     if args.max_loras:
+        from kvplan.servers.vllm.adapters import adapter_bytes  # only with adapters
+
         count, each = args.max_cpu_loras or args.max_loras, adapter_bytes(plan.request.spec, plan.settings, args)
         yield HostRow(
             "adapters", count * each, "rank",

@@ -6,11 +6,10 @@ import re
 from contextlib import suppress
 from typing import Final
 
-from kvplan.servers.arguments import ARGUMENTS
+from kvplan.servers.arguments import ARGUMENTS, plain_method
 from kvplan.servers.environment import variables
 from kvplan.servers.log_text import arguments
 from kvplan.servers.logs import NOT_ASKED, Drafting, ServerLog
-from kvplan.servers.methods import plain_method
 from kvplan.servers.releases import Version
 from kvplan.servers.words import Environment
 

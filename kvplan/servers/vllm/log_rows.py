@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.units import GIB
-from kvplan.servers.estimates import Kind
+from kvplan.servers.arguments import Settings
 from kvplan.servers.log_rows import (
     ENCODER,
     POOL,
@@ -21,8 +21,7 @@ from kvplan.servers.log_rows import (
 )
 from kvplan.servers.logs import Case, Given, Reading, ServerLog
 from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
-from kvplan.servers.plans import Plan, Request
-from kvplan.servers.settings import Settings
+from kvplan.servers.plans import Kind, Plan, Request
 from kvplan.servers.vllm import adapters, offload, overheads
 from kvplan.servers.vllm.log_flags import is_drafting
 from kvplan.servers.weights import own_layout, rank_weights

@@ -16,9 +16,9 @@ from kvplan.core.files import printable
 from kvplan.core.near import meant, near_names
 from kvplan.core.units import DTYPE_BITS, GIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
+from kvplan.servers.vllm.rules import expert_backend
 from kvplan.sizing.weights import cdiv, local_shape, stage_layers
 
 Room = tuple[tuple[int, int, int], str]  # ((low, likely, high) bytes, formula)
@@ -55,14 +55,9 @@ MEASURED_ONCE: Final = int(11.47 * GIB)  # more than marlin: Qwen3.6-35B-A3B-NVF
 TRTLLM_RANGE: Final = (int(4.06 * GIB), int(6.56 * GIB))
 
 
-def plain_name(name: str | None) -> str:
-    """A backend's name as vLLM reads it; "auto" if none is given."""
-    return (name or "auto").lower().replace("-", "_")
-
-
 def check(name: str | None, release: Version) -> None:
     """Reject a backend that vLLM does not have; other releases may have other names."""
-    if name is not None and release.is_compared and plain_name(name) not in BACKENDS:
+    if name is not None and release.is_compared and expert_backend(name) not in BACKENDS:
         instead = meant(near_names(name, BACKENDS), f"use one of {', '.join(BACKENDS)}")
         raise UsageError(f"--moe-backend {printable(name, 40)}", "is not supported by vLLM", instead)
 
@@ -80,10 +75,8 @@ def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, 
 
     per_choice  elements of the two buffers of fused experts, for one token and one chosen expert
     """
-    if not spec.experts_per_token:
-        return (0, 0, 0), ""
     (low, likely, high), text = shared_room(spec, settings, args, sm, per_choice)
-    name = plain_name(args.moe_backend)
+    name = expert_backend(args.moe_backend)
     if name == B12X:
         return b12x_room(spec, settings, args)
     if name == TRTLLM and (args.enable_expert_parallel or args.data_parallel_size > 1):
@@ -96,13 +89,13 @@ def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, 
 
 def shared_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, per_choice: int) -> Room:
     """Bytes of the workspace that vLLM itself gives the experts, which all layers share."""
-    if not spec.experts_per_token or plain_name(args.moe_backend) == B12X:
+    if expert_backend(args.moe_backend) == B12X:
         return (0, 0, 0), ""
     element, tokens = DTYPE_BITS[settings.dtype] // 8, settings.max_num_batched_tokens
     at_once = expert_tokens(tokens, settings.version)
     workspace = element * at_once * spec.experts_per_token * per_choice
     product = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
-    is_fused = plain_name(args.moe_backend) in FUSED
+    is_fused = expert_backend(args.moe_backend) in FUSED
     if spec.quantization is not None and spec.quantization.method == "mxfp4":
         return (0, 0, workspace), f" + at most {product}"
     if sm >= BLACKWELL and "nvfp4" in spec.scheme_kinds and not is_fused:

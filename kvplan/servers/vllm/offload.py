@@ -13,16 +13,17 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib, plural
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.estimates import Estimate
-from kvplan.servers.plans import Request
+from kvplan.servers.plans import Estimate, HostRow, Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.changes import since
+from kvplan.servers.vllm.features import Feature
 from kvplan.servers.weights import own_layout
 from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, layers_on, on_stage, weight_tensors
 
 SOURCE: Final = "vLLM 0.33 model_executor/offloader"
 COMPARED: Final = "vLLM 0.33's own offloaders (tests/servers/test_offload.py): equal but for one parameter's size"
+SLEEP: Final = "vLLM 0.33 device_allocator/cumem.py and v1/worker/gpu_worker.py (sleep)"
 FLAGS: Final = {"uva": "--cpu-offload-gb", "prefetch": "--offload-group-size"}
 
 
@@ -110,9 +111,16 @@ def offloaded(request: Request, stage: int) -> Offloaded | None:
     return until_full((*_towers(spec, layout), *(item for layer in layers for item in layer)), args.cpu_offload_gb or 0)
 
 
-def with_buffers(buffers: Estimate, moved: Offloaded) -> Estimate:
+def moved(request: Request, stage: int) -> Mapping[str, int]:
+    """Bytes of a stage's weights on the host, by tensor group."""
+    weights = offloaded(request, stage)
+    return {} if weights is None else weights.groups
+
+
+def with_buffers(buffers: Estimate, request: Request, stage: int) -> Estimate:
     """Add to the buffers those that layers are fetched into."""
-    if not moved.buffers:
+    moved = offloaded(request, stage)
+    if moved is None or not moved.buffers:
         return buffers
     return Estimate(
         buffers.low + moved.buffers,
@@ -134,6 +142,24 @@ def notes(request: Request, stage: int) -> Iterator[str]:
     if moved is not None:
         what = "read over the bus in every step" if backend(request.args) == "uva" else "fetched in every step"
         yield f"{format_gib(moved.size)} of each GPU's weights are kept on the host and {what}: {moved.how}"
+
+
+def host_rows(plan: Plan) -> Iterator[HostRow]:
+    weights = offloaded(plan.request, plan.stage)
+    if weights is not None:
+        yield HostRow("weights", weights.size, "rank", f"{weights.how}, pinned", SOURCE, COMPARED)
+    if plan.request.args.enable_sleep_mode:
+        how = "the weights while the server sleeps at level 1, pinned; at level 2 they are dropped"
+        yield HostRow("weights", plan.memory.weights, "rank", how, SLEEP, "")
+
+
+FEATURE: Final = Feature(
+    check=lambda request: check(request.args, request.release),
+    moved=moved,
+    buffers=lambda own, request, settings, stage: with_buffers(own, request, stage),
+    notes=notes,
+    host=host_rows,
+)
 
 
 def until_full(parameters: Iterable[Parameter], limit: int) -> Offloaded:

@@ -21,11 +21,9 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.estimates import Estimate, Kind
+from kvplan.servers.arguments import EngineArgs, Settings
+from kvplan.servers.plans import Estimate, Kind
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import encoder, moe_backends
 from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.rules import takes_items
 from kvplan.servers.weights import ONLINE_NAMES
@@ -33,6 +31,7 @@ from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_layers
 
 if TYPE_CHECKING:
+    from kvplan.servers.vllm import moe_backends
     from kvplan.servers.vllm.compilation import Graphs
 
 # --- facts about a model, found once ------------------------------------------------------------------------------
@@ -248,14 +247,26 @@ def buffers(
     if with_weights.alignment:
         formula += f" + alignment {with_weights.alignment:,} B"
     gathered, gathered_text = indexer_workspace(spec, settings)
-    per_choice = widths(spec, args.tensor_parallel_size, expert_ranks(args)).workspace
-    room, room_text = moe_backends.expert_room(spec, settings, args, sm, per_choice)
+    room, room_text = expert_room(spec, settings, args, sm)
     low, likely, high = (fixed + size for size in room)
     formula += room_text
     # The code suggests that experts and indexer may share one workspace in turn; one log has room for both.
     low = max(low, fixed + gathered)
     likely, high = likely + gathered, high + gathered
     return Estimate(low, likely, high, formula + gathered_text, BUFFERS_SOURCE, "formula")
+
+
+def expert_room(
+    spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, *, shared: bool = False
+) -> "moe_backends.Room":
+    """Bytes of the workspaces of the experts' kernels, or only of the one that all layers share."""
+    if not spec.experts_per_token:
+        return (0, 0, 0), ""
+    from kvplan.servers.vllm import moe_backends  # of a model with experts
+
+    per_choice = widths(spec, args.tensor_parallel_size, expert_ranks(args)).workspace
+    room = moe_backends.shared_room if shared else moe_backends.expert_room
+    return room(spec, settings, args, sm, per_choice)
 
 
 DRAFT_SOURCE = "vLLM 0.33 v1/worker/gpu/spec_decode, qwen3_dflash.py; not compared with a device"
@@ -403,7 +414,11 @@ def activations(
     Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
     """
     element, tokens = element_bytes(settings), settings.max_num_batched_tokens
-    seqs = encoder.first_engine_seqs(spec, settings, args, release)
+    seqs = settings.max_num_seqs
+    if settings.first_engine and takes_items(spec, args, release):
+        from kvplan.servers.vllm import encoder  # of a multimodal model
+
+        seqs = encoder.first_engine_seqs(spec, settings, args, release)
     width = widths(spec, args.tensor_parallel_size, expert_ranks(args))
     hidden = element * tokens * spec.hidden_size
     forward = element * tokens * (2 * spec.hidden_size + width.layer)
@@ -441,8 +456,7 @@ def activations(
         formula += f" + {logits // MIB:,} MiB indexer logits"
     if not profiles_items(spec, settings, args, release) or (stage or 0) > 0:
         return Estimate(low, likely, high, formula, source, kind)
-    per_choice = widths(spec, args.tensor_parallel_size, expert_ranks(args)).workspace
-    experts, _ = moe_backends.shared_room(spec, settings, args, sm, per_choice)
+    experts, _ = expert_room(spec, settings, args, sm, shared=True)
     return with_encoder(Estimate(low, likely, high, formula, source, kind), spec, settings, args, release, experts)
 
 
@@ -468,6 +482,8 @@ def with_encoder(
     Source: vLLM 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py (profile_run).
     """
     element = element_bytes(settings)
+    from kvplan.servers.vllm import encoder  # of a multimodal model
+
     batch = encoder.budget_of(spec, settings, args, release)
     if batch is None:
         outputs = ENCODER_COPIES * element * max(settings.max_num_batched_tokens, spec.item_tokens) * spec.hidden_size

@@ -13,8 +13,8 @@ from kvplan.core.records import dataclass
 from kvplan.models.hf_config import TIED, text_of
 from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, SlidingWindow
 from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.plans import Refusal, unsupported
 from kvplan.servers.releases import Version
-from kvplan.servers.start import Refusal, unsupported
 
 HEAD_DIM: Final = ("head_dim",)  # heads are hidden_size / num_attention_heads wide
 UNLIMITED: Final = 2**31

@@ -21,11 +21,8 @@ from kvplan.models.spec import (
     SlidingWindow,
     WindowLatent,
 )
-from kvplan.servers.arguments import EngineArgs, lacking
-from kvplan.servers.item_limits import limits_of
+from kvplan.servers.arguments import EngineArgs, Settings, lacking
 from kvplan.servers.releases import Version
-from kvplan.servers.settings import Settings
-from kvplan.servers.vllm import backends as vllm_backends
 from kvplan.servers.vllm.changes import RELEASES, since
 from kvplan.servers.vllm.reading import context_limits, reading_of
 from kvplan.sizing.layout import SHORT_DTYPES, check_dtype, check_kv_dtype
@@ -263,6 +260,10 @@ def resolve_kv_dtype(spec: ModelSpec, stated: str, dtype: str, sm: int) -> str:
 
 def mm_limits(args: EngineArgs) -> dict[str, int]:
     """Items of each modality that a prompt may have, if a limit was given."""
+    if args.limit_mm_per_prompt is None:
+        return {}
+    from kvplan.servers.item_limits import limits_of  # only with the flag
+
     return {name: limit.count for name, limit in limits_of(args.limit_mm_per_prompt).items()}
 
 
@@ -374,6 +375,17 @@ def sees_ahead(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
     return kind and takes_items(spec, args, release)
 
 
+def generates(spec: ModelSpec, args: EngineArgs) -> bool:
+    """True if the model plainly generates text: no flag asks for anything else, nor does its architecture."""
+    plain = args.runner == "auto" and args.convert in ("auto", "none")
+    return plain and spec.architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
+
+
+def expert_backend(name: str | None) -> str:
+    """The name of --moe-backend as vLLM reads it; "auto" if none is given."""
+    return (name or "auto").lower().replace("-", "_")
+
+
 def check_flags(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
     """Reject flags that the release does not have, and a model that it caches in a way that is not modeled."""
     for name in lacking("vllm"):
@@ -445,8 +457,10 @@ def cache_format(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release
         raise UnsupportedModelError(f"--kv-cache-dtype {kv_dtype}", problem, "use ranks in place of stages, or fp8")
     if args.attention_backend is None:
         return kv_dtype, None
-    backend = vllm_backends.resolve(args.attention_backend, release)
-    return vllm_backends.sparse_layout(backend, kv_dtype) if spec.is_sparse_mla else kv_dtype, backend
+    from kvplan.servers.vllm import backends  # only with the flag
+
+    backend = backends.resolve(args.attention_backend, release)
+    return backends.sparse_layout(backend, kv_dtype) if spec.is_sparse_mla else kv_dtype, backend
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:

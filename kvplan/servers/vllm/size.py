@@ -1,37 +1,21 @@
 """vLLM's memory for its KV cache, the number of requests that fit, and reasons not to start."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import ceil
+from math import ceil, floor
 from typing import Literal
 
 from kvplan.core.errors import UsageError
+from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.spec import ModelSpec
-from kvplan.servers import start
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.estimates import Estimate
-from kvplan.servers.methods import LOOKING_AHEAD, READS_NEXT
-from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Plan, Request, Sized, check_load
+from kvplan.servers.arguments import LOOKING_AHEAD, READS_NEXT, EngineArgs, Settings
+from kvplan.servers.plans import BUDGET_ROWS, Budget, Estimate, Plan, Refusal, Request, Sized, check_load
 from kvplan.servers.pool import Capacity, Pool, blocks_in, cache_notes
-from kvplan.servers.settings import Settings
-from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import (
-    adapters,
-    connectors,
-    encoder,
-    experts,
-    moe_backends,
-    offload,
-    overheads,
-    removed,
-    supported,
-    tiers,
-)
+from kvplan.servers.vllm import features, overheads, supported
 from kvplan.servers.vllm import pages as vllm_pages
-from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import own_layout, rank_weights, weight_layout
+from kvplan.servers.weights import own_layout, rank_weights
 from kvplan.sizing.weights import Layout
 
 
@@ -43,7 +27,7 @@ def layout(request: Request, spec: ModelSpec) -> Layout:
         left_out=vllm.left_out(spec, args, release),
         whole_towers=args.mm_encoder_tp_mode == "data",
         expert_units=_expert_units(request, spec),
-        expert_kernel=moe_backends.plain_name(args.moe_backend),
+        expert_kernel=vllm.expert_backend(args.moe_backend),
         whole_shared=vllm.keeps_shared_whole(spec, args, release),
         dense_tp=1 if _keeps_dense_whole(request, spec) else 0,
         wide_scales=0 < request.gpu.sm < vllm.FP8_IN_TRITON and release.has("fp8_blocks_by_marlin"),
@@ -68,24 +52,23 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     gpu, spec, args, release = request.gpu, request.spec, request.args, request.release
     budget = ceil(gpu.total_memory * settings.gpu_memory_utilization)
     groups = rank_weights(request, stage)
-    moved = offload.offloaded(request, stage)
+    for feature in features.of(request):
+        moved = feature.moved(request, stage)
+        groups = {name: size - moved.get(name, 0) for name, size in groups.items()}
     estimates = {
         "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage, sm=gpu.sm),
         "activations": overheads.activations(spec, settings, args, release, stage=stage, sm=gpu.sm),
         "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
-        "lora": adapters.lora(spec, settings, args, stage),
+        "lora": features.adapters(request, settings, stage),
         "context": overheads.context(gpu, args),
         "in_use": overheads.in_use(gpu, request.memory_in_use),
         **request.measured,
     }
-    layout = weight_layout(request, stage)
-    estimates["buffers"] = experts.with_experts(estimates["buffers"], spec, settings, args, layout)
+    for feature in features.of(request):
+        estimates["buffers"] = feature.buffers(estimates["buffers"], request, settings, stage)
     if request.draft is not None:
         estimates["buffers"] = overheads.with_draft(estimates["buffers"], request.draft, settings, args)
-    if moved is not None:
-        groups = {name: size - moved.groups.get(name, 0) for name, size in groups.items()}
-        estimates["buffers"] = offload.with_buffers(estimates["buffers"], moved)
     fixed = sum(groups.values())
     if args.kv_cache_memory_bytes is not None:
         stated = args.kv_cache_memory_bytes
@@ -125,7 +108,24 @@ def lacks_free_memory(
     in_use, total = estimates["in_use"], request.gpu.total_memory
     room = total - estimates["context"].likely
     others = in_use.high if end == "low" else in_use.likely
-    return start.free_memory(total, settings.gpu_memory_utilization, room - others, room - in_use.high, others)
+    return free_memory(total, settings.gpu_memory_utilization, room - others, room - in_use.high, others)
+
+
+def free_memory(total: int, utilization: float, free: int, least_free: int, in_use: int) -> Refusal | None:
+    """Return a refusal if less memory is free than vLLM may use: it does not start then. Source: vLLM 0.33
+    v1/worker/utils.py (request_memory).
+
+    free        bytes of `total` left by the CUDA context and `in_use` bytes of the host and other processes
+    least_free  the same if those hold the most they may
+    """
+    needed = ceil(total * utilization)
+    if needed <= free:
+        return None
+    others = f"; other processes use {format_gib(in_use)}" if in_use else ""
+    wants, has = format_apart(needed, max(0, free))
+    text = f"it needs {wants} free ({utilization:g} of {format_gib(total)}) but only {has} is free{others}"
+    shares = dict.fromkeys(floor(100 * room / total) / 100 for room in (free, least_free) if 100 * room >= total)
+    return Refusal("free_memory", text, "gpu_memory_utilization", tuple(shares), needed - free)
 
 
 def gated(request: Request, answer: Sized) -> Sized:
@@ -148,6 +148,17 @@ def needs_state_blocks(request: Request) -> bool:
     return request.release.has("state_blocks") and request.spec.has_states and overheads.captures_full(request.args)
 
 
+def state_blocks(max_num_seqs: int, num_blocks: int, least_blocks: int, bytes_per_block: int) -> Refusal | None:
+    """Return a refusal if sequences outnumber blocks, which vLLM rejects with recurrent states and CUDA graphs. Source:
+    vLLM 0.33 config/compilation.py (resolve_cudagraph_mode_and_sizes).
+    """
+    if max_num_seqs <= num_blocks:
+        return None
+    text = f"each of {max_num_seqs:,} sequences needs a block for its state, but the pool has {num_blocks:,}"
+    counts = dict.fromkeys(count for count in (num_blocks, least_blocks) if count > 0)
+    return Refusal("state_blocks", text, "max_num_seqs", tuple(counts), (max_num_seqs - num_blocks) * bytes_per_block)
+
+
 def stating_argument(args: EngineArgs) -> str | None:
     """The argument that sets the pool size, or None if memory determines it."""
     stating = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
@@ -161,21 +172,27 @@ def rest_of_gpu(stage: Budget, end: Literal["low", "likely"]) -> int:
 
 
 def stated_pool(request: Request, stage: Budget, capacity: Capacity) -> Refusal | None:
-    """Return a refusal if a pool of explicit size cannot be allocated."""
+    """Return a refusal if a pool of explicit size, which is allocated without further checks, exceeds the GPU."""
     argument = stating_argument(request.args)
     if argument is None:
         return None
     stated, total = capacity.num_blocks * capacity.bytes_per_block, request.gpu.total_memory
     unit = capacity.bytes_per_block if argument == "num_gpu_blocks_override" else 1
-    likely, limit = (total - rest_of_gpu(stage, "likely"), request.gpu.total_memory_high - rest_of_gpu(stage, "low"))
-    return start.stated_pool(stated, likely, limit, argument, unit)
+    room = total - rest_of_gpu(stage, "likely")
+    if stated <= request.gpu.total_memory_high - rest_of_gpu(stage, "low"):
+        return None
+    takes, left = format_apart(stated, max(0, room))
+    text = f"the stated pool needs {takes}, but only {left} is free"
+    return Refusal("stated_pool", text, argument, (room // unit,) if room >= unit else (), stated - room)
 
 
-def start_notes(request: Request, settings: Settings, capacity: Capacity, stage: Budget) -> list[str]:
+def start_notes(
+    request: Request, settings: Settings, capacity: Capacity, stage: Budget, of_items: Iterable[str]
+) -> list[str]:
     """Reasons why a server with enough room might not start, or not hold what was requested."""
     args = request.args
     notes = vllm.mm_notes(request.spec, args, request.release)
-    notes += encoder.encoder_notes(request.spec, settings, args, request.release)
+    notes += of_items
     if settings.backend is not None:
         notes += vllm_pages.backend_notes(request.spec, settings, args, request.gpu.sm)
     unnamed = stage.groups.get("other", 0)
@@ -285,17 +302,6 @@ def draft_notes(request: Request, settings: Settings) -> list[str]:
     return notes
 
 
-def encoder_of(request: Request, settings: Settings) -> EncoderBudget | None:
-    """The encoder's budget in a plan's terms."""
-    budget = encoder.budget_of(request.spec, settings, request.args, request.release)
-    if budget is None:
-        return None
-    sizes = {name: item.tokens for name, item in budget.items.items()}
-    is_profiled = overheads.profiles_items(request.spec, settings, request.args, request.release)
-    batch = budget.batch if is_profiled else 0
-    return EncoderBudget(budget.compute, budget.cache, budget.profiled, batch, sizes, dict(budget.per_prompt))
-
-
 def check_interleave(args: EngineArgs, pool: Pool) -> None:
     """Check the interleave size as vLLM 0.33 config/vllm.py (validate_block_size) does."""
     tokens, block = args.cp_kv_cache_interleave_size or 1, pool.block_size
@@ -318,30 +324,30 @@ def prompt_notes(request: Request) -> tuple[str, ...]:
 def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
-    removed.check(spec, request.release, request.gpu.sm)
+    supported.check_architecture(spec, request.release, request.gpu.sm)
     supported.check_sized(request, settings)
-    connectors.check(spec, args, request.release)
-    offload.check(args, request.release)
-    flat = connectors.hybrid_manager_is_off(args, request.release)
-    vllm.check_parallel(spec, args, flat=flat)
-    experts.check(spec, args, request.release)
+    requested = tuple(features.of(request))
+    for feature in requested:
+        feature.check(request)
+    vllm.check_parallel(spec, args, flat=features.hybrid_manager_is_off(args, request.release))
     divided = prompt_notes(request) if args.prefill_context_parallel_size > 1 else ()
     settings = bounded_by_draft(request, settings)
-    encoder.check_processor(spec, settings, args, request.release)
+    items = features.items(request, settings)
     check_load(request, settings.max_model_len)
-    pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
+    pool = vllm_pages.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
-    capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
+    capacity = vllm_pages.capacity(pool, settings, args, [stage.available[1] for stage in stages])
     check_interleave(args, pool)
-    tiers.check(args, request.release, pool, settings.prefix_caching)
+    for feature in requested:
+        feature.check_pool(request, pool, settings)
     low, high = (blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
     if args.num_gpu_blocks_override is not None:
         low = high = capacity.num_blocks
     refusal = None
     if capacity.fits and needs_state_blocks(request):
-        refusal = start.state_blocks(settings.max_num_seqs, capacity.num_blocks, low, capacity.bytes_per_block)
+        refusal = state_blocks(settings.max_num_seqs, capacity.num_blocks, low, capacity.bytes_per_block)
     if refusal is None and capacity.fits:
-        refusal = encoder.refusal(spec, settings, args, request.release)
+        refusal = items.refusal
     if refusal is None and capacity.fits:
         refusal = stated_pool(request, stages[capacity.stage], capacity)
     kv_cache = capacity.num_blocks * capacity.bytes_per_block
@@ -349,14 +355,13 @@ def started(request: Request) -> Sized:
         settings, pool, stages, capacity, (low, high),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
         (
-            *start_notes(request, settings, capacity, stages[capacity.stage]),
-            *connectors.notes(spec, args, request.release),
-            *offload.notes(request, capacity.stage),
+            *start_notes(request, settings, capacity, stages[capacity.stage], items.notes),
+            *(note for feature in requested for note in feature.notes(request, capacity.stage)),
             *draft_notes(request, settings),
             *divided,
             *cache_notes(request.load, settings, pool, 1 if args.speculative_method in READS_NEXT else 0),
         ),
         refusal=refusal,
-        encoder=encoder_of(request, settings),
+        encoder=items.budget,
     )  # fmt: skip
     return gated(request, sized)

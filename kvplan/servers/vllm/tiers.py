@@ -12,11 +12,13 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, plural
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Plan
+from kvplan.servers.arguments import EngineArgs, Settings
+from kvplan.servers.plans import HostRow, Plan, Request
 from kvplan.servers.pool import Pool, chunk_bytes, num_ranks, offloaded_bytes
 from kvplan.servers.releases import Version
+from kvplan.servers.vllm import connectors
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE, Connector, read
+from kvplan.servers.vllm.features import Feature
 from kvplan.sizing.layout import cdiv
 
 SIMPLE_BYTES: Final = 8 * GIB  # default of SimpleCPUOffloadConnector
@@ -48,10 +50,32 @@ def of_plan(plan: Plan) -> Iterator[Tier]:
     yield from tiers(plan.request.args, release, plan.pool, context, caches=settings.prefix_caching)
 
 
-def check(args: EngineArgs, release: Version, pool: Pool, caches: bool) -> None:
+def check_pool(request: Request, pool: Pool, settings: Settings) -> None:
     """Reject sizes that vLLM rejects."""
-    if args.kv_transfer_config is not None or args.kv_offloading_size:
-        deque(tiers(args, release, pool, 1, caches=caches), 0)
+    deque(tiers(request.args, request.release, pool, 1, caches=settings.prefix_caching), 0)
+
+
+SOURCES: Final = {
+    NATIVE: "vLLM 0.33 v1/kv_offload/cpu/spec.py",
+    SIMPLE: "vLLM 0.33 v1/simple_kv_offload/manager.py",
+    LMCACHE: "LMCache's documentation (max_local_cpu_size); LMCache/LMCache#2901",
+}
+COMPARED: Final = "vLLM 0.33's own classes (tests/servers/test_connectors.py): equal"
+
+
+def host_rows(plan: Plan) -> Iterator[HostRow]:
+    for tier in of_plan(plan):
+        known = COMPARED if tier.name in (NATIVE, SIMPLE) and plan.request.release.is_compared else ""
+        how, source = f"{tier.name}: {tier.how}", SOURCES[tier.name]
+        yield HostRow("kv_offloading", tier.size, "replica", how, source, known, tier.tokens, tier.in_shm)
+
+
+FEATURE: Final = Feature(
+    check=lambda request: connectors.check(request.spec, request.args, request.release),
+    check_pool=check_pool,
+    notes=lambda request, stage: connectors.notes(request.spec, request.args, request.release),
+    host=host_rows,
+)
 
 
 def tiers(args: EngineArgs, release: Version, pool: Pool, context: int, *, caches: bool) -> Iterator[Tier]:

@@ -28,7 +28,6 @@ from kvplan.servers.weights import weight_layout
 from kvplan.simulate.kernels.roof import Experts, Heads
 from kvplan.sizing.weights import Layout, expert_tp, local_shape, ranks_of, scheme_for
 
-LOOKED_UP: Final = ("embedding", "vision_audio")  # read one row per token, or not used in a text step
 LEAST_INPUTS: Final = 8  # of a linear layer; what has fewer is a vector or a short convolution
 LAW, LAW_OF_LATENTS = "1.2", "1.01"  # as aiconfigurator takes them: DeepSeek balances its experts
 FORMS: Final = {
