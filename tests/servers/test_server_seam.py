@@ -24,7 +24,7 @@ NAMED = {
     "simulate/kernels/library.py": 1,  # whose tables stand for those that a server lacks
     "simulate/prompts_first.py": 6,  # the scheduler's source, and the variables its constants are
     "simulate/radix.py": 2,  # its source
-    "sizing/weights.py": 1,  # a source
+    "sizing/weights.py": 2,  # sources
 }
 FOLDERS = tuple(f"kvplan.servers.{name}" for name in ("vllm", "sglang", "bundled"))
 # Files that import the bundled engine's rules, which are the arithmetic of our own runs.
