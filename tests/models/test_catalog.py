@@ -49,8 +49,8 @@ def oracle_rows(file_name: str) -> dict[str, dict[str, Any]]:
 
 def rows_of_catalog(file_name: str) -> list[tuple[str, dict[str, Any]]]:
     """(model, row) for each row whose id is a model's id or alias."""
-    found = ((catalog.find(model), row) for model, row in oracle_rows(file_name).items())
-    return [(name, row) for name, row in found if name is not None]
+    matches = ((catalog.find(model), row) for model, row in oracle_rows(file_name).items())
+    return [(name, row) for name, row in matches if name is not None]
 
 
 def exact_rows() -> list[tuple[str, dict[str, Any]]]:
@@ -224,8 +224,8 @@ def test_kv_geometry_equals_what_transformers_caches(name: str, row: dict[str, A
 def published_scales(spec: ModelSpec) -> int:
     """Scales that the checkpoint stores: one per block, per output, or (weight and input) per matrix."""
     total = 0
-    for layer, held in enumerate(spec.layer_weights):
-        for weight in held:
+    for layer, layer_weights in enumerate(spec.layer_weights):
+        for weight in layer_weights:
             scheme = weights.scheme_for(spec, weight, layer, None)
             copies = max(1, weight.experts)
             match scheme:
@@ -300,9 +300,16 @@ def test_llama_3s_rope_turns_as_transformers_turns_it(name: str) -> None:
     ropes = {attention.rotary for attention in attentions if isinstance(attention, HeadAttention | LatentHeads)}
     (rope,) = filter(None, ropes)
     config = catalog.expand(catalog.facts(name)["config"])
-    kept = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings", "rope_theta", "rope_scaling")
+    config_keys = (
+        "hidden_size",
+        "num_attention_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rope_theta",
+        "rope_scaling",
+    )
     own = config.get("text_config", config)
     theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](
-        LlamaConfig(**{key: own[key] for key in kept if key in own}), torch.device("cpu")
+        LlamaConfig(**{key: own[key] for key in config_keys if key in own}), torch.device("cpu")
     )
     assert frequencies(rope).tolist() == pytest.approx(theirs.tolist(), rel=1e-5)

@@ -44,7 +44,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def found(path: Path) -> Checkpoint:
+def checkpoint_at(path: Path) -> Checkpoint:
     checkpoint = read_checkpoint(path)
     assert checkpoint is not None
     return checkpoint
@@ -88,7 +88,7 @@ def test_a_directory_without_weights_has_none(tmp_path: Path) -> None:
 def test_the_index_leads_to_every_shard(tmp_path: Path, total_size: float | None) -> None:
     save_two_shards(tmp_path)
     write_index(tmp_path, TWO_SHARDS, total_size)
-    checkpoint = found(tmp_path)
+    checkpoint = checkpoint_at(tmp_path)
     assert set(checkpoint.tensors) == TWO_SHARDS_TENSORS
     assert (checkpoint.format, checkpoint.total_bytes, checkpoint.notes) == ("safetensors", 36, ())
     assert checkpoint.files == ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -97,15 +97,17 @@ def test_the_index_leads_to_every_shard(tmp_path: Path, total_size: float | None
 def test_the_headers_count_where_the_index_states_another_size(tmp_path: Path) -> None:
     save_two_shards(tmp_path)
     write_index(tmp_path, TWO_SHARDS, 72)
-    checkpoint = found(tmp_path)
+    checkpoint = checkpoint_at(tmp_path)
     assert checkpoint.total_bytes == 36
     assert checkpoint.notes == (f"{INDEX_NAME} states 72 bytes, the shards hold 36, which counts",)
 
 
 def test_loose_shards_are_one_model(tmp_path: Path) -> None:
     save_two_shards(tmp_path)
-    assert set(found(tmp_path).tensors) == TWO_SHARDS_TENSORS
-    assert set(found(tmp_path / "model-00002-of-00002.safetensors").tensors) == {TensorInfo("c", "I8", (8, 1), 8)}
+    assert set(checkpoint_at(tmp_path).tensors) == TWO_SHARDS_TENSORS
+    assert set(checkpoint_at(tmp_path / "model-00002-of-00002.safetensors").tensors) == {
+        TensorInfo("c", "I8", (8, 1), 8)
+    }
 
 
 def test_weights_shipped_twice_are_counted_once(tmp_path: Path) -> None:
@@ -114,8 +116,8 @@ def test_weights_shipped_twice_are_counted_once(tmp_path: Path) -> None:
         save_file(weights, tmp_path / name)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * 100)
     (tmp_path / "model.gguf").write_bytes(b"x" * 100)
-    assert found(tmp_path).files == ("model.safetensors",)
-    assert found(tmp_path).total_bytes == 16
+    assert checkpoint_at(tmp_path).files == ("model.safetensors",)
+    assert checkpoint_at(tmp_path).total_bytes == 16
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
@@ -132,13 +134,13 @@ def test_every_dtype_takes_the_bytes_the_library_gives_it(tmp_path: Path, dtype:
     num_bytes = 24 * SAFETENSORS_BITS[dtype] // 8
     content = safetensors_file({"a": tensor(dtype, [2, 12], 0, num_bytes)}, b"\0" * num_bytes)
     (tmp_path / "model.safetensors").write_bytes(content)
-    assert found(tmp_path).tensors == (TensorInfo("a", dtype, (2, 12), num_bytes),)
-    assert library_tensors(content) == set(found(tmp_path).tensors)
+    assert checkpoint_at(tmp_path).tensors == (TensorInfo("a", dtype, (2, 12), num_bytes),)
+    assert library_tensors(content) == set(checkpoint_at(tmp_path).tensors)
 
 
 def test_scalars_and_empty_tensors_are_tensors(tmp_path: Path) -> None:
     save_file({"s": np.array(1.0), "e": np.zeros((0, 8), np.int32)}, tmp_path / "model.safetensors")
-    assert set(found(tmp_path).tensors) == {TensorInfo("s", "F64", (), 8), TensorInfo("e", "I32", (0, 8), 0)}
+    assert set(checkpoint_at(tmp_path).tensors) == {TensorInfo("s", "F64", (), 8), TensorInfo("e", "I32", (0, 8), 0)}
 
 
 F32_PAIR = {"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [1], 8, 12)}
@@ -192,11 +194,11 @@ BAD_SAFETENSORS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", BAD_SAFETENSORS)
 def test_a_bad_safetensors_file_is_refused_by_name(tmp_path: Path, case: str) -> None:
-    content, said = BAD_SAFETENSORS[case]
+    content, reason = BAD_SAFETENSORS[case]
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     assert refusal(tmp_path).startswith(str(path))
-    assert said in refusal(tmp_path)
+    assert reason in refusal(tmp_path)
 
 
 # The format page says that a header begins with `{`; the library (0.8) lets spaces pass.
@@ -244,7 +246,7 @@ def test_the_library_and_we_agree_on_any_header(
     content = safetensors_file(header, b"\0" * data_len)
     path.write_bytes(content)
     try:
-        ours: set[TensorInfo] | None = set(found(path).tensors)
+        ours: set[TensorInfo] | None = set(checkpoint_at(path).tensors)
     except InvalidInputError as error:
         ours = set() if "holds no tensors" in str(error) else None
     assert ours == library_tensors(content)
@@ -265,7 +267,7 @@ def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         file.write(header)
         file.truncate(len(header) + (1 << 40))
     lengths = reads_of(monkeypatch, "kvplan.models.safetensors_header")
-    assert found(tmp_path).total_bytes == 1 << 40
+    assert checkpoint_at(tmp_path).total_bytes == 1 << 40
     assert 0 < sum(lengths) < 2 * len(header)
 
 
@@ -276,10 +278,10 @@ def test_an_index_that_names_a_missing_shard_is_refused(tmp_path: Path) -> None:
     save_two_shards(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     write_index(tmp_path, TWO_SHARDS)
-    said = "shard 'model-00002-of-00002.safetensors' is missing (1 of 2 are); finish the download"
-    assert refusal(tmp_path) == f"{tmp_path / INDEX_NAME}: {said}"
+    problem = "shard 'model-00002-of-00002.safetensors' is missing (1 of 2 are); finish the download"
+    assert refusal(tmp_path) == f"{tmp_path / INDEX_NAME}: {problem}"
     (tmp_path / INDEX_NAME).unlink()
-    assert refusal(tmp_path).endswith(said)  # the number in the first shard's name says so, too
+    assert refusal(tmp_path).endswith(problem)  # the number in the first shard's name says so, too
 
 
 def test_a_tensor_that_is_not_in_its_shard_is_refused(tmp_path: Path) -> None:
@@ -331,8 +333,8 @@ def test_a_link_out_of_the_model_directory_is_refused(tmp_path: Path) -> None:
     for name in set(TWO_SHARDS.values()):
         (model_dir / name).symlink_to(elsewhere / name)
     write_index(model_dir, TWO_SHARDS)
-    said = f"{model_dir / INDEX_NAME}: 'model-00001-of-00002.safetensors' is outside model directory"
-    assert refusal(model_dir).startswith(said)
+    problem = f"{model_dir / INDEX_NAME}: 'model-00001-of-00002.safetensors' is outside model directory"
+    assert refusal(model_dir).startswith(problem)
 
 
 def test_a_link_inside_and_a_linked_model_directory_are_fine(tmp_path: Path) -> None:
@@ -342,7 +344,7 @@ def test_a_link_inside_and_a_linked_model_directory_are_fine(tmp_path: Path) -> 
         (model_dir / name).symlink_to(Path("blobs") / name)
     write_index(model_dir, TWO_SHARDS)
     (tmp_path / "link").symlink_to(model_dir)
-    assert found(tmp_path / "link").total_bytes == 36
+    assert checkpoint_at(tmp_path / "link").total_bytes == 36
 
 
 def cached_model(tmp_path: Path, blobs: str) -> Path:
@@ -359,7 +361,7 @@ def cached_model(tmp_path: Path, blobs: str) -> Path:
 
 @pytest.mark.parametrize("blobs", ["../../blobs", "../../../blobs"])
 def test_links_of_the_hub_cache_are_followed(tmp_path: Path, blobs: str) -> None:
-    assert found(cached_model(tmp_path, blobs)).total_bytes == 36
+    assert checkpoint_at(cached_model(tmp_path, blobs)).total_bytes == 36
 
 
 @pytest.mark.parametrize("blobs", ["../../../../blobs", "../../../models--org--other/blobs"])
@@ -371,7 +373,7 @@ def test_a_hub_cache_without_the_shards_is_sized_by_its_index(tmp_path: Path) ->
     snapshot = cached_model(tmp_path, "../../blobs")
     (snapshot / "model-00001-of-00002.safetensors").unlink()
     (snapshot / "model-00002-of-00002.safetensors").unlink()
-    checkpoint = found(snapshot)
+    checkpoint = checkpoint_at(snapshot)
     assert (checkpoint.tensors, checkpoint.total_bytes) == ((), 36)
     assert checkpoint.notes == (f"the weights are not in the Hub cache: sized by total_size of {INDEX_NAME}",)
     (snapshot / INDEX_NAME).unlink()
@@ -380,7 +382,7 @@ def test_a_hub_cache_without_the_shards_is_sized_by_its_index(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("index", "said"),
+    ("index", "reason"),
     [
         ({}, "no weight_map from tensors to shards"),
         ({"weight_map": {}}, "no weight_map from tensors to shards"),
@@ -389,13 +391,13 @@ def test_a_hub_cache_without_the_shards_is_sized_by_its_index(tmp_path: Path) ->
         ({"weight_map": {"a": None}}, "weight_map has no file name for 'a' (None)"),
     ],
 )
-def test_a_bad_index_is_refused(tmp_path: Path, index: object, said: str) -> None:
+def test_a_bad_index_is_refused(tmp_path: Path, index: object, reason: str) -> None:
     (tmp_path / INDEX_NAME).write_text(json.dumps(index), encoding="utf-8")
-    assert refusal(tmp_path) == f"{tmp_path / INDEX_NAME}: {said}; fetch the index again"
+    assert refusal(tmp_path) == f"{tmp_path / INDEX_NAME}: {reason}; fetch the index again"
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "reason"),
     [
         (lambda path: None, ": no such file or directory"),
         (os.mkfifo, ": not a regular file"),
@@ -404,14 +406,14 @@ def test_a_bad_index_is_refused(tmp_path: Path, index: object, said: str) -> Non
     ],
     ids=["missing", "fifo", "loop", "text"],
 )
-def test_what_is_no_model_directory_is_refused(tmp_path: Path, make: Callable[[Path], object], said: str) -> None:
+def test_what_is_no_model_directory_is_refused(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
     path = tmp_path / "model"
     make(path)
-    assert refusal(path).startswith(f"{path}{said}")
+    assert refusal(path).startswith(f"{path}{reason}")
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "reason"),
     [
         (os.mkfifo, ": not a regular file"),
         (lambda path: path.symlink_to(path), ": the symbolic links form a loop"),
@@ -421,10 +423,10 @@ def test_what_is_no_model_directory_is_refused(tmp_path: Path, make: Callable[[P
 )
 @pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "pytorch_model.bin", INDEX_NAME])
 def test_weights_that_are_no_file_are_refused(
-    tmp_path: Path, make: Callable[[Path], object], said: str, name: str
+    tmp_path: Path, make: Callable[[Path], object], reason: str, name: str
 ) -> None:
     make(tmp_path / name)
-    assert refusal(tmp_path).startswith(f"{tmp_path / name}{said}")
+    assert refusal(tmp_path).startswith(f"{tmp_path / name}{reason}")
 
 
 # --- GGUF ------------------------------------------------------------------------------------------------------------
@@ -458,8 +460,8 @@ GGUF_TENSORS = (
 def test_a_gguf_file_is_sized_as_its_library_sizes_it(tmp_path: Path, alignment: int | None) -> None:
     path = tmp_path / "model.gguf"
     save_gguf(path, alignment)
-    checkpoint = found(tmp_path)
-    assert checkpoint == found(path)
+    checkpoint = checkpoint_at(tmp_path)
+    assert checkpoint == checkpoint_at(path)
     assert checkpoint.tensors == GGUF_TENSORS
     assert (checkpoint.format, checkpoint.total_bytes, checkpoint.files) == ("gguf", 4396, ("model.gguf",))
     theirs = [(t.name, t.tensor_type.name, tuple(t.shape[::-1]), t.n_bytes) for t in gguf.GGUFReader(path).tensors]
@@ -470,7 +472,7 @@ def test_a_large_vocabulary_is_stepped_over_in_few_reads(tmp_path: Path, monkeyp
     path = tmp_path / "model.gguf"
     save_gguf(path, vocabulary=100_000)
     lengths = reads_of(monkeypatch, "kvplan.models.gguf_header")
-    assert found(tmp_path).tensors == GGUF_TENSORS
+    assert checkpoint_at(tmp_path).tensors == GGUF_TENSORS
     assert sum(lengths) <= path.stat().st_size
     assert 0 < len(lengths) < 10  # the buffer doubles
 
@@ -483,10 +485,10 @@ def test_split_gguf_files_are_one_model(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    checkpoint = found(tmp_path)
+    checkpoint = checkpoint_at(tmp_path)
     assert checkpoint.files == tuple(f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3))
     assert checkpoint.total_bytes == 5 * 16
-    assert found(tmp_path / "model-00002-of-00003.gguf") == checkpoint
+    assert checkpoint_at(tmp_path / "model-00002-of-00003.gguf") == checkpoint
     (tmp_path / "model-00003-of-00003.gguf").unlink()
     assert refusal(tmp_path).endswith("shard 'model-00003-of-00003.gguf' is missing (1 of 3 are); finish the download")
 
@@ -494,9 +496,9 @@ def test_split_gguf_files_are_one_model(tmp_path: Path) -> None:
 def test_several_gguf_models_are_not_guessed_between(tmp_path: Path) -> None:
     for name in ("model-Q4_K.gguf", "model-Q8_0.gguf", "mmproj-F16.gguf"):
         save_gguf(tmp_path / name)
-    said = "holds 2 GGUF models (model-Q4_K.gguf, model-Q8_0.gguf); pass the path of one"
-    assert refusal(tmp_path) == f"{tmp_path} {said}"
-    assert found(tmp_path / "mmproj-F16.gguf").total_bytes == 4396
+    reason = "holds 2 GGUF models (model-Q4_K.gguf, model-Q8_0.gguf); pass the path of one"
+    assert refusal(tmp_path) == f"{tmp_path} {reason}"
+    assert checkpoint_at(tmp_path / "mmproj-F16.gguf").total_bytes == 4396
 
 
 def gguf_string(text: bytes) -> bytes:
@@ -558,9 +560,9 @@ BAD_GGUF: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("case", BAD_GGUF)
 def test_a_bad_gguf_file_is_refused(tmp_path: Path, case: str) -> None:
-    content, said = BAD_GGUF[case]
+    content, reason = BAD_GGUF[case]
     (tmp_path / "model.gguf").write_bytes(content)
-    assert said in refusal(tmp_path)
+    assert reason in refusal(tmp_path)
 
 
 def test_a_gguf_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
@@ -598,7 +600,7 @@ def test_pickles_are_sized_and_never_opened(tmp_path: Path, name: str) -> None:
     (tmp_path / "optimizer.pt").write_bytes(b"x" * 1000)
     (tmp_path / "training_args.bin").write_bytes(b"x" * 1000)
     note = "pickle weights are sized from file sizes, never opened"
-    assert found(tmp_path) == Checkpoint("pickle-sizes", (), len(content), (name,), (note,))
+    assert checkpoint_at(tmp_path) == Checkpoint("pickle-sizes", (), len(content), (name,), (note,))
 
 
 def test_pickle_shards_are_sized_by_their_index(tmp_path: Path) -> None:
@@ -608,9 +610,9 @@ def test_pickle_shards_are_sized_by_their_index(tmp_path: Path) -> None:
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 180}, "weight_map": weight_map}), encoding="utf-8")
     note = "pickle weights are sized by total_size of pytorch_model.bin.index.json, never opened"
-    assert (found(tmp_path).total_bytes, found(tmp_path).notes) == (180, (note,))
+    assert (checkpoint_at(tmp_path).total_bytes, checkpoint_at(tmp_path).notes) == (180, (note,))
     index.write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
-    assert found(tmp_path).total_bytes == 200
+    assert checkpoint_at(tmp_path).total_bytes == 200
     index.write_text(json.dumps({"weight_map": {"a": "../x.bin"}}), encoding="utf-8")
     assert "'../x.bin' is outside model directory" in refusal(tmp_path)
     index.unlink()
@@ -641,7 +643,7 @@ def test_any_damage_ends_in_a_checkpoint_or_a_refusal(
     try:
         read_checkpoint(path)
     except KvplanError as error:
-        said = str(error)
+        outcome = str(error)
     else:
-        said = "read"
-    assert said.isprintable()
+        outcome = "read"
+    assert outcome.isprintable()

@@ -208,7 +208,7 @@ def resident() -> Iterator[tuple[AttentionTile, int]]:
 
 
 def test_no_plan_counts_on_more_programs_than_a_multiprocessor_holds() -> None:
-    found = list(resident())
-    assert len(found) > 40
-    assert [(tile, programs) for tile, programs in found if tile.programs > programs] == []
-    assert any(tile.programs == programs for tile, programs in found)
+    tiles = list(resident())
+    assert len(tiles) > 40
+    assert [(tile, programs) for tile, programs in tiles if tile.programs > programs] == []
+    assert any(tile.programs == programs for tile, programs in tiles)

@@ -211,8 +211,8 @@ def frequencies(rotary: Rotary) -> tuple[list[float], float]:
             if s.truncate:
                 low, high = math.floor(low), math.ceil(high)
             low, high = max(low, 0), min(high, rotary.dim - 1)
-            kept = [1 - min(1.0, max(0.0, (i - low) / ((high - low) or 0.001))) for i in range(half)]
-            return [f * k + f / s.factor * (1 - k) for f, k in zip(plain, kept, strict=True)], s.attention_factor
+            unscaled = [1 - min(1.0, max(0.0, (i - low) / ((high - low) or 0.001))) for i in range(half)]
+            return [f * k + f / s.factor * (1 - k) for f, k in zip(plain, unscaled, strict=True)], s.attention_factor
 
 
 def llama3_frequency(frequency: float, s: Llama3Scaling) -> float:
@@ -380,12 +380,12 @@ def test_deepseek_turns_the_pairs_that_its_config_says(case: str) -> None:
     model = transformers_model(CASES[case])
     q, k = torch.randn(2, 1, 1, 1, latent.rotary.dim)
     module = sys.modules[type(model).__module__]
-    at = [model.model.rotary_emb(q, torch.tensor([[position]])) for position in (9, 4)]
+    angle_tables = [model.model.rotary_emb(q, torch.tensor([[position]])) for position in (9, 4)]
     if "v2" in case:
-        (turned_q, _), (_, turned_k) = (module.apply_rotary_emb(q, k, angles) for angles in at)
+        (turned_q, _), (_, turned_k) = (module.apply_rotary_emb(q, k, angles) for angles in angle_tables)
     else:
         apply = module.apply_rotary_pos_emb_interleave if model.config.rope_interleave else module.apply_rotary_pos_emb
-        (turned_q, _), (_, turned_k) = (apply(q, k, *angles) for angles in at)
+        (turned_q, _), (_, turned_k) = (apply(q, k, *angles) for angles in angle_tables)
     expected = float((turned_q * turned_k).sum())
     assert rotated_score(latent.rotary, q[0, 0, 0], k[0, 0, 0], 5) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
@@ -633,8 +633,8 @@ def test_sizing_a_model_does_not_load_the_reader_of_how_it_computes() -> None:
 def test_no_parameter_of_a_small_model_is_left_at_its_start(family: str) -> None:
     model = small_models.build_small_model(family)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    kept = [name for name in model.state_dict() if name in tensors]
-    constant = [name for name in kept if "position_ids" not in name and tensors[name].std() < 0.01]
+    loaded = [name for name in model.state_dict() if name in tensors]
+    constant = [name for name in loaded if "position_ids" not in name and tensors[name].std() < 0.01]
     assert constant == []
 
 

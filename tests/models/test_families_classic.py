@@ -193,8 +193,8 @@ def test_a_rotary_table_covers_the_rotated_part_of_a_head() -> None:
 
 def test_a_server_leaves_out_the_head_bias_of_phi() -> None:
     """vLLM 0.33 holds 5,559,265,280 bytes of phi-2: 51,200 biases of two bytes fewer than its parameters."""
-    held = sum(weight.num_params for weight in weights(read(PHI_2)) if weight.is_loaded)
-    assert 2 * held == 5_559_265_280
+    loaded_params = sum(weight.num_params for weight in weights(read(PHI_2)) if weight.is_loaded)
+    assert 2 * loaded_params == 5_559_265_280
 
 
 def test_opt_keeps_two_more_rows_of_positions() -> None:

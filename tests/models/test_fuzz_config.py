@@ -101,12 +101,12 @@ def test_the_order_of_keys_and_unknown_keys_change_nothing(name: str, data: st.D
 @given(name=st.sampled_from(shape_names()), data=st.data())
 def test_a_file_cut_or_changed_anywhere_is_read_or_refused(name: str, data: st.DataObject) -> None:
     text = json.dumps(shape(name))
-    at = data.draw(st.integers(0, len(text)))
+    offset = data.draw(st.integers(0, len(text)))
     cut = data.draw(st.integers(0, 3))
     changed = (
-        text[:at]
+        text[:offset]
         + data.draw(st.sampled_from(["", "\0", "NaN", '"', "[", "}", "1e999", ",", "\ud800"]))
-        + text[at + cut :]
+        + text[offset + cut :]
     )
     try:
         config = parse_json(changed, "config.json")

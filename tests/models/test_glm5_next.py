@@ -59,16 +59,16 @@ PARAMETERS = {
 
 
 def test_every_kind_of_parameter_is_as_large_as_the_servers() -> None:
-    spec, layout, held = catalog.load("glm-5.3-flash"), Layout(tp=8), Counter[str]()
+    spec, layout, weight_sizes = catalog.load("glm-5.3-flash"), Layout(tp=8), Counter[str]()
     for index, weights in enumerate(spec.layer_weights):
         for weight in weights:
-            held[weight.name] += weight_bytes(spec, weight, index, layout)
+            weight_sizes[weight.name] += weight_bytes(spec, weight, index, layout)
     for weight in spec.other_weights:
         if not weight.serves:
-            held[weight.name] += weight_bytes(spec, weight, None, layout)
-    assert sorted(held.values()) == sorted(PARAMETERS.values())
+            weight_sizes[weight.name] += weight_bytes(spec, weight, None, layout)
+    assert sorted(weight_sizes.values()) == sorted(PARAMETERS.values())
     for name in ("self_attn.in_proj_qkvbfg_a", "self_attn.indexer.index_kpool_compress_ape", "hc_attn_fn"):
-        assert held[name] == PARAMETERS[name]
+        assert weight_sizes[name] == PARAMETERS[name]
 
 
 def test_a_ring_is_no_block_of_tokens() -> None:

@@ -237,4 +237,4 @@ def test_gemma_4s_last_layer_is_global_whatever_its_type() -> None:
     text |= {"num_hidden_layers": 31, "layer_types": text["layer_types"][:31]}
     assert text["layer_types"][-1] == "sliding_attention"
     spec = read_config(config, "config.json", "gemma-4-31b")
-    assert [i for i, (kept,) in enumerate(spec.layers) if isinstance(kept, FullAttention)] == [5, 11, 17, 23, 29, 30]
+    assert [i for i, (part,) in enumerate(spec.layers) if isinstance(part, FullAttention)] == [5, 11, 17, 23, 29, 30]

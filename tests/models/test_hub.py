@@ -35,7 +35,7 @@ INDEX = json.dumps({"metadata": {"total_size": 36}, "weight_map": {"a": "model-0
 
 @dataclass
 class Hub:
-    """What the loopback server holds and how it behaves; `asked` is what came in."""
+    """What the loopback server holds and how it behaves; `requests` is what came in."""
 
     files: dict[str, bytes] = field(default_factory=lambda: {"config.json": CONFIG})
     status: int = 200
@@ -46,13 +46,13 @@ class Hub:
     etag: str | None = None
     commit: str = COMMIT
     sends: Iterator[bytes] | None = None  # instead of the file, without a length
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
     def serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         if MODEL in handler.path:  # the library may ask for lists of its own
-            self.asked.append(f"{handler.command} {handler.path}")
+            self.requests.append(f"{handler.command} {handler.path}")
         if self.hangs:
             self.released.wait(10)
             return
@@ -177,7 +177,7 @@ def test_what_is_no_hub_id_is_refused_before_anything_is_opened(
     )
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 250
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_the_config_and_the_weight_index_are_fetched_and_nothing_else(hub: Hub) 
     resolved = resolve_model(MODEL)
     assert resolved.notes == ()
     assert (resolved.directory / "config.json").read_bytes() == CONFIG
-    assert {request.rpartition("/")[2] for request in hub.asked} == {"config.json", INDEX_NAME, SIDE_FILE}
+    assert {request.rpartition("/")[2] for request in hub.requests} == {"config.json", INDEX_NAME, SIDE_FILE}
     checkpoint = read_checkpoint(resolved.directory)
     assert checkpoint is not None
     assert checkpoint.total_bytes == 36
@@ -224,18 +224,18 @@ def test_the_quantization_beside_the_config_is_fetched_where_the_config_states_n
     hub.files["config.json"] = b'{"model_type": "llama", "quantization_config": ' + stated + b"}"
     hub.files[SIDE_FILE] = b'{"quantization": {"quant_algo": "FP8"}}'
     assert (resolve_model(MODEL).directory / SIDE_FILE).is_file() == fetched
-    assert any(SIDE_FILE in request for request in hub.asked) == fetched
+    assert any(SIDE_FILE in request for request in hub.requests) == fetched
 
 
 def test_a_model_without_an_index_is_fine(hub: Hub) -> None:
     resolved = resolve_model(MODEL, revision="v1")
     assert resolved.notes == ()
     assert [path.name for path in resolved.directory.iterdir()] == ["config.json"]
-    assert f"HEAD /{MODEL}/resolve/v1/config.json" in hub.asked
+    assert f"HEAD /{MODEL}/resolve/v1/config.json" in hub.requests
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "said"),
+    ("status", "headers", "problem"),
     [
         (
             401,
@@ -288,18 +288,18 @@ def test_a_model_without_an_index_is_fine(hub: Hub) -> None:
     ],
 )
 def test_what_the_hub_refuses_is_one_line_with_its_cure(
-    hub: Hub, status: int, headers: dict[str, str], said: str
+    hub: Hub, status: int, headers: dict[str, str], problem: str
 ) -> None:
     hub.status = status
     hub.headers = headers
-    assert refusal() == said
-    assert len(hub.asked) == 1
+    assert refusal() == problem
+    assert len(hub.requests) == 1
 
 
 def test_a_hub_that_hangs_is_left_after_the_timeout(hub: Hub) -> None:
     hub.hangs = True
     assert refusal() == (f"{MODEL}: no answer from {hub.url} (timeout after 1 s); retry, or pass a local config.json")
-    assert len(hub.asked) == 1  # no retries behind the user's back
+    assert len(hub.requests) == 1  # no retries behind the user's back
 
 
 def unused_port() -> int:
@@ -331,7 +331,7 @@ def test_a_portal_that_answers_for_the_hub_is_no_hub(hub: Hub) -> None:
 def test_a_config_too_large_is_refused_before_it_is_fetched(hub: Hub) -> None:
     hub.claims_bytes = 1 << 30
     assert refusal() == f"{MODEL}: config.json is too large (1,073,741,824 bytes, at most 10,485,760)"
-    assert [request.split()[0] for request in hub.asked] == ["HEAD"]
+    assert [request.split()[0] for request in hub.requests] == ["HEAD"]
 
 
 def test_a_cache_that_cannot_be_written_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -406,19 +406,19 @@ def test_a_remote_header_is_read_to_its_end_and_no_further(hub: Hub) -> None:
 @pytest.fixture
 def cached(hub: Hub) -> ResolvedModel:
     resolved = resolve_model(MODEL)
-    hub.asked.clear()
+    hub.requests.clear()
     return resolved
 
 
 def test_offline_takes_the_cached_copy_and_asks_nobody(
     hub: Hub, cached: ResolvedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = (f"{MODEL}: offline, the cached copy 0123456789ab is used",)
-    assert resolve_model(MODEL, offline=True) == ResolvedModel(cached.directory, said)
-    assert resolve_model(f"{MODEL}@{COMMIT}", offline=True) == ResolvedModel(cached.directory, said)
+    notes = (f"{MODEL}: offline, the cached copy 0123456789ab is used",)
+    assert resolve_model(MODEL, offline=True) == ResolvedModel(cached.directory, notes)
+    assert resolve_model(f"{MODEL}@{COMMIT}", offline=True) == ResolvedModel(cached.directory, notes)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert resolve_model(MODEL) == ResolvedModel(cached.directory, said)
-    assert hub.asked == []
+    assert resolve_model(MODEL) == ResolvedModel(cached.directory, notes)
+    assert hub.requests == []
 
 
 def test_offline_without_a_cached_copy_is_refused(hub: Hub) -> None:
@@ -426,7 +426,7 @@ def test_offline_without_a_cached_copy_is_refused(hub: Hub) -> None:
         f"{MODEL}: not in the Hub cache at main (offline); "
         "run once without --offline and HF_HUB_OFFLINE, or pass a local config.json"
     )
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_the_cached_copy_stands_in_where_the_network_fails(
@@ -494,9 +494,11 @@ finally:
 
 
 def run(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()}
+    plain_env = {
+        key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()
+    }
     return subprocess.run(
-        [sys.executable, "-c", RUN], env=kept | env, capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, "-c", RUN], env=plain_env | env, capture_output=True, text=True, timeout=900, check=False
     )
 
 
@@ -505,12 +507,12 @@ def test_the_environment_decides_endpoint_cache_and_offline(hub: Hub, tmp_path: 
     first = run(env)
     assert (first.returncode, first.stdout, first.stderr) == (0, "\n", "")
     offline = run({**env, "HF_HUB_OFFLINE": "1"})
-    said = f"{MODEL}: offline, the cached copy 0123456789ab is used\n"
-    assert (offline.returncode, offline.stdout, offline.stderr) == (0, said, "")
+    line = f"{MODEL}: offline, the cached copy 0123456789ab is used\n"
+    assert (offline.returncode, offline.stdout, offline.stderr) == (0, line, "")
     hub.status, hub.headers = 401, {"X-Error-Code": "GatedRepo"}
     gated = run({"HF_HOME": str(tmp_path / "other"), "HF_ENDPOINT": hub.url})
-    said = f"{MODEL}: gated; accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN\n"
-    assert (gated.returncode, gated.stdout, gated.stderr) == (3, said, "")
+    line = f"{MODEL}: gated; accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN\n"
+    assert (gated.returncode, gated.stdout, gated.stderr) == (3, line, "")
 
 
 def test_without_the_library_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

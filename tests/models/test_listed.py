@@ -228,8 +228,8 @@ def test_a_digit_may_tell_layers_apart() -> None:
 
     model = spec(config, DENSE)
     down = next(weight for weight in model.layer_weights[0] if weight.name == "mlp.down_proj")
-    kept = [scheme_for(model, down, layer, None) for layer in range(4)]
-    assert kept == [None, None, *[Scheme("fp8_channel", variant="weight-only")] * 2]
+    schemes = [scheme_for(model, down, layer, None) for layer in range(4)]
+    assert schemes == [None, None, *[Scheme("fp8_channel", variant="weight-only")] * 2]
 
 
 def test_patterns_for_every_expert_are_one_pattern_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,8 @@ def test_an_attention_block_is_a_state_wide(number: tuple[int, int], tp: int) ->
 
 def test_the_rotary_table_is_as_long_as_the_context() -> None:
     """64 of 128 dimensions in float32, a row for each position served."""
-    found = [answer.estimates["buffers"].formula for answer in (of((0, 22)), of((0, 22), context=8192))]
-    assert [re.findall(r"rotary ([\d,]+) B", text) for text in found] == [["33,554,432"], ["2,097,152"]]
+    formulas = [answer.estimates["buffers"].formula for answer in (of((0, 22)), of((0, 22), context=8192))]
+    assert [re.findall(r"rotary ([\d,]+) B", text) for text in formulas] == [["33,554,432"], ["2,097,152"]]
 
 
 @pytest.mark.parametrize("number", [(0, 24), (0, 33)])

@@ -128,16 +128,16 @@ def test_a_servers_log_says_them(tmp_path: Path) -> None:
         "'language_model_only': True, 'limit_mm_per_prompt': {'image': 0, 'video': 0}, 'mm_encoder_tp_mode': 'data'}\n"
         "INFO 11-20 10:00:01 [core.py:1] GPU KV cache size: 97,541 tokens\n"
     )
-    said = flags_of(read_log(str(path)))
-    args = {name: read_argument(name, text, name) for name, text in said.items()}
+    flags = flags_of(read_log(str(path)))
+    args = {name: read_argument(name, text, name) for name, text in flags.items()}
     assert args["language_model_only"] is True
     assert (args["limit_mm_per_prompt"], args["mm_encoder_tp_mode"]) == ("image=0,video=0", "data")
 
 
 def test_a_limit_of_an_input_that_the_model_lacks_is_noted(run: Run) -> None:
-    asked = ("estimate", "gemma-3-27b", "--gpu", "h200", "--ctx", "8k", "--limit-mm-per-prompt")
-    assert "--limit-mm-per-prompt: gemma-3-27b takes no images; its inputs are image" in run(*asked, "images=0").err
-    assert "takes no" not in run(*asked, "image=0,video=0,audio=0").err  # as a command for many models has it
+    words = ("estimate", "gemma-3-27b", "--gpu", "h200", "--ctx", "8k", "--limit-mm-per-prompt")
+    assert "--limit-mm-per-prompt: gemma-3-27b takes no images; its inputs are image" in run(*words, "images=0").err
+    assert "takes no" not in run(*words, "image=0,video=0,audio=0").err  # as a command for many models has it
 
 
 @pytest.mark.parametrize("text", ["image", "image=x", "image=-1", "{", "[1]", '{"image": "0"}', '{"image": true}', ""])
@@ -158,13 +158,13 @@ def test_the_printed_command_reads_back_as_the_plan() -> None:
 
 
 def test_options_reach_the_plan_and_its_document(run: Run) -> None:
-    asked = ("estimate", "gemma-3-27b", "--gpu", "h200", "--ctx", "8k", "--format", "json")
-    doc = run(*asked, "--limit-mm-per-prompt", '{"image": 0}', "--mm-encoder-tp-mode", "data").json
+    words = ("estimate", "gemma-3-27b", "--gpu", "h200", "--ctx", "8k", "--format", "json")
+    doc = run(*words, "--limit-mm-per-prompt", '{"image": 0}', "--mm-encoder-tp-mode", "data").json
     assert doc["inputs"]["args"]["limit_mm_per_prompt"] == "image=0"
     assert doc["inputs"]["args"]["mm_encoder_tp_mode"] == "data"
-    plain = run(*asked).json
+    plain = run(*words).json
     assert plain["memory"]["weights"] - doc["memory"]["weights"] == 846_120_672
-    pairs = run(*asked, "--engine-arg", "language_model_only=true", "--engine-arg", "limit_mm_per_prompt=image=0").json
+    pairs = run(*words, "--engine-arg", "language_model_only=true", "--engine-arg", "limit_mm_per_prompt=image=0").json
     assert pairs["memory"]["weights"] == doc["memory"]["weights"]
 
 

@@ -15,9 +15,9 @@ INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "sy
 
 def read(config: dict[str, Any], **outer: Any) -> Quantization:
     whole = Config({"quantization_config": config, **outer}, "config.json")
-    found = read_quantization(whole, whole)
-    assert found is not None
-    return found
+    quantization = read_quantization(whole, whole)
+    assert quantization is not None
+    return quantization
 
 
 def scheme(quantization: Quantization, source: str, layer: int = 3) -> Scheme | None:
@@ -77,31 +77,31 @@ def test_ignored_layers_stay_in_the_models_dtype(ignored: str, source: str) -> N
         "quant_method": "compressed-tensors", "ignore": [ignored],
         "config_groups": {"g": {"targets": ["Linear"], "weights": FP8}},
     }  # fmt: skip
-    found = read(config)
-    assert scheme(found, source) is None
-    assert scheme(found, "self_attn.o_proj" if "3.mlp" in ignored or "down" in ignored else "x", 4) is not None
+    quantization = read(config)
+    assert scheme(quantization, source) is None
+    assert scheme(quantization, "self_attn.o_proj" if "3.mlp" in ignored or "down" in ignored else "x", 4) is not None
 
 
 def test_a_layer_30_is_not_layer_3() -> None:
-    found = read({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3"]})
-    assert scheme(found, "mlp.down_proj", 3) is None
-    assert scheme(found, "mlp.down_proj", 30) is not None
+    quantization = read({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3"]})
+    assert scheme(quantization, "mlp.down_proj", 3) is None
+    assert scheme(quantization, "mlp.down_proj", 30) is not None
 
 
 def test_only_experts_are_mxfp4() -> None:
-    found = read({"quant_method": "mxfp4"})
-    assert scheme(found, "mlp.experts.0.gate_proj") == Scheme("mxfp4", 32)
-    assert scheme(found, "self_attn.q_proj") is None
+    quantization = read({"quant_method": "mxfp4"})
+    assert scheme(quantization, "mlp.experts.0.gate_proj") == Scheme("mxfp4", 32)
+    assert scheme(quantization, "self_attn.q_proj") is None
 
 
 def test_deepseek_v4_mixes_fp8_with_fp4_experts() -> None:
-    found = read({"quant_method": "fp8", "weight_block_size": [128, 128]}, expert_dtype="fp4")
-    assert scheme(found, "ffn.experts.0.gate_proj") == Scheme("mxfp4", 32)
-    assert scheme(found, "attn.wq_b") == Scheme("fp8_block", block=(128, 128), scale_bytes=1)
+    quantization = read({"quant_method": "fp8", "weight_block_size": [128, 128]}, expert_dtype="fp4")
+    assert scheme(quantization, "ffn.experts.0.gate_proj") == Scheme("mxfp4", 32)
+    assert scheme(quantization, "attn.wq_b") == Scheme("fp8_block", block=(128, 128), scale_bytes=1)
 
 
 def test_mixed_precision_names_its_layers() -> None:
-    found = read(
+    quantization = read(
         {
             "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
             "quantized_layers": {
@@ -110,15 +110,15 @@ def test_mixed_precision_names_its_layers() -> None:
             },
         }
     )  # fmt: skip
-    assert scheme(found, "self_attn.q_proj") == Scheme("fp8_tensor", static=True)
-    assert scheme(found, "mlp.up_proj") == Scheme("nvfp4", 16)
-    assert scheme(found, "mlp.down_proj") is None
+    assert scheme(quantization, "self_attn.q_proj") == Scheme("fp8_tensor", static=True)
+    assert scheme(quantization, "mlp.up_proj") == Scheme("nvfp4", 16)
+    assert scheme(quantization, "mlp.down_proj") is None
 
 
 def test_parts_that_a_server_fuses_must_agree() -> None:
-    found = read({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.self_attn.q_proj"]})
+    quantization = read({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.self_attn.q_proj"]})
     with pytest.raises(UnsupportedModelError, match="fused by a server but stored in different schemes"):
-        scheme_of(found, 3, ("self_attn.q_proj", "self_attn.k_proj"))
+        scheme_of(quantization, 3, ("self_attn.q_proj", "self_attn.k_proj"))
 
 
 STATIC = {"num_bits": 8, "type": "float", "dynamic": False}
