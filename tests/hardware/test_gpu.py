@@ -19,10 +19,10 @@ NAMES = gpu_names()
 
 def test_there_are_at_least_35_gpus() -> None:
     assert len(NAMES) >= 35
-    wanted = """v100-16g v100-32g t4 a10 a10g a30 a40 rtx-a6000 a100-40g a100-80g a100-pcie-80g l4 l40 l40s h100-80g
+    names = """v100-16g v100-32g t4 a10 a10g a30 a40 rtx-a6000 a100-40g a100-80g a100-pcie-80g l4 l40 l40s h100-80g
     h100-pcie-80g h100-nvl-94g h800-80g h200 h20 gh200-96g gh200-144g b200 b300 gb200 rtx-3090 rtx-4090 rtx-5090
     rtx-pro-6000 gb10 mi210 mi250 mi300x mi325x mi355x rx-7900-xtx"""
-    assert set(wanted.split()) <= set(NAMES)
+    assert set(names.split()) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,9 +145,9 @@ INLINE_ECC, UP_TO_48, FROM_80 = (0.909, 0.921, 0.928), (0.966, 0.982, 0.993), (0
 )
 def test_an_estimated_total_follows_the_rule(name: str, nominal: int, ratios: tuple[float, float, float]) -> None:
     spec = gpu(name)
-    found = (spec.total_memory_low, spec.total_memory, spec.total_memory_high)
+    totals = (spec.total_memory_low, spec.total_memory, spec.total_memory_high)
     assert spec.total_memory_kind == "estimated"
-    assert found == tuple(round(nominal * GIB * ratio) for ratio in ratios)
+    assert totals == tuple(round(nominal * GIB * ratio) for ratio in ratios)
 
 
 def test_the_rules_ratios_span_the_sourced_totals() -> None:

@@ -153,8 +153,8 @@ def test_31_no_driver(no_driver: None) -> None:
 )
 def test_32_a_driver_that_does_not_start_has_its_own_cure(install: Install, code: int, reason: str, cure: str) -> None:
     install(FakeGpu(), errors={"nvmlInitWithFlags": code})
-    found, line = problem(open_nvml)
-    assert found == reason
+    message, line = problem(open_nvml)
+    assert message == reason
     assert cure in line
 
 
@@ -257,12 +257,12 @@ def test_34_the_instances_of_a_split_gpu_are_its_devices(install: Install) -> No
 
 
 @pytest.mark.parametrize("metric", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"])
-@pytest.mark.parametrize(("code", "told"), [(NOT_SUPPORTED, 0), (NO_PERMISSION, 0), (UNKNOWN, 1)])
-def test_34_a_figure_that_is_not_given_is_none(install: Install, metric: str, code: int, told: int) -> None:
+@pytest.mark.parametrize(("code", "num_warnings"), [(NOT_SUPPORTED, 0), (NO_PERMISSION, 0), (UNKNOWN, 1)])
+def test_34_a_figure_that_is_not_given_is_none(install: Install, metric: str, code: int, num_warnings: int) -> None:
     install(FakeGpu(errors={metric: code}))
     sample, warnings = first_sample()
     assert (sample.gpu_utilization, sample.power_w) == ((None, 312.5) if "Util" in metric else (0.37, None))
-    assert len(warnings) == told
+    assert len(warnings) == num_warnings
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_a_driver_without_gpus_is_as_none(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seen"),
+    ("visible_devices", "seen"),
     [
         (None, ["GPU-aaaa1111", "GPU-aabb2222"]),
         ("1,0", ["GPU-aabb2222", "GPU-aaaa1111"]),
@@ -426,11 +426,11 @@ def test_a_driver_without_gpus_is_as_none(install: Install) -> None:
     ],
 )
 def test_a_cuda_ordinal_is_a_place_in_cuda_visible_devices(
-    install: Install, monkeypatch: pytest.MonkeyPatch, said: str | None, seen: list[str]
+    install: Install, monkeypatch: pytest.MonkeyPatch, visible_devices: str | None, seen: list[str]
 ) -> None:
     install(*TWO)
-    if said is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    if visible_devices is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible_devices)
     with open_nvml() as library:
         assert [library.visible_device(i).uuid for i in range(len(seen))] == seen
         reason, _ = problem(lambda: library.visible_device(len(seen)))
@@ -438,18 +438,19 @@ def test_a_cuda_ordinal_is_a_place_in_cuda_visible_devices(
 
 
 @pytest.mark.parametrize(
-    ("order", "said", "told"), [(None, None, 1), (None, "0", 1), ("PCI_BUS_ID", None, 0), (None, "GPU-a", 0)]
+    ("order", "visible_devices", "num_warnings"),
+    [(None, None, 1), (None, "0", 1), ("PCI_BUS_ID", None, 0), (None, "GPU-a", 0)],
 )
 def test_an_order_that_cuda_may_not_share_is_told(
-    install: Install, monkeypatch: pytest.MonkeyPatch, order: str | None, said: str | None, told: int
+    install: Install, monkeypatch: pytest.MonkeyPatch, order: str | None, visible_devices: str | None, num_warnings: int
 ) -> None:
     install(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", name="NVIDIA L4"))
-    for name, value in (("CUDA_DEVICE_ORDER", order), ("CUDA_VISIBLE_DEVICES", said)):
+    for name, value in (("CUDA_DEVICE_ORDER", order), ("CUDA_VISIBLE_DEVICES", visible_devices)):
         if value is not None:
             monkeypatch.setenv(name, value)
     with open_nvml() as library:
         library.visible_device(0)
-        assert len(library.warnings) == told
+        assert len(library.warnings) == num_warnings
 
 
 def test_only_the_door_imports_pynvml() -> None:

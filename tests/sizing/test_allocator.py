@@ -67,8 +67,8 @@ def test_logged_weights_are_met_within_their_digits(
     request = Request(catalog.load(model), gpu(device), args, vllm.version(number))
     settings = vllm.resolve(request.spec, request.gpu, args, request.release)
     beside = overheads.loaded(request.spec, settings, args, own_layout(request, 0))
-    found = (sum(rank_weights(request, 0).values()) + beside.total) / GIB
-    assert found == pytest.approx(logged, abs=0.006), where
+    weights_gib = (sum(rank_weights(request, 0).values()) + beside.total) / GIB
+    assert weights_gib == pytest.approx(logged, abs=0.006), where
 
 
 @pytest.mark.parametrize(("gpus", "pp", "logged"), [(8, 1, 83.88), (8, 3, 25.0166)])
@@ -79,8 +79,8 @@ def test_the_release_that_multiplied_latent_projections_out_kept_them(gpus: int,
     request = Request(catalog.load("deepseek-r1"), gpu("h200"), args, vllm.version((0, 7)))
     settings = vllm.resolve(request.spec, request.gpu, args, request.release)
     beside = overheads.loaded(request.spec, settings, args, own_layout(request, 0))
-    found = (sum(rank_weights(request, 0).values()) + beside.total) / GIB
-    assert found == pytest.approx(logged, rel=0.005)
+    weights_gib = (sum(rank_weights(request, 0).values()) + beside.total) / GIB
+    assert weights_gib == pytest.approx(logged, rel=0.005)
 
 
 # SGLang's "mem usage": what the device has less of, in whole segments. GB of its log are GiB, two decimals.

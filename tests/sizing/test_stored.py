@@ -56,8 +56,8 @@ def test_one_rank_holds_what_the_files_hold(checkpoints: dict[str, Path], family
     checkpoint, spec = read(folder), load_spec(folder)
     # Three layers' routing biases of 8 experts were saved in 2 bytes and are kept in 4.
     widened = 3 * 8 * 2 if family == "deepseek_v3" else 0
-    held = sum(stored_weights(spec, checkpoint, Layout()).values())
-    assert held == sum(t.num_bytes for t in checkpoint.tensors) + widened
+    stored_bytes = sum(stored_weights(spec, checkpoint, Layout()).values())
+    assert stored_bytes == sum(t.num_bytes for t in checkpoint.tensors) + widened
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -97,10 +97,10 @@ def test_other_usual_names_are_split_too(model_type: str, name: str) -> None:
     """Names as in the published checkpoints of Mixtral, gpt-oss and Phi-3."""
     extra = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128, "num_key_value_heads": 8}
     spec = read_config({"model_type": model_type} | COMMON | extra, "config.json", "x")
-    one = Checkpoint("safetensors", (TensorInfo(f"model.layers.0.{name}", "U8", (8, 128), 1024),), 1024, (), ())
-    assert sum(stored_weights(spec, one, Layout()).values()) == 1024
-    assert sum(stored_weights(spec, one, Layout(tp=2)).values()) == 512
-    assert "other" not in stored_weights(spec, one, Layout(tp=2))
+    checkpoint = Checkpoint("safetensors", (TensorInfo(f"model.layers.0.{name}", "U8", (8, 128), 1024),), 1024, (), ())
+    assert sum(stored_weights(spec, checkpoint, Layout()).values()) == 1024
+    assert sum(stored_weights(spec, checkpoint, Layout(tp=2)).values()) == 512
+    assert "other" not in stored_weights(spec, checkpoint, Layout(tp=2))
 
 
 def test_layers_past_the_models_own_stay_on_disk() -> None:
@@ -132,8 +132,8 @@ def test_gguf_tensors_are_split_by_the_modules_they_are() -> None:
         ),
         6 * quarter + 288, (), (),
     )  # fmt: skip
-    one, two = stored_weights(spec, gguf, Layout()), stored_weights(spec, gguf, Layout(tp=2))
-    assert one == {"mlp": 2 * quarter, "norm": 64 * 2, "embedding": 4 * quarter, "other": 32}
+    whole, two = stored_weights(spec, gguf, Layout()), stored_weights(spec, gguf, Layout(tp=2))
+    assert whole == {"mlp": 2 * quarter, "norm": 64 * 2, "embedding": 4 * quarter, "other": 32}
     assert two == {"mlp": quarter, "norm": 64 * 2, "embedding": 2 * quarter, "other": 32}
 
 

@@ -11,7 +11,7 @@ from kvplan.servers.weights import weight_layout
 from kvplan.sizing.weights import weight_tensors
 
 
-def asked(model: str, tp: int, engine: str = "vllm", *, expert_parallel: bool = False) -> Request:
+def request_for(model: str, tp: int, engine: str = "vllm", *, expert_parallel: bool = False) -> Request:
     args = EngineArgs(tensor_parallel_size=tp, enable_expert_parallel=expert_parallel, kv_cache_memory_bytes=2**34)
     return Request(catalog.load(model), gpu("h100-80g"), args, parse_engine(engine))
 
@@ -25,7 +25,7 @@ def asked(model: str, tp: int, engine: str = "vllm", *, expert_parallel: bool = 
 )
 def test_scales_of_experts_follow_the_largest_square_that_divides_the_shard(tp: int, scales: int) -> None:
     """The parameters w13_weight_scale_inv and w2_weight_scale_inv that vLLM 0.33 creates for Qwen3-30B-A3B-FP8."""
-    request = asked("qwen3-30b-a3b-fp8", tp)
+    request = request_for("qwen3-30b-a3b-fp8", tp)
     layout = weight_layout(request, 0)
     made = [
         weight_tensors(request.spec, weight, layer, layout)[1]
@@ -38,7 +38,7 @@ def test_scales_of_experts_follow_the_largest_square_that_divides_the_shard(tp: 
 
 def test_ranks_that_do_not_share_whole_blocks_are_refused() -> None:
     # "Weight input_size_per_partition = 192 is not divisible by weight quantization block_k = 128"
-    refusal = plan(asked("qwen3-0.6b-fp8", 16)).refusal
+    refusal = plan(request_for("qwen3-0.6b-fp8", 16)).refusal
     assert refusal is not None
     assert refusal.text.startswith("mlp.down_proj is 1,024 x 192 on each of 16 ranks")
     assert refusal.flags == tuple(f"--tensor-parallel-size {n}" for n in (8, 4, 2, 1))
@@ -46,10 +46,10 @@ def test_ranks_that_do_not_share_whole_blocks_are_refused() -> None:
 
 def test_older_releases_do_not_refine_the_blocks_of_experts() -> None:
     # "The output_size of gate's and up's weight = 96 is not divisible by weight quantization block_n = 128"
-    refusal = plan(asked("qwen3-30b-a3b-fp8", 8, "vllm@0.28")).refusal
+    refusal = plan(request_for("qwen3-30b-a3b-fp8", 8, "vllm@0.28")).refusal
     assert refusal is not None
     assert "has 96 values on a rank, which FP8 blocks of 128 do not divide" in refusal.text
 
 
 def test_whole_experts_need_no_division() -> None:
-    assert plan(asked("qwen3-30b-a3b-fp8", 8, "vllm@0.28", expert_parallel=True)).fits
+    assert plan(request_for("qwen3-30b-a3b-fp8", 8, "vllm@0.28", expert_parallel=True)).fits

@@ -32,14 +32,14 @@ def test_prepared_scales_are_a_64th_of_the_values() -> None:
 
 @pytest.mark.parametrize("model", ["qwen3-32b-fp8", "qwen3-30b-a3b-fp8"])
 def test_loaded_scales_are_the_prepared_ones(model: str) -> None:
-    asked = request("a100-80g", model)
-    layout = own_layout(asked, 0)
+    fp8_request = request("a100-80g", model)
+    layout = own_layout(fp8_request, 0)
     assert layout is not None
     assert layout.wide_scales
     seen = Counter[bool]()
-    for weight in asked.spec.layer_weights[0]:
-        (values, created), (scales, before), _ = loaded(asked.spec, weight, 0, layout)
-        once = loaded(asked.spec, weight, 0, replace(layout, wide_scales=False))
+    for weight in fp8_request.spec.layer_weights[0]:
+        (values, created), (scales, before), _ = loaded(fp8_request.spec, weight, 0, layout)
+        once = loaded(fp8_request.spec, weight, 0, replace(layout, wide_scales=False))
         assert (values, created) == once[0]
         seen[scales > before] += 1
         assert scales in (before, values // 64)
@@ -48,10 +48,12 @@ def test_loaded_scales_are_the_prepared_ones(model: str) -> None:
 
 def test_only_gpus_without_fp8_arithmetic_hold_them() -> None:
     """31.2e9 values in 64 layers: 31.2e9 x (1 / 64 - 1 / 4,096) bytes more, 0.45 GiB, before what segments round up."""
-    asked = request("a100-80g")
-    layout = own_layout(asked, 0)
+    fp8_request = request("a100-80g")
+    layout = own_layout(fp8_request, 0)
     assert layout is not None
-    more = weights_excess(asked.spec, layout) - weights_excess(asked.spec, replace(layout, wide_scales=False))
+    more = weights_excess(fp8_request.spec, layout) - weights_excess(
+        fp8_request.spec, replace(layout, wide_scales=False)
+    )
     assert more == pytest.approx(31.2e9 * (1 / 64 - 1 / 4096), rel=0.05)
     for card, engine in (("l40s", "vllm"), ("h100-80g", "vllm"), ("a100-80g", "vllm@0.8")):
         other = own_layout(request(card, engine=engine), 0)
