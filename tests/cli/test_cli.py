@@ -393,9 +393,9 @@ def test_code_1_where_any_estimate_shown_does_not_fit(run: Run) -> None:
 def test_code_1_begins_one_block_below_what_is_needed(run: Run) -> None:
     # 4k of Llama-3.1-8B is 256 blocks of 2 MiB; vLLM keeps one more back.
     needed = 257 * 2 * 2**20
-    at = ("estimate", "llama-3.1-8b", "--ctx", "4k", "--gpu", "h100-80g", "--exit-code", "--kv-cache-memory-bytes")
-    assert run(*at, str(needed)).code == 0
-    assert run(*at, str(needed - 1)).code == 1
+    words = ("estimate", "llama-3.1-8b", "--ctx", "4k", "--gpu", "h100-80g", "--exit-code", "--kv-cache-memory-bytes")
+    assert run(*words, str(needed)).code == 0
+    assert run(*words, str(needed - 1)).code == 1
 
 
 def test_code_2_for_bad_usage(run: Run) -> None:
@@ -632,9 +632,9 @@ def test_an_unknown_schema_is_refused_with_those_it_is_near_to(run: Run) -> None
     ("command", "kind"), [("estimate", "plan"), ("recommend", "recommendation"), ("simulate", "simulation")]
 )
 def test_a_commands_name_stands_for_what_it_prints(run: Run, command: str, kind: str) -> None:
-    found = run("schema", command)
-    assert found.json["title"] == f"kvplan/{kind}@1"
-    assert found.out == run("schema", kind).out
+    schema = run("schema", command)
+    assert schema.json["title"] == f"kvplan/{kind}@1"
+    assert schema.out == run("schema", kind).out
 
 
 def test_the_models_are_listed(run: Run) -> None:
@@ -716,7 +716,7 @@ def test_every_command_and_option_has_a_help_text(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "completion"),
     [
         ("kvplan est", "estimate"),
         ("kvplan estimate llama-3.1-8", "llama-3.1-8b"),
@@ -727,11 +727,11 @@ def test_every_command_and_option_has_a_help_text(run: Run) -> None:
         ("kvplan estimate x --engine vllm@0.1", "vllm@0.11"),
     ],
 )
-def test_the_shell_completes(words: str, found: str) -> None:
+def test_the_shell_completes(words: str, completion: str) -> None:
     count = len(words.split()) - 1
     code, out, err = finish(process(_KVPLAN_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count)))
     assert (code, err) == (0, b"")
-    assert found in out.decode().split()
+    assert completion in out.decode().split()
 
 
 def test_completion_is_installed_and_shown(tmp_path: Path) -> None:

@@ -255,17 +255,17 @@ TINY_SHAPES = {
 
 def test_17_a_checkpoint_in_another_dtype_is_no_reason_for_a_note(run: Run, tmp_path: Path) -> None:
     folder = config_file(tmp_path / "m", TINY)
-    held = safetensors(folder / "model.safetensors", TINY_SHAPES, dtype="F32")
+    stored_bytes = safetensors(folder / "model.safetensors", TINY_SHAPES, dtype="F32")
     doc, err = plan_of(run, folder)
-    assert doc["memory"]["weights"] == held // 2  # the config says bfloat16
+    assert doc["memory"]["weights"] == stored_bytes // 2  # the config says bfloat16
     assert "belong together" not in err
 
 
 def test_17_files_that_are_not_the_configs_are_noted_with_both_sizes(run: Run, tmp_path: Path) -> None:
     folder = config_file(tmp_path / "m", TINY)
-    held = safetensors(folder / "model.safetensors", TINY_SHAPES | {"model.embed_tokens.weight": [2048, 256]})
+    stored_bytes = safetensors(folder / "model.safetensors", TINY_SHAPES | {"model.embed_tokens.weight": [2048, 256]})
     _, err = plan_of(run, folder)
-    assert f"come to {held:,} bytes in bfloat16, the config to {held - 2 * 1024 * 256:,}" in err
+    assert f"come to {stored_bytes:,} bytes in bfloat16, the config to {stored_bytes - 2 * 1024 * 256:,}" in err
 
 
 def test_18_pickled_weights_are_sized_and_never_opened(run: Run, tmp_path: Path) -> None:

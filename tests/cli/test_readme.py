@@ -54,8 +54,8 @@ def test_every_console_block_shows_what_is_printed(update: bool, tmp_path: Path,
 
 
 def test_the_pages_show_searches_and_other_commands() -> None:
-    shown = [command for page in PAGES for command in commands(page.read_text(encoding="utf-8"))]
-    assert {is_search(command) for command in shown} == {True, False}
+    page_commands = [command for page in PAGES for command in commands(page.read_text(encoding="utf-8"))]
+    assert {is_search(command) for command in page_commands} == {True, False}
 
 
 def test_readme_can_be_read_at_once() -> None:
@@ -77,8 +77,8 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 def links(page: Path) -> list[tuple[str, int]]:
     """(target, line) of each link to a file of this source tree, outside of code."""
     text = _FENCED.sub(lambda match: "\n" * match.group().count("\n"), page.read_text(encoding="utf-8"))
-    found = ((match.group(1), text.count("\n", 0, match.start()) + 1) for match in _LINK.finditer(text))
-    return [(target, line) for target, line in found if "://" not in target]
+    matches = ((match.group(1), text.count("\n", 0, match.start()) + 1) for match in _LINK.finditer(text))
+    return [(target, line) for target, line in matches if "://" not in target]
 
 
 def anchors(page: Path) -> set[str]:
@@ -116,10 +116,10 @@ def test_the_examples_in_python_run_and_give_what_their_comments_say(page: Path)
         lines = block.splitlines()
         for statement in ast.parse(block).body:
             source = ast.get_source_segment(block, statement) or ""
-            _, comment, shown = lines[(statement.end_lineno or 0) - 1].partition("  # -> ")
+            _, comment, expected = lines[(statement.end_lineno or 0) - 1].partition("  # -> ")
             if comment and isinstance(statement, ast.Expr):
                 value = eval(source, names)
-                assert repr(value) == shown.strip(), source
+                assert repr(value) == expected.strip(), source
                 checked += 1
             else:
                 exec(compile(ast.Module([statement], []), str(page), "exec"), names)
@@ -231,10 +231,10 @@ EXPLAINED = "Llama: 14 users\n\nBlocks\n  2,048\n\nWeights\n  15 GiB\n\nUsers\n 
 
 
 def test_paragraphs_may_be_left_out() -> None:
-    shown = "Llama: 14 users\n\n...\n\nWeights\n  15 GiB\n\n...\n"
-    assert elided(EXPLAINED, shown) == shown
-    assert elided(EXPLAINED, shown.replace("15", "16")) == shown
-    assert elided(EXPLAINED, shown.replace("Weights", "Weight")) == "Llama: 14 users\n\n...\n\n...\n"
+    excerpt = "Llama: 14 users\n\n...\n\nWeights\n  15 GiB\n\n...\n"
+    assert elided(EXPLAINED, excerpt) == excerpt
+    assert elided(EXPLAINED, excerpt.replace("15", "16")) == excerpt
+    assert elided(EXPLAINED, excerpt.replace("Weights", "Weight")) == "Llama: 14 users\n\n...\n\n...\n"
     assert elided(EXPLAINED, "...\n\nWeights\n  15 GiB\n") == "...\n\nWeights\n  15 GiB\n\nUsers\n  14\n"
     assert elided(EXPLAINED, "Llama: 14 users\n\nWeights\n  15 GiB\n") == EXPLAINED
 
