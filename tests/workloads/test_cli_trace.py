@@ -38,8 +38,8 @@ def prefixed(folder: Path) -> Path:
     rows = [(0, [1, 2]), (60_000, [1, 2]), (120_000, [1, 3])]
     path.write_text(
         "".join(
-            json.dumps({"timestamp": at, "input_length": 1000, "output_length": 5, "hash_ids": ids}) + "\n"
-            for at, ids in rows
+            json.dumps({"timestamp": arrival_s, "input_length": 1000, "output_length": 5, "hash_ids": ids}) + "\n"
+            for arrival_s, ids in rows
         )
     )
     return path

@@ -45,25 +45,28 @@ def straight(lengths: tuple[int, ...]) -> tuple[float, float]:
     return mean, math.sqrt(square - mean**2)
 
 
-def unevenness(found: Profile) -> float:
+def unevenness(lengths_profile: Profile) -> float:
     """How far the joint counts' tenths are from tenths, as a share of all requests; a few in 10,000."""
-    total = sum(map(sum, found.joint))
-    margins = [[sum(row) for row in found.joint], [sum(column) for column in zip(*found.joint, strict=True)]]
+    total = sum(map(sum, lengths_profile.joint))
+    margins = [
+        [sum(row) for row in lengths_profile.joint],
+        [sum(column) for column in zip(*lengths_profile.joint, strict=True)],
+    ]
     return max(
         (abs(up_to / total - tenth / 10) for margin in margins for tenth, up_to in enumerate(accumulate(margin), 1)),
         default=0.0,
     )
 
 
-def grouped_correlation(found: Profile) -> float:
+def grouped_correlation(lengths_profile: Profile) -> float:
     """Spearman's of the tenths' middles, 12 E[(u - 1/2)(v - 1/2)]; 0 for lengths drawn apart."""
     middles = [(tenth + 0.5) / 10 - 0.5 for tenth in range(10)]
     products = [
         count * middles[row] * middles[column]
-        for row, counts in enumerate(found.joint)
+        for row, counts in enumerate(lengths_profile.joint)
         for column, count in enumerate(counts)
     ]
-    return 12 * math.fsum(products) / (sum(map(sum, found.joint)) or 1)
+    return 12 * math.fsum(products) / (sum(map(sum, lengths_profile.joint)) or 1)
 
 
 # --- facts --------------------------------------------------------------------------------------------------------
@@ -78,39 +81,46 @@ def test_there_are_the_workloads_people_ask_for() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_profile_has_its_source_licence_and_a_table_that_rises(name: str) -> None:
-    found = profile(name)
-    assert found.kind in ("published", "assumed")
-    assert found.summary
-    assert found.source
-    assert found.licence
-    for lengths in (found.prompt, found.output):
+    lengths_profile = profile(name)
+    assert lengths_profile.kind in ("published", "assumed")
+    assert lengths_profile.summary
+    assert lengths_profile.source
+    assert lengths_profile.licence
+    for lengths in (lengths_profile.prompt, lengths_profile.output):
         assert len(lengths) == len(POINTS) == 30
         assert list(lengths) == sorted(lengths)
         assert lengths[0] >= 1
-    assert all("assumed" in note or found.kind == "published" for note in found.notes[:2])
+    assert all("assumed" in note or lengths_profile.kind == "published" for note in lengths_profile.notes[:2])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_mean_is_one_that_the_quantiles_allow(name: str) -> None:
-    found = profile(name)
-    for lengths, mean in ((found.prompt, found.prompt_mean), (found.output, found.output_mean)):
+    lengths_profile = profile(name)
+    for lengths, mean in (
+        (lengths_profile.prompt, lengths_profile.prompt_mean),
+        (lengths_profile.output, lengths_profile.output_mean),
+    ):
         low, high = steps(lengths)
         assert low <= mean <= high
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if profile(name).joint])
 def test_joint_tenths_have_even_margins_and_the_published_correlation(name: str) -> None:
-    found = profile(name)
-    total = sum(map(sum, found.joint))
-    assert found.num_requests in (total, None)
-    for counts in (*found.joint, *zip(*found.joint, strict=True)):
-        assert abs(sum(counts) - total / 10) <= (1 if found.num_requests else 6)  # ten shares rounded to 1/10,000
+    lengths_profile = profile(name)
+    total = sum(map(sum, lengths_profile.joint))
+    assert lengths_profile.num_requests in (total, None)
+    for counts in (*lengths_profile.joint, *zip(*lengths_profile.joint, strict=True)):
+        assert abs(sum(counts) - total / 10) <= (
+            1 if lengths_profile.num_requests else 6
+        )  # ten shares rounded to 1/10,000
     # What lies within a tenth (standard deviation 0.1 / sqrt 12) can add at most, by Cauchy-Schwarz, twice its product
     # with that of the tenths' middles, and its square.
     within, between = 0.1 / math.sqrt(12), math.sqrt(math.fsum(((t - 4.5) / 10) ** 2 for t in range(10)) / 10)
-    assert found.rank_correlation is not None
-    assert abs(grouped_correlation(found) - found.rank_correlation) <= 12 * (2 * within * between + within**2)
-    assert abs(found.rank_correlation) > 0.3
+    assert lengths_profile.rank_correlation is not None
+    assert abs(grouped_correlation(lengths_profile) - lengths_profile.rank_correlation) <= 12 * (
+        2 * within * between + within**2
+    )
+    assert abs(lengths_profile.rank_correlation) > 0.3
 
 
 def test_those_drawn_apart_have_a_rank_correlation_near_0() -> None:
@@ -124,18 +134,24 @@ def test_the_tables_are_those_of_the_traces() -> None:
     published = json.loads((DATA / "traces" / "workload_profiles.json").read_text())
     assert published["quantile_points"] == list(POINTS)
     for theirs, facts in published["profiles"].items():
-        found = profile(theirs)  # our aliases are their names
-        assert (list(found.prompt), list(found.output)) == (facts["prompt_quantiles"], facts["output_quantiles"])
-        assert (found.prompt_mean, found.output_mean) == (facts["prompt_mean"], facts["output_mean"])
-        assert (found.num_requests, found.rank_correlation) == (facts["n"], facts["spearman"])
-        assert found.rate_per_s == (facts["arrival"] or {}).get("rate_per_s")
+        lengths_profile = profile(theirs)  # our aliases are their names
+        assert (list(lengths_profile.prompt), list(lengths_profile.output)) == (
+            facts["prompt_quantiles"],
+            facts["output_quantiles"],
+        )
+        assert (lengths_profile.prompt_mean, lengths_profile.output_mean) == (
+            facts["prompt_mean"],
+            facts["output_mean"],
+        )
+        assert (lengths_profile.num_requests, lengths_profile.rank_correlation) == (facts["n"], facts["spearman"])
+        assert lengths_profile.rate_per_s == (facts["arrival"] or {}).get("rate_per_s")
 
 
 def test_reasoning_and_rag_are_as_their_sources_say() -> None:
     # ServeGen's deepseek-r1 clients weighted by rate: p50 208, p90 2,092, p99 23,423 in; 792, 3,432, 12,607 out.
     reasoning = profile("reasoning")
-    at = {point: (reasoning.prompt[i], reasoning.output[i]) for i, point in enumerate(POINTS)}
-    assert (at[50], at[90], at[99]) == ((208, 792), (2092, 3432), (23_423, 12_607))
+    quantiles = {point: (reasoning.prompt[i], reasoning.output[i]) for i, point in enumerate(POINTS)}
+    assert (quantiles[50], quantiles[90], quantiles[99]) == ((208, 792), (2092, 3432), (23_423, 12_607))
     # RAGPulse's page: prompts of 1.05k to 7.71k, outputs of 7 to 2.18k tokens, 7,106 lines.
     rag = profile("rag")
     assert (rag.prompt[0], rag.prompt[-1], rag.output[0], rag.output[-1]) == (1052, 7712, 7, 2183)
@@ -150,25 +166,25 @@ def truncated(median: float, sigma: float, least: int, most: int) -> tuple[list[
     law = NormalDist(math.log(median), sigma)
     below, span = law.cdf(math.log(least)), law.cdf(math.log(most)) - law.cdf(math.log(least))
 
-    def at(share: float) -> float:
+    def quantile(share: float) -> float:
         return least if share <= 0 else most if share >= 1 else math.exp(law.inv_cdf(below + span * share))
 
-    mean = math.fsum(at((step + 0.5) / 100_000) for step in range(100_000)) / 100_000
-    return [round(at(point / 100)) for point in POINTS], mean
+    mean = math.fsum(quantile((step + 0.5) / 100_000) for step in range(100_000)) / 100_000
+    return [round(quantile(point / 100)) for point in POINTS], mean
 
 
 def test_clinical_notes_are_the_stated_law() -> None:
-    found = profile("clinical-notes")
+    notes_profile = profile("clinical-notes")
     law = entries.entry(entries.locate("workloads.yaml"), "clinical-notes")["law"]
     notes, mean_note = truncated(**law["note"])
     answers, mean_answer = truncated(**law["answer"])
-    assert found.kind == "assumed"
-    assert [tokens - 900 for tokens in found.prompt] == notes
-    assert list(found.output) == answers
+    assert notes_profile.kind == "assumed"
+    assert [tokens - 900 for tokens in notes_profile.prompt] == notes
+    assert list(notes_profile.output) == answers
     assert mean_note == pytest.approx(8000, rel=0.001)
-    assert found.prompt_mean == pytest.approx(900 + mean_note, abs=0.05)
-    assert found.output_mean == pytest.approx(mean_answer, abs=0.05)
-    assert found.prompt[-1] + found.output[-1] == 32_768
+    assert notes_profile.prompt_mean == pytest.approx(900 + mean_note, abs=0.05)
+    assert notes_profile.output_mean == pytest.approx(mean_answer, abs=0.05)
+    assert notes_profile.prompt[-1] + notes_profile.output[-1] == 32_768
 
 
 def test_sharegpt_has_the_published_means_and_vllms_bounds() -> None:
@@ -196,17 +212,17 @@ def test_clinical_notes_begin_with_one_instruction() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_drawn_has_the_published_quantiles(name: str) -> None:
-    found = profile(name)
+    lengths_profile = profile(name)
     requests = drawn(name)
     for lengths, drawn_ in (
-        (found.prompt, sorted(each.prompt_tokens for each in requests)),
-        (found.output, sorted(each.output_tokens for each in requests)),
+        (lengths_profile.prompt, sorted(each.prompt_tokens for each in requests)),
+        (lengths_profile.output, sorted(each.output_tokens for each in requests)),
     ):
         assert drawn_[0] >= lengths[0]
         assert drawn_[-1] <= lengths[-1]
         for point, tokens in zip(POINTS, lengths, strict=True):
             share = point / 100
-            slack = ERRORS * math.sqrt(share * (1 - share) / DRAWN) + unevenness(found)
+            slack = ERRORS * math.sqrt(share * (1 - share) / DRAWN) + unevenness(lengths_profile)
             assert sum(each < tokens for each in drawn_) / DRAWN <= share + slack
             assert sum(each <= tokens for each in drawn_) / DRAWN >= share - slack
 
@@ -214,25 +230,25 @@ def test_what_is_drawn_has_the_published_quantiles(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_drawn_has_the_mean_of_straight_pieces_which_lies_by_the_published_one(name: str) -> None:
     """Published and drawn means differ by where in each step the requests lie: by at most the steps' bounds."""
-    found = profile(name)
+    lengths_profile = profile(name)
     requests = drawn(name)
     for lengths, published, drawn_ in (
-        (found.prompt, found.prompt_mean, [each.prompt_tokens for each in requests]),
-        (found.output, found.output_mean, [each.output_tokens for each in requests]),
+        (lengths_profile.prompt, lengths_profile.prompt_mean, [each.prompt_tokens for each in requests]),
+        (lengths_profile.output, lengths_profile.output_mean, [each.output_tokens for each in requests]),
     ):
         mean, deviation = straight(lengths)
         low, high = steps(lengths)
-        slack = ERRORS * deviation / math.sqrt(DRAWN) + unevenness(found) * lengths[-1]
+        slack = ERRORS * deviation / math.sqrt(DRAWN) + unevenness(lengths_profile) * lengths[-1]
         assert math.fsum(drawn_) / DRAWN == pytest.approx(mean, abs=slack)
         assert abs(mean - published) <= (high - low) / 2 + 0.5  # half a step off at most, and a mean's rounding
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_drawn_has_the_correlation_of_the_table(name: str) -> None:
-    found = profile(name)
+    lengths_profile = profile(name)
     requests = drawn(name)
     seen = rank_correlation([each.prompt_tokens for each in requests], [each.output_tokens for each in requests])
-    assert seen == pytest.approx(grouped_correlation(found), abs=ERRORS / math.sqrt(DRAWN))
+    assert seen == pytest.approx(grouped_correlation(lengths_profile), abs=ERRORS / math.sqrt(DRAWN))
 
 
 def test_arrivals_are_a_poisson_process_of_the_rate() -> None:
@@ -253,8 +269,8 @@ def test_the_published_rate_is_used_where_none_is_said() -> None:
 
 
 def test_a_seed_fixes_what_is_drawn_and_another_changes_it() -> None:
-    found = profile("rag")
-    first, again, other = (list(islice(found.requests(1.0, seed), 100)) for seed in (3, 3, 4))
+    rag = profile("rag")
+    first, again, other = (list(islice(rag.requests(1.0, seed), 100)) for seed in (3, 3, 4))
     assert first == again != other
 
 
@@ -267,13 +283,13 @@ def test_system_prompts_are_shared_as_published() -> None:
 
 
 def test_a_shared_prefix_may_be_said_and_prompts_are_longer_than_it() -> None:
-    found = profile("azure-2023-conv")
-    plain = list(islice(found.requests(1.0, 2), 1000))
-    shared = list(islice(found.requests(1.0, 2, shared_prefix=900), 1000))
+    conversations = profile("azure-2023-conv")
+    plain = list(islice(conversations.requests(1.0, 2), 1000))
+    shared = list(islice(conversations.requests(1.0, 2, shared_prefix=900), 1000))
     assert {each.prefix_ids for each in shared} == {(0,)}
     assert [each.prompt_tokens for each in shared] == [max(each.prompt_tokens, 901) for each in plain]
     assert not any(each.prefix_ids for each in islice(profile("rag").requests(1.0, 2, shared_prefix=0), 100))
-    assert found.trace(5, 1.0, shared_prefix=900).prefix_block == 900
+    assert conversations.trace(5, 1.0, shared_prefix=900).prefix_block == 900
     assert profile("rag").trace(5, shared_prefix=0).prefix_block is None
     assert profile("rag").trace(5).prefix_block == 512
 

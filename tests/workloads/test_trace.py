@@ -298,8 +298,8 @@ def test_a_small_file_of_endless_lines_is_refused_before_they_are_read(tmp_path:
     unpacked = []
 
     def counted(self: gzip.GzipFile, size: int | None = -1) -> bytes:
-        unpacked.append(found := original(self, size))
-        return found
+        unpacked.append(line_read := original(self, size))
+        return line_read
 
     original = gzip.GzipFile.readline
     with pytest.MonkeyPatch.context() as patch:
@@ -330,7 +330,7 @@ def outcome(path: Path) -> Trace | KvplanError:
     times = [each.arrival_s for each in trace.requests]
     assert times == sorted(times)
     assert times[0] == 0
-    assert all(math.isfinite(at) for at in times)
+    assert all(math.isfinite(arrival_s) for arrival_s in times)
     assert all(each.prompt_tokens > 0 < each.output_tokens for each in trace.requests)
     for each in trace.requests:
         assert len(each.prefix_ids) * (trace.prefix_block or 0) < each.prompt_tokens + (trace.prefix_block or 1)
@@ -349,8 +349,8 @@ def test_a_file_changed_anywhere_is_read_or_refused(
 ) -> None:
     content = FORMS[data.draw(st.sampled_from(sorted(FORMS)))]
     for _ in range(data.draw(st.integers(1, 3))):
-        at, cut = data.draw(st.integers(0, len(content))), data.draw(st.integers(0, 12))
-        content = content[:at] + data.draw(st.sampled_from(JUNK) | st.binary(max_size=4)) + content[at + cut :]
+        offset, cut = data.draw(st.integers(0, len(content))), data.draw(st.integers(0, 12))
+        content = content[:offset] + data.draw(st.sampled_from(JUNK) | st.binary(max_size=4)) + content[offset + cut :]
     if data.draw(st.booleans()):
         content = gzip.compress(content, mtime=0)[: data.draw(st.integers(2, 400))]
     outcome(written(tmp_path_factory.getbasetemp(), content, "changed"))
@@ -380,8 +380,8 @@ QUARTER_MIB = 2**18
 @pytest.mark.parametrize("head", [b"", HEAD, line(), b"{\n", b'{"x": '])
 def test_a_quarter_mebibyte_of_one_thing_is_refused(tmp_path: Path, head: bytes, unit: bytes) -> None:
     content = head + unit * (QUARTER_MIB // len(unit))
-    found = outcome(written(tmp_path, content))
-    assert isinstance(found, KvplanError) or (head == line() and not unit.strip())  # one request, then blanks
+    result = outcome(written(tmp_path, content))
+    assert isinstance(result, KvplanError) or (head == line() and not unit.strip())  # one request, then blanks
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
@@ -398,16 +398,16 @@ requests = st.builds(
 def traces(draw: st.DrawFn) -> Trace:
     """By arrival, the first at 0; with ids of whole prompts, of beginnings, or none."""
     block = draw(st.sampled_from([None, 16, 100, 512]))
-    found = []
+    drawn = []
     for each in draw(st.lists(requests, min_size=1, max_size=6)):
         runs = 0 if block is None else draw(st.integers(0, -(-each.prompt_tokens // block)))
         ids = draw(st.lists(st.integers(0, 5), min_size=runs, max_size=runs))
-        found.append(TraceRequest(each.arrival_s, each.prompt_tokens, each.output_tokens, tuple(ids)))
-    found.sort(key=lambda each: each.arrival_s)
-    start = found[0].arrival_s
+        drawn.append(TraceRequest(each.arrival_s, each.prompt_tokens, each.output_tokens, tuple(ids)))
+    drawn.sort(key=lambda each: each.arrival_s)
+    start = drawn[0].arrival_s
     moved = [
         TraceRequest(round(each.arrival_s - start, 6), each.prompt_tokens, each.output_tokens, each.prefix_ids)
-        for each in found
+        for each in drawn
     ]
     return Trace(tuple(moved), "", block if any(each.prefix_ids for each in moved) else None, draw(st.booleans()))
 
@@ -497,16 +497,16 @@ id_chains = st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=1, max_si
 @given(id_chains, st.integers(1, 12))
 def test_prefix_reuse_by_brute_force(chains: list[list[int]], size: int) -> None:
     requests = tuple(chain(10 * len(ids) + 3, *ids) for ids in chains)
-    found = figures.found_again(requests, figures.prefix_chains(requests), 10, size)
-    assert found == by_brute_force(requests, 10, size)
+    hits = figures.found_again(requests, figures.prefix_chains(requests), 10, size)
+    assert hits == by_brute_force(requests, 10, size)
 
 
 @given(id_chains)
 def test_a_larger_cache_never_finds_less(chains: list[list[int]]) -> None:
     requests = tuple(chain(10 * len(ids) + 3, *ids) for ids in chains)
     numbered = figures.prefix_chains(requests)
-    found = [figures.found_again(requests, numbered, 10, size) for size in range(1, 40)]
-    assert found == sorted(found)
+    hits = [figures.found_again(requests, numbered, 10, size) for size in range(1, 40)]
+    assert hits == sorted(hits)
 
 
 # --- parts --------------------------------------------------------------------------------------------------------
@@ -534,10 +534,10 @@ def test_a_span_drawn_by_a_seed_lies_within_the_trace(seed: int, length: int) ->
 def test_thinning_keeps_times_and_as_many_as_asked() -> None:
     trace = regular(1000)
     part = thinned(trace, 100, seed=3)
-    at = [each.prompt_tokens - 100 for each in part.requests]  # the index, which is the second
-    assert len(at) == 100
-    assert at == sorted(set(at))
-    assert [each.arrival_s for each in part.requests] == [index - at[0] for index in at]
+    indices = [each.prompt_tokens - 100 for each in part.requests]  # the index, which is the second
+    assert len(indices) == 100
+    assert indices == sorted(set(indices))
+    assert [each.arrival_s for each in part.requests] == [index - indices[0] for index in indices]
     assert part != thinned(trace, 100, seed=4)
     assert share_of(trace, 0.1, seed=3) == part
     assert len(share_of(regular(3), 0.01).requests) == 1
@@ -586,8 +586,8 @@ def test_prefix_reuse_of_a_published_trace_by_brute_force(name: str) -> None:
     numbered = figures.prefix_chains(trace.requests)
     assert (len(trace.requests), trace.prefix_block) == (400, 512)
     for size in (64, 10**6):
-        found = figures.found_again(trace.requests, numbered, 512, size)
-        assert found == by_brute_force(trace.requests, 512, size)
+        hits = figures.found_again(trace.requests, numbered, 512, size)
+        assert hits == by_brute_force(trace.requests, 512, size)
 
 
 @needs_oracle_data

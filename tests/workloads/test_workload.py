@@ -100,10 +100,10 @@ def test_why_a_percentile_may_be_impossible_is_said() -> None:
 @given(st.text(max_size=40))
 def test_any_text_gives_lengths_or_one_line(text: str) -> None:
     try:
-        found: Lengths | str = parse_lengths(f"lognormal:{text}", LIMIT)
+        outcome: Lengths | str = parse_lengths(f"lognormal:{text}", LIMIT)
     except KvplanError as error:
-        found = str(error)
-    assert "\n" not in found if isinstance(found, str) else math.isfinite(found.mean)
+        outcome = str(error)
+    assert "\n" not in outcome if isinstance(outcome, str) else math.isfinite(outcome.mean)
 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6))
