@@ -31,14 +31,14 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def document_of(ran: Any) -> dict[str, Any]:
-    found: dict[str, Any] = ran.json
-    Draft202012Validator(document_schema("diff")).validate(found)
-    return found
+    document: dict[str, Any] = ran.json
+    Draft202012Validator(document_schema("diff")).validate(document)
+    return document
 
 
 def figure(document: dict[str, Any], name: str) -> tuple[Any, Any, Any]:
-    (it,) = document["comparisons"]
-    (row,) = [row for part in ("memory", "weight_groups", "figures") for row in it[part] if row["name"] == name]
+    (comparison,) = document["comparisons"]
+    (row,) = [row for part in ("memory", "weight_groups", "figures") for row in comparison[part] if row["name"] == name]
     return row["old"], row["new"], row["delta"]
 
 
@@ -49,10 +49,12 @@ def figure(document: dict[str, Any], name: str) -> tuple[Any, Any, Any]:
 def test_two_configs_are_compared_with_the_same_flags(run: Run, models: Path, old: str, new: str) -> None:
     document = document_of(run("diff", old, new, *FLAGS, "--format", "json"))
     assert figure(document, "kv.bytes_per_token") == (131_072, 65_536, -65_536)  # 32 x 2 x 8 (4) x 128 x 2
-    (it,) = document["comparisons"]
-    assert it["changes"] == [{"kind": "model", "name": "num_key_value_heads", "old": "8", "new": "4"}]
-    assert it["explanation"][0] == "KV per token: num_key_value_heads 8 -> 4 halves it (131,072 to 65,536 bytes)"
-    assert [step["deltas"]["kv.bytes_per_token"] for step in it["attribution"]] == [-65_536]
+    (comparison,) = document["comparisons"]
+    assert comparison["changes"] == [{"kind": "model", "name": "num_key_value_heads", "old": "8", "new": "4"}]
+    assert (
+        comparison["explanation"][0] == "KV per token: num_key_value_heads 8 -> 4 halves it (131,072 to 65,536 bytes)"
+    )
+    assert [step["deltas"]["kv.bytes_per_token"] for step in comparison["attribution"]] == [-65_536]
 
 
 def test_the_table_says_what_changed_and_why(run: Run, models: Path) -> None:
@@ -73,7 +75,7 @@ def test_several_gpus_and_contexts_pair_up(run: Run, models: Path) -> None:
     document = document_of(
         run("diff", "./old", "./new", "--gpu", "h200,a100-80g", "--ctx", "8k,32k", "--format", "json")
     )
-    assert [it["key"] for it in document["comparisons"]] == [
+    assert [comparison["key"] for comparison in document["comparisons"]] == [
         "h200, 8,192 tokens",
         "a100-80g, 8,192 tokens",
         "h200, 32,768 tokens",
@@ -159,7 +161,7 @@ def test_answers_of_check_are_compared_by_target_and_with_a_policy(run: Run, mod
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("", "empty file"),
         ("{", "not JSON"),
@@ -172,10 +174,10 @@ def test_answers_of_check_are_compared_by_target_and_with_a_policy(run: Run, mod
         ("\udcff", "not UTF-8"),
     ],
 )
-def test_what_is_no_answer_is_refused_in_one_line(run: Run, tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_no_answer_is_refused_in_one_line(run: Run, tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "x.json"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert said in refused(run("diff", file, file))
+    assert problem in refused(run("diff", file, file))
 
 
 def test_a_huge_file_is_refused_before_it_is_read(run: Run, tmp_path: Path) -> None:
@@ -205,7 +207,7 @@ def test_flags_that_would_be_ignored_are_refused(run: Run, models: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "problem"),
     [
         ((), "OLD: missing"),
         (("./old",), "NEW: missing"),
@@ -219,16 +221,16 @@ def test_flags_that_would_be_ignored_are_refused(run: Run, models: Path) -> None
         (("a\0b", "./new", *FLAGS), "not in the catalog"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(run: Run, models: Path, argv: tuple[str, ...], said: str) -> None:
-    assert said in refused(run("diff", *argv))
+def test_what_cannot_be_compared_is_refused(run: Run, models: Path, argv: tuple[str, ...], problem: str) -> None:
+    assert problem in refused(run("diff", *argv))
 
 
 def test_every_format_is_written_and_reported(run: Run, models: Path) -> None:
     ran = run("diff", "./old", "./new", *FLAGS, "--format", "csv", "--report", "d.json", "--report", "d.md")
     table = list(csv.DictReader(io.StringIO(ran.out)))
-    told = {(row["part"], row["name"]): row["delta"] for row in table}
-    assert told["figure", "kv.bytes_per_token"] == "-65536"
-    assert told["step", "kv.bytes_per_token by num_key_value_heads"] == "-65536"
+    deltas = {(row["part"], row["name"]): row["delta"] for row in table}
+    assert deltas["figure", "kv.bytes_per_token"] == "-65536"
+    assert deltas["step", "kv.bytes_per_token by num_key_value_heads"] == "-65536"
     memory = {row["name"]: int(row["delta"]) for row in table if row["part"] == "memory"}
     assert sum(memory.values()) - memory["memory.total"] == memory["memory.total"]
     Draft202012Validator(document_schema("diff")).validate(json.loads((models / "d.json").read_text(encoding="utf-8")))
@@ -302,9 +304,11 @@ def test_a_policy_and_the_models_beside_it_are_read_at_each_revision(
     document = document_of(run("diff", *argv, "--format", "json"))
     assert figure(document, "kv.bytes_per_token") == (131_072, 65_536, -65_536)
     assert (document["only_old"], document["only_new"]) == (["gone"], ["fresh"])
-    (it,) = document["comparisons"]
-    assert it["changes"] == [{"kind": "model", "name": "num_key_value_heads", "old": "8", "new": "4"}]
-    assert it["old"]["title"].removeprefix("chat: ").removeprefix("./").startswith("model/config.json on a100-80g")
+    (comparison,) = document["comparisons"]
+    assert comparison["changes"] == [{"kind": "model", "name": "num_key_value_heads", "old": "8", "new": "4"}]
+    assert (
+        comparison["old"]["title"].removeprefix("chat: ").removeprefix("./").startswith("model/config.json on a100-80g")
+    )
 
 
 def test_from_the_top_the_policy_reads_the_same(run: Run, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,8 +341,8 @@ def test_files_that_flags_name_are_those_that_lie_here(run: Run, repository: Pat
     at_revisions = document_of(run("diff", "v1:./model", "v2:./model", *flags))
     old, new, _ = figure(at_revisions, "concurrency.users")
     assert 0 < old < new
-    (it,) = at_revisions["comparisons"]
-    assert [change["name"] for change in it["changes"]] == ["num_key_value_heads"]
+    (comparison,) = at_revisions["comparisons"]
+    assert [change["name"] for change in comparison["changes"]] == ["num_key_value_heads"]
 
 
 def test_what_is_not_committed_counts_only_for_the_file_as_it_is_now(run: Run, repository: Path) -> None:
@@ -363,7 +367,7 @@ def test_nothing_of_a_revision_is_left_behind(run: Run, repository: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "problem"),
     [
         (("nope", "v2", "--policy", "kvplan.policy.yaml"), "revision 'nope': no such commit"),
         (("v1", "", "--policy", "kvplan.policy.yaml"), "revision '' is not a valid revision name"),
@@ -377,15 +381,15 @@ def test_nothing_of_a_revision_is_left_behind(run: Run, repository: Path, monkey
     ],
 )
 def test_a_revision_or_file_that_is_not_there_is_refused(
-    run: Run, repository: Path, argv: tuple[str, ...], said: str
+    run: Run, repository: Path, argv: tuple[str, ...], problem: str
 ) -> None:
-    assert said in refused(run("diff", *argv, *(FLAGS if argv == ("v1", "v2") else ())))
+    assert problem in refused(run("diff", *argv, *(FLAGS if argv == ("v1", "v2") else ())))
 
 
 @pytest.mark.parametrize("name", ["-x", "--output=stolen", "--upload-pack=x"])
 def test_a_revision_is_never_an_option_of_git(run: Run, repository: Path, name: str) -> None:
-    said = refused(run("diff", "--policy", "kvplan.policy.yaml", "--", name, "v2"))
-    assert said == f"revision '{name}' is not a valid revision name; write a branch, a tag or a commit: main, HEAD~1"
+    message = refused(run("diff", "--policy", "kvplan.policy.yaml", "--", name, "v2"))
+    assert message == f"revision '{name}' is not a valid revision name; write a branch, a tag or a commit: main, HEAD~1"
     assert not (repository / "deploy" / "stolen").exists()
 
 
@@ -403,17 +407,17 @@ def test_outside_a_repository_and_without_git_one_line_says_so(
 def test_a_fault_of_an_old_policy_names_the_revision_and_the_line(run: Run, repository: Path) -> None:
     policy(repository / "deploy", "chat", "./nothing.json")
     git(repository, "commit", "-qam", "three")
-    said = refused(run("diff", "v1", "HEAD", "--policy", "kvplan.policy.yaml"))
-    assert said.startswith("HEAD: kvplan.policy.yaml:4:")
-    assert "target chat: " in said
+    message = refused(run("diff", "v1", "HEAD", "--policy", "kvplan.policy.yaml"))
+    assert message.startswith("HEAD: kvplan.policy.yaml:4:")
+    assert "target chat: " in message
     (repository / "deploy" / "kvplan.policy.yaml").write_text("version: 1\nversion: 1\n", encoding="utf-8")
     git(repository, "commit", "-qam", "four")
-    said = refused(run("diff", "v1", "HEAD", "--policy", "kvplan.policy.yaml"))
-    assert said.startswith("HEAD: kvplan.policy.yaml:2:1: ")
+    message = refused(run("diff", "v1", "HEAD", "--policy", "kvplan.policy.yaml"))
+    assert message.startswith("HEAD: kvplan.policy.yaml:2:1: ")
     (repository / "deploy" / "kvplan.policy.yaml").write_bytes(b"\xff")
     git(repository, "commit", "-qam", "five")
-    said = refused(run("diff", "v1", "HEAD", "--policy", "kvplan.policy.yaml"))
-    assert said == "HEAD: kvplan.policy.yaml: not UTF-8 (byte 0 is 0xff); convert it"  # and no name of a copy
+    message = refused(run("diff", "v1", "HEAD", "--policy", "kvplan.policy.yaml"))
+    assert message == "HEAD: kvplan.policy.yaml: not UTF-8 (byte 0 is 0xff); convert it"  # and no name of a copy
 
 
 def test_a_command_names_files_by_its_words(run: Run, repository: Path) -> None:
@@ -436,8 +440,8 @@ def test_a_link_in_a_revision_is_not_followed(run: Run, repository: Path) -> Non
     policy(repository / "deploy", "chat", "./link.json")
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "link")
-    said = refused(run("diff", "v1", "HEAD", "--policy", "kvplan.policy.yaml"))
-    assert "HEAD:deploy/link.json is a symbolic link" in said
+    message = refused(run("diff", "v1", "HEAD", "--policy", "kvplan.policy.yaml"))
+    assert "HEAD:deploy/link.json is a symbolic link" in message
 
 
 def test_a_diff_loads_no_heavy_library(models: Path) -> None:

@@ -64,11 +64,11 @@ def test_a_sample_of_rows_has_the_numbers_of_estimate(run: Run) -> None:
     rows = swept.json["rows"]
     assert len(rows) == swept.json["combinations"] == 4 * 3 * 2**7
     for row in random.Random(7).sample(rows, 40):
-        asked = run("estimate", row["model"], *flags_of(row), "--format", "json", "-q")
+        answer = run("estimate", row["model"], *flags_of(row), "--format", "json", "-q")
         if row["deficit"] is None:
-            assert refused(asked) == row["reason"]
+            assert refused(answer) == row["reason"]
             continue
-        doc = asked.json
+        doc = answer.json
         users, kv = doc["concurrency"], doc["kv"]
         expected = {
             "fits": doc["fits"], "deficit": doc["deficit"], "weights": doc["memory"]["weights"],
@@ -100,8 +100,8 @@ def test_flags_that_are_no_lists_hold_for_every_row(run: Run) -> None:
 
 def test_every_count_that_moves_memory_may_be_a_list(run: Run) -> None:
     lists = {"--dp": "1,2", "--pcp": "1,2", "--dcp": "1,4", "--max-num-batched-tokens": "2048,8192"}
-    asked = ("sweep", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--ctx", "16k", "--enable-expert-parallel")
-    swept = run(*asked, *(word for pair in lists.items() for word in pair), "--format", "json").json
+    command = ("sweep", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--ctx", "16k", "--enable-expert-parallel")
+    swept = run(*command, *(word for pair in lists.items() for word in pair), "--format", "json").json
     rows = swept["rows"]
     assert len({tuple(flags_of(row)) for row in rows}) == swept["combinations"] == 16
     for row in random.Random(3).sample(rows, 6):
@@ -128,8 +128,8 @@ def test_draft_tokens_may_be_a_list(run: Run) -> None:
 
 
 def test_a_number_of_gpus_is_split_over_the_stages_given(run: Run) -> None:
-    asked = ("sweep", "llama-3.1-8b", "--gpu", "8xh100-80g", "--pp", "2", "--ctx", "8k", "--format", "json")
-    (row,) = run(*asked).json["rows"]
+    command = ("sweep", "llama-3.1-8b", "--gpu", "8xh100-80g", "--pp", "2", "--ctx", "8k", "--format", "json")
+    (row,) = run(*command).json["rows"]
     assert (row["tensor_parallel_size"], row["pipeline_parallel_size"], row["num_gpus"]) == (4, 2, 8)
     several = run("sweep", "llama-3.1-8b", "--gpu", "8xh100-80g", "--dp", "1,2", "--ctx", "8k")
     assert "takes a name without a number here" in refused(several)
@@ -174,10 +174,10 @@ def test_csv_and_json_hold_the_same(run: Run) -> None:
     rows = run(*LLAMA, "--format", "json").json["rows"]
     read = list(csv.DictReader(io.StringIO(run(*LLAMA, "--format", "csv").out)))
     assert tuple(read[0]) == Row._fields
-    shown = {None: "", True: "true", False: "false"}
+    texts = {None: "", True: "true", False: "false"}
     for row, line in zip(rows, read, strict=True):
         assert line == {
-            name: shown[value] if value is None or isinstance(value, bool) else str(value)
+            name: texts[value] if value is None or isinstance(value, bool) else str(value)
             for name, value in row.items()
         }
 
@@ -197,8 +197,8 @@ def test_the_table_has_the_columns_that_vary(run: Run) -> None:
     assert head[:3] == ["GPU", "context", "TP"]
     assert "KV dtype" not in run(*LLAMA).out
     assert "KV dtype" in run(*LLAMA, "--kv-cache-dtype", "auto,fp8").out
-    one = run("sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "32k")
-    assert one.out.splitlines()[0] == "1 of 1 combination fits: llama-3.1-8b on a100-80g at 32,768 tokens"
+    answer = run("sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "32k")
+    assert answer.out.splitlines()[0] == "1 of 1 combination fits: llama-3.1-8b on a100-80g at 32,768 tokens"
 
 
 def test_a_long_table_is_cut_and_says_so(run: Run) -> None:
@@ -239,33 +239,33 @@ def test_pareto_keeps_what_nothing_beats_in_every_format(run: Run, prices: Path)
     def values(row: dict[str, Any]) -> tuple[float, ...]:
         return row["max_model_len"], row["users_per_gpu"], row["users_per_dollar"]
 
-    def beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
-        pairs = list(zip(values(one), values(other), strict=True))
+    def beats(row: dict[str, Any], other: dict[str, Any]) -> bool:
+        pairs = list(zip(values(row), values(other), strict=True))
         return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
-    kept = [row for row in every if row["users"] and not any(beats(other, row) for other in every)]
-    found = run(*LLAMA, "--prices", str(prices), "--pareto", "--format", "json").json
-    assert found["rows"] == kept
-    assert (found["pareto"], found["combinations"]) == (True, len(every))
-    assert len(kept) < len(every)
+    front = [row for row in every if row["users"] and not any(beats(other, row) for other in every)]
+    document = run(*LLAMA, "--prices", str(prices), "--pareto", "--format", "json").json
+    assert document["rows"] == front
+    assert (document["pareto"], document["combinations"]) == (True, len(every))
+    assert len(front) < len(every)
 
 
 def test_of_combinations_that_are_alike_the_plainest_is_kept(run: Run) -> None:
     """200 tokens a user: the pool holds more than max_num_seqs at each utilisation, KV dtype and block size."""
     words = ("--gpu-memory-utilization", "0.8,0.92,0.95", "--kv-cache-dtype", "fp8,auto", "--block-size", "32,16")
-    asked = ("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--mean-tokens", "200", *words)
-    every = run(*asked, "--format", "json").json
+    command = ("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--mean-tokens", "200", *words)
+    every = run(*command, "--format", "json").json
     assert len({(row["max_model_len"], row["users_per_gpu"]) for row in every["rows"]}) == 1
     assert every["alike"] == 0  # without --pareto nothing is left out
-    found = run(*asked, "--pareto", "--format", "json").json
-    (row,) = found["rows"]
+    document = run(*command, "--pareto", "--format", "json").json
+    (row,) = document["rows"]
     flags = ("gpu_memory_utilization", "kv_cache_dtype", "block_size")
     assert [row[name] for name in flags] == [0.92, "auto", 16]  # what vLLM 0.33 takes where it is told nothing
-    assert found["alike"] == 3 * 2 * 2 - 1
+    assert document["alike"] == 3 * 2 * 2 - 1
     for form in ("table", "markdown"):
         assert (
             "11 other combinations hold the same users on the same GPUs"
-            in run(*asked, "--pareto", "--format", form).out
+            in run(*command, "--pareto", "--format", form).out
         )
 
 
@@ -283,12 +283,12 @@ def test_other_gpus_and_more_of_them_are_not_alike(run: Run) -> None:
         "--block-size",
         "16,32",
     )
-    found = run("sweep", "llama-3.1-8b", *words, "--pareto", "--format", "json").json
-    assert [(row["gpu"], row["users"], row["block_size"]) for row in found["rows"]] == [
+    document = run("sweep", "llama-3.1-8b", *words, "--pareto", "--format", "json").json
+    assert [(row["gpu"], row["users"], row["block_size"]) for row in document["rows"]] == [
         ("h200", 256, 16),
         ("b200", 256, 16),
     ]
-    assert found["alike"] == 2
+    assert document["alike"] == 2
 
 
 def test_the_figure_is_written_whole(run: Run, tmp_path: Path, prices: Path) -> None:

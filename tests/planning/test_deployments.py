@@ -40,20 +40,25 @@ def planned(row: dict[str, Any]) -> Plan:
 @pytest.mark.parametrize("row", ROWS, ids=name)
 def test_a_published_server_starts(row: dict[str, Any]) -> None:
     """vLLM starts if one request of the whole context fits, SGLang with any pool."""
-    made = planned(row)
-    assert made.request.args.num_gpus == row["num_gpus"]
-    starts = made.fits if row in VLLM else made.refusal is None and made.available > 0
+    published = planned(row)
+    assert published.request.args.num_gpus == row["num_gpus"]
+    starts = published.fits if row in VLLM else published.refusal is None and published.available > 0
     assert starts is (row.get("starts", True) and "differs" not in row), row.get("differs")
-    assert row in VLLM or made.fits or not starts or any("SGLang starts all the same" in note for note in made.notes)
+    assert (
+        row in VLLM
+        or published.fits
+        or not starts
+        or any("SGLang starts all the same" in note for note in published.notes)
+    )
 
 
 @pytest.mark.parametrize("row", [row for row in VLLM if row.get("starts", True)], ids=name)
 @pytest.mark.full
 def test_no_more_gpus_are_recommended_than_published(row: dict[str, Any]) -> None:
     """For one user of the whole context, at the conservative end of every estimate."""
-    made = planned(row)
-    args = EngineArgs(max_model_len=made.capacity.max_model_len)
-    answer = recommend(Question(1), [Request(made.request.spec, made.request.gpu, args)])
+    published = planned(row)
+    args = EngineArgs(max_model_len=published.capacity.max_model_len)
+    answer = recommend(Question(1), [Request(published.request.spec, published.request.gpu, args)])
     fewest = min(placement.num_gpus for placement in answer.placements)
     assert fewest <= row.get("recommended", row["num_gpus"])
     reasons = [f"{failure.gpu} x{failure.num_gpus}: {failure.reason}" for failure in answer.failures]

@@ -95,36 +95,36 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("asked", PLANS, ids=lambda asked: asked.spec.name)
-def test_a_plan_and_its_document_say_the_same_figures(asked: Request) -> None:
-    made = plan(asked)
-    (read,) = document_sides(json.loads(json.dumps(plan_document(made))), "plan.json")
-    assert dict(read.figures) == dict(figures_of(made))
-    assert dict(read.groups) == made.weight_groups
-    assert read.fits == made.fits
-    assert read.title == plan_side(made).title
+@pytest.mark.parametrize("plan_request", PLANS, ids=lambda plan_request: plan_request.spec.name)
+def test_a_plan_and_its_document_say_the_same_figures(plan_request: Request) -> None:
+    answer = plan(plan_request)
+    (read,) = document_sides(json.loads(json.dumps(plan_document(answer))), "plan.json")
+    assert dict(read.figures) == dict(figures_of(answer))
+    assert dict(read.groups) == answer.weight_groups
+    assert read.fits == answer.fits
+    assert read.title == plan_side(answer).title
 
 
 def test_kv_per_token_and_weights_change_by_what_is_worked_out_by_hand() -> None:
-    found = rows(between(OLD, plan(request(spec(num_key_value_heads=4)))))
+    changes = rows(between(OLD, plan(request(spec(num_key_value_heads=4)))))
     # 32 layers x K and V x 8 (4) heads x 128 wide x 2 bytes
-    assert found["kv.bytes_per_token"] == (131_072, 65_536, -65_536)
+    assert changes["kv.bytes_per_token"] == (131_072, 65_536, -65_536)
     # 32 layers x K and V x 4 heads fewer x 128 wide x 4,096 inputs x 2 bytes
-    assert found["memory.weights"][2] == -268_435_456
-    assert found["memory.weight_groups.attention"][2] == -268_435_456
-    assert found["memory.total"][2] == 0
-    assert found["kv.bytes_per_request"] == (4 << 30, 2 << 30, -2 << 30)
+    assert changes["memory.weights"][2] == -268_435_456
+    assert changes["memory.weight_groups.attention"][2] == -268_435_456
+    assert changes["memory.total"][2] == 0
+    assert changes["kv.bytes_per_request"] == (4 << 30, 2 << 30, -2 << 30)
 
 
-@pytest.mark.parametrize("old", PLANS, ids=lambda asked: asked.spec.name)
-@pytest.mark.parametrize("new", PLANS[:4], ids=lambda asked: asked.spec.name)
+@pytest.mark.parametrize("old", PLANS, ids=lambda plan_request: plan_request.spec.name)
+@pytest.mark.parametrize("new", PLANS[:4], ids=lambda plan_request: plan_request.spec.name)
 def test_rows_and_groups_add_up_whatever_is_compared(old: Request, new: Request) -> None:
-    (it,) = between(plan(old), plan(new)).comparisons
+    (comparison,) = between(plan(old), plan(new)).comparisons
     for side in ("old", "new", "delta"):
-        *parts, missing, total = (getattr(row, side) for row in it.memory)
+        *parts, missing, total = (getattr(row, side) for row in comparison.memory)
         assert sum(parts) - missing == total
-        weights = next(getattr(row, side) for row in it.memory if row.name == "memory.weights")
-        assert sum(getattr(row, side) for row in it.groups) == weights
+        weights = next(getattr(row, side) for row in comparison.memory if row.name == "memory.weights")
+        assert sum(getattr(row, side) for row in comparison.groups) == weights
 
 
 def test_the_reverse_comparison_has_every_change_the_other_way_round() -> None:
@@ -136,19 +136,19 @@ def test_the_reverse_comparison_has_every_change_the_other_way_round() -> None:
 
 
 def test_a_plan_compared_with_itself_has_no_difference() -> None:
-    for made in (OLD, plan(PLANS[1])):
-        result = between(made, plan(made.request))
+    for answer in (OLD, plan(PLANS[1])):
+        result = between(answer, plan(answer.request))
         assert result.is_equal
         assert not result.is_worse
-        assert [plain(line) for line in laid_out(diff_lines(result))] == [f"No difference: {plan_side(made).title}"]
+        assert [plain(line) for line in laid_out(diff_lines(result))] == [f"No difference: {plan_side(answer).title}"]
         every_format(result)
 
 
 def test_another_name_with_the_same_facts_changes_no_figure() -> None:
     result = between(OLD, plan(request(spec("./copy/config.json", bos_token_id=7))))
-    (it,) = result.comparisons
-    assert it.is_equal
-    assert [(change.name, change.old, change.new) for change in it.changes] == [("bos_token_id", None, "7")]
+    (comparison,) = result.comparisons
+    assert comparison.is_equal
+    assert [(change.name, change.old, change.new) for change in comparison.changes] == [("bos_token_id", None, "7")]
     assert "no difference in memory or users" in every_format(result)
 
 
@@ -258,10 +258,10 @@ configs = st.recursive(
 
 @given(st.dictionaries(st.sampled_from("abcd"), configs), st.dictionaries(st.sampled_from("abcd"), configs))
 def test_changing_every_key_that_differs_makes_one_config_the_other(old: dict[str, Any], new: dict[str, Any]) -> None:
-    at = old
+    config = old
     for path in config_changes(old, new):
-        at = with_key(at, path, new)
-    assert json.dumps(at, sort_keys=True) == json.dumps(new, sort_keys=True)
+        config = with_key(config, path, new)
+    assert json.dumps(config, sort_keys=True) == json.dumps(new, sort_keys=True)
     assert config_changes(new, copy.deepcopy(new)) == []
 
 
@@ -269,8 +269,8 @@ def test_changing_every_key_that_differs_makes_one_config_the_other(old: dict[st
 
 
 def test_the_reasons_are_those_that_planning_shows() -> None:
-    (it,) = between(OLD, NEW).comparisons
-    words = explanation(it)
+    (comparison,) = between(OLD, NEW).comparisons
+    words = explanation(comparison)
     assert words[0] == "KV per token: num_key_value_heads 8 -> 4 halves it (131,072 to 65,536 bytes)"
     assert words[1] == "KV per token: --kv-cache-dtype auto -> fp8 halves it (65,536 to 32,768 bytes)"
     assert "intermediate_size" not in " ".join(words[:2])
@@ -296,11 +296,11 @@ def test_a_ratio_is_a_word_only_where_it_is_exact(old: int, new: int, text: str)
 
 
 def test_documents_give_no_reason_that_nobody_planned() -> None:
-    old, new = (document_sides(plan_document(each), "x.json") for each in (OLD, NEW))
-    (it,) = difference("a", "b", old, new).comparisons
-    assert it.steps is None
-    assert not any("KV per token" in text for text in explanation(it))
-    assert {(change.name, change.old, change.new) for change in it.changes} == {
+    old, new = (document_sides(plan_document(side), "x.json") for side in (OLD, NEW))
+    (comparison,) = difference("a", "b", old, new).comparisons
+    assert comparison.steps is None
+    assert not any("KV per token" in text for text in explanation(comparison))
+    assert {(change.name, change.old, change.new) for change in comparison.changes} == {
         ("parameters", "8,030,261,248", "7,090,737,152"),  # 32 x (3 x 4,096 x 2,048 + 2 x 512 x 4,096) fewer
         ("--kv-cache-dtype", "auto", "fp8"),
     }
@@ -310,13 +310,15 @@ def test_documents_give_no_reason_that_nobody_planned() -> None:
 
 
 def side(fits: bool = True, per_token: int = 100, **figures: Any) -> Side:
-    made = {
+    defaults = {
         "concurrency.max": 10.0,
         "concurrency.users": 10,
         "concurrency.replicas": 1,
         "kv.bytes_per_token": per_token,
     }
-    return Side("k", "title", fits, {}, {**made, **{f"concurrency.{name}": value for name, value in figures.items()}})
+    return Side(
+        "k", "title", fits, {}, {**defaults, **{f"concurrency.{name}": value for name, value in figures.items()}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -426,7 +428,7 @@ def test_plans_are_matched_by_model_gpu_and_context() -> None:
     old = document_sides(plans_document([OLD, small]), "old.json")
     new = document_sides(plans_document([large, plan(request(kv_cache_dtype="fp8"))]), "new.json")
     result = difference("old.json", "new.json", old, new)
-    assert [it.new.title for it in result.comparisons] == ["./config.json on a100-80g, 32,768 tokens"]
+    assert [comparison.new.title for comparison in result.comparisons] == ["./config.json on a100-80g, 32,768 tokens"]
     assert result.only_old == ("./config.json on a100-80g, 8,192 tokens",)
     assert result.only_new == ("./config.json on a100-80g, 65,536 tokens",)
     assert "Only in OLD" in every_format(result)
@@ -434,9 +436,9 @@ def test_plans_are_matched_by_model_gpu_and_context() -> None:
 
 def test_one_plan_of_each_is_compared_whatever_they_are_of() -> None:
     old, new = document_sides(plan_document(OLD), "a"), document_sides(plan_document(plan(PLANS[1])), "b")
-    (it,) = difference("a", "b", old, new).comparisons
-    assert it.worse == ("fits", "bytes_per_token", "users")
-    assert explanation(it)[0].startswith("OLD fits, NEW does not: ")
+    (comparison,) = difference("a", "b", old, new).comparisons
+    assert comparison.worse == ("fits", "bytes_per_token", "users")
+    assert explanation(comparison)[0].startswith("OLD fits, NEW does not: ")
 
 
 def test_documents_that_share_nothing_or_hold_something_twice_are_refused() -> None:
@@ -460,42 +462,47 @@ def test_checks_are_matched_by_target() -> None:
     old = checked(chat=figures, gone=figures, runs=None)
     new = checked(chat=replace(figures, concurrency=9.5, headroom=-7), fresh=figures, runs=None)
     result = difference("old.json", "new.json", old, new)
-    (it,) = result.comparisons
-    assert it.memory == ()  # a check has no rows that add up
+    (comparison,) = result.comparisons
+    assert comparison.memory == ()  # a check has no rows that add up
     # headroom -6 -> -7 of a check: nothing unused, 6 bytes missing, then 7
-    assert {row.name: row.delta for row in it.figures if row.delta} == {"concurrency.max": -1.0, "memory.missing": 1}
-    assert it.worse == ("users",)
+    assert {row.name: row.delta for row in comparison.figures if row.delta} == {
+        "concurrency.max": -1.0,
+        "memory.missing": 1,
+    }
+    assert comparison.worse == ("users",)
     assert (result.only_old, result.only_new) == (("gone",), ("fresh",))
     assert "fewer users with NEW" in every_format(result)
     # The users are what is judged where both say them: here the server's own figure falls, and they do not.
-    both = [checked(chat=replace(figures, concurrency=most, users=9)) for most in (10.5, 9.5)]
-    (it,) = difference("old.json", "new.json", *both).comparisons
-    assert it.worse == ()
+    both = [checked(chat=replace(figures, concurrency=concurrency, users=9)) for concurrency in (10.5, 9.5)]
+    (comparison,) = difference("old.json", "new.json", *both).comparisons
+    assert comparison.worse == ()
     fewer = checked(chat=replace(figures, users=8))
-    (it,) = difference("old.json", "new.json", both[0], fewer).comparisons
-    assert it.worse == ("users",)
-    assert [(row.old, row.new) for row in it.figures if row.name == "concurrency.users"] == [(9, 8)]
+    (comparison,) = difference("old.json", "new.json", both[0], fewer).comparisons
+    assert comparison.worse == ("users",)
+    assert [(row.old, row.new) for row in comparison.figures if row.name == "concurrency.users"] == [(9, 8)]
 
 
 def test_documents_say_what_others_held() -> None:
-    free, held = (
+    free, occupied = (
         document_sides(plan_document(plan(replace(request(), memory_in_use=size))), "x.json")
         for size in (None, 1 << 30)
     )
-    (it,) = difference("old", "new", free, held).comparisons
-    assert [(change.name, change.old, change.new) for change in it.changes] == [("--memory-in-use", None, "1073741824")]
+    (comparison,) = difference("old", "new", free, occupied).comparisons
+    assert [(change.name, change.old, change.new) for change in comparison.changes] == [
+        ("--memory-in-use", None, "1073741824")
+    ]
     old = json.loads(dumps(plan_document(plan(request()))))
     del old["inputs"]["memory_in_use"]  # as an earlier release wrote it
     assert document_sides(old, "old.json")
 
 
 def test_a_comment_of_many_targets_stays_below_githubs_limit() -> None:
-    sides = [[replace(plan_side(made), key=f"target-{i}") for i in range(120)] for made in (OLD, NEW)]
+    sides = [[replace(plan_side(answer), key=f"target-{i}") for i in range(120)] for answer in (OLD, NEW)]
     text = diff_markdown(difference("a", "b", *sides))
     assert len(text.encode()) < 65_536
-    shown = text.count("| KV cache and users |")
-    assert text.splitlines()[-1].startswith(f"*Shortened to GitHub's limit: {120 - shown} more with a difference; ")
-    assert shown > 10
+    num_shown = text.count("| KV cache and users |")
+    assert text.splitlines()[-1].startswith(f"*Shortened to GitHub's limit: {120 - num_shown} more with a difference; ")
+    assert num_shown > 10
 
 
 NASTY = "[bold]x[/bold] | `c` <b> \x1b[31m =cmd \n@x"
@@ -507,8 +514,8 @@ def test_names_from_a_document_stay_text() -> None:
     result = difference(NASTY, "b", document_sides(document, "a"), document_sides(other, "b"))
     text = every_format(result)
     assert "\x1b" not in text
-    shown = "\n".join(plain(line) for line in laid_out(diff_lines(result)))
-    assert "[bold]x[/bold] | `c` <b>" in shown
+    rendered = "\n".join(plain(line) for line in laid_out(diff_lines(result)))
+    assert "[bold]x[/bold] | `c` <b>" in rendered
     assert "\\[bold\\]x" in diff_markdown(result)
     assert ",'=" in diff_csv(result)  # no spreadsheet runs it
 
@@ -521,7 +528,7 @@ values = st.one_of(
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [found for key, each in inner for found in ((*path, key), *paths(each, (*path, key)))]
+    return [inner_path for key, child in inner for inner_path in ((*path, key), *paths(child, (*path, key)))]
 
 
 READ = ("schema", "inputs", "fits", "deficit", "memory", "kv", "concurrency", "parameters")  # what diff looks at
@@ -554,7 +561,7 @@ def test_a_mangled_document_is_refused_or_compared_never_a_crash(
 
 def test_a_document_and_a_plan_are_compared_by_what_both_say() -> None:
     result = difference("a", "b", document_sides(DOCUMENT, "a"), [plan_side(plan(request(kv_cache_dtype="fp8")))])
-    (it,) = result.comparisons
-    assert it.steps is None
-    assert [(change.kind, change.name) for change in it.changes] == [("setting", "kv_dtype")]
-    assert set(CAPACITY) <= {row.name for row in it.rows}
+    (comparison,) = result.comparisons
+    assert comparison.steps is None
+    assert [(change.kind, change.name) for change in comparison.changes] == [("setting", "kv_dtype")]
+    assert set(CAPACITY) <= {row.name for row in comparison.rows}

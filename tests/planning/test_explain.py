@@ -20,8 +20,8 @@ def planned(model: str, card: str, args: EngineArgs, load: Load | None = None) -
     return plan(Request(catalog.load(model), gpu(card), args, load=load or Load()))
 
 
-def text_of(one: Plan) -> str:
-    return "\n".join(line for section in explain(one) for line in (section.title, *section.lines))
+def text_of(answer: Plan) -> str:
+    return "\n".join(line for section in explain(answer) for line in (section.title, *section.lines))
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +63,12 @@ def test_the_rows_that_are_subtracted_leave_what_is_available(first: Plan) -> No
     section = next(section for section in explain(first) if section.title == "From total to KV cache")
     budget = taken = left = 0
     for line in section.lines:
-        if found := re.match(r"budget .* = ([\d,]+) B", line):
-            budget = int(found[1].replace(",", ""))
-        elif found := re.match(r"- \w+ ([\d,]+) B", line):
-            taken += int(found[1].replace(",", ""))
-        elif found := re.match(r"= ([\d,]+) B", line):
-            left = int(found[1].replace(",", ""))
+        if row := re.match(r"budget .* = ([\d,]+) B", line):
+            budget = int(row[1].replace(",", ""))
+        elif row := re.match(r"- \w+ ([\d,]+) B", line):
+            taken += int(row[1].replace(",", ""))
+        elif row := re.match(r"= ([\d,]+) B", line):
+            left = int(row[1].replace(",", ""))
     assert budget - taken == left == first.available
 
 
@@ -118,33 +118,35 @@ def test_equal_groups_are_told_once_and_states_cost_nothing_per_token() -> None:
 
 def test_latents_are_whole_on_every_rank() -> None:
     args = EngineArgs(max_model_len=8192, tensor_parallel_size=8, pipeline_parallel_size=2)
-    one = planned("deepseek-v3", "h200", args)
-    text = text_of(one)
+    answer = planned("deepseek-v3", "h200", args)
+    text = text_of(answer)
     assert "512 latent + 64 rope in bfloat16 = 1,152 B a layer, 70,272 B in all" in text  # 61 x 576 x 2 B
     # 61 layers over two stages: 31 and 30
-    assert f"of these layers, the rank that decides holds {(31, 30)[one.stage]}" in text
+    assert f"of these layers, the rank that decides holds {(31, 30)[answer.stage]}" in text
 
 
 def test_what_does_not_fit_is_refused_with_the_bytes_missing() -> None:
-    one = planned("llama-3.1-70b", "a100-80g", EngineArgs(max_model_len=32768))
-    text = text_of(one)
-    assert f"refused, {one.deficit:,} B short" in text
+    answer = planned("llama-3.1-70b", "a100-80g", EngineArgs(max_model_len=32768))
+    text = text_of(answer)
+    assert f"refused, {answer.deficit:,} B short" in text
     assert "Why this differs from the rule of thumb (memory x 0.9 - weights - activations)" not in text
     assert "one of the two fits no user" not in text  # the rule of thumb agrees: nobody
     assert "= 0 users, kvplan gives 0 at 32,768 tokens: equal" in text
 
 
 def test_the_lengths_that_were_asked_for_are_explained() -> None:
-    one = planned(
+    answer = planned(
         "llama-3.1-8b", "a100-80g", EngineArgs(max_model_len=32768), Load(mean_tokens=2048, shared_prefix=900)
     )
-    held = "/ 128 blocks that a decoding request of 2,048 tokens holds, 900 tokens of prefix stored once"  # 2,048 / 16
-    assert held in text_of(one)
+    phrase = (
+        "/ 128 blocks that a decoding request of 2,048 tokens holds, 900 tokens of prefix stored once"  # 2,048 / 16
+    )
+    assert phrase in text_of(answer)
 
 
 def test_a_stated_pool_subtracts_nothing() -> None:
-    one = planned("llama-3.1-8b", "a100-80g", EngineArgs(max_model_len=32768, kv_cache_memory_bytes=16 * GIB))
-    text = text_of(one)
+    answer = planned("llama-3.1-8b", "a100-80g", EngineArgs(max_model_len=32768, kv_cache_memory_bytes=16 * GIB))
+    text = text_of(answer)
     assert "--kv-cache-memory-bytes 17,179,869,184 is the pool" in text
     assert "(not subtracted) activations" in text
     assert "blocks: floor(17,179,869,184 / 2,097,152) = 8,192" in text
@@ -165,21 +167,21 @@ def test_every_kind_of_request_is_explained(model: str, args: EngineArgs) -> Non
 
 
 def test_a_card_of_which_only_the_bytes_are_known() -> None:
-    one = plan(Request(catalog.load("llama-3.1-8b"), custom_gpu(24 * GIB), EngineArgs(max_model_len=8192)))
-    assert "total 25,769,803,776 B (24.00 GiB, given): --gpu-memory" in text_of(one)
+    answer = plan(Request(catalog.load("llama-3.1-8b"), custom_gpu(24 * GIB), EngineArgs(max_model_len=8192)))
+    assert "total 25,769,803,776 B (24.00 GiB, given): --gpu-memory" in text_of(answer)
 
 
 def test_the_folk_answer_of_its_own_release_is_not_set_apart_from_itself() -> None:
     # vLLM 0.11's defaults on an H100 are the folk answer's own: 1,024 sequences, utilisation 0.90.
     llama, card = catalog.load("llama-3.1-8b"), gpu("h100-80g")
-    one = plan(Request(llama, card, EngineArgs(max_model_len=8192), version((0, 11))))
-    text = text_of(one)
+    answer = plan(Request(llama, card, EngineArgs(max_model_len=8192), version((0, 11))))
+    text = text_of(answer)
     assert "in place of" not in text
     assert "not of 1,024 sequences" not in text
     assert "activation peak as estimated here: 1,024 seqs x 128,256 vocab x " in text
     assert "+0.00 GiB" not in text
     assert "-0.00 GiB" not in text
-    assert sum(step for _, step in folk_terms(one)) == one.available
+    assert sum(step for _, step in folk_terms(answer)) == answer.available
 
 
 def test_facts_and_rules_that_were_not_compared_are_said(first: Plan) -> None:

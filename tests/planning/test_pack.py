@@ -38,11 +38,11 @@ def request(model: str, gpu_name: str, context: int, engine: str) -> Request:
     return Request(spec, gpu(gpu_name), EngineArgs(max_model_len=context), parse_engine(engine))
 
 
-def facts(made: Plan) -> Facts:
+def facts(answer: Plan) -> Facts:
     """What the process takes; none of it depends on the share that it is given."""
-    memory = made.memory
+    memory = answer.memory
     loaded = memory.weights + memory.buffers + memory.non_torch + memory.lora
-    reserve = server_of(made.request.release.engine).kept_back(made)
+    reserve = server_of(answer.request.release.engine).kept_back(answer)
     return Facts(memory.context, loaded, memory.activations, memory.cuda_graphs, reserve)
 
 
@@ -114,10 +114,10 @@ def test_a_larger_share_for_anyone_would_not_start() -> None:
     packing = pack(tenants, 0)
     check_starts(packing)
     first, last = packing.started
-    held = packing.total - packing.left - facts(last.plan).context
+    usage = packing.total - packing.left - facts(last.plan).context
     with pytest.raises(NotStarted):
         vllm_pool(packing.total, first.resident, last.share + 0.01, facts(last.plan))
-    assert packing.total - held < 0.02 * packing.total  # what is left went to the first
+    assert packing.total - usage < 0.02 * packing.total  # what is left went to the first
 
 
 def test_an_embedder_beside_a_chat_model_finds_its_share_free(run: Run) -> None:
@@ -218,8 +218,8 @@ def all_start(order: Sequence[Tenant], before: int, total: int) -> bool:
     if not order:
         return before <= total
     for step in GRID:
-        made = tried(order[0], step, before)
-        if made is not None and holds(made, order[0]) and all_start(order[1:], before + held_by(made), total):
+        answer = tried(order[0], step, before)
+        if answer is not None and holds(answer, order[0]) and all_start(order[1:], before + held_by(answer), total):
             return True
     return False
 

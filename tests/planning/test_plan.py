@@ -390,9 +390,9 @@ def test_no_kind_of_cache_holds_more_than_it_is_charged() -> None:
 
 
 def test_no_fix_offers_more_context_than_was_asked_for() -> None:
-    asked = 65536
-    for fix in fixes(of("llama-3.1-70b", max_model_len=asked)):
-        assert fix.plan.capacity.max_model_len <= asked
+    context = 65536
+    for fix in fixes(of("llama-3.1-70b", max_model_len=context)):
+        assert fix.plan.capacity.max_model_len <= context
 
 
 def test_the_nearest_larger_gpu_is_offered() -> None:

@@ -50,8 +50,8 @@ def test_an_estimate_says_it_for_a_prompt_and_for_a_shared_prefix(run: Run) -> N
     prompt = run(*words, "--prompt-tokens", "10000", "--output-tokens", "500").err
     assert "at most 99.2 % of a repeated prompt of 10,000 tokens is found" in prompt  # 31 blocks of 320
     prefix = run(*words, "--mean-tokens", "4000", "--shared-prefix", "1000").err
-    found = "(960 tokens: blocks of 320)"
-    assert f"at most 96.0 % of the prefix of 1,000 tokens is found in the prefix cache {found}" in prefix
+    hits = "(960 tokens: blocks of 320)"
+    assert f"at most 96.0 % of the prefix of 1,000 tokens is found in the prefix cache {hits}" in prefix
     assert "prefix of" not in run(*words, "--mean-tokens", "4000", "--shared-prefix", "960").err
 
 

@@ -69,15 +69,15 @@ def changed(argv: list[str], **flags: object) -> str:
     return shlex.join(words)
 
 
-def held(doc: dict[str, Any], end: str = "low", mean: int | None = None) -> int:
+def num_users(doc: dict[str, Any], end: str = "low", mean: int | None = None) -> int:
     """Users of one estimate: the pool's blocks but one divided by a user's, at most
     those that the scheduler runs."""
     users = doc["concurrency"]
     if not doc["fits"]:
         return 0
     blocks = round(users[end] * doc["kv"]["blocks_per_request"]) - 1
-    each = math.ceil((mean or doc["kv"]["max_model_len"]) / doc["kv"]["block_size"])
-    return min(int(blocks // each), int(users["max_num_seqs"]))
+    user_blocks = math.ceil((mean or doc["kv"]["max_model_len"]) / doc["kv"]["block_size"])
+    return min(int(blocks // user_blocks), int(users["max_num_seqs"]))
 
 
 # --- what is recommended holds, and no less does ----------------------------------------------------------------------
@@ -95,63 +95,66 @@ QUESTIONS = [
 def test_every_command_holds_the_users(run: Run, model: str, users: int, context: str, mean: int | None) -> None:
     load = [] if mean is None else ["--mean-tokens", str(mean)]
     doc = recommended(run, model, "--users", str(users), "--ctx", context, *load)
-    assert {one["gpu"] for one in doc["placements"]} == set(SIX)
-    for one in doc["placements"]:
-        answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"], *load)
-        assert one["replicas"] * held(answer, "low", mean) == one["users_low"] >= users
-        assert one["replicas"] * held(answer, "max", mean) == one["users_likely"]
+    assert {placement["gpu"] for placement in doc["placements"]} == set(SIX)
+    for placement in doc["placements"]:
+        answer = estimated(run, "--from-command", placement["command"], "--gpu", placement["gpu"], *load)
+        assert placement["replicas"] * num_users(answer, "low", mean) == placement["users_low"] >= users
+        assert placement["replicas"] * num_users(answer, "max", mean) == placement["users_likely"]
         assert answer["concurrency"]["low"] > 1
         assert not any("does not start" in note for note in answer["notes"])
-        ranks = one["tensor_parallel_size"] * one["pipeline_parallel_size"]
-        assert (answer["inputs"]["num_gpus"], one["num_gpus"]) == (ranks, ranks * one["replicas"])
+        ranks = placement["tensor_parallel_size"] * placement["pipeline_parallel_size"]
+        assert (answer["inputs"]["num_gpus"], placement["num_gpus"]) == (ranks, ranks * placement["replicas"])
 
 
 @pytest.mark.parametrize(("model", "users", "context", "mean"), QUESTIONS)
 def test_one_server_fewer_does_not_hold_them(run: Run, model: str, users: int, context: str, mean: int | None) -> None:
     load = [] if mean is None else ["--mean-tokens", str(mean)]
     doc = recommended(run, model, "--users", str(users), "--ctx", context, *load)
-    several = [one for one in doc["placements"] if one["replicas"] > 1]
+    several = [placement for placement in doc["placements"] if placement["replicas"] > 1]
     assert several
-    for one in several:
-        share = math.ceil(users / (one["replicas"] - 1))
+    for placement in several:
+        share = math.ceil(users / (placement["replicas"] - 1))
         # Exactly as many sequences as users leaves the most memory for them.
-        fewer = changed(one["argv"], max_num_seqs=share)
-        answer = run("estimate", "--from-command", fewer, "--gpu", one["gpu"], *load, "--format", "json", "-q")
+        fewer = changed(placement["argv"], max_num_seqs=share)
+        answer = run("estimate", "--from-command", fewer, "--gpu", placement["gpu"], *load, "--format", "json", "-q")
         if answer.code == 2:  # more sequences than a step has tokens
             assert "max_num_batched_tokens" in answer.err
         else:
-            assert held(answer.json, "low", mean) < share
+            assert num_users(answer.json, "low", mean) < share
 
 
 @pytest.mark.parametrize("gpu", some(["a100-80g", "h200", "l40s"], ["l40s"]))
 def test_no_other_split_of_a_gpu_needs_fewer(run: Run, gpu: str) -> None:
     (best, *_) = recommended(run, "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpus", gpu)["placements"]
     for tp in (1, 2, 4, 8):
-        (one, *_) = recommended(run, "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpus", gpu, "--tp", str(tp))[
-            "placements"
-        ]
-        assert one["tensor_parallel_size"] == tp
-        assert best["num_gpus"] <= one["num_gpus"]
+        (placement, *_) = recommended(
+            run, "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpus", gpu, "--tp", str(tp)
+        )["placements"]
+        assert placement["tensor_parallel_size"] == tp
+        assert best["num_gpus"] <= placement["num_gpus"]
 
 
 def test_a_higher_utilisation_is_taken_only_where_it_saves_a_gpu_and_leaves_the_context_its_room(run: Run) -> None:
-    found = []
+    savings = []
     for users in range(20, 260, 24):
         words = ("--users", str(users), "--ctx", "16k", "--gpus", "a100-80g,l40s", "--pp", "1")
         doc = recommended(run, "llama-3.1-8b", *words)
-        found += [(users, one) for one in doc["placements"] if one["gpu_memory_utilization"] != 0.92]
-    assert found
-    for users, one in found:
+        savings += [
+            (users, placement) for placement in doc["placements"] if placement["gpu_memory_utilization"] != 0.92
+        ]
+    assert savings
+    for users, placement in savings:
         usual = recommended(
-            run, "llama-3.1-8b", "--users", str(users), "--ctx", "16k", "--gpus", one["gpu"],
-            "--gpu-memory-utilization", "0.92", "--kv-cache-dtype", "fp8" if one["changes"] else "auto", "--pp", "1",
+            run, "llama-3.1-8b", "--users", str(users), "--ctx", "16k", "--gpus", placement["gpu"],
+            "--gpu-memory-utilization", "0.92", "--pp", "1",
+            "--kv-cache-dtype", "fp8" if placement["changes"] else "auto",
         )["placements"][0]  # fmt: skip
-        assert usual["num_gpus"] > one["num_gpus"]
-        answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"])
-        context = next(each for each in answer["assumptions"] if each["name"] == "context")
+        assert usual["num_gpus"] > placement["num_gpus"]
+        answer = estimated(run, "--from-command", placement["command"], "--gpu", placement["gpu"])
+        context = next(assumption for assumption in answer["assumptions"] if assumption["name"] == "context")
         total = answer["inputs"]["gpu"]["total_memory_low"]
-        assert 0.92 < one["gpu_memory_utilization"] <= 0.95
-        assert total * (1 - one["gpu_memory_utilization"]) >= context["high"]
+        assert 0.92 < placement["gpu_memory_utilization"] <= 0.95
+        assert total * (1 - placement["gpu_memory_utilization"]) >= context["high"]
 
 
 def test_sequences_are_a_round_number_at_least_the_users() -> None:
@@ -162,9 +165,9 @@ def test_sequences_are_a_round_number_at_least_the_users() -> None:
 
 def test_states_leave_a_block_for_every_sequence(run: Run) -> None:
     doc = recommended(run, "qwen3-next-80b-a3b", "--users", "500", "--ctx", "8k")
-    for one in doc["placements"]:
-        answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"])
-        assert round(answer["concurrency"]["low"] * answer["kv"]["blocks_per_request"]) >= one["max_num_seqs"]
+    for placement in doc["placements"]:
+        answer = estimated(run, "--from-command", placement["command"], "--gpu", placement["gpu"])
+        assert round(answer["concurrency"]["low"] * answer["kv"]["blocks_per_request"]) >= placement["max_num_seqs"]
 
 
 def test_a_state_block_for_every_sequence_decides_how_many_there_are(run: Run) -> None:
@@ -174,8 +177,8 @@ def test_a_state_block_for_every_sequence_decides_how_many_there_are(run: Run) -
     size = next(
         mib
         for mib in range(160_000, 180_000, 8)
-        if (made := plan(Request(spec, custom_gpu(mib * 2**20), args))).refusal is not None
-        and made.refusal.by == "state_blocks"
+        if (answer := plan(Request(spec, custom_gpu(mib * 2**20), args))).refusal is not None
+        and answer.refusal.by == "state_blocks"
     )
     words = ("qwen3-next-80b-a3b", "--users", "1", "--ctx", "256", "--no-enable-prefix-caching", "--gpu-memory")
     fit = recommended(run, *words, f"{size}MiB", "--max-num-seqs", str(seqs), "--gpu-memory-utilization", "0.92")["fit"]
@@ -214,39 +217,42 @@ WIDE = Lengths(((100, 0.3), (1000, 0.4), (4000, 0.3)))
 @pytest.mark.parametrize("lengths", [SKEWED, WIDE])
 @pytest.mark.parametrize("num_blocks", [3, 40, 700, 5_000, 20_000])
 def test_the_bound_is_never_below_the_users(lengths: Lengths, num_blocks: int) -> None:
-    made = pool_of(num_blocks, Load(lengths=lengths))
+    pool = pool_of(num_blocks, Load(lengths=lengths))
     exact = users_for_lengths(lambda tokens: -(-tokens // 16), num_blocks - 1, lengths, 0.01).users
-    assert bound(made.request, made, "low") >= exact
+    assert bound(pool.request, pool, "low") >= exact
 
 
 @settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(300, 3000), st.integers(1, 40)), min_size=1, max_size=8))
-def test_what_is_known_of_other_pools_gives_the_same_answers(asked: list[tuple[int, int]]) -> None:
+def test_what_is_known_of_other_pools_gives_the_same_answers(queries: list[tuple[int, int]]) -> None:
     pools = KnownPools()
-    for num_blocks, users in asked:
-        made = pool_of(num_blocks, Load(lengths=WIDE))
+    for num_blocks, users in queries:
+        pool = pool_of(num_blocks, Load(lengths=WIDE))
         exact = users_for_lengths(lambda tokens: -(-tokens // 16), num_blocks - 1, WIDE, 0.01).users
-        assert pool_holds(made, "low", users, pools) == (exact >= users)
+        assert pool_holds(pool, "low", users, pools) == (exact >= users)
 
 
 def test_lengths_are_held_as_estimate_counts_them(run: Run) -> None:
     dist = ("--lengths", "lognormal:median=800,p95=3000")
     doc = recommended(run, "llama-3.1-8b", "--users", "150", "--ctx", "8k", "--gpus", "l40s,a100-80g", *dist)
-    for one in doc["placements"]:
-        answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"], *dist)["concurrency"]
+    for placement in doc["placements"]:
+        answer = estimated(run, "--from-command", placement["command"], "--gpu", placement["gpu"], *dist)["concurrency"]
         likely = answer["users"]
-        assert one["replicas"] * likely == one["users_likely"] >= one["users_low"] >= 150
+        assert placement["replicas"] * likely == placement["users_likely"] >= placement["users_low"] >= 150
 
 
 def test_the_likely_figure_never_needs_more_than_the_low_end(run: Run) -> None:
     words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k")
     low, likely = recommended(run, *words), recommended(run, *words, "--optimistic")
     assert (low["question"]["end"], likely["question"]["end"]) == ("low", "likely")
-    counts = [{one["gpu"]: one["num_gpus"] for one in doc["placements"] if not one["changes"]} for doc in (low, likely)]
+    counts = [
+        {placement["gpu"]: placement["num_gpus"] for placement in doc["placements"] if not placement["changes"]}
+        for doc in (low, likely)
+    ]
     assert counts[0].keys() == counts[1].keys()
     assert all(counts[1][key] <= counts[0][key] for key in counts[0])
     assert counts[0] != counts[1]
-    assert all(one["users_likely"] >= 200 for one in likely["placements"])
+    assert all(placement["users_likely"] >= 200 for placement in likely["placements"])
 
 
 # --- the laws of costs ------------------------------------------------------------------------------------------------
@@ -257,15 +263,21 @@ def test_more_users_never_cost_less(run: Run, tmp_path: Path) -> None:
     costs: dict[tuple[str, bool], list[float]] = {}
     best = []
     for users in (1, 13, 64, 65, 257, 3000):
-        found = recommended(run, "llama-3.1-8b", "--users", str(users), "--ctx", "8k", "--prices", prices)["placements"]
-        best.append(found[0]["price_per_hour"])
+        placements = recommended(run, "llama-3.1-8b", "--users", str(users), "--ctx", "8k", "--prices", prices)[
+            "placements"
+        ]
+        best.append(placements[0]["price_per_hour"])
         for name, unchanged in itertools.product(SIX, (True, False)):
-            each = [one for one in found if one["gpu"] == name and not (unchanged and one["changes"])]
-            costs.setdefault((name, unchanged), []).append(min(one["price_per_hour"] for one in each))
+            offers = [
+                placement
+                for placement in placements
+                if placement["gpu"] == name and not (unchanged and placement["changes"])
+            ]
+            costs.setdefault((name, unchanged), []).append(min(placement["price_per_hour"] for placement in offers))
     assert best == sorted(best)
-    for each in costs.values():
-        assert len(each) == len(best)
-        assert each == sorted(each)
+    for prices_of_gpu in costs.values():
+        assert len(prices_of_gpu) == len(best)
+        assert prices_of_gpu == sorted(prices_of_gpu)
 
 
 def test_one_more_gpu_to_choose_from_never_makes_it_dearer(run: Run, tmp_path: Path) -> None:
@@ -283,23 +295,30 @@ def test_twice_the_prices_leave_the_order(run: Run, tmp_path: Path) -> None:
     words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k", "--prices")
     once = recommended(run, *words, price_file(tmp_path, SIX))["placements"]
     twice = recommended(run, *words, price_file(tmp_path, {k: 2 * v for k, v in SIX.items()}))["placements"]
-    assert [one["command"] for one in once] == [one["command"] for one in twice]
-    assert [2 * one["price_per_hour"] for one in once] == [one["price_per_hour"] for one in twice]
-    assert all(one["price_per_user"] == one["price_per_hour"] / 200 for one in once)
+    assert [placement["command"] for placement in once] == [placement["command"] for placement in twice]
+    assert [2 * placement["price_per_hour"] for placement in once] == [
+        placement["price_per_hour"] for placement in twice
+    ]
+    assert all(placement["price_per_user"] == placement["price_per_hour"] / 200 for placement in once)
 
 
 def test_placements_are_ranked_by_cost_and_unchanged_precision_comes_first(run: Run, tmp_path: Path) -> None:
     prices = price_file(tmp_path, SIX)
     words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k", "--pp", "1")
-    found = recommended(run, *words, "--prices", prices)["placements"]
-    changed = [bool({*one["changes"]} - {"smaller steps"}) for one in found]
-    for group in ([one for one, less in zip(found, changed, strict=True) if less is kind] for kind in (False, True)):
-        assert [one["price_per_hour"] for one in group] == sorted(one["price_per_hour"] for one in group)
+    placements = recommended(run, *words, "--prices", prices)["placements"]
+    changed = [bool({*placement["changes"]} - {"smaller steps"}) for placement in placements]
+    for group in (
+        [placement for placement, less in zip(placements, changed, strict=True) if less is kind]
+        for kind in (False, True)
+    ):
+        assert [placement["price_per_hour"] for placement in group] == sorted(
+            placement["price_per_hour"] for placement in group
+        )
     assert changed == sorted(changed)
-    assert sum(one["changes"] == ["fp8 KV"] for one in found) == 6  # fp8 saves on each of the six
+    assert sum(placement["changes"] == ["fp8 KV"] for placement in placements) == 6  # fp8 saves on each of the six
     free = recommended(run, *words)["placements"]
-    for one, other in itertools.pairwise(one for one in free if not one["changes"]):
-        assert (one["num_gpus"], one["total_memory"]) <= (other["num_gpus"], other["total_memory"])
+    for placement, other in itertools.pairwise(placement for placement in free if not placement["changes"]):
+        assert (placement["num_gpus"], placement["total_memory"]) <= (other["num_gpus"], other["total_memory"])
 
 
 # --- what is searched -------------------------------------------------------------------------------------------------
@@ -307,16 +326,16 @@ def test_placements_are_ranked_by_cost_and_unchanged_precision_comes_first(run: 
 
 def test_less_precision_is_proposed_as_allowed_and_marked(run: Run) -> None:
     words = ("llama-3.1-8b", "--users", "100", "--ctx", "16k", "--gpus", "a100-80g")
-    changes = [one["changes"] for one in recommended(run, *words)["placements"]]
+    changes = [placement["changes"] for placement in recommended(run, *words)["placements"]]
     assert changes == [[], ["fp8 KV"]]
     # 131 GiB of weights do not fit one H200 beside any user; in fp8 they do.
     large = recommended(
         run, "llama-3.1-70b", "--users", "20", "--ctx", "8k", "--gpus", "h200", "--fp8-weights", "--no-fp8"
     )["placements"]
-    assert [(one["num_gpus"], one["changes"]) for one in large] == [(2, []), (1, ["fp8 weights"])]
-    assert [one["changes"] for one in recommended(run, *words, "--no-fp8")["placements"]] == [[]]
+    assert [(placement["num_gpus"], placement["changes"]) for placement in large] == [(2, []), (1, ["fp8 weights"])]
+    assert [placement["changes"] for placement in recommended(run, *words, "--no-fp8")["placements"]] == [[]]
     stated = recommended(run, *words, "--kv-cache-dtype", "fp8")["placements"]
-    assert [(one["changes"], one["kv_dtype"]) for one in stated] == [([], "fp8")]
+    assert [(placement["changes"], placement["kv_dtype"]) for placement in stated] == [([], "fp8")]
     table = run("recommend", *words).out
     assert "fp8 *" in table
     assert "* less precise than the checkpoint's own" in table
@@ -326,24 +345,24 @@ def test_less_precision_is_proposed_as_allowed_and_marked(run: Run) -> None:
 def test_a_default_that_does_not_start_is_lowered(run: Run) -> None:
     """The contexts of eight T4 leave less than 0.92 of each free: a server asks for what there is."""
     doc = recommended(run, "llama-3.1-8b", "--users", "300", "--ctx", "2k", "--gpus", "t4", "--pp", "1", "--tp", "4")
-    (best,) = (each for each in doc["placements"] if not each["changes"])
+    (best,) = (placement for placement in doc["placements"] if not placement["changes"])
     assert best["gpu_memory_utilization"] < 0.92
     answer = estimated(run, "--from-command", best["command"], "--gpu", "t4")
     assert answer["fits"]
-    told = run("recommend", "llama-3.1-8b", "--users", "300", "--ctx", "2k", "--gpu", "4xt4").out.splitlines()
-    assert told[0].startswith("No: llama-3.1-8b on 4 x t4 serves none of 300 users")
-    assert told[1].startswith("  it needs 13.56 GiB free")
+    lines = run("recommend", "llama-3.1-8b", "--users", "300", "--ctx", "2k", "--gpu", "4xt4").out.splitlines()
+    assert lines[0].startswith("No: llama-3.1-8b on 4 x t4 serves none of 300 users")
+    assert lines[1].startswith("  it needs 13.56 GiB free")
 
 
-@pytest.mark.parametrize(("more", "least", "most"), [((), 0.80, 0.85), (("--memory-in-use", "4GiB"), 0.92, 0.92)])
+@pytest.mark.parametrize(("more", "least", "highest"), [((), 0.80, 0.85), (("--memory-in-use", "4GiB"), 0.92, 0.92)])
 def test_gpus_that_share_memory_with_the_host_are_planned_at_what_is_free(
-    more: tuple[str, ...], least: float, most: float, run: Run
+    more: tuple[str, ...], least: float, highest: float, run: Run
 ) -> None:
     """GB10s were seen with 102 GiB free of 121.69 at the least: 0.83 of it, and the default wants 0.92."""
     words = ("llama-3.1-8b", "--users", "10", "--ctx", "16k", "--gpus", "gb10", *more)
     best = recommended(run, *words)["placements"][0]
     assert best["num_gpus"] == 1
-    assert least <= best["gpu_memory_utilization"] <= most
+    assert least <= best["gpu_memory_utilization"] <= highest
     answer = estimated(run, "--from-command", best["command"], "--gpu", "gb10", *more)
     assert answer["concurrency"]["users_low"] >= 10
 
@@ -370,20 +389,26 @@ def test_a_batch_without_state_blocks_at_the_low_end_is_said_as_that(run: Run) -
 )
 def test_an_fp8_cache_is_proposed_only_where_a_backend_reads_it(run: Run, model: str, gpu: str, fp8: bool) -> None:
     words = (model, "--users", "3000", "--ctx", "2k")  # so many that a smaller cache saves a GPU
-    found = recommended(run, *words, "--gpus", gpu, "--pp", "1")["placements"]
-    assert [one["changes"] for one in found] == ([[], ["fp8 KV"]] if fp8 else [[]])
-    dtypes = [one["value"] for one in recommended(run, *words, "--gpu", gpu)["fit"]["kv_dtypes"]]
+    placements = recommended(run, *words, "--gpus", gpu, "--pp", "1")["placements"]
+    assert [placement["changes"] for placement in placements] == ([[], ["fp8 KV"]] if fp8 else [[]])
+    dtypes = [choice["value"] for choice in recommended(run, *words, "--gpu", gpu)["fit"]["kv_dtypes"]]
     assert dtypes == (["auto", "fp8"] if fp8 else ["auto"])
 
 
 def test_a_model_that_no_node_holds_is_served_in_pipeline_stages(run: Run) -> None:
     # 671 billion parameters of one byte and more: 627 GiB; eight A100 have 634, of which a server may use 583.
     doc = recommended(run, "deepseek-v3", "--users", "16", "--ctx", "8k", "--gpus", "a100-80g,h200", "--no-fp8")
-    unchanged = [(one["gpu"], one["num_gpus"]) for one in doc["placements"] if not one["changes"]]
+    unchanged = [
+        (placement["gpu"], placement["num_gpus"]) for placement in doc["placements"] if not placement["changes"]
+    ]
     assert unchanged == [("h200", 8)]
-    (a100,) = (one for one in doc["placements"] if one["gpu"] == "a100-80g" and SHARED_EXPERTS not in one["changes"])
+    (a100,) = (
+        placement
+        for placement in doc["placements"]
+        if placement["gpu"] == "a100-80g" and SHARED_EXPERTS not in placement["changes"]
+    )
     assert (a100["pipeline_parallel_size"] > 1, a100["changes"]) == (True, ["pipeline stages"])
-    assert any((one["gpu"], one["num_gpus"]) == ("a100-80g", 8) for one in doc["failures"])
+    assert any((failure["gpu"], failure["num_gpus"]) == ("a100-80g", 8) for failure in doc["failures"])
 
 
 SHARED_EXPERTS = "experts over data-parallel ranks"
@@ -402,7 +427,8 @@ def test_models_of_latent_attention_share_experts_over_data_parallel_ranks(
 ) -> None:
     doc = recommended(run, model, "--users", str(users), "--ctx", "32k", "--gpus", gpu)
     wide = min(
-        (one for one in doc["placements"] if SHARED_EXPERTS in one["changes"]), key=lambda one: int(one["num_gpus"])
+        (placement for placement in doc["placements"] if SHARED_EXPERTS in placement["changes"]),
+        key=lambda placement: int(placement["num_gpus"]),
     )
     assert (wide["replicas"], wide["data_parallel_size"], wide["tensor_parallel_size"]) == (ranks, ranks, tp)
     assert wide["num_gpus"] == ranks * tp
@@ -410,7 +436,7 @@ def test_models_of_latent_attention_share_experts_over_data_parallel_ranks(
     assert (f"--tensor-parallel-size {tp} " in wide["command"]) == (tp > 1)
     answer = estimated(run, "--from-command", wide["command"], "--gpu", gpu)
     assert answer["concurrency"]["replicas"] == ranks
-    assert ranks * held(answer, "low", None) == wide["users_low"] >= users
+    assert ranks * num_users(answer, "low", None) == wide["users_low"] >= users
 
 
 def test_ranks_of_several_gpus_are_written_as_such(run: Run) -> None:
@@ -418,10 +444,10 @@ def test_ranks_of_several_gpus_are_written_as_such(run: Run) -> None:
     out = run("recommend", *words, "--gpus", "h100").out
     assert out.startswith("16 x h100-80g with experts over data-parallel ranks serve 20 users")
     assert re.search(r"\nh100-80g +16 +2 x 1 x 8 \*\*\* ", out)
-    given = run("recommend", *words, "--gpu", "8xh100").out
-    assert re.search(r"16 x h100-80g and 8 data-parallel ranks .* 1 server of DP 8 x TP 2\n", given)
-    for shown in (out, given):  # 16 GPUs are two nodes
-        assert "--data-parallel-size-local 4 --data-parallel-address HEAD_NODE" in shown
+    output = run("recommend", *words, "--gpu", "8xh100").out
+    assert re.search(r"16 x h100-80g and 8 data-parallel ranks .* 1 server of DP 8 x TP 2\n", output)
+    for command in (out, output):  # 16 GPUs are two nodes
+        assert "--data-parallel-size-local 4 --data-parallel-address HEAD_NODE" in command
     refused = run("recommend", "deepseek-v3", "--ctx", "32k", "--gpus", "h200", "--users", "400", "--output", "k8s")
     assert refused.code == 2
     assert "add --tp 8 --pp 1" in refused.err
@@ -439,17 +465,17 @@ def test_ranks_that_share_experts_come_before_stages_and_before_many_more_gpus(r
     assert best["changes"] == [SHARED_EXPERTS]
     assert best["replicas"] == best["num_gpus"]
     assert doc["answer"].startswith(f"{best['num_gpus']} x {best['gpu']} with {SHARED_EXPERTS} serve 400 users")
-    given = recommended(run, model, "--users", "400", "--ctx", "32k", "--gpu", "h200", "--num-gpus", "8")
-    cures = [cure for cure in given["fit"]["cures"] if cure["max_model_len"] == 32768]
+    document = recommended(run, model, "--users", "400", "--ctx", "32k", "--gpu", "h200", "--num-gpus", "8")
+    cures = [cure for cure in document["fit"]["cures"] if cure["max_model_len"] == 32768]
     staged = ["pipeline stages" in cure["changes"] for cure in cures]
     assert SHARED_EXPERTS in cures[0]["changes"]
     assert staged == sorted(staged)
-    assert "data-parallel ranks sharing the experts" in given["fit"]["cures"][0]["needs"][-1]
+    assert "data-parallel ranks sharing the experts" in document["fit"]["cures"][0]["needs"][-1]
 
 
 def test_a_stated_split_is_not_widened(run: Run) -> None:
     doc = recommended(run, "deepseek-v3", "--users", "64", "--ctx", "32k", "--gpus", "h200", "--tp", "8")
-    assert not any(SHARED_EXPERTS in one["changes"] for one in doc["placements"])
+    assert not any(SHARED_EXPERTS in placement["changes"] for placement in doc["placements"])
 
 
 STAGED = [
@@ -469,10 +495,10 @@ def test_no_split_over_stages_holds_them_on_fewer_gpus(
     load = [] if mean is None else ["--mean-tokens", str(mean)]
     words = (model, "--ctx", context, "--gpu-memory-utilization", "0.92")
     doc = recommended(run, *words, "--users", str(users), *load, "--gpus", gpu, "--no-fp8")
-    (best,) = (one for one in doc["placements"] if one["changes"] == ["pipeline stages"])
-    assert all(best["num_gpus"] < one["num_gpus"] for one in doc["placements"] if not one["changes"])
+    (best,) = (placement for placement in doc["placements"] if placement["changes"] == ["pipeline stages"])
+    assert all(best["num_gpus"] < placement["num_gpus"] for placement in doc["placements"] if not placement["changes"])
     answer = estimated(run, "--from-command", best["command"], "--gpu", gpu, *load)
-    assert best["replicas"] * held(answer, "low", mean) == best["users_low"] >= users
+    assert best["replicas"] * num_users(answer, "low", mean) == best["users_low"] >= users
     tried = 0
     for tp, pp in itertools.product((1, 2, 4, 8), range(1, 9)):
         replicas = (best["num_gpus"] - 1) // (tp * pp)
@@ -484,7 +510,7 @@ def test_no_split_over_stages_holds_them_on_fewer_gpus(
         if ran.code == 2:
             assert "does not divide" in ran.err or "max_num_batched_tokens" in ran.err
         else:
-            assert held(ran.json, "low", mean) < share, (tp, pp)
+            assert num_users(ran.json, "low", mean) < share, (tp, pp)
         tried += ran.code == 0
     assert tried >= 3
 
@@ -492,25 +518,25 @@ def test_no_split_over_stages_holds_them_on_fewer_gpus(
 def test_pipeline_stages_are_marked_and_come_after_what_needs_none(run: Run, tmp_path: Path) -> None:
     prices = price_file(tmp_path, {"a100-80g": 2.0, "h200": 3.8})
     words = ("llama-3.1-70b", "--users", "100", "--ctx", "16k", "--mean-tokens", "6k", "--prices", prices, "--no-fp8")
-    found = recommended(run, *words)["placements"]
-    assert [(one["gpu"], one["num_gpus"], one["changes"]) for one in found] == [
+    placements = recommended(run, *words)["placements"]
+    assert [(placement["gpu"], placement["num_gpus"], placement["changes"]) for placement in placements] == [
         ("h200", 4, []), ("a100-80g", 8, []), ("a100-80g", 5, ["pipeline stages"]), ("h200", 3, ["pipeline stages"]),
     ]  # fmt: skip
-    assert [round(one["price_per_hour"], 2) for one in found[2:]] == [10.0, 11.4]
+    assert [round(placement["price_per_hour"], 2) for placement in placements[2:]] == [10.0, 11.4]
     out = run("recommend", *words).out
     assert "1 x 5 x 1 **" in out
     assert "** pipeline stages: each adds latency, and all are busy only with many requests in flight" in out
     assert "less precise" not in out
     assert "Serve (on 5 x a100-80g, pipeline stages)" in out
     for stated in ("1", "2"):
-        kept = run("recommend", *words, "--pp", stated).out
-        assert f" x {stated} x " in kept
-        assert "**" not in kept
+        output = run("recommend", *words, "--pp", stated).out
+        assert f" x {stated} x " in output
+        assert "**" not in output
 
 
 def test_what_holds_nobody_says_why(run: Run) -> None:
     doc = recommended(run, "llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "l40s,a100-80g")
-    reasons = {(one["gpu"], one["num_gpus"]): one["reason"] for one in doc["failures"]}
+    reasons = {(failure["gpu"], failure["num_gpus"]): failure["reason"] for failure in doc["failures"]}
     # 70,553,706,496 parameters of 2 bytes are 131.42 GiB.
     assert reasons["l40s", 1] == "the weights alone (131.42 GiB) exceed the budget of 40.76 GiB"
     assert ("l40s", 4) not in reasons
@@ -520,7 +546,7 @@ def test_what_holds_nobody_says_why(run: Run) -> None:
 
 def test_a_gpu_that_a_model_cannot_be_split_over_is_told_apart(run: Run) -> None:
     doc = recommended(run, "qwen2.5-7b", "--users", "4000", "--ctx", "32k", "--gpus", "l40s")
-    (eight,) = (one for one in doc["failures"] if one["num_gpus"] == 8)
+    (eight,) = (failure for failure in doc["failures"] if failure["num_gpus"] == 8)
     assert eight["refused"]
     assert eight["reason"].startswith("--tp 8 does not divide the 28 attention heads")
 
@@ -541,13 +567,17 @@ def test_what_is_stated_is_kept(run: Run) -> None:
         run, "llama-3.1-8b", "--users", "100", "--ctx", "8k", "--gpus", "h200", "--tp", "2", "--max-num-seqs", "30",
         "--gpu-memory-utilization", "0.8", "--enforce-eager",
     )  # fmt: skip
-    for one in doc["placements"]:
-        assert (one["tensor_parallel_size"], one["max_num_seqs"], one["gpu_memory_utilization"]) == (2, 30, 0.8)
-        assert one["replicas"] == 4  # 30 at once each
-        assert "--enforce-eager" in one["argv"]
+    for placement in doc["placements"]:
+        assert (placement["tensor_parallel_size"], placement["max_num_seqs"], placement["gpu_memory_utilization"]) == (
+            2,
+            30,
+            0.8,
+        )
+        assert placement["replicas"] == 4  # 30 at once each
+        assert "--enforce-eager" in placement["argv"]
     command = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --max-num-seqs 50"
     pasted = recommended(run, "--from-command", command, "--users", "100", "--gpus", "h200")
-    assert {one["max_num_seqs"] for one in pasted["placements"]} == {50}
+    assert {placement["max_num_seqs"] for placement in pasted["placements"]} == {50}
 
 
 # --- what one GPU needs -----------------------------------------------------------------------------------------------
@@ -558,23 +588,23 @@ FIXED = ("llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "16k")
 @pytest.mark.parametrize(("gpu", "users"), [("a100-80g", 20), ("a100-80g", 1), ("b200", 1), ("b200", 70)])
 def test_the_lowest_utilisation_holds_and_a_hundredth_less_does_not(run: Run, gpu: str, users: int) -> None:
     words = ("llama-3.1-8b", "--gpu", gpu, "--ctx", "16k", "--users", str(users))
-    one = recommended(run, *words)["fit"]["utilization"]
-    argv = one["settings"]["argv"]
-    assert held(estimated(run, "--from-command", shlex.join(argv), "--gpu", gpu)) >= users
-    less = changed(argv, gpu_memory_utilization=round(one["value"] - 0.01, 2), max_num_seqs=users)
-    assert held(estimated(run, "--from-command", less, "--gpu", gpu)) < users
+    utilization = recommended(run, *words)["fit"]["utilization"]
+    argv = utilization["settings"]["argv"]
+    assert num_users(estimated(run, "--from-command", shlex.join(argv), "--gpu", gpu)) >= users
+    less = changed(argv, gpu_memory_utilization=round(utilization["value"] - 0.01, 2), max_num_seqs=users)
+    assert num_users(estimated(run, "--from-command", less, "--gpu", gpu)) < users
 
 
 @pytest.mark.parametrize("users", [1, 7, 20])
 def test_the_longest_context_holds_and_a_block_more_does_not(run: Run, users: int) -> None:
-    one = recommended(run, *FIXED, "--users", str(users))["fit"]["context"]
-    argv = one["settings"]["argv"]
-    assert one["value"] % 16 == 0
-    assert held(estimated(run, "--from-command", shlex.join(argv), "--gpu", "a100-80g")) >= users
-    if one["value"] == 131_072:
+    context = recommended(run, *FIXED, "--users", str(users))["fit"]["context"]
+    argv = context["settings"]["argv"]
+    assert context["value"] % 16 == 0
+    assert num_users(estimated(run, "--from-command", shlex.join(argv), "--gpu", "a100-80g")) >= users
+    if context["value"] == 131_072:
         return  # the model's own end
-    more = changed(argv, max_model_len=one["value"] + 16, max_num_seqs=users)
-    assert held(estimated(run, "--from-command", more, "--gpu", "a100-80g")) < users
+    more = changed(argv, max_model_len=context["value"] + 16, max_num_seqs=users)
+    assert num_users(estimated(run, "--from-command", more, "--gpu", "a100-80g")) < users
 
 
 def test_one_user_has_the_whole_context_of_the_model(run: Run) -> None:
@@ -584,17 +614,17 @@ def test_one_user_has_the_whole_context_of_the_model(run: Run) -> None:
 def test_the_most_users_are_held_and_one_more_is_not(run: Run) -> None:
     doc = recommended(run, *FIXED, "--users", "500")["fit"]
     assert not doc["as_asked"]["holds"]
-    most = doc["as_asked"]["most_users"]
-    assert recommended(run, *FIXED, "--users", str(most))["fit"]["as_asked"]["holds"]
-    assert not recommended(run, *FIXED, "--users", str(most + 1))["fit"]["as_asked"]["holds"]
+    max_users = doc["as_asked"]["most_users"]
+    assert recommended(run, *FIXED, "--users", str(max_users))["fit"]["as_asked"]["holds"]
+    assert not recommended(run, *FIXED, "--users", str(max_users + 1))["fit"]["as_asked"]["holds"]
     # The same by hand: of Llama's 128 KiB per token, a request of 16,384 takes 2 GiB.
-    low = estimated(run, "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "16k", "--max-num-seqs", str(most))
-    assert low["memory"]["available_low"] // 2**31 == most
+    low = estimated(run, "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "16k", "--max-num-seqs", str(max_users))
+    assert low["memory"]["available_low"] // 2**31 == max_users
 
 
 def test_the_kv_dtypes_that_hold_them_are_named(run: Run) -> None:
     doc = recommended(run, *FIXED, "--users", "40")["fit"]
-    assert {one["value"]: one["holds"] for one in doc["kv_dtypes"]} == {"auto": False, "fp8": True}
+    assert {choice["value"]: choice["holds"] for choice in doc["kv_dtypes"]} == {"auto": False, "fp8": True}
     fp8 = doc["kv_dtypes"][1]
     assert fp8["most_users"] > 2 * 0.95 * doc["as_asked"]["most_users"]  # half the bytes per token
     out = run("recommend", *FIXED, "--users", "40").out
@@ -603,8 +633,8 @@ def test_the_kv_dtypes_that_hold_them_are_named(run: Run) -> None:
 
 
 def test_a_utilisation_that_crowds_the_cuda_context_is_marked(run: Run) -> None:
-    found = [recommended(run, *FIXED, "--users", str(users))["fit"] for users in range(20, 32)]
-    high = [fit for fit in found if fit["utilization"]["holds"]]
+    fits = [recommended(run, *FIXED, "--users", str(users))["fit"] for users in range(20, 32)]
+    high = [fit for fit in fits if fit["utilization"]["holds"]]
     tight = [fit["utilization"]["value"] for fit in high if fit["utilization_is_tight"]]
     easy = [fit["utilization"]["value"] for fit in high if not fit["utilization_is_tight"]]
     # The context takes at most 0.65 GiB of 79.14: 0.82 %.
@@ -617,9 +647,9 @@ def test_a_utilisation_that_crowds_the_cuda_context_is_marked(run: Run) -> None:
 
 def test_several_gpus_are_one_server_or_replicas_of_the_split_that_is_stated(run: Run) -> None:
     words = (*FIXED, "--users", "100", "--num-gpus", "4")
-    one = recommended(run, *words)["fit"]
-    assert (one["num_gpus"], one["replicas"], one["users_per_replica"]) == (4, 1, 100)
-    assert "--tensor-parallel-size 4" in one["context"]["settings"]["command"]
+    fit = recommended(run, *words)["fit"]
+    assert (fit["num_gpus"], fit["replicas"], fit["users_per_replica"]) == (4, 1, 100)
+    assert "--tensor-parallel-size 4" in fit["context"]["settings"]["command"]
     two = recommended(run, *words, "--tp", "2")["fit"]
     assert (two["num_gpus"], two["replicas"], two["users_per_replica"]) == (4, 2, 50)
 
@@ -629,12 +659,12 @@ def test_given_gpus_hold_a_mean_length_and_lengths(run: Run) -> None:
     by_mean = recommended(run, *FIXED, "--users", "60", "--mean-tokens", "5000")["fit"]
     argv = by_mean["utilization"]["settings"]["argv"]
     answer = estimated(run, "--from-command", shlex.join(argv), "--gpu", "a100-80g", "--mean-tokens", "5000")
-    assert held(answer, "low", 5000) >= 60
+    assert num_users(answer, "low", 5000) >= 60
     dist = ("--lengths", "lognormal:median=3000,p95=9000")
-    one = recommended(run, *FIXED, "--users", "60", *dist)["fit"]["utilization"]
-    command = one["settings"]["command"]
+    utilization = recommended(run, *FIXED, "--users", "60", *dist)["fit"]["utilization"]
+    command = utilization["settings"]["command"]
     counted = estimated(run, "--from-command", command, "--gpu", "a100-80g", *dist)["concurrency"]
-    assert counted["users"] == one["users_likely"] >= one["users_low"] >= 60
+    assert counted["users"] == utilization["users_likely"] >= utilization["users_low"] >= 60
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -659,8 +689,10 @@ def test_csv_and_json_hold_the_same(run: Run) -> None:
     words = ("llama-3.1-70b", "--users", "30", "--ctx", "8k")
     doc = recommended(run, *words)
     read = list(csv.DictReader(io.StringIO(run("recommend", *words, "--format", "csv", "-q").out)))
-    assert [row["command"] for row in read if row["command"]] == [one["command"] for one in doc["placements"]]
-    assert [row["reason"] for row in read if row["reason"]] == [one["reason"] for one in doc["failures"]]
+    assert [row["command"] for row in read if row["command"]] == [
+        placement["command"] for placement in doc["placements"]
+    ]
+    assert [row["reason"] for row in read if row["reason"]] == [failure["reason"] for failure in doc["failures"]]
     fixed = list(csv.DictReader(io.StringIO(run("recommend", *FIXED, "--users", "20", "--format", "csv").out)))
     assert [row["setting"] for row in fixed] == ["as set", "utilization", "context", "KV dtype", "KV dtype"]
 
@@ -759,7 +791,7 @@ def test_a_fault_in_a_csv_of_prices_is_named_with_its_line(run: Run, tmp_path: P
 def test_gpus_with_a_price_are_those_to_choose_from(run: Run, tmp_path: Path) -> None:
     prices = price_file(tmp_path, {"a100-80g": 2.0, "mi300x": 3.0})
     words = ("llama-3.1-8b", "--users", "9", "--ctx", "8k", "--prices", prices)
-    assert {one["gpu"] for one in recommended(run, *words)["placements"]} == {"a100-80g", "mi300x"}
+    assert {placement["gpu"] for placement in recommended(run, *words)["placements"]} == {"a100-80g", "mi300x"}
     rows = recommended(run, *words, "--gpus", "a100-80g,h200")["placements"]
     assert [(row["gpu"], row["price_per_hour"]) for row in rows] == [("a100-80g", 2.0), ("h200", None)]
 
@@ -862,7 +894,7 @@ def test_every_cure_holds_the_users_when_it_is_asked_for(
         if SHARED_EXPERTS in cure["changes"]:  # `recommend` counts replicas itself: `estimate` takes the ranks
             answer = estimated(run, "--from-command", cure["command"], "--gpu", gpu)
             assert answer["concurrency"]["replicas"] == cure["data_parallel_size"] > 1
-            assert cure["replicas"] * held(answer, "low", None) == cure["users_low"] >= users
+            assert cure["replicas"] * num_users(answer, "low", None) == cure["users_low"] >= users
             continue
         asked_again = recommended(
             run, "--from-command", cure["command"], "--gpu", gpu, "--num-gpus", str(cure["num_gpus"]),
@@ -872,8 +904,8 @@ def test_every_cure_holds_the_users_when_it_is_asked_for(
         assert asked_again["fit"]["as_asked"]["users_low"] == cure["users_low"] >= users
         assert asked_again["fit"]["as_asked"]["users_likely"] == cure["users_likely"]
         low, likely = cure["users_low"], cure["users_likely"]
-        shown = " and ".join(cure["needs"]).replace(" and ", ", ", len(cure["needs"]) - 2)
-        assert re.search(rf"\n  {re.escape(shown)} +{low:,}{f'-{likely:,}' * (low < likely)} users", out)
+        needs = " and ".join(cure["needs"]).replace(" and ", ", ", len(cure["needs"]) - 2)
+        assert re.search(rf"\n  {re.escape(needs)} +{low:,}{f'-{likely:,}' * (low < likely)} users", out)
 
 
 @pytest.mark.parametrize(("model", "gpu", "num_gpus", "users", "context", "more"), CURED)
@@ -904,23 +936,23 @@ def test_cures_are_combined(run: Run) -> None:
     shortest = min(tokens for tokens, *_ in cures)
     assert (shortest, 2) in cures
     assert (2 * shortest, 2, "fp8 KV") in cures
-    (whole,) = (each for each in cures if each[0] == 8192 and each[2:] == ())
-    (fewer,) = (each for each in cures if each[0] == 8192 and each[2:] == ("fp8 KV",))
+    (whole,) = (cure for cure in cures if cure[0] == 8192 and cure[2:] == ())
+    (fewer,) = (cure for cure in cures if cure[0] == 8192 and cure[2:] == ("fp8 KV",))
     assert 2 < fewer[1] < whole[1]
 
 
 def test_a_shorter_context_is_not_passed_off_as_what_was_asked(run: Run) -> None:
-    asked = ("recommend", "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpu", "l40s", "--no-fp8")
-    fit = recommended(run, *asked[1:])["fit"]
+    command = ("recommend", "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpu", "l40s", "--no-fp8")
+    fit = recommended(run, *command[1:])["fit"]
     enough, short = fit["cures"][0], fit["cures"][-1]
     assert (enough["max_model_len"], short["max_model_len"]) == (16_384, fit["context"]["value"])
-    out = run(*asked).out
+    out = run(*command).out
     assert f"Serve ({short['max_model_len']:,} tokens)\n  vllm serve meta-llama/Llama-3.1-8B" in out
     assert f"\n  {enough['num_gpus']} x l40s" in out
     assert f"  {enough['command']}\n" in out.split(f"Serve ({enough['num_gpus']} x l40s")[1]
-    markdown = run(*asked, "--format", "markdown").out
+    markdown = run(*command, "--format", "markdown").out
     assert f"| {short['max_model_len']:,} tokens |" in markdown.replace("\\", "")
-    rows = list(csv.DictReader(io.StringIO(run(*asked, "--format", "csv").out)))
+    rows = list(csv.DictReader(io.StringIO(run(*command, "--format", "csv").out)))
     cures = [(row["value"], row["num_gpus"]) for row in rows if row["setting"] == "cure"]
     assert cures[0] == (f"{enough['num_gpus']} x l40s", str(enough["num_gpus"]))
     assert len(cures) == len(fit["cures"])
@@ -931,16 +963,18 @@ def test_the_gpus_that_hold_them_as_asked_are_those_a_search_of_that_gpu_finds(r
     cures = recommended(run, *words, "--gpu", "l40s")["fit"]["cures"]
     more = [{name: cure[name] for name in cure if name != "needs"} for cure in cures if cure["max_model_len"] == 16_384]
     searched = recommended(run, *words, "--gpus", "l40s")["placements"]
-    assert sorted(more, key=lambda each: each["num_gpus"]) == sorted(searched, key=lambda each: each["num_gpus"])
+    assert sorted(more, key=lambda placement: placement["num_gpus"]) == sorted(
+        searched, key=lambda placement: placement["num_gpus"]
+    )
 
 
 @pytest.mark.parametrize("words", [("--gpu", "h200", "--users", "20"), ("--gpu", "a100-80g", "--users", "28")])
 def test_no_cure_is_named_where_the_gpus_hold_them(run: Run, words: tuple[str, ...]) -> None:
     """An H200 holds 20 users of 16k as it is, an A100 28."""
-    asked = ("recommend", "llama-3.1-8b", "--ctx", "16k", *words)
-    fit = recommended(run, *asked[1:])["fit"]
+    command = ("recommend", "llama-3.1-8b", "--ctx", "16k", *words)
+    fit = recommended(run, *command[1:])["fit"]
     assert (fit["cures"], fit["solution"]["needs"], fit["reason"]) == ([], [], None)
-    out = run(*asked).out
+    out = run(*command).out
     assert "What would serve these users" not in out
     assert "\nServe\n" in out
 
@@ -976,8 +1010,8 @@ def test_every_setting_of_a_gpu_that_shares_its_memory_is_a_plan_that_starts(run
         assert answer["holds"]
         assert answer["settings"]["gpu_memory_utilization"] == fit["startable_utilization"] <= 110.4 / 121.69
         assert estimated(run, "--from-command", answer["settings"]["command"], "--gpu", "gb10")["fits"]
-    told = run("recommend", "qwen3-32b", "--users", "4", "--ctx", "8k", "--gpu", "gb10").out
-    assert told.count("as the default does not start") == 3
+    output = run("recommend", "qwen3-32b", "--users", "4", "--ctx", "8k", "--gpu", "gb10").out
+    assert output.count("as the default does not start") == 3
     discrete = recommended(run, "llama-3.1-8b", "--users", "4", "--ctx", "8k", "--gpu", "h100-80g")["fit"]
     assert discrete["startable_utilization"] is None
 
@@ -994,9 +1028,9 @@ def test_every_setting_of_a_gpu_that_shares_its_memory_is_a_plan_that_starts(run
 def test_what_holds_nobody_stands_under_its_reason(
     words: tuple[str, ...], heading: str, others: str, form: str, run: Run
 ) -> None:
-    told = run("recommend", *words, "--users", "4000", "--ctx", "8k", "--format", form).out
-    assert re.search(rf"^{heading}:?$", told, re.MULTILINE), told
-    assert others not in told
+    output = run("recommend", *words, "--users", "4000", "--ctx", "8k", "--format", form).out
+    assert re.search(rf"^{heading}:?$", output, re.MULTILINE), output
+    assert others not in output
 
 
 def test_a_shortage_below_a_hundredth_of_a_gib_is_said_in_a_unit_that_shows_it(run: Run) -> None:
@@ -1017,14 +1051,14 @@ def test_smaller_steps_save_a_gpu_where_memory_is_short(run: Run) -> None:
     best, *others = recommended(run, *GPT_OSS, "--gpus", "h100-80g")["placements"]
     assert (best["num_gpus"], best["changes"], best["max_num_batched_tokens"]) == (1, ["smaller steps"], 4096)
     assert "--max-num-batched-tokens 4096" in best["command"]
-    assert min(one["num_gpus"] for one in others if not one["changes"]) == 2
+    assert min(placement["num_gpus"] for placement in others if not placement["changes"]) == 2
     out = run("recommend", *GPT_OSS, "--gpus", "h100-80g").out
     assert out.startswith("1 x h100-80g with smaller steps serves 1 user")
     assert "batched tokens below vLLM's default" in out
     assert "h100-80g x1:" not in out
     assert "l40s x2 and fewer:" in run("recommend", *GPT_OSS).out
     stated = recommended(run, *GPT_OSS, "--gpus", "h100-80g", "--max-num-batched-tokens", "8192")["placements"]
-    assert all("smaller steps" not in one["changes"] for one in stated)
+    assert all("smaller steps" not in placement["changes"] for placement in stated)
 
 
 def test_given_gpus_are_answered_with_smaller_steps_before_others(run: Run) -> None:

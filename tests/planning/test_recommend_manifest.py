@@ -163,9 +163,11 @@ def test_a_pod_has_all_data_parallel_ranks_of_its_server(run: Run, tmp_path: Pat
 
 def test_replicas_of_a_compose_file_take_gpus_and_ports_of_their_own(run: Run, tmp_path: Path) -> None:
     services = yaml.safe_load(written(run, tmp_path, "two servers of two", "compose").read_text())["services"]
-    devices = [each["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for each in services.values()]
+    devices = [
+        service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for service in services.values()
+    ]
     assert devices == [["0", "1"], ["2", "3"]]
-    assert [each["ports"] for each in services.values()] == [["8000:8000"], ["8001:8000"]]
+    assert [service["ports"] for service in services.values()] == [["8000:8000"], ["8001:8000"]]
 
 
 REFUSALS = [

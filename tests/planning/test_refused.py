@@ -55,18 +55,18 @@ def test_several_gpus_are_told_apart(run: Run) -> None:
 def test_the_fix_of_a_refused_dtype_is_one_that_the_gpu_takes(run: Run) -> None:
     words = ("estimate", "qwen3-8b", "--ctx", "4k", "--gpu", "v100-32g")
     plain = json.loads(run(*words, "--format", "json").out)["concurrency"]["users"]
-    shown = run(*words, "--kv-cache-dtype", "fp8")
-    fix = next(line for line in shown.out.splitlines() if line.startswith("  --"))
+    answer = run(*words, "--kv-cache-dtype", "fp8")
+    fix = next(line for line in answer.out.splitlines() if line.startswith("  --"))
     assert fix.split() == ["--kv-cache-dtype", "auto", f"{plain}", "users", "at", "4,096", "tokens", "on", "v100-32g"]
-    serve = next(line for line in shown.out.splitlines() if line.startswith("Serve"))
+    serve = next(line for line in answer.out.splitlines() if line.startswith("Serve"))
     assert "--kv-cache-dtype" not in serve
 
 
 def test_a_fix_on_another_gpu_is_named_with_its_command(run: Run) -> None:
     """deepseek-v3.2's sparse attention needs compute capability 9.0: no flag starts it on an A100."""
-    shown = run("estimate", "deepseek-v3.2", "--gpu", "a100-80g", "--tp", "8", "--ctx", "4k")
-    fix = next(line for line in shown.out.splitlines() if line.startswith("  --gpu"))
-    assert f"Serve (on {fix.split()[1]})  vllm serve" in shown.out
+    answer = run("estimate", "deepseek-v3.2", "--gpu", "a100-80g", "--tp", "8", "--ctx", "4k")
+    fix = next(line for line in answer.out.splitlines() if line.startswith("  --gpu"))
+    assert f"Serve (on {fix.split()[1]})  vllm serve" in answer.out
 
 
 def test_recommend_offers_the_fix_of_estimate(run: Run) -> None:

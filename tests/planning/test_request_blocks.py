@@ -83,12 +83,12 @@ def test_windows_are_a_maximum_and_a_window_pool_is_not_named() -> None:
 
 
 def test_slots_of_states_bound_the_requests_where_they_lie_beside_the_blocks() -> None:
-    one = planned("falcon-h1-7b", "sglang@0.5", max_model_len=32768, max_mamba_cache_size=182)
-    request = plan_document(one)["kv"]["request"]
+    answer = planned("falcon-h1-7b", "sglang@0.5", max_model_len=32768, max_mamba_cache_size=182)
+    request = plan_document(answer)["kv"]["request"]
     assert request is not None
     assert (request["slots"], request["num_slots"], request["most_requests"]) == (5, 182, 36)  # 182 // 5
 
 
 def test_a_plan_that_does_not_fit_says_nothing_of_requests() -> None:
-    one = plan(Request(catalog.load("qwen3-next-80b-a3b"), gpu("l4"), EngineArgs(max_model_len=8192)))
-    assert plan_document(one)["kv"]["request"] is None
+    answer = plan(Request(catalog.load("qwen3-next-80b-a3b"), gpu("l4"), EngineArgs(max_model_len=8192)))
+    assert plan_document(answer)["kv"]["request"] is None

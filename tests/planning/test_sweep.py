@@ -34,13 +34,13 @@ CONTEXTS = (4096, 32768, 100_000)
 
 def grid(**changes: Any) -> Grid:
     requests = tuple(
-        Request(catalog.load(model), gpu(one), EngineArgs(max_model_len=context))
+        Request(catalog.load(model), gpu(card), EngineArgs(max_model_len=context))
         for model in MODELS
-        for one in GPUS
+        for card in GPUS
         for context in CONTEXTS
     )
     arguments = {"tensor_parallel_size": (1, 2, 3), "kv_cache_dtype": ("auto", "fp8"), "max_num_seqs": (64,)}
-    made = Grid(
+    usual = Grid(
         requests,
         (len(MODELS), len(GPUS), len(CONTEXTS)),
         (parse_engine("vllm@0.33"), parse_engine("vllm@0.11")),
@@ -48,11 +48,11 @@ def grid(**changes: Any) -> Grid:
         arguments,
         {"h200": 4.0},
     )
-    return replace(made, **changes)
+    return replace(usual, **changes)
 
 
-def rows_of(made: Grid) -> list[Row]:
-    return [row for chunk in all_rows(made, jobs=1) for row in chunk]
+def rows_of(combinations: Grid) -> list[Row]:
+    return [row for chunk in all_rows(combinations, jobs=1) for row in chunk]
 
 
 # --- every combination ------------------------------------------------------------------------------------------------
@@ -62,11 +62,11 @@ def test_every_combination_is_there_once_in_the_order_of_its_values() -> None:
     expected = itertools.product(
         MODELS, GPUS, ("vllm@0.33", "vllm@0.11"), (1, 2, 3), ("auto", "fp8"), CONTEXTS, (1000, 3000)
     )
-    found = [
+    rows = [
         (r.model, r.gpu, r.engine, r.tensor_parallel_size, r.kv_cache_dtype, r.max_model_len, r.mean_tokens)
         for r in rows_of(grid())
     ]
-    assert found == list(expected)
+    assert rows == list(expected)
 
 
 def test_a_combination_that_cannot_be_keeps_its_values_and_says_why() -> None:
@@ -178,15 +178,15 @@ def test_no_process_is_left_behind(number: signal.Signals, code: int, tmp_path: 
 
 def session(number: int) -> list[int]:
     """The processes of a session that are no zombies."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue
         if int(fields[3]) == number and fields[0] != "Z":
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -254,10 +254,10 @@ def test_the_front_is_what_no_other_row_beats(figures: list[tuple[int, int, floa
 
 def test_models_do_not_beat_one_another() -> None:
     front = Front()
-    made = grid(arguments={}, releases=(), means=())
-    for number, row in enumerate(rows_of(made)):
+    combinations = grid(arguments={}, releases=(), means=())
+    for number, row in enumerate(rows_of(combinations)):
         front.offer(number, row)
-    assert {made.row(number).model for number in itertools.chain(*front.ties)} == set(MODELS)
+    assert {combinations.row(number).model for number in itertools.chain(*front.ties)} == set(MODELS)
 
 
 @given(st.lists(st.dictionaries(st.integers(1, 9), st.integers(1, 9).map(float), max_size=5), max_size=4))
@@ -272,8 +272,8 @@ def test_the_front_of_curves_falls_and_covers_every_point(curves: list[dict[int,
 # --- the figure -------------------------------------------------------------------------------------------------------
 
 
-def curves_of(made: Grid) -> tuple[Curves, list[Row]]:
-    curves, rows = Curves(), rows_of(made)
+def curves_of(combinations: Grid) -> tuple[Curves, list[Row]]:
+    curves, rows = Curves(), rows_of(combinations)
     for row in rows:
         curves.offer(row)
     return curves, rows
@@ -298,15 +298,15 @@ def test_a_curve_has_the_most_users_per_gpu_at_each_context() -> None:
 
 
 def test_the_figure_draws_what_the_panels_hold() -> None:
-    found = sweep_figures.panels(curves_of(one_model())[0])
-    figure = sweep_figures.draw(found)
-    for ax, one in zip(figure.axes, found, strict=True):
+    panels = sweep_figures.panels(curves_of(one_model())[0])
+    figure = sweep_figures.draw(panels)
+    for ax, panel in zip(figure.axes, panels, strict=True):
         drawn = {
-            str(made.get_label()): [(int(x), float(y)) for x, y in np.asarray(made.get_xydata())] for made in ax.lines
+            str(line.get_label()): [(int(x), float(y)) for x, y in np.asarray(line.get_xydata())] for line in ax.lines
         }
-        assert drawn.pop("Pareto-optimal") == list(one.front)
-        assert drawn == {label: list(points) for label, points in one.curves}
-    colors = [{str(made.get_label()): made.get_color() for made in ax.lines} for ax in figure.axes]
+        assert drawn.pop("Pareto-optimal") == list(panel.front)
+        assert drawn == {label: list(points) for label, points in panel.curves}
+    colors = [{str(line.get_label()): line.get_color() for line in ax.lines} for ax in figure.axes]
     assert colors[0]["h200"] == colors[1]["h200"]  # whatever its place in the panel
 
 
@@ -325,7 +325,7 @@ def test_nothing_that_fits_is_a_figure_that_says_so() -> None:
 @pytest.mark.parametrize(("format", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_a_picture_is_the_same_each_time(format: str, start: bytes) -> None:
     curves = curves_of(one_model())[0]
-    made = sweep_figures.picture(curves, format)
-    assert made.startswith(start)
-    assert made == sweep_figures.picture(curves, format)
-    assert len(io.BytesIO(made).getvalue()) > 1000
+    picture = sweep_figures.picture(curves, format)
+    assert picture.startswith(start)
+    assert picture == sweep_figures.picture(curves, format)
+    assert len(io.BytesIO(picture).getvalue()) > 1000

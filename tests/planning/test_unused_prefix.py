@@ -36,8 +36,8 @@ def test_an_estimate_says_it(run: Run) -> None:
 
 def test_before_hybrid_models_cached_prefixes_the_reason_is_another(run: Run) -> None:
     words = [*HYBRID, "--mean-tokens", "700", "--shared-prefix", "640", "--engine", "vllm@0.19"]
-    said = "the prefix of 640 tokens is computed again for every request: prefix caching is off"
-    assert said in run("estimate", *words).err
+    note = "the prefix of 640 tokens is computed again for every request: prefix caching is off"
+    assert note in run("estimate", *words).err
 
 
 def test_a_simulation_finds_none_and_says_why(run: Run) -> None:
@@ -52,5 +52,5 @@ def test_a_simulation_finds_none_and_says_why(run: Run) -> None:
 @pytest.mark.parametrize("model", ["qwen3-8b", "gemma-3-27b", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v3"])
 def test_the_scheduler_finds_prefixes_in_the_same_steps(model: str) -> None:
     """The engine's own block sizes, with which the simulator repeats vLLM's scheduler."""
-    made = plan(Request(catalog.load(model), gpu("h200"), EngineArgs(tensor_parallel_size=8), parse_engine("vllm")))
-    assert {group.block_size for group in groups(made)} == {made.pool.hit_tokens}
+    answer = plan(Request(catalog.load(model), gpu("h200"), EngineArgs(tensor_parallel_size=8), parse_engine("vllm")))
+    assert {group.block_size for group in groups(answer)} == {answer.pool.hit_tokens}

@@ -80,9 +80,9 @@ def test_what_was_asked_of_one_release_is_no_change_of_it(run: Run, tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     words = (str(tmp_path), "--gpu", "h100-80g", "--ctx", "4k", "--from", f"vllm@{old}", "--to", "vllm@0.33")
     server = answer(run, *words)
-    (change,) = (each for each in server["changes"] if "concurrency.users" in each["deltas"] and each["since"] is None)
+    (change,) = (row for row in server["changes"] if "concurrency.users" in row["deltas"] and row["since"] is None)
     assert f"was not asked of vllm@{old}" in change["what"]
-    assert not any("table" in each["what"] for each in server["changes"])
+    assert not any("table" in row["what"] for row in server["changes"])
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "qwen3.5-27b", "gemma-4-31b", "deepseek-v2-lite"])
@@ -170,8 +170,8 @@ def test_every_format_says_the_same(run: Run, tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(document, document_schema("upgrade"))
     request = plan_of("vllm@0.20"), plan_of("vllm@0.33")
-    for side, each in zip(("old", "new"), request, strict=True):
-        assert document["servers"][0][side]["users"] == figures_of(plan(each))["concurrency.users"]
+    for side, side_request in zip(("old", "new"), request, strict=True):
+        assert document["servers"][0][side]["users"] == figures_of(plan(side_request))["concurrency.users"]
     assert document["servers"][0]["answer"] in ran.out.splitlines()[0]
     for change in document["servers"][0]["changes"]:
         if "memory.kv_cache" in change["deltas"]:

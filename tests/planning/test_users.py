@@ -52,8 +52,8 @@ def binomial_users(small: int, large: int, p: float, usable: int, overflow: floa
     """The largest n with P(n small + (large - small) x Binomial(n, p) > usable) <= overflow."""
     n = 0
     while (n + 1) * small <= usable:
-        most = (usable - (n + 1) * small) // (large - small)
-        fits = math.fsum(math.comb(n + 1, k) * p**k * (1 - p) ** (n + 1 - k) for k in range(min(most, n + 1) + 1))
+        num_large = (usable - (n + 1) * small) // (large - small)
+        fits = math.fsum(math.comb(n + 1, k) * p**k * (1 - p) ** (n + 1 - k) for k in range(min(num_large, n + 1) + 1))
         if 1 - fits > overflow + 1e-12:
             break
         n += 1
@@ -92,9 +92,9 @@ def test_small_pools_agree_with_enumeration(weights: dict[int, int], usable: int
     answer = users_for_lengths(same, usable, lengths, overflow)
     if answer.users <= 6:
         if answer.users:
-            found = enumerated(lengths, answer.users, usable)
-            assert found <= overflow + 1e-12
-            assert answer.overflow_probability == pytest.approx(found, abs=1e-12)
+            expected = enumerated(lengths, answer.users, usable)
+            assert expected <= overflow + 1e-12
+            assert answer.overflow_probability == pytest.approx(expected, abs=1e-12)
         assert enumerated(lengths, answer.users + 1, usable) > overflow - 1e-12
 
 

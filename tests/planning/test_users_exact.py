@@ -207,8 +207,8 @@ def test_the_smallest_pool_that_the_scheduler_holds_them_in_is_the_planners(name
     # No state moves on in this ramp: what the planner keeps for that, of those that decode, is not needed.
     moving = sum(group.moving(tokens) for group in server.pool.groups) if users > 1 else 0
     lengths = together(server, users, tokens)
-    found = next(count for count in range(2, planned + 100) if smooth_ramp(server, count, lengths, tokens)[0])
+    smallest = next(count for count in range(2, planned + 100) if smooth_ramp(server, count, lengths, tokens)[0])
     least = server.pool.charged(server.context, server.settings) + 1
-    assert max(found + moving, least) == planned
+    assert max(smallest + moving, least) == planned
     assert server.users(planned, tokens) == users
     assert server.users(planned - 1, tokens) < users
