@@ -81,12 +81,12 @@ def test_github_annotates_what_cannot_be_read_at_its_place(
     ran = run("check", path, "--format", "github")
     assert ran.code == 2
     message = line_of(ran)
-    at = "" if place is None else f"{path}:{place[0]}:{place[1]}: "
-    assert message.startswith(at + begins)
+    prefix = "" if place is None else f"{path}:{place[0]}:{place[1]}: "
+    assert message.startswith(prefix + begins)
     name, properties, data = read_command(ran.out.removesuffix("\n"))
     where = {} if place is None else {"line": str(place[0]), "col": str(place[1])}
     assert (name, properties) == ("error", {"file": path, **where, "title": "kvplan"})
-    assert at + data == message
+    assert prefix + data == message
     assert "could not run, no rule was checked" in summary.read_text(encoding="utf-8")
 
 
@@ -180,7 +180,7 @@ def test_a_report_of_an_earlier_check_does_not_stand_beside_one_that_failed(run:
     path.write_text("version: 1\n", encoding="utf-8")
     assert run(*words).code == 2
     assert '<error message="policy has no targets' in (folder / "a.xml").read_text(encoding="utf-8")
-    assert sorted(each.name for each in folder.iterdir()) == ["a.json", "a.xml", "kvplan.policy.yaml"]
+    assert sorted(file.name for file in folder.iterdir()) == ["a.json", "a.xml", "kvplan.policy.yaml"]
 
 
 @settings(max_examples=100, deadline=None)

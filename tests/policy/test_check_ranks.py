@@ -55,8 +55,10 @@ def test_tokens_are_those_of_each_rank(run: Run, tmp_path: Path) -> None:
     policy = tmp_path / "kvplan.policy.yaml"
     policy.write_text(POLICY)
     tokens, weights = run("check", policy, "--format", "json").json["targets"][0]["findings"]
-    one = run("estimate", "deepseek-v3", "--gpu", "h200", "--ctx", "32k", "--dp", "8", "--ep", "--format", "json").json
-    count = one["kv"]["tokens"]
+    estimate = run(
+        "estimate", "deepseek-v3", "--gpu", "h200", "--ctx", "32k", "--dp", "8", "--ep", "--format", "json"
+    ).json
+    count = estimate["kv"]["tokens"]
     assert f"{count:,} tokens on each of 8 data-parallel ranks, {8 * count:,} in all" in tokens["message"]
     assert "on each of 8" not in weights["message"]
 

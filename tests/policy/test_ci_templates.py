@@ -93,21 +93,21 @@ class Workplace:
 @pytest.fixture
 def place(tmp_path: Path) -> Workplace:
     """Branch `main` of the repository keeps its policy: 14 requests fit at 32k, at least 12 are wanted."""
-    made = Workplace(tmp_path / "repository", tmp_path / "tools", tmp_path / "temp")
-    for folder in (made.repository, made.tools, made.temp):
+    workplace = Workplace(tmp_path / "repository", tmp_path / "tools", tmp_path / "temp")
+    for folder in (workplace.repository, workplace.tools, workplace.temp):
         folder.mkdir()
     kvplan = (
         f'#!/usr/bin/env bash\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m kvplan "$@"\n'
     )
-    noting = f'#!/usr/bin/env bash\necho "$@" >> {shlex.quote(str(made.temp / "python.log"))}\n'
+    noting = f'#!/usr/bin/env bash\necho "$@" >> {shlex.quote(str(workplace.temp / "python.log"))}\n'
     for name, text in (("kvplan", kvplan), ("python", noting)):
-        (made.tools / name).write_text(text, encoding="utf-8")
-        (made.tools / name).chmod(0o755)
-    config_file(made.repository / "model")
-    (made.repository / "kvplan.policy.yaml").write_text(POLICY, encoding="utf-8")
-    git(made.repository, "init", "-q", "-b", "main")
-    made.commit()
-    return made
+        (workplace.tools / name).write_text(text, encoding="utf-8")
+        (workplace.tools / name).chmod(0o755)
+    config_file(workplace.repository / "model")
+    (workplace.repository / "kvplan.policy.yaml").write_text(POLICY, encoding="utf-8")
+    git(workplace.repository, "init", "-q", "-b", "main")
+    workplace.commit()
+    return workplace
 
 
 # --- the GitHub Action ------------------------------------------------------------------------------------------------
@@ -199,11 +199,11 @@ class ActionRun:
     uses: Mapping[str, Mapping[str, str]]
 
 
-def run_action(place: Workplace, **given: str) -> ActionRun:
+def run_action(place: Workplace, **arguments: str) -> ActionRun:
     """The steps in their order, as a runner takes them: after one failed, only those whose condition says always()."""
-    unknown = set(given) - {name.replace("-", "_") for name in ACTION["inputs"]}
+    unknown = set(arguments) - {name.replace("-", "_") for name in ACTION["inputs"]}
     assert not unknown
-    inputs = {name: given.get(name.replace("-", "_"), each["default"]) for name, each in ACTION["inputs"].items()}
+    inputs = {name: arguments.get(name.replace("-", "_"), entry["default"]) for name, entry in ACTION["inputs"].items()}
     files = {name: place.temp / name.lower() for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     for file in files.values():
         file.write_text("", encoding="utf-8")
@@ -225,8 +225,8 @@ def run_action(place: Workplace, **given: str) -> ActionRun:
         if "id" in step:
             lines = files["GITHUB_OUTPUT"].read_text(encoding="utf-8").splitlines()
             outputs[step["id"]] = dict(line.split("=", 1) for line in lines)
-    told = {name: value_of(each["value"], inputs, outputs) for name, each in ACTION["outputs"].items()}
-    return ActionRun(code, out, err, files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8"), told, uses)
+    action_outputs = {name: value_of(entry["value"], inputs, outputs) for name, entry in ACTION["outputs"].items()}
+    return ActionRun(code, out, err, files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8"), action_outputs, uses)
 
 
 def value_of(text: str, inputs: Mapping[str, str], outputs: Mapping[str, Mapping[str, str]]) -> str:
@@ -417,12 +417,12 @@ def instructions() -> list[tuple[str, str]]:
 
 def stages() -> list[list[tuple[str, str]]]:
     """The instructions of each stage, FROM first."""
-    made: list[list[tuple[str, str]]] = []
+    all_stages: list[list[tuple[str, str]]] = []
     for name, words in instructions():
         if name == "FROM":
-            made.append([])
-        made[-1].append((name, words))
-    return made
+            all_stages.append([])
+        all_stages[-1].append((name, words))
+    return all_stages
 
 
 def test_the_image_is_small_runs_as_nobody_in_particular_and_reads_what_is_mounted() -> None:
@@ -434,7 +434,7 @@ def test_the_image_is_small_runs_as_nobody_in_particular_and_reads_what_is_mount
     runs = " ".join(words for name, words in last if name == "RUN")
     assert values["USER"] == "10001"  # a number: what forbids root can tell
     order = [name for name, _ in last]
-    assert order.index("USER") > max(at for at, name in enumerate(order) if name in ("RUN", "COPY"))
+    assert order.index("USER") > max(position for position, name in enumerate(order) if name in ("RUN", "COPY"))
     assert re.search(r"apt-get install \S+ --no-install-recommends git\b", runs)
     assert "rm -rf /var/lib/apt/lists/*" in runs
     assert f"safe.directory {values['WORKDIR']} " in f"{runs} "
@@ -454,9 +454,9 @@ def test_a_wheel_is_built_from_what_is_copied_and_nothing_that_is_copied_is_igno
     for name, words in stages()[0]:
         if name == "COPY":
             *sources, target = words.split()
-            for each in sources:
+            for file in sources:
                 into = source / Path(target).relative_to("/source")
-                copy(context / each, into / each if target.endswith("/") else into)
+                copy(context / file, into / file if target.endswith("/") else into)
     assert sorted(path.name for path in source.iterdir()) == sorted(let_through)
     pip = next(words for name, words in stages()[0] if name == "RUN")
     assert shlex.split(pip) == [*["pip", "wheel", "--no-cache-dir", "--no-deps", "--wheel-dir", "/wheels", "/source"]]
@@ -503,7 +503,7 @@ def test_the_readmes_five_minutes_end_in_the_failing_pull_request_that_they_show
 ) -> None:
     """The section's blocks in their order: the policy, the workflow, the change; then the action as the workflow calls
     it, on the merge that GitHub checks out. What fails is what the section shows."""
-    (_, policy), (_, workflow), (_, change), (_, shown), *_ = five_minutes()
+    (_, policy), (_, workflow), (_, change), (_, answer_text), *_ = five_minutes()
     assert [language for language, _ in five_minutes()[:4]] == ["sh", "yaml", "sh", "text"]
     shutil.rmtree(place.repository)
     place.repository.mkdir()
@@ -519,13 +519,13 @@ def test_the_readmes_five_minutes_end_in_the_failing_pull_request_that_they_show
     (job,) = yaml.safe_load(workflow)["jobs"].values()
     checkout, action = job["steps"]
     assert (checkout["uses"], checkout["with"]) == ("actions/checkout@v4", {"fetch-depth": 0})
-    given = {name.replace("-", "_"): str(value) for name, value in action["with"].items()}
+    arguments = {name.replace("-", "_"): str(value) for name, value in action["with"].items()}
     assert set(action["with"]) <= set(ACTION["inputs"])
 
     def pull_request() -> ActionRun:
         git(place.repository, "checkout", "-q", "main")
         git(place.repository, "merge", "-q", "--no-ff", "-m", "merge", "longer-context")
-        return run_action(place, **given)
+        return run_action(place, **arguments)
 
     done = place.bash(change, {})
     assert done.returncode == 0, done.stderr
@@ -534,9 +534,9 @@ def test_the_readmes_five_minutes_end_in_the_failing_pull_request_that_they_show
     if update:
         path = ROOT / "README.md"
         path.write_text(
-            path.read_text(encoding="utf-8").replace(f"```text\n{shown}```", f"```text\n{ran.out}```"),
+            path.read_text(encoding="utf-8").replace(f"```text\n{answer_text}```", f"```text\n{ran.out}```"),
             encoding="utf-8",
             newline="\n",
         )
         return
-    assert ran.out == shown
+    assert ran.out == answer_text

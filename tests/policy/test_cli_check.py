@@ -19,9 +19,9 @@ from tests.support.policies import EXAMPLE, EXAMPLE_DAY, LLAMA_8B, findings, pol
 
 def test_a_policy_that_is_kept_is_0_and_one_that_is_broken_1(run: Run, tmp_path: Path) -> None:
     """The pool holds 14 requests of 2,048 blocks."""
-    kept = run("check", policy(tmp_path, rules="fits: true, min_concurrency: 13.5"))
-    assert (kept.code, kept.err) == (0, "")
-    assert kept.out.endswith("2 passed\n")
+    passing = run("check", policy(tmp_path, rules="fits: true, min_concurrency: 13.5"))
+    assert (passing.code, passing.err) == (0, "")
+    assert passing.out.endswith("2 passed\n")
     broken = run("check", policy(tmp_path, rules="fits: true, min_concurrency: 14.5"))
     assert (broken.code, broken.err) == (1, "")
     assert re.search(
@@ -33,15 +33,15 @@ def test_a_policy_that_is_kept_is_0_and_one_that_is_broken_1(run: Run, tmp_path:
 
 def test_a_line_for_each_target_and_each_finding(run: Run) -> None:
     lines = run("check", EXAMPLE, "--today", EXAMPLE_DAY).out.splitlines()
-    found = run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--format", "json").json
-    outcomes = [finding["outcome"] for target in found["targets"] for finding in target["findings"]]
+    document = run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--format", "json").json
+    outcomes = [finding["outcome"] for target in document["targets"] for finding in target["findings"]]
     assert outcomes.count("skip") == 3  # the baseline of three targets, which one line tells
     assert len([line for line in lines if re.match("  [a-z]", line)]) == len(outcomes) - 3
     assert (
         len([line for line in lines if line.startswith("skip  KVP105 baseline.kv_tokens of chat-prod, agents, ")]) == 1
     )
     assert lines[-1].endswith(", 3 skipped")
-    for target in found["targets"]:
+    for target in document["targets"]:
         assert f"{target['id']}  {target['title']}" in lines
 
 
@@ -63,16 +63,18 @@ def test_what_many_rules_and_targets_lack_alike_is_one_line_and_counts_in_full(r
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "problem"),
     [
         ("vllm serve X --no-such-flag 3", "target chat: command: --no-such-flag is not a flag that kvplan knows"),
         ("vllm serve X --enforce-eagr", "target chat: command: --enforce-eagr is not a flag of vLLM; did you mean"),
         ("vllm serve X y", "target chat: command has an argument without a flag ('y')"),
     ],
 )
-def test_a_fault_of_a_command_is_named_as_the_policy_has_it(run: Run, tmp_path: Path, command: str, said: str) -> None:
+def test_a_fault_of_a_command_is_named_as_the_policy_has_it(
+    run: Run, tmp_path: Path, command: str, problem: str
+) -> None:
     error = refused(run("check", policy(tmp_path, f"  gpu: l4\n  command: {command}\n")))
-    assert f"kvplan.policy.yaml:5:12: {said}" in error
+    assert f"kvplan.policy.yaml:5:12: {problem}" in error
     assert "--from-command" not in error
 
 
@@ -90,18 +92,18 @@ def test_one_request_is_not_requests(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "note"),
     [
         ("qwen3-8b", "note: target chat: uses model: qwen3-8b, not meta-llama/Llama-3.1-8B from its command\n"),
         ("llama-3.1-8b", ""),  # the catalog's name of the same model
         ("meta-llama/Llama-3.1-8B", ""),
     ],
 )
-def test_a_model_that_wins_over_its_commands_is_said(run: Run, tmp_path: Path, model: str, said: str) -> None:
+def test_a_model_that_wins_over_its_commands_is_said(run: Run, tmp_path: Path, model: str, note: str) -> None:
     target = f"  model: {model}\n  gpu: h200\n  max_model_len: 8k\n  command: vllm serve meta-llama/Llama-3.1-8B\n"
     ran = run("check", policy(tmp_path, target))
     assert ran.code == 0
-    assert ran.err.removeprefix("kvplan: ") == said
+    assert ran.err.removeprefix("kvplan: ") == note
     assert run("check", policy(tmp_path, target), "--quiet").err == ""
 
 
@@ -159,7 +161,7 @@ def test_what_a_plan_is_made_from_goes_with_init_only(run: Run, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("target", "at", "what"),
+    ("target", "position", "what"),
     [
         ("  model: lama-3.1-8b\n  gpu: l4\n", "4:10", "target chat: model 'lama-3.1-8b': not in the catalog; did you"),
         ("  model: llama-3.1-8b\n  gpu: a1000\n", "5:8", "target chat: gpu 'a1000': not in the catalog"),
@@ -184,10 +186,10 @@ def test_what_a_plan_is_made_from_goes_with_init_only(run: Run, tmp_path: Path) 
     ],
 )
 def test_an_error_in_a_target_is_2_with_its_file_line_and_target(
-    run: Run, tmp_path: Path, target: str, at: str, what: str
+    run: Run, tmp_path: Path, target: str, position: str, what: str
 ) -> None:
     message = refused(run("check", policy(tmp_path, target, "fits: true, min_users: 1")))
-    assert message.startswith(f"{tmp_path}/kvplan.policy.yaml:{at}: target chat: "), message
+    assert message.startswith(f"{tmp_path}/kvplan.policy.yaml:{position}: target chat: "), message
     assert what in message
 
 
@@ -337,8 +339,8 @@ def test_preemption_is_simulated_on_the_targets_own_pool(run: Run, tmp_path: Pat
     )
     target = target.replace("32k", "1536")
     ran = run("check", policy(tmp_path, target, "max_preemption_rate: 0%"), "--format", "json")
-    found = findings(ran)["max_preemption_rate"]
-    assert (ran.code, found["outcome"]) == (code, "fail" if code else "pass"), found
+    finding = findings(ran)["max_preemption_rate"]
+    assert (ran.code, finding["outcome"]) == (code, "fail" if code else "pass"), finding
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvplan.core.table import markdown_text as shown
+from kvplan.core.table import markdown_text as cell_text
 from tests.support.cli import Ran, Run, config_file, refused
 from tests.support.cli import run as run  # the fixture
 from tests.support.parts import some
@@ -77,7 +77,10 @@ def check(run: Run, *flags: str) -> Ran:
 def changes(ran: Ran) -> list[tuple[str, str, str]]:
     """(outcome, kind of change, message) of what is said about the policy itself."""
     (policy,) = [target for target in ran.json["targets"] if target["id"] == "(policy)"]
-    return [(it["outcome"], it["rule"].removeprefix("change."), it["message"]) for it in policy["findings"]]
+    return [
+        (finding["outcome"], finding["rule"].removeprefix("change."), finding["message"])
+        for finding in policy["findings"]
+    ]
 
 
 def failed(ran: Ran) -> list[tuple[str, str]]:
@@ -105,7 +108,7 @@ def test_an_honest_regression_fails_by_its_own_rules(run: Run, repository: Path)
     regress(repository)
     ran = check(run)
     assert ran.code == 1
-    assert not [it for it in changes(ran) if it[0] == "fail"]
+    assert not [finding for finding in changes(ran) if finding[0] == "fail"]
 
 
 def test_a_renamed_target_does_not_leave_its_baseline_behind(run: Run, repository: Path) -> None:
@@ -130,11 +133,11 @@ def test_an_updated_baseline_must_not_be_worse(run: Run, repository: Path) -> No
     regress(repository)
     assert run("check", "--update-baseline", "--quiet").code == 0
     assert run("check").code == 0
-    found = failed(check(run))
+    failures = failed(check(run))
     # 2 (K and V) * 8 heads * 128 * 2 bytes = 4 KiB for each of 32 and of 64 layers
-    assert found[0] == ("baseline", "baseline of target a: KV per token 128 KiB -> 256 KiB")
-    assert [kind for kind, _ in found] == ["baseline"] * 2
-    assert found[1][1].startswith("baseline of target a: tokens in the KV cache ")
+    assert failures[0] == ("baseline", "baseline of target a: KV per token 128 KiB -> 256 KiB")
+    assert [kind for kind, _ in failures] == ["baseline"] * 2
+    assert failures[1][1].startswith("baseline of target a: tokens in the KV cache ")
 
 
 def test_a_lower_severity_and_a_waiver_are_no_way_out(run: Run, repository: Path) -> None:
@@ -153,7 +156,7 @@ def test_an_honest_improvement_passes_with_its_new_baseline(run: Run, repository
     rewrite(repository, ("max_model_len: 8k", "max_model_len: 8k\n  kv_cache_dtype: fp8"))
     assert run("check", "--update-baseline", "--quiet").code == 0
     ran = check(run)
-    assert (ran.code, [it for it in changes(ran) if it[0] == "fail"]) == (0, [])
+    assert (ran.code, [finding for finding in changes(ran) if finding[0] == "fail"]) == (0, [])
 
 
 # --- limits and rules -------------------------------------------------------------------------------------------------
@@ -230,12 +233,12 @@ def test_every_format_tells_it(run: Run, repository: Path) -> None:
     title = "title=KVP203 change.limit (policy)::"
     assert annotated.startswith(f"::error file=kvplan.policy.yaml,line=7,col=63,{title}"), annotated
     sarif = json.loads(run("check", "--base", "main", "--format", "sarif").out)["runs"][0]
-    (found,) = [it for it in sarif["results"] if it["ruleId"] == "KVP203"]
-    assert (found["level"], sarif["tool"]["driver"]["rules"][found["ruleIndex"]]["id"]) == ("error", "KVP203")
+    (alert,) = [result for result in sarif["results"] if result["ruleId"] == "KVP203"]
+    assert (alert["level"], sarif["tool"]["driver"]["rules"][alert["ruleIndex"]]["id"]) == ("error", "KVP203")
     suites = ElementTree.fromstring(run("check", "--base", "main", "--format", "junit").out)
     (failure,) = suites.iter("failure")
     assert (failure.get("type"), failure.get("message")) == ("KVP203", text)
-    assert f"| (policy) | {shown(text)} |" in run("check", "--base", "main", "--format", "markdown").out
+    assert f"| (policy) | {cell_text(text)} |" in run("check", "--base", "main", "--format", "markdown").out
 
 
 # --- the base itself --------------------------------------------------------------------------------------------------
@@ -412,7 +415,7 @@ def notes(ran: Ran) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "meaning"),
     [
         ("gpu: h100-80g", "gpu: h200", "GPU h100-80g -> h200"),
         ("max_model_len: 8k", "max_model_len: 8k\n  kv_cache_dtype: fp8", "--kv-cache-dtype auto -> fp8"),
@@ -423,12 +426,12 @@ def notes(ran: Ran) -> list[tuple[str, str]]:
     ],
 )
 def test_an_id_that_stands_for_another_server_is_noted(
-    run: Run, repository: Path, old: str, new: str, said: str | None
+    run: Run, repository: Path, old: str, new: str, meaning: str | None
 ) -> None:
     rewrite(repository, (old, new))
     assert run("check", "--update-baseline", "--quiet").code == 0
-    message = f"target a now means another server: {said}"
-    assert notes(check(run)) == ([] if said is None else [("server", message)])
+    message = f"target a now means another server: {meaning}"
+    assert notes(check(run)) == ([] if meaning is None else [("server", message)])
 
 
 def test_a_model_whose_config_changed_is_noted_with_what_changed(run: Run, repository: Path) -> None:

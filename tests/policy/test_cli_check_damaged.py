@@ -45,7 +45,7 @@ BAD: tuple[Any, ...] = (
 
 def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [found for key, child in inner for found in ((*here, key), *paths(child, (*here, key)))]
+    return [path for key, child in inner for path in ((*here, key), *paths(child, (*here, key)))]
 
 
 def damage(top: Any, path: tuple[Any, ...], value: Any) -> None:
@@ -116,21 +116,21 @@ def test_a_damaged_policy_is_judged_or_refused(tmp_path: Path, data: st.DataObje
 def test_a_policy_with_lines_changed_is_judged_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(lines) - 1))
+        index = data.draw(st.integers(0, len(lines) - 1))
         match data.draw(st.sampled_from(["drop", "double", "indent", "swap", "cut", "insert"])):
             case "drop" if len(lines) > 1:
-                lines.pop(at)
+                lines.pop(index)
             case "double":
-                lines.insert(at, lines[at])
+                lines.insert(index, lines[index])
             case "indent":
-                lines[at] = " " * data.draw(st.integers(0, 8)) + lines[at].lstrip()
+                lines[index] = " " * data.draw(st.integers(0, 8)) + lines[index].lstrip()
             case "swap":
                 other = data.draw(st.integers(0, len(lines) - 1))
-                lines[at], lines[other] = lines[other], lines[at]
+                lines[index], lines[other] = lines[other], lines[index]
             case "cut":
-                lines[at] = lines[at][: data.draw(st.integers(0, len(lines[at])))]
+                lines[index] = lines[index][: data.draw(st.integers(0, len(lines[index])))]
             case _:
-                lines[at] += data.draw(
+                lines[index] += data.draw(
                     st.sampled_from([" &a", " *a", " !!str", ": x", " {", "]", "'", "\t", " # x", "%"])
                 )
     answer(written(tmp_path, "\n".join(lines)))

@@ -66,12 +66,12 @@ def test_a_run_of_a_target_is_judged_by_the_error_that_reconcile_shows(run: Run,
     """The run's activations are 1,280 MB, far from the formula's: reconcile --max-error says the same."""
     gpu_run(tmp_path / "run")
     path = policy(tmp_path, H100, more=MEASURED)
-    found = findings(run("check", path, "--format", "json"))["max_prediction_error"]
+    finding = findings(run("check", path, "--format", "json"))["max_prediction_error"]
     rows = run("reconcile", tmp_path / "run", "--format", "json").json
     compared = [*rows["rows"], rows["total"]]
     worst = max(abs(row["relative"]) for row in compared if row["relative"] is not None)
-    assert found["actual"] == pytest.approx(worst)
-    assert found["outcome"] == "fail"
+    assert finding["actual"] == pytest.approx(worst)
+    assert finding["outcome"] == "fail"
     assert run("reconcile", tmp_path / "run", "--max-error", "5%").code == 1
     wide = policy(tmp_path, H100, more=f"measured: {{file: run/run.json, max_error: {100 * worst + 0.01:.2f}%}}")
     assert findings(run("check", wide, "--format", "json"))["max_prediction_error"]["outcome"] == "pass"
@@ -82,8 +82,8 @@ def test_a_reconciliation_says_the_error_and_the_run_beside_it_the_rest(run: Run
     document = run("reconcile", tmp_path / "run", "--format", "json").out
     (tmp_path / "run" / "reconciliation.json").write_text(document)
     beside = policy(tmp_path, H100, more="measured: {file: run/reconciliation.json, max_error: 1%, max_age: 9999w}")
-    found = findings(run("check", beside, "--format", "json"))
-    assert (found["max_prediction_error"]["outcome"], found["max_age"]["outcome"]) == ("fail", "pass")
+    by_rule = findings(run("check", beside, "--format", "json"))
+    assert (by_rule["max_prediction_error"]["outcome"], by_rule["max_age"]["outcome"]) == ("fail", "pass")
     (tmp_path / "alone.json").write_text(document)
     alone = policy(tmp_path, H100, more="measured: {file: alone.json, max_error: 1%}")
     ran = run("check", alone, "--format", "json")
@@ -101,20 +101,20 @@ def test_evidence_ages_from_the_day_the_run_began(run: Run, tmp_path: Path) -> N
 
 
 def test_what_is_no_evidence_for_any_target_is_skipped(run: Run, tmp_path: Path) -> None:
-    def told(more: str = MEASURED) -> str:
-        found = findings(run("check", policy(tmp_path, H100, more=more), "--format", "json"))
-        assert found["max_prediction_error"]["outcome"] == "skip"
-        return str(found["max_prediction_error"]["message"])
+    def message(more: str = MEASURED) -> str:
+        by_rule = findings(run("check", policy(tmp_path, H100, more=more), "--format", "json"))
+        assert by_rule["max_prediction_error"]["outcome"] == "skip"
+        return str(by_rule["max_prediction_error"]["message"])
 
-    assert "run does not exist" in told()
+    assert "run does not exist" in message()
     cpu_run(tmp_path / "run")
-    assert told() == "the run is for tiny on cpu, which matches no target"
+    assert message() == "the run is for tiny on cpu, which matches no target"
     failed_run(tmp_path / "failed")
-    assert "CUDA out of memory" in told("measured: {file: failed, max_error: 5%}")
+    assert "CUDA out of memory" in message("measured: {file: failed, max_error: 5%}")
     gpu_run(tmp_path / "wsl")
     environment = json.loads((tmp_path / "wsl" / "run.json").read_text())["environment"]
     rewritten(tmp_path / "wsl", environment={**environment, "is_wsl": True})
-    assert "under WSL" in told("measured: {file: wsl, max_error: 5%}")
+    assert "under WSL" in message("measured: {file: wsl, max_error: 5%}")
 
 
 def test_a_damaged_run_is_2_with_its_place(run: Run, tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def test_what_the_reader_refuses_does_not_follow_the_schema(run: Run, tmp_path: 
 
 
 def workflow() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "kvplan-check.yml").read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = yaml.safe_load((ROOT / "examples" / "kvplan-check.yml").read_text(encoding="utf-8"))
+    return content
 
 
 def steps_of_check() -> list[dict[str, Any]]:
@@ -147,15 +147,15 @@ def test_a_broken_policy_is_told_wherever_a_kept_one_is(
 ) -> None:
     """Annotation, comment and code scanning: none keeps the answer of an earlier, readable policy."""
     steps = steps_of_check()
-    at = next(i for i, step in enumerate(steps) if step.get("run", "").startswith("kvplan"))
+    step_index = next(i for i, step in enumerate(steps) if step.get("run", "").startswith("kvplan"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kvplan.policy.yaml").write_text("version: 1\ntargets: [{id: a, modle: x}]\n", encoding="utf-8")
-    ran = run(*kvplan_words(steps[at]["run"]))
+    ran = run(*kvplan_words(steps[step_index]["run"]))
     assert (ran.code, ran.out.splitlines()) == (
         2,
         ["::error file=kvplan.policy.yaml,line=2,col=19,title=kvplan::target has no key 'modle'; did you mean model?"],
     )
-    assert all(runs_after(step["if"], tmp_path) for step in steps[at + 1 :])
+    assert all(runs_after(step["if"], tmp_path) for step in steps[step_index + 1 :])
     assert "has no key 'modle'" in (tmp_path / "kvplan.md").read_text(encoding="utf-8")
     assert '"executionSuccessful": false' in (tmp_path / "kvplan.sarif").read_text(encoding="utf-8")
 
@@ -205,9 +205,9 @@ def test_the_workflow_finds_its_earlier_comment_by_its_mark(
 def test_the_hook_runs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     assert (hook["id"], hook["language"], hook["pass_filenames"]) == ("kvplan-check", "python", False)
-    for name, wanted in (("kvplan.policy.yaml", True), ("deploy/my.kvplan.policy.yml", True), ("a/config.json", True),
-                         ("README.md", False), ("tsconfig.json", False)):  # fmt: skip
-        assert bool(re.search(hook["files"], name)) is wanted
+    for name, matches in (("kvplan.policy.yaml", True), ("deploy/my.kvplan.policy.yml", True), ("a/config.json", True),
+                          ("README.md", False), ("tsconfig.json", False)):  # fmt: skip
+        assert bool(re.search(hook["files"], name)) is matches
     monkeypatch.chdir(tmp_path)
     policy(tmp_path, rules="fits: true, min_concurrency: 12")
     git(tmp_path, "init", "-q", "-b", "main")

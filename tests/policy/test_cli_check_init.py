@@ -57,12 +57,12 @@ def test_the_slack_is_what_the_file_says(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "new.yaml"
     run("check", "--init", *INITS["plain"], "-o", path)
     assert "90 % of today's figure" in path.read_text()
-    found = findings(run("check", path, "--format", "json"))
+    by_rule = findings(run("check", path, "--format", "json"))
     for rule in ("min_concurrency", "min_kv_tokens"):
-        actual = found[rule]["actual"]
-        assert found[rule]["limit"] == actual * 90 // 100
-    assert 1.02 <= found["max_weights"]["limit"] / found["max_weights"]["actual"] < 1.0201
-    assert found["max_kv_bytes_per_token"]["limit"] == found["max_kv_bytes_per_token"]["actual"] == 131_072
+        actual = by_rule[rule]["actual"]
+        assert by_rule[rule]["limit"] == actual * 90 // 100
+    assert 1.02 <= by_rule["max_weights"]["limit"] / by_rule["max_weights"]["actual"] < 1.0201
+    assert by_rule["max_kv_bytes_per_token"]["limit"] == by_rule["max_kv_bytes_per_token"]["actual"] == 131_072
 
 
 def test_the_policy_of_a_local_model_names_it_from_its_own_folder(

@@ -212,8 +212,8 @@ def test_a_manifest_that_is_not_there_is_named(run: Run) -> None:
 def test_several_files_are_answered_one_after_the_other_and_the_worst_counts(run: Run, tmp_path: Path) -> None:
     files = [EXAMPLES / "deployment.yaml", EXAMPLES / "compose.yaml"]
     both = run("check", *files, "--gpu", "h100")
-    each = [run("check", file, "--gpu", "h100") for file in files]
-    assert (both.code, both.out) == (0, "".join(ran.out for ran in each))
+    answers = [run("check", file, "--gpu", "h100") for file in files]
+    assert (both.code, both.out) == (0, "".join(ran.out for ran in answers))
 
     broken = tmp_path / "kvplan.policy.yaml"
     broken.write_text(

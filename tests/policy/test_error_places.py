@@ -51,5 +51,5 @@ def test_an_error_names_the_line_of_its_key(key: str, lines: list[str], tmp_path
     policy.write_text(text)
     ran = run("check", str(policy), "--format", "json", "--offline")
     failure = json.loads(ran.out)
-    wanted = next(number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith(f"{key}:"))
-    assert (ran.code, failure["line"]) == (2, wanted), ran.err
+    line_number = next(number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith(f"{key}:"))
+    assert (ran.code, failure["line"]) == (2, line_number), ran.err

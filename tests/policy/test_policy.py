@@ -54,7 +54,7 @@ def refusal(text: str) -> str:
     return str(caught.value)
 
 
-def one(rules: str, more: str = "") -> str:
+def doc(rules: str, more: str = "") -> str:
     """A policy of one target, whose rules stand in line 6."""
     return f"version: 1\ntargets:\n- id: chat\n  model: llama-3.1-8b\n  gpu: a100-80g\n  rules: {{{rules}}}\n{more}"
 
@@ -66,13 +66,16 @@ def planned(model: str = "llama-3.1-8b", card: str = "a100-80g", load: Load | No
 
 def judged(text: str, *plans: Plan, **against: Any) -> CheckResult:
     policy = read(text)
-    made = plans or (planned(),)
-    cases = [Case(target, one, one.request.load.lengths) for target, one in zip(policy.targets, made, strict=True)]
+    sized_plans = plans or (planned(),)
+    cases = [
+        Case(target, sized, sized.request.load.lengths)
+        for target, sized in zip(policy.targets, sized_plans, strict=True)
+    ]
     return judge.judge(policy, cases, Against(**{"today": TODAY, **against}))
 
 
-def case_of(made: Plan) -> Case:
-    return Case(read(one("fits: true")).targets[0], made)
+def case_of(answer: Plan) -> Case:
+    return Case(read(doc("fits: true")).targets[0], answer)
 
 
 def only(text: str, *plans: Plan, **against: Any) -> Finding:
@@ -85,9 +88,9 @@ def only(text: str, *plans: Plan, **against: Any) -> Finding:
 
 def test_a_target_may_say_all_that_an_estimate_may() -> None:
     """But for what concerns the answer; `command` is --from-command."""
-    said = {field.name for field in dataclasses.fields(EstimateOptions)}
+    option_names = {field.name for field in dataclasses.fields(EstimateOptions)}
     answer = {"force", "explain", "format", "report", "exit_code", "color", "quiet", "offline", "from_command"}
-    assert set(ENGINE_KEYS) == said - answer
+    assert set(ENGINE_KEYS) == option_names - answer
 
 
 def test_every_rule_has_a_code_of_its_own_and_a_promise() -> None:
@@ -119,13 +122,13 @@ def test_every_rule_has_a_code_of_its_own_and_a_promise() -> None:
     ],
 )
 def test_a_limit_is_read_in_its_unit(rules: str, name: str, limit: float, is_share: bool) -> None:
-    (rule,) = read(one(rules)).targets[0].rules
+    (rule,) = read(doc(rules)).targets[0].rules
     assert (rule.name, rule.limit, rule.is_share) == (name, limit, is_share)
     assert (rule.mark.line, rule.mark.column) == (6, 11)
 
 
 @pytest.mark.parametrize(
-    ("rules", "at", "what"),
+    ("rules", "position", "what"),
     [
         ("fits: false", "6:17", "write true, or remove the rule"),
         ("fits: 1", "6:17", "write true"),
@@ -157,9 +160,9 @@ def test_a_limit_is_read_in_its_unit(rules: str, name: str, limit: float, is_sha
         ("max_age: 30d", "6:11", "has no key"),
     ],
 )
-def test_a_wrong_rule_is_refused_at_its_place(rules: str, at: str, what: str) -> None:
-    message = refusal(one(rules))
-    assert message.startswith(f"p.yaml:{at}: "), message
+def test_a_wrong_rule_is_refused_at_its_place(rules: str, position: str, what: str) -> None:
+    message = refusal(doc(rules))
+    assert message.startswith(f"p.yaml:{position}: "), message
     assert what in message
 
 
@@ -184,19 +187,19 @@ def test_a_wrong_rule_is_refused_at_its_place(rules: str, at: str, what: str) ->
         ("version: 1\ntargets:\n- id: a\n  gpu: [l4, h200]\n", "p.yaml:4:8: target a: gpu is a list"),
         ("version: 1\ntargets:\n- id: a\n  enforce_eager: 1\n", "p.yaml:4:18: target a: enforce_eager is neither"),
         ("version: 1\ndefaults: {rule: {}}\ntargets: []\n", "p.yaml:2:12: defaults has no key 'rule'; did you mean"),
-        (one("fits: true", "severity: {fits: error}"), "p.yaml:7:18: severity: fits is 'error'; write warn or fail"),
-        (one("fits: true", "severity: {fit: warn}"), "p.yaml:7:12: severity has no key 'fit'; did you mean fits"),
-        (one("fits: true", "waivers: [{rule: chat, reason: x, expires: 2027-01-01}]"), "p.yaml:7:18: waiver: rule is"),
-        (one("fits: true", "waivers: [{rule: a/fit, reason: x, expires: 2027-01-01}]"), "p.yaml:7:18: waiver: there"),
-        (one("fits: true", "waivers: [{rule: a/fits, expires: 2027-01-01}]"), "p.yaml:7:11: waiver has no reason"),
-        (one("fits: true", "waivers: [{rule: a/fits, reason: x}]"), "p.yaml:7:11: waiver has no expires"),
-        (one("fits: true", "waivers: [{rule: a/fits, reason: x, expires: soon}]"), "p.yaml:7:46: waiver: expires: not"),
-        (one("fits: true", "baseline: {max_growth: {weights: 1%}}"), "p.yaml:7:11: baseline has no file"),
-        (one("fits: true", "baseline: {file: b, max_growth: {weight: 1%}}"), "p.yaml:7:34: baseline: max_growth has"),
-        (one("fits: true", "baseline: {file: b, max_drop: {weights: 1%}}"), "p.yaml:7:32: baseline: max_drop has no"),
-        (one("fits: true", "baseline: {file: b, max_drop: {kv_tokens: 101%}}"), "p.yaml:7:43: baseline: max_drop: kv"),
-        (one("fits: true", "measured: {file: r, max_age: 30}"), "p.yaml:7:30: measured: max_age is not an age ('30')"),
-        (one("fits: true", "measured: {file: ''}"), "p.yaml:7:18: file is empty"),
+        (doc("fits: true", "severity: {fits: error}"), "p.yaml:7:18: severity: fits is 'error'; write warn or fail"),
+        (doc("fits: true", "severity: {fit: warn}"), "p.yaml:7:12: severity has no key 'fit'; did you mean fits"),
+        (doc("fits: true", "waivers: [{rule: chat, reason: x, expires: 2027-01-01}]"), "p.yaml:7:18: waiver: rule is"),
+        (doc("fits: true", "waivers: [{rule: a/fit, reason: x, expires: 2027-01-01}]"), "p.yaml:7:18: waiver: there"),
+        (doc("fits: true", "waivers: [{rule: a/fits, expires: 2027-01-01}]"), "p.yaml:7:11: waiver has no reason"),
+        (doc("fits: true", "waivers: [{rule: a/fits, reason: x}]"), "p.yaml:7:11: waiver has no expires"),
+        (doc("fits: true", "waivers: [{rule: a/fits, reason: x, expires: soon}]"), "p.yaml:7:46: waiver: expires: not"),
+        (doc("fits: true", "baseline: {max_growth: {weights: 1%}}"), "p.yaml:7:11: baseline has no file"),
+        (doc("fits: true", "baseline: {file: b, max_growth: {weight: 1%}}"), "p.yaml:7:34: baseline: max_growth has"),
+        (doc("fits: true", "baseline: {file: b, max_drop: {weights: 1%}}"), "p.yaml:7:32: baseline: max_drop has no"),
+        (doc("fits: true", "baseline: {file: b, max_drop: {kv_tokens: 101%}}"), "p.yaml:7:43: baseline: max_drop: kv"),
+        (doc("fits: true", "measured: {file: r, max_age: 30}"), "p.yaml:7:30: measured: max_age is not an age ('30')"),
+        (doc("fits: true", "measured: {file: ''}"), "p.yaml:7:18: file is empty"),
     ],
 )  # fmt: skip
 def test_a_fault_is_refused_at_its_place(text: str, start: str) -> None:
@@ -214,18 +217,18 @@ def test_a_fault_is_refused_at_its_place(text: str, start: str) -> None:
     ],
 )
 def test_a_wrong_workload_is_refused(workload: str, what: str) -> None:
-    message = refusal(one("fits: true").replace("  rules:", f"  workload: {workload}\n  rules:"))
+    message = refusal(doc("fits: true").replace("  rules:", f"  workload: {workload}\n  rules:"))
     assert message.startswith("p.yaml:6:")
     assert what in message
 
 
 def test_a_length_that_is_stated_twice_is_refused() -> None:
-    text = one("fits: true").replace("  rules:", "  mean_tokens: 2k\n  workload: {mean_tokens: 3k}\n  rules:")
+    text = doc("fits: true").replace("  rules:", "  mean_tokens: 2k\n  workload: {mean_tokens: 3k}\n  rules:")
     assert "p.yaml:7:14: target chat: mean_tokens is stated twice" in refusal(text)
 
 
 def test_a_workload_is_read_in_its_units() -> None:
-    text = one("fits: true").replace("  rules:", "  workload: {trace: t.csv, rate: 90/min, tpot: 30ms}\n  rules:")
+    text = doc("fits: true").replace("  rules:", "  workload: {trace: t.csv, rate: 90/min, tpot: 30ms}\n  rules:")
     workload = read(text).targets[0].workload
     assert workload is not None
     assert (workload.trace, workload.rate_per_s, workload.tpot_s) == (Path("t.csv"), 1.5, 0.03)
@@ -261,7 +264,7 @@ def test_more_targets_than_can_be_meant_are_refused() -> None:
 )
 def test_a_ceiling_is_met_to_the_byte(passing: str, failing: str, unit: str) -> None:
     for rules, outcome in ((passing, "pass"), (failing, "fail")):
-        finding = only(one(rules))
+        finding = only(doc(rules))
         assert (finding.outcome, finding.unit) == (outcome, unit)
         assert finding.actual == (LLAMA_WEIGHTS if unit == "bytes" else LLAMA_TOKEN)
 
@@ -275,18 +278,18 @@ FLOORS: dict[str, Callable[[PlanDocument], int]] = {
 @pytest.mark.parametrize("name", FLOORS)
 def test_a_floor_is_met_to_the_unit_of_what_estimate_says(name: str) -> None:
     actual = FLOORS[name](plan_document(planned()))
-    assert only(one(f"{name}: {actual}")).outcome == "pass"
-    failed = only(one(f"{name}: {actual + 1}"))
+    assert only(doc(f"{name}: {actual}")).outcome == "pass"
+    failed = only(doc(f"{name}: {actual + 1}"))
     assert (failed.outcome, failed.limit, failed.actual) == ("fail", actual + 1, actual)
 
 
 def test_concurrency_is_counted_as_every_command_counts_users() -> None:
     """28,904 blocks less the null block hold 14 requests of 2,048; 256 run at once, and a batch of 8 is a bound."""
-    assert only(one("min_concurrency: 14")).outcome == "pass"
-    failed = only(one("min_concurrency: 14.1"))
+    assert only(doc("min_concurrency: 14")).outcome == "pass"
+    failed = only(doc("min_concurrency: 14.1"))
     assert (failed.outcome, failed.actual) == ("fail", 14)
     assert "14 concurrent requests of 32,768 tokens (13-14; " in failed.message
-    capped = only(one("min_concurrency: 9"), planned(max_num_seqs=8))
+    capped = only(doc("min_concurrency: 9"), planned(max_num_seqs=8))
     assert (capped.outcome, capped.actual) == ("fail", 8)
     assert "8; limited by --max-num-seqs, the pool holds 14;" in capped.message
     assert flags_of(capped)[0][0] == "--max-num-seqs 9"
@@ -301,19 +304,19 @@ def test_concurrency_is_counted_as_every_command_counts_users() -> None:
     ],
 )  # fmt: skip
 def test_concurrency_is_the_headlines_number(model: str, args: dict[str, Any]) -> None:
-    made = planned(model, "h200", **{"max_model_len": 16384, **args})
-    users = made.concurrency.users
-    assert made.fits
+    answer = planned(model, "h200", **{"max_model_len": 16384, **args})
+    users = answer.concurrency.users
+    assert answer.fits
     assert users > 0
-    passed, failed = only(one(f"min_concurrency: {users}"), made), only(one(f"min_concurrency: {users + 1}"), made)
+    passed, failed = only(doc(f"min_concurrency: {users}"), answer), only(doc(f"min_concurrency: {users + 1}"), answer)
     assert (passed.outcome, failed.outcome) == ("pass", "fail")
     assert (passed.actual, failed.actual) == (users, users)
 
 
 def test_the_logs_figure_has_a_rule_of_its_own() -> None:
     """14.11, as servers with this model, GPU and context log it within 2 %; its code is the one it had."""
-    assert only(one("min_logged_concurrency: 14.1")).outcome == "pass"
-    failed = only(one("min_logged_concurrency: 14.2"))
+    assert only(doc("min_logged_concurrency: 14.1")).outcome == "pass"
+    failed = only(doc("min_logged_concurrency: 14.2"))
     assert (failed.outcome, failed.code) == ("fail", "KVP003")
     assert failed.actual == pytest.approx(14.11, abs=0.005)
     assert 'the log will say "Maximum concurrency" 14.11x for 32,768 tokens' in failed.message
@@ -322,21 +325,21 @@ def test_the_logs_figure_has_a_rule_of_its_own() -> None:
 
 @pytest.mark.parametrize("over", [1, 700, 5 * 2**20])
 def test_a_difference_too_small_for_gib_is_told_in_its_own_unit(over: int) -> None:
-    weights = only(one(f"max_weights: {LLAMA_WEIGHTS - over}"))
+    weights = only(doc(f"max_weights: {LLAMA_WEIGHTS - over}"))
     assert weights.outcome == "fail"
     assert weights.message.endswith({1: "1 B over", 700: "700 B over", 5 * 2**20: "5 MiB over"}[over])
     left = planned().memory.unused
-    assert only(one(f"min_headroom: {left + over}")).message.endswith(
+    assert only(doc(f"min_headroom: {left + over}")).message.endswith(
         {1: "1 B short", 700: "700 B short", 5 * 2**20: "5 MiB short"}[over]
     )
     adapters = planned(max_loras=1, max_lora_rank=16)
-    lora = only(one(f"max_lora_bytes: {adapters.memory.lora - over}"), adapters)
+    lora = only(doc(f"max_lora_bytes: {adapters.memory.lora - over}"), adapters)
     assert "0.00 GiB" not in lora.message
 
 
 def test_headroom_as_a_share_is_of_the_gpus_memory() -> None:
     """The a100-80g's 79.25 GiB, of which a utilisation of 0.92 leaves 8 %, less what the pool rounds off."""
-    passed, failed = only(one("min_headroom: 8%")), only(one("min_headroom: 8.01%"))
+    passed, failed = only(doc("min_headroom: 8%")), only(doc("min_headroom: 8.01%"))
     assert (passed.outcome, failed.outcome) == ("pass", "fail")
     total = planned().memory.total
     assert failed.limit == -(-801 * total // 10_000)
@@ -347,7 +350,7 @@ def test_headroom_as_a_share_is_of_the_gpus_memory() -> None:
 def test_what_does_not_fit_fails_every_floor_and_says_what_is_short() -> None:
     big = planned("llama-3.1-70b", max_model_len=8192)
     rules = "fits: true, min_concurrency: 1, min_users: 1, min_kv_tokens: 1, min_headroom: 0%, max_weights: 200GiB"
-    result = judged(one(rules), dataclasses.replace(big, request=dataclasses.replace(big.request, load=Load(2048))))
+    result = judged(doc(rules), dataclasses.replace(big, request=dataclasses.replace(big.request, load=Load(2048))))
     assert [finding.outcome for finding in result.findings] == ["fail"] * 5 + ["pass"]
     fits, concurrency, users, tokens, headroom, _ = result.findings
     assert fits.message.startswith("does not fit, 62.60 GiB short")
@@ -361,12 +364,12 @@ TWO_LENGTHS = Lengths(((1000, 0.5), (2000, 0.48), (30000, 0.02)), "by hand")
 
 
 def test_users_are_counted_at_the_mean_and_the_99th_percentile_of_the_lengths() -> None:
-    made = planned(load=Load(lengths=TWO_LENGTHS))
-    usable = made.capacity.num_blocks - 1
+    answer = planned(load=Load(lengths=TWO_LENGTHS))
+    usable = answer.capacity.num_blocks - 1
     # Blocks of 16 tokens: 129 for 2,060 tokens, 1,875 for 30,000.
     mean, p99 = usable // 129, usable // 1875
-    for at, number in (("mean", mean), ("p99", p99)):
-        passed, failed = (only(one(f"min_users: {{{at}: {n}}}"), made) for n in (number, number + 1))
+    for point, number in (("mean", mean), ("p99", p99)):
+        passed, failed = (only(doc(f"min_users: {{{point}: {n}}}"), answer) for n in (number, number + 1))
         assert (passed.outcome, failed.outcome) == ("pass", "fail")
         assert (passed.actual, failed.actual) == (number, number)
 
@@ -377,8 +380,8 @@ def test_a_quantile_is_the_smallest_length_that_so_many_do_not_exceed(share: flo
 
 
 def test_no_more_users_run_than_the_scheduler_takes() -> None:
-    made = planned(load=Load(mean_tokens=100), max_num_seqs=64)
-    passed, failed = only(one("min_users: 64"), made), only(one("min_users: 65"), made)
+    answer = planned(load=Load(mean_tokens=100), max_num_seqs=64)
+    passed, failed = only(doc("min_users: 64"), answer), only(doc("min_users: 65"), answer)
     assert (passed.outcome, failed.outcome) == ("pass", "fail")
     assert "limited by --max-num-seqs (the pool holds" in failed.message
     assert failed.fix is not None
@@ -386,35 +389,35 @@ def test_no_more_users_run_than_the_scheduler_takes() -> None:
 
 
 def test_lengths_that_nobody_states_are_skipped_not_guessed() -> None:
-    finding = only(one("min_users: {p99: 3}"), planned(load=Load(mean_tokens=2048)))
+    finding = only(doc("min_users: {p99: 3}"), planned(load=Load(mean_tokens=2048)))
     assert (finding.outcome, finding.actual, finding.fix) == ("skip", None, None)
     assert "neither lengths nor a workload" in finding.message
 
 
 def test_users_of_a_length_that_nobody_states_are_of_the_full_context() -> None:
     """As `estimate`, `recommend` and `sweep` count them: the pool but for the null block, 2,048 blocks each."""
-    made = planned(max_model_len=32768)
-    users = (made.capacity.num_blocks - 1) // (32768 // 16)
-    assert users == made.concurrency.users > 1
+    answer = planned(max_model_len=32768)
+    users = (answer.capacity.num_blocks - 1) // (32768 // 16)
+    assert users == answer.concurrency.users > 1
     for key in ("mean", "p99"):
-        passed, failed = (only(one(f"min_users: {{{key}: {n}}}"), made) for n in (users, users + 1))
+        passed, failed = (only(doc(f"min_users: {{{key}: {n}}}"), answer) for n in (users, users + 1))
         assert (passed.outcome, failed.outcome, passed.actual) == ("pass", "fail", users)
         assert f"{users} concurrent requests of 32,768 tokens (full context)" in passed.message
 
 
 def test_a_rule_of_a_server_that_does_not_start_is_cured_by_what_starts_it() -> None:
-    made = planned("llama-3.1-8b", "gb10", max_model_len=16384)
-    assert made.refusal is not None
-    fits, users, requests = judged(one("fits: true, min_users: 10, min_concurrency: 10"), made).findings
+    answer = planned("llama-3.1-8b", "gb10", max_model_len=16384)
+    assert answer.refusal is not None
+    fits, users, requests = judged(doc("fits: true, min_users: 10, min_concurrency: 10"), answer).findings
     lower = planned("llama-3.1-8b", "gb10", max_model_len=16384, gpu_memory_utilization=0.83)
-    held = lower.concurrency
-    for finding, value in ((fits, f"{held.users} users"), (users, f"{held.users}"), (requests, f"{held.users}")):
+    pool = lower.concurrency
+    for finding, value in ((fits, f"{pool.users} users"), (users, f"{pool.users}"), (requests, f"{pool.users}")):
         assert finding.outcome == "fail"
         assert f"--gpu-memory-utilization 0.83 (gives {value})" in str(finding.fix)
 
 
 def with_workload(rules: str, workload: str) -> str:
-    return one(rules).replace("  rules:", f"  workload: {workload}\n  rules:")
+    return doc(rules).replace("  rules:", f"  workload: {workload}\n  rules:")
 
 
 def test_lengths_come_from_a_trace_where_the_target_has_none(tmp_path: Path) -> None:
@@ -422,12 +425,12 @@ def test_lengths_come_from_a_trace_where_the_target_has_none(tmp_path: Path) -> 
     trace = tmp_path / "trace.csv"
     rows = "".join(f"{1000 * i - 10},10\n" for i in range(1, 101))
     trace.write_text(f"prompt_tokens,output_tokens\n{rows}")
-    made = planned(max_model_len=131072)
+    answer = planned(max_model_len=131072)
     text = with_workload("min_users: {mean: 1, p99: 1}", f"{{trace: {trace}}}")
-    mean, p99 = judged(text, made).findings
+    mean, p99 = judged(text, answer).findings
     assert "50,500 tokens (mean)" in mean.message
     assert "99,000 tokens (p99)" in p99.message
-    gone = only(with_workload("min_users: 1", f"{{trace: {tmp_path / 'gone.csv'}}}"), made)
+    gone = only(with_workload("min_users: 1", f"{{trace: {tmp_path / 'gone.csv'}}}"), answer)
     assert (gone.outcome, "does not exist" in gone.message) == ("skip", True)
 
 
@@ -442,20 +445,20 @@ NOTES = "workload: {profile: clinical-notes}\n  rules:"
 
 def test_a_prefix_of_the_workloads_profile_is_stored_once() -> None:
     """Notes take about 9,000 tokens each, of which all share 900: 51 fit apart, and 56 with one copy of the prefix."""
-    own = one("min_users: 1").replace("rules:", NOTES)
+    own = doc("min_users: 1").replace("rules:", NOTES)
     apart, apart_told = users_told(own.replace("rules:", "shared_prefix: 0\n  rules:"))
-    once, told = users_told(own)
-    tokens = int(told.split(" tokens")[0].split(" of ")[1].replace(",", ""))
+    once, message = users_told(own)
+    tokens = int(message.split(" tokens")[0].split(" of ")[1].replace(",", ""))
     usable = planned().capacity.num_blocks - 1
     # Blocks of 16 tokens; 900 tokens are 56 whole blocks.
-    each = -(-tokens // 16)
-    assert (apart, once) == (usable // each, (usable - 56) // (each - 56)) == (51, 56)
-    assert ", their shared prefix of 900 tokens stored once; minimum 1" in told
+    user_blocks = -(-tokens // 16)
+    assert (apart, once) == (usable // user_blocks, (usable - 56) // (user_blocks - 56)) == (51, 56)
+    assert ", their shared prefix of 900 tokens stored once; minimum 1" in message
     assert "stored once" not in apart_told
 
 
 def test_a_prefix_counts_once_only_where_the_server_keeps_it_and_all_requests_have_the_same() -> None:
-    own = one("min_users: 1").replace("rules:", NOTES)
+    own = doc("min_users: 1").replace("rules:", NOTES)
     assert users_told(own, enable_prefix_caching=False)[0] == 51
     # Its requests begin with one of three prompts.
     mixed = own.replace("clinical-notes", "rag")
@@ -464,22 +467,22 @@ def test_a_prefix_counts_once_only_where_the_server_keeps_it_and_all_requests_ha
 
 
 def test_a_stated_prefix_wins_over_the_profiles() -> None:
-    text = one("min_users: 1").replace("rules:", NOTES.replace("rules:", "shared_prefix: 1600\n  rules:"))
+    text = doc("min_users: 1").replace("rules:", NOTES.replace("rules:", "shared_prefix: 1600\n  rules:"))
     finding = only(text, planned(load=Load(shared_prefix=1600)))
     assert "their shared prefix of 1,600 tokens stored once" in finding.message
 
 
 def test_a_failing_rate_is_told_what_would_help_and_each_plan_is_simulated_once() -> None:
     """A rate that halves where the pool has twice the blocks."""
-    asked: list[int] = []
+    pool_sizes: list[int] = []
 
-    def rate(made: Plan, workload: Workload) -> float:
-        asked.append(made.capacity.num_blocks)
-        return 0.04 * planned().capacity.num_blocks / made.capacity.num_blocks
+    def rate(answer: Plan, workload: Workload) -> float:
+        pool_sizes.append(answer.capacity.num_blocks)
+        return 0.04 * planned().capacity.num_blocks / answer.capacity.num_blocks
 
     failed = only(with_workload("max_preemption_rate: 2%", "{profile: azure-2023-conv}"), preemption_rate=rate)
     assert [flag for flag, _ in flags_of(failed)] == ["--kv-cache-dtype fp8", "--tensor-parallel-size 2"]
-    assert len(asked) == 3  # as it is, on two ranks, with entries of half the size
+    assert len(pool_sizes) == 3  # as it is, on two ranks, with entries of half the size
 
 
 def test_preemption_is_what_the_simulation_says() -> None:
@@ -495,12 +498,12 @@ def test_preemption_is_what_the_simulation_says() -> None:
     assert only(text).outcome == "skip"
     unserved = only(text, planned("llama-3.1-70b", max_model_len=8192), preemption_rate=rate(0.0))
     assert (unserved.outcome, unserved.limit, unserved.actual) == ("fail", 0.01, None)
-    assert "no workload" in only(one("max_preemption_rate: 1%")).message
+    assert "no workload" in only(doc("max_preemption_rate: 1%")).message
 
 
 def test_a_rule_without_what_it_needs_is_skipped_beside_one_that_fails() -> None:
     too_large = planned("llama-3.1-70b", max_model_len=8192)  # 131.4 GiB of weights on 79.1 GiB
-    (result,) = judged(one("fits: true, max_preemption_rate: 1%"), too_large).targets
+    (result,) = judged(doc("fits: true, max_preemption_rate: 1%"), too_large).targets
     assert [finding.outcome for finding in result.findings] == ["fail", "skip"]
     assert result.findings[0].fix is not None
 
@@ -508,10 +511,10 @@ def test_a_rule_without_what_it_needs_is_skipped_beside_one_that_fails() -> None
 # --- cures ------------------------------------------------------------------------------------------------------------
 
 
-def with_flags(made: Plan, flags: str) -> Plan:
+def with_flags(answer: Plan, flags: str) -> Plan:
     """The plan with flags as a cure names them, read here by hand."""
     words = flags.replace("--enforce-eager", "--enforce-eager 1").split()
-    request = made.request
+    request = answer.request
     for name, value in zip(words[::2], words[1::2], strict=True):
         changed: Any = value
         match name:
@@ -551,12 +554,12 @@ def flags_of(finding: Finding) -> list[tuple[str, str]]:
     ],
 )
 def test_every_cure_cures_and_has_the_value_it_says(rules: str, args: dict[str, Any], flags: list[str]) -> None:
-    made = planned(**args)
-    failed = only(one(rules), made)
+    answer = planned(**args)
+    failed = only(doc(rules), answer)
     assert failed.outcome == "fail"
     assert [flag for flag, _ in flags_of(failed)] == flags
     for flag, value in flags_of(failed):
-        cured = only(one(rules), with_flags(made, flag))
+        cured = only(doc(rules), with_flags(answer, flag))
         assert cured.outcome == "pass"
         assert value in cured.message
 
@@ -570,52 +573,52 @@ RULES_TO_CURE = ("fits: true", "min_concurrency: 3", "min_concurrency: 25", "min
     "model", ["qwen3-32b", "gemma-3-27b", "qwen3-next-80b-a3b", "deepseek-v2-lite", "llama-3.1-8b"]
 )
 def test_whatever_a_rule_needs_keeps_it(model: str, card: str, rule: str) -> None:
-    made = planned(model, max_model_len=32768, card=card)
-    finding = only(one(rule), made)
+    answer = planned(model, max_model_len=32768, card=card)
+    finding = only(doc(rule), answer)
     if finding.outcome == "pass" or finding.fix == remedies.NOTHING:
         return
     for flags, value in flags_of(finding):
-        cured = only(one(rule), with_flags(made, flags))
+        cured = only(doc(rule), with_flags(answer, flags))
         assert cured.outcome == "pass", flags
         figure, _, context = value.partition(", with a context of ")
-        shown = (
+        remedy = (
             f"{figure} concurrent requests of {context.partition(' tokens instead of 32,768')[0]}"
             if context
             else figure
         )
-        assert rule == "fits: true" or shown in cured.message
+        assert rule == "fits: true" or remedy in cured.message
 
 
 def test_no_change_that_is_needed_is_idle() -> None:
     """Of changes that must be used together none can be left out."""
     together = 0
     for number in (3, 12, 25, 50, 100):
-        made = planned("qwen3-32b", max_model_len=32768, card="h100-80g")
-        text = one(f"min_concurrency: {number}")
-        for flags, _ in flags_of(only(text, made)):
+        answer = planned("qwen3-32b", max_model_len=32768, card="h100-80g")
+        text = doc(f"min_concurrency: {number}")
+        for flags, _ in flags_of(only(text, answer)):
             words = flags.split()
             together += len(words) > 2
             for left_out in range(0, len(words), 2):
                 fewer = " ".join(words[:left_out] + words[left_out + 2 :])
-                assert only(text, with_flags(made, fewer)).outcome == "fail", (flags, fewer)
+                assert only(text, with_flags(answer, fewer)).outcome == "fail", (flags, fewer)
     assert together >= 3
 
 
 def test_the_context_that_cures_is_the_longest_in_steps_of_1024() -> None:
-    made = planned(tensor_parallel_size=16, kv_cache_dtype="fp8", card="l4")
-    text = one("min_concurrency: 250")  # of 256 sequences at most
-    (context,) = [flag for flag, _ in flags_of(only(text, made)) if flag.startswith("--max-model-len")]
+    answer = planned(tensor_parallel_size=16, kv_cache_dtype="fp8", card="l4")
+    text = doc("min_concurrency: 250")  # of 256 sequences at most
+    (context,) = [flag for flag, _ in flags_of(only(text, answer)) if flag.startswith("--max-model-len")]
     longer = f"--max-model-len {int(context.split()[1]) + 1024}"
-    assert only(text, with_flags(made, context)).outcome == "pass"
-    assert only(text, with_flags(made, longer)).outcome == "fail"
+    assert only(text, with_flags(answer, context)).outcome == "pass"
+    assert only(text, with_flags(answer, longer)).outcome == "fail"
 
 
 def test_what_nothing_cures_says_so() -> None:
-    assert only(one("min_concurrency: 999999")).fix == "no change tried is enough"
+    assert only(doc("min_concurrency: 999999")).fix == "no change tried is enough"
 
 
 def test_a_target_that_does_not_fit_is_told_what_would() -> None:
-    failed = only(one("fits: true"), planned("llama-3.1-70b", max_model_len=8192))
+    failed = only(doc("fits: true"), planned("llama-3.1-70b", max_model_len=8192))
     flags = [flag for flag, _ in flags_of(failed)]
     assert flags == ["--tensor-parallel-size 2", "--gpu b200"]  # as the README's estimate has it
 
@@ -630,10 +633,10 @@ def waiver(expires: str, rule: str = "chat/min_concurrency") -> str:
 
 
 def test_a_severity_makes_a_failure_a_warning_and_the_targets_own_wins() -> None:
-    assert only(one(FAILING, "severity: {min_concurrency: warn}")).outcome == "warn"
-    own = one(FAILING, "  severity: {min_concurrency: fail}\nseverity: {min_concurrency: warn}")
+    assert only(doc(FAILING, "severity: {min_concurrency: warn}")).outcome == "warn"
+    own = doc(FAILING, "  severity: {min_concurrency: fail}\nseverity: {min_concurrency: warn}")
     assert only(own).outcome == "fail"
-    assert only(one("min_concurrency: 1", "severity: {min_concurrency: warn}")).outcome == "pass"
+    assert only(doc("min_concurrency: 1", "severity: {min_concurrency: warn}")).outcome == "pass"
 
 
 @pytest.mark.parametrize(
@@ -641,36 +644,36 @@ def test_a_severity_makes_a_failure_a_warning_and_the_targets_own_wins() -> None
     [("2026-11-22", "warn", False), ("2026-11-21", "warn", False), ("2026-11-20", "fail", True)],
 )
 def test_a_waiver_holds_through_the_day_it_expires(expires: str, outcome: str, warned: bool) -> None:
-    result = judged(one(FAILING, waiver(expires)))
+    result = judged(doc(FAILING, waiver(expires)))
     (finding,) = result.findings
     assert finding.outcome == outcome
     assert finding.waiver == (None if warned else f"INFRA-12 (until {expires})")
     assert bool(result.warnings) == warned
     if warned:
-        told = "p.yaml:8:10: the waiver of chat/min_concurrency expired on 2026-11-20 and no longer applies"
-        assert result.warnings == (told,)
+        warning = "p.yaml:8:10: the waiver of chat/min_concurrency expired on 2026-11-20 and no longer applies"
+        assert result.warnings == (warning,)
 
 
 @pytest.mark.parametrize("rule", ["*/min_concurrency", "chat/*", "c*t/min_*"])
 def test_a_waiver_may_cover_several(rule: str) -> None:
-    assert only(one(FAILING, waiver("2027-01-01", rule))).outcome == "warn"
+    assert only(doc(FAILING, waiver("2027-01-01", rule))).outcome == "warn"
 
 
 @pytest.mark.parametrize("rule", ["chat/fits", "char/min_concurrency", "*/baseline.*"])
 def test_a_waiver_that_matches_nothing_is_refused(rule: str) -> None:
     with pytest.raises(InvalidInputError, match=r"^p\.yaml:8:10: waiver .* matches no rule of any target"):
-        judged(one(FAILING, waiver("2027-01-01", rule)))
+        judged(doc(FAILING, waiver("2027-01-01", rule)))
 
 
 def test_a_waiver_leaves_what_passes_and_what_is_skipped() -> None:
-    result = judged(one("min_concurrency: 1, max_preemption_rate: 1%", waiver("2027-01-01", "chat/*")))
+    result = judged(doc("min_concurrency: 1, max_preemption_rate: 1%", waiver("2027-01-01", "chat/*")))
     assert [finding.outcome for finding in result.findings] == ["pass", "skip"]
     assert {finding.waiver for finding in result.findings} == {None}
 
 
 def test_a_target_without_rules_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"^p\.yaml:3:3: target chat has no rules"):
-        judged(one(""))
+        judged(doc(""))
 
 
 @pytest.mark.parametrize(
@@ -685,13 +688,13 @@ def test_a_target_without_rules_is_refused() -> None:
     ],
 )
 def test_the_exit_code(rules: str, more: str, plain: int, strict: int) -> None:
-    result = judged(one(rules, more))
+    result = judged(doc(rules, more))
     assert (result.exit_code(False), result.exit_code(True)) == (plain, strict)
 
 
 def test_a_policy_of_which_nothing_was_judged_warns() -> None:
-    assert any("nothing was checked" in warning for warning in judged(one("max_preemption_rate: 1%")).warnings)
-    assert judged(one("fits: true, max_preemption_rate: 1%")).warnings == ()
+    assert any("nothing was checked" in warning for warning in judged(doc("max_preemption_rate: 1%")).warnings)
+    assert judged(doc("fits: true, max_preemption_rate: 1%")).warnings == ()
 
 
 # --- baseline ---------------------------------------------------------------------------------------------------------
@@ -728,7 +731,7 @@ def test_a_change_is_held_against_the_share_that_is_allowed(
     figure: str, share: str, before: float, now: float, ok: bool
 ) -> None:
     key = "max_growth" if figure in ("weights", "kv_bytes_per_token", "lora") else "max_drop"
-    policy = read(one("fits: true", f"baseline: {{file: b.json, {key}: {{{figure}: {share}}}}}"))
+    policy = read(doc("fits: true", f"baseline: {{file: b.json, {key}: {{{figure}: {share}}}}}"))
     assert policy.baseline is not None
     verdict = judge.compared(policy.baseline.rules[0], before, now)
     assert verdict.ok is ok
@@ -739,18 +742,18 @@ BASELINE = "baseline: {file: b.json, max_growth: {weights: 1%}, max_drop: {kv_to
 
 
 def test_a_plan_equals_its_own_baseline_through_a_file() -> None:
-    first = judged(one("fits: true"))
+    first = judged(doc("fits: true"))
     document = json.loads(json.dumps(check_document(first)))
     baseline = figures_by_target(document, "b.json")
     assert baseline == {"chat": judge.figures(case_of(planned()))}
-    result = judged(one("fits: true", BASELINE), baseline=baseline)
+    result = judged(doc("fits: true", BASELINE), baseline=baseline)
     assert [finding.outcome for finding in result.findings] == ["pass"] * 3
     assert result.targets[0].baseline == baseline["chat"]
 
 
 def test_the_figures_are_those_of_estimate() -> None:
-    made = planned(max_loras=2)
-    document, figures = plan_document(made), judge.figures(case_of(made))
+    answer = planned(max_loras=2)
+    document, figures = plan_document(answer), judge.figures(case_of(answer))
     memory, kv = document["memory"], document["kv"]
     assert (figures.weights, figures.kv_cache, figures.headroom, figures.lora) == (
         memory["weights"], memory["kv_cache"], memory["unused"] - memory["missing"], memory["lora"]
@@ -761,7 +764,7 @@ def test_the_figures_are_those_of_estimate() -> None:
 
 
 def test_a_baseline_of_an_earlier_release_says_no_users() -> None:
-    document = json.loads(json.dumps(check_document(judged(one("fits: true")))))
+    document = json.loads(json.dumps(check_document(judged(doc("fits: true")))))
     del document["targets"][0]["figures"]["users"]
     assert figures_by_target(document, "b.json")["chat"].users is None
 
@@ -769,7 +772,7 @@ def test_a_baseline_of_an_earlier_release_says_no_users() -> None:
 @pytest.mark.parametrize(("before", "outcome"), [(14, "pass"), (15, "fail"), (None, "skip")])
 def test_users_may_not_drop_from_the_baselines(before: int | None, outcome: str) -> None:
     """14 users of 15 are 6.67 % less; a baseline of an earlier release says none."""
-    rules = one("fits: true", "baseline: {file: b.json, max_drop: {users: 6.6%}}")
+    rules = doc("fits: true", "baseline: {file: b.json, max_drop: {users: 6.6%}}")
     result = judged(rules, baseline={"chat": dataclasses.replace(FIGURES, users=before)})
     assert [finding.outcome for finding in result.findings] == ["pass", outcome]
 
@@ -778,13 +781,13 @@ def test_users_may_not_drop_from_the_baselines(before: int | None, outcome: str)
     ("baseline", "what"), [(None, "the baseline b.json does not exist"), ({}, "not in the baseline")]
 )
 def test_a_missing_baseline_is_skipped(baseline: dict[str, Figures] | None, what: str) -> None:
-    result = judged(one("fits: true", BASELINE), baseline=baseline)
+    result = judged(doc("fits: true", BASELINE), baseline=baseline)
     assert [finding.outcome for finding in result.findings] == ["pass", "skip", "skip"]
     assert what in result.findings[1].message
 
 
 def test_a_larger_model_fails_where_the_baseline_rule_stands() -> None:
-    result = judged(one("fits: true", BASELINE), baseline={"chat": FIGURES})
+    result = judged(doc("fits: true", BASELINE), baseline={"chat": FIGURES})
     weights = next(finding for finding in result.findings if finding.rule == "baseline.weights")
     assert (weights.outcome, weights.line, weights.column) == ("fail", 7, 39)
     assert (weights.limit, weights.actual) == (1010, LLAMA_WEIGHTS)
@@ -805,14 +808,14 @@ def test_a_larger_model_fails_where_the_baseline_rule_stands() -> None:
     ],
 )
 def test_a_damaged_baseline_is_refused(change: dict[str, Any]) -> None:
-    document = {**check_document(judged(one("fits: true"))), **change}
+    document = {**check_document(judged(doc("fits: true"))), **change}
     with pytest.raises(InvalidInputError, match=r"^b\.json(:| is not) "):
         figures_by_target(document, "b.json")
 
 
 @pytest.mark.parametrize("value", [True, "1", None, 1.5])
 def test_a_baseline_with_a_figure_that_is_no_number_is_refused(value: object) -> None:
-    document = json.loads(json.dumps(check_document(judged(one("fits: true")))))
+    document = json.loads(json.dumps(check_document(judged(doc("fits: true")))))
     document["targets"][0]["figures"]["weights"] = value
     with pytest.raises(InvalidInputError, match="weights is missing or not a number"):
         figures_by_target(document, "b.json")
@@ -826,7 +829,7 @@ EVIDENCE = Evidence("llama on H100", error=0.05, worst="weights", started=TODAY,
 
 def outcomes(**changes: Any) -> list[str]:
     evidence = dataclasses.replace(EVIDENCE, **changes)
-    return [finding.outcome for finding in judged(one("fits: true", MEASURED), evidence=evidence).findings[1:]]
+    return [finding.outcome for finding in judged(doc("fits: true", MEASURED), evidence=evidence).findings[1:]]
 
 
 def test_evidence_is_judged_by_its_error_and_its_age() -> None:
@@ -842,27 +845,27 @@ def test_evidence_is_judged_by_its_error_and_its_age() -> None:
 
 
 def test_evidence_has_a_place_of_its_own_in_the_result() -> None:
-    result = judged(one("fits: true", MEASURED), evidence=EVIDENCE)
+    result = judged(doc("fits: true", MEASURED), evidence=EVIDENCE)
     last = result.targets[-1]
     assert (last.target, last.line, last.figures) == ("measured", 7, None)
     assert [finding.target for finding in last.findings] == ["measured", "measured"]
-    waived = judged(one("fits: true", MEASURED + "\n" + waiver("2027-01-01", "measured/max_age")), evidence=EVIDENCE)
+    waived = judged(doc("fits: true", MEASURED + "\n" + waiver("2027-01-01", "measured/max_age")), evidence=EVIDENCE)
     assert waived.count("pass") == 3
 
 
 def test_a_measurement_without_limits_is_there_for_the_targets_rules_only() -> None:
-    result = judged(one("max_prediction_error: 5%", "measured: {file: run}"), evidence=EVIDENCE)
+    result = judged(doc("max_prediction_error: 5%", "measured: {file: run}"), evidence=EVIDENCE)
     assert [(finding.target, finding.outcome) for finding in result.findings] == [("chat", "pass")]
     assert [target.target for target in result.targets] == ["chat"]
 
 
 def test_a_target_may_ask_for_less_error_than_the_rest() -> None:
-    text = one("max_prediction_error: 1%", MEASURED)
+    text = doc("max_prediction_error: 1%", MEASURED)
     own, general, _ = judged(text, evidence=EVIDENCE).findings
     assert (own.target, own.outcome, general.outcome) == ("chat", "fail", "pass")
     other = judged(text, evidence=dataclasses.replace(EVIDENCE, matches=frozenset({"other"}))).findings[0]
     assert (other.outcome, "not for this target" in other.message) == ("skip", True)
-    assert only(one("max_prediction_error: 1%")).message == "there is no `measured:` run to compare with"
+    assert only(doc("max_prediction_error: 1%")).message == "there is no `measured:` run to compare with"
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -873,18 +876,18 @@ def test_the_document_follows_its_schema_in_every_outcome() -> None:
     Draft202012Validator.check_schema(schema)
     rules = f"fits: true, {FAILING}, min_users: 1, min_headroom: 50%"
     more = f"{BASELINE}\n{MEASURED}\nseverity: {{min_headroom: warn}}\n{waiver('2026-01-01')}"
-    for made in (planned(), planned("llama-3.1-70b", max_model_len=8192)):
-        result = judged(one(rules, more), made, evidence=EVIDENCE, baseline={"chat": FIGURES})
+    for answer in (planned(), planned("llama-3.1-70b", max_model_len=8192)):
+        result = judged(doc(rules, more), answer, evidence=EVIDENCE, baseline={"chat": FIGURES})
         document = json.loads(json.dumps(check_document(result), allow_nan=False))
         Draft202012Validator(schema).validate(document)
-        told = [finding["outcome"] for target in document["targets"] for finding in target["findings"]]
-        assert document["counts"] == {outcome: told.count(outcome) for outcome in OUTCOMES}
+        outcomes = [finding["outcome"] for target in document["targets"] for finding in target["findings"]]
+        assert document["counts"] == {outcome: outcomes.count(outcome) for outcome in OUTCOMES}
         assert sum(document["counts"].values()) == len(result.findings)
     assert result.warnings
 
 
 def test_a_document_of_another_shape_does_not_follow_the_schema() -> None:
-    document = json.loads(json.dumps(check_document(judged(one("fits: true")))))
+    document = json.loads(json.dumps(check_document(judged(doc("fits: true")))))
     validator = Draft202012Validator(document_schema("check"))
     changes: list[dict[str, Any]] = [{"extra": 1}, {"schema": "kvplan/check@2"}, {"targets": [{}]}]
     for change in changes:
@@ -900,7 +903,7 @@ def test_the_title_says_model_gpu_ranks_and_context() -> None:
 def test_lengths_from_a_distribution_end_at_the_context() -> None:
     """A median of 100k at a context of 32k: every percentile above the median is the context."""
     lengths = parse_lengths("lognormal:median=100k,sigma=1", 32768)
-    finding = only(one("min_users: {p99: 1}"), planned(load=Load(lengths=lengths)))
+    finding = only(doc("min_users: {p99: 1}"), planned(load=Load(lengths=lengths)))
     assert "32,768 tokens (p99)" in finding.message
 
 

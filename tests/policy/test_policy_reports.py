@@ -32,23 +32,23 @@ NASTY = (
 
 
 def finding(outcome: Outcome, rule: str = "min_concurrency", target: str = "chat", **changes: Any) -> Finding:
-    made = Finding(
+    usual = Finding(
         RULES[rule][0], rule, target, outcome, "9.1 full-length requests < 12", None, 12, 7, 12, 9.1, "requests"
     )
-    return replace(made, **changes)
+    return replace(usual, **changes)
 
 
 def figures(**changes: Any) -> Figures:
-    made = Figures(
+    usual = Figures(
         fits=True, weights=16 * GIB, kv_cache=40 * GIB, kv_bytes_per_token=131_072, kv_tokens=327_680,
         concurrency=10.0, headroom=6 * GIB, lora=0,
     )  # fmt: skip
-    return replace(made, **changes)
+    return replace(usual, **changes)
 
 
 def checked(*findings: Finding, path: str = "kvplan.policy.yaml", **changes: Any) -> CheckResult:
     """A result with one target for each name among the findings."""
-    names = list(dict.fromkeys(one.target for one in findings))
+    names = list(dict.fromkeys(item.target for item in findings))
     targets = [
         TargetResult(
             name, 3, f"llama on a100-80g: {name}", tuple(f for f in findings if f.target == name), figures(), None
@@ -77,8 +77,8 @@ EVERYTHING_NASTY = checked(
 def read_command(line: str) -> tuple[str, dict[str, str], str]:
     """A workflow command as GitHub's runner reads it: `::name key=value,key=value::data`, percent signs undone last."""
     head, data = re.fullmatch(r"::([^:]*)::(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr] # an annotation
-    name, _, rest = head.partition(" ")
-    properties = dict(pair.split("=", 1) for pair in rest.split(","))
+    name, _, pairs = head.partition(" ")
+    properties = dict(pair.split("=", 1) for pair in pairs.split(","))
 
     def undone(text: str, signs: Mapping[str, str]) -> str:
         for code, sign in signs.items():
@@ -124,15 +124,15 @@ def test_control_characters_of_a_policy_do_not_reach_the_log() -> None:
         assert line.isprintable()
 
 
-@pytest.mark.parametrize(("failing", "warning", "shown", "more"), [(3, 7, 10, 0), (3, 8, 9, 2), (25, 4, 9, 20)])
+@pytest.mark.parametrize(("failing", "warning", "num_shown", "more"), [(3, 7, 10, 0), (3, 8, 9, 2), (25, 4, 9, 20)])
 def test_at_most_ten_annotations_are_shown_the_worst_and_then_how_many_more(
-    failing: int, warning: int, shown: int, more: int
+    failing: int, warning: int, num_shown: int, more: int
 ) -> None:
     many = [finding("warn", target=f"w{i}", line=i + 1) for i in range(warning)]
     lines = github_lines(checked(*many, *(finding("fail", target=f"f{i}", line=i + 1) for i in range(failing))))
     commands = [line for line in lines if line.startswith("::")]
-    told = [line.split(" ")[0] for line in commands[:shown]]
-    assert told == (["::error"] * failing + ["::warning"] * warning)[:shown]
+    levels = [line.split(" ")[0] for line in commands[:num_shown]]
+    assert levels == (["::error"] * failing + ["::warning"] * warning)[:num_shown]
     assert len(commands) == 10
     if more:
         assert commands[-1] == (
@@ -285,9 +285,9 @@ def test_each_target_shows_its_change_since_the_baseline() -> None:
 
 def test_what_is_skipped_for_the_same_reason_is_one_row() -> None:
     rules, targets = ("baseline.weights", "baseline.lora"), ("a", "b", "c")
-    found = [finding("skip", rule, target, message="no baseline") for target in targets for rule in rules]
-    found.append(finding("skip", "baseline.weights", "d", message="no baseline"))
-    rows = [row for row in rendered(markdown(checked(*found))).rows if row[0] == "skip"]
+    skips = [finding("skip", rule, target, message="no baseline") for target in targets for rule in rules]
+    skips.append(finding("skip", "baseline.weights", "d", message="no baseline"))
+    rows = [row for row in rendered(markdown(checked(*skips))).rows if row[0] == "skip"]
     assert rows == [
         ["skip", "KVP101 baseline.weights, KVP103 baseline.lora", "a, b, c", "no baseline", ""],
         ["skip", "KVP101 baseline.weights", "d", "no baseline", ""],
@@ -309,8 +309,8 @@ def test_user_text_cannot_break_out_of_its_cell() -> None:
     assert [len(row) for row in page.rows] == [len(row) for row in plain.rows]
     assert set(page.tags) - set(plain.tags) <= {"ul", "li"}  # the list of warnings
     # What is shown is what was written, control characters spelled out and a space of no width after the @.
-    shown = NASTY.replace("\x1b", r"\x1b").replace("\n", r"\n").replace("\r", r"\r").replace("\ud800", r"\ud800")
-    assert page.rows[1][2] == shown.replace("\ufffe", r"\ufffe").replace("@", "@\u200b")
+    printed = NASTY.replace("\x1b", r"\x1b").replace("\n", r"\n").replace("\r", r"\r").replace("\ud800", r"\ud800")
+    assert page.rows[1][2] == printed.replace("\ufffe", r"\ufffe").replace("@", "@\u200b")
 
 
 def test_a_path_cannot_end_the_mark() -> None:
@@ -386,9 +386,9 @@ def test_the_mean_and_the_p99_are_cases_and_alerts_of_their_own_whatever_their_o
     (suite,) = suites_of(junit_xml(checked(*both)))
     assert [case.name for case in suite] == ["KVP004 min_users.mean", "KVP004 min_users.p99"]
 
-    def alert(result: CheckResult, at: int) -> str:
-        found: str = read_sarif(result)["runs"][0]["results"][at]["partialFingerprints"]["kvplanTargetRule/v1"]
-        return found
+    def alert(result: CheckResult, index: int) -> str:
+        fingerprint: str = read_sarif(result)["runs"][0]["results"][index]["partialFingerprints"]["kvplanTargetRule/v1"]
+        return fingerprint
 
     assert alert(checked(*both), 0) == alert(checked(*reversed(both)), 1) != alert(checked(*both), 1)
     assert "title=KVP004 min_users.p99 chat::" in github_lines(checked(both[1]))[0]
@@ -436,16 +436,16 @@ def test_a_result_names_its_rule_its_place_and_its_level(monkeypatch: pytest.Mon
     (run,) = read_sarif(ONE_OF_EACH)["runs"]
     rules = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == [code for code, _ in RULES.values()]
-    told = [(each["ruleId"], each["kind"], each["level"]) for each in run["results"]]
-    assert told == [
+    results = [(row["ruleId"], row["kind"], row["level"]) for row in run["results"]]
+    assert results == [
         ("KVP002", "fail", "warning"),
         ("KVP012", "fail", "error"),
         ("KVP009", "open", "none"),  # SARIF 2.1.0, 3.27.10: what is not "fail" has the level "none"
         ("KVP006", "fail", "warning"),
     ]
-    for each in run["results"]:
-        assert rules[each["ruleIndex"]]["id"] == each["ruleId"]
-        (location,) = each["locations"]  # GitHub refuses a result without one
+    for row in run["results"]:
+        assert rules[row["ruleIndex"]]["id"] == row["ruleId"]
+        (location,) = row["locations"]  # GitHub refuses a result without one
         assert location["physicalLocation"] == {
             "artifactLocation": {"uri": "kvplan.policy.yaml", "uriBaseId": "%SRCROOT%"},
             "region": {"startLine": 12, "startColumn": 7},
@@ -459,10 +459,10 @@ def test_a_result_names_its_rule_its_place_and_its_level(monkeypatch: pytest.Mon
 
 def test_a_fingerprint_outlives_another_line_and_another_number() -> None:
     def prints(result: CheckResult) -> list[str]:
-        return [each["partialFingerprints"]["kvplanTargetRule/v1"] for each in read_sarif(result)["runs"][0]["results"]]
+        return [row["partialFingerprints"]["kvplanTargetRule/v1"] for row in read_sarif(result)["runs"][0]["results"]]
 
     first = checked(finding("fail"), finding("fail", "fits"), finding("fail", target="b"), finding("fail", target="b"))
-    moved = [replace(one, line=90, actual=1.0, message="other", outcome="warn") for one in first.findings]
+    moved = [replace(item, line=90, actual=1.0, message="other", outcome="warn") for item in first.findings]
     assert prints(first) == prints(checked(*moved))
     assert len(set(prints(first))) == 4
 
@@ -473,8 +473,8 @@ def test_a_path_is_a_uri(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
     def uri(path: str) -> dict[str, str]:
         result = read_sarif(checked(finding("fail"), path=path))["runs"][0]["results"][0]
-        found: dict[str, str] = result["locations"][0]["physicalLocation"]["artifactLocation"]
-        return found
+        location: dict[str, str] = result["locations"][0]["physicalLocation"]["artifactLocation"]
+        return location
 
     assert uri("a b/é#?.yaml") == {"uri": "a%20b/%C3%A9%23%3F.yaml", "uriBaseId": "%SRCROOT%"}
     assert uri("/etc/x y.yaml") == {"uri": "file:///etc/x%20y.yaml"}
@@ -499,7 +499,7 @@ def test_any_text_is_written_in_every_format_and_read_back(
     target: str, message: str, fix: str, waiver: str, path: str
 ) -> None:
     outcomes: tuple[Outcome, ...] = ("fail", "warn", "skip", "pass")
-    findings = [finding(each, "fits", target, message=message, fix=fix, waiver=waiver) for each in outcomes]
+    findings = [finding(outcome, "fits", target, message=message, fix=fix, waiver=waiver) for outcome in outcomes]
     result = checked(*findings, path=path, warnings=(message,))
     (suite,) = suites_of(junit_xml(result))
     assert (suite.tests, suite.failures, suite.skipped) == (4, 1, 1)

@@ -79,7 +79,7 @@ def test_the_change_that_cures_all_does_when_it_is_fed_back(run: Run, tmp_path: 
         assert bool(failing) == (ran.code == 1)
         cure = target["cure"]
         if cure is None:
-            assert not any("which fixes" in (it["fix"] or "") for it in failing)
+            assert not any("which fixes" in (finding["fix"] or "") for finding in failing)
             continue
         cured += 1
         incurable = [finding for finding in failing if finding["rule"] == "plausible"]  # 38 GiB of an L4's 24
@@ -136,21 +136,21 @@ def test_rules_that_only_warn_are_cured_too_or_left_as_they_are() -> None:
     """Nothing gives a million requests, which only warns; the two that fail are cured without it."""
     rules = "min_concurrency: 20, max_weights: 10GiB, min_kv_tokens: {}"
     more = "severity: {min_kv_tokens: warn}\n"
-    told, _ = fixes(rules.format("500k"), more)
-    assert {str(fix).rpartition(", ")[2] for fix in told.values()} == {"which fixes all 3"}
-    told, target = fixes(rules.format("2000m"), more)
+    remedies, _ = fixes(rules.format("500k"), more)
+    assert {str(fix).rpartition(", ")[2] for fix in remedies.values()} == {"which fixes all 3"}
+    remedies, target = fixes(rules.format("2000m"), more)
     assert target.cure is not None
     assert target.cure.rules == ("min_concurrency", "max_weights")
-    assert str(told["min_concurrency"]).endswith(", which fixes 2 of 3")
-    assert told["min_kv_tokens"] == NOTHING
+    assert str(remedies["min_concurrency"]).endswith(", which fixes 2 of 3")
+    assert remedies["min_kv_tokens"] == NOTHING
 
 
 def test_where_nothing_cures_all_each_rule_says_what_it_needs_and_that() -> None:
-    told, target = fixes("min_concurrency: 20, max_weights: 1MiB")
+    remedies, target = fixes("min_concurrency: 20, max_weights: 1MiB")
     assert target.cure is None
-    assert str(told["min_concurrency"]).startswith("use --kv-cache-dtype fp8 (gives ")
-    assert str(told["min_concurrency"]).endswith("; no change tried fixes both")
-    assert told["max_weights"] == NOTHING
+    assert str(remedies["min_concurrency"]).startswith("use --kv-cache-dtype fp8 (gives ")
+    assert str(remedies["min_concurrency"]).endswith("; no change tried fixes both")
+    assert remedies["max_weights"] == NOTHING
 
 
 def test_what_was_measured_no_change_cures() -> None:
@@ -158,10 +158,10 @@ def test_what_was_measured_no_change_cures() -> None:
     more = "measured: {file: run, max_error: 5%}\n"
     rules = "min_concurrency: 20, max_weights: 10GiB, max_prediction_error: 5%"
     evidence = Evidence(subject="a run", error=0.09, worst="weights", matches=frozenset({"chat"}))
-    told, target = fixes(rules, more, evidence=evidence)
+    remedies, target = fixes(rules, more, evidence=evidence)
     assert target.cure is not None
     assert target.cure.rules == ("min_concurrency", "max_weights")
-    assert str(told["max_weights"]).endswith(", which fixes 2 of 3")
+    assert str(remedies["max_weights"]).endswith(", which fixes 2 of 3")
 
 
 def test_figures_below_the_baseline_are_cured_by_the_same_change_or_accepted() -> None:
@@ -169,11 +169,11 @@ def test_figures_below_the_baseline_are_cured_by_the_same_change_or_accepted() -
     now = figures(Case(read(ONE.format("fits: true", "")).targets[0], planned()))
     before = dataclasses.replace(now, kv_tokens=now.kv_tokens * 11 // 10, concurrency=now.concurrency * 1.1)
     more = "baseline: {file: b.json, max_drop: {kv_tokens: 5%, concurrency: 5%}}\n"
-    told, target = fixes("min_concurrency: 15", more, baseline={"chat": before})
+    remedies, target = fixes("min_concurrency: 15", more, baseline={"chat": before})
     assert target.cure is not None
     assert target.cure.rules == ("min_concurrency", "baseline.kv_tokens", "baseline.concurrency")
     for name in target.cure.rules[1:]:
-        assert f", which fixes all 3; {ACCEPT}" in str(told[name])
+        assert f", which fixes all 3; {ACCEPT}" in str(remedies[name])
     alone, target = fixes("fits: true", more.replace(", concurrency: 5%", ""), baseline={"chat": before})
     assert (alone["baseline.kv_tokens"], target.cure) == (ACCEPT, None)
 
@@ -193,7 +193,7 @@ def test_a_fix_of_an_sglang_server_has_its_flags_and_says_that_the_context_is_sh
         "rules": {"min_concurrency": 400, "max_weights": "1GiB"},
     }  # fmt: skip
     document = checked(run, tmp_path, {"version": 1, "targets": [target]}).json
-    [cure] = [each["cure"] for each in document["targets"]]
+    [cure] = [target["cure"] for target in document["targets"]]
     assert [flag.split()[0] for flag in cure["flags"]] == ["--tp-size", "--context-length"]
     context = cure["keys"]["max_model_len"]
     assert context < 16384
