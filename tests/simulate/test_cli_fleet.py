@@ -63,9 +63,9 @@ def test_processes_change_nothing_that_is_read(run: Run) -> None:
         "--format",
         "json",
     )
-    one, two = (run(*options, "--jobs", jobs) for jobs in ("1", "2"))
-    assert one.code == two.code == 0
-    assert one.out == two.out
+    single, two = (run(*options, "--jobs", jobs) for jobs in ("1", "2"))
+    assert single.code == two.code == 0
+    assert single.out == two.out
 
 
 def test_every_request_has_a_row(run: Run, tmp_path: Path) -> None:
@@ -124,15 +124,15 @@ def test_interrupted_between_servers_the_answer_names_those_that_are_done(
 
 def test_a_fleets_timeline_has_each_servers_levels(run: Run, tmp_path: Path) -> None:
     """Peaks are those of each server's row, and all tokens are those of the requests."""
-    over_time, each = tmp_path / "timeline.csv", tmp_path / "requests.csv"
-    files = ("--timeline", over_time, "--requests", each)
+    over_time, by_request = tmp_path / "timeline.csv", tmp_path / "requests.csv"
+    files = ("--timeline", over_time, "--requests", by_request)
     replicas = run(*CONV, "--replicas", "2", *files, "--format", "json").json["replicas"]
     rows = list(csv.DictReader(over_time.read_text().splitlines()))
     for replica in replicas:
         own = [row for row in rows if row["server"] == str(replica["index"])]
         for level in ("running", "waiting"):
             assert max(int(row[f"{level}_most"]) for row in own) == replica[level]["peak"]
-    tokens = [int(row["output_tokens"]) for row in csv.DictReader(each.read_text().splitlines())]
+    tokens = [int(row["output_tokens"]) for row in csv.DictReader(by_request.read_text().splitlines())]
     assert sum(int(row["output_tokens"]) for row in rows) == sum(tokens)
 
 

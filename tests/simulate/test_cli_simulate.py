@@ -22,7 +22,9 @@ from tests.support.cli import run as run  # the fixture
 MODEL = ("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "16k")
 CONV = ("--profile", "azure-2023-conv")
 SMALL = (*CONV, "--num-requests", "40")
-TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at * 0.25},{900 + at},{20 + at}\n" for at in range(20))
+TRACE = "arrival_s,prompt_tokens,output_tokens\n" + "".join(
+    f"{index * 0.25},{900 + index},{20 + index}\n" for index in range(20)
+)
 
 
 @pytest.fixture
@@ -38,11 +40,11 @@ def read_rows(text: str) -> list[dict[str, str]]:
 
 def numbers(value: Any, before: str = "") -> Iterator[tuple[str, Any]]:
     """Every number of a document by its path; lists are left out."""
-    for key, each in value.items():
-        if isinstance(each, dict):
-            yield from numbers(each, f"{before}{key}.")
-        elif not isinstance(each, list | str):
-            yield f"{before}{key}", each
+    for key, child in value.items():
+        if isinstance(child, dict):
+            yield from numbers(child, f"{before}{key}.")
+        elif not isinstance(child, list | str):
+            yield f"{before}{key}", child
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
@@ -65,15 +67,15 @@ def test_json_has_every_figure_of_every_variant(run: Run) -> None:
     assert {"model", "gpu", "num_gpus", "max_model_len", "num_blocks", "block_size", "load", "step_time"} <= set(
         document["inputs"]
     )
-    assert [each["name"] for each in document["variants"]] == ["with tiers", "without tiers", "contiguous"]
+    assert [row["name"] for row in document["variants"]] == ["with tiers", "without tiers", "contiguous"]
     for variant in document["variants"]:
         assert set(variant) == KEYS
         assert variant["requests"]["arrived"] == variant["requests"]["finished"] == 40
         assert set(variant["times"]) == {"ttft", "tpot", "queue", "latency"}
         for spread in variant["times"].values():
             assert 0 <= spread["p50"] <= spread["p90"] <= spread["p99"]
-        assert [each["promise"] for each in variant["slo"]] == ["ttft p99", "tpot p99", "preempted"]
-        assert all(each["kept"] == (each["value"] <= each["limit"]) for each in variant["slo"])
+        assert [target["promise"] for target in variant["slo"]] == ["ttft p99", "tpot p99", "preempted"]
+        assert all(target["kept"] == (target["value"] <= target["limit"]) for target in variant["slo"])
         assert variant["largest"]["keeps"] > 0
     tiers, without, contiguous = document["variants"]
     assert [tier["name"] for tier in tiers["tiers"]] == ["cpu", "disk"]
@@ -109,9 +111,9 @@ def cell(value: object) -> str:
 
 
 def test_the_table_and_markdown_have_the_numbers_of_the_json(run: Run) -> None:
-    asked = ("simulate", *MODEL, *SMALL, "--rate", "3", "--seed", "7")
-    (variant,) = run(*asked, "--format", "json").json["variants"]
-    table, markdown = run(*asked).out, run(*asked, "--format", "markdown").out
+    command = ("simulate", *MODEL, *SMALL, "--rate", "3", "--seed", "7")
+    (variant,) = run(*command, "--format", "json").json["variants"]
+    table, markdown = run(*command).out, run(*command, "--format", "markdown").out
     ttft = [variant["times"]["ttft"][name] for name in ("p50", "p90", "p99")]
     assert all(0.01 <= seconds < 0.9 for seconds in ttft)
     for what in (
@@ -127,23 +129,25 @@ def test_the_table_and_markdown_have_the_numbers_of_the_json(run: Run) -> None:
 
 def test_reports_go_to_files_beside_the_table(tmp_path: Path, run: Run) -> None:
     names = [tmp_path / f"out.{ending}" for ending in ("json", "csv", "md")]
-    asked = ("simulate", *MODEL, *SMALL)
-    ran = run(*asked, *(word for name in names for word in ("--report", name)))
+    command = ("simulate", *MODEL, *SMALL)
+    ran = run(*command, *(word for name in names for word in ("--report", name)))
     assert ran.code == 0, ran.err
     assert "time to first token" in ran.out
-    assert json.loads(names[0].read_text()) == run(*asked, "--format", "json").json
-    assert names[1].read_text() == run(*asked, "--format", "csv").out
-    assert names[2].read_text() == run(*asked, "--format", "markdown").out + "<!-- kvplan -->\n"
+    assert json.loads(names[0].read_text()) == run(*command, "--format", "json").json
+    assert names[1].read_text() == run(*command, "--format", "csv").out
+    assert names[2].read_text() == run(*command, "--format", "markdown").out + "<!-- kvplan -->\n"
 
 
 def test_the_files_of_requests_and_of_time_hold_what_the_figures_say(trace: Path, tmp_path: Path, run: Run) -> None:
-    each, over_time = tmp_path / "requests.csv", tmp_path / "timeline.csv"
-    ran = run("simulate", *MODEL, "--trace", trace, "--requests", each, "--timeline", over_time, "--format", "json")
+    by_request, over_time = tmp_path / "requests.csv", tmp_path / "timeline.csv"
+    ran = run(
+        "simulate", *MODEL, "--trace", trace, "--requests", by_request, "--timeline", over_time, "--format", "json"
+    )
     (variant,) = ran.json["variants"]
-    rows = sorted(read_rows(each.read_text()), key=lambda row: int(row["number"]))
-    assert [int(row["prompt_tokens"]) for row in rows] == [900 + at for at in range(20)]
-    assert [int(row["output_tokens"]) for row in rows] == [20 + at for at in range(20)]
-    assert [float(row["arrival_s"]) for row in rows] == [at * 0.25 for at in range(20)]
+    rows = sorted(read_rows(by_request.read_text()), key=lambda row: int(row["number"]))
+    assert [int(row["prompt_tokens"]) for row in rows] == [900 + index for index in range(20)]
+    assert [int(row["output_tokens"]) for row in rows] == [20 + index for index in range(20)]
+    assert [float(row["arrival_s"]) for row in rows] == [index * 0.25 for index in range(20)]
     waits = [float(row["first_token_s"]) - float(row["arrival_s"]) for row in rows]
     assert variant["times"]["ttft"]["p90"] == sorted(waits)[17]  # 18 of 20
     assert variant["times"]["ttft"]["p99"] == max(waits)
@@ -152,10 +156,10 @@ def test_the_files_of_requests_and_of_time_hold_what_the_figures_say(trace: Path
     assert variant["times"]["tpot"]["p50"] == percentile(apart, 0.5) == sorted(apart)[9]
     assert variant["seconds"] == max(float(row["ended_s"]) for row in rows)
     assert variant["throughput"]["output_tokens_per_s"] == pytest.approx(
-        sum(20 + at for at in range(20)) / variant["seconds"]
+        sum(20 + index for index in range(20)) / variant["seconds"]
     )
     stretches = read_rows(over_time.read_text())
-    assert sum(int(row["output_tokens"]) for row in stretches) == sum(20 + at for at in range(20))
+    assert sum(int(row["output_tokens"]) for row in stretches) == sum(20 + index for index in range(20))
     assert max(int(row["running_most"]) for row in stretches) == variant["running"]["peak"]
     assert max(int(row["waiting_most"]) for row in stretches) == variant["waiting"]["peak"]
     assert [float(row["start_s"]) for row in stretches[:3]] == [0.0, 0.125, 0.25]
@@ -186,9 +190,9 @@ def test_a_figure_has_a_line_per_variant_through_its_own_numbers(trace: Path, ru
     assert [series.name for series in requests.series] == [
         "paged, running", "paged, waiting", "contiguous, running", "contiguous, waiting",
     ]  # fmt: skip
-    for at, variant in enumerate(ran.json["variants"]):
-        assert max(share for _, share in pool.series[at].points) <= variant["kv_usage"]["peak"]
-        points = first.series[at].points
+    for index, variant in enumerate(ran.json["variants"]):
+        assert max(share for _, share in pool.series[index].points) <= variant["kv_usage"]["peak"]
+        points = first.series[index].points
         assert (len(points), points[-1][1]) == (20, 1.0)
         assert points[17] == (variant["times"]["ttft"]["p90"], 0.9)
 
@@ -197,8 +201,8 @@ def test_a_figure_has_a_line_per_variant_through_its_own_numbers(trace: Path, ru
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another(run: Run) -> None:
-    asked = ("simulate", *MODEL, *SMALL, "--format", "json", "--seed")
-    assert run(*asked, "1").out == run(*asked, "1").out != run(*asked, "2").out
+    command = ("simulate", *MODEL, *SMALL, "--format", "json", "--seed")
+    assert run(*command, "1").out == run(*command, "1").out != run(*command, "2").out
 
 
 def test_another_rate_squeezes_a_traces_times(trace: Path, tmp_path: Path, run: Run) -> None:
@@ -206,7 +210,9 @@ def test_another_rate_squeezes_a_traces_times(trace: Path, tmp_path: Path, run: 
     path = tmp_path / "requests.csv"
     ran = run("simulate", *MODEL, "--trace", trace, "--rate", "8", "--requests", path, "--format", "json")
     assert ran.json["variants"][0]["requests"]["arrival_rate"] == pytest.approx(8.0)
-    assert sorted(float(row["arrival_s"]) for row in read_rows(path.read_text())) == [at * 0.125 for at in range(20)]
+    assert sorted(float(row["arrival_s"]) for row in read_rows(path.read_text())) == [
+        index * 0.125 for index in range(20)
+    ]
 
 
 def test_a_trace_without_times_comes_evenly_at_the_rate(tmp_path: Path, run: Run) -> None:
@@ -215,7 +221,7 @@ def test_a_trace_without_times_comes_evenly_at_the_rate(tmp_path: Path, run: Run
     assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate is required")
     ran = run("simulate", *MODEL, "--trace", trace, "--rate", "2", "--requests", path)
     assert ran.code == 0, ran.err
-    assert sorted(float(row["arrival_s"]) for row in read_rows(path.read_text())) == [at / 2 for at in range(10)]
+    assert sorted(float(row["arrival_s"]) for row in read_rows(path.read_text())) == [index / 2 for index in range(10)]
 
 
 def test_a_trace_in_which_all_come_at_once_has_no_rate(tmp_path: Path, run: Run) -> None:
@@ -267,19 +273,19 @@ def test_users_send_when_they_have_their_answers(think: str, ramp: str, tmp_path
 
 
 def test_less_of_the_data_sheets_figures_is_slower(run: Run) -> None:
-    asked = ("simulate", *MODEL, *SMALL, "--format", "json")
+    command = ("simulate", *MODEL, *SMALL, "--format", "json")
     for shares in ("weights=0.3", "kv=20%", "weights=0.3,kv=0.3,flops=0.1"):
-        slower = run(*asked, "--efficiency", shares).json["variants"][0]
-        assert slower["times"]["latency"]["mean"] > run(*asked).json["variants"][0]["times"]["latency"]["mean"]
+        slower = run(*command, "--efficiency", shares).json["variants"][0]
+        assert slower["times"]["latency"]["mean"] > run(*command).json["variants"][0]["times"]["latency"]["mean"]
 
 
 def calibrated(folder: Path, model: str = "llama-3.1-8b", **seconds: float) -> Path:
     """Constants as a run on an H100 80GB leaves them; what is not said takes no time."""
-    each = {"step": 0.0, "prompt_token": 0.0, "output_token": 0.0, "kv_byte": 0.0, **seconds}
+    coefficients = {"step": 0.0, "prompt_token": 0.0, "output_token": 0.0, "kv_byte": 0.0, **seconds}
     content = {
         "schema": "kvplan/calibration@1", "for": {"device": "NVIDIA H100 80GB HBM3"}, "device_total": 85_029_158_912,
         "measured": {"context": 600_000_000, "non_torch": 700_000_000, "cuda_graphs": 5, "allocator_slack": 6},
-        "step_time": {"model": model, "seconds": each},
+        "step_time": {"model": model, "seconds": coefficients},
     }  # fmt: skip
     path = folder / "calibration.json"
     path.write_text(json.dumps(content))
@@ -313,11 +319,11 @@ def test_step_times_of_something_else_are_refused(changes: dict[str, Any], says:
 
 
 def test_smaller_chunks_of_a_tier_hit_at_least_as_often(run: Run) -> None:
-    asked = ("simulate", *MODEL, *SMALL, "--shared-prefix", "400", "--no-enable-prefix-caching", "--format", "json")
+    command = ("simulate", *MODEL, *SMALL, "--shared-prefix", "400", "--no-enable-prefix-caching", "--format", "json")
     tier = ("--tier", "cpu=200GiB@25GB/s", "--tier-chunk")
-    hits = [run(*asked, *tier, size).json["variants"][0]["tiers"][0]["hit_tokens"] for size in ("16", "256")]
+    hits = [run(*command, *tier, size).json["variants"][0]["tiers"][0]["hit_tokens"] for size in ("16", "256")]
     assert hits[0] >= hits[1] > 0
-    rows = [line.partition("  ")[0] or "range" for line in run(*asked[:-2], *tier, "256").out.splitlines()]
+    rows = [line.partition("  ")[0] or "range" for line in run(*command[:-2], *tier, "256").out.splitlines()]
     first = rows.index("time to first token p50 / p90 / p99")
     assert rows[first + 1 : first + 3] == ["range", "time to first token saved, mean"]
 
@@ -341,21 +347,21 @@ def test_a_broken_promise_is_one_with_exit_code(promise: str, flags: tuple[str, 
 
 def test_the_largest_rate_keeps_the_promise_and_the_next_breaks_it(run: Run) -> None:
     """Asked again at both ends."""
-    asked = ("simulate", *MODEL, *SMALL, "--slo", "ttft=200ms", "--format", "json")
-    largest = run(*asked).json["variants"][0]["largest"]
+    command = ("simulate", *MODEL, *SMALL, "--slo", "ttft=200ms", "--format", "json")
+    largest = run(*command).json["variants"][0]["largest"]
     assert largest["keeps"] < largest["breaks"] <= largest["keeps"] * 1.02
     for rate, is_kept in ((largest["keeps"], True), (largest["breaks"], False)):
-        (promise,) = run(*asked, "--rate", f"{rate:.9f}").json["variants"][0]["slo"]
+        (promise,) = run(*command, "--rate", f"{rate:.9f}").json["variants"][0]["slo"]
         assert promise["kept"] is is_kept
 
 
 def test_the_largest_number_of_users_keeps_the_promise_and_one_more_breaks_it(run: Run) -> None:
-    asked = ("simulate", *MODEL, "--profile", "azure-2023-conv", "--num-requests", "50", "--ramp", "0s",
-             "--slo", "tpot=9ms", "--format", "json")  # fmt: skip
-    largest = run(*asked, "--users", "4").json["variants"][0]["largest"]
+    command = ("simulate", *MODEL, "--profile", "azure-2023-conv", "--num-requests", "50", "--ramp", "0s",
+               "--slo", "tpot=9ms", "--format", "json")  # fmt: skip
+    largest = run(*command, "--users", "4").json["variants"][0]["largest"]
     assert largest["breaks"] == largest["keeps"] + 1
     for users, is_kept in ((largest["keeps"], True), (largest["breaks"], False)):
-        (promise,) = run(*asked, "--users", str(int(users))).json["variants"][0]["slo"]
+        (promise,) = run(*command, "--users", str(int(users))).json["variants"][0]["slo"]
         assert promise["kept"] is is_kept
 
 
@@ -378,7 +384,7 @@ def test_a_request_that_is_refused_misses_every_promise(share: str, is_kept: boo
     """One of 20 is longer than the context: the 19 others keep the 95th percentile, the 99th is the one's."""
     trace = tmp_path / "trace.csv"
     trace.write_text(
-        "arrival_s,prompt_tokens,output_tokens\n0,20000,5\n" + "".join(f"{at},100,5\n" for at in range(19))
+        "arrival_s,prompt_tokens,output_tokens\n0,20000,5\n" + "".join(f"{index},100,5\n" for index in range(19))
     )
     ran = run("simulate", *MODEL, "--trace", trace, "--slo", f"ttft.{share}=1m", "--format", "json")
     assert ran.code == 0, ran.err
@@ -489,7 +495,7 @@ def test_a_broken_trace_is_refused_with_its_place(content: str, says: str, tmp_p
 def test_a_trace_that_says_who_shares_takes_no_shared_prefix(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "trace.jsonl"
     row = '{"timestamp": %d, "input_length": 1000, "output_length": 5, "hash_ids": [1, %d]}\n'
-    path.write_text("".join(row % (at * 1000, at + 2) for at in range(5)))
+    path.write_text("".join(row % (index * 1000, index + 2) for index in range(5)))
     assert run("simulate", *MODEL, "--trace", path).code == 0
     assert refused(run("simulate", *MODEL, "--trace", path, "--shared-prefix", "64")).startswith("--shared-prefix: ")
 
@@ -549,7 +555,7 @@ def test_every_option_of_simulate_is_used_here() -> None:
     """Of those that estimate does not have."""
     from kvplan.cli.options import PlanOptions
 
-    own = {each.name for each in fields(SimulateOptions)} - {each.name for each in fields(PlanOptions)}
+    own = {option.name for option in fields(SimulateOptions)} - {option.name for option in fields(PlanOptions)}
     names = ("simulate/test_cli_simulate", "simulate/test_load", "simulate/test_cli_fleet", "simulate/test_film",
              "simulate/test_trace_events", "core/test_cluster")  # fmt: skip
     text = "".join((Path(__file__).parents[1] / f"{name}.py").read_text("utf-8") for name in names)

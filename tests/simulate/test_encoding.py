@@ -50,13 +50,13 @@ def test_without_rules_of_an_encoder_none_of_it_runs() -> None:
 
 def test_a_prompt_stops_before_the_image_that_the_budget_lacks() -> None:
     """6 of the budget's 10 embeddings go to the first image; the second, of 5, is computed in the next step."""
-    made = scheduler()
-    made.add(prompt("a", 15, EncoderInput(0, 6, "x"), EncoderInput(8, 5, "y")))
-    batch = made.schedule()
+    sched = scheduler()
+    sched.add(prompt("a", 15, EncoderInput(0, 6, "x"), EncoderInput(8, 5, "y")))
+    batch = sched.schedule()
     assert list(batch.num_tokens.values()) == [8]
     assert list(batch.extra(EncoderStep).inputs.values()) == [[0]]
-    made.update(batch, {})
-    batch = made.schedule()
+    sched.update(batch, {})
+    batch = sched.schedule()
     assert list(batch.num_tokens.values()) == [7]
     assert list(batch.extra(EncoderStep).inputs.values()) == [[1]]
 
@@ -90,17 +90,17 @@ def test_an_image_that_no_step_could_compute_is_refused(
 
 
 def test_images_of_one_name_and_two_sizes_end_the_second_request() -> None:
-    made = scheduler(enable_prefix_caching=False)
+    sched = scheduler(enable_prefix_caching=False)
     first, second = prompt("a", 12, EncoderInput(0, 6, "x")), prompt("b", 12, EncoderInput(0, 4, "x"))
-    made.add(first)
-    made.add(second)
-    batch = made.schedule()
+    sched.add(first)
+    sched.add(second)
+    batch = sched.schedule()
     assert list(batch.num_tokens) == [first]
     assert (second.finish_reason, second.error) == (
         "error",
         "b: image 0 is called 'x' and has 4 embeddings, another of that name 6; name images by their content",
     )
-    made.check_invariants()
+    sched.check_invariants()
 
 
 def test_images_are_not_scheduled_beside_an_offload_tier() -> None:
@@ -112,7 +112,7 @@ def test_images_are_not_scheduled_beside_an_offload_tier() -> None:
 def test_the_cache_adds_up_whatever_comes(seed: int) -> None:
     """Random prompts, aborts and preemptions: all finish, nothing stays held, and no step asks for more."""
     source = random.Random(seed)
-    made = scheduler(batch_queue_depth=source.randint(1, 2), enable_prefix_caching=source.random() < 0.7)
+    sched = scheduler(batch_queue_depth=source.randint(1, 2), enable_prefix_caching=source.random() < 0.7)
     seqs: list[Sequence] = []
     in_flight: deque[Batch] = deque()
     for turn in range(400):
@@ -123,23 +123,23 @@ def test_the_cache_adds_up_whatever_comes(seed: int) -> None:
                 images.append(EncoderInput(start, length, f"{length} {source.randint(0, 2)}"))
                 start += length + source.randint(0, 4)
             seqs.append(prompt(f"r{turn}", start + source.randint(1, 5), *images, max_tokens=source.randint(1, 5)))
-            made.add(seqs[-1])
+            sched.add(seqs[-1])
         if seqs and source.random() < 0.05:
-            (made.abort if source.random() < 0.5 else made.preempt)(source.choice(seqs).request_id)
-        batch = made.schedule()
-        made.check_invariants()
-        encoding(made).cache.check_invariants()
+            (sched.abort if source.random() < 0.5 else sched.preempt)(source.choice(seqs).request_id)
+        batch = sched.schedule()
+        sched.check_invariants()
+        encoding(sched).cache.check_invariants()
         encoded = batch.extra(EncoderStep).inputs.items()
         num_embeds = sum(inputs_of(seq)[number].num_embeds for seq, numbers in encoded for number in numbers)
-        assert num_embeds <= encoding(made).rules.compute_budget
+        assert num_embeds <= encoding(sched).rules.compute_budget
         in_flight.append(batch)
-        if len(in_flight) == made.config.batch_queue_depth or not batch.num_tokens:
+        if len(in_flight) == sched.config.batch_queue_depth or not batch.num_tokens:
             oldest = in_flight.popleft()
-            made.update(oldest, {seq.request_id: [SAMPLED] for seq in oldest.samples})
-            made.check_invariants()
-            encoding(made).cache.check_invariants()
+            sched.update(oldest, {seq.request_id: [SAMPLED] for seq in oldest.samples})
+            sched.check_invariants()
+            encoding(sched).cache.check_invariants()
     assert all(seq.is_finished for seq in seqs)
-    assert encoding(made).cache.num_freeable == 20
+    assert encoding(sched).cache.num_freeable == 20
 
 
 def test_an_output_is_held_until_its_last_equal_image_is_passed() -> None:

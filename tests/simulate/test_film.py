@@ -192,12 +192,12 @@ def test_counts_on_the_page_are_those_of_the_run(steps: int, page: Path, open_pa
         for film, facts in zip(data["films"], opened.evaluate(READ), strict=True):
             index = min(step, len(film["seconds"]) - 1)
             counts = counted(pools(film)[index])
-            wanted = {
+            expected = {
                 "running": film["running"][index], "waiting": film["waiting"][index], "shared": counts["shared"],
                 "blocks used": counts["own"] + counts["shared"] + counts["empty"], "prefix cache": counts["cached"],
                 "preemptions": film["preemptions"][index], "reserved, empty": counts["empty"], "free": counts["free"],
             }  # fmt: skip
-            assert {name: int(facts[name].replace(",", "")) for name in wanted} == wanted
+            assert {name: int(facts[name].replace(",", "")) for name in expected} == expected
 
 
 @needs_browser

@@ -43,8 +43,8 @@ def test_a_second_decode_server_pays_at_short_prompts_alone(
 
     def gain(prompt: int) -> float:
         requests = [TraceRequest(0.0, prompt, 128)] * 100
-        one, two = (split("h200", 1, 1, count, Closed(iter(requests), users)).clock for count in (1, 2))
-        return one / two - 1
+        single, two = (split("h200", 1, 1, count, Closed(iter(requests), users)).clock for count in (1, 2))
+        return single / two - 1
 
     short, long = gain(1024), gain(8128)
     assert (short, long) == pytest.approx(simulated, abs=0.01)
@@ -55,8 +55,8 @@ def test_a_second_decode_server_pays_at_short_prompts_alone(
 def test_that_order_rests_on_the_guessed_length_of_answers(answer: int, pays: bool) -> None:
     """The thread does not state it: from 256 tokens on a second server pays at 8,128 too, as docs/fleets.md says."""
     requests = [TraceRequest(0.0, 8128, answer)] * 100
-    one, two = (split("h200", 1, 1, count, Closed(iter(requests), 8)).clock for count in (1, 2))
-    assert (one / two - 1 > 0.25) == pays
+    single, two = (split("h200", 1, 1, count, Closed(iter(requests), 8)).clock for count in (1, 2))
+    assert (single / two - 1 > 0.25) == pays
 
 
 @pytest.mark.full

@@ -32,14 +32,14 @@ ROUNDING = 0.0025  # a factor is stored as a whole number of half percents of it
 
 
 def planned(model: str = "llama-3.1-8b", gpu_name: str = "h100-80g", engine: str = "vllm", **args: Any) -> Plan:
-    made = EngineArgs(**{"max_model_len": 4096, **args})
-    return plan(Request(catalog.load(model), gpu(gpu_name), made, parse_engine(engine)))
+    engine_args = EngineArgs(**{"max_model_len": 4096, **args})
+    return plan(Request(catalog.load(model), gpu(gpu_name), engine_args, parse_engine(engine)))
 
 
-def alone(made: Plan, host: Host | None = None) -> KernelStep:
+def alone(answer: Plan, host: Host | None = None) -> KernelStep:
     """A plan's step without a host, or with this one."""
-    reaches = tuple(kind.reach for kind in attention_kinds(made))
-    return kernel_step(made, reaches, Shares(), host=host or Host())
+    reaches = tuple(kind.reach for kind in attention_kinds(answer))
+    return kernel_step(answer, reaches, Shares(), host=host or Host())
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -237,12 +237,12 @@ def test_a_step_that_decodes_is_its_lines_value() -> None:
 
 def test_a_hidden_scheduler_costs_nothing_until_it_is_the_slower_one() -> None:
     """10 ms of scheduling beside a step of 6 ms of an H100: 10; 1 ms: none; in turn both come on top."""
-    made, work = planned(), StepWork(1, 1, 1, (100,), (100,))
-    bare = alone(made).seconds(work)
+    answer, work = planned(), StepWork(1, 1, 1, (100,), (100,))
+    bare = alone(answer).seconds(work)
     assert bare < 0.010
-    assert alone(made, Host(step=0.010, is_hidden=True)).seconds(work) == 0.010
-    assert alone(made, Host(step=0.001, is_hidden=True)).seconds(work) == bare
-    assert alone(made, Host(step=0.010)).seconds(work) == pytest.approx(bare + 0.010)
+    assert alone(answer, Host(step=0.010, is_hidden=True)).seconds(work) == 0.010
+    assert alone(answer, Host(step=0.001, is_hidden=True)).seconds(work) == bare
+    assert alone(answer, Host(step=0.010)).seconds(work) == pytest.approx(bare + 0.010)
 
 
 def test_more_work_never_takes_less_time() -> None:

@@ -47,15 +47,15 @@ def test_all_at_once() -> None:
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
 def test_gamma_gaps_have_mean_and_spread(shape: float) -> None:
     """The gamma distribution: mean 1 / rate, standard deviation over mean 1 / sqrt(shape); shape 1 is Poisson."""
-    at = times(Process(shape), ((5.0, math.inf),), 40_000)
-    gaps = [later - earlier for earlier, later in pairwise(at)]
+    arrivals = times(Process(shape), ((5.0, math.inf),), 40_000)
+    gaps = [later - earlier for earlier, later in pairwise(arrivals)]
     assert fmean(gaps) == pytest.approx(0.2, rel=0.03)
     assert pstdev(gaps) / fmean(gaps) == pytest.approx(1 / math.sqrt(shape), rel=0.05)
 
 
 def test_a_limit_holds_requests_back() -> None:
     """Two at a time, one due each second, each taking 5 s: the third is sent at 5 s, when the first is answered."""
-    arrivals = Closed((TraceRequest(float(at), 10, 10) for at in range(4)), 2, timed=True)
+    arrivals = Closed((TraceRequest(float(second), 10, 10) for second in range(4)), 2, timed=True)
     sent = []
     ends = iter((5.0, 6.0, 10.0, 11.0))
     while arrivals.next_time() is not None:

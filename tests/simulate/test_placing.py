@@ -30,7 +30,7 @@ def simulated(run: Run, servers: int, rate: float, *more: str) -> dict[str, str]
         "simulate", *MODEL, "--gpu", "l40s", *LOAD, *SLO, "--rate", f"{rate / servers:.9f}", "-q",
         "--format", "json", *more,
     )  # fmt: skip
-    return {each["promise"]: each["verdict"] for each in ran.json["variants"][0]["slo"]}
+    return {target["promise"]: target["verdict"] for target in ran.json["variants"][0]["slo"]}
 
 
 def test_the_fewest_servers_that_keep_the_targets(run: Run) -> None:
@@ -50,8 +50,8 @@ def test_the_fewest_servers_that_keep_the_targets(run: Run) -> None:
 @pytest.mark.parametrize("card", ["l40s", "h100-80g"])
 def test_no_server_serves_more_than_the_closed_form_bounds(run: Run, card: str) -> None:
     """A tenth more than the bound is sent, and no more than it is served: no cheaper placement is passed over."""
-    made = plan(Request(catalog.load("llama-3.1-8b"), gpu(card), EngineArgs(max_model_len=4096)))
-    bound = steady_rate(made, step_time(made, Shares(), None), Means(800, 60), (), {}).rate
+    answer = plan(Request(catalog.load("llama-3.1-8b"), gpu(card), EngineArgs(max_model_len=4096)))
+    bound = steady_rate(answer, step_time(answer, Shares(), None), Means(800, 60), (), {}).rate
     load = ("--prompt-tokens", "800", "--output-tokens", "60", "--num-requests", "2500", "--rate", f"{1.1 * bound:.3f}")
     [variant] = run("simulate", *MODEL, "--gpu", card, *load, "-q", "--format", "json").json["variants"]
     assert variant["throughput"]["requests_per_s"] <= bound
@@ -59,7 +59,10 @@ def test_no_server_serves_more_than_the_closed_form_bounds(run: Run, card: str) 
 
 def test_likely_times_need_no_more_servers_than_their_whole_ranges(run: Run) -> None:
     document = run(*ASKED, "--gpus", "l40s,a100-80g,h100-80g", "--no-fp8", "--rate", "40").json
-    servers = {(each["gpu"], each["tensor_parallel_size"]): each["servers"] for each in document["placements"]}
+    servers = {
+        (placement["gpu"], placement["tensor_parallel_size"]): placement["servers"]
+        for placement in document["placements"]
+    }
     assert len(servers) >= 2
     for (name, split), number in servers.items():
         alone = run(*ASKED, "--gpu", name, "--tp", str(split), "--no-fp8", "--rate", "40", "--optimistic").json
@@ -71,17 +74,21 @@ def test_spare_servers_and_prices(run: Run, tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("l40s: 1.5\n")
     document = run(*ASKED, "--gpus", "l40s,a100-80g", "--rate", "24", "--prices", prices, "--spare", "1").json
-    with_price = [each for each in document["placements"] if each["gpu"] == "l40s"]
-    without = [each for each in document["placements"] if each["gpu"] == "a100-80g"]
+    with_price = [placement for placement in document["placements"] if placement["gpu"] == "l40s"]
+    without = [placement for placement in document["placements"] if placement["gpu"] == "a100-80g"]
     assert with_price
-    for each in with_price:
-        assert each["price_per_hour"] == pytest.approx(each["num_gpus"] * 1.5)
-        asked = 24 * 60 * 3600 / 1e6
-        assert each["price_per_million_output_tokens"] == pytest.approx(each["price_per_hour"] / asked, rel=1e-6)
-        assert each["spare"] == 1
-        assert each["output_tokens_per_s"] == pytest.approx(24 * 60)  # of all servers, as in the text; the spare idles
-        assert each["server_output_tokens_per_s"] == pytest.approx(24 * 60 / (each["servers"] - 1))
-    assert all(each["price_per_hour"] is None for each in without)  # a row without a price
+    for placement in with_price:
+        assert placement["price_per_hour"] == pytest.approx(placement["num_gpus"] * 1.5)
+        millions_per_hour = 24 * 60 * 3600 / 1e6
+        assert placement["price_per_million_output_tokens"] == pytest.approx(
+            placement["price_per_hour"] / millions_per_hour, rel=1e-6
+        )
+        assert placement["spare"] == 1
+        assert placement["output_tokens_per_s"] == pytest.approx(
+            24 * 60
+        )  # of all servers, as in the text; the spare idles
+        assert placement["server_output_tokens_per_s"] == pytest.approx(24 * 60 / (placement["servers"] - 1))
+    assert all(placement["price_per_hour"] is None for placement in without)  # a row without a price
 
 
 def test_users_who_wait_for_answers(run: Run) -> None:
@@ -89,7 +96,7 @@ def test_users_who_wait_for_answers(run: Run) -> None:
     [best] = document["placements"]
     share = -(-60 // best["servers"])
     ran = run("simulate", *MODEL, "--gpu", "l40s", *LOAD, *SLO, "--users", share, "-q", "--format", "json")
-    assert {each["verdict"] for each in ran.json["variants"][0]["slo"]} == {"kept"}
+    assert {target["verdict"] for target in ran.json["variants"][0]["slo"]} == {"kept"}
 
 
 def test_a_target_that_no_number_of_servers_keeps(run: Run) -> None:
@@ -108,13 +115,13 @@ def test_the_json_follows_its_schema_and_every_format_says_it(run: Run, tmp_path
     table = run("recommend", *MODEL, *LOAD, *SLO, "--gpus", "l40s,h100-80g", "--rate", "8", "-q")
     assert table.out.startswith(document["answer"])
     assert document["placements"][0]["command"] in table.out
-    shown = [line.split()[-1] for line in table.out.splitlines() if " x TP " in line]
-    rates = [each["output_tokens_per_s"] for each in document["placements"]]
-    assert [float(text.replace(",", "")) for text in shown] == pytest.approx(rates, rel=0.005)
+    rate_texts = [line.split()[-1] for line in table.out.splitlines() if " x TP " in line]
+    rates = [placement["output_tokens_per_s"] for placement in document["placements"]]
+    assert [float(text.replace(",", "")) for text in rate_texts] == pytest.approx(rates, rel=0.005)
     (head, *rows) = csv.reader(run(*ASKED[:-1], "csv", "--gpus", "l40s,h100-80g", "--rate", "8").out.splitlines())
     assert [float(row[head.index("output_tokens_per_s")]) for row in rows] == pytest.approx(rates)
     assert [float(row[head.index("ttft p90 high")]) for row in rows] == pytest.approx(
-        [each["targets"][0]["high"] for each in document["placements"]]
+        [placement["targets"][0]["high"] for placement in document["placements"]]
     )
 
 
@@ -172,8 +179,8 @@ def test_a_few_prompts_beyond_the_context_are_a_note(run: Run) -> None:
 def test_every_format_says_what_no_published_result_has(run: Run, tmp_path: Path) -> None:
     """No published result is of weights in AWQ, and no linear layer of 4 bits was measured."""
     report = tmp_path / "answer.html"
-    asked = ["llama-3.1-8b-awq" if word == "llama-3.1-8b" else word for word in ASKED]
+    command = ["llama-3.1-8b-awq" if word == "llama-3.1-8b" else word for word in ASKED]
     words = ("--gpu", "h100-80g", "--no-fp8", "--tp", "1", "--rate", "2", "--report", report)
-    unseen = run(*asked, *words).json["unseen"]
+    unseen = run(*command, *words).json["unseen"]
     assert unseen == ["borrowed kernels (int4 linear layers as in bfloat16)", "weights in awq"]
     assert f"no published benchmarks with {unseen[0]} or {unseen[1]}" in report.read_text()

@@ -131,9 +131,9 @@ def test_pages_of_several_tokens_are_simulated(run: Run, place: tuple[str, ...],
 
 
 def test_recommend_with_targets_simulates_sglangs_order(run: Run) -> None:
-    asked = ("recommend", "llama-3.1-8b", "--gpu", "h100-80g", "--tensor-parallel-size", "1", "--ctx", "8k", "-q")
+    command = ("recommend", "llama-3.1-8b", "--gpu", "h100-80g", "--tensor-parallel-size", "1", "--ctx", "8k", "-q")
     load = ("--prompt-tokens", "1000", "--output-tokens", "50", "--num-requests", "60", "--slo", "ttft.p90=2s")
-    answer = run(*asked, *load, "--rate", "6", "--engine", "sglang", "--format", "json")
+    answer = run(*command, *load, "--rate", "6", "--engine", "sglang", "--format", "json")
     assert answer.code == 0
     assert "sglang.launch_server" in answer.out
 
@@ -153,33 +153,33 @@ def test_what_was_not_compared_is_refused(run: Run, options: tuple[str, ...], pa
 
 @pytest.mark.parametrize("model", ["gemma-3-4b", "qwen3-next-80b-a3b"])
 def test_pools_of_windows_and_states_are_answered(run: Run, model: str) -> None:
-    asked = ("simulate", model, "--gpu", "b300", "--ctx", "8k", "-q", "--engine", "sglang", "--rate", "2")
-    [variant] = run(*asked, *LOAD, "--format", "json").json["variants"]
+    command = ("simulate", model, "--gpu", "b300", "--ctx", "8k", "-q", "--engine", "sglang", "--rate", "2")
+    [variant] = run(*command, *LOAD, "--format", "json").json["variants"]
     assert variant["requests"]["finished"] == 40
 
 
 def test_pages_hold_what_their_tokens_do(run: Run) -> None:
     """40 requests that come one after another: a page of 64 tokens instead of one changes no time, only the pool."""
-    asked = (*ASKED, "--prompt-tokens", "640", "--output-tokens", "64", "--num-requests", "40", "--engine", "sglang")
-    [single] = run(*asked, "--rate", "1").json["variants"]
-    [paged] = run(*asked, "--rate", "1", "--block-size", "64").json["variants"]
+    command = (*ASKED, "--prompt-tokens", "640", "--output-tokens", "64", "--num-requests", "40", "--engine", "sglang")
+    [single] = run(*command, "--rate", "1").json["variants"]
+    [paged] = run(*command, "--rate", "1", "--block-size", "64").json["variants"]
     assert paged["times"] == single["times"]
     assert paged["kv_usage"]["peak"] >= single["kv_usage"]["peak"]
 
 
 def test_a_model_whose_prompts_pause_is_refused(run: Run) -> None:
     """SGLang 0.5.23 sets --prefill-decode-interval 22 for Qwen3-VL on large Hopper GPUs, and on no others."""
-    asked = ("simulate", "qwen3-vl-8b", "--ctx", "8k", "-q", "--engine", "sglang", "--rate", "2")
-    assert "pauses between its prompts" in refused(run(*asked, *LOAD, "--gpu", "h100-80g"))
-    assert run(*asked, *LOAD, "--gpu", "a100-80g").code == 0
+    command = ("simulate", "qwen3-vl-8b", "--ctx", "8k", "-q", "--engine", "sglang", "--rate", "2")
+    assert "pauses between its prompts" in refused(run(*command, *LOAD, "--gpu", "h100-80g"))
+    assert run(*command, *LOAD, "--gpu", "a100-80g").code == 0
 
 
 def test_a_flag_that_sglang_never_reads_changes_nothing(run: Run) -> None:
     """--num-continuous-decode-steps is declared in SGLang 0.4.9 to 0.5.23 and read by nothing there."""
     words = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --num-continuous-decode-steps 8"
-    asked = ("simulate", "--gpu", "h100-80g", "--ctx", "8k", "-q", "--format", "json", "--rate", "20", *LOAD)
-    with_it = run(*asked, "--from-command", words).json
-    assert with_it["variants"] == run(*asked, "llama-3.1-8b", "--engine", "sglang").json["variants"]
+    command = ("simulate", "--gpu", "h100-80g", "--ctx", "8k", "-q", "--format", "json", "--rate", "20", *LOAD)
+    with_it = run(*command, "--from-command", words).json
+    assert with_it["variants"] == run(*command, "llama-3.1-8b", "--engine", "sglang").json["variants"]
 
 
 FLAGS = ["--schedule-policy lpm", "--enable-mixed-chunk", "--schedule-conservativeness 0.3", "--max-prefill-tokens 9"]
@@ -188,5 +188,5 @@ FLAGS = ["--schedule-policy lpm", "--enable-mixed-chunk", "--schedule-conservati
 @pytest.mark.parametrize("flag", FLAGS)
 def test_a_flag_of_the_order_is_refused_by_name(run: Run, flag: str) -> None:
     command = f"python3 -m sglang.launch_server --model-path llama-3.1-8b {flag}"
-    asked = ("simulate", "--gpu", "h100-80g", "--ctx", "8k", "-q", "--rate", "2", "--from-command", command)
-    assert flag.split()[0] in refused(run(*asked, *LOAD))
+    argv = ("simulate", "--gpu", "h100-80g", "--ctx", "8k", "-q", "--rate", "2", "--from-command", command)
+    assert flag.split()[0] in refused(run(*argv, *LOAD))

@@ -27,9 +27,9 @@ def planned(model: str, gpu_name: str) -> Request:
 )
 def test_a_verdict_holds_over_the_whole_range_or_nowhere(limit: float, expected: str) -> None:
     assert verdict(0.5, 2.0, limit) == expected
-    kept = kept_promise(Promise("ttft", 0.99, limit), 1.0, RANGES)
-    assert (kept.low, kept.high, kept.verdict) == (0.5, 2.0, expected)
-    assert kept.is_kept == (limit >= 1.0)
+    outcome = kept_promise(Promise("ttft", 0.99, limit), 1.0, RANGES)
+    assert (outcome.low, outcome.high, outcome.verdict) == (0.5, 2.0, expected)
+    assert outcome.is_kept == (limit >= 1.0)
 
 
 def test_a_request_that_is_not_served_breaks_its_promise() -> None:
@@ -37,8 +37,8 @@ def test_a_request_that_is_not_served_breaks_its_promise() -> None:
 
 
 def test_a_share_of_requests_has_no_range() -> None:
-    kept = kept_promise(Promise(None, 1.0, 0.01), 0.01, RANGES)
-    assert (kept.low, kept.high, kept.verdict) == (0.01, 0.01, "kept")
+    outcome = kept_promise(Promise(None, 1.0, 0.01), 0.01, RANGES)
+    assert (outcome.low, outcome.high, outcome.verdict) == (0.01, 0.01, "kept")
 
 
 def test_a_figure_without_ranges_is_taken_as_it_is() -> None:
@@ -78,11 +78,11 @@ def test_flags_whose_time_nobody_published_are_named(changes: dict[str, Any], la
 def test_what_no_published_result_is_like_is_named_and_has_wider_ranges(
     model: str, gpu_name: str, expected: list[str]
 ) -> None:
-    made = plan(planned(model, gpu_name))
-    assert list(unlike(made)) == expected
-    least, most = range_of(kind_of(made.request.spec, made.request.gpu, regime_of(made)), "tpot")
+    answer = plan(planned(model, gpu_name))
+    assert list(unlike(answer)) == expected
+    least, greatest = range_of(kind_of(answer.request.spec, answer.request.gpu, regime_of(answer)), "tpot")
     factor = UNSEEN ** len(expected)
-    assert modeled(made).time("tpot", 1.0) == pytest.approx((least / factor, most * factor))
+    assert modeled(answer).time("tpot", 1.0) == pytest.approx((least / factor, greatest * factor))
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_what_no_published_result_is_like_is_named_and_has_wider_ranges(
     ],
 )
 def test_a_kind_is_what_changes_kernels_and_scheduler(model: str, gpu_name: str, engine: str, expected: Kind) -> None:
-    made = replace(planned(model, gpu_name), release=parse_engine(engine))
-    assert kind_of(made.spec, made.gpu, regime_of(plan(made))) == expected
+    question = replace(planned(model, gpu_name), release=parse_engine(engine))
+    assert kind_of(question.spec, question.gpu, regime_of(plan(question))) == expected
 
 
 def test_a_kind_with_few_results_takes_the_range_of_a_wider_one_and_widens_it() -> None:
@@ -124,15 +124,15 @@ def test_measured_steps_have_ranges_too() -> None:
 
 
 def test_a_kind_without_results_names_calibrate() -> None:
-    said = modeled(plan(planned("gpt-oss-20b", "mi300x"))).coverage
-    assert said.startswith("no result of this kind (models with experts, vLLM, AMD GPUs)")
-    assert "run `kvplan calibrate` with 3 of yours" in said
+    coverage = modeled(plan(planned("gpt-oss-20b", "mi300x"))).coverage
+    assert coverage.startswith("no result of this kind (models with experts, vLLM, AMD GPUs)")
+    assert "run `kvplan calibrate` with 3 of yours" in coverage
 
 
 def test_a_range_says_how_often_it_held_for_its_kind() -> None:
     score = scores()[Kind("experts", "measured", "vllm")]["tpot"]
-    said = modeled(plan(planned("gpt-oss-120b", "h200"))).coverage
-    assert said.startswith(f"held {score.in_range} of {score.results} per output token")
+    coverage = modeled(plan(planned("gpt-oss-120b", "h200"))).coverage
+    assert coverage.startswith(f"held {score.in_range} of {score.results} per output token")
 
 
 def test_a_range_of_measured_steps_is_called_an_assumption() -> None:

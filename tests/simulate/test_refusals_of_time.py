@@ -41,9 +41,9 @@ def test_what_no_placement_could_answer_is_no_answer(run: Run, more: tuple[str, 
 def test_flags_that_change_the_order_are_refused_but_for_their_default(run: Run, flags: str, is_refused: bool) -> None:
     ran = run("simulate", "--from-command", f"{SGLANG} {flags}", "--gpu", "h100-80g", *LOAD)
     assert ran.code == (2 if is_refused else 0), ran.err
-    asked = ("--from-command", f"{SGLANG} {flags}", "--gpus", "h100-80g", "--slo", "ttft=2s", *LOAD)
+    words = ("--from-command", f"{SGLANG} {flags}", "--gpus", "h100-80g", "--slo", "ttft=2s", *LOAD)
     if is_refused:
-        ran = run("recommend", *asked)
+        ran = run("recommend", *words)
         assert (ran.code, "changes the scheduling order" in ran.err) == (2, True)
 
 

@@ -38,11 +38,11 @@ from tests.support.step_times import Constant
 
 
 def simulation(
-    arrivals: Arrivals, *, num_blocks: int = 1_000, groups: tuple[Group, ...] = (FullGroup(4),), each: float = 1.0,
+    arrivals: Arrivals, *, num_blocks: int = 1_000, groups: tuple[Group, ...] = (FullGroup(4),), step_s: float = 1.0,
     budget: int = 64, seqs: int = 8, context: int = 256, **changes: Any,
 ) -> Simulation:  # fmt: skip
     config = SimulatedConfig(budget, seqs, context, **{"enable_prefix_caching": False, **changes})
-    return Simulation(config, num_blocks, groups, (), Constant(each), arrivals)
+    return Simulation(config, num_blocks, groups, (), Constant(step_s), arrivals)
 
 
 def done(run: Simulation) -> Simulation:
@@ -64,7 +64,7 @@ def done(run: Simulation) -> Simulation:
 
 def by_clock(*requests: tuple[float, int, int]) -> Open:
     """(arrival, prompt, output) of each."""
-    return Open(iter([TraceRequest(*each) for each in requests]))
+    return Open(iter([TraceRequest(*numbers) for numbers in requests]))
 
 
 def rows(records: Records) -> list[tuple[float, ...]]:
@@ -117,7 +117,7 @@ def test_users_join_evenly_over_the_ramp() -> None:
 
 @pytest.mark.parametrize("speed", [0.5, 1.0, 4.0])
 def test_a_faster_clock_squeezes_all_times(speed: float) -> None:
-    arrivals = Open(iter([TraceRequest(at, 4, 1) for at in (0.0, 2.0, 10.0)]), speed)
+    arrivals = Open(iter([TraceRequest(arrival_s, 4, 1) for arrival_s in (0.0, 2.0, 10.0)]), speed)
     assert list(done(simulation(arrivals)).records.arrival) == [0.0, 2.0 / speed, 10.0 / speed]
 
 
@@ -196,19 +196,23 @@ def test_tokens_are_neither_lost_nor_made_up(
     gaps: list[tuple[float, int, int]], num_blocks: int, depth: int, caching: bool
 ) -> None:
     arrivals = itertools.accumulate(gap for gap, _, _ in gaps)
-    asked = [(at, prompt, output) for at, (_, prompt, output) in zip(arrivals, gaps, strict=True)]
+    requests = [(arrival, prompt, output) for arrival, (_, prompt, output) in zip(arrivals, gaps, strict=True)]
     run = done(
         simulation(
-            by_clock(*asked), num_blocks=num_blocks, context=64, batch_queue_depth=depth, enable_prefix_caching=caching
+            by_clock(*requests),
+            num_blocks=num_blocks,
+            context=64,
+            batch_queue_depth=depth,
+            enable_prefix_caching=caching,
         )
     )
     records, counts = run.records, run.counts
     for row, number in enumerate(records.number):
-        at, prompt, output = asked[number - 1]
-        assert (records.arrival[row], records.prompt[row]) == (at, prompt)
+        arrival, prompt, output = requests[number - 1]
+        assert (records.arrival[row], records.prompt[row]) == (arrival, prompt)
         assert records.output[row] == min(output, 64 - prompt)  # an answer ends where the context does
-        assert at <= records.admitted[row] < records.first_token[row] <= records.ended[row] <= run.clock
-    assert counts.rejected == sum(prompt >= 64 for _, prompt, _ in asked)
+        assert arrival <= records.admitted[row] < records.first_token[row] <= records.ended[row] <= run.clock
+    assert counts.rejected == sum(prompt >= 64 for _, prompt, _ in requests)
     if not counts.failed:
         assert counts.output_tokens == sum(records.output)
         assert run.timeline.mean("running", 1.0) >= sum(records.output) / 8  # at most 8 get a token in a second
@@ -226,19 +230,23 @@ def test_tokens_are_neither_lost_nor_made_up(
     st.integers(1, 6), st.sampled_from((0.0, 2.5)), st.sampled_from((0.0, 7.0)),
 )  # fmt: skip
 def test_no_more_are_inside_than_there_are_users(
-    asked: list[tuple[int, int]], num_users: int, think_s: float, ramp_s: float
+    lengths: list[tuple[int, int]], num_users: int, think_s: float, ramp_s: float
 ) -> None:
-    run = simulation(Closed(iter([TraceRequest(0.0, *each) for each in asked]), num_users, think_s, ramp_s))
-    most = 0
+    run = simulation(
+        Closed(
+            iter([TraceRequest(0.0, *prompt_and_output) for prompt_and_output in lengths]), num_users, think_s, ramp_s
+        )
+    )
+    peak = 0
 
     def count(run: Simulation, _: object) -> None:
-        nonlocal most
-        most = max(most, len(run.scheduler.running) + len(run.scheduler.waiting))
+        nonlocal peak
+        peak = max(peak, len(run.scheduler.running) + len(run.scheduler.waiting))
 
     run.on_step = count
     done(run)
-    assert most <= num_users
-    assert len(run.records) == len(asked)
+    assert peak <= num_users
+    assert len(run.records) == len(lengths)
     # Each user's requests follow one another: as many gaps of thought as requests after the first of a user.
     starts, ends = sorted(run.records.arrival), sorted(run.records.ended)
     later = starts[num_users:]
@@ -270,7 +278,7 @@ def test_a_user_waits_for_the_front_end() -> None:
 def test_a_front_end_bounds_requests_per_second() -> None:
     """0.1 s a request: 10 requests/s, however many users wait and however idle the GPU is."""
     arrivals = Closed(iter([TraceRequest(0.0, 4, 2)] * 500), 100)
-    run = done(simulation(Intake(arrivals, Host(request=0.1)), each=0.001, seqs=100))
+    run = done(simulation(Intake(arrivals, Host(request=0.1)), step_s=0.001, seqs=100))
     assert result(run).requests_per_s == pytest.approx(10.0, rel=0.01)
 
 
@@ -279,10 +287,10 @@ def test_what_a_window_reads_is_what_its_queries_see(reach: int | None, context:
     """Every query, one by one: the last `reach` tokens up to and with itself."""
     assume(query <= context)
     seen = [range(0 if reach is None else max(0, end - reach), end) for end in range(context - query + 1, context + 1)]
-    found = Reach(reach)
-    assert found.pairs(context, query) == sum(map(len, seen))
-    assert found.span(context, query) == len(set().union(*seen))
-    assert found.read(context) == len(seen[-1])
+    window = Reach(reach)
+    assert window.pairs(context, query) == sum(map(len, seen))
+    assert window.span(context, query) == len(set().union(*seen))
+    assert window.read(context) == len(seen[-1])
 
 
 @pytest.mark.parametrize(
@@ -296,8 +304,8 @@ def test_what_a_window_reads_is_what_its_queries_see(reach: int | None, context:
 )
 def test_layers_of_one_reach_are_one_kind(model: str, expected: list[tuple[int | None, int]]) -> None:
     kinds = attention_kinds(plan(Request(catalog.load(model), gpu("b200"), EngineArgs(max_model_len=4096))))
-    found = [(kind.reach.tokens, kind.token_bytes) for kind in kinds]
-    assert sorted(found, key=str) == sorted(expected, key=str)
+    sizes = [(kind.reach.tokens, kind.token_bytes) for kind in kinds]
+    assert sorted(sizes, key=str) == sorted(expected, key=str)
 
 
 # --- names of blocks --------------------------------------------------------------------------------------------------
@@ -307,16 +315,16 @@ ids = st.lists(st.integers(0, 2), max_size=5).map(tuple)
 
 @given(st.lists(st.tuples(st.integers(1, 30), ids), min_size=2, max_size=5), st.integers(1, 7), st.integers(1, 6))
 def test_blocks_have_one_name_exactly_where_all_tokens_so_far_are_equal(
-    asked: list[tuple[int, tuple[int, ...]]], run_len: int, block_size: int
+    prompts: list[tuple[int, tuple[int, ...]]], run_len: int, block_size: int
 ) -> None:
     def tokens(number: int, prompt: int, ids: tuple[int, ...]) -> list[object]:
         """Spelled out: what each token is, for 10 more than the prompt."""
-        shared = [(ids[: at // run_len + 1], at) for at in range(min(prompt, len(ids) * run_len))]
-        return [*shared, *((number, at) for at in range(len(shared), prompt + 10))]
+        shared = [(ids[: position // run_len + 1], position) for position in range(min(prompt, len(ids) * run_len))]
+        return [*shared, *((number, position) for position in range(len(shared), prompt + 10))]
 
     prefixes = Prefixes()
     names: dict[tuple[object, ...], int] = {}
-    for number, (prompt, ids) in enumerate(asked, 1):
+    for number, (prompt, ids) in enumerate(prompts, 1):
         content = content_of(TraceRequest(0.0, prompt, 10, ids), number, prefixes, run_len)
         spelled = tokens(number, prompt, ids)
         for index in range(len(spelled) // block_size):
@@ -355,7 +363,7 @@ def test_a_step_is_counted_where_it_begins() -> None:
     timeline = Timeline()
     timeline.add(0.124, 1.0, (3, 0, 0, 0, 0), 1)
     timeline.add(1.25, 0.5, (2, 0, 0, 0, 0), 1)
-    assert [at for at, bucket in enumerate(timeline.buckets) if bucket.seconds] == [0, 10]
+    assert [index for index, bucket in enumerate(timeline.buckets) if bucket.seconds] == [0, 10]
 
 
 # --- promises ---------------------------------------------------------------------------------------------------------
@@ -404,10 +412,10 @@ def test_requests_that_get_nothing_lie_above_every_time(
     ],
 )
 def test_promises_are_read(text: str, promises: list[tuple[str | None, float, float]]) -> None:
-    found = slo.parse_slo(text)
-    assert [promise.metric for promise in found] == [metric for metric, _, _ in promises]
-    assert [promise.share for promise in found] == pytest.approx([share for _, share, _ in promises])
-    assert [promise.limit for promise in found] == pytest.approx([limit for _, _, limit in promises])
+    slo_promises = slo.parse_slo(text)
+    assert [promise.metric for promise in slo_promises] == [metric for metric, _, _ in promises]
+    assert [promise.share for promise in slo_promises] == pytest.approx([share for _, share, _ in promises])
+    assert [promise.limit for promise in slo_promises] == pytest.approx([limit for _, _, limit in promises])
 
 
 @pytest.mark.parametrize(
@@ -459,17 +467,17 @@ def test_a_run_is_stopped_early_only_where_it_would_have_broken_a_promise(
     numbers = list(range(1, len(ended) + 1))
     shuffled.shuffle(numbers)
     broken, was_stopped = slo.Broken(promises, len(ended) + never, skipped), False
-    for at, (number, (queue, wait, rest, output, preemptions)) in enumerate(zip(numbers, ended, strict=True)):
+    for index, (number, (queue, wait, time_s, output, preemptions)) in enumerate(zip(numbers, ended, strict=True)):
         records.number.append(number)
         records.arrival.append(0.0)
         records.admitted.append(queue)
         records.first_token.append(queue + wait)
-        records.ended.append(queue + wait + rest)
+        records.ended.append(queue + wait + time_s)
         records.output.append(output)
         records.preemptions.append(preemptions)
-        if at % every == 0:
+        if index % every == 0:
             was_stopped = was_stopped or broken(run)
-    is_kept = all(each.is_kept for each in slo.outcomes(promises, run, skipped))
+    is_kept = all(promise_outcome.is_kept for promise_outcome in slo.outcomes(promises, run, skipped))
     if was_stopped or broken(run):
         assert not is_kept
     elif not any(promise.metric == "tpot" for promise in promises) and len(ended) > skipped:
@@ -487,17 +495,17 @@ def test_a_share_of_requests_is_counted_without_rounding(percent: int, missed: i
         run.records.arrival.append(0.0)
         run.records.preemptions.append(int(number <= missed))
     promises = slo.parse_slo(f"preempt<{percent}%")
-    assert [each.is_kept for each in slo.outcomes(promises, run, 0)] == [is_kept]
+    assert [promise_outcome.is_kept for promise_outcome in slo.outcomes(promises, run, 0)] == [is_kept]
     assert slo.Broken(promises, 100, 0)(run) == (not is_kept)
 
 
 # --- the largest load -------------------------------------------------------------------------------------------------
 
 
-def up_to(most: float, tried: list[float]) -> Callable[[float], bool]:
+def up_to(limit: float, tried: list[float]) -> Callable[[float], bool]:
     def keeps(load: float) -> bool:
         tried.append(load)
-        return load <= most
+        return load <= limit
 
     return keeps
 
@@ -505,36 +513,36 @@ def up_to(most: float, tried: list[float]) -> Callable[[float], bool]:
 @given(st.floats(0.001, 1000), st.floats(0.001, 1000))
 def test_bisection_ends_within_two_percent_of_the_largest_rate(start: float, boundary: float) -> None:
     tried: list[float] = []
-    found = slo.largest_rate(start, up_to(boundary, tried))
-    assert found.runs == len(tried) <= 12 + 7  # 2^-6 of a doubling is 1.6 %
-    if found.keeps is not None:
-        assert found.keeps in tried
-        assert found.keeps <= boundary
-    if found.breaks is not None:
-        assert found.breaks in tried
-        assert found.breaks > boundary
-    if found.keeps is None:
+    search = slo.largest_rate(start, up_to(boundary, tried))
+    assert search.runs == len(tried) <= 12 + 7  # 2^-6 of a doubling is 1.6 %
+    if search.keeps is not None:
+        assert search.keeps in tried
+        assert search.keeps <= boundary
+    if search.breaks is not None:
+        assert search.breaks in tried
+        assert search.breaks > boundary
+    if search.keeps is None:
         assert boundary < start / 2**11
-    elif found.breaks is None:
+    elif search.breaks is None:
         assert boundary >= start * 2**11
     else:
-        assert found.breaks <= found.keeps * 1.02
+        assert search.breaks <= search.keeps * 1.02
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 3000))
-def test_bisection_finds_the_largest_number_of_users(start: int, boundary: int, most: int) -> None:
+def test_bisection_finds_the_largest_number_of_users(start: int, boundary: int, max_users: int) -> None:
     tried: list[float] = []
-    found = slo.largest_users(start, up_to(boundary, tried), most)
-    assert found.runs == len(tried) == len(set(tried))
-    assert all(1 <= users <= most and users == int(users) for users in tried)
-    if found.keeps is None:
-        assert found.breaks is not None
-        assert boundary < found.breaks <= max(1, start / 2**11)
-    elif found.breaks is None:  # as many as there may be, or as twelve runs reach
-        assert min(most, start * 2**11) <= found.keeps <= boundary
+    search = slo.largest_users(start, up_to(boundary, tried), max_users)
+    assert search.runs == len(tried) == len(set(tried))
+    assert all(1 <= users <= max_users and users == int(users) for users in tried)
+    if search.keeps is None:
+        assert search.breaks is not None
+        assert boundary < search.breaks <= max(1, start / 2**11)
+    elif search.breaks is None:  # as many as there may be, or as twelve runs reach
+        assert min(max_users, start * 2**11) <= search.keeps <= boundary
     else:
-        assert found.keeps <= boundary < found.breaks
-        assert found.breaks <= max(found.keeps + 1, found.keeps * 1.02)
+        assert search.keeps <= boundary < search.breaks
+        assert search.breaks <= max(search.keeps + 1, search.keeps * 1.02)
 
 
 # --- what a run keeps -------------------------------------------------------------------------------------------------
@@ -543,11 +551,11 @@ def test_bisection_finds_the_largest_number_of_users(start: int, boundary: int, 
 def peak_bytes(work: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
-        kept = work()
+        result = work()
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-        del kept
+        del result
 
 
 def crowds(num_requests: int) -> Iterator[TraceRequest]:
@@ -605,8 +613,10 @@ def test_the_same_while_others_still_decode(depth: int) -> None:
     assert sorted(run.records.output) == [3, 9]
 
 
-def many(at: Callable[[int], float] = float, prompt: int = 5, output: int = 3, num: int = 12) -> list[TraceRequest]:
-    return [TraceRequest(at(number), prompt, output) for number in range(num)]
+def many(
+    arrival: Callable[[int], float] = float, prompt: int = 5, output: int = 3, num: int = 12
+) -> list[TraceRequest]:
+    return [TraceRequest(arrival(number), prompt, output) for number in range(num)]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -652,7 +662,7 @@ def test_a_stated_step_time_is_a_floor() -> None:
     base = step_time(planned(), Shares())
     stated = AtLeast(base, 0.030)
     pairs = (8192 * 8193 // 2,)
-    one, prompt = StepWork(1, 1, 1, (100,), (100,)), StepWork(8192, 1, 1, (8192,), pairs, 1, 8192, pairs)
-    assert base.seconds(one) < 0.030 < base.seconds(prompt)
-    assert (stated.seconds(one), stated.seconds(prompt)) == (0.030, base.seconds(prompt))
+    decode, prompt = StepWork(1, 1, 1, (100,), (100,)), StepWork(8192, 1, 1, (8192,), pairs, 1, 8192, pairs)
+    assert base.seconds(decode) < 0.030 < base.seconds(prompt)
+    assert (stated.seconds(decode), stated.seconds(prompt)) == (0.030, base.seconds(prompt))
     assert stated.text.endswith("; at least 30 ms, as stated")

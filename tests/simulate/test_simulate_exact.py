@@ -72,10 +72,10 @@ class Case:
         return TimedTiers(specs, self.groups, 7, 7, enable_prefix_caching=caching)
 
     def simulation(self, *, jump: bool) -> Simulation:
-        kept = None if self.tier_chunks is None else self.tiers(self.tier_chunks)
+        timed_tiers = None if self.tier_chunks is None else self.tiers(self.tier_chunks)
         return Simulation(
             self.config, self.num_blocks, self.groups, REACHES, self.step_time, self.arrivals(), self.run_len,
-            tiers=kept, jump=jump,
+            tiers=timed_tiers, jump=jump,
         )  # fmt: skip
 
 
@@ -153,7 +153,7 @@ class Course:
 
     def timeline(self) -> tuple[Any, ...]:
         line = self.simulation.timeline
-        return line.width_s, [(each.seconds, each.sums, each.peaks, each.tokens) for each in line.buckets]
+        return line.width_s, [(bucket.seconds, bucket.sums, bucket.peaks, bucket.tokens) for bucket in line.buckets]
 
 
 def course(case: Case, *, jump: bool) -> Course:
@@ -184,14 +184,19 @@ def difference(case: Case) -> str | None:
     by_step, by_jump = course(case, jump=False), course(case, jump=True)
     single = iter(by_step.moments)
     for moment in by_jump.moments:  # in the same order, some left out
-        at = next(
-            (each for each in single if each["counts"] == moment["counts"] and each["batch"] == moment["batch"]), None
+        step = next(
+            (
+                candidate
+                for candidate in single
+                if candidate["counts"] == moment["counts"] and candidate["batch"] == moment["batch"]
+            ),
+            None,
         )
-        if at is None:
+        if step is None:
             return f"a moment that single steps never see: {moment}"
         for key, value in moment.items():
-            if at[key] != value:
-                return f"{key} at {moment['clock']}: {value}, step by step {at[key]}"
+            if step[key] != value:
+                return f"{key} at {moment['clock']}: {value}, step by step {step[key]}"
     for what, mine, theirs in (
         ("error", by_jump.error, by_step.error),
         ("end", state(by_jump.simulation), state(by_step.simulation)),
@@ -222,12 +227,12 @@ GROUPS: dict[str, tuple[Group, ...]] = {
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[TraceRequest, ...]:
-    at, found = 0.0, []
+    arrival_s, drawn = 0.0, []
     for _ in range(draw(st.integers(1, 14))):
-        at += draw(st.sampled_from((0.0, 0.0, 0.25, 1.0, 3.0, 40.0)))
+        arrival_s += draw(st.sampled_from((0.0, 0.0, 0.25, 1.0, 3.0, 40.0)))
         ids = tuple(draw(st.lists(st.integers(0, 1), max_size=4)))
-        found.append(TraceRequest(at, draw(st.integers(1, 40)), draw(st.integers(1, 50)), ids))
-    return tuple(found)
+        drawn.append(TraceRequest(arrival_s, draw(st.integers(1, 40)), draw(st.integers(1, 50)), ids))
+    return tuple(drawn)
 
 
 @st.composite
@@ -401,10 +406,10 @@ def in_order(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(trace["inputs"]["requests"], key=lambda request: request["arrive_step"])
 
 
-def trace_request(request: dict[str, Any], at: float) -> TraceRequest:
+def trace_request(request: dict[str, Any], arrival_s: float) -> TraceRequest:
     """One prefix id stands for one token, so that any number of them can be shared."""
     shared = (request.get("prefix_id", 0),) * request.get("shared", 0)
-    return TraceRequest(at, request["prompt_len"], request["max_tokens"], shared)
+    return TraceRequest(arrival_s, request["prompt_len"], request["max_tokens"], shared)
 
 
 def of_trace(trace: dict[str, Any], arrivals: Arrivals, *, jump: bool) -> Simulation:
@@ -418,9 +423,9 @@ def renamed(value: Any, names: dict[str, str]) -> Any:
     """A row of a trace with its requests called by the order in which they come."""
     match value:
         case dict():
-            return {names.get(key, key): renamed(each, names) for key, each in value.items()}
+            return {names.get(key, key): renamed(child, names) for key, child in value.items()}
         case list():
-            return [renamed(each, names) for each in value]
+            return [renamed(child, names) for child in value]
         case str():
             return names.get(value, value)
         case _:
@@ -439,9 +444,9 @@ def test_every_step_is_a_real_schedulers(trace: dict[str, Any]) -> None:
     requests, is_async = in_order(trace), trace["batch_queue_depth"] == 2
     arrivals: Arrivals
     if is_async:
-        arrivals = by_step = ByStep([(each["arrive_step"], trace_request(each, 0.0)) for each in requests])
+        arrivals = by_step = ByStep([(row["arrive_step"], trace_request(row, 0.0)) for row in requests])
     else:
-        arrivals = Open(iter([trace_request(each, each["arrive_step"]) for each in requests]))
+        arrivals = Open(iter([trace_request(row, row["arrive_step"]) for row in requests]))
     rows, wrong, number = expected_rows(trace), [], -1
 
     def compare(simulation: Simulation, batch: Batch) -> None:
@@ -510,12 +515,12 @@ class Served:
 
 def tokens_of(number: int, prompt: int, ids: tuple[int, ...]) -> list[int]:
     """A prompt whose runs of equal prefix ids are equal tokens; the rest nobody else has."""
-    shared = [3 + 7 * each + offset for each in ids for offset in range(RUN_LEN)][:prompt]
+    shared = [3 + 7 * run_id + offset for run_id in ids for offset in range(RUN_LEN)][:prompt]
     return shared + random_tokens(prompt - len(shared), seed=1000 + number)[0]
 
 
-def step_seen(batch: Batch, free: int, held: dict[str, list[int]]) -> dict[str, Any]:
-    return batch_state(batch) | {"free": free, "held": held}
+def step_seen(batch: Batch, free: int, block_ids: dict[str, list[int]]) -> dict[str, Any]:
+    return batch_state(batch) | {"free": free, "held": block_ids}
 
 
 def steps_of_engine(served: Served) -> list[dict[str, Any]]:
@@ -526,8 +531,8 @@ def steps_of_engine(served: Served) -> list[dict[str, Any]]:
     def spied() -> Batch:
         batch = schedule()
         blocks = engine.scheduler.blocks
-        held = {seq.request_id: blocks.num_held(seq) for seq in engine.scheduler.running}
-        seen.append(step_seen(batch, blocks.num_free_blocks, held))
+        block_ids = {seq.request_id: blocks.num_held(seq) for seq in engine.scheduler.running}
+        seen.append(step_seen(batch, blocks.num_free_blocks, block_ids))
         return batch
 
     engine.scheduler.schedule = spied  # type: ignore[method-assign]
@@ -555,8 +560,8 @@ def steps_of_simulation(served: Served) -> list[dict[str, Any]]:
 
     def see(simulation: Simulation, batch: Batch) -> None:
         blocks = simulation.scheduler.blocks
-        held = {seq.request_id: blocks.num_held(seq) for seq in simulation.scheduler.running}
-        seen.append(step_seen(batch, blocks.num_free_blocks, held))
+        block_ids = {seq.request_id: blocks.num_held(seq) for seq in simulation.scheduler.running}
+        seen.append(step_seen(batch, blocks.num_free_blocks, block_ids))
 
     simulation.on_step = see
     simulation.run()

@@ -47,7 +47,7 @@ class Clocked(Constant):
         return 1.0
 
 
-def kept(
+def tiers_of(
     *num_chunks: int, bandwidth: int = 10**9, chunk: int = CHUNK, block_size: int = CHUNK, caching: bool = False
 ) -> TimedTiers:
     """Memory of so many chunks, and files of so many."""
@@ -83,30 +83,30 @@ def alone(*prompts: tuple[int, tuple[int, ...]], output: int = 2) -> list[TraceR
 
 def test_a_prompt_seen_before_is_loaded_but_for_its_last_token() -> None:
     """12 tokens are 3 chunks; all are loaded, and the last token is computed again: it says what comes next."""
-    run = simulation(alone((12, (1, 2, 3)), (12, (1, 2, 3)), (13, (1, 2, 3))), kept(10))
+    run = simulation(alone((12, (1, 2, 3)), (12, (1, 2, 3)), (13, (1, 2, 3))), tiers_of(10))
     assert list(run.records.loaded) == [0, 11, 12]
 
 
 def test_chunks_that_are_not_whole_are_not_kept() -> None:
-    run = simulation(alone((7, (1, 2)), (30, (1, 2, 3))), kept(10))
+    run = simulation(alone((7, (1, 2)), (30, (1, 2, 3))), tiers_of(10))
     assert list(run.records.loaded) == [0, 4]
 
 
 def test_answers_are_not_kept() -> None:
     """A prompt of 4 and an answer of 12: only the prompt's chunk is found by whoever asks for the same 16 tokens."""
-    run = simulation(alone((4, (1,)), (17, (1,)), output=12), kept(10))
+    run = simulation(alone((4, (1,)), (17, (1,)), output=12), tiers_of(10))
     assert list(run.records.loaded) == [0, 4]
 
 
 def test_the_end_of_a_prompt_goes_first() -> None:
     """Room for 3 chunks, two of them taken by another prompt: of the first one the beginning stays."""
-    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3))), kept(3))
+    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3))), tiers_of(3))
     assert list(run.records.loaded) == [0, 0, 4]
 
 
 def test_what_memory_has_lost_comes_from_files() -> None:
     """Memory of 3 chunks, files of 20: of the prompt that comes back one chunk is there still, two are fetched."""
-    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3))), kept(3, 20))
+    run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3))), tiers_of(3, 20))
     assert list(run.records.loaded) == [0, 0, 12]
     figures = result(run)
     assert [(tier.name, tier.hit_tokens) for tier in figures.tiers] == [("t0", 4), ("t1", 8)]
@@ -116,20 +116,20 @@ def test_what_memory_has_lost_comes_from_files() -> None:
 
 def test_files_go_by_their_last_use() -> None:
     """Files of 3 chunks and memory of 3: the second prompt's two chunks take the files of the first one's last two."""
-    run = simulation(alone((13, (1, 2, 3)), (13, (4, 5, 6)), (13, (1, 2, 3))), kept(3, 3))
+    run = simulation(alone((13, (1, 2, 3)), (13, (4, 5, 6)), (13, (1, 2, 3))), tiers_of(3, 3))
     assert list(run.records.loaded) == [0, 0, 0]
 
 
 def test_what_the_gpu_still_has_is_not_loaded() -> None:
     requests = alone((13, (1, 2, 3)), (13, (1, 2, 3)), (40, (1, 2, 3)))
-    run = simulation(requests, kept(10, caching=True), enable_prefix_caching=True)
+    run = simulation(requests, tiers_of(10, caching=True), enable_prefix_caching=True)
     assert list(run.records.cached) == [0, 12, 12]
     assert list(run.records.loaded) == [0, 0, 0]
 
 
 def test_a_chunk_of_several_blocks_is_loaded_for_the_rest() -> None:
     """Chunks of 2 blocks; of 16 shared tokens the GPU finds nothing once others have had its blocks."""
-    run = simulation(alone((17, (1, 2, 3, 4)), (39, (1, 2, 3, 4))), kept(10, chunk=8))
+    run = simulation(alone((17, (1, 2, 3, 4)), (39, (1, 2, 3, 4))), tiers_of(10, chunk=8))
     assert list(run.records.loaded) == [0, 16]
 
 
@@ -147,7 +147,7 @@ class ByToken(Constant):
 @pytest.mark.parametrize("bandwidth", [10_000, 1_000_000])
 def test_a_request_waits_for_its_bytes_over_the_tiers_bandwidth(bandwidth: int) -> None:
     """The second prompt of 13 loads 12 tokens, 120 bytes, then computes 1: 20 us, and 13 tokens of KV at 10 bytes."""
-    tiers = kept(20, bandwidth=bandwidth)
+    tiers = tiers_of(20, bandwidth=bandwidth)
     run = simulation(alone((13, (1, 2, 3)), (13, (1, 2, 3)), output=1), tiers, ByToken())
     first, second = (run.records.ended[row] - run.records.arrival[row] for row in (0, 1))
     assert first == pytest.approx(13 * 20e-6 + 13 * 10 / 1e9, abs=1e-12)
@@ -156,7 +156,7 @@ def test_a_request_waits_for_its_bytes_over_the_tiers_bandwidth(bandwidth: int) 
 
 def test_files_are_fetched_before_memory_is_loaded() -> None:
     """Of 3 chunks of 40 bytes 2 come from files at 1,000 bytes/s, then 3 from memory at 10,000: 0.080 + 0.012 s."""
-    tiers = kept(3, 20)
+    tiers = tiers_of(3, 20)
     tiers.host._specs = (TierSpec("t0", 120, 10_000), TierSpec("t1", 800, 1_000))
     run = simulation(alone((13, (1, 2, 3)), (9, (7, 8)), (13, (1, 2, 3)), output=1), tiers, ByToken())
     assert run.records.ended[2] - run.records.arrival[2] == pytest.approx(0.092 + 20e-6 + 130e-9, abs=1e-12)
@@ -169,7 +169,7 @@ def test_others_run_while_a_request_loads() -> None:
         TraceRequest(APART_S, 13, 1, (1, 2, 3)),
         TraceRequest(APART_S + 1, 3, 2, ()),
     ]
-    run = simulation(requests, kept(20, bandwidth=10), Clocked())
+    run = simulation(requests, tiers_of(20, bandwidth=10), Clocked())
     ended = dict(zip(run.records.number, run.records.ended, strict=True))
     assert ended[3] == APART_S + 3
     assert ended[2] == APART_S + 12 + 1
@@ -178,7 +178,7 @@ def test_others_run_while_a_request_loads() -> None:
 def test_nobody_waits_for_stores() -> None:
     """Stores at 1 byte/s: 120 s for the first prompt's; the answers end when they end without a tier."""
     requests = [TraceRequest(float(place), 13, 5, (place,)) for place in range(4)]
-    slow, without = (simulation(requests, tiers, Clocked()) for tiers in (kept(20, bandwidth=1), None))
+    slow, without = (simulation(requests, tiers, Clocked()) for tiers in (tiers_of(20, bandwidth=1), None))
     assert list(slow.records.ended) == list(without.records.ended)
 
 
@@ -226,13 +226,15 @@ prompts = st.lists(
 
 @given(prompts, st.integers(10, 30), st.sampled_from((1, 3, 4, 6, 8)))
 def test_a_tier_serves_what_a_least_recently_used_list_would(
-    asked: list[tuple[int, tuple[int, ...]]], num_chunks: int, run_len: int
+    prompts: list[tuple[int, tuple[int, ...]]], num_chunks: int, run_len: int
 ) -> None:
     requests = [
-        TraceRequest(each.arrival_s, each.prompt_tokens, 2, each.prefix_ids[: -(-each.prompt_tokens // run_len)])
-        for each in alone(*asked)
+        TraceRequest(
+            request.arrival_s, request.prompt_tokens, 2, request.prefix_ids[: -(-request.prompt_tokens // run_len)]
+        )
+        for request in alone(*prompts)
     ]
-    run = simulation(requests, kept(num_chunks), run_len=run_len)
+    run = simulation(requests, tiers_of(num_chunks), run_len=run_len)
     assert result(run).loaded_tokens == hits_of(requests, num_chunks, run_len, CHUNK)
     assert result(run).tiers[0].hit_tokens == result(run).loaded_tokens
 
@@ -240,11 +242,11 @@ def test_a_tier_serves_what_a_least_recently_used_list_would(
 @example([(4, (0,)), (4, (0,))], 1, 0, 1, False)  # the second is held whole
 @given(prompts, st.integers(1, 12), st.integers(0, 20), st.sampled_from((1, 2, 5, 64)), st.booleans())
 def test_every_token_of_a_prompt_is_computed_or_loaded_once(
-    asked: list[tuple[int, tuple[int, ...]]], num_chunks: int, num_files: int, budget: int, caching: bool
+    prompts: list[tuple[int, tuple[int, ...]]], num_chunks: int, num_files: int, budget: int, caching: bool
 ) -> None:
     """All at once, in steps that cut through chunks; at the end no block is taken and no copy pinned."""
-    requests = [TraceRequest(0.0, prompt, 2, ids) for prompt, ids in asked]
-    tiers = kept(*([num_chunks, num_files] if num_files else [num_chunks]), bandwidth=37, caching=caching)
+    requests = [TraceRequest(0.0, prompt, 2, ids) for prompt, ids in prompts]
+    tiers = tiers_of(*([num_chunks, num_files] if num_files else [num_chunks]), bandwidth=37, caching=caching)
     run = simulation(requests, tiers, budget=budget, num_blocks=60, enable_prefix_caching=caching)
     run.scheduler.check_invariants()
     tiers.connector.pool.check_invariants()
@@ -268,7 +270,7 @@ def test_tiers_serve_a_real_trace_as_the_list_would(num_chunks: int) -> None:
     """Mooncake's conversations, one after the other, in chunks of half a published run."""
     rows = read(DATA / "traces" / "mooncake_conv_first400.jsonl").requests[:80]
     requests = [TraceRequest(place * APART_S, row.prompt_tokens, 1, row.prefix_ids) for place, row in enumerate(rows)]
-    run = simulation(requests, kept(num_chunks, chunk=256, block_size=256), run_len=512, num_blocks=40_000,
+    run = simulation(requests, tiers_of(num_chunks, chunk=256, block_size=256), run_len=512, num_blocks=40_000,
                      block_size=256)  # fmt: skip
     assert result(run).loaded_tokens == hits_of(requests, num_chunks, 512, 256) > 0
 
@@ -282,9 +284,9 @@ def test_tiers_serve_a_real_trace_as_the_list_would(num_chunks: int) -> None:
 def test_memory_has_room_for_as_many_chunks_as_vllms_would(model: str, tp: int) -> None:
     """The size that kvplan plans for --kv-offloading-size, which is compared with vLLM's own classes."""
     args = EngineArgs(max_model_len=4096, tensor_parallel_size=tp, kv_offloading_size=8 * GIB)
-    made = plan(Request(catalog.load(model), gpu("h100-80g"), args))
-    (memory,) = host_memory.of_plan(made)
-    tiers = timed_tiers(made, (TierSpec("cpu", 8 * GIB, 10**9),))
+    answer = plan(Request(catalog.load(model), gpu("h100-80g"), args))
+    (memory,) = host_memory.of_plan(answer)
+    tiers = timed_tiers(answer, (TierSpec("cpu", 8 * GIB, 10**9),))
     assert tiers is not None
     assert tiers.size == memory.size
 

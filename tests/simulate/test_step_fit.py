@@ -16,7 +16,7 @@ def samples(seconds: tuple[float, float, float, float], count: int, seed: int = 
     per_step, per_prompt, per_output, per_byte = seconds
     now = {"stage": "decode", "busy_s": 0.0, "num_steps": 0, "prompt_tokens": 0, "generation_tokens": 0,
            "num_kv_tokens": 0}  # fmt: skip
-    found = [dict(now)]
+    rows = [dict(now)]
     for _ in range(count):
         steps, prompt, output = rng.randrange(1, 6), rng.choice([0, 0, 512, 2048]), rng.randrange(1, 64)
         kv = rng.randrange(1000, 90_000)
@@ -29,8 +29,8 @@ def samples(seconds: tuple[float, float, float, float], count: int, seed: int = 
         now["busy_s"] += (  # type: ignore[operator]
             per_step * steps + per_prompt * prompt + per_output * output + per_byte * steps * mean_kv * KV_TOKEN
         )
-        found.append(dict(now))
-    return found
+        rows.append(dict(now))
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ def samples(seconds: tuple[float, float, float, float], count: int, seed: int = 
     ],
 )
 def test_the_coefficients_of_exact_samples_come_back(seconds: tuple[float, float, float, float]) -> None:
-    found = fitted(samples(seconds, 60), "llama", KV_TOKEN)
-    assert found is not None
-    assert list(found["seconds"].values()) == pytest.approx(seconds, rel=1e-6, abs=1e-15)
-    assert found["model"] == "llama"
-    assert found["median_error"] < 1e-6
+    fit = fitted(samples(seconds, 60), "llama", KV_TOKEN)
+    assert fit is not None
+    assert list(fit["seconds"].values()) == pytest.approx(seconds, rel=1e-6, abs=1e-15)
+    assert fit["model"] == "llama"
+    assert fit["median_error"] < 1e-6
 
 
 def test_no_coefficient_is_negative_even_where_that_would_fit_better() -> None:
     rows = samples((6e-3, 4e-5, 1e-5, 3e-13), 60)
     for row in rows:  # as if more generated tokens took time away
         row["busy_s"] -= 5e-5 * row["generation_tokens"]
-    found = fitted([row for row in rows if row["busy_s"] > 0], "llama", KV_TOKEN)
-    assert found is None or min(found["seconds"].values()) >= 0
+    fit = fitted([row for row in rows if row["busy_s"] > 0], "llama", KV_TOKEN)
+    assert fit is None or min(fit["seconds"].values()) >= 0
 
 
 def test_too_few_samples_give_no_step_time() -> None:

@@ -95,10 +95,10 @@ def test_no_row_of_the_front_is_beaten_by_another(run: Run) -> None:
 def test_servers_side_by_side_share_the_load(run: Run) -> None:
     """Two GPUs as two servers serve twice what one does: each simulated server gets half of the rate."""
     fixed = (*FIXED, "--max-num-seqs", "48", "--max-num-batched-tokens", "2048", "--tp", "1")
-    one = tuned(run, *SLO, *fixed)["settings"][0]
+    single = tuned(run, *SLO, *fixed)["settings"][0]
     two = tuned(run, *SLO, *fixed, "--num-gpus", "2")["settings"][0]
-    assert (one["servers"], two["servers"]) == (1, 2)
-    assert two["requests_per_s"] == pytest.approx(2 * one["requests_per_s"], rel=1e-9)
+    assert (single["servers"], two["servers"]) == (1, 2)
+    assert two["requests_per_s"] == pytest.approx(2 * single["requests_per_s"], rel=1e-9)
 
 
 def test_a_rate_that_must_be_served_has_three_verdicts(run: Run) -> None:
@@ -135,9 +135,9 @@ def test_defaults_that_suffice_are_the_answer(run: Run) -> None:
     document = tuned(run, *fixed, "--rate", "0.2")
     best = document["settings"][0]
     assert (document["verdict"], best["is_default"], best["flags"]) == ("kept", True, {})
-    most = max(document["settings"], key=lambda setting: float(setting["requests_per_s"]))
-    assert most["flags"] == {"kv_cache_dtype": "fp8"}
-    more = most["requests_per_s"] / best["requests_per_s"] - 1
+    fastest = max(document["settings"], key=lambda setting: float(setting["requests_per_s"]))
+    assert fastest["flags"] == {"kv_cache_dtype": "fp8"}
+    more = fastest["requests_per_s"] / best["requests_per_s"] - 1
     named = f"; --kv-cache-dtype fp8 would serve {more:.0%} more." in document["answer"]
     assert named == (more >= 0.02)
 
@@ -262,19 +262,19 @@ def rows_of_vllm() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("row", rows_of_vllm(), ids=lambda row: f"{row['model']}-{row['gpu']}-{row['inputs']['tp']}")
 def test_vllm_takes_what_may_be_proposed_and_makes_the_same_of_it(row: dict[str, Any]) -> None:
-    given, resolved = row["inputs"], row["resolved"]
-    flags = {name: given[name] for name in STEPS if name in given}
+    inputs, resolved = row["inputs"], row["resolved"]
+    flags = {name: inputs[name] for name in STEPS if name in inputs}
     assert all(value in STEPS[name] for name, value in flags.items())
     base = EngineArgs(
-        max_model_len=given["max_model_len"],
-        tensor_parallel_size=given["tp"],
-        kv_cache_memory_bytes=given["available_memory"][0],
+        max_model_len=inputs["max_model_len"],
+        tensor_parallel_size=inputs["tp"],
+        kv_cache_memory_bytes=inputs["available_memory"][0],
     )
-    made = plan(Request(catalog.load(row["model"]), gpu(row["gpu"]), replace(base, **flags)))
-    assert made.settings.max_num_seqs == resolved["max_num_seqs"]
-    assert made.settings.max_num_batched_tokens == resolved["max_num_batched_tokens"]
-    assert made.settings.prefix_caching == resolved["enable_prefix_caching"]
-    assert made.capacity.num_blocks == row["num_gpu_blocks"]
+    answer = plan(Request(catalog.load(row["model"]), gpu(row["gpu"]), replace(base, **flags)))
+    assert answer.settings.max_num_seqs == resolved["max_num_seqs"]
+    assert answer.settings.max_num_batched_tokens == resolved["max_num_batched_tokens"]
+    assert answer.settings.prefix_caching == resolved["enable_prefix_caching"]
+    assert answer.capacity.num_blocks == row["num_gpu_blocks"]
 
 
 def test_no_more_is_promised_than_a_server_computes(run: Run) -> None:
@@ -299,16 +299,16 @@ def test_sglang_takes_what_may_be_proposed_and_makes_the_same_of_it(row: dict[st
     where = space(base, frozenset(), row["tp"], fp8=True, has_prefixes=True)
     setting = Setting(row["tp"], 1, **row["setting"])
     assert setting in set(where.settings)
-    made, resolved = plan(setting.request(base)), row["resolved"]
-    words = serve_command(made)
+    answer, resolved = plan(setting.request(base)), row["resolved"]
+    words = serve_command(answer)
     split = ["--tp-size", str(row["tp"])] if row["tp"] > 1 else []
     assert words[words.index("--context-length") :] == [*row["argv"][:2], *split, *row["argv"][2:]]
-    assert made.settings.max_num_batched_tokens == resolved["chunked_prefill_size"]
-    assert made.settings.gpu_memory_utilization == pytest.approx(resolved["mem_fraction_static"], abs=5e-4)
-    assert made.settings.prefix_caching == (not resolved["disable_radix_cache"])
-    assert made.capacity.max_model_len == resolved["context_len"]
+    assert answer.settings.max_num_batched_tokens == resolved["chunked_prefill_size"]
+    assert answer.settings.gpu_memory_utilization == pytest.approx(resolved["mem_fraction_static"], abs=5e-4)
+    assert answer.settings.prefix_caching == (not resolved["disable_radix_cache"])
+    assert answer.capacity.max_model_len == resolved["context_len"]
     assert resolved["kv_cache_dtype_str"] == ("fp8_e4m3" if "kv_cache_dtype" in row["setting"] else "auto")
-    assert made.settings.max_num_seqs == row["setting"].get("max_num_seqs", made.settings.max_num_seqs)
+    assert answer.settings.max_num_seqs == row["setting"].get("max_num_seqs", answer.settings.max_num_seqs)
 
 
 SGLANG = ("--engine", "sglang", *SLO, "--no-fp8", "--mem-fraction-static", "0.85", "-q", "--jobs", "1")
@@ -319,7 +319,7 @@ def test_sglangs_flags_are_turned_and_printed(run: Run, tmp_path: Path) -> None:
     report = tmp_path / "answer.html"
     document = tuned(run, *SGLANG, "--chunked-prefill-size", "4096", "--report", str(report))
     best = document["settings"][0]
-    assert {name for each in document["settings"] for name in each["flags"]} == {"max_num_seqs"}
+    assert {name for setting in document["settings"] for name in setting["flags"]} == {"max_num_seqs"}
     count = best["flags"]["max_num_seqs"]
     assert f"Run --max-running-requests {count}: " in document["answer"]
     command = shlex.split(best["command"])
@@ -332,8 +332,8 @@ def test_sglangs_flags_are_turned_and_printed(run: Run, tmp_path: Path) -> None:
     rate = best["requests_per_s"]
     words = ("simulate", *MODEL, *LOAD, *SLO, "-q", "--engine", "sglang", "--mem-fraction-static", "0.85", *JSON)
     flags = ("--chunked-prefill-size", "4096", "--max-running-requests", count)
-    kept = run(*words, *flags, "--rate", f"{rate * 0.999999:.9f}").json["variants"][0]["slo"]
-    assert all(target["value"] <= target["limit"] for target in kept)
+    targets = run(*words, *flags, "--rate", f"{rate * 0.999999:.9f}").json["variants"][0]["slo"]
+    assert all(target["value"] <= target["limit"] for target in targets)
 
 
 def test_sglang_without_its_radix_tree_is_tried_where_prompts_share_something(run: Run) -> None:
@@ -369,9 +369,9 @@ def test_too_few_requests_choose_no_flag(run: Run, tmp_path: Path) -> None:
     simulated = run("simulate", *model, "--profile", "sharegpt", "--ctx", "16k", *LOOSE, "--num-requests", "100",
                     "--rate", f"{best['requests_per_s']:.3f}", "-q")  # fmt: skip
     assert "too few requests" in simulated.out
-    said = run("tune", *model, *words).out
-    assert said.startswith("Run the defaults: at least ")
-    assert "--max-num-seqs 384" not in said
+    output = run("tune", *model, *words).out
+    assert output.startswith("Run the defaults: at least ")
+    assert "--max-num-seqs 384" not in output
 
 
 def test_a_setting_equal_to_the_default_is_no_row(run: Run) -> None:

@@ -70,7 +70,10 @@ def outcome(run: Simulation | Unshared) -> dict[str, Any]:
         },
         "prefix cache": str(run.prefix_cache_stats),
         "preemptions": run.num_preemptions,
-        "timeline": (line.width_s, [(each.seconds, each.sums, each.peaks, each.tokens) for each in line.buckets]),
+        "timeline": (
+            line.width_s,
+            [(bucket.seconds, bucket.sums, bucket.peaks, bucket.tokens) for bucket in line.buckets],
+        ),
     }
 
 
@@ -80,18 +83,18 @@ def difference(case: Case, *, pieces: tuple[float, ...] = ()) -> str | None:
         mine.run(until)
     mine.run()
     theirs.run()
-    for (name, value), wanted in zip(outcome(mine).items(), outcome(theirs).values(), strict=True):
-        if value != wanted:
-            return f"{name}: {value}, by the scheduler {wanted}"
+    for (name, value), expected in zip(outcome(mine).items(), outcome(theirs).values(), strict=True):
+        if value != expected:
+            return f"{name}: {value}, by the scheduler {expected}"
     return None
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[TraceRequest, ...]:
-    at, drawn = 0.0, []
+    arrival_s, drawn = 0.0, []
     for _ in range(draw(st.integers(1, 16))):
-        at += draw(st.sampled_from((0.0, 0.0, 0.02, 0.25, 1.0, 3.0, 40.0)))
-        drawn.append(TraceRequest(at, draw(st.integers(1, 40)), draw(st.integers(1, 50))))
+        arrival_s += draw(st.sampled_from((0.0, 0.0, 0.02, 0.25, 1.0, 3.0, 40.0)))
+        drawn.append(TraceRequest(arrival_s, draw(st.integers(1, 40)), draw(st.integers(1, 50))))
     return tuple(drawn)
 
 
