@@ -45,9 +45,9 @@ def run_of(factors: dict[str, float], users: int, prompt: int, ranks: int = 1) -
     """A run of a server whose times are the modeled ones by these factors."""
     load = BenchLoad(users, None, 4 * users, steady(prompt, 24, None, is_constant=False))
     bare = Measurement(planned(ranks), load, ())
-    found = predicted(bare, factors)
-    times = tuple((metric, "p50", found.times[f"{metric}_p50"]) for metric in ("tpot", "ttft"))
-    return Measurement(bare.plan, load, (*times, ("output_tokens_per_s", "mean", found.output_tokens_per_s)))
+    prediction = predicted(bare, factors)
+    times = tuple((metric, "p50", prediction.times[f"{metric}_p50"]) for metric in ("tpot", "ttft"))
+    return Measurement(bare.plan, load, (*times, ("output_tokens_per_s", "mean", prediction.output_tokens_per_s)))
 
 
 RUNS = ((1, 64), (4, 512), (8, 1024))
@@ -55,17 +55,17 @@ RUNS = ((1, 64), (4, 512), (8, 1024))
 
 def test_runs_of_a_slower_server_are_fitted_and_their_own_error_falls() -> None:
     """A host that takes 1.8 times as long: three runs say so, and the device stays as it is."""
-    found = fitted([run_of({**NONE, "host": 1.8}, users, prompt) for users, prompt in RUNS])
-    assert found.factors["host"] == pytest.approx(1.8, rel=0.2)
-    assert found.factors["device"] == pytest.approx(1.0, rel=0.12)
-    assert found.factors["link"] == 1.0  # one rank speaks to nobody
-    assert found.error_after < 0.05 < found.error_before
+    fit = fitted([run_of({**NONE, "host": 1.8}, users, prompt) for users, prompt in RUNS])
+    assert fit.factors["host"] == pytest.approx(1.8, rel=0.2)
+    assert fit.factors["device"] == pytest.approx(1.0, rel=0.12)
+    assert fit.factors["link"] == 1.0  # one rank speaks to nobody
+    assert fit.error_after < 0.05 < fit.error_before
 
 
 def test_runs_that_agree_leave_the_constants_alone() -> None:
-    found = fitted([run_of(NONE, users, prompt) for users, prompt in RUNS])
-    assert found.factors == pytest.approx(NONE, rel=0.02)
-    assert found.error_after == pytest.approx(0.0, abs=0.01)
+    fit = fitted([run_of(NONE, users, prompt) for users, prompt in RUNS])
+    assert fit.factors == pytest.approx(NONE, rel=0.02)
+    assert fit.error_after == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_run_is_foretold_by_the_others() -> None:
@@ -166,8 +166,8 @@ def test_a_result_stands_beside_its_prediction(tmp_path: Path, run: Run) -> None
         assert row["in_range"] == (row["low"] <= row["measured"] <= row["high"])
         assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
     assert rows["time to first token, p50"]["measured"] == pytest.approx(0.061)
-    shown = run("reconcile", "--bench", written(tmp_path), "--gpu", "h100-80g", "--ctx", "8k")
-    assert shown.out.splitlines()[0] == "llama-3.1-8b on h100-80g, 4 users: vllm bench serve vs kvplan"
+    answer = run("reconcile", "--bench", written(tmp_path), "--gpu", "h100-80g", "--ctx", "8k")
+    assert answer.out.splitlines()[0] == "llama-3.1-8b on h100-80g, 4 users: vllm bench serve vs kvplan"
 
 
 @pytest.mark.parametrize("name", sorted(RESULTS))
@@ -199,8 +199,8 @@ def test_a_run_of_requests_sent_at_once_is_simulated_to_its_end(tmp_path: Path, 
     words = ("--gpu", "h100-80g", "--ctx", "4k", "--format", "json")
     rows = run("reconcile", "--bench", written(tmp_path, **load, **lengths), *words).json["rows"]
     (mean,) = [row["predicted"] for row in rows if row["figure"] == "time to first token, mean"]
-    asked = ("--prompt-tokens", "2048", "--output-tokens", "16", "--rate", "inf", "--num-requests", "4000")
-    whole = run("simulate", "llama-3.1-8b", *asked, *words).json["variants"][0]
+    load_words = ("--prompt-tokens", "2048", "--output-tokens", "16", "--rate", "inf", "--num-requests", "4000")
+    whole = run("simulate", "llama-3.1-8b", *load_words, *words).json["variants"][0]
     assert mean == pytest.approx(whole["times"]["ttft"]["mean"], rel=0.01)
 
 

@@ -41,11 +41,11 @@ __all__ = ["log", "run"]  # fixtures
 
 
 def test_a_log_reconciles_in_one_command(run: Run, log: Log) -> None:
-    found = run("reconcile", "--log", log(LLAMA_3090), "--gpu", "rtx-3090", "--format", "json").json
-    assert (found["model"], found["gpus"]) == ("meta-llama/Llama-3.1-8B-Instruct", ["rtx-3090"])
-    assert (found["engine"], found["total_memory"]) == ("vllm@0.6", round(23.58 * GIB))
-    assert found["max_model_len"] == 20_000
-    rows = rows_of(found)
+    document = run("reconcile", "--log", log(LLAMA_3090), "--gpu", "rtx-3090", "--format", "json").json
+    assert (document["model"], document["gpus"]) == ("meta-llama/Llama-3.1-8B-Instruct", ["rtx-3090"])
+    assert (document["engine"], document["total_memory"]) == ("vllm@0.6", round(23.58 * GIB))
+    assert document["max_model_len"] == 20_000
+    rows = rows_of(document)
     # 8,030,261,248 parameters and a rotary table of 131,072 x 128, in 2 bytes: 14.9888 GiB.
     assert rows["weights"]["predicted"] == pytest.approx(2 * (8_030_261_248 + 131_072 * 128), abs=4 << 20)
     assert rows["weights"]["logged"] == round(14.9888 * GIB)
@@ -55,7 +55,7 @@ def test_a_log_reconciles_in_one_command(run: Run, log: Log) -> None:
     assert rows["cuda_graphs"]["why"] == "not in the log"
     # A block is 16 tokens x 32 layers x 2 x 8 heads x 128 x 2 bytes = 2 MiB: 3.81 GiB hold 1950.7 of them, and the last
     # digit is worth 2.6.
-    given_rows = rows_of(found, "given")
+    given_rows = rows_of(document, "given")
     assert (given_rows["blocks"]["low"], given_rows["blocks"]["high"]) == (1948, 1953)
     assert given_rows["blocks"]["exact"] is True
     assert given_rows["concurrency"]["exact"] is True
@@ -99,36 +99,38 @@ def test_a_total_that_several_gpus_report_is_said(run: Run, log: Log) -> None:
 
 
 def test_a_named_gpu_keeps_the_logged_total(run: Run, log: Log) -> None:
-    found = run("reconcile", "--log", log(LLAMA_3090), "--gpu", "rtx-4090", "--format", "json").json
-    assert (found["gpus"], found["total_memory"]) == (["rtx-4090"], round(23.58 * GIB))
+    document = run("reconcile", "--log", log(LLAMA_3090), "--gpu", "rtx-4090", "--format", "json").json
+    assert (document["gpus"], document["total_memory"]) == (["rtx-4090"], round(23.58 * GIB))
 
 
 def test_flags_win_over_the_log(run: Run, log: Log) -> None:
     path = log(LLAMA_3090)
-    said = run("reconcile", "--log", path, "--ctx", "8192", "--format", "json").json
-    assert said["max_model_len"] == 8192
-    assert rows_of(said)["concurrency"]["why"] == "logged for 20,000 tokens per request, predicted for 8,192"
+    document = run("reconcile", "--log", path, "--ctx", "8192", "--format", "json").json
+    assert document["max_model_len"] == 8192
+    assert rows_of(document)["concurrency"]["why"] == "logged for 20,000 tokens per request, predicted for 8,192"
     pair = run("reconcile", "--log", path, "--engine-arg", "max_num_seqs=8", "--format", "json").json
-    assert rows_of(pair)["activations"]["predicted"] != rows_of(said)["activations"]["predicted"]
+    assert rows_of(pair)["activations"]["predicted"] != rows_of(document)["activations"]["predicted"]
     pasted = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 4096"
     assert run("reconcile", "--log", path, "--from-command", pasted, "--format", "json").json["max_model_len"] == 4096
 
 
 def test_a_context_that_the_server_fitted_is_the_one_it_logged(run: Run, log: Log) -> None:
     auto = LLAMA_3090.replace("max_model_len=20000", "max_model_len=-1")
-    found = run("reconcile", "--log", log(auto), "--gpu", "rtx-3090", "--format", "json").json
-    assert found["max_model_len"] == 20_000
+    document = run("reconcile", "--log", log(auto), "--gpu", "rtx-3090", "--format", "json").json
+    assert document["max_model_len"] == 20_000
 
 
 def test_a_share_of_two_digits_is_taken_from_the_budget(run: Run, log: Log) -> None:
     # OpenPipe/ART qwen3_try.ipynb: 62.10 of 79.20 GiB is 0.7841, which the line calls 0.78: 0.32 GiB more.
-    said = "vLLM API server version 0.8.5\nargs: Namespace(model='qwen2.5-0.5b')\nthe current vLLM instance can use "
-    said += "total_gpu_memory (79.20GiB) x gpu_memory_utilization (0.78) = {}GiB\nmodel weights take 0.93GiB;\n"
-    one, other = (
-        rows_of(run("reconcile", "--log", log(said.format(budget)), "--gpu", "h100-80g", "--format", "json").json)
+    template = (
+        "vLLM API server version 0.8.5\nargs: Namespace(model='qwen2.5-0.5b')\nthe current vLLM instance can use "
+    )
+    template += "total_gpu_memory (79.20GiB) x gpu_memory_utilization (0.78) = {}GiB\nmodel weights take 0.93GiB;\n"
+    first, other = (
+        rows_of(run("reconcile", "--log", log(template.format(budget)), "--gpu", "h100-80g", "--format", "json").json)
         for budget in ("62.10", "61.78")
     )
-    apart = (one["kv_cache"]["predicted"] - other["kv_cache"]["predicted"]) / GIB
+    apart = (first["kv_cache"]["predicted"] - other["kv_cache"]["predicted"]) / GIB
     assert apart == pytest.approx(0.32, abs=0.01)
 
 
@@ -136,8 +138,8 @@ def test_a_gpu_is_known_by_the_name_that_a_kernels_file_has(run: Run, log: Log) 
     named = (
         "Using configuration from /x/E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8.json for MoE layer.\n"
     )
-    found = run("reconcile", "--log", log(named + LLAMA_3090), "--format", "json").json
-    assert (found["gpus"], found["total_memory"]) == (["h100-80g"], round(23.58 * GIB))
+    document = run("reconcile", "--log", log(named + LLAMA_3090), "--format", "json").json
+    assert (document["gpus"], document["total_memory"]) == (["h100-80g"], round(23.58 * GIB))
 
 
 def test_a_config_stands_for_a_model_that_is_not_known(run: Run, log: Log, tmp_path: Path) -> None:
@@ -147,14 +149,19 @@ def test_a_config_stands_for_a_model_that_is_not_known(run: Run, log: Log, tmp_p
         "add --model NAME or --config config.json"
     )
     config = config_file(tmp_path / "model") / "config.json"
-    found = run("reconcile", "--log", path, "--config", config, "--format", "json").json
-    assert rows_of(found, "given")["blocks"]["exact"] is True
+    document = run("reconcile", "--log", path, "--config", config, "--format", "json").json
+    assert rows_of(document, "given")["blocks"]["exact"] is True
 
 
 def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, log: Log, tmp_path: Path) -> None:
-    found = model_of(parse_log("vLLM API server version 0.9\nargs: Namespace(model='/models/Meta-Llama-3-8B', n=1)"))
-    assert found[0] == "llama-3-8b"
-    assert found[1] == "the log's model /models/Meta-Llama-3-8B is taken as meta-llama/Meta-Llama-3-8B, by its name"
+    model_and_note = model_of(
+        parse_log("vLLM API server version 0.9\nargs: Namespace(model='/models/Meta-Llama-3-8B', n=1)")
+    )
+    assert model_and_note[0] == "llama-3-8b"
+    assert (
+        model_and_note[1]
+        == "the log's model /models/Meta-Llama-3-8B is taken as meta-llama/Meta-Llama-3-8B, by its name"
+    )
     assert model_of(parse_log("non-default args: {'model': '/models/Llama-3.1-8B-Instruct/'}"))[1] == (
         "the log's model /models/Llama-3.1-8B-Instruct/ is taken as meta-llama/Llama-3.1-8B, by its name"
     )
@@ -189,9 +196,9 @@ NO_TOTAL = without(H100, "Free memory")
 def test_a_gpu_that_cannot_have_been_it_is_refused(
     run: Run, log: Log, text: str, argv: tuple[str, ...], fault: str
 ) -> None:
-    said = refused(run("reconcile", "--log", log(text), *argv))
-    assert said.startswith(fault)
-    assert said.endswith(f"; name the GPU that it ran on, or remove {argv[0]}")
+    message = refused(run("reconcile", "--log", log(text), *argv))
+    assert message.startswith(fault)
+    assert message.endswith(f"; name the GPU that it ran on, or remove {argv[0]}")
 
 
 def test_all_that_a_gpu_has_may_be_used(run: Run, log: Log) -> None:
@@ -232,8 +239,8 @@ def test_a_gpu_that_the_log_says_otherwise_is_warned_of(run: Run, log: Log) -> N
 def test_what_is_said_wins_over_the_log_with_a_note(run: Run, log: Log, argv: tuple[str, ...], note: str) -> None:
     ran = run("reconcile", "--log", log(H100), "--gpu", "h100-80g", *argv)
     assert ran.code == 0
-    (said,) = (line for line in ran.err.splitlines() if "is used, although the log says" in line)
-    assert said.startswith(f"kvplan: note: {note}")
+    (note_line,) = (line for line in ran.err.splitlines() if "is used, although the log says" in line)
+    assert note_line.startswith(f"kvplan: note: {note}")
 
 
 def test_what_is_said_as_the_log_says_it_needs_no_note(run: Run, log: Log) -> None:
@@ -251,7 +258,7 @@ def test_a_flag_of_sglangs_is_named_as_sglang_does(run: Run, log: Log) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("settings", "fault"),
     [
         ("'max_num_seqs': -5", "log: max_num_seqs=-5 must be at least 1 ('-5'); set it with --max-num-seqs"),
         (
@@ -266,8 +273,8 @@ def test_a_flag_of_sglangs_is_named_as_sglang_does(run: Run, log: Log) -> None:
         ("'max_model_len': 0", "log: max_model_len=0 must be at least 1 ('0'); set it with --ctx"),
     ],
 )
-def test_an_error_of_the_logs_settings_names_them(run: Run, log: Log, said: str, fault: str) -> None:
-    text = f"vLLM API server version 0.10.0\nnon-default args: {{'model': 'llama-3.1-8b', {said}}}\n"
+def test_an_error_of_the_logs_settings_names_them(run: Run, log: Log, settings: str, fault: str) -> None:
+    text = f"vLLM API server version 0.10.0\nnon-default args: {{'model': 'llama-3.1-8b', {settings}}}\n"
     assert unplanned(run("reconcile", "--log", log(text))) == fault
 
 
@@ -424,10 +431,10 @@ def test_whatever_a_log_says_the_answer_is_rows_or_a_refusal(
     path = tmp_path / "fuzz.log"
     path.write_text(text, encoding="utf-8")
     code = main(["reconcile", "--log", str(path), "--format", "json", *flags])
-    said = capsys.readouterr()
-    assert code in (0, 2, 3), said.err
+    output = capsys.readouterr()
+    assert code in (0, 2, 3), output.err
     if code == 0:
-        json.loads(said.out)
+        json.loads(output.out)
 
 
 # --- its weight -------------------------------------------------------------------------------------------------------
@@ -465,7 +472,7 @@ def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "engine", "told"),
+    ("version", "engine", "note"),
     [
         (
             "0.19.1rc1.dev329+gc0ba4f5ba",
@@ -478,13 +485,13 @@ def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
     ],
 )
 def test_a_build_between_two_releases_is_judged_by_its_number_and_said(
-    run: Run, log: Log, version: str, engine: str, told: str | None
+    run: Run, log: Log, version: str, engine: str, note: str | None
 ) -> None:
     """329 commits after the tag before 0.19.1rc1, which stands on the way from 0.19.0 to 0.20.0."""
     lines = H100.replace(version_in(H100), version)
     ran = run("reconcile", "--log", log(lines), "--gpu", "h100-80g", "--format", "json")
     assert ran.json["engine"] == engine
-    assert (told in ran.err) if told else ("development build" not in ran.err)
+    assert (note in ran.err) if note else ("development build" not in ran.err)
 
 
 def version_in(text: str) -> str:

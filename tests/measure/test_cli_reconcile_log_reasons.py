@@ -21,8 +21,8 @@ Available KV cache memory: {kv} GiB
 """
 
 
-def why(run: Run, log: Log, **given: Any) -> dict[str, Any]:
-    text = QWEN.format(**{"more": "", "lines": "", "context": 4096, **given})
+def why(run: Run, log: Log, **figures: Any) -> dict[str, Any]:
+    text = QWEN.format(**{"more": "", "lines": "", "context": 4096, **figures})
     return rows_of(run("reconcile", "--log", log(text), "--gpu", "a100-80g", "--format", "json").json, "given")[
         "tokens"
     ]
@@ -108,8 +108,8 @@ def test_ranks_with_unequal_room_are_said(run: Run, log: Log) -> None:
 
 def test_what_a_pasted_command_says_is_not_taken_from_the_log(run: Run, log: Log) -> None:
     pasted = "vllm serve meta-llama/Llama-3.1-8B-Instruct --kv_cache_dtype fp8 -tp 2"
-    found = run("reconcile", "--log", log(LLAMA_3090), "--from-command", pasted, "--format", "json").json
-    assert (found["tensor_parallel_size"], found["max_model_len"]) == (2, 20_000)
+    document = run("reconcile", "--log", log(LLAMA_3090), "--from-command", pasted, "--format", "json").json
+    assert (document["tensor_parallel_size"], document["max_model_len"]) == (2, 20_000)
 
 
 def test_what_nothing_explains_has_no_reason(run: Run, log: Log) -> None:
@@ -134,8 +134,8 @@ def test_a_quantised_log_of_another_checkpoint_is_not_compared(run: Run, log: Lo
 
 def test_what_depends_on_the_gpu_is_left_open() -> None:
     same = Row("weights", "bytes", 5.0, 5.0, kind="exact")
-    one, other = (Row("blocks", "blocks", count, 7.0, kind="exact") for count in (6.0, 8.0))
-    assert merged([(same, one), (same, other)], ["a", "b"]) == (
+    first, other = (Row("blocks", "blocks", count, 7.0, kind="exact") for count in (6.0, 8.0))
+    assert merged([(same, first), (same, other)], ["a", "b"]) == (
         same,
         Row("blocks", "blocks", None, 7.0, why="depends on the GPU: 6 on a, 8 on b; add --gpu"),
     )

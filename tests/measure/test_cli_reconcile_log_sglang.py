@@ -16,15 +16,15 @@ __all__ = ["log", "run"]  # fixtures
 
 
 def test_sglang_is_predicted_from_the_memory_it_found(run: Run, log: Log) -> None:
-    found = run("reconcile", "--log", log(SGLANG), "--model", "meta-llama/Meta-Llama-3-8B", "--format", "json").json
-    rows = rows_of(found)
-    assert found["engine"] == "sglang"
+    document = run("reconcile", "--log", log(SGLANG), "--model", "meta-llama/Meta-Llama-3-8B", "--format", "json").json
+    rows = rows_of(document)
+    assert document["engine"] == "sglang"
     assert rows["weights"]["relative"] == pytest.approx(-0.001, abs=0.001)
     # 124.23 - 139.21 x (1 - 0.8717961) = 106.38 GiB; the log has 53.18 + 53.18.
     assert rows["kv_cache"]["predicted"] / GIB == pytest.approx(106.38, abs=0.01)
     assert rows["kv_cache"]["logged"] == round(106.36 * GIB)
     assert rows["tokens"]["relative"] == pytest.approx(0, abs=0.0005)
-    assert rows_of(found, "given")["tokens"]["exact"] is True
+    assert rows_of(document, "given")["tokens"]["exact"] is True
     assert "reserves" in rows["activations"]["why"]
 
 
@@ -45,16 +45,16 @@ def test_memory_that_somebody_else_held_is_the_reason_of_a_difference(run: Run, 
 
 
 def test_a_log_of_sglang_is_no_log_of_vllm(run: Run, log: Log) -> None:
-    said = refused(run("reconcile", "--log", log(SGLANG), "--engine", "vllm@0.11"))
-    assert said == "--engine vllm@0.11: the log is one of sglang; remove it"
+    message = refused(run("reconcile", "--log", log(SGLANG), "--engine", "vllm@0.11"))
+    assert message == "--engine vllm@0.11: the log is one of sglang; remove it"
 
 
 def test_dp_attention_of_a_class_that_ignores_it_is_no_prediction(run: Run, log: Log) -> None:
     text = SGLANG.replace("tp_size=1,", "tp_size=4,").replace(
         "page_size=1,", "page_size=1, dp_size=4, enable_dp_attention=True,"
     )
-    found = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json
-    assert "still splits attention over all ranks" in rows_of(found)["kv_cache"]["why"]
+    document = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json
+    assert "still splits attention over all ranks" in rows_of(document)["kv_cache"]["why"]
 
 
 def test_a_trimmed_sglang_log_says_what_it_lacks(run: Run, log: Log) -> None:
@@ -70,25 +70,25 @@ def test_the_pools_of_a_hybrid_model_are_compared_together(
 ) -> None:
     """12 layers of 8 heads x 64 keep all tokens, 12 a window: 24,576 bytes a token each, for 1,255,367 and 1,004,293
     tokens 28.73 + 22.99 GiB; logged in four figures of two digits."""
-    found = run("reconcile", "--log", log(without(OSS, *gone)), *flags, "--format", "json").json
-    rows = rows_of(found)
+    document = run("reconcile", "--log", log(without(OSS, *gone)), *flags, "--format", "json").json
+    rows = rows_of(document)
     assert rows["kv_cache"]["logged"] == round(51.72 * GIB)
     assert rows["tokens"]["logged"] == 1_255_367
     assert rows["kv_cache"]["exact"]
     assert rows["tokens"]["exact"]
-    assert found["given_from"] == "51.72 GiB"
+    assert document["given_from"] == "51.72 GiB"
     # 0.02 GiB, half a digit of four figures, over 24,576 x 1.8 bytes are 485 tokens.
-    given = rows_of(found, "given")["tokens"]
-    assert given["exact"]
-    assert abs(given["error"]) < 486 < given["high"] - given["low"] + 2
+    tokens = rows_of(document, "given")["tokens"]
+    assert tokens["exact"]
+    assert abs(tokens["error"]) < 486 < tokens["high"] - tokens["low"] + 2
 
 
 def test_one_of_two_pools_is_not_compared_with_both(run: Run, log: Log) -> None:
     text = without(OSS, "#tokens: 1004293")
-    found = run("reconcile", "--log", log(text), "--gpu", "h100", "--format", "json").json
-    rows = rows_of(found)
+    document = run("reconcile", "--log", log(text), "--gpu", "h100", "--format", "json").json
+    rows = rows_of(document)
     assert (rows["kv_cache"]["logged"], rows["kv_cache"]["why"]) == (None, "the log gives one of the two pools")
-    assert rows_of(found, "given")["tokens"]["why"] == "the log gives one of the two pools"
+    assert rows_of(document, "given")["tokens"]["why"] == "the log gives one of the two pools"
     assert rows["tokens"]["exact"]
 
 
@@ -137,8 +137,8 @@ def test_states_that_were_not_logged_take_their_share(run: Run, log: Log) -> Non
 
 def test_tokens_are_as_exact_as_the_free_memory_was_logged(run: Run, log: Log) -> None:
     """sglang#6753: half a digit of 124.23 and 0.128 of 139.21 are 0.00564 GiB, 46 tokens of 131,072 bytes."""
-    found = run("reconcile", "--log", log(SGLANG), "--model", "meta-llama/Meta-Llama-3-8B", "--format", "json").json
-    row = rows_of(found)["tokens"]
+    document = run("reconcile", "--log", log(SGLANG), "--model", "meta-llama/Meta-Llama-3-8B", "--format", "json").json
+    row = rows_of(document)["tokens"]
     assert row["high"] - row["predicted"] == pytest.approx(46, abs=1)
     assert row["predicted"] - row["low"] == pytest.approx(46, abs=1)
 
@@ -172,7 +172,7 @@ def test_tokens_without_a_prediction_say_why(
 
 
 @pytest.mark.parametrize(
-    ("logged", "asked", "predicted", "exact"),
+    ("logged", "arguments", "predicted", "exact"),
     [
         ("4097", "", 4096, True),  # sglang#6753 itself: 0.4 counts the slot that is never given out
         ("4096", "", 4096, True),
@@ -182,10 +182,10 @@ def test_tokens_without_a_prediction_say_why(
 )
 @pytest.mark.parametrize("flags", [(), ("--gpu", "h200")])
 def test_the_requests_that_may_run_are_compared(
-    run: Run, log: Log, logged: str, asked: str, predicted: int, exact: bool, flags: tuple[str, ...]
+    run: Run, log: Log, logged: str, arguments: str, predicted: int, exact: bool, flags: tuple[str, ...]
 ) -> None:
     """512 for each context of 8,192 that 871,371 tokens hold would be 54,460; 4,096 is the most."""
-    text = SGLANG.replace("4097", logged).replace("page_size=1, ", f"page_size=1, {asked}")
+    text = SGLANG.replace("4097", logged).replace("page_size=1, ", f"page_size=1, {arguments}")
     row = rows_of(run("reconcile", "--log", log(text), *flags, "--format", "json").json)["max_running_requests"]
     assert (row["predicted"], row["logged"], row["exact"]) == (predicted, int(logged), exact)
 
@@ -225,9 +225,9 @@ def test_a_default_fraction_says_whose_rule_it_is(
 def test_an_image_says_the_release_whose_rules_are_taken(run: Run, log: Log) -> None:
     """0.4.3 takes 0.88 for one GPU (a table by tensor parallel size): 0.88 x 139.3 - 14.98 = 107.6 GiB."""
     text = COMMAND.format(tag="v0.4.3.post2-cu124", more="") + without(SGLANG, "server_args")
-    found = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json")
-    assert found.json["engine"] == "sglang 0.4.3.post2-cu124"
-    assert rows_of(found.json)["kv_cache"]["predicted"] / GIB == pytest.approx(0.88 * 139.3 - 14.98, abs=0.1)
+    answer = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json")
+    assert answer.json["engine"] == "sglang 0.4.3.post2-cu124"
+    assert rows_of(answer.json)["kv_cache"]["predicted"] / GIB == pytest.approx(0.88 * 139.3 - 14.98, abs=0.1)
     other = run("reconcile", "--log", log(text), "--gpu", "h200", "--engine", "sglang@0.5")
     assert "--engine sglang@0.5 is used, although the log says version 0.4.3.post2-cu124" in other.err
     same = run("reconcile", "--log", log(text), "--gpu", "h200", "--engine", "sglang@0.4")
@@ -235,7 +235,7 @@ def test_an_image_says_the_release_whose_rules_are_taken(run: Run, log: Log) -> 
 
 
 @pytest.mark.parametrize(
-    ("usage", "more", "said"),
+    ("usage", "more", "reason"),
     [
         ("14.98", "", None),
         ("15.18", "", "SGLang logs what free memory lost, whatever took it"),  # 0.2 GiB beside the weights
@@ -245,10 +245,10 @@ def test_an_image_says_the_release_whose_rules_are_taken(run: Run, log: Log) -> 
     ],
 )
 def test_only_a_small_difference_of_weights_is_put_down_to_free_memory(
-    run: Run, log: Log, usage: str, more: str, said: str | None
+    run: Run, log: Log, usage: str, more: str, reason: str | None
 ) -> None:
     text = SGLANG.replace("mem usage=14.98", f"mem usage={usage}").replace("page_size=1, ", f"page_size=1, {more}")
-    assert rows_of(run("reconcile", "--log", log(text), "--format", "json").json)["weights"]["why"] == said
+    assert rows_of(run("reconcile", "--log", log(text), "--format", "json").json)["weights"]["why"] == reason
 
 
 @pytest.mark.parametrize(
@@ -273,8 +273,8 @@ def test_each_pipeline_stage_is_compared_with_its_own_rank(
     run: Run, log: Log, usage: dict[str, str], flags: tuple[str, ...], stage: str, predicted: float
 ) -> None:
     """Llama's class keeps its head, 0.98 GiB a rank, on every stage (tests/facts/stages_sglang.jsonl)."""
-    said = run("reconcile", "--log", log(pipeline(**usage)), "--gpu", "h200", *flags, "--format", "json")
-    row = rows_of(said.json)["weights"]
+    answer = run("reconcile", "--log", log(pipeline(**usage)), "--gpu", "h200", *flags, "--format", "json")
+    row = rows_of(answer.json)["weights"]
     assert row["why"].partition(";")[0] == stage
     # Whole segments of 2 MiB: at most 20 layers x 5 tensors of them more.
     assert predicted - 0.01 <= row["predicted"] / GIB <= predicted + 0.2
@@ -285,9 +285,9 @@ def test_the_pool_of_a_pipeline_stage_is_its_own(run: Run, log: Log) -> None:
     lines = (
         "[2025-08-21 18:18:15 PP1 TP0] KV Cache is allocated. #tokens: 1310719, K size: 25.00 GB, V size: 25.00 GB\n"
     )
-    found = run("reconcile", "--log", log(pipeline(PP1_TP0="16.92") + lines), "--format", "json").json
-    assert found["given_from"] == "50.00 GiB"
-    assert rows_of(found, "given")["tokens"]["exact"]
+    document = run("reconcile", "--log", log(pipeline(PP1_TP0="16.92") + lines), "--format", "json").json
+    assert document["given_from"] == "50.00 GiB"
+    assert rows_of(document, "given")["tokens"]["exact"]
 
 
 def test_numbers_of_drafts_that_nobody_makes_are_left_alone(run: Run, log: Log) -> None:

@@ -21,13 +21,13 @@ kv_cache_size_tokens="436896",kv_cache_max_concurrency="53.33",user_specified_bl
 def test_a_pages_pool_is_reconciled(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "page.txt"
     path.write_text(PAGE)
-    found = run(
+    answer = run(
         "reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--ctx", "8192", "--format", "json"
     )
-    rows = rows_of(found.json, "given")
+    rows = rows_of(answer.json, "given")
     assert (rows["tokens"]["predicted"], rows["tokens"]["exact"]) == (436_896, True)  # 27,306 x 16
     assert rows["concurrency"]["exact"] is True  # 436,896 / 8,192 = 53.33
-    assert rows_of(found.json)["weights"]["why"] == "not on the page"
+    assert rows_of(answer.json)["weights"]["why"] == "not on the page"
     open_context = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--format", "json").json
     assert rows_of(open_context)["concurrency"]["why"] == "the context is derived from it; add --ctx"
 
@@ -115,8 +115,8 @@ def test_a_page_is_called_one(run: Run, tmp_path: Path) -> None:
 def test_the_help_says_what_fills_in_what_is_missing(run: Run) -> None:
     text = " ".join(run("reconcile", "--help").out.split())
     for option in ("--log FILE", "--metrics URL|FILE"):
-        said = text.partition(f" {option} ")[2].partition(" FILE ")[0][:330]
-        assert all(flag in said for flag in ("--engine", "--model", "--config", "lacks")), said
+        help_text = text.partition(f" {option} ")[2].partition(" FILE ")[0][:330]
+        assert all(flag in help_text for flag in ("--engine", "--model", "--config", "lacks")), help_text
     assert "log-reconciliation" in "".join(run("schema", "--help").out.split())
 
 
@@ -144,10 +144,10 @@ def test_a_real_page_reconciles(run: Run) -> None:
     page = DATA / "metrics_vllm_0.33.0.txt"
     if not page.exists():
         pytest.skip(f"no {page.name} in the oracle data")
-    found = run(
+    answer = run(
         "reconcile", "--metrics", page, "--engine", "vllm@0.33", "--gpu", "h100-80g", "--ctx", "8k", "--format", "json"
     )
-    assert all(row["exact"] for row in found.json["given"])
+    assert all(row["exact"] for row in answer.json["given"])
 
 
 def test_a_page_whose_blocks_are_no_whole_number_states_none(run: Run, tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_a_page_whose_blocks_are_no_whole_number_states_none(run: Run, tmp_path:
         "# TYPE vllm:cache_config_info gauge\n"
         'vllm:cache_config_info{block_size="16",num_gpu_blocks="0.5",gpu_memory_utilization="0.9"} 1.0\n'
     )
-    asked = ("--model", "llama-3.1-8b", "--gpu", "rtx-3090", "--ctx", "16k", "--engine", "vllm@0.33")
-    ran = run("reconcile", "--metrics", str(page), *asked, "--format", "json")
+    words = ("--model", "llama-3.1-8b", "--gpu", "rtx-3090", "--ctx", "16k", "--engine", "vllm@0.33")
+    ran = run("reconcile", "--metrics", str(page), *words, "--format", "json")
     assert ran.code == 0
     assert rows_of(ran.json)["blocks"]["logged"] is None
 
@@ -168,10 +168,10 @@ def test_a_page_gives_both_pools_in_one_figure(run: Run, tmp_path: Path) -> None
         'sglang:max_total_num_tokens{model_name="openai/gpt-oss-20b"} 1255367.0\n'
         "sglang:kv_cache_memory_usage_gb 51.72\nsglang:context_len 32768.0\n"
     )
-    found = run("reconcile", "--metrics", page, "--gpu", "h100", "--mem-fraction-static", "0.83", "--format", "json")
-    rows = rows_of(found.json)
+    answer = run("reconcile", "--metrics", page, "--gpu", "h100", "--mem-fraction-static", "0.83", "--format", "json")
+    rows = rows_of(answer.json)
     assert (rows["tokens"]["logged"], rows["tokens"]["exact"], rows["kv_cache"]["exact"]) == (1_255_367, True, True)
-    assert rows_of(found.json, "given")["tokens"]["exact"]
+    assert rows_of(answer.json, "given")["tokens"]["exact"]
 
 
 def test_a_page_is_not_asked_for_lines_of_a_log(run: Run, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_page_is_not_asked_for_lines_of_a_log(run: Run, tmp_path: Path) -> Non
     page.write_text(
         'sglang:max_total_num_tokens{model_name="llama-3-8b"} 871371.0\nsglang:kv_cache_memory_usage_gb 106.36\n'
     )
-    found = run("reconcile", "--metrics", page, "--format", "json").json
-    said = [row["why"] for row in (*found["rows"], *found["given"]) if row["why"]]
-    assert "the free memory it comes from is not on the page; --gpu predicts it from the inputs" in said
-    assert not [why for why in said if "Load weight" in why or (" log" in why and "SGLang" not in why)]
+    document = run("reconcile", "--metrics", page, "--format", "json").json
+    reasons = [row["why"] for row in (*document["rows"], *document["given"]) if row["why"]]
+    assert "the free memory it comes from is not on the page; --gpu predicts it from the inputs" in reasons
+    assert not [why for why in reasons if "Load weight" in why or (" log" in why and "SGLang" not in why)]

@@ -53,10 +53,10 @@ def test_sglang_starts_with_a_cure_of_any_cause_and_has_the_pool_that_was_planne
 
 
 def test_every_cause_of_which_a_plan_knows_a_cure_was_asked() -> None:
-    asked = {cure[0] for row in VLLM for cure in row["cures"]}
+    causes = {cure[0] for row in VLLM for cure in row["cures"]}
     known = {cause for cause in MOVES if cause not in ("dtype_or_capability", "quantization_mismatch")}
     kinds = {"pool_after_weights", "oom_decode", "oom_prefill", "oom_graphs"}  # of the other server
-    assert known - kinds - {"out_of_memory"} <= asked
+    assert known - kinds - {"out_of_memory"} <= causes
     assert {"sglang_not_enough_memory", "sglang_oom_decode_retract", "sglang_oom_prefill", "oom_runtime"} <= {
         cure[0] for row in SGLANG for cure in row["cures"]
     }

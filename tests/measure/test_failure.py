@@ -58,10 +58,10 @@ def case(name: str) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_cause_and_the_part_of_start_up_are_named(name: str) -> None:
-    failure, wanted = read(case(name)), CASES[name]
+    failure, expected = read(case(name)), CASES[name]
     read_as = (failure.server, failure.outcome, failure.cause, failure.phase)
-    assert read_as == (wanted["server"], wanted["outcome"], wanted["cause"], wanted["phase"])
-    assert failure.memory_question is (wanted["cause"] in MEMORY_CAUSES)
+    assert read_as == (expected["server"], expected["outcome"], expected["cause"], expected["phase"])
+    assert failure.memory_question is (expected["cause"] in MEMORY_CAUSES)
     assert failure.evidence
     assert not failure.needs
 

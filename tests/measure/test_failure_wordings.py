@@ -85,6 +85,6 @@ RELEASE_WORDS = [json.loads(line) for line in (FACTS / "release_words.jsonl").re
 @pytest.mark.parametrize("server", TABLES)
 def test_words_that_tell_a_release_are_those_of_the_wheels_that_hold_them(server: str) -> None:
     read = next(line["read"] for line in RELEASE_WORDS if line["server"] == server and "read" in line)
-    held = {line["pattern"]: line["in"] for line in RELEASE_WORDS if line["server"] == server and "pattern" in line}
+    releases = {line["pattern"]: line["in"] for line in RELEASE_WORDS if line["server"] == server and "pattern" in line}
     for pattern, span in TABLES[server].FAILURES.of_releases:
-        assert [release for release in read if is_within(release, span)] == held[pattern], pattern
+        assert [release for release in read if is_within(release, span)] == releases[pattern], pattern

@@ -266,8 +266,8 @@ def test_a_process_of_the_same_number_is_not_the_one_that_wrote(tmp_path: Path, 
     writer = RunWriter(tmp_path / "run", {})
     assert load_run(tmp_path / "run").status == "running"
     writer.update(**other)
-    found = load_run(tmp_path / "run")
-    assert (found.status, found.recovered) == ("partial", True)
+    record = load_run(tmp_path / "run")
+    assert (record.status, record.recovered) == ("partial", True)
     writer.finish("complete")
 
 
@@ -440,15 +440,15 @@ def test_whatever_ends_a_run_is_in_it(
 def test_a_failing_baseline_leaves_the_first_result(
     tmp_path: Path, run: Run, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(spec: Any, config: Any, workload: Any, recorder: runs.Recorder, *rest: Any) -> Any:
+    def fail(spec: Any, config: Any, workload: Any, recorder: runs.Recorder, *args: Any) -> Any:
         recorder.enter("baseline")
         raise EnvironmentProblem("cpu: no room for a second engine; free some memory")
 
     monkeypatch.setattr(runs, "_baseline", fail)
     ended = run("profile", *tiny, "--baseline", "contiguous", "-q", "-o", str(tmp_path / "run"))
-    kept = load_run(tmp_path / "run")
-    assert (ended.code, kept.status) == (4, "partial")
-    assert kept.manifest["results"]["num_finished"] == 3
+    record = load_run(tmp_path / "run")
+    assert (ended.code, record.status) == (4, "partial")
+    assert record.manifest["results"]["num_finished"] == 3
 
 
 # --- the workload -----------------------------------------------------------------------------------------------------
@@ -457,10 +457,10 @@ def test_a_failing_baseline_leaves_the_first_result(
 def test_a_duration_keeps_the_batch_full_and_no_queue(tmp_path: Path, run: Run) -> None:
     options = ("--duration", "1s", "--max-num-seqs", "2", "--interval", "5ms", "-q", "-o", str(tmp_path / "run"))
     assert run("profile", str(model_directory(tmp_path / "model")), *SMALL[1:], *options).code == 0
-    kept = load_run(tmp_path / "run")
-    waiting = [sample["num_requests_waiting"] for sample in kept.samples if "num_requests_waiting" in sample]
+    record = load_run(tmp_path / "run")
+    waiting = [sample["num_requests_waiting"] for sample in record.samples if "num_requests_waiting" in sample]
     assert max(waiting) <= 3  # the requests of the command line
-    results = kept.manifest["results"]
+    results = record.manifest["results"]
     assert results["num_finished"] > 3
     assert results["most_running"] == 2
     assert results["seconds"] >= 1
@@ -489,18 +489,18 @@ def test_failed_requests_are_said(
 ) -> None:
     failing(monkeypatch, {"request-2", "request-3"})
     done = run("profile", *tiny, "-q", "-o", str(tmp_path / "run"))
-    kept = load_run(tmp_path / "run")
-    assert (done.code, kept.status, kept.manifest["results"]["num_failed"]) == (0, "complete", 2)
+    record = load_run(tmp_path / "run")
+    assert (done.code, record.status, record.manifest["results"]["num_failed"]) == (0, "complete", 2)
     assert "warning: profile: 2 of 3 requests failed (request-2: broken)" in done.err
-    assert [event for event in kept.events if "2 of 3 requests failed" in event.get("text", "")]
+    assert [event for event in record.events if "2 of 3 requests failed" in event.get("text", "")]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, request_ids: set[str]) -> None:
     """Requests of these ids go wrong as soon as they are sent."""
     send = runs._send
 
-    def send_and_fail(engine: Engine, *rest: Any) -> Request:
-        request = send(engine, *rest)
+    def send_and_fail(engine: Engine, *args: Any) -> Request:
+        request = send(engine, *args)
         if request.seq.request_id in request_ids:
             engine._fail(request.seq, "broken")
         return request
@@ -529,7 +529,7 @@ def test_the_whole_pool_is_resident_before_it_is_used() -> None:
     done = subprocess.run([sys.executable, "-c", POOLS], capture_output=True, text=True, timeout=900, check=True)
     sizes = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
     # 8,000 tokens of 30 layers, K and V of 3 heads of 64, of 4, 2 and 1 bytes
-    assert [size for size, _ in sizes] == [8_000 * 30 * 2 * 3 * 64 * each for each in (4, 2, 1)]
+    assert [size for size, _ in sizes] == [8_000 * 30 * 2 * 3 * 64 * width for width in (4, 2, 1)]
     for size, grown in sizes:
         assert grown > 0.95 * size  # an allocator's heap has a few pages to spare
 
@@ -722,11 +722,11 @@ def test_each_stretch_of_a_stage_has_its_own_peak_without_asking_the_driver(tmp_
     recorder.enter("prefill")
     probe.peak = 70
     recorder.mark("decode")
-    asked = probe.num_asked
+    num_questions = probe.num_asked
     for stage, peak in (("prefill", 30), ("decode", 90), ("prefill", 40)):
         probe.peak = peak  # of the stretch before
         recorder.mark(stage)
-    assert probe.num_asked == asked
+    assert probe.num_asked == num_questions
     assert (recorder.peaks["prefill"]["torch_peak"], recorder.peaks["decode"]["torch_peak"]) == (90, 40)
     recorder.finish("complete", None)
     ended = [
@@ -737,9 +737,9 @@ def test_each_stretch_of_a_stage_has_its_own_peak_without_asking_the_driver(tmp_
 
 
 def test_a_run_is_before_its_first_stage_once(profiled: tuple[Path, dict[str, Any]]) -> None:
-    first, *rest = load_run(profiled[0]).events
+    first, *events = load_run(profiled[0]).events
     assert first == {"t": 0.0, "event": "stage", "stage": "before"}
-    assert [event for event in rest if event.get("stage") == "before"] == []
+    assert [event for event in events if event.get("stage") == "before"] == []
 
 
 def test_a_baseline_begins_with_nothing_of_the_first_engine(profiled: tuple[Path, dict[str, Any]]) -> None:
@@ -767,15 +767,15 @@ def test_shared_blocks_and_prefix_hits_are_in_the_results(tmp_path: Path, run: R
         "--shared-prefix", "32", "-q", "-o", str(tmp_path / "run"),
     )  # fmt: skip
     assert run("profile", str(model_directory(tmp_path / "model")), *options).code == 0
-    kept = load_run(tmp_path / "run")
-    results = kept.manifest["results"]
+    record = load_run(tmp_path / "run")
+    results = record.manifest["results"]
     # After the third of four steps each has 42 tokens: 2 shared blocks of 16, and 10 tokens in a block of its own.
     densest = results["densest"]
     assert (densest["num_used_blocks"], densest["num_filled_slots"], densest["num_kv_tokens"]) == (6, 32 + 4 * 10, 168)
     # The second to fourth find the 32 tokens, which the first computes in the same step.
     stats = results["stats"]
     assert (stats["prefix_cache_queries"], stats["prefix_cache_hits"], stats["num_cached_tokens"]) == (160, 96, 96)
-    assert all(sample["num_filled_slots"] <= 72 for sample in kept.samples if "num_steps" in sample)
+    assert all(sample["num_filled_slots"] <= 72 for sample in record.samples if "num_steps" in sample)
 
 
 # --- what an early end keeps ------------------------------------------------------------------------------------------
@@ -849,7 +849,7 @@ def test_a_killed_run_says_no_more_than_its_samples(tmp_path: Path) -> None:
 
 
 def test_every_figure_of_the_engine_is_known_to_who_reads_samples() -> None:
-    assert set(ENGINE_FIGURES) == {each.name for each in fields(Stats)}
+    assert set(ENGINE_FIGURES) == {figure.name for figure in fields(Stats)}
 
 
 # --- requests that cannot succeed -------------------------------------------------------------------------------------
@@ -860,11 +860,11 @@ def test_when_every_request_fails_the_run_is_no_success(
 ) -> None:
     failing(monkeypatch, {f"request-{n}" for n in range(1, 4)})
     done = run("profile", *tiny, "-q", "-o", str(tmp_path / "run"))
-    kept = load_run(tmp_path / "run")
-    assert (done.code, kept.status, done.out) == (4, "partial", "")
-    assert kept.cause == "all 3 requests failed: request-1: broken"
+    record = load_run(tmp_path / "run")
+    assert (done.code, record.status, done.out) == (4, "partial", "")
+    assert record.cause == "all 3 requests failed: request-1: broken"
     assert done.err.splitlines() == [
-        f"kvplan: error: profile: {kept.cause}; what was measured is in {tmp_path / 'run'}"
+        f"kvplan: error: profile: {record.cause}; what was measured is in {tmp_path / 'run'}"
     ]
 
 
@@ -1004,8 +1004,8 @@ def test_trace_events_that_find_no_room_cost_only_themselves(
     assert (done.code, len(done.errors)) == (3, 1)
     assert "--trace-events" in done.err
     assert done.json["status"] == "complete"
-    kept = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert kept == ["events.jsonl", "run.json", "samples.jsonl"]
+    file_names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert file_names == ["events.jsonl", "run.json", "samples.jsonl"]
 
 
 def test_weights_alone_do_not_choose_the_cpu(tmp_path: Path, run: Run) -> None:

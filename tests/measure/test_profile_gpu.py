@@ -271,9 +271,9 @@ def test_cuda_is_left_alone_until_the_first_sample(
     ended = run("profile", "smollm2-135m", "--device", "cuda", "-q", "-o", folder)
     assert ended.code == 4
     assert set(early) <= set(answers)
-    kept = load_run(folder)
-    assert (kept.status, kept.cause) == ("failed", "CUDA error: init on a machine without a GPU")
-    assert kept.manifest["inputs"]["total"] == 80 * GIB
+    record = load_run(folder)
+    assert (record.status, record.cause) == ("failed", "CUDA error: init on a machine without a GPU")
+    assert record.manifest["inputs"]["total"] == 80 * GIB
 
 
 def test_the_manifest_ends_with_the_total_that_the_engine_saw(tmp_path: Path, install: fake_nvml.Install) -> None:

@@ -111,13 +111,13 @@ def test_a_run_is_not_written_over(name: str, tmp_path: Path, run: Run) -> None:
 def test_every_format_says_what_each_allocator_served(tmp_path: Path, run: Run) -> None:
     folder = cpu_run(tmp_path / "run")
     served = run("reconcile", folder, "--format", "json").json["served"]
-    assert [one["allocator"] for one in served] == ["paged", "contiguous"]
+    assert [row["allocator"] for row in served] == ["paged", "contiguous"]
     rows = list(csv.DictReader(io.StringIO(run("reconcile", folder, "--format", "csv").out)))
     of_csv = {
         (row["kind"], row["name"]): float(row["measured"]) for row in rows if row["kind"] in ("paged", "contiguous")
     }
     assert of_csv == {
-        (one["allocator"], name): value for one in served for name, value in one.items() if name != "allocator"
+        (row["allocator"], name): value for row in served for name, value in row.items() if name != "allocator"
     }
     assert {"num_blocks", "pool_tokens"} <= {row["name"] for row in rows}
     for format in ("table", "markdown"):
@@ -145,8 +145,8 @@ def test_half_a_run_or_a_played_device_gives_no_constants(tmp_path: Path, run: R
 def test_a_cpu_is_no_gpu(tmp_path: Path, run: Run) -> None:
     target = tmp_path / "constants.json"
     assert run("reconcile", cpu_run(tmp_path / "run"), "--calibrate", target).code == 0
-    asked = ("estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "h100-80g", "--calibration", target)
-    assert "was measured on a CPU" in refused(run(*asked))
+    command = ("estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "h100-80g", "--calibration", target)
+    assert "was measured on a CPU" in refused(run(*command))
 
 
 def test_a_calibration_corrects_the_activation_peak(tmp_path: Path, run: Run) -> None:
@@ -154,8 +154,8 @@ def test_a_calibration_corrects_the_activation_peak(tmp_path: Path, run: Run) ->
     plain = {row["component"]: row for row in run("reconcile", folder, "--format", "json").json["rows"]}["activations"]
     assert plain["error"] != 0
     run("reconcile", folder, "--calibrate", target)
-    asked = run("reconcile", folder, "--calibration", target, "--format", "json")
-    corrected = {row["component"]: row for row in asked.json["rows"]}["activations"]
+    answer = run("reconcile", folder, "--calibration", target, "--format", "json")
+    corrected = {row["component"]: row for row in answer.json["rows"]}["activations"]
     assert corrected["predicted"] == corrected["measured"] == plain["measured"]
 
 
@@ -191,17 +191,17 @@ def exact_gpu_run(path: Path, name: str = "llama-3.1-8b", *, unreached: int = 0,
         "decode": {"device_used": in_drivers + reserved, "torch_reserved": reserved},
     }
     results = served(64.0, 163_840, 64, 27_900, 441_000, num_preemptions=4)
-    given = {"memory": memory, "peaks": peaks, "results": results, "graph_bytes": GRAPHS}
-    return write_run(path, manifest(LLAMA, "cuda", inputs, name), gpu_samples(), **(given | changes))
+    defaults = {"memory": memory, "peaks": peaks, "results": results, "graph_bytes": GRAPHS}
+    return write_run(path, manifest(LLAMA, "cuda", inputs, name), gpu_samples(), **(defaults | changes))
 
 
 def test_a_run_agrees_with_its_own_calibration_and_is_told_that_it_must(tmp_path: Path, run: Run) -> None:
     folder, target = exact_gpu_run(tmp_path / "run"), tmp_path / "constants.json"
     assert run("reconcile", folder, "--calibrate", target).code == 0
-    asked = run("reconcile", folder, "--calibration", target, "--format", "json", "--max-error", "0.0001%")
-    assert asked.code == 0
-    assert {row["component"]: row["error"] for row in asked.json["rows"]} == dict.fromkeys(COMPONENTS, 0)
-    assert any("measured on this very run" in gap for gap in asked.json["gaps"])
+    answer = run("reconcile", folder, "--calibration", target, "--format", "json", "--max-error", "0.0001%")
+    assert answer.code == 0
+    assert {row["component"]: row["error"] for row in answer.json["rows"]} == dict.fromkeys(COMPONENTS, 0)
+    assert any("measured on this very run" in gap for gap in answer.json["gaps"])
 
 
 def test_the_pool_is_predicted_with_the_coefficient_of_the_peak(tmp_path: Path, run: Run) -> None:
@@ -210,8 +210,8 @@ def test_the_pool_is_predicted_with_the_coefficient_of_the_peak(tmp_path: Path, 
     run("reconcile", folder, "--calibrate", target)
     constants = json.loads(target.read_text())
     target.write_text(json.dumps({**constants, "activation_coefficient": 2.0}))
-    asked = run("reconcile", folder, "--calibration", target, "--format", "json")
-    rows = {row["component"]: row for row in asked.json["rows"]}
+    answer = run("reconcile", folder, "--calibration", target, "--format", "json")
+    rows = {row["component"]: row for row in answer.json["rows"]}
     assert rows["activations"]["error"] == rows["activations"]["measured"]
     assert 0 <= rows["activations"]["error"] + rows["kv_cache"]["error"] < 2 * 2**20  # to a block
 
@@ -268,8 +268,10 @@ def test_graphs_are_predicted_by_the_sizes_that_a_run_captures(tmp_path: Path, r
     run("reconcile", exact_gpu_run(tmp_path / "first"), "--calibrate", target)
 
     def graphs(name: str, **changes: Any) -> Any:
-        asked = run("reconcile", exact_gpu_run(tmp_path / name, **changes), "--calibration", target, "--format", "json")
-        return {row["component"]: row["predicted"] for row in asked.json["rows"]}["cuda_graphs"]
+        answer = run(
+            "reconcile", exact_gpu_run(tmp_path / name, **changes), "--calibration", target, "--format", "json"
+        )
+        return {row["component"]: row["predicted"] for row in answer.json["rows"]}["cuda_graphs"]
 
     assert graphs("fewer", graph_bytes={"8": 1}) == GRAPHS["8"]
     assert graphs("others", graph_bytes={"8": 1, "16": 1}) is None
@@ -279,9 +281,9 @@ def test_graphs_are_predicted_by_the_sizes_that_a_run_captures(tmp_path: Path, r
 def test_a_peak_that_serving_did_not_reach_again_is_told_and_no_error(tmp_path: Path, run: Run) -> None:
     folder, target = exact_gpu_run(tmp_path / "run", unreached=300_000_000), tmp_path / "constants.json"
     run("reconcile", folder, "--calibrate", target)
-    told = run("reconcile", folder, "--calibration", target, "--format", "json").json
-    assert (told["unreached"], told["held_before"], told["total"]["error"]) == (300_000_000, GUESTS, 0)
-    assert sum(row["measured"] for row in told["rows"]) == told["reported"] + 300_000_000
+    document = run("reconcile", folder, "--calibration", target, "--format", "json").json
+    assert (document["unreached"], document["held_before"], document["total"]["error"]) == (300_000_000, GUESTS, 0)
+    assert sum(row["measured"] for row in document["rows"]) == document["reported"] + 300_000_000
     for format in ("table", "markdown"):
         text = run("reconcile", folder, "--format", format).out
         assert "beyond the 667.57 MiB in use before the run, and 286.10 MiB of peak activations not" in text
@@ -325,8 +327,8 @@ def test_what_torch_counted_between_two_samples_is_not_lost(tmp_path: Path) -> N
 def test_one_rank_of_several_is_called_that(tmp_path: Path, run: Run) -> None:
     folder = edited(cpu_run(tmp_path / "run"), "inputs.tensor_parallel_size", 2)
     assert "tiny on cpu, rank 0 of 2: predicted vs measured" in run("reconcile", folder).out
-    told = run("reconcile", folder, "--format", "json").json
-    assert (told["rank"], told["tensor_parallel_size"]) == (0, 2)
+    document = run("reconcile", folder, "--format", "json").json
+    assert (document["rank"], document["tensor_parallel_size"]) == (0, 2)
 
 
 def test_an_error_too_small_for_a_share_is_told_in_bytes(tmp_path: Path, run: Run) -> None:

@@ -145,17 +145,17 @@ def test_a_real_servers_page_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "text"),
     [
         ("NaN", "nan"), ("+Inf", "inf"), ("1e999", "inf"), ("7e300", "7e+300"), ("-0.25", "-0.25"), ("1.01", "1.01"),
         ("9" * 400, "inf"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("metric", ["vllm:kv_cache_usage_perc", "sglang:token_usage", "sglang:cache_hit_rate"])
-def test_a_share_that_cannot_be_is_left_out_and_said(metric: str, value: str, shown: str) -> None:
+def test_a_share_that_cannot_be_is_left_out_and_said(metric: str, value: str, text: str) -> None:
     stats = server_stats(f"{metric} {value}\n{metric.partition(':')[0]}:prompt_tokens_total 1\n")
     assert (stats.kv_usage, stats.hit_rate, stats.prompt_tokens) == (None, None, 1)
-    assert stats.left_out == ((metric, f"{shown} is not a share"),)
+    assert stats.left_out == ((metric, f"{text} is not a share"),)
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Inf", "7e300", "-1", "1.1e15"])

@@ -27,7 +27,7 @@ from tests.support.oracle_data import DATA, needs_oracle_data
 
 FACTS_DIR = Path(__file__).parents[1] / "facts" / "logs"
 SETS: dict[str, dict[str, Any]] = {
-    each["name"]: each for each in yaml.safe_load((FACTS_DIR / "wordings.yaml").read_text(encoding="utf-8"))
+    wordings["name"]: wordings for wordings in yaml.safe_load((FACTS_DIR / "wordings.yaml").read_text(encoding="utf-8"))
 }
 with (FACTS_DIR / "cases.csv").open(encoding="utf-8", newline="") as file:
     CASES = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
@@ -61,8 +61,8 @@ PREFIXES = (
 
 
 def figures_of(case: dict[str, str]) -> dict[str, float]:
-    found = {name: float(text) for name, text in case.items() if name not in TEXTS}
-    return {name: int(value) if name in COUNTS else value for name, value in found.items()}
+    figures = {name: float(text) for name, text in case.items() if name not in TEXTS}
+    return {name: int(value) if name in COUNTS else value for name, value in figures.items()}
 
 
 def rendered(wording: str, figures: dict[str, float], prefix: str = "") -> list[str]:
@@ -109,7 +109,7 @@ def test_a_cases_figures_are_read_back_from_its_releases_wording(case: dict[str,
     log = parse_log("\n".join(lines))
     assert log.engine == case["engine"]
     read = {name: log.first(name) for name in printed(case["wording"], figures)}
-    assert {name: None if one is None else one.value for name, one in read.items()} == {
+    assert {name: None if reading is None else reading.value for name, reading in read.items()} == {
         name: figures[name] for name in read
     }
 
@@ -118,23 +118,23 @@ def test_a_cases_figures_are_read_back_from_its_releases_wording(case: dict[str,
 def test_any_figures_through_any_wording_and_prefix_are_read_back(data: st.DataObject) -> None:
     wording = data.draw(st.sampled_from(sorted(SETS)))
     prefix, rank = data.draw(st.sampled_from(PREFIXES))
-    message = data.draw(st.sampled_from([one for one in SETS[wording]["messages"] if "{" in one]))
+    message = data.draw(st.sampled_from([text for text in SETS[wording]["messages"] if "{" in text]))
     places = {name: spec for _, name, spec, _ in string.Formatter().parse(message) if name}
     figures: dict[str, float] = {}
     for name, spec in places.items():
         digits = 10 ** int(spec[1]) if spec and spec.startswith(".") else 1
-        most = 2**40 if name in COUNTS else 10**6
-        whole = data.draw(st.integers(min_value=0, max_value=most * (1 if name in COUNTS else digits)))
+        maximum = 2**40 if name in COUNTS else 10**6
+        whole = data.draw(st.integers(min_value=0, max_value=maximum * (1 if name in COUNTS else digits)))
         figures[name] = whole if name in COUNTS else whole / digits
     log = parse_log(prefix + message.format_map(figures))
     for name, value in figures.items():
-        found = log.first(name)
-        assert found is not None, name
-        assert found.value == pytest.approx(value, abs=1e-9)
-        assert found.rank == rank
+        reading = log.first(name)
+        assert reading is not None, name
+        assert reading.value == pytest.approx(value, abs=1e-9)
+        assert reading.rank == rank
 
 
-@pytest.mark.parametrize("wording", WORDINGS, ids=lambda one: f"{one.phrase.strip()[:30]}-{one.versions}")
+@pytest.mark.parametrize("wording", WORDINGS, ids=lambda wording: f"{wording.phrase.strip()[:30]}-{wording.versions}")
 def test_a_wording_names_its_facts_its_releases_and_where_it_was_seen(wording: Wording) -> None:
     assert set(re.findall(r"<(\w+)>", wording.pattern)) <= FACTS.keys()
     assert re.findall(r"<(\w+)>", wording.pattern)
@@ -274,15 +274,15 @@ MEASURED = {
 def read_as(log: ServerLog, name: str) -> list[float]:
     """What a log says of a measured figure: the pool's bytes may be K and V, its tokens those of the allocation."""
     fact = MEASURED[name]
-    found = [reading.value for reading in log.all(fact)]
+    values = [reading.value for reading in log.all(fact)]
     if fact == "available_kv" and log.engine == "sglang":
         pairs = zip(log.all("key_size"), log.all("value_size"), strict=True)
         return [round(key.value + value.value, 2) for key, value in pairs]
-    if fact == "available_kv" and not found:
+    if fact == "available_kv" and not values:
         return [reading.value for reading in log.all("kv_in_use")]
-    if fact == "kv_tokens" and not found:
+    if fact == "kv_tokens" and not values:
         return [reading.value for reading in log.all("pool_tokens")]
-    return found
+    return values
 
 
 @needs_oracle_data
@@ -300,12 +300,12 @@ def test_every_quoted_log_gives_its_measured_figures() -> None:
             absent += [(quoted["id"], name) for name in measured[quoted["id"]]]
             continue
         for name, value in measured[quoted["id"]].items():
-            found = read_as(log, name)
-            is_rounded = quoted["id"] in FINER_ELSEWHERE and round(value, 2) in found
-            if value in found or is_rounded:
+            values = read_as(log, name)
+            is_rounded = quoted["id"] in FINER_ELSEWHERE and round(value, 2) in values
+            if value in values or is_rounded:
                 num_read += 1
-            elif found:
-                wrong.append((quoted["id"], name, value, found))
+            elif values:
+                wrong.append((quoted["id"], name, value, values))
             else:
                 absent.append((quoted["id"], name))
     assert wrong == []
@@ -318,12 +318,14 @@ def test_every_quoted_log_gives_its_measured_figures() -> None:
 
 
 def test_ranks_are_kept_apart_and_the_smallest_pool_counts() -> None:
-    said = "non_torch_memory takes {}GiB; the rest of the memory reserved for KV Cache is {}GiB."  # those of vllm#10702
-    log = parse_log(
-        f"(VllmWorkerProcess pid=350) INFO worker.py:232] {said.format('5.68', '110.52')}\n"
-        f"INFO worker.py:232] {said.format('7.71', '107.35')}\n"
+    template = (
+        "non_torch_memory takes {}GiB; the rest of the memory reserved for KV Cache is {}GiB."  # those of vllm#10702
     )
-    assert {rank: one.text for rank, one in log.by_rank("non_torch").items()} == {"pid 350": "5.68", "": "7.71"}
+    log = parse_log(
+        f"(VllmWorkerProcess pid=350) INFO worker.py:232] {template.format('5.68', '110.52')}\n"
+        f"INFO worker.py:232] {template.format('7.71', '107.35')}\n"
+    )
+    assert {rank: reading.text for rank, reading in log.by_rank("non_torch").items()} == {"pid 350": "5.68", "": "7.71"}
     smallest = log.least("available_kv")
     assert smallest is not None
     assert (smallest.text, smallest.rank) == ("107.35", "")
@@ -358,8 +360,8 @@ def test_nothing_of_a_start_that_failed_is_mixed_into_the_next(lines: int) -> No
     died = "\n".join(START.format(name="a", weights="1.0").replace("3.41", "0.11").splitlines()[:lines])
     log = parse_log(died + "\n" + START.format(name="b", weights="15.5"))
     assert (log.starts, log.first_line) == (2, lines + 1)
-    assert [one.text for one in log.all("weights")] == ["15.5"]
-    assert [one.text for one in log.all("available_kv")] == ["3.41"]
+    assert [reading.text for reading in log.all("weights")] == ["15.5"]
+    assert [reading.text for reading in log.all("available_kv")] == ["3.41"]
     assert log.text("kv_tokens") == "63,776"
 
 
@@ -367,7 +369,7 @@ def test_an_sglang_start_that_failed_is_left_behind() -> None:
     start = "server_args=ServerArgs(model_path='org/{}', tp_size=1)\nLoad weight begin. avail mem={} GB\n"
     log = parse_log(start.format("a", "24.10") + start.format("b", "78.50"))
     assert log.starts == 2
-    assert [one.text for one in log.all("free_before_load")] == ["78.50"]
+    assert [reading.text for reading in log.all("free_before_load")] == ["78.50"]
 
 
 def test_ranks_that_load_side_by_side_are_one_start() -> None:
@@ -408,7 +410,7 @@ def test_a_figure_knows_its_size_and_how_far_it_is_rounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("'model': 'org/a', 'max_model_len': 8192, 'seed': None}", {"model": "org/a", "max_model_len": "8192"}),
         (
@@ -427,8 +429,8 @@ def test_a_figure_knows_its_size_and_how_far_it_is_rounded() -> None:
         ("__import__('os').system('x'), a=1", {"a": "1"}),
     ],
 )
-def test_a_list_of_arguments_is_read_and_never_run(text: str, found: dict[str, str]) -> None:
-    assert arguments(text) == found
+def test_a_list_of_arguments_is_read_and_never_run(text: str, expected: dict[str, str]) -> None:
+    assert arguments(text) == expected
 
 
 def test_flags_of_every_generation_are_read() -> None:
@@ -610,9 +612,9 @@ COLLECTORS = {
 def test_a_collectors_records_are_the_lines_they_hold(collector: Callable[[str], str]) -> None:
     plain = parse_log(COLLECTED)
     assert (plain.release, plain.model, plain.flags["max_model_len"]) == ((0, 19), "org/it's", "4096")
-    assert [one.text for one in plain.by_rank("weights").values()] == ["7.12", "7.25"]
-    found = parse_log("".join(collector(line) + "\n" for line in COLLECTED.splitlines()))
-    assert (found.flags, found.readings) == (plain.flags, plain.readings)
+    assert [reading.text for reading in plain.by_rank("weights").values()] == ["7.12", "7.25"]
+    parsed_log = parse_log("".join(collector(line) + "\n" for line in COLLECTED.splitlines()))
+    assert (parsed_log.flags, parsed_log.readings) == (plain.flags, plain.readings)
 
 
 def test_a_record_that_was_cut_is_read_as_far_as_it_goes() -> None:
@@ -625,7 +627,7 @@ def test_a_record_that_was_cut_is_read_as_far_as_it_goes() -> None:
 
 def test_a_record_of_several_lines_is_several_lines() -> None:
     record = json.dumps({"message": COLLECTED})
-    assert [one.rank for one in parse_log(record).all("weights")] == ["TP0", "TP1"]
+    assert [reading.rank for reading in parse_log(record).all("weights")] == ["TP0", "TP1"]
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -795,9 +797,9 @@ def outcome(data: bytes, path: Path) -> str:
 
 
 def test_hostile_lines_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
-    found = {name: outcome(data, tmp_path / "hostile.log") for name, data in hostile(100_000)}
-    assert {name for name, refusal in found.items() if not refusal} - {"ranks"} == READABLE
-    assert all(refusal.isprintable() and "holds no line" in refusal for refusal in found.values() if refusal)
+    refusals = {name: outcome(data, tmp_path / "hostile.log") for name, data in hostile(100_000)}
+    assert {name for name, refusal in refusals.items() if not refusal} - {"ranks"} == READABLE
+    assert all(refusal.isprintable() and "holds no line" in refusal for refusal in refusals.values() if refusal)
 
 
 @pytest.mark.parametrize("digits", ["9" * 20, "9" * 25, "1" * 400])

@@ -93,13 +93,13 @@ SAMPLE = DeviceSample(
 HOST = HostMemory(total=64 * GIB, available=48 * GIB)
 
 
-def reading(**said: Any) -> Reading:
+def reading(**changes: Any) -> Reading:
     values: dict[str, Any] = {
         "sample": None, "resident": None, "host": None,
     }  # fmt: skip
-    server = said.pop("server", None)
+    server = changes.pop("server", None)
     values["servers"] = () if server is None else (server,)
-    return Reading(utc="2026-11-21T10:11:12.345Z", elapsed_s=3725.0, **{**values, **said})
+    return Reading(utc="2026-11-21T10:11:12.345Z", elapsed_s=3725.0, **{**values, **changes})
 
 
 WATCHED = Watched(pid=42)
@@ -129,7 +129,7 @@ def test_a_page_out_of_reach_is_a_part_of_the_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("age", "problem", "text", "shown"),
+    ("age", "problem", "text", "rows"),
     [
         (0.2, None, "sglang: 162 running", ["sglang"]),
         (1.5, None, "1.5 s ago sglang: 162 running", ["sglang, 1.5 s ago"]),
@@ -147,13 +147,11 @@ def test_a_page_out_of_reach_is_a_part_of_the_line() -> None:
         ),
     ],
 )
-def test_the_last_figures_are_shown_with_their_age(
-    age: float, problem: str | None, text: str, shown: list[str]
-) -> None:
+def test_the_last_figures_are_shown_with_their_age(age: float, problem: str | None, text: str, rows: list[str]) -> None:
     now = ServerReading(ServerStats("sglang", running=162), age, problem=problem)
     assert first_line(reading(server=now), WATCHED) == f"10:11:12  {text}"
     view = [plain(styled) for styled in view_lines([reading(server=now)], Screen(WATCHED, "no GPU"), blocks=False)]
-    assert view[3:-1] == shown
+    assert view[3:-1] == rows
     assert view[-1].split() == ["running", *([] if problem else ["#"]), "162"]
 
 
@@ -164,8 +162,8 @@ def test_a_page_without_a_figure_says_so() -> None:
 def test_the_view_shows_every_part() -> None:
     screen = Screen(WATCHED, "GPU 0: NVIDIA A100")
     now = ServerReading(server_stats(SGLANG_PAGE + "sglang:prompt_tokens_total -1\n"), 0.01, RATES)
-    shown = reading(sample=SAMPLE, resident=16 * GIB, host=HOST, server=now)
-    assert [plain(styled) for styled in view_lines([shown], screen, blocks=False)] == [
+    full_reading = reading(sample=SAMPLE, resident=16 * GIB, host=HOST, server=now)
+    assert [plain(styled) for styled in view_lines([full_reading], screen, blocks=False)] == [
         "GPU 0: NVIDIA A100",
         "10:11:12 UTC, 1:02:05 watched",
         "",
@@ -225,13 +223,13 @@ class Pages:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        self.asked = 0
+        self.num_requests = 0
         self.answer: ServerStats | Exception = counted(0, 0)
         self.let_go = threading.Event()
         monkeypatch.setattr("kvplan.measure.watch.time", SimpleNamespace(monotonic=lambda: self.now))
 
     def read(self) -> ServerStats:
-        self.asked += 1
+        self.num_requests += 1
         assert self.let_go.wait(LIMIT_S)
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -240,12 +238,12 @@ class Pages:
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pages]:
-    found = Pages(monkeypatch)
-    yield found
-    found.let_go.set()
+    stub = Pages(monkeypatch)
+    yield stub
+    stub.let_go.set()
 
 
-def asked(page: WatchedPage) -> ServerReading:
+def reading_of(page: WatchedPage) -> ServerReading:
     page.ask()
     return page.reading()
 
@@ -253,40 +251,40 @@ def asked(page: WatchedPage) -> ServerReading:
 def test_the_first_page_has_no_rate_and_the_next_ones_have(pages: Pages) -> None:
     page = WatchedPage(pages.read, LIMIT_S)
     pages.let_go.set()
-    assert asked(page) == ServerReading(counted(0, 0), 0.0)
+    assert reading_of(page) == ServerReading(counted(0, 0), 0.0)
     pages.now, pages.answer = 104.0, counted(400, 20)
-    assert asked(page) == ServerReading(counted(400, 20), 0.0, Rates(100.0, 5.0))
+    assert reading_of(page) == ServerReading(counted(400, 20), 0.0, Rates(100.0, 5.0))
 
 
 def test_a_page_that_does_not_come_is_waited_for_no_longer_than_the_patience(pages: Pages) -> None:
     page = WatchedPage(pages.read, patience_s=0.01)
-    assert asked(page) == asked(page) == ServerReading(problem="no answer yet")
-    assert pages.asked == 1  # the first request is still under way
+    assert reading_of(page) == reading_of(page) == ServerReading(problem="no answer yet")
+    assert pages.num_requests == 1  # the first request is still under way
 
 
 def test_a_late_page_is_in_the_next_reading_with_its_age(pages: Pages) -> None:
     page = WatchedPage(pages.read, patience_s=0.01)
     pages.answer = counted(1, 1)
-    assert asked(page).stats is None
+    assert reading_of(page).stats is None
     pages.let_go.set()
     wait_for(lambda: page._request is None or not page._request.is_alive())
     pages.now += 3.0
     pages.let_go.clear()
-    assert asked(page) == ServerReading(counted(1, 1), 3.0)
+    assert reading_of(page) == ServerReading(counted(1, 1), 3.0)
     pages.now += 1.0
-    assert asked(page) == ServerReading(counted(1, 1), 4.0, problem="no answer yet")
+    assert reading_of(page) == ServerReading(counted(1, 1), 4.0, problem="no answer yet")
 
 
 def test_a_page_that_came_between_readings_is_not_lost_to_a_failure_after_it(pages: Pages) -> None:
     page = WatchedPage(pages.read, patience_s=0.01)
     pages.answer = counted(1, 1)
-    assert asked(page).stats is None
+    assert reading_of(page).stats is None
     pages.let_go.set()
     wait_for(lambda: page._request is None or not page._request.is_alive())
     pages.now, pages.answer = pages.now + 3.0, MetricsError("connection refused", answered=False)
     page._patience_s = LIMIT_S  # so that the failure is in before the reading is
-    assert asked(page) == ServerReading(counted(1, 1), 3.0)
-    assert asked(page) == ServerReading(counted(1, 1), 3.0, problem="unreachable (connection refused)")
+    assert reading_of(page) == ServerReading(counted(1, 1), 3.0)
+    assert reading_of(page) == ServerReading(counted(1, 1), 3.0, problem="unreachable (connection refused)")
 
 
 @pytest.mark.parametrize(
@@ -302,21 +300,21 @@ def test_figures_are_kept_while_a_page_fails_and_the_rate_is_over_the_gap(
     page = WatchedPage(pages.read, LIMIT_S)
     pages.let_go.set()
     pages.answer = counted(100, 10)
-    asked(page)
+    reading_of(page)
     pages.now, pages.answer = 105.0, fault
-    assert asked(page) == ServerReading(counted(100, 10), 5.0, problem=problem)
+    assert reading_of(page) == ServerReading(counted(100, 10), 5.0, problem=problem)
     pages.now, pages.answer = 110.0, counted(200, 60)
-    assert asked(page) == ServerReading(counted(200, 60), 0.0, Rates(10.0, 5.0))
+    assert reading_of(page) == ServerReading(counted(200, 60), 0.0, Rates(10.0, 5.0))
 
 
 def test_why_the_last_request_failed_is_said_while_the_next_is_under_way(pages: Pages) -> None:
     page = WatchedPage(pages.read, patience_s=0.01)
     pages.answer = MetricsError("no whole answer in 5 s", answered=False)
-    assert asked(page).problem == "no answer yet"
+    assert reading_of(page).problem == "no answer yet"
     pages.let_go.set()
     wait_for(lambda: page._request is None or not page._request.is_alive())
     pages.let_go.clear()
-    assert asked(page).problem == asked(page).problem == "unreachable (no whole answer in 5 s)"
+    assert reading_of(page).problem == reading_of(page).problem == "unreachable (no whole answer in 5 s)"
 
 
 def test_a_fault_in_reading_a_page_is_not_hidden(pages: Pages) -> None:
@@ -324,7 +322,7 @@ def test_a_fault_in_reading_a_page_is_not_hidden(pages: Pages) -> None:
     pages.let_go.set()
     pages.answer = ZeroDivisionError("a bug")
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        asked(page)
+        reading_of(page)
 
 
 def cells(now: Reading) -> dict[str, str]:
@@ -647,7 +645,7 @@ def test_a_server_that_answered_once_is_waited_for_unless_tries_are_stated() -> 
 
     page = WatchedPage(read, patience_s=LIMIT_S)
     for _ in range(7):
-        asked(page)
+        reading_of(page)
     assert page.failures == 6
     Tries().check([page])  # a server that is restarted comes back
     with pytest.raises(EnvironmentProblem, match=r"unreachable .connection refused. after 6 tries in a row"):
@@ -881,9 +879,9 @@ def test_on_a_terminal_the_view_is_redrawn_in_place(environment: dict[str, str])
     env |= {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30", **environment}
     with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
-        shown = b"".join(iter(lambda: read_terminal(ours), b""))
+        screen_bytes = b"".join(iter(lambda: read_terminal(ours), b""))
         os.close(ours)
-    text = shown.decode()
+    text = screen_bytes.decode()
     assert process.returncode == 0
     assert "resident" in text
     assert "\x1b[1A" in text  # up a line, over the last picture

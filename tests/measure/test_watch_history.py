@@ -66,10 +66,10 @@ def test_the_newest_value_is_rightmost(values: list[float | None], top: float | 
 # --- pages that vLLM's own logger wrote -------------------------------------------------------------------------------
 
 
-def shown(history: Sequence[ServerReading], planned: Planned | None = None, **how: Any) -> list[str]:
+def screen_lines(history: Sequence[ServerReading], planned: Planned | None = None, **how: Any) -> list[str]:
     """The view's rows of a server."""
-    readings = [reading(each) for each in history]
-    return [plain(each) for each in view_lines(readings, Screen(Watched(), "no GPU", planned=planned), **how)][3:]
+    readings = [reading(server) for server in history]
+    return [plain(styled) for styled in view_lines(readings, Screen(Watched(), "no GPU", planned=planned), **how)][3:]
 
 
 def reading(*servers: ServerReading, seconds: float = 0.0) -> Reading:
@@ -77,7 +77,7 @@ def reading(*servers: ServerReading, seconds: float = 0.0) -> Reading:
 
 
 def row(lines: list[str], label: str) -> str:
-    return next(each for each in lines if each.startswith(f"  {label} "))
+    return next(line for line in lines if line.startswith(f"  {label} "))
 
 
 def check_rates(first: str, second: str, seconds: float, truth: dict[str, float]) -> None:
@@ -86,7 +86,7 @@ def check_rates(first: str, second: str, seconds: float, truth: dict[str, float]
     rates = rates_between(before, now, seconds)
     assert rates.output == pytest.approx(truth["generated_tokens_per_s"], rel=1e-9)
     assert rates.preemptions == pytest.approx(truth["preemptions"] / seconds, rel=1e-9)
-    lines = shown([ServerReading(before, 0.0), ServerReading(now, 0.0, rates)], width=80)
+    lines = screen_lines([ServerReading(before, 0.0), ServerReading(now, 0.0, rates)], width=80)
     assert row(lines, "preempted").endswith(f"/s, {now.preemptions:,} in all")
     if now.kv_usage is not None:  # our own part of these pages has no gauge of it
         assert f"{100 * now.kv_usage:.1f} % of {now.kv_tokens:,} tokens" in row(lines, "KV")
@@ -128,7 +128,7 @@ HISTORY = [
 
 def test_a_row_is_a_history_and_the_figure_now() -> None:
     """A reading whose page is not its own is a gap; where the server says how many fit, that is the scale's end."""
-    assert shown(HISTORY, width=80) == [
+    assert screen_lines(HISTORY, width=80) == [
         "vllm",
         "  KV                             ▁▃ ▅  50.0 % of 436,896 tokens, 27,306 blocks",
         "  running                        ▁▂ ▂  7 (53.3 of the longest context fit)",
@@ -142,31 +142,31 @@ def test_a_row_is_a_history_and_the_figure_now() -> None:
 
 def test_the_plan_has_a_line_and_is_the_scale_of_running() -> None:
     plan = Planned(tokens=400_000, users=14, context=8192)
-    lines = shown(HISTORY, plan, width=80, blocks=False)
+    lines = screen_lines(HISTORY, plan, width=80, blocks=False)
     # 400,000 / 436,896 - 1 = -8.4 %; half of 436,896 is 54.6 % of 400,000
     assert lines[-1] == "  plan       400,000 tokens (-8.4 %), 54.6 % in use, 14 users of 8,192 tokens".replace(
         "4 %)", "4%)"
     )
     assert row(lines, "running").split() == ["running", "_:", "=", "7", "of", "the", "plan's", "14"]
-    assert row(shown(HISTORY, replace(plan, users=5)), "running").endswith("7 above the plan's 5")
+    assert row(screen_lines(HISTORY, replace(plan, users=5)), "running").endswith("7 above the plan's 5")
 
 
 @pytest.mark.parametrize(("width", "cells"), [(40, 8), (80, 24), (120, 60), (300, 60)])
 def test_the_history_is_as_wide_as_the_terminal_has_room(width: int, cells: int) -> None:
-    assert row(shown(HISTORY[-1:] * 100, width=width), "KV").count("▅") == cells
+    assert row(screen_lines(HISTORY[-1:] * 100, width=width), "KV").count("▅") == cells
 
 
 def test_several_servers_have_a_line_each_where_the_height_is_short() -> None:
     gone = ServerReading(BUSY, 12.0, problem="unreachable (connection refused)")
     screen = Screen(Watched(names=("a:8000", "b:8000", "c:8000")), "no GPU")
-    readings = [reading(each, gone, ServerReading(problem="no answer yet")) for each in HISTORY]
-    tall = [plain(each) for each in view_lines(readings, screen, height=40)]
-    assert [each for each in tall if " at " in each] == [
+    readings = [reading(server, gone, ServerReading(problem="no answer yet")) for server in HISTORY]
+    tall = [plain(styled) for styled in view_lines(readings, screen, height=40)]
+    assert [line for line in tall if " at " in line] == [
         "vllm at a:8000",
         "vllm at b:8000, 12 s ago",
         "server at c:8000",
     ]
-    short = [plain(each) for each in view_lines(readings, screen, height=20)]
+    short = [plain(styled) for styled in view_lines(readings, screen, height=20)]
     assert short[3:] == [
         "a:8000                 KV       ▁▃ ▅  50 %      ▁▄ █ 7 run, 5 wait",
         "b:8000                 unreachable (connection refused), page 12 s old",
@@ -202,12 +202,12 @@ def test_a_server_that_goes_away_says_so_and_the_others_go_on(
     run: Run, no_driver: None, server: str, patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Seven readings, of which five tries in a row end the watch of one server alone."""
-    asked = 0
+    num_requests = 0
 
     def leave(handler: Any) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
+        nonlocal num_requests
+        num_requests += 1
+        if num_requests == 1:
             say(b"vllm:num_requests_running 3\n")(handler)
         else:
             PAGES["/missing"](handler)
@@ -273,14 +273,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_simulated_servers_are_watched_beside_their_plan(run: Run, clock: SimpleNamespace, tmp_path: Path) -> None:
-    asked = ("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "--engine", "vllm@0.33")
-    estimate = run("estimate", *asked, "--format", "json")
+    words = ("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "--engine", "vllm@0.33")
+    estimate = run("estimate", *words, "--format", "json")
     path = tmp_path / "plan.json"
     path.write_text(estimate.out)
     plan = command.planned_pool(WatchOptions(plan=str(path), metrics=["http://first"]))
     with serving(twin(output_tokens=24)) as first:
         with serving(twin(output_tokens=24)) as second:
-            pages = [WatchedPage(MetricsPage(each.url).read, LIMIT_S) for each in (first, second)]
+            pages = [WatchedPage(MetricsPage(server.url).read, LIMIT_S) for server in (first, second)]
             watched = Watched(pages=tuple(pages), names=("first", "second"))
             readings = [watched.read(0.0)]
             answer = first.post("/v1/completions", model="llama-3.1-8b", prompt="one two three", max_tokens=24)
@@ -289,9 +289,9 @@ def test_simulated_servers_are_watched_beside_their_plan(run: Run, clock: Simple
         clock.s += 2.0
         readings.append(watched.read(4.0))
     tokens = answer["usage"]["completion_tokens"]
-    assert [each.servers[0].rates.output for each in readings] == [None, tokens / 2.0, 0.0]
+    assert [moment.servers[0].rates.output for moment in readings] == [None, tokens / 2.0, 0.0]
     assert readings[1].servers[1].rates.output == 0.0
-    lines = [plain(each) for each in view_lines(readings, Screen(watched, "no GPU", planned=plan))]
+    lines = [plain(styled) for styled in view_lines(readings, Screen(watched, "no GPU", planned=plan))]
     # the servers' own pages say 448,576 tokens, which are 54.76 times 8,192
     assert lines.count("  plan       448,576 tokens (+0.0%), 0.0 % in use, 54 users of 8,192 tokens") == 2
     assert "vllm at first" in lines

@@ -138,9 +138,11 @@ def test_a_whole_logs_settings_and_figures_are_read(run: Run, log: Log, row: dic
 
 def check_given(ran: Ran, tokens: float) -> None:
     """The pool's tokens follow from its bytes, or from those with the scales that a log may leave out."""
-    given = rows_of(ran.json, "given")["tokens"]
-    assert given["logged"] == tokens
-    assert given["exact"] or given["predicted"] / tokens == pytest.approx(WITHOUT_SCALES, abs=0.001), given
+    row_of_tokens = rows_of(ran.json, "given")["tokens"]
+    assert row_of_tokens["logged"] == tokens
+    assert row_of_tokens["exact"] or row_of_tokens["predicted"] / tokens == pytest.approx(WITHOUT_SCALES, abs=0.001), (
+        row_of_tokens
+    )
 
 
 def test_the_facts_have_what_was_refused() -> None:
@@ -165,9 +167,9 @@ def test_a_public_log_is_read_whole(run: Run, log: Log, row: dict[str, Any]) -> 
         assert any("add --" in note or "set it with --" in note for note in notes) or not HAS_FIGURES.search(
             row["text"]
         ), notes
-    given = rows_of(ran.json, "given").get("tokens")
-    if row["server"] == "sglang" and given is not None and given["logged"] is not None:
-        check_given(ran, given["logged"])
+    row_of_tokens = rows_of(ran.json, "given").get("tokens")
+    if row["server"] == "sglang" and row_of_tokens is not None and row_of_tokens["logged"] is not None:
+        check_given(ran, row_of_tokens["logged"])
 
 
 HAS_FIGURES = re.compile(r"Load weight end\.|Model loading took|Available KV cache memory")

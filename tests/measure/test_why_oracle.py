@@ -43,10 +43,10 @@ def refusals() -> Iterator[tuple[Request, int, Figures]]:
                         request = case_request(row, DATA / folder)
                     except KvplanError:  # a flag that is refused by name
                         continue
-                    asked = replace(request.args, max_model_len=failure.figures.context)
+                    own_args = replace(request.args, max_model_len=failure.figures.context)
                     budget = result["available_memory"]
                     yield (
-                        replace(request, args=asked),
+                        replace(request, args=own_args),
                         min([budget] if isinstance(budget, int) else budget),
                         failure.figures,
                     )
@@ -70,7 +70,7 @@ def test_the_bytes_that_a_refusal_needs_and_the_length_it_estimates_are_the_plan
     assert count >= 70
 
 
-def asked() -> list[dict[str, Any]]:
+def oracle_rows() -> list[dict[str, Any]]:
     """What vLLM 0.33's code says of cures: the settings with the change, the pool of its plan, and the answer."""
     return [json.loads(line) for line in (FACTS / "cures.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -79,7 +79,7 @@ def name_of(row: dict[str, Any]) -> str:
     return str(row["inputs"]["model"]).replace("__", "/", 1)
 
 
-@pytest.mark.parametrize("row", asked(), ids=lambda row: f"{row['inputs']['model']}-{row['number']}")
+@pytest.mark.parametrize("row", oracle_rows(), ids=lambda row: f"{row['inputs']['model']}-{row['number']}")
 def test_vllm_starts_with_a_cure_and_has_the_blocks_that_were_planned(row: dict[str, Any]) -> None:
     known = catalog.find(name_of(row))
     if not DATA.is_dir() and (known is None or catalog.load(known).quantization is not None):
@@ -104,5 +104,5 @@ def test_the_cures_that_were_asked_are_those_that_are_printed() -> None:
     pool = stated_pool(figures, request, "kv_too_small_for_max_len")
     results = cures(Case("vllm", "kv_too_small_for_max_len", figures, request, pool))
     assert results
-    pools = {tuple(row["inputs"]["available_memory"]) for row in asked()}
+    pools = {tuple(row["inputs"]["available_memory"]) for row in oracle_rows()}
     assert any(cure.plan is not None and (cure.plan.available,) in pools for cure in results)

@@ -126,11 +126,11 @@ def test_a_log_that_names_no_release_is_of_those_whose_words_it_has() -> None:
 def test_the_release_that_words_tell_is_planned_and_said_to_be_inferred(run: Run, tmp_path: Path) -> None:
     text = f"ValueError: {SERVE} than the available KV cache memory (6.17 GiB).\n".format("models's")
     document = answer(run, tmp_path, text, "--model", "llama-3.1-8b", "--gpu", "rtx-4090")
-    engine = next(each for each in document["inferred"] if each["what"] == "engine")
+    engine = next(inference for inference in document["inferred"] if inference["what"] == "engine")
     assert engine["value"] == "vllm@0.21"
     assert "0.8 to 0.21" in engine["source"]
     plain = answer(run, tmp_path, "vllm: torch.OutOfMemoryError: CUDA out of memory in load_model\n")
-    assert not any(each["what"] == "engine" and "words" in each["source"] for each in plain["inferred"])
+    assert not any(inference["what"] == "engine" and "words" in inference["source"] for inference in plain["inferred"])
 
 
 def test_of_an_unknown_model_the_log_s_own_figures_prove_cures(run: Run, tmp_path: Path) -> None:
