@@ -124,18 +124,18 @@ def words(cell: str) -> str:
 def test_a_page_answers_first_and_shows_every_cell_of_the_markdown(name: str, pages: Any) -> None:
     path, markdown = pages(name)
     text = path.read_text(encoding="utf-8")
-    shown = Page(text)
-    assert COMMANDS[name][1] in shown.answer.replace("\xa0", " ")
-    assert shown.loads == []
+    parser = Page(text)
+    assert COMMANDS[name][1] in parser.answer.replace("\xa0", " ")
+    assert parser.loads == []
     assert "default-src 'none'" in text
     assert f"kvplan {' '.join(COMMANDS[name][0][:1])}" in text
     foot = text[text.index("<footer>") :]
     assert f"</p>{SERVERS.get(name, 'Planned for vllm@0.33. ')}Written by kvplan" in foot
     rows = [line for line in markdown.splitlines() if line.startswith("|") and not re.fullmatch(r"[|\s:-]+", line)]
-    wanted = [words(cell) for row in rows for cell in re.split(r"(?<!\\)\|", row)[1:-1] if cell.strip()]
-    cells = [" ".join(cell.split()) for cell in shown.cells]
-    assert len(wanted) > 3 or name == "why"  # which has no table
-    assert [cell for cell in wanted if cell not in cells] == []
+    expected = [words(cell) for row in rows for cell in re.split(r"(?<!\\)\|", row)[1:-1] if cell.strip()]
+    cells = [" ".join(cell.split()) for cell in parser.cells]
+    assert len(expected) > 3 or name == "why"  # which has no table
+    assert [cell for cell in expected if cell not in cells] == []
     assert ('class="bars"' in text or "<svg" in text) == (name in DRAWN)
 
 
@@ -164,11 +164,11 @@ def test_foreign_text_is_text(evil: str) -> None:
     """A name from a config, a log or a policy goes through the same guard as in Markdown."""
     table = Table.of(("name", "value"), [[evil, evil]], left=2)
     blocks = [markdown_text(evil), table, code(evil), *folded(evil, ["inside"])]
-    shown = Page(markdown_html(markdown_text(evil), page(blocks)))
-    assert shown.loads == []
-    assert shown.answer == evil
-    assert shown.details == 1  # the page's own, and no other
-    assert evil in shown.cells
+    parser = Page(markdown_html(markdown_text(evil), page(blocks)))
+    assert parser.loads == []
+    assert parser.answer == evil
+    assert parser.details == 1  # the page's own, and no other
+    assert evil in parser.cells
     assert "javascript:" not in re.sub(r"\[x\]\(javascript[^<]*", "", html_of(page(blocks)))
 
 

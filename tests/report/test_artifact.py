@@ -112,8 +112,10 @@ def leaves(value: Any, path: str) -> Iterator[str]:
 def test_every_document_is_what_the_schema_says(cases: dict[str, Plan]) -> None:
     Draft202012Validator.check_schema(document_schema("plan"))
     validator = Draft202012Validator(document_schema("plan"))
-    for name, one in cases.items():
-        faults = [f"{name}: {fault.json_path}: {fault.message}" for fault in validator.iter_errors(plan_document(one))]
+    for name, answer in cases.items():
+        faults = [
+            f"{name}: {fault.json_path}: {fault.message}" for fault in validator.iter_errors(plan_document(answer))
+        ]
         assert faults == []
 
 
@@ -146,8 +148,8 @@ def test_an_unknown_schema_is_refused_with_the_known_ones() -> None:
 
 
 def test_the_rows_add_up_to_the_total(cases: dict[str, Plan]) -> None:
-    for name, one in cases.items():
-        memory = plan_document(one)["memory"]
+    for name, answer in cases.items():
+        memory = plan_document(answer)["memory"]
         assert MemoryBreakdown.ROWS == ROWS
         assert (
             sum(cast(dict[str, int], memory)[row] for row in MemoryBreakdown.ROWS) - memory["missing"]
@@ -162,8 +164,8 @@ def test_the_rows_add_up_to_the_total(cases: dict[str, Plan]) -> None:
 
 
 def test_the_kv_cache_is_whole_blocks(cases: dict[str, Plan]) -> None:
-    for name, one in cases.items():
-        document = plan_document(one)
+    for name, answer in cases.items():
+        document = plan_document(answer)
         kv = document["kv"]
         assert document["memory"]["kv_cache"] == kv["num_blocks"] * kv["bytes_per_block"], name
         assert kv["bytes_per_request"] == kv["blocks_per_request"] * kv["bytes_per_block"], name
@@ -171,42 +173,42 @@ def test_the_kv_cache_is_whole_blocks(cases: dict[str, Plan]) -> None:
 
 
 def test_a_block_costs_the_widest_group(cases: dict[str, Plan]) -> None:
-    for name, one in cases.items():
-        kv = plan_document(one)["kv"]
+    for name, answer in cases.items():
+        kv = plan_document(answer)["kv"]
         assert kv["bytes_per_block"] == max(group["bytes_per_block"] for group in kv["groups"]), name
 
 
 def test_users_and_the_servers_figure_have_their_ranges(cases: dict[str, Plan]) -> None:
-    for name, one in cases.items():
-        users = plan_document(one)["concurrency"]
+    for name, answer in cases.items():
+        users = plan_document(answer)["concurrency"]
         assert users["users"] == min(users["pool_users"], users["max_num_seqs"]), name
-        assert (users["users"] > 0) == one.fits, name
-        if one.request.load.lengths is None:
+        assert (users["users"] > 0) == answer.fits, name
+        if answer.request.load.lengths is None:
             assert users["users_low"] is not None, name
             assert users["users_high"] is not None, name
             assert users["users_low"] <= users["users"] <= users["users_high"], name
-        assert users["low"] <= users["max"] <= users["high"] or not one.fits, name
+        assert users["low"] <= users["max"] <= users["high"] or not answer.fits, name
 
 
 def test_sizes_are_integers_and_nothing_is_nan(cases: dict[str, Plan]) -> None:
-    for name, one in cases.items():
-        document = plan_document(one)
+    for name, answer in cases.items():
+        document = plan_document(answer)
         assert all(math.isfinite(number) for number in numbers(document)), name
         sizes = {**document["memory"], **document["kv"], **document["parameters"]}
         assert all(isinstance(number, int) for number in numbers(sizes)), name
 
 
 def test_every_number_has_an_origin(cases: dict[str, Plan]) -> None:
-    for name, one in cases.items():
-        document = plan_document(one)
+    for name, answer in cases.items():
+        document = plan_document(answer)
         expected = {path for part in ("memory", "kv", "concurrency") for path in leaves(document[part], part)}
         assert set(document["provenance"]) == expected, name
         assert all(entry["source"] for entry in document["provenance"].values()), name
 
 
 def test_text_and_back_is_the_same_document(cases: dict[str, Plan]) -> None:
-    for one in cases.values():
-        document = plan_document(one)
+    for answer in cases.values():
+        document = plan_document(answer)
         assert json.loads(dumps(document)) == document
     assert dumps({"a": 1}) == '{\n  "a": 1\n}'
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -261,10 +263,10 @@ def test_older_releases_were_not_compared_with_their_code(cases: dict[str, Plan]
     assert not [path for path, entry in document["provenance"].items() if "own code" in entry["source"]]
     assert document["provenance"]["kv.blocks_per_request"]["kind"] == "formula"
     assert "posted start-up logs" in document["provenance"]["kv.blocks_per_request"]["source"]
-    rules = next(each for each in document["assumptions"] if each["name"] == "rules")
+    rules = next(assumption for assumption in document["assumptions"] if assumption["name"] == "rules")
     assert rules["likely"] is None
     assert "not compared with that release's own code" in rules["source"]
-    assert "rules" not in [each["name"] for each in plan_document(cases["first"])["assumptions"]]
+    assert "rules" not in [assumption["name"] for assumption in plan_document(cases["first"])["assumptions"]]
 
 
 @pytest.mark.parametrize(
@@ -278,8 +280,8 @@ def test_older_releases_were_not_compared_with_their_code(cases: dict[str, Plan]
 )
 def test_facts_that_are_not_the_published_config_are_an_assumption(model: str, named: bool) -> None:
     document = plan_document(planned(model, max_model_len=4096))
-    found = [each["source"] for each in document["assumptions"] if each["name"] == "model facts"]
-    assert found == ([catalog.facts(model)["source"]] if named else [])
+    sources = [assumption["source"] for assumption in document["assumptions"] if assumption["name"] == "model facts"]
+    assert sources == ([catalog.facts(model)["source"]] if named else [])
     Draft202012Validator(document_schema("plan")).validate(document)
 
 
@@ -355,8 +357,13 @@ def test_offloading_names_the_host_memory(cases: dict[str, Plan]) -> None:
     document = plan_document(cases["offload"])
     host = document["host_memory"]
     none = {"ranks": 1, "weights": 0, "kv_transfer": 0, "adapters": 0}
-    held = {"kv_offloading": 64 * GIB, "total": 64 * GIB, "blocks": 32_768, "users": 16}  # 64 GiB / 2 MiB; / 4 GiB
-    assert host == none | held
+    host_memory = {
+        "kv_offloading": 64 * GIB,
+        "total": 64 * GIB,
+        "blocks": 32_768,
+        "users": 16,
+    }  # 64 GiB / 2 MiB; / 4 GiB
+    assert host == none | host_memory
     row = plan_cells(document)
     assert (row["host_memory.kv_offloading"], row["host_memory.users"]) == (64 * GIB, 16)
     memory = document["memory"]
@@ -370,7 +377,7 @@ def test_offloading_names_the_host_memory(cases: dict[str, Plan]) -> None:
 def test_a_stated_weight_total_is_an_assumption(cases: dict[str, Plan]) -> None:
     document = plan_document(cases["stated_weights"])
     assert document["memory"]["weights"] == 5 * GIB
-    assert "weights" in [each["name"] for each in document["assumptions"]]
+    assert "weights" in [assumption["name"] for assumption in document["assumptions"]]
 
 
 def test_an_estimated_gpu_total_is_an_assumption() -> None:
@@ -420,8 +427,8 @@ def test_the_command_of_the_first_case(cases: dict[str, Plan]) -> None:
 )
 def test_every_flag_is_said(args: dict[str, Any], expected: list[str]) -> None:
     words = planning.serve_command(planned("llama-3.1-8b", max_model_len=8192, **args))
-    at = words.index(expected[0])
-    assert words[at : at + len(expected)] == expected
+    index = words.index(expected[0])
+    assert words[index : index + len(expected)] == expected
 
 
 def test_a_draft_model_is_said_as_json(cases: dict[str, Plan]) -> None:
@@ -456,8 +463,8 @@ def test_an_auto_fitted_context_is_a_number_where_the_whole_range_holds_it(cases
     ],
 )
 def test_the_server_is_given_the_model_that_was_named(name: str, served: str) -> None:
-    one = first()
-    named = replace(one, request=replace(one.request, spec=replace(one.request.spec, name=name)))
+    answer = first()
+    named = replace(answer, request=replace(answer.request, spec=replace(answer.request.spec, name=name)))
     assert planning.serve_command(named)[2] == served
     assert plan_document(named)["inputs"]["model"]["id"] == served
 
@@ -469,5 +476,5 @@ def test_total_kinds_are_all_known() -> None:
 def test_the_command_starts_where_states_are_fewer_than_sequences() -> None:
     plan_ = planned("qwen3.5-35b-a3b", "h100-80g", max_model_len=32768)
     words = planning.serve_command(plan_)
-    asked = int(words[words.index("--max-num-seqs") + 1])
-    assert asked == plan_.settings.max_num_seqs <= plan_.capacity.num_blocks
+    max_num_seqs = int(words[words.index("--max-num-seqs") + 1])
+    assert max_num_seqs == plan_.settings.max_num_seqs <= plan_.capacity.num_blocks

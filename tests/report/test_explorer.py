@@ -51,9 +51,9 @@ def shared_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def embedded(page: Path) -> dict[str, Any]:
     """The document in a page."""
-    found = re.search(r'id="plans">([^<]*)<', page.read_text(encoding="utf-8"))
-    assert found
-    document: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    match = re.search(r'id="plans">([^<]*)<', page.read_text(encoding="utf-8"))
+    assert match
+    document: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(match[1])))
     del document["full"]
     return document
 
@@ -82,7 +82,7 @@ def estimated(run: Run, chart: dict[str, Any], digits: list[int], more: tuple[st
     return run(*words)
 
 
-def at(document: Any, path: str) -> Any:
+def value_at(document: Any, path: str) -> Any:
     """The value at a dotted path."""
     for key in path.split("."):
         document = document[int(key)] if isinstance(document, list) else document[key]
@@ -121,10 +121,10 @@ def compared_figures(page: Path, run: Run, count: int, more: tuple[str, ...] = (
             continue
         for path in set(chart["columns"]) - {"error"}:
             value = looked_up(chart, digits, path)
-            wanted = at(ran.json, path)
+            expected = value_at(ran.json, path)
             if path == "flags.command" and not ran.json["fits"]:
                 continue  # estimate prints the command that was asked for; the page has none to run
-            assert (chart["texts"][value] if isinstance(wanted, str) else value) == wanted, (path, digits)
+            assert (chart["texts"][value] if isinstance(expected, str) else value) == expected, (path, digits)
     return seen
 
 
@@ -185,15 +185,15 @@ def compare_sliders(page: Path, count: int, run: Run, open_page: Open, more: tup
     ]
     opened = open_page(page)
     opened.wait_for_selector(READY)
-    for (chart, digits), shown in zip(possible, opened.evaluate(DRIVE, moves), strict=True):
+    for (chart, digits), texts in zip(possible, opened.evaluate(DRIVE, moves), strict=True):
         answer = estimated(run, chart, digits, more).json
-        assert len(shown) >= 15
-        for path, text in shown:
+        assert len(texts) >= 15
+        for path, text in texts:
             if path == "flags.command" and not answer["fits"]:
                 assert text == "(nothing to run: it does not fit)"
                 continue
-            wanted = at(answer, path)
-            assert (text if isinstance(wanted, str) else json.loads(text)) == wanted, path
+            expected = value_at(answer, path)
+            assert (text if isinstance(expected, str) else json.loads(text)) == expected, path
 
 
 @needs_browser

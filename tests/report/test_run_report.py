@@ -80,16 +80,16 @@ class Page(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.tags.append((tag, given))
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
         if tag == "table":
-            self._rows = self.tables.setdefault(str(given["id"]), [])
+            self._rows = self.tables.setdefault(str(attributes["id"]), [])
         elif tag == "tr":
             self._rows.append([])
         elif tag in ("td", "th"):
             self._cell, self._value = [], None
         elif tag == "data":
-            self._value = given["value"]
+            self._value = attributes["value"]
 
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th") and self._cell is not None:
@@ -104,20 +104,20 @@ class Page(HTMLParser):
 
 def markdown_tables(markdown: str) -> list[list[list[str]]]:
     """The rows of every table, header first, in order; escapes undone."""
-    found: list[list[list[str]]] = []
+    tables: list[list[list[str]]] = []
     for block in markdown.split("\n\n"):
         lines = block.splitlines()
         if lines and lines[0].startswith("| "):
             rows = [re.split(r"(?<!\\) \| ", line[2:-2]) for line in (lines[0], *lines[2:])]
-            found.append([[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in rows])
-    return found
+            tables.append([[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in rows])
+    return tables
 
 
-def read(shown: str) -> tuple[float, float]:
+def read(figure: str) -> tuple[float, float]:
     """(value, half of its last place) of a number as readers see it: "513.13 MiB", "-31.48 %", "3,328 tokens"."""
-    match = NUMBER.match(shown)
-    assert match, shown
-    unit = shown[match.end() :].strip().split(" ")[0]
+    match = NUMBER.match(figure)
+    assert match, figure
+    unit = figure[match.end() :].strip().split(" ")[0]
     decimals = len(match[0].partition(".")[2])
     factor = FACTORS.get(unit, 1)
     return float(match[0].replace(",", "")) * factor, 0.5000001 * 10**-decimals * factor
@@ -157,15 +157,15 @@ def test_json_csv_html_and_markdown_hold_the_same_numbers(report: tuple[ReportDa
         for i, row in enumerate(rows, 1):
             in_csv = {c["column"]: c["value"] for c in cells if c["table"] == table_name and c["row"] == str(i)}
             visible = [value for key, value in row.items() if key != "unit"]
-            for value, (shown, behind) in zip(visible, html_rows[i], strict=True):
+            for value, (cell, behind) in zip(visible, html_rows[i], strict=True):
                 if isinstance(value, int | float):
                     assert behind is not None
                     assert float(behind) == value
-                    number, tolerance = read(shown) if not shown.startswith("under") else (0.0, 0.0005)
+                    number, tolerance = read(cell) if not cell.startswith("under") else (0.0, 0.0005)
                     assert number == pytest.approx(value, abs=tolerance, rel=0)
                     num_numbers += 1
             as_csv = {key: "" if value is None else str(value) for key, value in row.items()}
-            assert {key: shown.removeprefix("'") for key, shown in in_csv.items()} == as_csv
+            assert {key: value.removeprefix("'") for key, value in in_csv.items()} == as_csv
     assert num_numbers > 40
 
 
@@ -207,7 +207,7 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
 def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
     paths = [cpu_run(tmp_path / "a" / "one"), gpu_run(tmp_path / "two"), cpu_run(tmp_path / "b" / "one")]
     data = report_data([load_run(path) for path in paths], "Three runs")
-    assert [each.label for each in data.runs] == ["one (1)", "two", "one (2)"]
+    assert [side.label for side in data.runs] == ["one (1)", "two", "one (2)"]
     rows = json.loads(report_json(data))["tables"]["comparison"]
     assert [(row["run"], row["num_blocks"], row["kv_cache"]) for row in rows] == [
         ("one (1)", 129, 129 * 8192),
@@ -215,7 +215,7 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
         ("one (2)", 129, 129 * 8192),
     ]
     page = Page(report_html(data))
-    ids = [given["id"] for _, given in page.tags if given.get("id")]
+    ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
     assert markdown_tables(report_markdown(data))[0] == [
         [words for words, _ in row] for row in page.tables["all-comparison"]
@@ -312,11 +312,11 @@ def test_a_component_appears_with_the_stage_that_allocates_it(tmp_path: Path) ->
 
 def test_thinning_keeps_the_peak_and_both_ends() -> None:
     samples: list[Sample] = [{"t": i / 100, "rss": 5000 if i == 777 else i % 7} for i in range(1000)]
-    kept = thinned(samples, "rss", 50)
-    assert len(kept) <= 53
-    assert (kept[0], kept[-1]) == (samples[0], samples[-1])
-    assert samples[777] in kept
-    assert [sample["t"] for sample in kept] == sorted(sample["t"] for sample in kept)
+    thinned_samples = thinned(samples, "rss", 50)
+    assert len(thinned_samples) <= 53
+    assert (thinned_samples[0], thinned_samples[-1]) == (samples[0], samples[-1])
+    assert samples[777] in thinned_samples
+    assert [sample["t"] for sample in thinned_samples] == sorted(sample["t"] for sample in thinned_samples)
 
 
 def test_tokens_per_second_begin_with_the_first_step_and_anew_with_the_second_engine(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_rows_that_exceed_the_device_are_no_bytes_without_a_row(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "shown"),
+    ("value", "unit", "expected"),
     [
         (538_060_032, "bytes", "513.13 MiB"),
         (0, "error", "0 B"),
@@ -373,8 +373,8 @@ def test_rows_that_exceed_the_device_are_no_bytes_without_a_row(tmp_path: Path) 
         (None, "bytes", "–"),
     ],
 )
-def test_numbers_are_written_for_readers(value: Any, unit: str, shown: str) -> None:
-    assert text(value, unit) == shown
+def test_numbers_are_written_for_readers(value: Any, unit: str, expected: str) -> None:
+    assert text(value, unit) == expected
 
 
 # --- runs that are not whole ------------------------------------------------------------------------------------------
@@ -407,9 +407,9 @@ def test_a_run_with_hardly_a_sample_has_a_report(num: int, tmp_path: Path) -> No
         memory=CPU_MEMORY, results=served(2.0, 32, 4, 12, 180),
     )  # fmt: skip
     data = report_data([load_run(path)])
-    (each,) = data.runs
-    assert set(run_drawings(each, "x")) == {"memory"}
-    rows = {row[0]: row[2] for row in each.tables["memory"].rows}
+    (only_run,) = data.runs
+    assert set(run_drawings(only_run, "x")) == {"memory"}
+    rows = {row[0]: row[2] for row in only_run.tables["memory"].rows}
     assert (rows["weights"], rows["kv_cache"]) == (CPU_MEMORY["weights"], CPU_MEMORY["kv_cache"])
     assert ("unattributed" in rows) == bool(num)  # nobody knows what the device reported
     assert "Too few samples to draw anything over time." in report_html(data)
@@ -458,8 +458,13 @@ def test_markup_in_names_stays_text_in_html(tmp_path: Path) -> None:
     html = report_html(report_data([run_dir, run_dir], EVIL))
     page = Page(html)
     assert not {"script", "img", "b", "iframe", "object"} & {tag for tag, _ in page.tags}
-    assert not [name for _, given in page.tags for name in given if name.startswith("on")]
-    links = {value for _, given in page.tags for key, value in given.items() if key in ("href", "src", "xlink:href")}
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    links = {
+        value
+        for _, attributes in page.tags
+        for key, value in attributes.items()
+        if key in ("href", "src", "xlink:href")
+    }
     assert all(value is not None and value.startswith(("#", "data:,")) for value in links)
     assert "<script>alert(1)</script>" in "".join(page.words)
     assert not re.search("[\x00-\x08\x0b-\x1f]", html)
@@ -494,7 +499,7 @@ def test_every_format_is_written_in_one_go_and_files_are_replaced(run: Run, tmp_
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     assert (tmp_path / "r.md").read_text(encoding="utf-8").startswith("# A title\n")
     assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["schema"] == "kvplan/report@1"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["cpu", "r.csv", "r.html", "r.json", "r.md"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["cpu", "r.csv", "r.html", "r.json", "r.md"]
 
 
 @pytest.mark.parametrize(
@@ -506,9 +511,9 @@ def test_every_format_is_written_in_one_go_and_files_are_replaced(run: Run, tmp_
     ],
 )
 def test_a_bad_output_is_refused_before_anything_is_read(output: str, fault: str, run: Run, tmp_path: Path) -> None:
-    said = refused(run("report", tmp_path / "no-run", "-o", tmp_path / "good.md", "-o", tmp_path / output))
-    assert said.startswith("--output ")
-    assert said.endswith(fault)
+    message = refused(run("report", tmp_path / "no-run", "-o", tmp_path / "good.md", "-o", tmp_path / output))
+    assert message.startswith("--output ")
+    assert message.endswith(fault)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -542,8 +547,8 @@ def test_html_without_its_libraries_says_how_to_get_them(
 ) -> None:
     path = cpu_run(tmp_path / "cpu")
     monkeypatch.setitem(sys.modules, missing, None)
-    said = refused(run("report", path, "-o", tmp_path / "r.html"), code=3)
-    assert said.endswith(f": {missing} is not installed; pip install '.[report]' in kvplan's sources")
+    message = refused(run("report", path, "-o", tmp_path / "r.html"), code=3)
+    assert message.endswith(f": {missing} is not installed; pip install '.[report]' in kvplan's sources")
     assert run("report", path, "-o", tmp_path / "r.md").code == 0
 
 

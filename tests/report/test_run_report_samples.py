@@ -150,9 +150,9 @@ def test_a_figure_that_one_page_has_no_room_for_is_drawn_for_the_other(tmp_path:
         return None
 
     data = data_of(cpu_run(tmp_path / "cpu"))
-    found = drawing("kv", "A title", {}, draw, data, "x")
-    assert found is not None
-    assert [name for name, _ in found.svgs] == ["wide"]
+    figure = drawing("kv", "A title", {}, draw, data, "x")
+    assert figure is not None
+    assert [name for name, _ in figure.svgs] == ["wide"]
     assert drawing("kv", "A title", {}, draw_none, data, "x") is None
 
 
@@ -181,11 +181,11 @@ def test_odd_figures_in_samples_are_left_out(odd: Any, tmp_path: Path) -> None:
     keys = ("num_steps", "busy_s", "generation_tokens", "prompt_tokens", "num_used_blocks", "num_filled_slots", "rss")
     for i, key in enumerate(keys, 44):
         samples[i][key] = samples[i + 7][key] = odd
-    (path / "samples.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in samples), encoding="utf-8")
+    (path / "samples.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples), encoding="utf-8")
     data = report_data([load_run(path)])
     page, *texts = (write(data) for write in (report_html, report_json, report_csv, report_markdown))
     assert "Tokens per second" in page
-    assert not [each for each in (page, *texts) if "000,000,000,000" in each or "00000000000000" in each]
+    assert not [text for text in (page, *texts) if "000,000,000,000" in text or "00000000000000" in text]
 
 
 @pytest.mark.parametrize("odd", [None, "many", [3]])
@@ -210,8 +210,8 @@ def test_a_cause_that_is_no_text_is_written_as_it_stands(cause: Any, tmp_path: P
     run = load_run(cpu_run(tmp_path / "cpu"))
     odd = replace(run, cause=cause, manifest=run.manifest | {"started_utc": cause})
     table = run_table(odd, "tiny", "the CPU")
-    shown = {row[0]: cell_text(table, row, 1) for row in table.rows}
-    assert (shown["cause"], shown["started"]) == (str(cause), str(cause))
+    cells = {row[0]: cell_text(table, row, 1) for row in table.rows}
+    assert (cells["cause"], cells["started"]) == (str(cause), str(cause))
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -257,10 +257,10 @@ def test_a_share_that_is_not_known_is_not_spoken_of(missing: str, tmp_path: Path
     assert whole.endswith(" 3; 6.2 % and 30.6 % of the allocated slots were empty.")  # 12 of 192 and 44 of 144
 
 
-@pytest.mark.parametrize(("size", "shown"), [(1, "tiny on the CPU: the"), (2, "tiny on the CPU, rank 0 of 2: the")])
-def test_the_answer_of_one_rank_says_so(size: int, shown: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "answer"), [(1, "tiny on the CPU: the"), (2, "tiny on the CPU, rank 0 of 2: the")])
+def test_the_answer_of_one_rank_says_so(size: int, answer: str, tmp_path: Path) -> None:
     path = rewritten(cpu_run(tmp_path / "cpu"), inputs=CPU_INPUTS | {"tensor_parallel_size": size})
-    assert data_of(path).answer.startswith(shown)
+    assert data_of(path).answer.startswith(answer)
 
 
 def test_a_rank_that_failed_to_start_says_so_too(tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_a_peak_of_the_baseline_is_told_from_the_figure_that_is_compared(tmp_pat
     samples = cpu_samples()
     samples[70]["rss"] = 500 * MIB
     data = run_of(tmp_path / "run", samples, results=served(2.0, 32, 4, 12, 180))
-    most = max(sample["rss"] for sample in samples if sample["stage"] != "baseline")
-    assert most == 200 * MIB + 1_900_000  # 201.81 MiB
+    peak = max(sample["rss"] for sample in samples if sample["stage"] != "baseline")
+    assert peak == 200 * MIB + 1_900_000  # 201.81 MiB
     assert data.findings["over_time"] == (
         "Most resident memory: 500 MiB, 7.00 s after the start, in the stage baseline; the figure compared with "
         "the plan excludes that stage: 201.81 MiB."
@@ -283,7 +283,7 @@ def test_a_peak_of_the_baseline_is_told_from_the_figure_that_is_compared(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("sentence", "expected"),
     [
         ("without non_torch, kv_cache.", "without non-torch, KV cache."),
         ("(cuda_graphs) and num_blocks: 3", "(CUDA graphs) and blocks: 3"),
@@ -291,5 +291,5 @@ def test_a_peak_of_the_baseline_is_told_from_the_figure_that_is_compared(tmp_pat
         ("nothing, 1.5 MiB.", "nothing, 1.5 MiB."),
     ],
 )
-def test_names_in_sentences_read_as_in_tables(said: str, shown: str) -> None:
-    assert words_in(said) == shown
+def test_names_in_sentences_read_as_in_tables(sentence: str, expected: str) -> None:
+    assert words_in(sentence) == expected

@@ -69,11 +69,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def shown(written: Any, open_shared: Open) -> Any:
+def screen(written: Any, open_shared: Open) -> Any:
     """A page in the browser, with what its script shows."""
     pages = []
 
-    def shown(name: str, size: str, scheme: str = "light") -> Any:
+    def screen(name: str, size: str, scheme: str = "light") -> Any:
         path = written(name)
         page = open_shared(path, size, scheme)
         pages.append(page)
@@ -81,29 +81,29 @@ def shown(written: Any, open_shared: Open) -> Any:
             page.wait_for_selector("html[data-ready]")
         return page
 
-    yield shown
+    yield screen
     for page in pages:
         page.close()
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_looks_as_it_did(name: str, shown: Any, layouts: Any, update: bool) -> None:
+def test_a_page_looks_as_it_did(name: str, screen: Any, layouts: Any, update: bool) -> None:
     for size, scheme in product(SIZES, SCHEMES):
-        page = shown(name, size, scheme)
+        page = screen(name, size, scheme)
         layout = photograph(page, SCREENS / f"{name}-{SIZES[size][0]}-{scheme}.png")
         assert complaints(page) == []
         assert faults(layout) == [], (size, scheme)
         key = f"{name}, {size}, {scheme}"
-        kept = {part: layout[part] for part in ("paper", "parts")}
+        layout_parts = {part: layout[part] for part in ("paper", "parts")}
         if update:
-            layouts[key] = kept
-        assert differences(layouts[key], kept) == [], key
+            layouts[key] = layout_parts
+        assert differences(layouts[key], layout_parts) == [], key
 
 
 @pytest.mark.parametrize("font", ["DejaVu Serif", "DejaVu Sans Condensed"])  # wider, narrower
-def test_another_font_is_no_fault(font: str, shown: Any, layouts: Any, tmp_path: Path) -> None:
+def test_another_font_is_no_fault(font: str, screen: Any, layouts: Any, tmp_path: Path) -> None:
     for name, size in (("explore", "phone"), ("sweep", "desktop"), ("simulate", "phone"), ("check", "desktop")):
-        page = shown(name, size)
+        page = screen(name, size)
         page.add_style_tag(content=f":root {{ --font: '{font}'; }}")
         layout = photograph(page, tmp_path / "font.png")
         assert faults(layout) == [], (name, size)
@@ -125,10 +125,10 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_broken_layout_is_seen(fault: str, shown: Any, layouts: Any, tmp_path: Path) -> None:
+def test_a_broken_layout_is_seen(fault: str, screen: Any, layouts: Any, tmp_path: Path) -> None:
     name, words = PLANTED[fault]
     for size in SIZES:
-        page = shown(name, size)
+        page = screen(name, size)
         page.add_style_tag(content=fault)
         layout = photograph(page, tmp_path / "broken.png")
         texts = faults(layout) + differences(layouts[f"{name}, {size}, light"], layout)
@@ -136,9 +136,9 @@ def test_a_broken_layout_is_seen(fault: str, shown: Any, layouts: Any, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["estimate", "explore", "check"])
-def test_a_page_without_its_style_is_seen(name: str, shown: Any, layouts: Any, tmp_path: Path) -> None:
+def test_a_page_without_its_style_is_seen(name: str, screen: Any, layouts: Any, tmp_path: Path) -> None:
     for size in SIZES:
-        page = shown(name, size)
+        page = screen(name, size)
         page.evaluate("() => document.querySelectorAll('style').forEach((e) => e.remove())")
         layout = photograph(page, tmp_path / "bare.png")
         assert differences(layouts[f"{name}, {size}, light"], layout) != []

@@ -102,13 +102,13 @@ def test_an_answer_fits_the_terminal_and_says_all_that_a_pipe_is_told(
         quantities = set(re.findall(QUANTITY, run(*argv).out))
     assert set(re.findall(QUANTITY, piped.out)) == quantities or name == "doctor"
     for width in WIDTHS:
-        shown = on_terminal(width, argv, monkeypatch)
-        lines = shown.splitlines()
+        screen_text = on_terminal(width, argv, monkeypatch)
+        lines = screen_text.splitlines()
         assert [text for text in lines if len(text) > width] == []
         # Of what a pipe is told nothing is missing; paths and long names may be divided, keys stand again.
-        left_out = Counter(words(piped.out)) - Counter(words(shown)) if name != "doctor" else Counter[str]()
+        left_out = Counter(words(piped.out)) - Counter(words(screen_text)) if name != "doctor" else Counter[str]()
         assert all(len(word) > 24 for word in left_out), left_out
-        assert set(re.findall(QUANTITY, shown)) == quantities or name == "doctor"
+        assert set(re.findall(QUANTITY, screen_text)) == quantities or name == "doctor"
 
 
 def words(text: str) -> list[str]:
@@ -177,9 +177,9 @@ def test_a_line_goes_on_below_its_text_and_keeps_its_styles() -> None:
 def test_a_command_is_still_one_command() -> None:
     command = "vllm serve some/model --max-model-len 4096 --override '{\"a\": [1, 2]}' --enforce-eager"
     for width in (30, 48, 80):
-        shown = "\n".join(plain(part) for part in laid_out([line(f"  {command}", COMMAND)], width))
-        assert shlex.split(shown.replace("\\\n", "")) == shlex.split(command)
-        assert "\n" in shown or width == 80
+        screen_text = "\n".join(plain(part) for part in laid_out([line(f"  {command}", COMMAND)], width))
+        assert shlex.split(screen_text.replace("\\\n", "")) == shlex.split(command)
+        assert "\n" in screen_text or width == 80
 
 
 def test_a_paragraph_is_never_wider_than_prose() -> None:
@@ -242,8 +242,8 @@ def test_a_hostile_name_is_text_in_every_format(
         if format == "markdown":
             outside = re.sub(r"^```\n.*?\n```$|<summary>[^<]*</summary>", "", ran.out, flags=re.MULTILINE | re.DOTALL)
             assert not MARKUP.search(outside), outside
-    shown = on_terminal(80, argv, monkeypatch)
-    assert all(text.isprintable() for text in shown.split("\n"))
+    screen_text = on_terminal(80, argv, monkeypatch)
+    assert all(text.isprintable() for text in screen_text.split("\n"))
 
 
 def test_the_guard_of_each_format() -> None:
