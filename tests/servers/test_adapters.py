@@ -131,8 +131,8 @@ def test_adapters_in_host_memory_are_whole_in_every_process() -> None:
         max_model_len=8192, tensor_parallel_size=2, max_loras=2, max_cpu_loras=8, max_lora_rank=32,
         lora_target_modules="q_proj,v_proj",
     )  # fmt: skip
-    found = plan(Request(catalog.load("llama-3.1-8b"), gpu("h100"), args))
-    (row,) = (row for row in host.rows(found) if row.name == "adapters")
+    answer = plan(Request(catalog.load("llama-3.1-8b"), gpu("h100"), args))
+    (row,) = (row for row in host.rows(answer) if row.name == "adapters")
     assert (row.size, row.per) == (8 * 2 * 32 * 32 * (3 * 4096 + 6144), "rank")
 
 
@@ -147,6 +147,6 @@ def test_adapters_in_host_memory_are_whole_in_every_process() -> None:
 )
 def test_graphs_are_captured_with_adapters_and_without(engine: str, slots: int, graphs: int) -> None:
     args = EngineArgs(max_model_len=8192, max_loras=slots, max_num_seqs=1024)
-    made = plan(Request(catalog.load("llama-3.1-8b"), gpu("h100-80g"), args, parse_engine(engine)))
-    assert f"{graphs} graphs" in made.estimates["cuda_graphs"].formula
-    assert made.estimates["cuda_graphs"].likely == 2**28 + graphs * 6 * 2**20
+    answer = plan(Request(catalog.load("llama-3.1-8b"), gpu("h100-80g"), args, parse_engine(engine)))
+    assert f"{graphs} graphs" in answer.estimates["cuda_graphs"].formula
+    assert answer.estimates["cuda_graphs"].likely == 2**28 + graphs * 6 * 2**20

@@ -35,11 +35,11 @@ RECENT = [sm for sm in start_attention.GPUS if sm >= 80]
 @pytest.mark.skipif(not (HOME / "vllm-src").is_dir(), reason="vLLM's own classes are not at hand (ORACLE_HOME)")
 @pytest.mark.parametrize("sm", [80, 90, 100])
 def test_the_table_is_what_the_backends_answer(sm: int) -> None:
-    draw, names = random.Random(sm), sorted({name for name, each in table._table().answers if each == sm})
+    draw, names = random.Random(sm), sorted({name for name, answer in table._table().answers if answer == sm})
     cells = [drawn(draw) for _ in range(600)]
-    asked = [{"backend": draw.choice(names), "cell": cell} for cell in cells]
-    answers = start_attention.answers_of(HOME, start_attention.GPUS[sm], asked)
-    for cell, question, fresh in zip(cells, asked, answers, strict=True):
+    questions = [{"backend": draw.choice(names), "cell": cell} for cell in cells]
+    answers = start_attention.answers_of(HOME, start_attention.GPUS[sm], questions)
+    for cell, question, fresh in zip(cells, questions, answers, strict=True):
         row = table.answers(str(question["backend"]), sm)
         assert row is not None
         flags = frozenset(flag for flag in table.FLAG_REASONS if cell.get(flag))
@@ -110,7 +110,7 @@ def test_a_printed_command_is_never_one_that_the_server_refuses() -> None:
     models = ("qwen3-8b", "gpt-oss-20b", "gemma-3-12b", "qwen3-32b-fp8", "deepseek-v2-lite", "phi-3-mini-4k")
     cards = ("t4", "a100-80g", "l40s", "h100-80g", "b200", "rtx-5090")
     dtypes = ("auto", "fp8", "fp8_e5m2", "fp8_per_token_head", "turboquant_k8v4", "nvfp4", "float16")
-    kept, refused = 0, 0
+    num_fits, refused = 0, 0
     for _ in range(60):
         args = {"kv_cache_dtype": draw.choice(dtypes), "max_model_len": 8192}
         if draw.random() < 0.4:
@@ -119,10 +119,13 @@ def test_a_printed_command_is_never_one_that_the_server_refuses() -> None:
             short = of(draw.choice(models), draw.choice(cards), **args)
         except KvplanError:  # cannot be sized at all
             continue
-        kept, refused = kept + short.fits, refused + (short.refusal is not None and short.refusal.by == "unsupported")
+        num_fits, refused = (
+            num_fits + short.fits,
+            refused + (short.refusal is not None and short.refusal.by == "unsupported"),
+        )
         doc = plan_document(short)
         for words, card in [(fix["command"], fix["gpu"]) for fix in doc["fixes"]]:
             again = plan(Request(short.request.spec, gpu(card), EngineArgs(**read_command(words).args)))
             assert again.fits, shlex.split(words)
-    assert kept >= 10
+    assert num_fits >= 10
     assert refused > 10

@@ -32,7 +32,7 @@ def test_every_engine_argument_can_be_said() -> None:
 
 @pytest.mark.parametrize("lists", [(NO_EFFECT, REFUSED), (SGLANG_NO_EFFECT, SGLANG_REFUSED)])
 def test_no_flag_stands_in_two_lists(lists: tuple[dict[str, str], ...]) -> None:
-    names = [name.partition("=")[0].rstrip("!") for each in lists for text in each.values() for name in text.split()]
+    names = [name.partition("=")[0].rstrip("!") for flags in lists for text in flags.values() for name in text.split()]
     assert len(names) == len(set(names))
 
 
@@ -101,17 +101,17 @@ def test_a_flag_that_is_an_argument_of_the_table_is_no_other() -> None:
     ],
 )  # fmt: skip
 def test_a_command_is_read(text: str, model: str, args: dict[str, Any]) -> None:
-    found = read_command(text)
-    assert (found.model, found.args) == (model, args)
+    command = read_command(text)
+    assert (command.model, command.args) == (model, args)
 
 
 def test_an_image_names_the_release_and_what_stands_before_it_is_of_no_account() -> None:
-    found = read_command(
+    command = read_command(
         "docker run --runtime nvidia --gpus all -v ~/.cache/huggingface:/root/.cache/huggingface "
         '--env "HF_TOKEN=hf_secret" -p 8000:8000 --ipc=host --name vllm vllm/vllm-openai:v0.11.2 '
         f"--model {MODEL} --max-model-len 16384 --api-key sk-secret"
     )
-    assert found == ServeCommand(
+    assert command == ServeCommand(
         model=MODEL, engine="vllm@0.11.2", args={"max_model_len": 16384}, ignored=["--api-key"],
         environment={"HF_TOKEN": None},
     )  # fmt: skip
@@ -119,8 +119,8 @@ def test_an_image_names_the_release_and_what_stands_before_it_is_of_no_account()
 
 @pytest.mark.parametrize("image", ["vllm/vllm-openai:latest", "hub.local:5000/team/vllm-openai", "vllm/vllm-openai"])
 def test_an_image_without_a_release_names_none(image: str) -> None:
-    found = read_command(f"sudo docker run --rm -it {image} {MODEL} -tp 2")
-    assert (found.engine, found.model, found.args) == (None, MODEL, {"tensor_parallel_size": 2})
+    command = read_command(f"sudo docker run --rm -it {image} {MODEL} -tp 2")
+    assert (command.engine, command.model, command.args) == (None, MODEL, {"tensor_parallel_size": 2})
 
 
 def test_a_number_that_kvplan_itself_would_read_differently_is_noted() -> None:
@@ -130,10 +130,10 @@ def test_a_number_that_kvplan_itself_would_read_differently_is_noted() -> None:
 
 
 def test_flags_of_no_account_are_listed_without_their_values() -> None:
-    found = read_command(f"vllm serve {MODEL} --port 8000 --api-key sk-123 --chat-template ./x.jinja --enable-foo")
-    assert found.ignored == ["--port", "--api-key", "--chat-template"]
-    assert found.unknown == ["--enable-foo"]
-    assert "sk-123" not in repr(found)
+    command = read_command(f"vllm serve {MODEL} --port 8000 --api-key sk-123 --chat-template ./x.jinja --enable-foo")
+    assert command.ignored == ["--port", "--api-key", "--chat-template"]
+    assert command.unknown == ["--enable-foo"]
+    assert "sk-123" not in repr(command)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_the_pairs_of_switches_of_newer_releases_are_read(flags: str, args: dict
     ],
 )
 def test_a_command_without_cuda_graphs_is_sized_without_them(flags: str) -> None:
-    found = read_command(f"vllm serve {MODEL} {flags}")
-    assert found.args == {"enforce_eager": True}
-    assert "--enforce-eager" in found.notes[0].text
+    command = read_command(f"vllm serve {MODEL} {flags}")
+    assert command.args == {"enforce_eager": True}
+    assert "--enforce-eager" in command.notes[0].text
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_what_is_compiled_and_captured_is_one_config(flags: str, config: dict[st
     ],
 )
 def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> None:
-    found = read_command(f"vllm serve {MODEL} {flags}")
-    assert (found.draft_model, found.args) == (draft, {"num_speculative_tokens": tokens})
+    command = read_command(f"vllm serve {MODEL} {flags}")
+    assert (command.draft_model, command.args) == (draft, {"num_speculative_tokens": tokens})
 
 
 @pytest.mark.parametrize(
@@ -350,12 +350,12 @@ def test_an_engine_argument_that_cannot_be_read_is_refused(text: str, fault: str
 @pytest.mark.parametrize("text", ["", " ", "0", "-1", "nan", "1e999", "9" * 400, "\0", "[/x]", "32", "true"])
 def test_any_text_is_read_or_refused(name: str, text: str) -> None:
     for vllm in (False, True):
-        said = ""
+        message = ""
         try:
             read_argument(name, text, "--x", vllm=vllm)
         except KvplanError as error:
-            said = str(error)
-        assert said == "" or said.isprintable()
+            message = str(error)
+        assert message == "" or message.isprintable()
 
 
 def test_a_command_of_unknown_flags_is_no_vllm_command() -> None:
@@ -394,8 +394,8 @@ def test_a_script_that_a_shell_is_handed_is_read(text: str, engine: str | None) 
 
 
 def test_what_a_container_and_its_script_set_is_read_together() -> None:
-    given = "-e VLLM_USE_V1=1 -e HF_TOKEN=hf_secret --env-file .env"
-    command = read_command(f"docker run {given} {IMAGE} bash -c 'export VLLM_USE_V2_MODEL_RUNNER=0; {SCRIPT}'")
+    settings = "-e VLLM_USE_V1=1 -e HF_TOKEN=hf_secret --env-file .env"
+    command = read_command(f"docker run {settings} {IMAGE} bash -c 'export VLLM_USE_V2_MODEL_RUNNER=0; {SCRIPT}'")
     assert command.environment == {
         "VLLM_USE_V1": "1", "HF_TOKEN": None, "--env-file": None, "VLLM_USE_V2_MODEL_RUNNER": "0",
     }  # fmt: skip
@@ -436,7 +436,7 @@ def test_an_image_says_the_release_of_the_server_alone_whose_tag_it_has(
 ) -> None:
     command = read_command(f"docker run --gpus all {image} --model {MODEL}")
     assert (command.model, command.engine) == (MODEL, label)
-    assert [note in each.text for each in command.notes] == [True] * bool(note)
+    assert [note in remark.text for remark in command.notes] == [True] * bool(note)
 
 
 @pytest.mark.parametrize(

@@ -171,9 +171,9 @@ def stated_draft(row: dict[str, Any]) -> Request:
     pasted = read_command(f"vllm serve m --speculative-config {shlex.quote(json.dumps(row['speculative']))}")
     args = EngineArgs(**pasted.args, max_model_len=row.get("max_model_len"))
     draft = None if pasted.draft_model is None else catalog.load(pasted.draft_model)
-    kept = Repeated("vllm", speculative=pasted.speculative)
+    repeated = Repeated("vllm", speculative=pasted.speculative)
     target = catalog.load(row["model"])
-    return Request(target, gpu("h100-80g"), args, parse_engine("vllm"), draft=draft, repeated=kept)
+    return Request(target, gpu("h100-80g"), args, parse_engine("vllm"), draft=draft, repeated=repeated)
 
 
 DRAFTS = [json.loads(line) for line in Path("tests/facts/draft_contexts.jsonl").read_text().splitlines()]

@@ -125,9 +125,9 @@ def test_before_0_22_every_connector_turned_the_hybrid_manager_off(engine: str, 
 
 
 def test_a_wish_keeps_groups_from_0_14_on() -> None:
-    kept = connected("gpt-oss-20b", "NixlConnector", "vllm@0.19", disable_hybrid_kv_cache_manager=False)
+    hybrid = connected("gpt-oss-20b", "NixlConnector", "vllm@0.19", disable_hybrid_kv_cache_manager=False)
     off = connected("gpt-oss-20b", "NixlConnector", "vllm@0.11", disable_hybrid_kv_cache_manager=False)
-    assert (len(kept.pool.groups), len(off.pool.groups)) == (2, 1)
+    assert (len(hybrid.pool.groups), len(off.pool.groups)) == (2, 1)
 
 
 def test_a_wish_for_groups_that_a_connector_has_not_is_refused() -> None:
@@ -143,8 +143,8 @@ def test_recurrent_states_do_not_run_beside_lmcache() -> None:
 
 def test_lmcache_takes_its_buffer_in_every_rank() -> None:
     """LMCache/LMCache#2901: max_local_cpu_size 50 and one rank of Llama-3.1-8B hold 409,600 tokens."""
-    one = connected("llama-3.1-8b", "LMCacheConnectorV1", lmcache_max_local_cpu_size=50 * GIB)
-    row = next(row for row in host_rows(one) if row.name == "kv_offloading")
+    answer = connected("llama-3.1-8b", "LMCacheConnectorV1", lmcache_max_local_cpu_size=50 * GIB)
+    row = next(row for row in host_rows(answer) if row.name == "kv_offloading")
     assert (row.size, row.tokens, row.compared) == (50 * GIB, 409_600, "")
     four = connected("llama-3.1-8b", "LMCacheConnectorV1", tensor_parallel_size=4)
     assert next(row for row in host_rows(four) if row.name == "kv_offloading").size == 4 * 5 * GIB

@@ -23,8 +23,8 @@ CASES = oracles.read_lines(Path(__file__).parents[1] / "facts" / "prefill_contex
 
 
 def planned(model: str, engine: str = "vllm", card: str = "h200", **args: Any) -> Plan:
-    given = EngineArgs(**{"max_model_len": 8192, "prefill_context_parallel_size": 2, **args})
-    return plan(Request(catalog.load(model), gpu(card), given, parse_engine(engine)))
+    engine_args = EngineArgs(**{"max_model_len": 8192, "prefill_context_parallel_size": 2, **args})
+    return plan(Request(catalog.load(model), gpu(card), engine_args, parse_engine(engine)))
 
 
 def test_weights_pools_and_concurrency_equal_vllms_own_code(tmp_path: Path) -> None:

@@ -93,12 +93,12 @@ def test_a_log_is_compared_rank_by_rank(run: Run, tmp_path: Path, dp: int, attn:
     """89,769,834,352 B are the parameters of SGLang's own class on a rank: 83.60 GiB; the pool is what
     55.52 - 139.21 x (1 - 0.9) GiB leave, 635,612 tokens of 70,272 B."""
     (tmp_path / "log").write_text(LOG.format(dp=dp, attn=attn))
-    found = run("reconcile", "--log", str(tmp_path / "log"), "--format", "json")
-    rows = rows_of(found.json)
+    answer = run("reconcile", "--log", str(tmp_path / "log"), "--format", "json")
+    rows = rows_of(answer.json)
     assert rows["weights"]["predicted"] == pytest.approx(89_769_834_352, rel=0.0025)  # and what segments round up
     assert rows["kv_cache"]["relative"] == pytest.approx(0, abs=0.001)
     assert rows["tokens"]["relative"] == pytest.approx(0, abs=0.001)
-    assert found.json["data_parallel_size"] == 4
+    assert answer.json["data_parallel_size"] == 4
 
 
 def test_tokens_of_a_published_pool_follow_from_its_bytes(run: Run, tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_tokens_of_a_published_pool_follow_from_its_bytes(run: Run, tmp_path: Pa
     (tmp_path / "log").write_text(
         f"[2025-05-05 03:50:00] server_args=ServerArgs(model_path='deepseek-ai/DeepSeek-V3-0324', {args})\n{line}"
     )
-    found = run("reconcile", "--log", str(tmp_path / "log"), "--model", "deepseek-v3", "--format", "json").json
-    assert rows_of(found, "given")["tokens"]["exact"] is True
+    document = run("reconcile", "--log", str(tmp_path / "log"), "--model", "deepseek-v3", "--format", "json").json
+    assert rows_of(document, "given")["tokens"]["exact"] is True
 
 
 def test_its_ranks_are_those_of_one_server(run: Run) -> None:

@@ -129,11 +129,11 @@ def test_public_logs_say_the_same(model: str, release: str, args: dict[str, Any]
 def test_kimi_vls_images_have_the_servers_tokens(limit: int, size: tuple[int, int], tokens: int) -> None:
     """Its processor is remote code, which the budget class cannot run here."""
     image = Limit(1, *size)
-    asked = items.Processor(
+    processor = items.Processor(
         catalog.load("kimi-vl-a3b").config, 32_768, parse_engine("vllm@0.33"), {"image": image}, {},
         {"images_kwargs": {"in_token_limit": limit}},
     )  # fmt: skip
-    assert items.kimi_vl(asked)["image"] == items.Item(tokens, 4 * tokens)
+    assert items.kimi_vl(processor)["image"] == items.Item(tokens, 4 * tokens)
 
 
 def planned(model: str, engine: str = "vllm@0.33", device: str = "h200", **args: Any) -> Plan:
@@ -191,10 +191,10 @@ def test_before_its_rule_a_budget_is_not_known(model: str, first: str) -> None:
 
 
 def test_an_item_larger_than_the_context_is_said_never_to_be_served(run: Run) -> None:
-    asked = ("estimate", "qwen3-vl-8b", "--gpu", "h200", "--ctx", "8k")
-    notes = run(*asked).err
+    command = ("estimate", "qwen3-vl-8b", "--gpu", "h200", "--ctx", "8k")
+    notes = run(*command).err
     assert "the largest image takes 16,384 tokens, more than max_model_len 8,192: it can never be served" in notes
-    assert "never be served" not in run(*asked, "--mm-processor-kwargs", '{"max_pixels": 1003520}').err
+    assert "never be served" not in run(*command, "--mm-processor-kwargs", '{"max_pixels": 1003520}').err
 
 
 @pytest.mark.parametrize(
@@ -222,11 +222,11 @@ def test_what_cannot_be_sized_is_refused(model: str, args: dict[str, Any], messa
 
 
 def test_a_step_without_room_for_a_whole_item_does_not_start(run: Run) -> None:
-    asked = ("estimate", "mistral-small-3.1-24b", "--gpu", "h200", "--ctx", "8k", "--max-num-batched-tokens", "2048")
-    ran = run(*asked, "--disable-chunked-mm-input")
+    command = ("estimate", "mistral-small-3.1-24b", "--gpu", "h200", "--ctx", "8k", "--max-num-batched-tokens", "2048")
+    ran = run(*command, "--disable-chunked-mm-input")
     assert "the largest image has 3,025 tokens, which must fit in one step of 2,048" in ran.out
     assert "--max-num-batched-tokens 3025" in ran.out
-    assert "does not start" not in run(*asked).out
+    assert "does not start" not in run(*command).out
 
 
 def test_a_processor_that_is_not_known_is_said(run: Run) -> None:
@@ -235,8 +235,8 @@ def test_a_processor_that_is_not_known_is_said(run: Run) -> None:
 
 
 def test_a_model_of_text_takes_the_flags_as_the_server_does(run: Run) -> None:
-    asked = ("estimate", "qwen3-8b", "--gpu", "h200", "--ctx", "8k", "--mm-processor-kwargs", '{"max_pixels": 4}')
-    assert "nothing is changed, as no image, video or sound is served" in run(*asked).err
+    command = ("estimate", "qwen3-8b", "--gpu", "h200", "--ctx", "8k", "--mm-processor-kwargs", '{"max_pixels": 4}')
+    assert "nothing is changed, as no image, video or sound is served" in run(*command).err
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "4", '"a"', ""])
@@ -248,23 +248,23 @@ def test_settings_that_are_no_object_are_refused(text: str, run: Run) -> None:
 
 def test_the_budget_stands_in_the_document_the_screen_and_the_explanation(run: Run) -> None:
     """vLLM 0.33's own answer for Gemma 4 at 8,192 tokens a step: 3 videos of 2,496 tokens."""
-    asked = ("estimate", "gemma-4-31b", "--gpu", "h200", "--ctx", "32k")
-    assert run(*asked, "--format", "json").json["encoder"] == {
+    command = ("estimate", "gemma-4-31b", "--gpu", "h200", "--ctx", "32k")
+    assert run(*command, "--format", "json").json["encoder"] == {
         "compute_tokens": 8192, "cache_tokens": 8192, "profiled": "video", "items_per_batch": 3,
         "tokens_per_item": {"image": 280, "video": 2496}, "items_per_prompt": {"image": 117, "video": 13},
     }  # fmt: skip
-    out = run(*asked, "--explain").out
+    out = run(*command, "--explain").out
     assert "profiled    3 largest videos at once" in out
     assert "= 8,192 tokens; profiled with min(8,192 / 2,496, 1,024 sequences x 13 a prompt) = 3 [exact" in out
-    assert run("estimate", "qwen3-8b", *asked[2:], "--format", "json").json["encoder"] is None
-    skipped = run(*asked, "--skip-mm-profiling", "--format", "json").json["encoder"]
+    assert run("estimate", "qwen3-8b", *command[2:], "--format", "json").json["encoder"] is None
+    skipped = run(*command, "--skip-mm-profiling", "--format", "json").json["encoder"]
     assert (skipped["compute_tokens"], skipped["items_per_batch"]) == (8192, 0)
 
 
 def test_sweep_and_check_take_the_arguments(run: Run, tmp_path: Path) -> None:
-    asked = ("--gpu", "rtx-4090", "--ctx", "16k", "--format", "json")
+    options = ("--gpu", "rtx-4090", "--ctx", "16k", "--format", "json")
     limit = ("--limit-mm-per-prompt", '{"image": {"count": 1, "width": 512, "height": 512}, "video": 0}')
-    rows = [run("sweep", "qwen3.5-4b", *asked, *more).json["rows"][0] for more in ((), limit)]
+    rows = [run("sweep", "qwen3.5-4b", *options, *more).json["rows"][0] for more in ((), limit)]
     assert rows[1]["kv_cache"] > rows[0]["kv_cache"]
     policy = tmp_path / "kvplan.policy.yaml"
     policy.write_text(
@@ -298,8 +298,8 @@ def test_pools_of_public_logs_are_within_a_tenth(
     model: str, release: str, device: str, weights: float, args: dict[str, Any], logged: float
 ) -> None:
     flags, label = EngineArgs(**args), parse_engine(f"vllm@{release}")
-    made = plan(Request(catalog.load(model), gpu(device), flags, label, weights_bytes=int(weights * 2**30)))
-    assert made.available / 2**30 == pytest.approx(logged, rel=0.1)
+    answer = plan(Request(catalog.load(model), gpu(device), flags, label, weights_bytes=int(weights * 2**30)))
+    assert answer.available / 2**30 == pytest.approx(logged, rel=0.1)
 
 
 def test_a_log_is_compared_with_the_budget(run: Run, tmp_path: Path) -> None:

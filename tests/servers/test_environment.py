@@ -181,7 +181,7 @@ def test_the_rest_is_named_in_one_note_without_its_values(run: Run) -> None:
     secret = "hf_" + "q" * 20
     command = f"HF_TOKEN={secret} VLLM_USE_V1=1 NCCL_DEBUG=INFO vllm serve {QWEN}"
     ran = run("estimate", "--gpu", "h100-80g", "--from-command", command)
-    notes = [each for each in ran.err.splitlines() if "environment" in each]
+    notes = [line for line in ran.err.splitlines() if "environment" in line]
     assert notes == [
         f"kvplan: note: environment: not modeled for {vllm.version(vllm.NEWEST).label}, so ignored: "
         "HF_TOKEN, VLLM_USE_V1, NCCL_DEBUG"
@@ -206,11 +206,11 @@ def test_a_value_that_cannot_be_known_is_refused(run: Run, text: str, fault: str
 
 
 def test_latents_that_are_switched_off_are_refused_where_a_model_has_them(run: Run) -> None:
-    asked = ("estimate", "--gpu", "h200", "--quiet", "--from-command")
-    fault = refused(run(*asked, "VLLM_MLA_DISABLE=1 vllm serve deepseek-v3 -tp 8"))
+    command = ("estimate", "--gpu", "h200", "--quiet", "--from-command")
+    fault = refused(run(*command, "VLLM_MLA_DISABLE=1 vllm serve deepseek-v3 -tp 8"))
     assert "VLLM_MLA_DISABLE: 1 keeps full keys and values" in fault
     for harmless in (f"VLLM_MLA_DISABLE=1 vllm serve {QWEN}", "VLLM_MLA_DISABLE=0 vllm serve deepseek-v3 -tp 8"):
-        assert run(*asked, harmless).code == 0
+        assert run(*command, harmless).code == 0
 
 
 def test_layers_dealt_by_hand_are_those_of_the_stages(run: Run) -> None:
@@ -236,7 +236,11 @@ def test_sglangs_variable_is_its_flag(run: Run) -> None:
     texts = (f"SGLANG_MAMBA_SSM_DTYPE=bfloat16 {command}", f"{command} --mamba-ssm-dtype bfloat16", command)
     plans = [run("estimate", "--from-command", text, *GPU).json for text in texts]
     assert plans[0] == plans[1]
-    assert [each["inputs"]["args"].get("mamba_ssm_cache_dtype") for each in plans] == ["bfloat16", "bfloat16", None]
+    assert [document["inputs"]["args"].get("mamba_ssm_cache_dtype") for document in plans] == [
+        "bfloat16",
+        "bfloat16",
+        None,
+    ]
 
 
 def test_a_switch_of_chunked_layers_is_refused_where_the_model_has_them() -> None:
@@ -251,20 +255,22 @@ def test_a_switch_of_chunked_layers_is_refused_where_the_model_has_them() -> Non
 
 @given(st.data())
 def test_a_printed_command_fed_back_is_the_same_server(data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from([name for name, each in environment.variables().items() if each.sets]))
+    name = data.draw(st.sampled_from([name for name, candidate in environment.variables().items() if candidate.sets]))
     variable = environment.variables()[name]
     known = sglang if variable.server == "sglang" else vllm
     numbers = [(0, minor) for minor in range(known.OLDEST[1], known.NEWEST[1] + 1)]
-    release = known.version(data.draw(st.sampled_from([each for each in numbers if each >= variable.since])))
+    release = known.version(
+        data.draw(st.sampled_from([candidate for candidate in numbers if candidate >= variable.since]))
+    )
     text = data.draw(st.sampled_from({"size": ["64", "1024"], "text": ["float32"]}.get(variable.kind, ["0", "1"])))
     spec = resolve_spec()
-    told, args, note = environment.applied({name: text}, release, EngineArgs(), spec)
+    version, args, note = environment.applied({name: text}, release, EngineArgs(), spec)
     assert (note is None) is variable.is_read_by(release)
-    line = shlex.join([*assignments(told, args), "vllm", "serve", "org/a"])
+    line = shlex.join([*assignments(version, args), "vllm", "serve", "org/a"])
     again, _, _ = environment.applied(read_line(line).environment, release, EngineArgs(), spec)
-    assert again == told
-    assert parse_engine(told.label) == told
-    assert (told != release or args != EngineArgs()) <= variable.is_read_by(release)
+    assert again == version
+    assert parse_engine(version.label) == version
+    assert (version != release or args != EngineArgs()) <= variable.is_read_by(release)
 
 
 def resolve_spec() -> ModelSpec:
@@ -273,8 +279,8 @@ def resolve_spec() -> ModelSpec:
 
 def test_what_was_said_outright_wins() -> None:
     release = parse_engine("vllm@0.9+v0")
-    told, _, _ = environment.applied({"VLLM_USE_V1": "1"}, release, EngineArgs(), resolve_spec())
-    assert told == release
+    version, _, _ = environment.applied({"VLLM_USE_V1": "1"}, release, EngineArgs(), resolve_spec())
+    assert version == release
 
 
 def test_every_variable_says_what_it_does_and_who_says_so() -> None:
@@ -331,8 +337,8 @@ ON = "CUDA graph memory profiling is enabled (default since v0.21.0). To disable
 def test_a_logs_wording_decides(text: str, engine: str, label: str) -> None:
     release = parse_engine(engine)
     logged = environment_of(parse_log(text), release)
-    told, _, note = environment.applied(logged, release, EngineArgs(), resolve_spec())
-    assert told.label == label
+    version, _, note = environment.applied(logged, release, EngineArgs(), resolve_spec())
+    assert version.label == label
     assert note is None
 
 

@@ -176,13 +176,13 @@ FIGURES = ("memory", "kv", "concurrency", "host", "encoder", "fits")
 LOG = Path(__file__).resolve().parents[2] / "examples" / "vllm-did-not-start.log"
 
 
-def command(server: str, model: str, said: Said) -> str:
+def command(server: str, model: str, arguments: Said) -> str:
     """A server's own command that says these arguments."""
     front: list[str] = []
     parts: dict[str, dict[str, object]] = {"speculative_config": {}, "eplb_config": {}}
     words: list[str] = []
     start = ["vllm", "serve", model] if server == "vllm" else ["python", "-m", "sglang.launch_server", "--model", model]
-    for name, value in said.items():
+    for name, value in arguments.items():
         flag = ARGUMENTS[name].flag(server)
         assert flag is not None
         spelling = "--" + (flag.names or (name,))[0].replace("_", "-")
@@ -202,7 +202,7 @@ def command(server: str, model: str, said: Said) -> str:
         elif server == "sglang" and name == "speculative_method":
             words += ["--speculative-algorithm", "NEXTN"]
         elif server == "sglang" and name == "enable_expert_parallel":
-            words += ["--ep-size", said["tensor_parallel_size"]]
+            words += ["--ep-size", arguments["tensor_parallel_size"]]
         elif ARGUMENTS[name].kind == "flag":
             words.append(spelling if flag.on is not None or value == "true" else f"--no-{spelling[2:]}")
         else:
@@ -213,8 +213,8 @@ def command(server: str, model: str, said: Said) -> str:
     return shlex.join([*front, *start, *words])
 
 
-def pairs(said: Said) -> list[str]:
-    return [word for name, value in said.items() for word in ("--engine-arg", f"{name}={value}")]
+def pairs(arguments: Said) -> list[str]:
+    return [word for name, value in arguments.items() for word in ("--engine-arg", f"{name}={value}")]
 
 
 @pytest.mark.parametrize("server", list(SERVERS))
@@ -228,25 +228,25 @@ def test_every_argument_of_the_table_is_planted(server: str) -> None:
 def test_a_modeled_argument_is_taken_by_every_command(run: Run, tmp_path: Path, server: str, name: str) -> None:
     value, model, beside = PLANTED[server][name]
     assert read_argument(name, value, name) != DEFAULTS[name]
-    said = {**{other: text for other, text in beside.items() if other != name}, name: value}
+    arguments = {**{other: text for other, text in beside.items() if other != name}, name: value}
     common = ["--gpu", "h100", "--engine", server]
     plain = run("estimate", model, *common, *pairs(beside), "--format", "json")
-    planted = run("estimate", model, *common, *pairs(said), "--format", "json")
+    planted = run("estimate", model, *common, *pairs(arguments), "--format", "json")
     assert planted.code == plain.code == 0, (planted.err, plain.err)
-    pasted = run("estimate", "--from-command", command(server, model, said), "--gpu", "h100", "--format", "json")
+    pasted = run("estimate", "--from-command", command(server, model, arguments), "--gpu", "h100", "--format", "json")
     assert pasted.code == 0, pasted.err
     assert {key: pasted.json[key] for key in FIGURES} == {key: planted.json[key] for key in FIGURES}
 
-    swept = run("sweep", model, *common, *pairs(said), "--format", "json")
+    swept = run("sweep", model, *common, *pairs(arguments), "--format", "json")
     assert swept.code == 0, swept.err
     assert [row["tokens"] for row in swept.json["rows"]] == [planted.json["kv"]["tokens"]]
 
     policy = tmp_path / "kvplan.policy.yaml"
-    stated = json.dumps([f"{other}={text}" for other, text in said.items()])
+    stated = json.dumps([f"{other}={text}" for other, text in arguments.items()])
     policy.write_text(
         f"version: 1\ntargets:\n"
         f"- {{id: a, model: {model}, gpu: h100, engine: {server}, engine_arg: {stated}, rules: {{fits: true}}}}\n"
-        f"- {{id: b, command: {json.dumps(command(server, model, said))}, gpu: h100, rules: {{fits: true}}}}\n",
+        f"- {{id: b, command: {json.dumps(command(server, model, arguments))}, gpu: h100, rules: {{fits: true}}}}\n",
         encoding="utf-8",
     )
     checked = run("check", policy, "--format", "json")
@@ -257,8 +257,8 @@ def test_a_modeled_argument_is_taken_by_every_command(run: Run, tmp_path: Path, 
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     old.write_text(plain.out, encoding="utf-8")
     new.write_text(planted.out, encoding="utf-8")
-    for words in ([old, new], [model, model, *common, *pairs(said)]):
+    for words in ([old, new], [model, model, *common, *pairs(arguments)]):
         compared = run("diff", *words, "--format", "json")
         assert compared.code == 0, compared.err
-    explained = run("why", LOG, "--model", model, *common, *pairs(said), "--format", "json")
+    explained = run("why", LOG, "--model", model, *common, *pairs(arguments), "--format", "json")
     assert explained.code == 0, explained.err

@@ -144,18 +144,18 @@ def test_eplb_keeps_room_for_one_layer_and_the_loads_of_its_window() -> None:
     spec = catalog.load("deepseek-v3")
     args = EngineArgs(**EP, enable_eplb=True, data_parallel_size=32, num_redundant_experts=32, max_model_len=32768)
     request = Request(spec, gpu("h200"), args)
-    kept, _ = experts.balancing(spec, args, weight_layout(request, 0))
+    num_bytes, _ = experts.balancing(spec, args, weight_layout(request, 0))
     # 9 of 288 copies; a matrix of 3 x 7,168 x 2,048 in fp8, its scales in fp32 per 128 x 128
     moved = 9 * (3 * 7168 * 2048 + 4 * 3 * 56 * 16)
     maps = 58 * (8 * 288 + 8 * 256 * 1024 + 8 * 256 + 4 * 288 + 8 * 256)
-    assert kept == moved + maps + 4 * 1000 * 58 * 288
+    assert num_bytes == moved + maps + 4 * 1000 * 58 * 288
 
 
 def test_users_are_those_of_all_replicas() -> None:
     spec = catalog.load("deepseek-v3")
     args = EngineArgs(**EP, data_parallel_size=16, max_model_len=32768)
-    found = plan(Request(spec, gpu("h200"), args, parse_engine("vllm@0.33")))
-    assert found.concurrency.replicas == 16
+    answer = plan(Request(spec, gpu("h200"), args, parse_engine("vllm@0.33")))
+    assert answer.concurrency.replicas == 16
 
 
 def test_stages_take_the_layers_that_are_stated() -> None:
@@ -168,16 +168,16 @@ def test_stages_take_the_layers_that_are_stated() -> None:
         spec, vllm_pages.paging(spec, vllm.resolve(spec, request.gpu, args, request.release), args, 90), None
     )
     assert pool.stage_bytes == (20 * 16 * 4096, 16 * 16 * 4096)
-    one, other = (total_weights(spec, weight_layout(request, stage)) for stage in (0, 1))
-    assert one > other
+    first, other = (total_weights(spec, weight_layout(request, stage)) for stage in (0, 1))
+    assert first > other
 
 
 @pytest.mark.parametrize("text", ["20,15", "12,12,12", "20;16", "-1,37"])
 def test_a_partition_that_does_not_add_up_is_refused(run: Run, text: str) -> None:
     command = f"VLLM_PP_LAYER_PARTITION='{text}' vllm serve Qwen/Qwen3-8B -pp 2"
-    found = run("estimate", "--gpu", "h100-80g", "--from-command", command)
-    assert found.code == 2
-    assert "--pp-layer-partition" in found.err
+    answer = run("estimate", "--gpu", "h100-80g", "--from-command", command)
+    assert answer.code == 2
+    assert "--pp-layer-partition" in answer.err
 
 
 def test_both_forms_of_spare_copies_are_read() -> None:
@@ -193,9 +193,9 @@ def test_both_forms_of_spare_copies_are_read() -> None:
 
 def test_an_estimate_shows_copies_and_buffers(run: Run) -> None:
     flags = "--dp 16 --ep --ctx 32k --enable-eplb --num-redundant-experts 32 --all2all-backend deepep_low_latency"
-    found = run("estimate", "deepseek-v3", "--gpu", "h200", *flags.split(), "--explain")
-    text = " ".join(found.out.split())
-    assert found.code == 0
+    answer = run("estimate", "deepseek-v3", "--gpu", "h200", *flags.split(), "--explain")
+    text = " ".join(answer.out.split())
+    assert answer.code == 0
     assert "EPLB" in text
     assert "DeepEP" in text
     assert """--eplb-config '{"num_redundant_experts": 32}'""" in text
@@ -227,9 +227,9 @@ def test_ranks_of_dp_attention_lie_within_the_tensor_ranks(run: Run) -> None:
         "--tp-size 8 --dp-size 8 --enable-dp-attention --ep-size 8 --ep-num-redundant-experts 32 --enable-dp-lm-head"
     )
     command = f"python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --context-length 32768 {flags}"
-    found = run("estimate", "--from-command", command, "--gpu", "h200", "--format", "json").json
-    assert found["concurrency"]["replicas"] == 8
-    printed = " ".join(found["serve"]) if isinstance(found.get("serve"), list) else str(found)
+    document = run("estimate", "--from-command", command, "--gpu", "h200", "--format", "json").json
+    assert document["concurrency"]["replicas"] == 8
+    printed = " ".join(document["serve"]) if isinstance(document.get("serve"), list) else str(document)
     assert "--chunked-prefill-size 8192" in printed.replace("', '", " ")
     spec = catalog.load("deepseek-v3")
     args = EngineArgs(
@@ -261,9 +261,9 @@ def test_ranks_of_dp_attention_lie_within_the_tensor_ranks(run: Run) -> None:
 )
 def test_refuses_what_sglang_refuses_and_what_is_not_sized(run: Run, flags: str, fault: str) -> None:
     command = f"python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 {flags}"
-    found = run("estimate", "--from-command", command, "--gpu", "h200")
-    assert found.code == 2
-    assert fault in found.err
+    answer = run("estimate", "--from-command", command, "--gpu", "h200")
+    assert answer.code == 2
+    assert fault in answer.err
 
 
 def test_two_public_deployments_of_glm_5_2_are_not_one_checkpoint() -> None:

@@ -45,11 +45,11 @@ def test_the_plan_is_the_servers_own(row: dict[str, Any]) -> None:
         with pytest.raises(KvplanError):
             plan(request(row["inputs"]))
         return
-    asked = request(row["inputs"])
-    settings = plan(asked).settings
-    wrong = [text for expected in row["results"] for text in oracles.result_differences(asked, expected)]
-    wrong += oracles.weight_differences(asked, row["weights"])
-    wrong += oracles.draft_differences(asked, row.get("draft_weights"))
+    question = request(row["inputs"])
+    settings = plan(question).settings
+    wrong = [text for expected in row["results"] for text in oracles.result_differences(question, expected)]
+    wrong += oracles.weight_differences(question, row["weights"])
+    wrong += oracles.draft_differences(question, row.get("draft_weights"))
     assert wrong == []
     assert settings.max_model_len == row["resolved"]["max_model_len"]
 
@@ -67,19 +67,19 @@ GRAPHS = [row for row in ROWS if {"compilation_config", "optimization_level"} & 
 
 @pytest.mark.parametrize("row", GRAPHS, ids=name)
 def test_the_graphs_are_those_that_the_server_captures(row: dict[str, Any]) -> None:
-    asked, resolved = request(row["inputs"]), row["resolved"]
-    settings = plan(asked).settings
-    assert asked.args.enforce_eager or compilation.of_args(asked.args).mode == resolved["cudagraph_mode"]
-    formula = overheads.cuda_graphs(asked.spec, settings, asked.args, settings.version, sm=90).formula
+    question, resolved = request(row["inputs"]), row["resolved"]
+    settings = plan(question).settings
+    assert question.args.enforce_eager or compilation.of_args(question.args).mode == resolved["cudagraph_mode"]
+    formula = overheads.cuda_graphs(question.spec, settings, question.args, settings.version, sm=90).formula
     sizes, mode = resolved["num_cudagraph_sizes"], resolved["cudagraph_mode"]
     both = 2 if mode == "FULL_AND_PIECEWISE" else 1  # with 1,024 sequences every size may be a batch of decodes
     assert ("none" if mode == "NONE" else f" {both * sizes} graphs ") in formula
 
 
 def test_other_graphs_have_a_wider_range() -> None:
-    asked = request(GRAPHS[0]["inputs"])
-    usual = plan(Request(asked.spec, asked.gpu)).estimates["cuda_graphs"]
-    other = plan(asked).estimates["cuda_graphs"]
+    question = request(GRAPHS[0]["inputs"])
+    usual = plan(Request(question.spec, question.gpu)).estimates["cuda_graphs"]
+    other = plan(question).estimates["cuda_graphs"]
     assert GRAPHS[0]["inputs"]["engine_args"] == {"compilation_config": {"cudagraph_mode": "PIECEWISE"}}
     assert other.low == 0 < usual.low
     assert other.likely < usual.likely < usual.high < other.high

@@ -37,7 +37,7 @@ def test_the_newest_release_takes_every_flag_that_is_repeated(server: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("server", "kept"),
+    ("server", "flags"),
     [
         ("vllm", "--served-model-name chat chat-8b --port 8080 --enable-auto-tool-choice --tool-call-parser hermes"),
         ("vllm", "--structured-outputs-config.backend xgrammar --no-enable-log-requests --load-format auto"),
@@ -46,9 +46,9 @@ def test_the_newest_release_takes_every_flag_that_is_repeated(server: str) -> No
         ("sglang", "--served-model-name chat --port 30001 --tool-call-parser qwen25 --reasoning-parser qwen3"),
     ],
 )
-def test_names_ports_and_parsers_are_repeated_and_paste_back(run: Run, server: str, kept: str) -> None:
-    command = printed(run, f"{SERVED[server]} {kept}")
-    words = shlex.split(kept)
+def test_names_ports_and_parsers_are_repeated_and_paste_back(run: Run, server: str, flags: str) -> None:
+    command = printed(run, f"{SERVED[server]} {flags}")
+    words = shlex.split(flags)
     assert shlex.split(command)[-len(words) :] == words
     assert printed(run, command) == command
 

@@ -25,8 +25,8 @@ def served(text: str) -> list[Served]:
 
 
 def command(text: str) -> ServeCommand:
-    (each,) = served(text)
-    return parse_container(each)
+    (container,) = served(text)
+    return parse_container(container)
 
 
 def pod(container: str, kind: str = "Pod", more: str = "") -> str:
@@ -59,20 +59,20 @@ EXPECTED = [
 
 @pytest.mark.parametrize("expected", EXPECTED, ids=lambda row: f"{row[0]}-{row[1]}")
 def test_every_container_of_the_examples_is_read_as_its_controller_starts_it(expected: tuple[object, ...]) -> None:
-    name, container, *rest = expected
-    by_id = {each.id: each for each in manifest.served((EXAMPLES / f"{name}.yaml").read_text(), f"{name}.yaml")}
-    each = by_id[str(container)]
-    parsed = parse_container(each)
+    name, container, *figures = expected
+    by_id = {entry.id: entry for entry in manifest.served((EXAMPLES / f"{name}.yaml").read_text(), f"{name}.yaml")}
+    entry = by_id[str(container)]
+    parsed = parse_container(entry)
     assert [
-        parsed.model, parsed.engine, each.num_gpus, each.num_pods, each.replicas, each.gpu, parsed.args
-    ] == rest  # fmt: skip
+        parsed.model, parsed.engine, entry.num_gpus, entry.num_pods, entry.replicas, entry.gpu, parsed.args
+    ] == figures  # fmt: skip
     assert not parsed.unknown
     assert not parsed.refused
 
 
 def test_the_examples_serve_nothing_else() -> None:
     files = sorted(EXAMPLES.glob("*.yaml"))
-    ids = [(file.stem, each.id) for file in files for each in manifest.served(file.read_text(), file.name)]
+    ids = [(file.stem, server.id) for file in files for server in manifest.served(file.read_text(), file.name)]
     assert sorted(ids) == sorted((row[0], row[1]) for row in EXPECTED)
 
 
@@ -174,11 +174,11 @@ def test_a_slice_of_a_gpu_is_refused() -> None:
 
 
 def test_a_list_and_many_documents_give_every_server() -> None:
-    one = pod(f"image: {IMAGE}\nargs: [--model, m/x]")
-    two = "---\n".join([one, one, "# nothing\n"])
-    assert [each.id for each in served(two)] == ["p.c", "p.c-2"]
-    items = textwrap.indent(one, "    ").replace("    apiVersion", "  - apiVersion", 1)
-    assert [each.id for each in served(f"apiVersion: v1\nkind: List\nitems:\n{items}")] == ["p"]
+    single = pod(f"image: {IMAGE}\nargs: [--model, m/x]")
+    two = "---\n".join([single, single, "# nothing\n"])
+    assert [server.id for server in served(two)] == ["p.c", "p.c-2"]
+    items = textwrap.indent(single, "    ").replace("    apiVersion", "  - apiVersion", 1)
+    assert [server.id for server in served(f"apiVersion: v1\nkind: List\nitems:\n{items}")] == ["p"]
 
 
 def test_the_charts_default_turns_prefix_caching_off() -> None:
@@ -207,9 +207,9 @@ def test_kserve_names_the_model_by_its_uri() -> None:
               storageUri: hf://m/x
               resources: {limits: {nvidia.com/gpu: 8}}
     """
-    (each,) = served(text)
-    parsed = parse_container(each)
-    assert (parsed.model, each.num_gpus, each.num_pods) == ("m/x", 8, 2)
+    (server,) = served(text)
+    parsed = parse_container(server)
+    assert (parsed.model, server.num_gpus, server.num_pods) == ("m/x", 8, 2)
     assert parsed.args == {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}
     with pytest.raises(UsageError, match="no container"):
         served(text.replace("huggingface", "sklearn"))
@@ -322,5 +322,7 @@ def test_what_a_manifest_repeats_is_within_its_budget() -> None:
     env = "&env\n- {name: A, value: '4096'}\n- {name: B, value: $(A)}\n"
     container = f"{SERVE[:-1]}, --max-model-len, $(B)]\nenv: "
     both = pod(container + env) + "---\n" + pod(container + env)
-    assert [parse_container(each).args["max_model_len"] for each in manifest.served(both, "f.yaml")] == [4096] * 2
+    assert [parse_container(container).args["max_model_len"] for container in manifest.served(both, "f.yaml")] == [
+        4096
+    ] * 2
     assert Budget("f.yaml").take("a" * MAX_EXPANDED)

@@ -73,10 +73,10 @@ def test_a_large_step_takes_half_of_the_pool() -> None:
     """vllm-project/vllm#49079: 55 % less KV cache with 65,536 tokens a step on a GB10, of 58.38 GiB."""
     change: dict[str, Any] = {"max_num_batched_tokens": 65_536, "max_num_seqs": 512, "max_model_len": 131_072}
     auto, b12x = (
-        planned(each, card="gb10", gpu_memory_utilization=0.8, **change) for each in (None, "flashinfer_b12x")
+        planned(backend, card="gb10", gpu_memory_utilization=0.8, **change) for backend in (None, "flashinfer_b12x")
     )
-    least, most = auto.available - b12x.available_high, auto.available - b12x.available_low
-    assert least <= 0.55 * 58.38 * GIB <= most
+    least, greatest = auto.available - b12x.available_high, auto.available - b12x.available_low
+    assert least <= 0.55 * 58.38 * GIB <= greatest
 
 
 def test_a_backend_that_nobody_measured_widens_the_range() -> None:
@@ -125,7 +125,7 @@ def test_a_name_that_vllm_does_not_have_is_refused(run: Run) -> None:
     assert "did you mean marlin?" in result.err
 
 
-def asked(row: dict[str, Any]) -> Plan:
+def plan_of(row: dict[str, Any]) -> Plan:
     args = EngineArgs(
         max_model_len=4096, tensor_parallel_size=row.get("tp", 1), moe_backend=row["backend"],
         enable_expert_parallel=row.get("ep", False), max_loras=row.get("loras", 0),
@@ -140,13 +140,13 @@ def row_name(row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("row", ACCEPTED, ids=row_name)
 def test_a_backend_is_refused_where_vllm_refuses_it(row: dict[str, Any]) -> None:
-    refusal = asked(row).refusal
+    refusal = plan_of(row).refusal
     assert ("--moe-backend" in refusal.text if refusal is not None else False) is not row["starts"]
 
 
 @pytest.mark.parametrize("row", [row for row in ACCEPTED if "experts" in row], ids=row_name)
 def test_experts_are_padded_as_the_backend_needs(row: dict[str, Any]) -> None:
-    answer = asked(row)
+    answer = plan_of(row)
     assert rank_weights(answer.request.spec, weight_layout(answer.request, 0))["experts"] == row["experts"]
 
 
@@ -154,11 +154,11 @@ def test_marlin_on_hopper_takes_a_tenth_more_than_triton() -> None:
     """gpt-oss-120b on two H100: 1,440 inputs of an expert on a rank are padded to 1,536 and not 1,472; 2,880 hidden to
     3,072 for Marlin alone. Triton's values are then laid out in multiples of 256, Marlin's are not.
     """
-    marlin, triton = (asked({"model": "gpt-oss-120b", "gpu": "h100-80g", "tp": 2, "backend": name})
+    marlin, triton = (plan_of({"model": "gpt-oss-120b", "gpu": "h100-80g", "tp": 2, "backend": name})
                       for name in ("marlin", "triton"))  # fmt: skip
     experts = 36 * 128 * 3  # layers, experts, matrices of one shape each
     more = experts * (1536 * 3072 - 1472 * 2880) * 17 // 32  # values of 4 bits and a byte for 32 of them
-    weights = [total_weights(made.request.spec, weight_layout(made.request, 0)) for made in (marlin, triton)]
+    weights = [total_weights(answer.request.spec, weight_layout(answer.request, 0)) for answer in (marlin, triton)]
     biases = 2 * 36 * 128 * (2 * (1536 - 1472) + 3072 - 2880)
     assert weights[0] - weights[1] == more + biases
 

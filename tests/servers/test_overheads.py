@@ -37,22 +37,22 @@ def case(model: str, gpu: str, number: tuple[int, int], args: EngineArgs, total:
 
 def estimates(case: Case) -> dict[str, Estimate]:
     spec, settings, args, device = case
-    found = {
+    rows = {
         "buffers": overheads.buffers(spec, settings, args),
         "activations": overheads.activations(spec, settings, args, settings.version),
         "non_torch": overheads.non_torch(spec, settings, args, device),
         "lora": adapters.lora(spec, settings, args),
     }
     if settings.graphs_in_budget:
-        found["cuda_graphs"] = overheads.cuda_graphs(spec, settings, args, settings.version, sm=device.sm)
-    return found
+        rows["cuda_graphs"] = overheads.cuda_graphs(spec, settings, args, settings.version, sm=device.sm)
+    return rows
 
 
 def kv_left(case: Case, end: str = "likely") -> float:
     """GiB of one rank's budget that are left for KV."""
     spec, settings, args, device = case
-    held = weights.total_weights(spec, Layout(tp=args.tensor_parallel_size, sm=device.sm))
-    spent = held + sum(int(getattr(row, end)) for row in estimates(case).values())
+    total = weights.total_weights(spec, Layout(tp=args.tensor_parallel_size, sm=device.sm))
+    spent = total + sum(int(getattr(row, end)) for row in estimates(case).values())
     return (device.total_memory * settings.gpu_memory_utilization - spent) / GIB
 
 
@@ -88,8 +88,8 @@ def test_llama_on_a100_is_within_one_percent_of_a_log_no_constant_was_fitted_on(
     whole = case("llama-3.1-8b", "a100-80g", (0, 31), EngineArgs(), total=79.25)
     assert kv_left(whole) == pytest.approx(56.21, rel=0.01)
     rows = estimates(whole)
-    held = weights.total_weights(whole[0], Layout(tp=1, sm=80)) + rows["buffers"].likely
-    assert rows["non_torch"].low <= 15.26 * GIB - held <= rows["non_torch"].high
+    total = weights.total_weights(whole[0], Layout(tp=1, sm=80)) + rows["buffers"].likely
+    assert rows["non_torch"].low <= 15.26 * GIB - total <= rows["non_torch"].high
 
 
 # GiB of activation peak and of non-torch memory, logged by vLLM 0.19 on H100 (79.19 GiB) with 8,192 tokens, 1,024
@@ -141,10 +141,10 @@ def test_the_median_error_of_activation_peaks_is_small() -> None:
     errors = []
     for model, tp, activation, _ in LOGGED_019:
         rows = estimates(logged_019(model, tp))
-        found = (
+        peak = (
             rows["activations"].likely + rows["buffers"].likely - overheads.rope_elements(catalog.load(model), 8192) * 2
         )
-        errors.append(abs(found / GIB - activation))
+        errors.append(abs(peak / GIB - activation))
     assert median(errors) < 0.03
 
 
@@ -189,8 +189,10 @@ class TestSparseAttention:
 
     def test_logits_are_as_large_as_the_environment_says(self) -> None:
         spec, settings, args, _ = case("deepseek-v3.2", "h200", (0, 33), EngineArgs(32768))
-        told = replace(settings, version=replace(settings.version, indexer_logits_mib=128))
-        usual, less = (overheads.activations(spec, each, args, each.version).likely for each in (settings, told))
+        small_indexer = replace(settings, version=replace(settings.version, indexer_logits_mib=128))
+        usual, less = (
+            overheads.activations(spec, kind, args, kind.version).likely for kind in (settings, small_indexer)
+        )
         assert usual - less == (512 - 128) * MIB
         old = case("deepseek-v3.2", "h200", (0, 18), EngineArgs(32768))
         assert overheads.indexer_logits(old[0], old[1]) == 0
@@ -220,17 +222,17 @@ def test_the_sampler_halved_in_017() -> None:
     # Qwen3-14B on H100: 5.64 GiB in 0.16, 2.23 in 0.17 (llm-d-planner's accuracy report)
     for number, logged in (((0, 16), 5.64), ((0, 17), 2.23)):
         spec, settings, args, _ = case("qwen3-14b", "h100", number, EngineArgs(8192))
-        found = overheads.activations(spec, settings, args, settings.version)
-        assert found.likely / GIB == pytest.approx(logged, abs=0.05)
+        estimate = overheads.activations(spec, settings, args, settings.version)
+        assert estimate.likely / GIB == pytest.approx(logged, abs=0.05)
 
 
 def test_unchunked_prefill_makes_the_forward_pass_the_peak() -> None:
     # Llama-3.1-8B on a 3090, vllm-project/vllm#10517: 17.06 GiB peak of torch minus 14.99 of weights
     args = EngineArgs(20000, max_num_batched_tokens=20000, max_num_seqs=256)
     spec, settings, args, _ = case("llama-3.1-8b", "rtx-3090", (0, 6), args)
-    found = overheads.activations(spec, settings, args, settings.version)
-    assert found.low <= (17.06 - 14.99) * GIB <= found.high
-    assert "widest" in found.formula
+    estimate = overheads.activations(spec, settings, args, settings.version)
+    assert estimate.low <= (17.06 - 14.99) * GIB <= estimate.high
+    assert "widest" in estimate.formula
 
 
 # --- by hand ------------------------------------------------------------------------------------------------------
@@ -240,8 +242,8 @@ def test_buffers_of_llama_by_hand() -> None:
     spec, settings, args, _ = case("llama-3.1-8b", "h100", (0, 33), EngineArgs())
     ropes = 131_072 * 128 * 2
     penalties, bitmask = 1024 * 128_256 * 4, 2 * 1024 * 4008 * 4  # 128,256 / 32 = 4,008 words
-    found = overheads.buffers(spec, settings, args)
-    assert found.low == found.likely == found.high == ropes + penalties + bitmask + 8192 * 13
+    estimate = overheads.buffers(spec, settings, args)
+    assert estimate.low == estimate.likely == estimate.high == ropes + penalties + bitmask + 8192 * 13
 
 
 def test_rotary_tables_explain_what_llama_3_1_weighs_more_than_llama_3() -> None:
@@ -258,9 +260,9 @@ def test_deepseek_keeps_dequantised_up_projections() -> None:
 
 def test_mla_allocates_a_stand_in_for_its_prefill_workspace() -> None:
     spec, settings, args, _ = case("deepseek-v3", "h200", (0, 33), EngineArgs(tensor_parallel_size=8, max_num_seqs=32))
-    found = overheads.activations(spec, settings, args, settings.version)
+    estimate = overheads.activations(spec, settings, args, settings.version)
     assert overheads.widths(spec, 8, 1).latent == 16 * 256
-    assert found.low >= 65_536 * 16 * 256 * 2
+    assert estimate.low >= 65_536 * 16 * 256 * 2
 
 
 def test_graph_sizes_are_those_vllm_logs() -> None:
@@ -311,16 +313,16 @@ def test_float32_logits_take_two_bytes_more_per_entry() -> None:
     # 4.80 / 2.172 = 2.21 GiB for Llama-3.1-8B in float32, vLLM 0.19 (llm-d-planner's accuracy report)
     args = EngineArgs(8192, dtype="float32")
     spec, settings, args, _ = case("llama-3.1-8b", "h100", (0, 19), args)
-    found = overheads.activations(spec, settings, args, settings.version)
-    assert found.likely / GIB == pytest.approx(2.21, abs=0.03)
+    estimate = overheads.activations(spec, settings, args, settings.version)
+    assert estimate.likely / GIB == pytest.approx(2.21, abs=0.03)
 
 
 def test_rocm_and_context_ranges() -> None:
     args = EngineArgs()
     spec, settings, _, amd = case("llama-3.1-8b", "mi300x", (0, 33), args)
     assert 0.25 <= overheads.non_torch(spec, settings, args, amd).likely / GIB <= 0.6
-    one, many = overheads.context(amd, args), overheads.context(amd, EngineArgs(tensor_parallel_size=4))
-    assert one.low <= one.likely <= one.high < many.high
+    single, many = overheads.context(amd, args), overheads.context(amd, EngineArgs(tensor_parallel_size=4))
+    assert single.low <= single.likely <= single.high < many.high
 
 
 def test_formulas_take_their_numbers_apart() -> None:
@@ -363,21 +365,25 @@ def evidence_row(name: str) -> str:
     return rows[0]
 
 
-@pytest.mark.parametrize("name", sorted(name for name, each in vars(overheads).items() if isinstance(each, Range)))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, constant in vars(overheads).items() if isinstance(constant, Range))
+)
 def test_the_evidence_page_states_each_range(name: str) -> None:
-    found = getattr(overheads, name)
-    low, likely, high = (each / GIB for each in (found.low, found.likely, found.high))
+    estimate = getattr(overheads, name)
+    low, likely, high = (size / GIB for size in (estimate.low, estimate.likely, estimate.high))
     assert f"| {likely:.2f} GiB | {low:.2f}-{high:.2f} |" in evidence_row(name)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, each in vars(overheads).items() if isinstance(each, Sampler)))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, constant in vars(overheads).items() if isinstance(constant, Sampler))
+)
 def test_the_evidence_page_states_each_sampler(name: str) -> None:
-    found = getattr(overheads, name)
-    assert f"| {found.likely:g} B | {found.low:g}-{found.high:g} |" in evidence_row(name)
+    estimate = getattr(overheads, name)
+    assert f"| {estimate.likely:g} B | {estimate.low:g}-{estimate.high:g} |" in evidence_row(name)
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    ("name", "figures"),
     [
         ("INPUT_BYTES", f"{overheads.INPUT_BYTES} B"),
         ("WORKSPACE_RANGE", "1 | {:g}-{:g}".format(*moe_backends.WORKSPACE_RANGE)),
@@ -393,8 +399,8 @@ def test_the_evidence_page_states_each_sampler(name: str) -> None:
         ("LARGEST_GRAPH_SM100", f"{overheads.LARGEST_GRAPH_SM100:,} tokens"),
     ],
 )
-def test_the_evidence_page_states_every_other_constant(name: str, shown: str) -> None:
-    assert f"| {shown} |" in evidence_row(name)
+def test_the_evidence_page_states_every_other_constant(name: str, figures: str) -> None:
+    assert f"| {figures} |" in evidence_row(name)
 
 
 # --- LoRA ---------------------------------------------------------------------------------------------------------
@@ -420,10 +426,10 @@ def test_lora_slots(model: str) -> None:
 def test_one_layer_of_llama_by_hand() -> None:
     h, inner, rank = 4096, 14336, 16
     qkv = 3 * rank * h + rank * (32 + 2 * 8) * 128
-    rest = 2 * rank * h + 2 * rank * h + rank * 2 * inner + rank * inner + rank * h
+    others = 2 * rank * h + 2 * rank * h + rank * 2 * inner + rank * inner + rank * h
     tables = 2 * rank * (128_256 + h)
     spec, slots = catalog.load("llama-3.1-8b"), adapters.Slots(rank, Layout())
-    assert adapters.in_layers(spec, slots) + adapters.in_tables(spec, slots) == 32 * (qkv + rest) + tables
+    assert adapters.in_layers(spec, slots) + adapters.in_tables(spec, slots) == 32 * (qkv + others) + tables
 
 
 @pytest.mark.parametrize(("slots", "rank"), [(1, 17), (1, 0), (1, 1024), (-1, 16)])
@@ -555,7 +561,7 @@ def test_the_first_engine_profiles_as_many_sequences_as_have_room_for_their_inpu
     model: str, engine: str, device: str, flags: dict[str, object], logged: float
 ) -> None:
     """0.8.5 and 0.9.2 worker/model_runner.py: max_num_batched_tokens // tokens of a prompt's inputs, not 256."""
-    made = plan(Request(catalog.load(model), gpus.gpu(device), EngineArgs(**flags), parse_engine(engine)))  # type: ignore[arg-type]
-    peak = made.estimates["activations"]
+    answer = plan(Request(catalog.load(model), gpus.gpu(device), EngineArgs(**flags), parse_engine(engine)))  # type: ignore[arg-type]
+    peak = answer.estimates["activations"]
     assert peak.low <= logged * GIB <= peak.high
     assert peak.likely == pytest.approx(logged * GIB, rel=0.6)

@@ -36,13 +36,13 @@ def name(case: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_weights_and_pools_equal_the_servers(case: dict[str, Any]) -> None:
-    asked = request(case["inputs"])
-    wrong = [text for expected in case["results"] for text in oracles.result_differences(asked, expected)]
+    question = request(case["inputs"])
+    wrong = [text for expected in case["results"] for text in oracles.result_differences(question, expected)]
     if "resolved" in case:
-        settings, resolved = plan(asked).settings, case["resolved"]
+        settings, resolved = plan(question).settings, case["resolved"]
         assert settings.max_num_batched_tokens == resolved["max_num_batched_tokens"]
         assert settings.prefix_caching == resolved["enable_prefix_caching"]
-    assert [*wrong, *oracles.weight_differences(asked, case["weights"])] == []
+    assert [*wrong, *oracles.weight_differences(question, case["weights"])] == []
 
 
 def pooling(model: str, engine: str = "vllm", **args: Any) -> Request:

@@ -116,9 +116,9 @@ def test_a_size_beyond_all_images_is_refused_at_once(tmp_path: Path, model: str,
 def test_estimate_of_a_folder_follows_its_files(tmp_path: Path, run: Run) -> None:
     small = folder(tmp_path / "small", "qwen2.5-vl-7b", {"preprocessor_config.json": {"max_pixels": 1_003_520}})
     large = folder(tmp_path / "large", "qwen2.5-vl-7b", {})
-    asked = ("--gpu", "h100-80g", "--ctx", "8k", "--limit-mm-per-prompt", "image=2,video=0")
-    assert "it can never be served" in run("estimate", str(large), *asked).err
-    assert "it can never be served" not in run("estimate", str(small), *asked).err
+    options = ("--gpu", "h100-80g", "--ctx", "8k", "--limit-mm-per-prompt", "image=2,video=0")
+    assert "it can never be served" in run("estimate", str(large), *options).err
+    assert "it can never be served" not in run("estimate", str(small), *options).err
 
 
 def test_minimax_m3_without_its_files_has_no_known_largest_item(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_minimax_m3_without_its_files_has_no_known_largest_item(tmp_path: Path) 
 
 def test_minimax_m3_with_its_pixels_as_an_argument_needs_no_files() -> None:
     """vLLM 0.33 on a folder of other files, which the argument goes before: 1,225 and 32,000 tokens."""
-    asked = {"max_model_len": 32_768, "mm_processor_kwargs": {"max_pixels": 1_003_520}}
-    answer = budget(catalog.load("minimax-m3"), asked)
+    settings = {"max_model_len": 32_768, "mm_processor_kwargs": {"max_pixels": 1_003_520}}
+    answer = budget(catalog.load("minimax-m3"), settings)
     assert answer is not None
     assert {name: item.tokens for name, item in answer.items.items()} == {"image": 1_225, "video": 32_000}
 

@@ -96,10 +96,10 @@ def test_algorithms_that_vllm_refuses_in_the_nested_form_are_refused(algorithm: 
 def test_a_name_with_a_quantization_that_was_not_found_shows_both_sizes(tmp_path: Path, run: Run) -> None:
     """Qwen3-32B: 65,524,246,528 bytes in bfloat16 (61.02 GiB), 20,666,169,344 in NVFP4 (19.25 GiB)."""
     folder = checkpoint(tmp_path / "Qwen3-32B-NVFP4", "qwen3-32b")
-    shown = run("estimate", str(folder), "--gpu", "h100-80g", "--ctx", "16k").err
+    notes = run("estimate", str(folder), "--gpu", "h100-80g", "--ctx", "16k").err
     assert (
         "Qwen3-32B-NVFP4: the name says NVFP4, but no quantization was found in config.json or next to it: weights are "
-        "61.02 GiB as read, about 19.25 GiB as NVFP4" in " ".join(shown.split())
+        "61.02 GiB as read, about 19.25 GiB as NVFP4" in " ".join(notes.split())
     )
 
 
@@ -122,9 +122,9 @@ def test_the_remedy_names_the_file_that_states_such_a_quantization(
 ) -> None:
     """Only ModelOpt writes hf_quant_config.json, and it has no GPTQ, AWQ or MXFP4 that those names mean."""
     folder = checkpoint(tmp_path / name, "qwen3-8b")
-    shown = " ".join(run("estimate", str(folder), "--gpu", "h100-80g", "--ctx", "4k").err.split())
-    assert "take the published config.json with its quantization_config" in shown
-    assert ("hf_quant_config.json" in shown) == by_modelopt
+    notes = " ".join(run("estimate", str(folder), "--gpu", "h100-80g", "--ctx", "4k").err.split())
+    assert "take the published config.json with its quantization_config" in notes
+    assert ("hf_quant_config.json" in notes) == by_modelopt
 
 
 @pytest.mark.parametrize(("name", "beside"), [("Qwen3-32B-NVFP4", NVFP4), ("Qwen3-32B", None), ("awqward", None)])

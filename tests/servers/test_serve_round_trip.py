@@ -109,9 +109,9 @@ def differences(answer: Plan, other: Plan) -> dict[str, Any]:
     return {name: pair for name, pair in parts.items() if pair[0] != pair[1]}
 
 
-def check(engines: tuple[str, ...], seed: int, wanted: int) -> None:
+def check(engines: tuple[str, ...], seed: int, num_commands: int) -> None:
     source, done = random.Random(seed), 0
-    while done < wanted:
+    while done < num_commands:
         request = drawn(source, source.choice(engines))
         answer = planned(request)
         if answer is None or not answer.fits:
@@ -151,7 +151,7 @@ def printed_flags(server: str) -> list[str]:
             continue
         names = [(flag.names or (name,))[0], *filter(None, (flag.earlier, flag.beside))]
         negated = [f"no_{name}"] if row.kind == "flag" and flag.on is None and not flag.names else []
-        flags |= {"--" + each.replace("_", "-") for each in (*names, *negated)}
+        flags |= {"--" + name.replace("_", "-") for name in (*names, *negated)}
     return sorted(flags)
 
 
@@ -211,17 +211,19 @@ def test_a_flag_that_is_printed_may_be_said_as_an_engine_argument(engine: str, f
         words = [flag] if is_switch(flag) else [flag, value]
         more, more_pairs = BESIDE.get(flag, ([], []))
         if engine == "sglang" and "lora" in flag:
-            at_flag = next((at for at, word in enumerate(STATED[0]) if word == flag), None)
+            at_flag = next((index for index, word in enumerate(STATED[0]) if word == flag), None)
             name = flag.removeprefix("--").replace("-", "_")
-            more = [word for at, word in enumerate(STATED[0]) if at_flag is None or not 0 <= at - at_flag < len(words)]
+            more = [
+                word for index, word in enumerate(STATED[0]) if at_flag is None or not 0 <= index - at_flag < len(words)
+            ]
             more_pairs = [pair for pair in STATED[1] if not pair.startswith(f"{name}=")]
         command = read_command(f"{start} {shlex.join([*words, *more])}")
         assert not command.unknown + command.ignored, flag
         pair = f"{flag.removeprefix('--').replace('-', '_')}={'true' if is_switch(flag) else value}"
         ranks = ["tp_size=8"] if engine == "sglang" else []
         options = EstimateOptions(engine=engine, engine_arg=[pair, *more_pairs, *ranks])
-        said = engine_args(options, None)
-        assert normal(said) == normal(engine_args(EstimateOptions(engine=engine), command)), flag
+        args = engine_args(options, None)
+        assert normal(args) == normal(engine_args(EstimateOptions(engine=engine), command)), flag
 
 
 def normal(args: EngineArgs) -> EngineArgs:

@@ -105,8 +105,8 @@ def test_a_planted_import_is_seen(tmp_path: Path, text: str) -> None:
 
 def test_what_is_no_servers_own_compares_no_name() -> None:
     pattern = re.compile(r"""(==|!=|startswith\() *["'](sglang|vllm)""")
-    found = [path.name for path in shared_files() if pattern.search(path.read_text(encoding="utf-8"))]
-    assert found == []
+    file_names = [path.name for path in shared_files() if pattern.search(path.read_text(encoding="utf-8"))]
+    assert file_names == []
 
 
 @pytest.mark.parametrize("name", list(base.SERVERS))

@@ -100,8 +100,8 @@ class TestTheDefaultFraction:
     )
     def test_is_what_older_servers_logged(self, engine: str, gpu_name: str, tp: int, logged: float) -> None:
         args = EngineArgs(tensor_parallel_size=tp)
-        found = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu(gpu_name), args, parse_engine(engine))
-        assert found == logged
+        fraction = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu(gpu_name), args, parse_engine(engine))
+        assert fraction == logged
 
     def test_counts_the_graphs_of_a_prefill(self) -> None:
         assert sglang.num_prefill_graphs(8192) == 58  # 8 + 14 + 8 + 8 + 12 of the table, 8 more to 8,192
@@ -110,8 +110,8 @@ class TestTheDefaultFraction:
     def test_keeps_back_at_least_ten_gib_of_a_large_gpu(self) -> None:
         """512 + 1.5 x 2,048 + 128 = 3,712 MiB without graphs, so the floor decides: 1 - 10,240 / 81,559."""
         args = EngineArgs(enforce_eager=True, max_num_batched_tokens=2048)
-        found = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu("h100-80g"), args, parse_engine("sglang"))
-        assert found == round(1 - 10_240 / 81_559, 3)
+        fraction = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu("h100-80g"), args, parse_engine("sglang"))
+        assert fraction == round(1 - 10_240 / 81_559, 3)
 
     @pytest.mark.parametrize(
         ("model", "factor"),
@@ -124,8 +124,8 @@ class TestTheDefaultFraction:
     )
     def test_is_lower_the_larger_the_vision_tower(self, model: str, factor: float) -> None:
         """0.835 without graphs of the prefill, which models of images have not: 1 - 13,440 / 81,559."""
-        found = sglang_plan(model, "h100-80g", max_model_len=1024).settings.gpu_memory_utilization
-        assert found == pytest.approx(0.835 * factor, rel=1e-12)
+        fraction = sglang_plan(model, "h100-80g", max_model_len=1024).settings.gpu_memory_utilization
+        assert fraction == pytest.approx(0.835 * factor, rel=1e-12)
 
     def test_of_gemma_3_is_that_of_a_text_model_unless_images_are_asked_for(self) -> None:
         """SGLang's own answers: 0.83, and with --enable-multimodal 0.7596298339843749."""
@@ -208,8 +208,8 @@ class TestThePlan:
 
     def test_replicas_are_servers_of_their_own(self) -> None:
         """Without DP attention nothing is shared: each holds every expert, and needs no NCCL for the others."""
-        one, two = (sglang_plan("qwen3-30b-a3b", "h200", data_parallel_size=n, max_model_len=8192) for n in (1, 2))
-        assert two.memory == one.memory
+        first, two = (sglang_plan("qwen3-30b-a3b", "h200", data_parallel_size=n, max_model_len=8192) for n in (1, 2))
+        assert two.memory == first.memory
         assert two.concurrency.replicas == 2
 
     def test_no_slot_for_states_is_no_server(self) -> None:
@@ -247,13 +247,13 @@ class TestThePlan:
 
     @pytest.mark.parametrize("name", gpu_names())
     def test_every_gpu_has_a_default(self, name: str) -> None:
-        found = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu(name), EngineArgs(), parse_engine("sglang"))
-        assert 0.3 < found < 0.95
+        fraction = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu(name), EngineArgs(), parse_engine("sglang"))
+        assert 0.3 < fraction < 0.95
 
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("args", "said"),
+        ("args", "problem"),
         [
             ({"gpu_memory_utilization": 0.9}, "--mem-fraction-static"),
             ({"kv_cache_memory_bytes": 2**30}, "max_total_tokens"),
@@ -264,8 +264,8 @@ class TestRefusals:
             ({"quantization": "experts_int8"}, "not one that is modeled for SGLang"),
         ],
     )
-    def test_flags_that_sglang_has_not(self, args: dict[str, Any], said: str) -> None:
-        with pytest.raises(UsageError, match=said):
+    def test_flags_that_sglang_has_not(self, args: dict[str, Any], problem: str) -> None:
+        with pytest.raises(UsageError, match=problem):
             sglang_plan("llama-3.1-8b", "a100-80g", **args)
 
     @pytest.mark.parametrize("name", ["mem_fraction_static", "cuda_graph_max_bs"])
@@ -344,7 +344,7 @@ class TestTheCommandLine:
         assert flags in printed
 
     @pytest.mark.parametrize(
-        ("flags", "said"),
+        ("flags", "problem"),
         [
             ("--speculative-algorithm LOOKAHEAD", "LOOKAHEAD is not modeled"),
             ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modeled"),
@@ -365,11 +365,11 @@ class TestTheCommandLine:
             ("--mem-fraction-static 90%", "is not a number"),
         ],
     )
-    def test_refuses_what_it_cannot_size(self, run: Run, flags: str, said: str) -> None:
+    def test_refuses_what_it_cannot_size(self, run: Run, flags: str, problem: str) -> None:
         command = f"sglang serve --model-path qwen3-8b {flags}"
         done = run("estimate", "--gpu", "h200", "--from-command", command)
         assert done.code in (2, 3), done.err
-        assert said in done.err
+        assert problem in done.err
         assert len(done.err.strip().splitlines()) == 1
 
     @pytest.mark.parametrize("flag", ["--mem-fraction", "--mem-fraction-static"])
@@ -419,8 +419,8 @@ class TestTheCommandLine:
             assert word not in done.out
 
     def test_commands_that_know_vllm_alone_say_so(self, run: Run) -> None:
-        asked = ("llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "sglang", "--users", "4")
-        done = run("recommend", *asked)
+        words = ("llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "sglang", "--users", "4")
+        done = run("recommend", *words)
         assert done.code == 2
         assert "vLLM" in done.err
 

@@ -64,10 +64,10 @@ def test_a_row_that_differs_is_printed_and_counted(tmp_path: Path, capsys: pytes
     file = tmp_path / "cases.jsonl"
     file.write_text(json.dumps(row) + "\n")
     assert oracles.run(["sglang", str(file), str(DATA / "models")]) == 1
-    said = capsys.readouterr().out
-    assert "different: mem_fraction_static" in said
-    assert "max_total_num_tokens" in said
-    assert said.endswith("0 equal / 0 refused by name / 1 different\n")
+    output = capsys.readouterr().out
+    assert "different: mem_fraction_static" in output
+    assert "max_total_num_tokens" in output
+    assert output.endswith("0 equal / 0 refused by name / 1 different\n")
 
 
 class TestARelease:
@@ -242,8 +242,8 @@ def test_users_that_state_slots_bound_have_a_range(
 ) -> None:
     """max_running_requests is SGLang 0.5.23's own answer for the bytes that the plan has at the low end of its range,
     likely and at the high end: slots are a share of the memory, so the range of that is theirs."""
-    made = sglang_plan(model, gpu_name, max_model_len=8192, **args)
-    answer = made.concurrency
+    bounded = sglang_plan(model, gpu_name, max_model_len=8192, **args)
+    answer = bounded.concurrency
     assert (answer.seqs_low, answer.max_num_seqs, answer.seqs_high) == requests
     assert answer.pool.users > answer.max_num_seqs  # what bounds them are the slots
     assert (answer.users_low, answer.users, answer.users_high) == requests
@@ -265,32 +265,32 @@ def test_a_fraction_that_leaves_no_room_for_the_table_of_requests_does_not_start
     context: int, fraction: float, starts: bool
 ) -> None:
     """SGLang checks nothing: what its pool leaves must hold the rest (ReqToTokenPool: int32 of requests x context)."""
-    made = sglang_plan("llama-3.1-8b", "h100-80g", max_model_len=context, mem_fraction_static=fraction)
-    assert made.capacity.fits
-    assert made.fits == starts
-    assert (made.refusal is None) == starts
-    if made.refusal is not None:
-        assert made.refusal.by == "kept_back"
-        assert made.concurrency.users == 0
-        share = float(made.refusal.flag.removeprefix("--mem-fraction-static "))
+    answer = sglang_plan("llama-3.1-8b", "h100-80g", max_model_len=context, mem_fraction_static=fraction)
+    assert answer.capacity.fits
+    assert answer.fits == starts
+    assert (answer.refusal is None) == starts
+    if answer.refusal is not None:
+        assert answer.refusal.by == "kept_back"
+        assert answer.concurrency.users == 0
+        share = float(answer.refusal.flag.removeprefix("--mem-fraction-static "))
         assert sglang_plan("llama-3.1-8b", "h100-80g", max_model_len=context, mem_fraction_static=share).fits
 
 
 def test_a_stated_pool_leaves_what_the_fraction_does_not() -> None:
-    made = sglang_plan(
+    answer = sglang_plan(
         "llama-3.1-8b", "h100-80g", max_model_len=8192, mem_fraction_static=1.0, max_total_tokens=100_000
     )
-    assert made.fits
+    assert answer.fits
 
 
 def test_a_server_that_keeps_nothing_back_is_said_in_sglangs_words(run: Run) -> None:
     words = ("estimate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "--engine", "sglang")
-    told = run(*words, "--mem-fraction-static", "1.0", "--exit-code")
-    assert told.code == 1
-    assert "does not start at 8,192 tokens: a fraction of 1 reserves 0.00 GiB" in told.out.splitlines()[0]
-    assert "SGLang does not start" in told.out
-    assert "vLLM" not in told.out
-    assert "--mem-fraction-static 0.83" in told.out
+    answer = run(*words, "--mem-fraction-static", "1.0", "--exit-code")
+    assert answer.code == 1
+    assert "does not start at 8,192 tokens: a fraction of 1 reserves 0.00 GiB" in answer.out.splitlines()[0]
+    assert "SGLang does not start" in answer.out
+    assert "vLLM" not in answer.out
+    assert "--mem-fraction-static 0.83" in answer.out
 
 
 @pytest.mark.parametrize(("gpu_name", "fraction"), [("h200", 0.841498125), ("b200", 0.7992825)])
@@ -335,5 +335,5 @@ def test_dp_attention_divides_a_stated_number_of_state_slots() -> None:
     flags: dict[str, Any] = {"tensor_parallel_size": 4, "max_mamba_cache_size": 32, "max_model_len": 4096}
     whole = sglang_plan("qwen3.5-35b-a3b", "h200", **flags)
     shared = sglang_plan("qwen3.5-35b-a3b", "h200", **flags, data_parallel_size=2, enable_dp_attention=True)
-    slots = [next(note for note in each.notes if "slots for recurrent states" in note) for each in (whole, shared)]
+    slots = [next(note for note in answer.notes if "slots for recurrent states" in note) for answer in (whole, shared)]
     assert ("are 32 slots" in slots[0], "are 16 slots" in slots[1]) == (True, True)

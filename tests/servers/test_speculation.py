@@ -277,7 +277,7 @@ def test_a_head_weighs_what_a_server_logged() -> None:
         plan(Request(catalog.load("qwen3.5-122b-a10b"), gpu("b300"), arguments, parse_engine("vllm@0.19")))
         for arguments in (EngineArgs(max_model_len=8192), EngineArgs(max_model_len=8192, speculative_method="mtp"))
     ]
-    without, head = (sum(each.weight_groups.values()) for each in plans)
+    without, head = (sum(answer.weight_groups.values()) for answer in plans)
     assert round((head - without) / GIB, 2) == 4.70
 
 
@@ -288,9 +288,9 @@ def test_a_latent_head_weighs_what_a_server_logged() -> None:
     whole = replace(head, config={**head.config, "draft_vocab_size": head.vocab_size})
     common: dict[str, Any] = {"gpu_name": "h200", "tensor_parallel_size": 8, "max_model_len": 8192}
     without = drafting("kimi-k2.5", **common)
-    made = drafting("kimi-k2.5", whole, num_speculative_tokens=3, **common)
+    answer = drafting("kimi-k2.5", whole, num_speculative_tokens=3, **common)
     assert round(without.memory.weights / GIB, 2) == 71.16
-    assert made.memory.weights == pytest.approx(71.92 * GIB, rel=0.001)
+    assert answer.memory.weights == pytest.approx(71.92 * GIB, rel=0.001)
 
 
 PASTED = """vllm serve zai-org/GLM-4.6 -tp 8 --max-model-len 32768 --speculative-config '{"method": "mtp"}'"""
@@ -340,10 +340,10 @@ def test_a_draft_stands_on_the_last_stage_alone() -> None:
     """vLLM 0.33 (v1/worker/gpu/model_runner.py) makes the drafter on the last stage; its EAGLE-3 head for Llama 3.1 8B
     has 1,900,308,480 B while it loads, and then the target's embedding of 128,256 x 4,096."""
     head = "eagle3-llama-3.1-8b"
-    made = staged("llama-3.1-8b", draft=head, num_speculative_tokens=3)
-    assert made.stage == 1
-    assert made.weight_groups["draft"] == 1_900_308_480 - 128_256 * 4_096 * 2
-    assert made.memory.weights == 9_080_938_496 + made.weight_groups["draft"]
+    answer = staged("llama-3.1-8b", draft=head, num_speculative_tokens=3)
+    assert answer.stage == 1
+    assert answer.weight_groups["draft"] == 1_900_308_480 - 128_256 * 4_096 * 2
+    assert answer.memory.weights == 9_080_938_496 + answer.weight_groups["draft"]
 
 
 @pytest.mark.parametrize(
@@ -374,16 +374,16 @@ ASSISTANT = HEADS / "gemma-4-26b-a4b-assistant"
 def test_an_assistant_reads_its_targets_caches_and_keeps_its_own_table() -> None:
     """839,422,464 B are the parameters of vLLM 0.33's own class; nothing of its target's is put in their place."""
     own = drafting("gemma-4-26b-a4b", max_model_len=8192)
-    made = drafting("gemma-4-26b-a4b", spec_of(ASSISTANT.name), max_model_len=8192, num_speculative_tokens=3)
-    assert made.weight_groups["draft"] == 839_422_464
-    assert made.capacity.bytes_per_block == own.capacity.bytes_per_block
-    assert made.capacity.blocks_per_request == own.capacity.blocks_per_request
+    answer = drafting("gemma-4-26b-a4b", spec_of(ASSISTANT.name), max_model_len=8192, num_speculative_tokens=3)
+    assert answer.weight_groups["draft"] == 839_422_464
+    assert answer.capacity.bytes_per_block == own.capacity.bytes_per_block
+    assert answer.capacity.blocks_per_request == own.capacity.blocks_per_request
 
 
 def test_an_assistant_is_named_in_the_command_and_plans_nothing_alone(run: Run) -> None:
-    made = run("estimate", "gemma-4-26b-a4b", "--gpu", "h200", "--ctx", "8k", "--draft-model", str(ASSISTANT),
-               "--num-speculative-tokens", "3")  # fmt: skip
-    assert f'{{"method": "mtp", "model": "{ASSISTANT}", "num_speculative_tokens": 3}}' in made.out
+    answer = run("estimate", "gemma-4-26b-a4b", "--gpu", "h200", "--ctx", "8k", "--draft-model", str(ASSISTANT),
+                 "--num-speculative-tokens", "3")  # fmt: skip
+    assert f'{{"method": "mtp", "model": "{ASSISTANT}", "num_speculative_tokens": 3}}' in answer.out
     alone = run("estimate", str(ASSISTANT), "--gpu", "h200")
     assert (alone.code, "drafts for another model" in alone.err) == (2, True)
 
@@ -400,17 +400,17 @@ def test_an_assistant_is_named_in_the_command_and_plans_nothing_alone(run: Run) 
 def test_an_assistant_beside_another_model_or_server_is_refused(
     run: Run, model: str, engine: str, problem: str
 ) -> None:
-    made = run("estimate", model, "--gpu", "h200", "--ctx", "8k", "--engine", engine, "--draft-model", str(ASSISTANT),
-               "--num-speculative-tokens", "3")  # fmt: skip
-    assert (made.code, problem in made.err) == (2, True), made.err
+    answer = run("estimate", model, "--gpu", "h200", "--ctx", "8k", "--engine", engine, "--draft-model", str(ASSISTANT),
+                 "--num-speculative-tokens", "3")  # fmt: skip
+    assert (answer.code, problem in answer.err) == (2, True), answer.err
 
 
 def test_a_posted_pool_of_a_gemma_that_an_assistant_drafts_for_has_no_more_layers() -> None:
     """A public log of Gemma 4 31B with its assistant, 16 GiB of fp8 KV on each of two H200: 132,784 tokens, 4.05x. With
     caches of the assistant's own it would hold 18,443 (vLLM 0.33's planner)."""
-    made = drafting("gemma-4-31b", tensor_parallel_size=2, max_model_len=32768, kv_cache_dtype="fp8",
-                    kv_cache_memory_bytes=16 * GIB)  # fmt: skip
-    assert made.capacity.tokens == pytest.approx(132_784, rel=0.0025)
+    answer = drafting("gemma-4-31b", tensor_parallel_size=2, max_model_len=32768, kv_cache_dtype="fp8",
+                      kv_cache_memory_bytes=16 * GIB)  # fmt: skip
+    assert answer.capacity.tokens == pytest.approx(132_784, rel=0.0025)
 
 
 # --- what logs say ------------------------------------------------------------------------------------------------
@@ -423,21 +423,21 @@ def test_a_posted_pool_beside_an_mtp_head_has_the_tokens_and_requests_that_were_
         max_model_len=262_144, kv_cache_dtype="fp8", kv_cache_memory_bytes=round(24.05 * GIB),
         speculative_method="mtp", num_speculative_tokens=1, enable_prefix_caching=True,
     )  # fmt: skip
-    made = plan(Request(catalog.load("qwen3.5-122b-a10b-nvfp4"), gpu("h200"), args, parse_engine("vllm@0.19")))
-    assert made.capacity.tokens == 482_080
-    assert round(made.capacity.max_concurrency, 2) == 6.42
-    assert made.memory.weights == pytest.approx(75.17 * GIB, rel=0.01)
+    answer = plan(Request(catalog.load("qwen3.5-122b-a10b-nvfp4"), gpu("h200"), args, parse_engine("vllm@0.19")))
+    assert answer.capacity.tokens == 482_080
+    assert round(answer.capacity.max_concurrency, 2) == 6.42
+    assert answer.memory.weights == pytest.approx(75.17 * GIB, rel=0.01)
 
 
 def test_a_fixed_pool_beside_mtp_holds_what_was_logged() -> None:
     """A public log of GLM-5.3-Flash with MTP 3 on four H200, 6 GiB of KV on each (a build before 0.32, in which its
     states keep no checkpoint): 443,628 tokens, 3.38x. All of it follows from the inputs."""
-    made = plan(Request(catalog.load("glm-5.3-flash"), gpu("h200"), EngineArgs(
+    answer = plan(Request(catalog.load("glm-5.3-flash"), gpu("h200"), EngineArgs(
         tensor_parallel_size=4, max_model_len=131_072, kv_cache_memory_bytes=6 * GIB, speculative_method="mtp",
         num_speculative_tokens=3,
     ), parse_engine("vllm@0.31")))  # fmt: skip
-    assert made.capacity.tokens == 443_628
-    assert round(made.capacity.max_concurrency, 2) == 3.38
+    assert answer.capacity.tokens == 443_628
+    assert round(answer.capacity.max_concurrency, 2) == 3.38
 
 
 @pytest.mark.parametrize(
@@ -454,9 +454,9 @@ def test_posted_pools_that_no_rule_was_made_from_hold_what_was_logged(
         enable_prefix_caching=True, speculative_method="mtp", num_speculative_tokens=2,
         kv_cache_memory_bytes=int((gib + 0.004) * GIB),
     )  # fmt: skip
-    made = plan(Request(catalog.load("qwen3.6-35b-a3b-nvfp4"), gpu("gb10"), args, parse_engine(engine)))
-    assert (made.pool.block_size, made.capacity.tokens) == (2128, tokens)
-    assert round(made.capacity.max_concurrency, 2) == concurrency
+    answer = plan(Request(catalog.load("qwen3.6-35b-a3b-nvfp4"), gpu("gb10"), args, parse_engine(engine)))
+    assert (answer.pool.block_size, answer.capacity.tokens) == (2128, tokens)
+    assert round(answer.capacity.max_concurrency, 2) == concurrency
 
 
 def test_a_pool_beside_mtp_follows_from_the_inputs_of_a_log_that_no_rule_was_made_from() -> None:
@@ -465,9 +465,9 @@ def test_a_pool_beside_mtp_follows_from_the_inputs_of_a_log_that_no_rule_was_mad
         max_model_len=262_144, kv_cache_dtype="fp8", max_num_seqs=5, max_num_batched_tokens=8192,
         enable_prefix_caching=True, speculative_method="mtp", num_speculative_tokens=2, gpu_memory_utilization=0.85,
     )  # fmt: skip
-    made = plan(Request(catalog.load("qwen3.6-35b-a3b-nvfp4"), gpu("gb10"), args, parse_engine("vllm@0.22")))
-    assert made.memory.weights == pytest.approx(21.93 * GIB, rel=0.01)
-    assert made.available == pytest.approx(74.76 * GIB, rel=0.03)  # 2.4 % when this was written
+    answer = plan(Request(catalog.load("qwen3.6-35b-a3b-nvfp4"), gpu("gb10"), args, parse_engine("vllm@0.22")))
+    assert answer.memory.weights == pytest.approx(21.93 * GIB, rel=0.01)
+    assert answer.available == pytest.approx(74.76 * GIB, rel=0.03)  # 2.4 % when this was written
 
 
 # --- a DSpark head within the checkpoint --------------------------------------------------------------------------
@@ -490,13 +490,13 @@ def test_a_checkpoint_without_one_needs_a_draft(run: Run) -> None:
 
 def test_a_posted_pool_beside_a_spark_head_has_the_tokens_that_were_logged() -> None:
     """A public log of V4-Flash with DSpark on two GPUs (a build of 0.26.1): 8.28 GiB, 1,249,001 tokens, 1.19x."""
-    made = drafting(
+    answer = drafting(
         "deepseek-v4-flash-0731", gpu_name="rtx-pro-6000", tensor_parallel_size=2, max_model_len=1_048_576,
         max_num_batched_tokens=4096, max_num_seqs=8, speculative_method="dspark", num_speculative_tokens=5,
         kv_cache_memory_bytes=round(8.28 * GIB),
     )  # fmt: skip
-    assert made.capacity.tokens == pytest.approx(1_249_001, rel=0.005 / 8.28)
-    assert round(made.capacity.max_concurrency, 2) == 1.19
+    assert answer.capacity.tokens == pytest.approx(1_249_001, rel=0.005 / 8.28)
+    assert round(answer.capacity.max_concurrency, 2) == 1.19
 
 
 def test_the_suffix_of_a_head_is_the_one_that_commands_leave_out() -> None:
@@ -517,10 +517,15 @@ def test_tokens_that_nothing_drafts_are_refused_as_vllm_does(run: Run, more: tup
 
 def test_chunked_layers_beside_a_head_keep_the_whole_context() -> None:
     """vLLM 0.33 config/vllm.py turns the hybrid KV cache manager off: one group of 49 layers of 16,384 B a block."""
-    made = drafting("llama-4-scout", spec_of("eagle3-llama-4-scout"), tensor_parallel_size=4, num_speculative_tokens=3,
-                    max_model_len=32768)  # fmt: skip
-    assert [len(group.layers) for group in made.pool.groups] == [49]
-    assert made.capacity.bytes_per_block == 49 * 16_384
+    answer = drafting(
+        "llama-4-scout",
+        spec_of("eagle3-llama-4-scout"),
+        tensor_parallel_size=4,
+        num_speculative_tokens=3,
+        max_model_len=32768,
+    )
+    assert [len(group.layers) for group in answer.pool.groups] == [49]
+    assert answer.capacity.bytes_per_block == 49 * 16_384
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,10 @@ def test_weights_of_stages_equal_sglangs_own_classes() -> None:
 
 
 def planned(model: str, engine: str = "sglang", **args: Any) -> int:
-    made = plan(Request(catalog.load(model), gpu("h200"), EngineArgs(max_model_len=8192, **args), parse_engine(engine)))
-    return made.memory.weights
+    answer = plan(
+        Request(catalog.load(model), gpu("h200"), EngineArgs(max_model_len=8192, **args), parse_engine(engine))
+    )
+    return answer.memory.weights
 
 
 def test_a_tower_stands_on_every_stage_and_a_head_of_its_own_too() -> None:

@@ -167,6 +167,6 @@ def test_the_facts_are_the_servers_own_fields(facts: dict[str, Any]) -> None:
     for path in sorted(HOME.glob(SOURCES[facts["server"]])):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.name in CLASSES.get(facts["server"], (node.name,)):
-                fields = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
+                fields = (statement.target for statement in node.body if isinstance(statement, ast.AnnAssign))
                 names += [target.id for target in fields if isinstance(target, ast.Name)]
     assert sorted(names) == sorted(facts["fields"])

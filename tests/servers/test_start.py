@@ -72,9 +72,9 @@ def test_the_default_is_planned_at_the_largest_batch_that_starts(model: str, car
     assert seqs <= default.blocks_low  # also where the estimates are at their worst
     words = planning.serve_command(default)
     assert words[words.index("--max-num-seqs") + 1] == str(seqs)
-    given = of(model, card, max_model_len=32768, max_num_seqs=seqs)
-    assert given.memory == default.memory
-    assert given.concurrency == default.concurrency
+    stated = of(model, card, max_model_len=32768, max_num_seqs=seqs)
+    assert stated.memory == default.memory
+    assert stated.concurrency == default.concurrency
     if seqs < 1024:  # the server's own default on this GPU
         more = of(model, card, max_model_len=32768, max_num_seqs=seqs + 1)
         assert more.blocks_low == 0  # does not surely start
@@ -122,11 +122,11 @@ def test_what_others_hold_is_not_taken_from_vllms_pool_but_from_sglangs() -> Non
     alone = of("llama-3.1-8b", "h100-80g", max_model_len=8192)
     beside = of("llama-3.1-8b", "h100-80g", memory_in_use=4 * GIB, max_model_len=8192)
     assert beside.available == alone.available
-    one, other = (
+    free_gpu, other = (
         of("llama-3.1-8b", "h100-80g", "sglang", memory_in_use=size, max_model_len=8192, mem_fraction_static=0.8)
         for size in (None, 4 * GIB)
     )
-    assert one.available - other.available == pytest.approx(0.8 * 4 * GIB, abs=1)
+    assert free_gpu.available - other.available == pytest.approx(0.8 * 4 * GIB, abs=1)
 
 
 def test_the_pool_that_is_stated_does_not_pass_the_gate_either() -> None:
@@ -230,8 +230,8 @@ def test_an_override_below_one_request_is_what_is_named(run: Run) -> None:
 @pytest.mark.parametrize("stated", ["0", "0GiB"])
 def test_that_nothing_is_in_use_may_be_stated(run: Run, stated: str) -> None:
     """GB10 at 0.92 wants 111.95 of 121.69 GiB: a host that takes nothing leaves that, a typical host does not."""
-    asked = ("estimate", "qwen3-32b", "--gpu", "gb10", "--ctx", "8k", "--format", "json")
-    empty, typical = run(*asked, "--memory-in-use", stated).json, run(*asked).json
+    command = ("estimate", "qwen3-32b", "--gpu", "gb10", "--ctx", "8k", "--format", "json")
+    empty, typical = run(*command, "--memory-in-use", stated).json, run(*command).json
     assert (empty["inputs"]["memory_in_use"], typical["inputs"]["memory_in_use"]) == (0, None)
     assert (empty["fits"], typical["fits"]) == (True, False)
 
