@@ -156,9 +156,9 @@ def geometry(spec: ModelSpec) -> set[tuple[Any, ...]]:
 
 
 def index_dims(caches: tuple[LayerCache, ...]) -> Iterator[int]:
-    for kept in caches:
-        if isinstance(kept, SparseIndexer | KeyIndex):
-            yield kept.head_dim
+    for layer_cache in caches:
+        if isinstance(layer_cache, SparseIndexer | KeyIndex):
+            yield layer_cache.head_dim
 
 
 def expected_geometry(row: dict[str, Any]) -> set[tuple[Any, ...]]:
@@ -254,8 +254,8 @@ def spec_in(folder: Path) -> ModelSpec:
 
 def folder_of(name: str, folders: tuple[Path, ...]) -> Path:
     """The first of the folders, and of the heads that are our own facts, with this model's config."""
-    places = [each / name for each in (*folders, HEADS)]
-    return next((each for each in places if (each / "config.json").is_file()), places[0])
+    places = [folder / name for folder in (*folders, HEADS)]
+    return next((place for place in places if (place / "config.json").is_file()), places[0])
 
 
 def case_request(case: dict[str, Any], *folders: Path) -> Request:
@@ -631,17 +631,17 @@ class Player:
 
     def accepted(self, batch: Batch) -> dict[str, int]:
         """Drafts that hold, by request; to be asked for each batch in the order of their schedule."""
-        held: dict[str, int] = {}
+        num_accepted: dict[str, int] = {}
         step = batch.extra(DraftStep)
         for seq, drafts in step.drafts.items():
             name = seq.request_id
             if seq in step.padded:
-                held[name] = 0
+                num_accepted[name] = 0
                 continue
             pattern = self.spec["accept"]
-            held[name] = min(len(drafts), pattern[(self.numbers[name] + self.num_checks[name]) % len(pattern)])
+            num_accepted[name] = min(len(drafts), pattern[(self.numbers[name] + self.num_checks[name]) % len(pattern)])
             self.num_checks[name] += 1
-        return held
+        return num_accepted
 
     def proposals(self, batch: Batch, alive: list[Sequence]) -> dict[Sequence, list[int]]:
         step = batch.extra(DraftStep)
@@ -888,7 +888,7 @@ def main(argv: list[str]) -> int:
             return traces(Path(path))
         case ["capacity" | "sglang" as server, cases, *folders] if folders:
             compare = compare_case if server == "capacity" else compare_sglang_in
-            return compare_all(Path(cases), [Path(each) for each in folders], compare)
+            return compare_all(Path(cases), [Path(folder) for folder in folders], compare)
         case ["models", directory]:
             return models(Path(directory))
         case _:

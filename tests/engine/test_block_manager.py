@@ -257,13 +257,13 @@ class Memory:
                 assert self.slots[_slot(group, table, position)] == _depends_on(seq, position)
 
     def _run_state(self, seq: Sequence, group: MambaGroup, table: list[int], start: int, end: int) -> None:
-        def at(position: int) -> tuple[int, int]:
+        def slot(position: int) -> tuple[int, int]:
             return (table[min(position // group.block_size, len(table) - 1)], 0)
 
-        assert at(end - 1)[0] != NULL_BLOCK
+        assert slot(end - 1)[0] != NULL_BLOCK
         if start:
-            assert self.slots[at(start - 1)] == _depends_on(seq, start - 1)
-        self.slots[at(end - 1)] = _depends_on(seq, end - 1)
+            assert self.slots[slot(start - 1)] == _depends_on(seq, start - 1)
+        self.slots[slot(end - 1)] = _depends_on(seq, end - 1)
 
 
 def _slot(group: Group, table: list[int], position: int) -> tuple[int, int]:
@@ -323,8 +323,8 @@ def test_filled_slots_are_those_of_computed_tokens(groups: tuple[Group, ...], al
             assert num_filled_slots(scheduler) == len(slots)
             tables = [table for seq in scheduler.running for table in seq.block_table]
             is_dropped |= any(NULL_BLOCK in table for table in tables)
-            held = [block for table in tables for block in table if block != NULL_BLOCK]
-            is_shared |= len(set(held)) < len(held)
+            blocks = [block for table in tables for block in table if block != NULL_BLOCK]
+            is_shared |= len(set(blocks)) < len(blocks)
             if len(batches) == config.batch_queue_depth or not batches[-1].num_tokens:
                 batch = batches.popleft()
                 scheduler.update(batch, {seq.request_id: [SAMPLED] for seq in batch.samples})

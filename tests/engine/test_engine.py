@@ -523,12 +523,12 @@ def test_a_callback_may_step_and_generate() -> None:
 
 def test_a_callback_may_abort_another_request_of_the_same_step() -> None:
     engine = engine_for("llama")
-    given: list[RequestOutput | None] = []
-    engine.add_request([5, 6], greedy(4), request_id="a", on_token=lambda _: given.append(engine.abort("b")))
+    aborted_outputs: list[RequestOutput | None] = []
+    engine.add_request([5, 6], greedy(4), request_id="a", on_token=lambda _: aborted_outputs.append(engine.abort("b")))
     engine.add_request([5, 7], greedy(4), request_id="b")
     assert list(run_dry(engine)) == ["a"]
-    assert given[0] is not None
-    assert given[0].finish_reason == "abort"
+    assert aborted_outputs[0] is not None
+    assert aborted_outputs[0].finish_reason == "abort"
     assert engine.stats().num_used_blocks == 0
 
 
@@ -608,10 +608,10 @@ def test_a_shared_slot_is_filled_once_and_one_that_a_window_has_given_back_is_no
     for _ in range(3):
         window.step()
     stats = window.stats()
-    held = sum(block != NULL_BLOCK for table in window.scheduler.running[0].block_table for block in table)
+    num_blocks = sum(block != NULL_BLOCK for table in window.scheduler.running[0].block_table for block in table)
     num_groups = len(window.runner.groups)
-    assert stats.num_used_blocks == held < num_groups * 16  # all 62 tokens would be 16 blocks of each group
-    assert stats.num_filled_slots == held * 4 - num_groups * 2  # each group's last block has 2 of 4
+    assert stats.num_used_blocks == num_blocks < num_groups * 16  # all 62 tokens would be 16 blocks of each group
+    assert stats.num_filled_slots == num_blocks * 4 - num_groups * 2  # each group's last block has 2 of 4
 
 
 @pytest.mark.parametrize(("reserve", "num_running"), [(True, 1), (False, 2)])
@@ -665,11 +665,11 @@ def test_activations_grow_with_the_tokens_of_a_step() -> None:
 
 def test_a_random_model_needs_no_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((saved_model("llama") / "config.json").read_text())
-    one, same, other = (engine_for(tmp_path, load_format="dummy", seed=seed) for seed in (1, 1, 2))
-    tokens = [engine.generate([5, 6, 7], greedy(8))[0].token_ids for engine in (one, same, other)]
+    first, same, other = (engine_for(tmp_path, load_format="dummy", seed=seed) for seed in (1, 1, 2))
+    tokens = [engine.generate([5, 6, 7], greedy(8))[0].token_ids for engine in (first, same, other)]
     assert tokens[0] == tokens[1] != tokens[2]
-    spec = Engine(one.spec, EngineConfig(device="cpu", dtype="float32", load_format="dummy", num_blocks=10)).spec
-    assert spec is one.spec
+    spec = Engine(first.spec, EngineConfig(device="cpu", dtype="float32", load_format="dummy", num_blocks=10)).spec
+    assert spec is first.spec
 
 
 def test_a_spec_alone_has_no_weights() -> None:

@@ -173,8 +173,8 @@ def check_load(family: str, load: dict[str, Any]) -> None:
         num = num_tokens if output.finish_reason == "length" else len(output.token_ids)
         assert faults(family, [output], num) == []
         if output.error is not None:  # it said how many blocks it wants: more than there are
-            wanted = int(output.error.split(" tokens need ")[1].split(" blocks")[0])
-            assert wanted > load["num_blocks"] - 1
+            num_needed = int(output.error.split(" tokens need ")[1].split(" blocks")[0])
+            assert num_needed > load["num_blocks"] - 1
     assert engine.stats().num_used_blocks == 0
 
 

@@ -154,7 +154,9 @@ def test_a_pool_takes_half_of_what_is_free_on_the_host(monkeypatch: pytest.Monke
 
 def test_a_pool_of_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     host_with(2000 * 1024, monkeypatch, tmp_path)
-    most = 2000 * 1024 // BLOCK
-    assert engine_for("llama", num_blocks=most).memory_report().num_blocks == most
-    with pytest.raises(EnvironmentProblem, match=rf"cpu: a KV pool of {most + 1} blocks did not fit: 2,048,000 of "):
-        engine_for("llama", num_blocks=most + 1)
+    num_blocks = 2000 * 1024 // BLOCK
+    assert engine_for("llama", num_blocks=num_blocks).memory_report().num_blocks == num_blocks
+    with pytest.raises(
+        EnvironmentProblem, match=rf"cpu: a KV pool of {num_blocks + 1} blocks did not fit: 2,048,000 of "
+    ):
+        engine_for("llama", num_blocks=num_blocks + 1)

@@ -79,8 +79,8 @@ def test_teacher_forced_logits_are_those_of_transformers(family: str, tmp_path: 
     reference = small_models.load_reference(folder)
     source = torch.Generator().manual_seed(7)
     texts = [prompt + torch.randint(3, NUM_TOKENS, (STEPS,), generator=source).tolist() for prompt in prompts(3)]
-    found = teacher_forced(engine_for(folder), texts, PROMPT_LENS)
-    for text, n, ours in zip(texts, PROMPT_LENS, found, strict=True):
+    logits = teacher_forced(engine_for(folder), texts, PROMPT_LENS)
+    for text, n, ours in zip(texts, PROMPT_LENS, logits, strict=True):
         theirs = reference_logits(reference, text, n)
         assert ours.shape == theirs.shape
         assert len(ours) == STEPS
@@ -114,5 +114,5 @@ def test_a_sharded_checkpoint_reads_like_a_whole_one(tmp_path: Path) -> None:
     sharded = small_models.save_small_model("llama", tmp_path / "sharded", max_shard_size="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 1
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-    one, other = (engine_for(folder).generate(prompts(5), greedy) for folder in (whole, sharded))
-    assert [output.token_ids for output in one] == [output.token_ids for output in other]
+    outputs, other = (engine_for(folder).generate(prompts(5), greedy) for folder in (whole, sharded))
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in other]

@@ -222,14 +222,14 @@ def test_a_kv_cache_of_another_dtype_rounds_and_does_nothing_else(
     text = random_tokens(60)[0]
     exact = reference_logits(family, text, 20)
     engine = engine_for(family, kv_cache_dtype=dtype, kv_scale=scale, max_num_batched_tokens=16)
-    found = teacher_forced_logits(engine, text, 40)
+    logits = teacher_forced_logits(engine, text, 40)
     model = small_models.load_reference(saved_model(family))
     round_keys_and_values(model, dtype, scale, monkeypatch)
     with torch.inference_mode():
         theirs = model(torch.tensor([text]), use_cache=False).logits[0, 39:-1]
     largest = theirs.abs().max()
-    assert (found - theirs).abs().max() < UNIT_ROUNDOFF[dtype] * largest
-    assert (found - exact).abs().max() > UNIT_ROUNDOFF[dtype] * largest, "the bound is too wide to see rounding"
+    assert (logits - theirs).abs().max() < UNIT_ROUNDOFF[dtype] * largest
+    assert (logits - exact).abs().max() > UNIT_ROUNDOFF[dtype] * largest, "the bound is too wide to see rounding"
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("auto", 4), ("float16", 2), ("bfloat16", 2), ("fp8", 1), ("fp8_e4m3", 1)])

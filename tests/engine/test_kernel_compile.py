@@ -54,14 +54,14 @@ def compiled(compiler: LineProcess, job: str, arch: int) -> list[Row]:
 
 def faults(row: Row) -> list[str]:
     """What keeps a kernel from running well, or at all."""
-    found = []
+    problems = []
     if row.spills > 0:
-        found.append(f"{row.spills} bytes of registers spilled")
+        problems.append(f"{row.spills} bytes of registers spilled")
     if row.shared > SHARED_MEMORY[row.arch]:
-        found.append(f"{row.shared} bytes of shared memory, of {SHARED_MEMORY[row.arch]}")
+        problems.append(f"{row.shared} bytes of shared memory, of {SHARED_MEMORY[row.arch]}")
     if row.registers < 16 and row.instructions < 100:  # what is left where the compiler gives up without an error
-        found.append(f"{row.registers} registers and {row.instructions} instructions: nothing is computed")
-    return [f"{row.kernel} on sm_{row.arch}: {fault}" for fault in found]
+        problems.append(f"{row.registers} registers and {row.instructions} instructions: nothing is computed")
+    return [f"{row.kernel} on sm_{row.arch}: {fault}" for fault in problems]
 
 
 @pytest.mark.parametrize(("job", "arch"), SPREAD)
@@ -92,7 +92,7 @@ def test_any_part_of_a_batch_runs_the_same_kernel(compiler: LineProcess, job: st
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_check_stays_small(compiler: LineProcess, arch: int) -> None:
-    rows = [row for job, at in PAIRS if at == arch for row in compiled(compiler, job, arch)]
+    rows = [row for job, job_arch in PAIRS if job_arch == arch for row in compiled(compiler, job, arch)]
     assert len({row.hash for row in rows}) <= MAX_KERNELS
 
 
@@ -104,8 +104,8 @@ def compiled_report() -> list[dict[str, str]]:
 @pytest.mark.full
 @pytest.mark.skipif(version("triton") != "3.6.0", reason="the report is of what triton 3.6.0 compiles")
 def test_the_report_is_what_compiles(compiler: LineProcess) -> None:
-    found = [row for arch in ARCHS for job in JOBS if (job, arch) in PAIRS for row in compiled(compiler, job, arch)]
-    assert compiled_report() == [{column: str(getattr(row, column)) for column in COLUMNS} for row in found]
+    rows = [row for arch in ARCHS for job in JOBS if (job, arch) in PAIRS for row in compiled(compiler, job, arch)]
+    assert compiled_report() == [{column: str(getattr(row, column)) for column in COLUMNS} for row in rows]
 
 
 @pytest.mark.full

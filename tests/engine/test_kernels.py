@@ -165,8 +165,8 @@ def test_weights_that_no_tile_takes_are_widened_by_torch(
     """Without a GPU a kernel could not even be launched."""
     monkeypatch.setattr("engine.kernels.configs.arch", lambda: arch)
     checks.forget()
-    given = in_blocks(*args)
-    assert torch.equal(triton_backend.fp8_block_linear(*given), torch_backend.fp8_block_linear(*given))
+    operands = in_blocks(*args)
+    assert torch.equal(triton_backend.fp8_block_linear(*operands), torch_backend.fp8_block_linear(*operands))
 
 
 def test_of_no_tokens_comes_nothing() -> None:

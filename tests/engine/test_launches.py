@@ -26,16 +26,16 @@ def _without_gpu() -> Iterator[None]:
 
 
 def test_a_layout_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.Size] = []
+    shapes: list[torch.Size] = []
 
     def need_attention(q: torch.Tensor, *args: Any) -> int:
-        asked.append(q.shape)
+        shapes.append(q.shape)
         return checks.need_attention(q, *args)
 
     monkeypatch.setattr("engine.kernels.decode.need_attention", need_attention)
     for num_seqs in (64, 64, 8, 64):  # steps, each of other tensors
         launches(num_seqs)["paged_decode"]()
-    assert asked == [(64, 32, 128), (8, 32, 128)]
+    assert shapes == [(64, 32, 128), (8, 32, 128)]
 
 
 def test_a_launch_of_a_known_layout_calls_less_than_half_of_what_it_did() -> None:

@@ -51,14 +51,14 @@ class OnGpu(torch.Tensor):
 def test_a_gpu_is_told_one_kernel_where_that_takes_the_widths(
     width: int, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     def efficient(q: torch.Tensor, *_: Any) -> torch.Tensor:
-        asked.append("efficient")
+        calls.append("efficient")
         return q
 
     def any_kernel(q: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        asked.append("any")
+        calls.append("any")
         return q
 
     monkeypatch.setattr(layers, "efficient_attention", efficient)
@@ -66,7 +66,7 @@ def test_a_gpu_is_told_one_kernel_where_that_takes_the_widths(
     monkeypatch.setattr(torch, "arange", lambda *args, **_: torch.tensor(list(range(*args))))
     q, k, v = problem(4, 9)
     last_queries_attend(q[..., :width].as_subclass(OnGpu), k[..., :width], v, 0.3)
-    assert asked == ["efficient" if named else "any"]
+    assert calls == ["efficient" if named else "any"]
 
 
 def test_the_kernel_is_called_as_torch_has_it() -> None:
@@ -83,11 +83,11 @@ def test_a_gpu_agrees_with_float64(dtype: torch.dtype, query_len: int, context_l
     source = torch.Generator().manual_seed(1)
     sizes = ((query_len, 192), (context_len, 192), (context_len, 128))
     q, k, v = (torch.randn(1, 4, *size, generator=source).to(dtype) for size in sizes)
-    found = last_queries_attend(q.cuda(), k.cuda(), v.cuda(), 192**-0.5).cpu()
+    output = last_queries_attend(q.cuda(), k.cuda(), v.cuda(), 192**-0.5).cpu()
     exact = last_queries_attend(q.double(), k.double(), v.double(), 192**-0.5)
     unit = {torch.float32: 2.0**-14, torch.bfloat16: 2.0**-7}[dtype]  # two roundings of weights and of the result
     spread = last_queries_attend(q.double(), k.double(), v.double().abs(), 192**-0.5)
-    assert ((found.double() - exact).abs() <= unit * spread).all()
+    assert ((output.double() - exact).abs() <= unit * spread).all()
 
 
 @pytest.mark.gpu

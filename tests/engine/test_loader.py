@@ -353,11 +353,11 @@ class Noted:
     """Random weights that remember what they were asked for: name -> (whole shape, part, what was filled in)."""
 
     weights: RandomWeights
-    asked: dict[str, list[tuple[tuple[int, ...], Part, torch.Tensor]]] = field(default_factory=dict)
+    parts: dict[str, list[tuple[tuple[int, ...], Part, torch.Tensor]]] = field(default_factory=dict)
 
     def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
         self.weights.fill(out, name, shape, part)
-        self.asked.setdefault(name, []).append((shape, part, out))
+        self.parts.setdefault(name, []).append((shape, part, out))
 
     def dtype_of(self, name: str) -> torch.dtype | None:
         return self.weights.dtype_of(name)
@@ -375,7 +375,7 @@ def random_tensors(family: str, tp: TensorParallel) -> dict[str, torch.Tensor]:
     noted = Noted(RandomWeights(1, torch.device("cpu")))
     Model(spec, noted, torch_backend, tp, torch.float32, torch.device("cpu"), 64)
     wholes = {}
-    for name, parts in noted.asked.items():
+    for name, parts in noted.parts.items():
         wholes[name] = torch.full(parts[0][0], float("nan"))
         for _, part, out in parts:
             wholes[name][part] = out
@@ -404,14 +404,14 @@ def test_random_ranks_together_hold_the_model_of_one(family: str, block: int, mo
     monkeypatch.setattr(loader, "BLOCK_ELEMENTS", block)
     alone = random_tensors(family, TensorParallel())
     ranks = [random_tensors(family, TensorParallel(rank, 2)) for rank in range(2)]
-    held = [{name: ~tensor.isnan() for name, tensor in rank.items()} for rank in ranks]
+    masks = [{name: ~tensor.isnan() for name, tensor in rank.items()} for rank in ranks]
     assert alone.keys() == ranks[0].keys() == ranks[1].keys()
     for name, whole in alone.items():
         assert not whole.isnan().any()
-        assert (held[0][name] | held[1][name]).all()
-        for rank, mine in zip(ranks, held, strict=True):
+        assert (masks[0][name] | masks[1][name]).all()
+        for rank, mine in zip(ranks, masks, strict=True):
             assert torch.equal(rank[name][mine[name]], whole[mine[name]])
-    shares = {name: tuple(mine[name].double().mean().item() for mine in held) for name in alone}
+    shares = {name: tuple(mine[name].double().mean().item() for mine in masks) for name in alone}
     assert shares["model.embed_tokens.weight"] == (0.5, 0.5)
     assert [shares[LAYER + name] for name in HALVES[family]] == [(0.5, 0.5)] * len(HALVES[family])
     assert [shares[LAYER + name] for name in WHOLES[family]] == [(1, 1)] * len(WHOLES[family])

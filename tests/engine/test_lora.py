@@ -313,9 +313,9 @@ def test_adapters_are_guessed_for_as_well(method: str) -> None:
     path = saved_adapter("llama", seed=1)
     prompts = [prompt * 2 for prompt in random_tokens(5, 17, 9)]
     model = saved_model("llama") if method == "draft_model" else None
-    wanted = SpeculativeConfig(method, 3, model, *((1, 3) if method == "ngram" else ()))
+    config = SpeculativeConfig(method, 3, model, *((1, 3) if method == "ngram" else ()))
     tokens = []
-    for changes in ({}, {"speculative_config": wanted}):
+    for changes in ({}, {"speculative_config": config}):
         engine = with_adapters("llama", {"x": path}, **changes)
         for i, prompt in enumerate(prompts):
             engine.add_request(prompt, greedy(), request_id=str(i), adapter="x" if i else None)

@@ -168,7 +168,9 @@ def test_a_published_model_is_what_its_pattern_says(name: str) -> None:
     """M-M-M-M*-...: 24 of Mamba 2, 4 of attention and 24 of MLPs among the 52 layers of Nemotron-H-8B."""
     spec = catalog.load(name)
     kinds = [layer.attention or layer.mlp for layer in spec.decoder.layers]
-    counts = [sum(isinstance(kind, each) for kind in kinds) for each in (Mamba2, HeadAttention, PlainMlp)]
+    counts = [
+        sum(isinstance(kind, kind_of_layer) for kind in kinds) for kind_of_layer in (Mamba2, HeadAttention, PlainMlp)
+    ]
     assert counts == [24, 4, 24]
     assert sum(counts) == spec.num_layers
 
@@ -177,7 +179,7 @@ def test_experts_of_a_published_model_are_what_its_pattern_says() -> None:
     """MEMEM*EMEMEM*...: 23 of Mamba 2, 23 of experts and 6 of attention among Nemotron-3-Nano's 52 layers."""
     layers = catalog.load("nemotron-3-nano-30b-a3b").decoder.layers
     kinds = [type(layer.attention or layer.mlp) for layer in layers]
-    assert [kinds.count(each) for each in (Mamba2, PlainMoe, HeadAttention)] == [23, 23, 6]
+    assert [kinds.count(kind_of_layer) for kind_of_layer in (Mamba2, PlainMoe, HeadAttention)] == [23, 23, 6]
 
 
 @pytest.mark.parametrize(

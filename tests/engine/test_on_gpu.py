@@ -126,7 +126,7 @@ class Problem:
     caches: list[torch.Tensor]
     k: torch.Tensor
     v: torch.Tensor
-    rest: tuple[Any, ...]
+    layout: tuple[Any, ...]
     shared: dict[str, Any]
     options: dict[str, Any]
 
@@ -153,8 +153,8 @@ def attention_problem(case: Decode | Prefill) -> Problem:
     interpreter_run.fill(k, tables, lens)
     interpreter_run.fill(v, tables, lens)
     q = interpreter_run.strided((num_queries, case.heads, case.head_dim), interpreter_run.dtype_of(case.dtype))
-    rest = (tables, *starts, torch.tensor(lens, dtype=torch.int32), 2 * case.head_dim**-0.5)
-    return Problem(kernel, exact, q, [k, v], k, v, rest, shared, {**shared, **options})
+    layout = (tables, *starts, torch.tensor(lens, dtype=torch.int32), 2 * case.head_dim**-0.5)
+    return Problem(kernel, exact, q, [k, v], k, v, layout, shared, {**shared, **options})
 
 
 def latent_problem(case: Latent) -> Problem:
@@ -165,11 +165,11 @@ def latent_problem(case: Latent) -> Problem:
     rows = interpreter_run.pool(num_blocks, shape, width)
     interpreter_run.fill(rows, tables, case.lens)
     q = interpreter_run.strided((len(case.lens), case.heads, width), interpreter_run.dtype_of(case.dtype))
-    rest = (tables, torch.tensor(case.lens, dtype=torch.int32), 2 * width**-0.5)
+    layout = (tables, torch.tensor(case.lens, dtype=torch.int32), 2 * width**-0.5)
     options = {"latent_dim": case.latent_dim, "work": interpreter_run.work_of(case)}
     kernel = load_triton().latent_decode
     values = rows[..., : case.latent_dim]
-    return Problem(kernel, reference.paged_decode, q, [rows[:, :, 0]], rows, values, rest, {}, options)
+    return Problem(kernel, reference.paged_decode, q, [rows[:, :, 0]], rows, values, layout, {}, options)
 
 
 def check(case: Case) -> None:
@@ -181,10 +181,10 @@ def check(case: Case) -> None:
         inputs = {"q": problem.q} | {f"cache {i}": cache for i, cache in enumerate(problem.caches)}
         with interpreter_run.guarded_allocations() as faults:
             got = interpreter_run.unchanged(
-                faults, lambda: problem.kernel(problem.q, *problem.caches, *problem.rest, **problem.options), **inputs
+                faults, lambda: problem.kernel(problem.q, *problem.caches, *problem.layout, **problem.options), **inputs
             )
         exact, spread = (
-            problem.reference(problem.q.double(), problem.k, v, *problem.rest, **problem.shared)
+            problem.reference(problem.q.double(), problem.k, v, *problem.layout, **problem.shared)
             for v in (problem.v, problem.v.double().abs())
         )
     assert faults == []
@@ -347,8 +347,8 @@ def test_no_step_holds_more_than_the_profile_run_saw() -> None:
     torch.cuda.reset_peak_memory_stats()
     prompts = small_engines.random_tokens(*[200] * 64)
     engine.generate(prompts, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    held = requested(torch.device(DEVICE), "peak") - before
-    assert 0 < held <= engine.memory_report().activations + SMALL_BUFFERS
+    peak = requested(torch.device(DEVICE), "peak") - before
+    assert 0 < peak <= engine.memory_report().activations + SMALL_BUFFERS
 
 
 def test_what_the_pool_leaves_is_what_the_device_has_free() -> None:

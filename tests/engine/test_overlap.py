@@ -279,20 +279,20 @@ def serve(family: str, load: dict[str, Any], *, is_async: bool, bad_token: int |
 
 def differences(family: str, load: dict[str, Any], ours: list[RequestOutput], plain: list[RequestOutput]) -> list[str]:
     """Where outputs differ, but for greedy tokens that transformers finds a rounding apart."""
-    found = []
+    lines = []
     for request, a, b in zip(load["requests"], ours, plain, strict=True):
         if is_a_tie(family, request, a, b):
             continue
         for name in ("token_ids", "text", "finish_reason"):
             if getattr(a, name) != getattr(b, name):
-                found.append(f"{request}: {name} {getattr(a, name)} with overlap, {getattr(b, name)} without")
+                lines.append(f"{request}: {name} {getattr(a, name)} with overlap, {getattr(b, name)} without")
         if a.logprobs is None or b.logprobs is None:
             assert a.logprobs is b.logprobs
             continue
         # Batches of other sizes round otherwise.
         assert [x.chosen for x in a.logprobs] == pytest.approx([x.chosen for x in b.logprobs], abs=ROUNDING * 10)
         assert [len(x.top) for x in a.logprobs] == [len(x.top) for x in b.logprobs]
-    return found
+    return lines
 
 
 def is_a_tie(family: str, request: dict[str, Any], a: RequestOutput, b: RequestOutput) -> bool:

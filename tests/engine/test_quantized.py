@@ -99,13 +99,13 @@ def four_bits(
 
 def words(nibbles: Callable[[int, int, int], int], rows: int, columns: int) -> torch.Tensor:
     """int32 [rows, columns] of which nibble i, from the lowest, is nibbles(row, column, i)."""
-    found = torch.tensor(
+    packed = torch.tensor(
         [
             [sum(nibbles(row, column, i) << (4 * i) for i in range(8)) for column in range(columns)]
             for row in range(rows)
         ]
     )
-    return torch.where(found >= 2**31, found - 2**32, found).to(torch.int32)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the eight of a word, by nibble
@@ -226,17 +226,17 @@ def write(form: Format, plain: Path, packed: Path, meant: Path) -> None:
 
 def logits(engine: Engine, text: list[int]) -> torch.Tensor:
     """[vocab_size] after the text."""
-    found: list[torch.Tensor] = []
+    logit_rows: list[torch.Tensor] = []
     plain = engine.runner.logits
 
-    def kept(arrays: Any) -> torch.Tensor:
-        found.append(plain(arrays))
-        return found[-1]
+    def recorder(arrays: Any) -> torch.Tensor:
+        logit_rows.append(plain(arrays))
+        return logit_rows[-1]
 
-    engine.runner.logits = kept  # type: ignore[method-assign]
+    engine.runner.logits = recorder  # type: ignore[method-assign]
     engine.generate([text], greedy(1))
     engine.runner.logits = plain  # type: ignore[method-assign]
-    return found[-1][0]
+    return logit_rows[-1][0]
 
 
 @cache
@@ -282,15 +282,18 @@ def test_weights_are_wide_a_few_rows_at_a_time(rows: int, monkeypatch: pytest.Mo
     words = torch.randint(-(2**31), 2**31, (12, 40), dtype=torch.int32, generator=source)
     zeros = torch.randint(-(2**31), 2**31, (3, 5), dtype=torch.int32, generator=source)
     scales = torch.rand(3, 40, generator=source).half()
-    each = block_scales.repeat_interleave(16, 0)[:40].repeat_interleave(64, 1)[:, :96]
-    for found, exact in (
+    wide_scales = block_scales.repeat_interleave(16, 0)[:40].repeat_interleave(64, 1)[:, :96]
+    for output, exact in (
         (torch_backend.fp8_linear(x, values, row_scales), x.double() @ (values.double() * row_scales[:, None]).T),
-        (torch_backend.fp8_block_linear(x, values, block_scales, (16, 64)), x.double() @ (values.double() * each).T),
+        (
+            torch_backend.fp8_block_linear(x, values, block_scales, (16, 64)),
+            x.double() @ (values.double() * wide_scales).T,
+        ),
         (torch_backend.int4_linear(x, words, scales, zeros), reference.int4_linear(x.double(), words, scales, zeros)),
     ):
         # 96 float32 products and their sums: 97 roundings of 2^-24 of their sizes together, which are less than 96
         # times the largest answer.
-        assert (found - exact).abs().max() <= 97 * 2**-24 * 96 * exact.abs().max()
+        assert (output - exact).abs().max() <= 97 * 2**-24 * 96 * exact.abs().max()
 
 
 # --- against compressed-tensors, the library of one of the formats, which converts from others ------------------------
@@ -411,10 +414,10 @@ class Operators(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if "fp8" in name])
 def test_a_product_begins_with_nothing_but_the_kernel(name: str) -> None:
-    given: list[torch.Tensor | None] = []
+    input_scales: list[torch.Tensor | None] = []
 
     def fp8_linear(x: torch.Tensor, *tensors: Any, input_scale: torch.Tensor | None = None) -> torch.Tensor:
-        given.append(input_scale)
+        input_scales.append(input_scale)
         return x
 
     layer: Any = loaded(checkpoint(name, "llama")[0], TensorParallel()).layers[0]
@@ -424,7 +427,7 @@ def test_a_product_begins_with_nothing_but_the_kernel(name: str) -> None:
         for linear in (layer.attention.qkv_proj, layer.attention.o_proj):
             product(kernels, x, linear.weight, None)
     assert operators.names == []
-    assert [scale is not None for scale in given] == 2 * [name in STATIC]
+    assert [scale is not None for scale in input_scales] == 2 * [name in STATIC]
 
 
 STATIC = ("fp8 per tensor, static", "fp8 per tensor, compressed")
@@ -827,8 +830,10 @@ def four_bit_product(
     x = torch.randn(300, inputs, generator=source).to(dtype)
     values = torch.cat([(words >> (4 * j)) & 15 for j in range(8)])
     points = torch.stack([(zeros[:, n // 8] >> (4 * (n % 8))) & 15 for n in range(outputs)], 1)
-    each = torch.arange(inputs) // group
-    rounded = ((values - points[each]).float() * scales.float()[each]).to(dtype)  # once, as the kernel does
+    group_index = torch.arange(inputs) // group
+    rounded = ((values - points[group_index]).float() * scales.float()[group_index]).to(
+        dtype
+    )  # once, as the kernel does
     return (x, words, scales, zeros), x.double() @ rounded.double()
 
 
@@ -848,14 +853,16 @@ def test_products_with_four_bits_agree_on_a_gpu(
 
 
 @cache
-def fp8_product(given: float | None, dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:
+def fp8_product(
+    input_scale: float | None, dtype: torch.dtype
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:
     """(x [300, 4096], values, row scales), the product in float64, and that of all their sizes."""
     source = torch.Generator().manual_seed(0)
     inputs, outputs = 4096, 6144
     values = (torch.randn(outputs, inputs, generator=source) * 64).clamp(-448, 448).to(torch.float8_e4m3fn)
     row_scales = torch.rand(outputs, generator=source) * 0.01 * inputs**-0.5
     x = torch.randn(300, inputs, generator=source).to(dtype)
-    scale = None if given is None else torch.tensor(given)
+    scale = None if input_scale is None else torch.tensor(input_scale)
     sizes = values.float().abs().to(torch.float8_e4m3fn)
     exact = reference.fp8_linear(x, values, row_scales, input_scale=scale)
     return (x, values, row_scales), exact, reference.fp8_linear(x.abs(), sizes, row_scales, input_scale=scale)
@@ -864,13 +871,13 @@ def fp8_product(given: float | None, dtype: torch.dtype) -> tuple[tuple[torch.Te
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_tokens", [1, 17, 300])
-@pytest.mark.parametrize("given", [None, 0.02])
-def test_products_with_fp8_agree_on_a_gpu(given: float | None, num_tokens: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("input_scale", [None, 0.02])
+def test_products_with_fp8_agree_on_a_gpu(input_scale: float | None, num_tokens: int, dtype: torch.dtype) -> None:
     """Tensor cores sum fp8 products in fewer bits than float32: beside rounding, 2^-13 of the terms' own size."""
     from tests.support.interpreter_run import against
 
-    (x, *weights), exact, terms = fp8_product(given, dtype)
-    scale = None if given is None else torch.tensor(given).cuda()
+    (x, *weights), exact, terms = fp8_product(input_scale, dtype)
+    scale = None if input_scale is None else torch.tensor(input_scale).cuda()
     tensors = [tensor.cuda() for tensor in (x[:num_tokens], *weights)]
     got = load("triton", "cuda").fp8_linear(*tensors, input_scale=scale).cpu()
     error, tolerance = against(got, exact[:num_tokens])
@@ -879,13 +886,13 @@ def test_products_with_fp8_agree_on_a_gpu(given: float | None, num_tokens: int, 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-@pytest.mark.parametrize("given", [None, 0.02])
-def test_of_nan_come_no_numbers_on_a_gpu(given: float | None, number: float) -> None:
+@pytest.mark.parametrize("input_scale", [None, 0.02])
+def test_of_nan_come_no_numbers_on_a_gpu(input_scale: float | None, number: float) -> None:
     """And the other tokens are none the worse. A given scale cuts infinity like every number that is too large."""
     x = torch.ones(3, 64, dtype=torch.bfloat16, device="cuda")
     x[1, 5] = number
     values = torch.ones(32, 64, device="cuda").to(torch.float8_e4m3fn)
-    scale = None if given is None else torch.tensor(given, device="cuda")
+    scale = None if input_scale is None else torch.tensor(input_scale, device="cuda")
     got = load("triton", "cuda").fp8_linear(x, values, torch.ones(32, device="cuda"), input_scale=scale)
     assert got[::2].isfinite().all()
-    assert got[1].isnan().all() == (math.isnan(number) or given is None)
+    assert got[1].isnan().all() == (math.isnan(number) or input_scale is None)

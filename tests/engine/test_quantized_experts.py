@@ -125,9 +125,9 @@ def nvfp4(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     whole = weight.abs().max() / (6 * 448)
     grouped = weight.unflatten(-1, (-1, 16))
     scales = (grouped.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
-    each = scales.float() * whole
-    codes = nearest_codes(grouped / each[..., None])
-    meant = (torch.tensor(E2M1)[codes.int()] * each[..., None]).flatten(-2)
+    group_scales = scales.float() * whole
+    codes = nearest_codes(grouped / group_scales[..., None])
+    meant = (torch.tensor(E2M1)[codes.int()] * group_scales[..., None]).flatten(-2)
     return {"values": pairs(codes.flatten(-2)), "scales": scales, "whole": whole}, meant
 
 
@@ -206,11 +206,11 @@ def logits(folder: Path, text: list[int]) -> torch.Tensor:
     rows: list[torch.Tensor] = []
     plain = engine.runner.logits
 
-    def kept(arrays: Any) -> torch.Tensor:
+    def recorder(arrays: Any) -> torch.Tensor:
         rows.append(plain(arrays))
         return rows[-1]
 
-    engine.runner.logits = kept  # type: ignore[method-assign]
+    engine.runner.logits = recorder  # type: ignore[method-assign]
     engine.generate([text], greedy(1))
     return rows[-1][0]
 
@@ -277,8 +277,8 @@ def test_compressed_tensors_reads_nvfp4_alike() -> None:
     names = [name.removesuffix("weight_packed") for name in tensors if name.endswith("weight_packed")]
     assert len(names) == 3 * 7
     for name in names:
-        one = {key.removeprefix(name): tensor for key, tensor in tensors.items() if key.startswith(name)}
-        theirs = library.decompress(one, scheme)["weight"].float()
+        expert = {key.removeprefix(name): tensor for key, tensor in tensors.items() if key.startswith(name)}
+        theirs = library.decompress(expert, scheme)["weight"].float()
         # It computes in the dtype of the scales' result, at least bfloat16's eight bits.
         assert ((theirs - floats[f"{name}weight"]).abs() <= floats[f"{name}weight"].abs() * 2**-8).all()
 

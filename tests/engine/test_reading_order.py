@@ -40,7 +40,7 @@ def test_the_first_files_are_an_engine_by_themselves(tmp_path: Path) -> None:
         (tmp_path / folder / "__init__.py").touch()
     for file in files:
         shutil.copy(ROOT / file, tmp_path / file)
-    program, shown = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.DOTALL)[0]
+    program, output = re.findall(r"```python\n(.*?)```.*?```text\n(.*?)```", README, re.DOTALL)[0]
     names = "import sys; print(*(name for name in sys.modules if name.split('.')[0] in ('kvplan', 'numpy', 'torch')))"
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\n{names}"], capture_output=True, text=True, check=False, cwd=tmp_path,
@@ -48,7 +48,7 @@ def test_the_first_files_are_an_engine_by_themselves(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *printed, modules = done.stdout.splitlines()
-    assert printed == shown.splitlines()
+    assert printed == output.splitlines()
     assert set(modules.split()) == {"kvplan", "kvplan.core", "kvplan.core.errors"}
     assert sum(num_lines(ENGINE / name) for name in FIRST) <= MOST_FIRST_LINES
 

@@ -214,16 +214,16 @@ def test_biases_are_added_to_the_logits_of_their_rows() -> None:
     """In float64, and as transformers' own processor adds them."""
     logits = logits_of(4)
     biases: list[dict[int, float]] = [{3: 2.5, 49: -100}, {}, {3: -0.1, 0: 100, 7: 1e-3}, {49: 0}]
-    batch = prepared([SamplingParams(logit_bias=each) for each in biases])
+    batch = prepared([SamplingParams(logit_bias=row_biases) for row_biases in biases])
     expected = logits.double()
-    for row, each in zip(expected, biases, strict=True):
-        for token, bias in each.items():
+    for row, row_biases in zip(expected, biases, strict=True):
+        for token, bias in row_biases.items():
             row[token] += bias
     before, got = logits.clone(), adjust(logits, batch)
     # The bias and the sum of at most 128 are rounded to float32.
     torch.testing.assert_close(got.double(), expected, rtol=0, atol=128 * EPS)
-    for row, each in enumerate(biases):
-        own = {(token,): float(bias) for token, bias in each.items()}
+    for row, row_biases in enumerate(biases):
+        own = {(token,): float(bias) for token, bias in row_biases.items()}
         theirs = SequenceBiasLogitsProcessor(own)(torch.tensor([[1]]), logits[row : row + 1]) if own else logits[row]
         assert torch.equal(got[row], theirs.flatten())
     assert torch.equal(logits, before)
@@ -452,9 +452,9 @@ def test_unseeded_requests_follow_the_engines_seed() -> None:
 def test_any_whole_number_is_a_seed(seed: int) -> None:
     uniforms = prepared([SamplingParams(seed=seed), SamplingParams(seed=seed + 1)]).uniforms
     assert uniforms is not None
-    (one,), (other,) = uniforms.tolist()
-    assert 0 <= one < 1
-    assert one != other
+    (first,), (other,) = uniforms.tolist()
+    assert 0 <= first < 1
+    assert first != other
 
 
 def test_a_token_sampled_while_another_is_in_flight_has_its_own_number() -> None:

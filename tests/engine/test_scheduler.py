@@ -173,11 +173,11 @@ def step(sched: Scheduler) -> Batch:
 
 def finish_all(sched: Scheduler) -> int:
     """Step until nothing is left; returns the most sequences that a step had."""
-    most = 0
+    max_running = 0
     for _ in range(2_000):
         if not sched.has_unfinished:
-            return most
-        most = max(most, len(step(sched).num_tokens))
+            return max_running
+        max_running = max(max_running, len(step(sched).num_tokens))
     raise AssertionError("a sequence never finishes")
 
 

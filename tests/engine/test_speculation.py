@@ -93,12 +93,14 @@ def test_an_answer_ends_in_the_middle_of_what_held() -> None:
     """At max_tokens, at a stop token, and the callbacks see each token once."""
     text = prompts()[0]
     plain = engine_for("gemma3_text").generate([text], greedy(20))[0].token_ids
-    told: list[int] = []
+    streamed: list[int] = []
     engine = engine_for("gemma3_text", speculative_config=NGRAM)
     for max_tokens in range(1, 9):
-        output = engine.generate([text], greedy(max_tokens), on_token=lambda update: told.append(update.token_id))[0]
+        output = engine.generate([text], greedy(max_tokens), on_token=lambda update: streamed.append(update.token_id))[
+            0
+        ]
         assert (output.token_ids, output.finish_reason) == (plain[:max_tokens], "length")
-    assert told == [token for max_tokens in range(1, 9) for token in plain[:max_tokens]]
+    assert streamed == [token for max_tokens in range(1, 9) for token in plain[:max_tokens]]
     stop = plain[4]
     output = engine.generate([text], greedy(20, stop_token_ids=(stop,)))[0]
     assert (output.token_ids, output.finish_reason) == (plain[: plain.index(stop) + 1], "stop")
@@ -185,9 +187,9 @@ def test_drafts_leave_the_distribution_as_it_is_as_vllms_do() -> None:
     ],
 )
 def test_a_wrong_speculative_config_is_refused(options: dict[str, Any], message: str) -> None:
-    wanted: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3} | options
+    config: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3} | options
     with pytest.raises(UsageError) as error:
-        SpeculativeConfig(**wanted)
+        SpeculativeConfig(**config)
     assert message in str(error.value)
 
 
@@ -234,8 +236,8 @@ def test_tokens_are_the_models_whatever_the_draft_says(params: SamplingParams) -
 @pytest.mark.parametrize(("family", "draft"), [("llama", "mixtral"), ("deepseek_v3", "llama"), ("gemma3_text", None)])
 def test_memory_is_the_planners(family: str, draft: str | None) -> None:
     """Weights, buffers and KV to the byte, of both models; the peak of a step as without speculation, where it is."""
-    wanted = drafted_by(draft) if draft else NGRAM
-    engine = engine_for(family, speculative_config=wanted, num_blocks=50)
+    config = drafted_by(draft) if draft else NGRAM
+    engine = engine_for(family, speculative_config=config, num_blocks=50)
     memory = engine.memory_report()
     draft_spec = read_spec(saved_model(draft)) if draft else None
     planned = predict(engine.spec, inputs_of(engine), speculation=Planned(3, draft_spec))

@@ -105,8 +105,8 @@ def test_stages_hold_vllms_weights_and_blocks() -> None:
             for result in row["results"]:
                 if "num_gpu_blocks" in result and "engine_args" not in inputs:
                     budget = result["available_memory"]
-                    each = budget if isinstance(budget, list) else [budget] * pp
-                    rooms = [room // block_bytes(stage) for room, stage in zip(each, stages, strict=True)]
+                    budgets = budget if isinstance(budget, list) else [budget] * pp
+                    rooms = [room // block_bytes(stage) for room, stage in zip(budgets, stages, strict=True)]
                     assert min(rooms) == result["num_gpu_blocks"]
                     compared += 1
     assert compared >= 2
@@ -195,9 +195,9 @@ def steps_of_engine(row: dict[str, Any]) -> list[list[Any]]:
 
     The scheduler of every rank is this one; only here are so many steps' tokens on their way to one host at once.
     """
-    asked, num_stages = schedule_job(row), row["pp"]
-    config = {name: value for name, value in asked["config"].items() if name != "pipeline_parallel_size"}
-    engine, steps = engine_for(Path(asked["folder"]), **config), list[list[Any]]()
+    job, num_stages = schedule_job(row), row["pp"]
+    config = {name: value for name, value in job["config"].items() if name != "pipeline_parallel_size"}
+    engine, steps = engine_for(Path(job["folder"]), **config), list[list[Any]]()
     assert isinstance(engine.scheduler.config, ExtendedConfig)
     limits = replace(engine.scheduler.config, batch_queue_depth=num_stages, pipeline_stages=num_stages)
     engine.scheduler = scheduler_of(limits, row["num_blocks"], tuple(group.rule for group in engine.runner.groups))
@@ -209,7 +209,7 @@ def steps_of_engine(row: dict[str, Any]) -> list[list[Any]]:
             steps.append([tokens, [seq.request_id for seq in batch.preempted]])
 
     engine.on_schedule = note
-    engine.generate(asked["prompts"], [greedy(n) for n in asked["max_tokens"]])
+    engine.generate(job["prompts"], [greedy(n) for n in job["max_tokens"]])
     return steps
 
 
@@ -239,10 +239,10 @@ def test_two_by_two_ranks_give_the_tokens_of_one() -> None:
         job("llama", 2, num_blocks=None, memory_limit=4_000_000, **pp),
     ]  # fmt: skip
     answers = run_ranks(jobs, 4)
-    for i, asked in enumerate(jobs):
+    for i, stage_job in enumerate(jobs):
         assert all(rank[i]["tokens"] == answers[0][i]["tokens"] for rank in answers)
         if i < len(families):
-            for prompt, token_ids in zip(asked["prompts"], answers[0][i]["tokens"], strict=True):
+            for prompt, token_ids in zip(stage_job["prompts"], answers[0][i]["tokens"], strict=True):
                 assert wrong_greedy_tokens(families[i], prompt, token_ids) == []
     assert len({rank[-1]["num_blocks"] for rank in answers}) == 1  # the tightest rank's
     halves = job("llama", 2, DRAWN)
@@ -252,8 +252,8 @@ def test_two_by_two_ranks_give_the_tokens_of_one() -> None:
 @pytest.mark.full
 def test_three_stages_follow_vllms_schedule() -> None:
     row = next(row for row in SCHEDULES if row["name"] == "three")
-    asked = schedule_job(row)
-    ranks = [rank[0] for rank in run_ranks([asked], 3)]
+    job = schedule_job(row)
+    ranks = [rank[0] for rank in run_ranks([job], 3)]
     assert [rank["schedule"] for rank in ranks] == [steps_of(row)] * 3
-    for prompt, token_ids in zip(asked["prompts"], ranks[0]["tokens"], strict=True):
+    for prompt, token_ids in zip(job["prompts"], ranks[0]["tokens"], strict=True):
         assert wrong_greedy_tokens("llama", prompt, token_ids) == []

@@ -53,8 +53,8 @@ def options(features: dict[str, Any], num_heads: int) -> dict[str, Any]:
     return {**features, "sinks": torch.linspace(-1, 1, num_heads) if features.get("sinks") else None}
 
 
-def near(found: Any, expected: Any) -> bool:
-    return bool((found.double() - expected.double()).abs().max() < ROUNDING * max(1, expected.abs().max()))
+def near(tensor: Any, expected: Any) -> bool:
+    return bool((tensor.double() - expected.double()).abs().max() < ROUNDING * max(1, expected.abs().max()))
 
 
 @pytest.mark.parametrize("features", FEATURES, ids=["plain", "window", "softcap", "sinks", "all"])
@@ -73,18 +73,18 @@ def test_prefill_of_whole_prompts_and_of_parts(features: dict[str, Any]) -> None
     lens, query_lens = [1, 4, 9, 17], [1, 4, 2, 13]
     pages, q = paged(lens, 2, 8), torch.randn(sum(query_lens), 6, 8)
     starts = torch.tensor([0, 1, 5, 7, 20], dtype=torch.int32)
-    given = {**pages, "query_start": starts, "scale": 0.3, "max_query_len": 13, **options(features, 6)}
-    assert near(torch_backend.paged_prefill(q, **given), reference.paged_prefill(q, **given))
+    inputs = {**pages, "query_start": starts, "scale": 0.3, "max_query_len": 13, **options(features, 6)}
+    assert near(torch_backend.paged_prefill(q, **inputs), reference.paged_prefill(q, **inputs))
 
 
 def test_latent_decode_and_a_row_that_is_not_there() -> None:
     lens = [3, 0, 9]
     pages = paged(lens, 1, 12)
     cache, q = pages["k_cache"][:, :, 0], torch.randn(3, 5, 12)
-    given: Any = (q, cache, pages["block_tables"], pages["context_lens"], 0.2)
-    found = torch_backend.latent_decode(*given, latent_dim=8)
-    assert near(found, reference.latent_decode(*given, latent_dim=8))
-    assert not found[1].any()
+    inputs: Any = (q, cache, pages["block_tables"], pages["context_lens"], 0.2)
+    output = torch_backend.latent_decode(*inputs, latent_dim=8)
+    assert near(output, reference.latent_decode(*inputs, latent_dim=8))
+    assert not output[1].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
@@ -95,8 +95,8 @@ def test_what_is_stored(dtype: torch.dtype) -> None:
     scale = 2.0 if dtype == torch.float8_e4m3fn else 1.0
     for module, (k_cache, v_cache) in zip((torch_backend, reference), pools, strict=True):
         module.store_kv(k, v, k_cache, v_cache, slots, scale, scale)
-    for found, expected in zip(*pools, strict=True):
-        assert torch.equal(found.float(), expected.float())
+    for pool, expected in zip(*pools, strict=True):
+        assert torch.equal(pool.float(), expected.float())
 
 
 @pytest.mark.parametrize("unit_offset", [False, True])
@@ -105,15 +105,15 @@ def test_norm_and_rotation(unit_offset: bool) -> None:
     alone: dict[str, Any] = {"unit_offset": unit_offset}
     assert near(torch_backend.rms_norm(x, weight, 1e-6, **alone), reference.rms_norm(x, weight, 1e-6, **alone))
     added: dict[str, Any] = {"residual": residual, **alone}
-    found = torch_backend.rms_norm(x, weight, 1e-6, **added)
+    outputs = torch_backend.rms_norm(x, weight, 1e-6, **added)
     expected = reference.rms_norm(x, weight, 1e-6, **added)
-    assert all(near(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    assert all(near(ours, theirs) for ours, theirs in zip(outputs, expected, strict=True))
     q, k, table = torch.randn(6, 3, 12), torch.randn(6, 1, 12), torch.randn(40, 8)
     for interleaved in (False, True):
-        given: Any = (q, k, table, torch.tensor([0, 5, 39, 1, 1, 7]))
-        found = torch_backend.rotate(*given, interleaved=interleaved)
-        expected = reference.rotate(*given, interleaved=interleaved)
-        assert all(near(a, b) for a, b in zip(found, expected, strict=True))
+        inputs: Any = (q, k, table, torch.tensor([0, 5, 39, 1, 1, 7]))
+        outputs = torch_backend.rotate(*inputs, interleaved=interleaved)
+        expected = reference.rotate(*inputs, interleaved=interleaved)
+        assert all(near(a, b) for a, b in zip(outputs, expected, strict=True))
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -123,13 +123,13 @@ def test_rotation_and_storing_in_one_call(dtype: torch.dtype, normed: bool) -> N
     positions, slots = torch.tensor([0, 5, 39, 1]), torch.tensor([3, -1, 40, 7])
     scales = {"k_scale": 2.0, "v_scale": 0.5} if dtype == torch.float8_e4m3fn else {}
     weights = {"q_norm": torch.randn(12), "k_norm": torch.randn(12), "norm_eps": 1e-6} if normed else {}
-    found = []
+    results = []
     for module in (torch_backend, reference):
         caches = [torch.zeros(NUM_BLOCKS, BLOCK_SIZE, 2, width).to(dtype) for width in (12, 8)]
         options: dict[str, Any] = {**scales, **weights, "interleaved": True}
         turned = module.rotate_and_store(q.clone(), k.clone(), v, table, positions, *caches, slots, **options)
-        found.append((turned, *(cache.float() for cache in caches)))
-    (ours, our_k, our_v), (theirs, their_k, their_v) = found
+        results.append((turned, *(cache.float() for cache in caches)))
+    (ours, our_k, our_v), (theirs, their_k, their_v) = results
     assert near(ours, theirs)
     assert torch.equal(our_v, their_v)
     if dtype == torch.float32:
@@ -144,11 +144,11 @@ def test_activations_and_experts(kind: Any) -> None:
     x = torch.randn(5, 12)
     assert near(torch_backend.gated_activation(x, kind, **limits), reference.gated_activation(x, kind, **limits))
     ids, weights = torch.tensor([[0, 3], [3, 1], [1, 0], [3, 0], [0, 1]]), torch.rand(5, 2)
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "x": torch.randn(5, 8), "w13": torch.randn(4, 12, 8), "w2": torch.randn(4, 8, 6), "expert_ids": ids,
         "expert_weights": weights, "kind": kind, "b13": torch.randn(4, 12), "b2": torch.randn(4, 8), **limits,
     }  # fmt: skip
-    assert near(torch_backend.moe_mlp(**given), reference.moe_mlp(**given))
+    assert near(torch_backend.moe_mlp(**inputs), reference.moe_mlp(**inputs))
 
 
 @pytest.mark.parametrize(

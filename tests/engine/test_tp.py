@@ -115,8 +115,8 @@ SCHEDULES = [
 def schedule_job(row: dict[str, Any]) -> dict[str, Any]:
     """A trace's requests, as prompts of a small model."""
     names = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-    asked = job("llama", 1, pipeline_parallel_size=row["pp"], **{name: row[name] for name in names})
-    return asked | {"prompts": random_tokens(*row["prompt_lens"]), "max_tokens": row["max_tokens"]}
+    base = job("llama", 1, pipeline_parallel_size=row["pp"], **{name: row[name] for name in names})
+    return base | {"prompts": random_tokens(*row["prompt_lens"]), "max_tokens": row["max_tokens"]}
 
 
 def steps_of(row: dict[str, Any]) -> list[list[Any]]:
@@ -326,19 +326,21 @@ def test_two_stages_give_the_tokens_of_one_process(family: str) -> None:
 
 
 def test_two_stages_draw_and_score_as_one_process_does() -> None:
-    asked = job("llama", 1, SCORED)
-    outputs = engine_for(Path(asked["folder"]), **asked["config"]).generate(PROMPTS, SamplingParams(**asked["params"]))
+    scored_job = job("llama", 1, SCORED)
+    outputs = engine_for(Path(scored_job["folder"]), **scored_job["config"]).generate(
+        PROMPTS, SamplingParams(**scored_job["params"])
+    )
     first, second = two_ranks()["stages, drawn"]
     assert first["tokens"] == second["tokens"] == [output.token_ids for output in outputs]
     assert first["logprobs"] == second["logprobs"]
     for output, rows in zip(outputs, first["logprobs"], strict=True):
         expected = scores_of(output)
         assert len(rows) == len(expected) == NUM_TOKENS + len(output.prompt_token_ids)
-        for row, wanted in zip(rows, expected, strict=True):
-            assert (row is None) == (wanted is None)
+        for row, reference in zip(rows, expected, strict=True):
+            assert (row is None) == (reference is None)
             if row is not None:  # other batches: sums in another order
-                assert row["chosen"] == pytest.approx(wanted["chosen"], abs=1e-4)
-                values, others = ([value for _, value in scores["top"]] for scores in (row, wanted))
+                assert row["chosen"] == pytest.approx(reference["chosen"], abs=1e-4)
+                values, others = ([value for _, value in scores["top"]] for scores in (row, reference))
                 assert values == pytest.approx(others, abs=1e-4)
 
 
@@ -408,7 +410,7 @@ def test_four_ranks_copy_two_kv_heads_and_give_the_tokens_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "num_kv_heads", "held"),
+    ("size", "num_kv_heads", "ranges"),
     [
         (1, 2, [range(2)]),
         (2, 8, [range(4), range(4, 8)]),
@@ -417,9 +419,9 @@ def test_four_ranks_copy_two_kv_heads_and_give_the_tokens_of_one() -> None:
         (2, 2, [range(1), range(1, 2)]),
     ],
 )
-def test_kv_heads_are_shared_or_copied(size: int, num_kv_heads: int, held: list[range]) -> None:
+def test_kv_heads_are_shared_or_copied(size: int, num_kv_heads: int, ranges: list[range]) -> None:
     shares = [TensorParallel(rank, size).share_kv_heads(num_kv_heads) for rank in range(size)]
-    assert [range(share.start, share.stop) for share in shares] == held
+    assert [range(share.start, share.stop) for share in shares] == ranges
 
 
 @pytest.mark.parametrize(

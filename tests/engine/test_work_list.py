@@ -136,7 +136,7 @@ def test_no_queue_is_longer_than_it_was_reckoned(values: list[int], at_once: int
 
 
 @pytest.mark.parametrize(
-    ("context_lens", "most"),
+    ("context_lens", "max_excess"),
     [
         ([4_096] * 16, 1.1),
         ([4_096] * 32, 1.12),  # whole: 1.53
@@ -147,10 +147,10 @@ def test_no_queue_is_longer_than_it_was_reckoned(values: list[int], at_once: int
         ([100_000] + [500] * 255, 1.12),
     ],
 )
-def test_the_busiest_program_reads_little_more_than_an_even_share(context_lens: list[int], most: float) -> None:
+def test_the_busiest_program_reads_little_more_than_an_even_share(context_lens: list[int], max_excess: float) -> None:
     planner = SplitPlanner(**H200)
     plan = planner.plan(lens(*context_lens))
-    assert busiest_program(plan, planner.at_once) <= most * sum(context_lens) / planner.at_once
+    assert busiest_program(plan, planner.at_once) <= max_excess * sum(context_lens) / planner.at_once
 
 
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=80), st.integers(1, 16))
@@ -170,14 +170,14 @@ def test_a_window_is_cut_by_what_it_sees(window: int | None, num_items: int) -> 
 
 
 def test_contexts_are_counted_in_64_bits_on_the_host_and_refused_where_a_kernel_cannot() -> None:
-    most = MAX_CONTEXT_LEN
-    items, _ = rows_of(SplitPlanner(**H200).plan(lens(*[most] * 8)))  # 8 * 2^31 tokens
+    max_len = MAX_CONTEXT_LEN
+    items, _ = rows_of(SplitPlanner(**H200).plan(lens(*[max_len] * 8)))  # 8 * 2^31 tokens
     assert Counter(item[0] for item in items) == dict.fromkeys(range(8), 6)  # of 49 at once
-    assert max(end for _, _, end, _ in items) == most
+    assert max(end for _, _, end, _ in items) == max_len
     # Two tiles of the largest kernel past the end are still numbers of 32 bits.
-    assert most + 2 * 512 <= 2**31
-    with pytest.raises(ValueError, match=rf"^context_lens must be at most {most} \({most + 1}\)"):
-        cut(lens(most + 1), None, 128, 64)
+    assert max_len + 2 * 512 <= 2**31
+    with pytest.raises(ValueError, match=rf"^context_lens must be at most {max_len} \({max_len + 1}\)"):
+        cut(lens(max_len + 1), None, 128, 64)
 
 
 # --- who keeps and shares it ------------------------------------------------------------------------------------------
@@ -238,17 +238,19 @@ def test_a_launchers_own_plan_of_lengths_whose_writes_nobody_counts_is_made_anew
 
 
 @given(
-    each=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 500)), min_size=1, max_size=12),
+    lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 500)), min_size=1, max_size=12),
     queries=st.sampled_from([1, 4, 16, 32]),
 )
-def test_tiles_hold_every_query_once_the_longest_first(each: list[tuple[int, int]], queries: int) -> None:
-    query_lens = np.array([n for n, _ in each], np.int32)
-    context_lens = np.array([n + before for n, before in each], np.int32)
+def test_tiles_hold_every_query_once_the_longest_first(lengths: list[tuple[int, int]], queries: int) -> None:
+    query_lens = np.array([n for n, _ in lengths], np.int32)
+    context_lens = np.array([n + before for n, before in lengths], np.int32)
     rows = cut_queries(query_lens, context_lens, queries)
-    held = [(seq, first + i) for seq, first in rows.tolist() for i in range(queries) if first + i < query_lens[seq]]
-    assert sorted(held) == [(seq, i) for seq, (n, _) in enumerate(each) for i in range(n)]
+    tile_queries = [
+        (seq, first + i) for seq, first in rows.tolist() for i in range(queries) if first + i < query_lens[seq]
+    ]
+    assert sorted(tile_queries) == [(seq, i) for seq, (n, _) in enumerate(lengths) for i in range(n)]
     assert all(first < query_lens[seq] for seq, first in rows.tolist())  # none is begun in vain
-    seen = [each[seq][1] + first for seq, first in rows.tolist()]
+    seen = [lengths[seq][1] + first for seq, first in rows.tolist()]
     assert seen == sorted(seen, reverse=True)
 
 

@@ -104,5 +104,5 @@ def is_dark(pair: tuple[str, str]) -> bool:
 
 
 def measured(page: "Page", script: str = MEASURE) -> dict[str, Any]:
-    found: dict[str, Any] = page.evaluate(script)
-    return found
+    layout: dict[str, Any] = page.evaluate(script)
+    return layout

@@ -91,69 +91,69 @@ class Row:
 
 def jobs() -> dict[str, Callable[[], object]]:
     """Each kernel's default configuration per dtype and head size, and each feature once."""
-    found: dict[str, Callable[[], object]] = {}
+    builders: dict[str, Callable[[], object]] = {}
     for kernel, dtype, head_dim in product(("decode", "prefill"), ("bfloat16", "bfloat16+fp8"), HEAD_DIMS):
-        found[f"{kernel} {dtype} {head_dim}"] = partial(_attention, kernel, dtype, head_dim)
+        builders[f"{kernel} {dtype} {head_dim}"] = partial(_attention, kernel, dtype, head_dim)
     for kernel in ("decode", "prefill"):
-        found[f"{kernel} float16 128"] = partial(_attention, kernel, "float16", 128)  # its tiles are bfloat16's
+        builders[f"{kernel} float16 128"] = partial(_attention, kernel, "float16", 128)  # its tiles are bfloat16's
         for head_dim in (64, 128, 256):
-            found[f"{kernel} float32 {head_dim}"] = partial(_attention, kernel, "float32", head_dim)
-        found[f"{kernel} bfloat16 256 softcap"] = partial(_attention, kernel, "bfloat16", 256, softcap=50.0)
-        found[f"{kernel} bfloat16 64 window sinks"] = partial(
+            builders[f"{kernel} float32 {head_dim}"] = partial(_attention, kernel, "float32", head_dim)
+        builders[f"{kernel} bfloat16 256 softcap"] = partial(_attention, kernel, "bfloat16", 256, softcap=50.0)
+        builders[f"{kernel} bfloat16 64 window sinks"] = partial(
             _attention, kernel, "bfloat16", 64, window=128, sinks=True
         )
-    found["prefill bfloat16 128 short"] = partial(_attention, "prefill", "bfloat16", 128, max_query_len=16)
+    builders["prefill bfloat16 128 short"] = partial(_attention, "prefill", "bfloat16", 128, max_query_len=16)
     # As the steps of a server call it: any part of the batch, block tables of any width.
     for kernel in ("decode", "prefill"):
-        found[f"{kernel} bfloat16 128 parts"] = partial(_parts, partial(_attention, kernel, "bfloat16", 128))
-    found["latent bfloat16 16 parts"] = partial(_parts, partial(_latent, "bfloat16", 16))
+        builders[f"{kernel} bfloat16 128 parts"] = partial(_parts, partial(_attention, kernel, "bfloat16", 128))
+    builders["latent bfloat16 16 parts"] = partial(_parts, partial(_latent, "bfloat16", 16))
     for dtype, heads in product(("bfloat16", "float32"), (16, 128)):
-        found[f"latent {dtype} {heads}"] = partial(_latent, dtype, heads)
-    found["store bfloat16"] = partial(_store, "bfloat16")
-    found["store bfloat16+fp8"] = partial(_store, "float8_e4m3fn")
-    found["store latent"] = _store_latent
-    found["norm bfloat16 4096 residual"] = partial(_norm, (64, 4096), residual=True)
-    found["norm bfloat16 128 unit offset"] = partial(_norm, (64, 32, 128), unit_offset=True)
-    found["rotate bfloat16 128"] = partial(_rotate, interleaved=False)
-    found["rotate bfloat16 128 interleaved"] = partial(_rotate, interleaved=True)
+        builders[f"latent {dtype} {heads}"] = partial(_latent, dtype, heads)
+    builders["store bfloat16"] = partial(_store, "bfloat16")
+    builders["store bfloat16+fp8"] = partial(_store, "float8_e4m3fn")
+    builders["store latent"] = _store_latent
+    builders["norm bfloat16 4096 residual"] = partial(_norm, (64, 4096), residual=True)
+    builders["norm bfloat16 128 unit offset"] = partial(_norm, (64, 32, 128), unit_offset=True)
+    builders["rotate bfloat16 128"] = partial(_rotate, interleaved=False)
+    builders["rotate bfloat16 128 interleaved"] = partial(_rotate, interleaved=True)
     for name, stored in (("bfloat16", "bfloat16"), ("bfloat16+fp8", "float8_e4m3fn")):
-        found[f"turn+store {name}"] = partial(_rotate_and_store, stored)
-        found[f"turn+store {name} norm"] = partial(_rotate_and_store, stored, norm=True)
-    found["turn+store bfloat16 norm 32 of 128"] = partial(_rotate_and_store, "bfloat16", norm=True, rotary_dim=32)
+        builders[f"turn+store {name}"] = partial(_rotate_and_store, stored)
+        builders[f"turn+store {name} norm"] = partial(_rotate_and_store, stored, norm=True)
+    builders["turn+store bfloat16 norm 32 of 128"] = partial(_rotate_and_store, "bfloat16", norm=True, rotary_dim=32)
     for kind in ("gelu_tanh", "gelu"):
-        found[f"gate bfloat16 {kind}"] = partial(_gate, kind)
-    found["moe bfloat16 few"] = partial(_moe, "bfloat16", 8, "silu")
-    found["moe bfloat16 some"] = partial(_moe, "bfloat16", 128, "silu")
-    found["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
+        builders[f"gate bfloat16 {kind}"] = partial(_gate, kind)
+    builders["moe bfloat16 few"] = partial(_moe, "bfloat16", 8, "silu")
+    builders["moe bfloat16 some"] = partial(_moe, "bfloat16", 128, "silu")
+    builders["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
     for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 128), ("bfloat16", 4096), ("float32", 4096)):
-        found[f"experts mxfp4 {dtype} {num_tokens}"] = partial(_experts, "mxfp4", dtype, num_tokens)
+        builders[f"experts mxfp4 {dtype} {num_tokens}"] = partial(_experts, "mxfp4", dtype, num_tokens)
     for stored, num_tokens in product(("nvfp4", "e4m3"), (8, 4096)):
-        found[f"experts {stored} bfloat16 {num_tokens}"] = partial(_experts, stored, "bfloat16", num_tokens)
-    found["nvfp4 bfloat16 64"] = _nvfp4
-    found["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
-    found["route sigmoid 8 of 256 groups"] = partial(_route, 256, 8, "sigmoid", groups=8, top_groups=4)
-    found["route softmax 10 of 512"] = partial(_route, 512, 10, "softmax")
+        builders[f"experts {stored} bfloat16 {num_tokens}"] = partial(_experts, stored, "bfloat16", num_tokens)
+    builders["nvfp4 bfloat16 64"] = _nvfp4
+    builders["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
+    builders["route sigmoid 8 of 256 groups"] = partial(_route, 256, 8, "sigmoid", groups=8, top_groups=4)
+    builders["route softmax 10 of 512"] = partial(_route, 512, 10, "softmax")
     for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 64), ("bfloat16", 2048), ("float32", 2048)):
-        found[f"int4 {dtype} {num_tokens}"] = partial(_int4, dtype, num_tokens, 4096, 32)
-    found["int4 bfloat16 8 groups of 16"] = partial(_int4, "bfloat16", 8, 4096, 256)
-    found["int4 bfloat16 2048 odd inputs"] = partial(_int4, "bfloat16", 2048, 4888, 1)
-    found["int4 bfloat16 8 splits"] = partial(_int4, "bfloat16", 8, 14336, 112, num_splits=4)
-    found["fp8 rows"] = partial(_fp8_rows, 4096)
-    found["fp8 rows given"] = partial(_fp8_rows, 4096, given=True)
-    found["fp8 blocks bfloat16 8 splits"] = partial(_fp8_block, "bfloat16", 8, num_splits=4)
+        builders[f"int4 {dtype} {num_tokens}"] = partial(_int4, dtype, num_tokens, 4096, 32)
+    builders["int4 bfloat16 8 groups of 16"] = partial(_int4, "bfloat16", 8, 4096, 256)
+    builders["int4 bfloat16 2048 odd inputs"] = partial(_int4, "bfloat16", 2048, 4888, 1)
+    builders["int4 bfloat16 8 splits"] = partial(_int4, "bfloat16", 8, 14336, 112, num_splits=4)
+    builders["fp8 rows"] = partial(_fp8_rows, 4096)
+    builders["fp8 rows given"] = partial(_fp8_rows, 4096, has_scale=True)
+    builders["fp8 blocks bfloat16 8 splits"] = partial(_fp8_block, "bfloat16", 8, num_splits=4)
     for dtype, num_tokens in (("bfloat16", 64), ("bfloat16", 2047), ("float32", 64)):
-        found[f"fp8 blocks {dtype} {num_tokens}"] = partial(_fp8_block, dtype, num_tokens)
+        builders[f"fp8 blocks {dtype} {num_tokens}"] = partial(_fp8_block, dtype, num_tokens)
     for dtype, num_tokens, rank in (("bfloat16", 8, 16), ("bfloat16", 2048, 64), ("float32", 2048, 64)):
-        found[f"lora {dtype} {num_tokens} rank {rank}"] = partial(_lora, dtype, num_tokens, rank)
-    found["lora bfloat16 8 odd inputs"] = partial(_lora, "bfloat16", 8, 320, num_inputs=4104)
-    found["draw 128256"] = partial(_draw, 128_256)
-    found["draw 151936 floors"] = partial(_draw, 151_936, floors=True)
-    found["draw bfloat16 151936"] = partial(_draw, 151_936, dtype="bfloat16")
+        builders[f"lora {dtype} {num_tokens} rank {rank}"] = partial(_lora, dtype, num_tokens, rank)
+    builders["lora bfloat16 8 odd inputs"] = partial(_lora, "bfloat16", 8, 320, num_inputs=4104)
+    builders["draw 128256"] = partial(_draw, 128_256)
+    builders["draw 151936 floors"] = partial(_draw, 151_936, floors=True)
+    builders["draw bfloat16 151936"] = partial(_draw, 151_936, dtype="bfloat16")
     for dtype in ("float32", "bfloat16"):
-        found[f"nucleus {dtype} 151936"] = partial(_nucleus, dtype, 151_936)
-    found["best 128256"] = partial(_best, 128_256)
-    found["best bfloat16 151936"] = partial(_best, 151_936, dtype="bfloat16")
-    return found
+        builders[f"nucleus {dtype} 151936"] = partial(_nucleus, dtype, 151_936)
+    builders["best 128256"] = partial(_best, 128_256)
+    builders["best bfloat16 151936"] = partial(_best, 151_936, dtype="bfloat16")
+    return builders
 
 
 def empty(*shape: int, dtype: str = "bfloat16") -> "torch.Tensor":
@@ -324,10 +324,10 @@ def _int4(dtype: str, num_tokens: int, num_inputs: int, num_groups: int, *, num_
     triton_backend.int4_linear(x, words, scales, zeros, num_splits=num_splits)
 
 
-def _fp8_rows(width: int, *, given: bool = False) -> None:
+def _fp8_rows(width: int, *, has_scale: bool = False) -> None:
     from engine.kernels import fp8
 
-    fp8.fp8_rows(empty(64, width), empty(1, dtype="float32") if given else None)
+    fp8.fp8_rows(empty(64, width), empty(1, dtype="float32") if has_scale else None)
 
 
 def _fp8_block(dtype: str, num_tokens: int, *, num_splits: int = 1) -> None:
@@ -513,8 +513,8 @@ def table(archs: tuple[int, ...]) -> Iterator[str]:
         f"{'job':34} {'kernel':24} {'config':8} {'arch':>6} {'regs':>5} {'spills':>6} {'shared':>7} {'instr':>6} "
         "programs"
     )
-    for found in results(archs):
-        match found:
+    for result in results(archs):
+        match result:
             case Row() as row:
                 yield (
                     f"{row.job:34} {row.kernel:24} {row.config:8} sm_{row.arch:<3} {row.registers:5} {row.spills:6} "

@@ -28,9 +28,9 @@ def shape(name: str) -> dict[str, Any]:
 
 def paths(config: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every key of a config, nested ones as paths."""
-    found = []
+    key_paths = []
     for key, value in config.items():
-        found.append((*before, key))
+        key_paths.append((*before, key))
         if isinstance(value, dict):
-            found += paths(value, (*before, key))
-    return found
+            key_paths += paths(value, (*before, key))
+    return key_paths

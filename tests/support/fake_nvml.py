@@ -104,7 +104,7 @@ class FakeDriver:
         return self._all[(ctypes.cast(argument, ctypes.c_void_p).value or 0) - 1]
 
     def _give_handle(self, gpu: FakeGpu, reference: Any) -> int:
-        address = next(i for i, each in enumerate(self._all, 1) if each is gpu)
+        address = next(i for i, device in enumerate(self._all, 1) if device is gpu)
         _put(reference, ctypes.c_void_p(address))
         return SUCCESS
 
@@ -142,8 +142,8 @@ class FakeDriver:
         return gpu.errors.get("nvmlDeviceGetHandleByIndex_v2", SUCCESS) or self._give_handle(gpu, handle)
 
     def _nvmlDeviceGetHandleByUUID(self, uuid: Any, handle: Any) -> int:
-        found = [gpu for gpu in self._all if gpu.uuid.encode() == uuid.value]
-        return self._give_handle(found[0], handle) if found else NOT_FOUND
+        gpus = [gpu for gpu in self._all if gpu.uuid.encode() == uuid.value]
+        return self._give_handle(gpus[0], handle) if gpus else NOT_FOUND
 
     def _nvmlDeviceGetIndex(self, gpu: FakeGpu, index: Any) -> int:
         index._obj.value = self.gpus.index(gpu)
@@ -254,8 +254,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """`install(FakeGpu(...), ..., driver=...)`: a driver with these GPUs; it must be closed at the test's end."""
     installed: list[FakeDriver] = []
 
-    def put_in(*gpus: FakeGpu, **said: Any) -> FakeDriver:
-        driver = FakeDriver(list(gpus), **said)
+    def put_in(*gpus: FakeGpu, **options: Any) -> FakeDriver:
+        driver = FakeDriver(list(gpus), **options)
         load_instead(monkeypatch, lambda name: driver)
         installed.append(driver)
         return driver

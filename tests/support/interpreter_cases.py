@@ -191,7 +191,7 @@ class Fp8Rows:
     tokens: int = 5
     inputs: int = 80
     outputs: int = 0  # 0: the rounding alone
-    given: bool = False  # one scale for all rows
+    has_scale: bool = False  # one scale for all rows
     nan: bool = False  # one number of the last row is none
 
 
@@ -268,8 +268,8 @@ KINDS: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
 
 def case_id(case: Case) -> str:
     """The kind and every field that is not its default: decode[head_dim=80,chunk=64]."""
-    told = [f"{f.name}={getattr(case, f.name)}" for f in fields(case) if getattr(case, f.name) != f.default]
-    return f"{type(case).__name__.lower()}[{','.join(told)}]".replace(" ", "")
+    changes = [f"{f.name}={getattr(case, f.name)}" for f in fields(case) if getattr(case, f.name) != f.default]
+    return f"{type(case).__name__.lower()}[{','.join(changes)}]".replace(" ", "")
 
 
 def _decode() -> list[Case]:
@@ -390,12 +390,20 @@ def _others() -> list[Case]:
         *(Int4(tokens=tokens, outputs=outputs) for tokens, outputs in ((1, 8), (16, 64), (17, 72), (70, 136))),
         *(Int4(dtype, inputs=640, num_splits=splits) for dtype in ("float32", "bfloat16") for splits in (2, 3, 99)),
         Int4("float16", scales="bfloat16", tokens=130, outputs=136),
-        *(Fp8Rows(dtype, given=given) for dtype in ("float32", "float16", "bfloat16") for given in (False, True)),
+        *(
+            Fp8Rows(dtype, has_scale=has_scale)
+            for dtype in ("float32", "float16", "bfloat16")
+            for has_scale in (False, True)
+        ),
         Fp8Rows("bfloat16", inputs=5000),
-        *(Fp8Rows(dtype, outputs=48, given=given) for dtype in ("float32", "bfloat16") for given in (False, True)),
+        *(
+            Fp8Rows(dtype, outputs=48, has_scale=has_scale)
+            for dtype in ("float32", "bfloat16")
+            for has_scale in (False, True)
+        ),
         Fp8Rows("float16", outputs=32),
-        *(Fp8Rows("bfloat16", given=given, nan=True) for given in (False, True)),
-        *(Fp8Rows("bfloat16", outputs=48, given=given, nan=True) for given in (False, True)),
+        *(Fp8Rows("bfloat16", has_scale=has_scale, nan=True) for has_scale in (False, True)),
+        *(Fp8Rows("bfloat16", outputs=48, has_scale=has_scale, nan=True) for has_scale in (False, True)),
         Fp8Rows("bfloat16", inputs=72, outputs=40),  # of widths that fp8 products do not take: weights are widened
         *(Fp8Block(dtype, tokens) for dtype in ("float32", "float16", "bfloat16") for tokens in (1, 17, 70)),
         *(Fp8Block(dtype, inputs=208, outputs=137) for dtype in ("float32", "bfloat16")),  # the last blocks are cut off
@@ -442,12 +450,12 @@ def _every_combination() -> list[Case]:
         replace(feature, dtype=dtype, stored=stored, heads=heads, head_dim=head_dim, block_size=block_size)
         for (feature, (dtype, stored), (head_dim, block_size)), heads in zip(combinations, cycle((2, 6, 16)))
     ]
-    told = [{f.name: getattr(case, f.name) for f in fields(case)} for case in shared]
+    field_values = [{f.name: getattr(case, f.name) for f in fields(case)} for case in shared]
     return [
         *(Decode(dtype, stored, head_dim=128, chunk=chunk) for dtype, stored in DTYPES for chunk in (0, 64)),
         *(Prefill(dtype, stored, head_dim=128) for dtype, stored in DTYPES),
-        *(Decode(**case, chunk=chunk, lens=(1, 33, 130)) for case in told for chunk in (0, 64)),
-        *(Prefill(**case, queries=((5, 37), (33, 33))) for case in told),
+        *(Decode(**case, chunk=chunk, lens=(1, 33, 130)) for case in field_values for chunk in (0, 64)),
+        *(Prefill(**case, queries=((5, 37), (33, 33))) for case in field_values),
     ]
 
 
@@ -455,8 +463,10 @@ def covering(cases: Iterable[Case]) -> Iterator[Case]:
     """Of each kind, in order, the cases with a feature that no case before had; all sizes but the default are alike."""
     seen: set[tuple[type, str, object]] = set()
     for case in cases:
-        told = [(f, getattr(case, f.name)) for f in fields(case) if f.name not in ("lens", "queries")]
-        features = {(type(case), f.name, value if isinstance(value, str) else value == f.default) for f, value in told}
+        values = [(f, getattr(case, f.name)) for f in fields(case) if f.name not in ("lens", "queries")]
+        features = {
+            (type(case), f.name, value if isinstance(value, str) else value == f.default) for f, value in values
+        }
         if not features <= seen:
             yield case
         seen |= features

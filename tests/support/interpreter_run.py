@@ -559,8 +559,8 @@ def experts(case: Moe, outputs: int, inputs: int) -> tuple[Matrix, torch.Tensor]
             values = bytes_between(codes, NAN_BYTE).view(torch.float8_e4m3fn)
             counts = (-(-outputs // FP8_BLOCK[0]), -(-inputs // FP8_BLOCK[1]))
             scales = between_nans((case.experts, *counts), torch.float32).abs_().mul_(0.01 * spread)
-            each = scales.double().repeat_interleave(FP8_BLOCK[0], 1).repeat_interleave(FP8_BLOCK[1], 2)
-            return Fp8BlockMatrix(values, scales, FP8_BLOCK), values.double() * each[:, :outputs, :inputs]
+            wide_scales = scales.double().repeat_interleave(FP8_BLOCK[0], 1).repeat_interleave(FP8_BLOCK[1], 2)
+            return Fp8BlockMatrix(values, scales, FP8_BLOCK), values.double() * wide_scales[:, :outputs, :inputs]
         case _:
             raise AssertionError(case.stored)
 
@@ -638,7 +638,7 @@ def run_fp8(case: Fp8Rows, faults: list[str]) -> tuple[float, float]:
     x[1, :2] = torch.tensor([-60.0, 1e-6])
     if case.nan:
         x[-1, 3] = float("nan")
-    scale = torch.tensor(0.02) if case.given else None  # -60 is cut
+    scale = torch.tensor(0.02) if case.has_scale else None  # -60 is cut
     if not case.outputs:
         got, scales = fp8.fp8_rows(x, scale)
         expected, expected_scales = reference.fp8_rows(x, scale)
@@ -675,7 +675,7 @@ def run_fp8_block(case: Fp8Block, faults: list[str]) -> tuple[float, float]:
         bits[-1, 3] = 0xFF
     values = torch.full((bits.numel() + 2 * GUARD,), NAN_BYTE, dtype=torch.uint8)[GUARD:-GUARD].view(bits.shape)
     values = values.copy_(bits).view(torch.float8_e4m3fn)
-    counts = [-(-size // each) for size, each in zip(values.shape, case.block, strict=True)]
+    counts = [-(-size // side) for size, side in zip(values.shape, case.block, strict=True)]
     scales = between_nans((counts[0], counts[1]), torch.float32).abs_().mul_(0.01 * case.inputs**-0.5)
     args = (x, values, scales, case.block)
     got = unchanged(
@@ -701,14 +701,14 @@ def run_draw(case: Draw, faults: list[str]) -> tuple[float, float]:
     if case.nan:
         logits[-1] = float("nan")
     best = logits.float().amax(1)
-    given, out = torch.arange(-num_rows, 0), None
+    initial, out = torch.arange(-num_rows, 0), None
     if case.some:
-        temperature[1::3], out = 0.0, given.clone()
+        temperature[1::3], out = 0.0, initial.clone()
     args = (logits, best, temperature, uniforms, floors)
     got = unchanged(faults, lambda: triton_backend.draw(*args, out=out), logits=logits, best=best)
     if case.some:
         is_drawn = temperature[:, 0] > 0
-        if got is not out or (got != given)[~is_drawn].any():
+        if got is not out or (got != initial)[~is_drawn].any():
             faults.append("a row of temperature 0 was drawn")
         logits, best, temperature, uniforms, got = (x[is_drawn] for x in (logits, best, temperature, uniforms, got))
         floors = None if floors is None else floors[is_drawn]
@@ -731,13 +731,20 @@ def run_draw(case: Draw, faults: list[str]) -> tuple[float, float]:
 
 def run_nucleus(case: Nucleus, faults: list[str]) -> tuple[float, float]:
     """How many rows have another floor than float64's, to the bit, unless rounded exponentials decide."""
-    most = case.vocab
+    vocab = case.vocab
     options = [
-        *((1, 2.0), (1, 0.5), (min(7, most), 2.0), (min(7, most), 0.8), (min(3, most), 0.999), (max(1, most - 1), 0.3)),
-        *((most, 5e-324), (most, 1e-6), (most, 0.3), (most, 0.9), (most, 1 - 2.0**-53), (most, 2.0)),
+        *(
+            (1, 2.0),
+            (1, 0.5),
+            (min(7, vocab), 2.0),
+            (min(7, vocab), 0.8),
+            (min(3, vocab), 0.999),
+            (max(1, vocab - 1), 0.3),
+        ),
+        *((vocab, 5e-324), (vocab, 1e-6), (vocab, 0.3), (vocab, 0.9), (vocab, 1 - 2.0**-53), (vocab, 2.0)),
     ]
     if case.some:  # between rows that keep all
-        options = [option for each in options for option in ((most, 2.0), each)]
+        options = [option for pair in options for option in ((vocab, 2.0), pair)]
     num_rows = len(options)
     logits = strided((num_rows, case.vocab), dtype_of(case.dtype)).mul_(case.spread)
     logits[::2] = (logits[::2] * 2).round() / 2  # many are equal
@@ -752,7 +759,7 @@ def run_nucleus(case: Nucleus, faults: list[str]) -> tuple[float, float]:
     args = (logits, best, temperature, top_k)
     got = unchanged(
         faults,
-        lambda: triton_backend.nucleus_floors(*args, top_p, num_sorted=most),
+        lambda: triton_backend.nucleus_floors(*args, top_p, num_sorted=vocab),
         logits=logits,
         best=best,
     )

@@ -274,8 +274,8 @@ def route(
 def _chosen(scores: list[float], top_k: int, groups: int, top_groups: int, is_corrected: bool) -> list[int]:
     width = len(scores) // groups
     ranks = [sum(sorted(scores[g * width : (g + 1) * width])[-2 if is_corrected else -1 :]) for g in range(groups)]
-    kept = sorted(range(groups), key=lambda g: -ranks[g])[:top_groups]
-    experts = [e for e in range(len(scores)) if e // width in kept]
+    best_groups = sorted(range(groups), key=lambda g: -ranks[g])[:top_groups]
+    experts = [e for e in range(len(scores)) if e // width in best_groups]
     return sorted(experts, key=lambda e: -scores[e])[:top_k]
 
 
@@ -335,8 +335,8 @@ def nvfp4(
 ) -> torch.Tensor:
     """values [..., rows, inputs / 2] bytes, scales [..., rows, inputs / 16], part_scales [..., parts] -> float64."""
     wide: torch.Tensor = e2m1(values).unflatten(-1, (-1, 16)) * scales.double()[..., None]
-    each = part_scales.double().repeat_interleave(torch.tensor(parts), -1)
-    return wide.flatten(-2) * each[..., None]
+    row_scales = part_scales.double().repeat_interleave(torch.tensor(parts), -1)
+    return wide.flatten(-2) * row_scales[..., None]
 
 
 def int4_linear(
@@ -374,7 +374,7 @@ def fp8_block_linear(
     num_splits: int | None = None,
 ) -> torch.Tensor:
     """x [num_tokens, inputs] @ (values * scales).T, a scale for each block; the weights are not rounded."""
-    rows, columns = (torch.arange(size) // each for size, each in zip(values.shape, block, strict=True))
+    rows, columns = (torch.arange(size) // side for size, side in zip(values.shape, block, strict=True))
     return (x.double() @ (values.double() * scales.double()[rows][:, columns]).T).to(x.dtype)
 
 

@@ -22,8 +22,8 @@ ARCH, NUM_PROCESSORS = 90, 132  # an H100
 
 def main() -> None:
     stub()
-    for asked in sys.argv[1:]:
-        name, _, sizes = asked.partition("@")
+    for job in sys.argv[1:]:
+        name, _, sizes = job.partition("@")
         context, tokens = map(int, (sizes or "8192,8192").split(","))
         print(json.dumps(measured(name, context, tokens)), flush=True)
 
@@ -53,11 +53,11 @@ def stub() -> None:
 def zeroed(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """torch.empty whose small tensors are 0: indices that no kernel has written must still be indices."""
 
-    def made(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+    def zeros(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         tensor = empty(*shape, **options)
         return tensor if tensor.device.type == "meta" or tensor.numel() >= 1 << 22 else tensor.zero_()
 
-    return made
+    return zeros
 
 
 def shortened(config: dict[str, Any]) -> dict[str, Any]:
@@ -68,10 +68,10 @@ def shortened(config: dict[str, Any]) -> dict[str, Any]:
         dense = part.get("first_k_dense_replace", 0)
         kinds = part.get("layer_types")
         pattern = part.get("sliding_window_pattern", 0)  # every so many layers one without a window
-        kept = max(2 + dense, pattern, 0 if kinds is None else 1 + max(kinds.index(kind) for kind in set(kinds)))
-        part["num_hidden_layers"] = kept
+        num_layers = max(2 + dense, pattern, 0 if kinds is None else 1 + max(kinds.index(kind) for kind in set(kinds)))
+        part["num_hidden_layers"] = num_layers
         if kinds is not None:
-            part["layer_types"] = kinds[:kept]
+            part["layer_types"] = kinds[:num_layers]
     return config
 
 
@@ -87,14 +87,14 @@ def measured(name: str, context: int, tokens: int) -> dict[str, Any]:
     config = shortened(catalog.expand(catalog.facts(name)["config"]))
     config.pop("quantization_config", None)
     spec = hf_config.read_config(config, name, name)
-    given: Any = {
+    options: Any = {
         "max_model_len": context, "max_num_seqs": 256, "max_num_batched_tokens": tokens, "block_size": 16,
         "gpu_memory_utilization": 0.9,
     }  # fmt: skip
-    engine = EngineConfig(device="cpu", backend="triton", load_format="dummy", num_blocks=64, **given)
+    engine = EngineConfig(device="cpu", backend="triton", load_format="dummy", num_blocks=64, **options)
     setattr(ModelRunner, "_launch_every_variant", lambda _self: None)  # noqa: B010  # nothing is compiled here
     runner = ModelRunner(spec, engine, NoWeights(), TensorParallel(), torch.device("cpu"), context, lambda _stage: None)
-    inputs = EngineInputs(total=80 << 30, dtype="bfloat16", kv_cache_dtype="bfloat16", num_blocks=64, **given)
+    inputs = EngineInputs(total=80 << 30, dtype="bfloat16", kv_cache_dtype="bfloat16", num_blocks=64, **options)
     step = runner._largest_step()
     arrays: tuple[Any, ...] = (
         step.token_ids, step.positions, step.context_lens, step.last_tokens, *step.block_tables, *step.slot_mapping,

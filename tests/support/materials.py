@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
 
 def sbom(installed: list[Distribution]) -> dict[str, Any]:
     """The bill of materials, sorted by name; the same environment gives the same file."""
-    components = {normalized(each.metadata["Name"]): component(each) for each in installed}
+    components = {normalized(distribution.metadata["Name"]): component(distribution) for distribution in installed}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",

@@ -23,10 +23,10 @@ exec(compile(text, spec.origin, "exec"), module.__dict__)
 """
 
 
-def answer_of(code: str, module: str, changes: Sequence[tuple[str, str]], given: Any, folder: Path) -> Any:
+def answer_of(code: str, module: str, changes: Sequence[tuple[str, str]], question: Any, folder: Path) -> Any:
     """What the code prints as JSON when it runs in a folder. changes: (old text of the file, new text)."""
     done = subprocess.run(
-        [sys.executable, "-c", PLANT + code, json.dumps((module, list(changes), given))],
+        [sys.executable, "-c", PLANT + code, json.dumps((module, list(changes), question))],
         capture_output=True, text=True, timeout=300, check=False, cwd=folder,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HOME": str(folder)},
     )  # fmt: skip

@@ -47,16 +47,16 @@ def difference(folder: Path) -> float:
 
 def minima_and_maxima(arch: int) -> dict[str, list[str]]:
     """By whether the scale is given or each row's own."""
-    found = {}
-    for name, given in (("own", "constexpr"), ("given", "*fp32")):
+    instructions = {}
+    for name, scale_type in (("own", "constexpr"), ("given", "*fp32")):
         signature = {
-            "values_ptr": "*fp8e4nv", "scales_ptr": "*fp32", "x_ptr": "*bf16", "given_ptr": given, "width": "i32",
+            "values_ptr": "*fp8e4nv", "scales_ptr": "*fp32", "x_ptr": "*bf16", "given_ptr": scale_type, "width": "i32",
             "stride_x": "i32", "BLOCK": "constexpr",
         }  # fmt: skip
         constants = {"BLOCK": 1024} | ({"given_ptr": None} if name == "own" else {})
         kernel = triton.compile(ASTSource(fp8_rows_kernel, signature, constants), target=GPUTarget("cuda", arch, 32))
-        found[name] = sorted(set(re.findall(r"\b(?:max|min)\.[\w.]+", kernel.asm["ptx"])))
-    return found
+        instructions[name] = sorted(set(re.findall(r"\b(?:max|min)\.[\w.]+", kernel.asm["ptx"])))
+    return instructions
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Command:
     """One command of a console block with the output printed under it."""
 
     line: int  # in the text, from 1
-    shown: str  # as written, "$ " and continuation lines included
+    source: str  # as written, "$ " and continuation lines included
     argv: tuple[str, ...]
     output: str  # each line with its newline
 
@@ -73,13 +73,13 @@ def _command_starts(lines: list[str]) -> list[int]:
 
 def _command(lines: list[str], line: int) -> Command:
     length = next(n for n, text in enumerate(lines, 1) if not text.endswith("\\\n") or n == len(lines))
-    shown = "".join(lines[:length])
-    argv = tuple(shlex.split(shown.removeprefix("$ ").replace("\\\n", " ")))
+    source = "".join(lines[:length])
+    argv = tuple(shlex.split(source.removeprefix("$ ").replace("\\\n", " ")))
     if not argv or argv[0] != "kvplan":
-        raise BlockError(f"line {line}: only kvplan commands run in a console block ({shown.strip()}); use a sh block")
+        raise BlockError(f"line {line}: only kvplan commands run in a console block ({source.strip()}); use a sh block")
     if any(word in ("|", ">", ">>", "<", "&&", "||", ";", "&") for word in argv):
-        raise BlockError(f"line {line}: no shell runs it, so no pipes or redirections ({shown.strip()})")
-    return Command(line, shown, argv, "".join(lines[length:]))
+        raise BlockError(f"line {line}: no shell runs it, so no pipes or redirections ({source.strip()})")
+    return Command(line, source, argv, "".join(lines[length:]))
 
 
 def copy_named_files(text: str, folder: Path) -> None:
@@ -106,7 +106,7 @@ def _difference(command: Command, printed: str) -> str:
     if printed == command.output:
         return ""
     diff = difflib.unified_diff(command.output.splitlines(), printed.splitlines(), "shown", "printed", lineterm="", n=1)
-    return "\n".join([f"line {command.line}: {command.shown.strip()}", *diff])
+    return "\n".join([f"line {command.line}: {command.source.strip()}", *diff])
 
 
 def rewritten(text: str, run: Runner) -> str:
@@ -114,7 +114,7 @@ def rewritten(text: str, run: Runner) -> str:
 
     def block(match: re.Match[str]) -> str:
         body = "".join(
-            command.shown + elided(_printed(run, command), command.output) for command in _commands_of(match, text)
+            command.source + elided(_printed(run, command), command.output) for command in _commands_of(match, text)
         )
         return f"```console\n{body}```"
 
@@ -122,27 +122,27 @@ def rewritten(text: str, run: Runner) -> str:
     return _BLOCK.sub(block, text)
 
 
-def elided(printed: str, shown: str) -> str:
-    """The printed paragraphs that `shown` keeps, with `...` where it leaves some out.
+def elided(printed: str, excerpt: str) -> str:
+    """The printed paragraphs that `excerpt` keeps, with `...` where it leaves some out.
 
-    A paragraph that `shown` has and that is not printed is left out, which the caller's comparison reports.
+    A paragraph that `excerpt` has and that is not printed is left out, which the caller's comparison reports.
     """
-    wanted = shown.rstrip("\n").split("\n\n")
-    if "..." not in wanted:
+    paragraphs_shown = excerpt.rstrip("\n").split("\n\n")
+    if "..." not in paragraphs_shown:
         return printed
     paragraphs = printed.rstrip("\n").split("\n\n")
-    kept: list[str] = []
+    blocks: list[str] = []
     position, skipping = 0, False
-    for paragraph in wanted:
+    for paragraph in paragraphs_shown:
         if paragraph == "...":
-            kept, skipping = [*kept, paragraph], True
+            blocks, skipping = [*blocks, paragraph], True
             continue
         heading = paragraph.partition("\n")[0]
         end = len(paragraphs) if skipping else position + 1
         matches = (n for n, text in enumerate(paragraphs[:end]) if n >= position and text.partition("\n")[0] == heading)
         if (match := next(matches, None)) is not None:
-            kept, position, skipping = [*kept, paragraphs[match]], match + 1, False
-    return "\n\n".join(kept + ([] if skipping else paragraphs[position:])) + "\n"
+            blocks, position, skipping = [*blocks, paragraphs[match]], match + 1, False
+    return "\n\n".join(blocks + ([] if skipping else paragraphs[position:])) + "\n"
 
 
 def _printed(run: Runner, command: Command) -> str:

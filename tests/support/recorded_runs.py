@@ -44,11 +44,11 @@ GPU_MEMORY = {
 }  # fmt: skip
 
 
-def served(seconds: float, tokens: int, running: int, used: int, held: int, **stats: Any) -> dict[str, Any]:
+def served(seconds: float, tokens: int, running: int, used: int, tokens_stored: int, **stats: Any) -> dict[str, Any]:
     """What serving a workload left in the manifest."""
     return {
         "seconds": seconds, "num_finished": running, "num_failed": 0, "failures": [], "most_running": running,
-        "densest": {**STATS, "num_used_blocks": used, "num_kv_tokens": held},
+        "densest": {**STATS, "num_used_blocks": used, "num_kv_tokens": tokens_stored},
         "output_tokens_per_s": tokens / seconds, "stats": {**STATS, "generation_tokens": tokens, **stats},
     }  # fmt: skip
 
@@ -148,12 +148,12 @@ def cpu_run(path: Path, name: str = "tiny", **changes: Any) -> Path:
     """A complete run on a CPU that served the workload with both allocators."""
     baseline = {"allocator": "contiguous", **served(5.0, 32, 3, 9, 100)}
     results = served(2.0, 32, 4, 12, 180, num_preemptions=1) | {"baseline": baseline}
-    given = {
+    defaults = {
         "memory": CPU_MEMORY,
         "results": results,
         "peaks": {"context": {"rss": 200 * MIB}, "decode": {"rss": 202 * MIB}},
     }
-    return write_run(path, manifest(TINY, "cpu", CPU_INPUTS, name), cpu_samples(), **(given | changes))
+    return write_run(path, manifest(TINY, "cpu", CPU_INPUTS, name), cpu_samples(), **(defaults | changes))
 
 
 def gpu_run(path: Path) -> Path:

@@ -92,13 +92,13 @@ def overlaps(parts: Sequence[Sequence[Any]]) -> Iterator[str]:
                 yield f"{first[0]} and {second[0]} overlap by {across} x {down} pixels"
 
 
-def differences(reference: Layout, shown: Layout) -> list[str]:
+def differences(reference: Layout, layout: Layout) -> list[str]:
     """Where a page is not laid out as it was, beyond what another font does."""
-    names, wanted = [part[0] for part in shown["parts"]], [part[0] for part in reference["parts"]]
-    if names != wanted:
-        return [f"parts {names}, not {wanted}"]
-    texts = [f"paper {shown['paper']}, not {reference['paper']}"] * (far(shown["paper"], reference["paper"]))
-    for now, before in zip(shown["parts"], reference["parts"], strict=True):
+    names, expected = [part[0] for part in layout["parts"]], [part[0] for part in reference["parts"]]
+    if names != expected:
+        return [f"parts {names}, not {expected}"]
+    texts = [f"paper {layout['paper']}, not {reference['paper']}"] * (far(layout["paper"], reference["paper"]))
+    for now, before in zip(layout["parts"], reference["parts"], strict=True):
         if abs(now[1] - before[1]) > ASIDE + AFTER * before[1]:
             texts.append(f"{now[0]} begins at {now[1]}, not {before[1]}")
         for place, word in ((3, "wide"), (4, "high")):

@@ -92,12 +92,12 @@ def wrong_greedy_tokens(family: str, prompt: Sequence[int], token_ids: Sequence[
 
 def faults(family: str, outputs: Iterable[RequestOutput], num_tokens: int) -> list[str]:
     """All that is wrong with greedy outputs that should have num_tokens tokens each."""
-    found = []
+    problems = []
     for output in outputs:
-        found += wrong_greedy_tokens(family, output.prompt_token_ids, output.token_ids)
+        problems += wrong_greedy_tokens(family, output.prompt_token_ids, output.token_ids)
         if len(output.token_ids) != num_tokens:
-            found.append(f"{output.request_id}: {len(output.token_ids)} tokens")
-    return found
+            problems.append(f"{output.request_id}: {len(output.token_ids)} tokens")
+    return problems
 
 
 def poison(engine: Engine, token: int) -> None:

@@ -11,12 +11,12 @@ from kvplan.simulate.work import StepWork
 class Constant:
     """Every step takes as long."""
 
-    each: float = 1.0
+    step_s: float = 1.0
     text: str = "constant"
     host: Host | None = None
 
     def seconds(self, work: StepWork) -> float:
-        return self.each
+        return self.step_s
 
     def line(self, count: int, read: int) -> Line | None:
         return None
@@ -43,11 +43,11 @@ class Odd:
             return max(line.base + line.slope * work.read[0], line.least)
         total = 9.9e-3 + 1.3e-3 * work.num_tokens + 1.9e-5 * work.num_seqs + 3.1e-4 * work.num_samples
         total += 7.7e-5 * work.num_prompts + 2.3e-4 * work.prompt_tokens
-        for each, read in zip(self.reads, work.read, strict=True):
-            total += each * read
+        for cost, read in zip(self.reads, work.read, strict=True):
+            total += cost * read
         own_pairs = work.prompt_pairs or (0,) * len(self.pairs)  # a jump over steps without prompts leaves it out
-        for each, pairs, own in zip(self.pairs, work.pairs, own_pairs, strict=True):
-            total += each * (pairs + 0.3 * own)
+        for cost, pairs, own in zip(self.pairs, work.pairs, own_pairs, strict=True):
+            total += cost * (pairs + 0.3 * own)
         return total
 
     def line(self, count: int, read: int) -> Line | None:

@@ -71,8 +71,8 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
 
 
 def settings(request: Request) -> Settings:
-    args, asked = request.args, request.args.max_model_len
-    length = asked if isinstance(asked, int) else request.spec.max_model_len
+    args, stated_len = request.args, request.args.max_model_len
+    length = stated_len if isinstance(stated_len, int) else request.spec.max_model_len
     seqs = args.max_num_seqs or SEQS
     return Settings(request.release, length, False, PAGE, seqs, 0, SHARE, "bfloat16", "bfloat16")
 
@@ -90,10 +90,12 @@ def size(request: Request) -> Sized:
     none = Estimate(0, 0, 0, "nothing", CODE, "formula")
     stage = Budget(budget, groups, dict.fromkeys((*BUDGET_ROWS, "context", "in_use"), none), (room // 2, room, room))
     pool = pool_of(request.spec, how)
-    held = capacity(pool, own, room)
-    ends = (held.num_blocks // 2, held.num_blocks)
-    users = (ends[0] / held.blocks_per_request, held.max_concurrency)
-    return Sized(own, pool, [stage], held, ends, users, held.num_blocks * held.bytes_per_block)
+    room_capacity = capacity(pool, own, room)
+    ends = (room_capacity.num_blocks // 2, room_capacity.num_blocks)
+    users = (ends[0] / room_capacity.blocks_per_request, room_capacity.max_concurrency)
+    return Sized(
+        own, pool, [stage], room_capacity, ends, users, room_capacity.num_blocks * room_capacity.bytes_per_block
+    )
 
 
 def pool_of(spec: ModelSpec, how: Paging) -> Pool:

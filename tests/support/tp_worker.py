@@ -29,12 +29,14 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     prompts = [prompt[rank:] for prompt in job["prompts"]] if job.get("own_prompts") else job["prompts"]
     params = SamplingParams(**job["params"])
-    each = [replace(params, max_tokens=n) for n in job.get("max_tokens", [params.max_tokens] * len(prompts))]
+    params_of_prompts = [
+        replace(params, max_tokens=n) for n in job.get("max_tokens", [params.max_tokens] * len(prompts))
+    ]
     schedule: list[Any] = []
     engine.on_schedule = lambda batch: schedule.append(
         ([[seq.request_id, n] for seq, n in batch.num_tokens.items()], [seq.request_id for seq in batch.preempted])
     )
-    outputs = with_adapters(engine, job, params) if "adapters" in job else engine.generate(prompts, each)
+    outputs = with_adapters(engine, job, params) if "adapters" in job else engine.generate(prompts, params_of_prompts)
     memory = engine.memory_report()
     return {
         "tokens": [output.token_ids for output in outputs],

@@ -46,8 +46,8 @@ def main() -> int:
     except NotToBeHad as lack:
         print(f"twin: not run, because {lack}", flush=True)
         return 0
-    wanted = re.findall(r"(?m)^(?:torch|triton|numpy)==.*", REQUIREMENTS.read_text(encoding="utf-8"))
-    print(f"twin: {PYTHON}, {', '.join(wanted)}", flush=True)
+    requirements = re.findall(r"(?m)^(?:torch|triton|numpy)==.*", REQUIREMENTS.read_text(encoding="utf-8"))
+    print(f"twin: {PYTHON}, {', '.join(requirements)}", flush=True)
     return subprocess.run([python, "-m", "pytest", "-q", "-n", "2", *TESTS], cwd=ROOT, check=False).returncode
 
 
@@ -118,7 +118,7 @@ def stand_in(folder: Path) -> None:
                 functions[owners[version]].add((name, version))
     # Which library a symbol without a version is of, nobody says: any will do.
     here = {line.split()[-1] for library in libraries for line in symbols(library, "--defined-only")}
-    functions[min(lacking)] |= {each for each in unversioned if each[0] not in here}
+    functions[min(lacking)] |= {function for function in unversioned if function[0] not in here}
     for name in sorted(lacking):
         compile_stand_in(compiler, folder / name, functions[name])
 

@@ -117,11 +117,11 @@ def untyped_lookups(files: Sequence[Path], root: Path, work: Path) -> Iterator[L
         "--no-error-summary",
         "--show-absolute-path",
     )
-    found, problem, _ = api.run([*options, "--explicit-package-bases", *shadows, *names])
+    output, problem, _ = api.run([*options, "--explicit-package-bases", *shadows, *names])
     if problem:
         raise RuntimeError(problem)
     trees = {name: ast.parse("\n".join(text)) for name, text in texts.items()}
-    for path, line, kind in REVEALED.findall(found):
+    for path, line, kind in REVEALED.findall(output):
         name = str(Path(path).relative_to(root))
         statement = texts[name][int(line) - 1].strip()
         if UNTYPED.fullmatch(kind) or MADE_LOOSE.fullmatch(kind):

@@ -69,14 +69,17 @@ def loads(engine: Any) -> Iterator[tuple[list[list[int]], Any]]:
         "logprobs": {"temperature": 0, "logprobs": 3},
         "all": {"top_k": 9, "top_p": 0.9, "min_p": 0.1, "presence_penalty": 0.5, "logprobs": 2, "seed": 1},
     }  # fmt: skip
-    made = {name: SamplingParams(max_tokens=3, ignore_eos=True, **options) for name, options in ways.items()}
+    params_by_way = {name: SamplingParams(max_tokens=3, ignore_eos=True, **options) for name, options in ways.items()}
     longest = engine.max_model_len - 4
     for num_seqs, length in product((1, 2, 3, 16, 17, 40), (1, 2, 9, 30, 100, 300, longest)):
-        yield [[3 + (i + j) % 200 for i in range(min(length, longest))] for j in range(num_seqs)], made["greedy"]
-    for params in made.values():
+        yield (
+            [[3 + (i + j) % 200 for i in range(min(length, longest))] for j in range(num_seqs)],
+            params_by_way["greedy"],
+        )
+    for params in params_by_way.values():
         for num_seqs in (1, 2, 16, 33):
             yield [[5, 6, 7 + j] for j in range(num_seqs)], params
-    for first, second in product(made.values(), repeat=2):
+    for first, second in product(params_by_way.values(), repeat=2):
         yield [[5, 6, 7], [8, 9], [4] * 40, [3]], [first, second, first, second]
 
 
