@@ -383,14 +383,14 @@ def test_two_ranks_answer_as_one(flag: str) -> None:
     body: dict[str, Any] = {"prompt": random_tokens(5, 17, 30), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     engine = engine_for("llama")
     engine.tokenizer = stand_in(256)
-    wanted = [output.text for output in engine.generate(body["prompt"], greedy(12))]
+    expected = [output.text for output in engine.generate(body["prompt"], greedy(12))]
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "kvplan", *words]
     follower = subprocess.Popen(command, env=environment_with(**group, RANK="1", LOCAL_RANK="1"))
     try:
         with started(*words, **group, RANK="0", LOCAL_RANK="0") as (process, server, _):
             for _ in range(2):
-                assert [choice["text"] for choice in server.post(TEXT, **body)["choices"]] == wanted
+                assert [choice["text"] for choice in server.post(TEXT, **body)["choices"]] == expected
                 assert server.refusal(TEXT, {"prompt": [10**6]})[0] == 400
                 leave_open(server, {"prompt": [1] * 20, "max_tokens": 70, "ignore_eos": True}).close()
             until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0)
@@ -430,7 +430,7 @@ def test_two_nodes_answer_as_one_rank_and_end_on_sigterm() -> None:
     body: dict[str, Any] = {"prompt": random_tokens(5, 17, 30), "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     engine = engine_for("llama")
     engine.tokenizer = stand_in(256)
-    wanted = [output.text for output in engine.generate(body["prompt"], greedy(12))]
+    expected = [output.text for output in engine.generate(body["prompt"], greedy(12))]
     group = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
     torchrun = ("-m", "torch.distributed.run", *group, "--node-rank")
     words = two_ranks_of_llama()
@@ -438,7 +438,7 @@ def test_two_nodes_answer_as_one_rank_and_end_on_sigterm() -> None:
     try:
         with started_by((*torchrun, "0"), words) as (agent, server, _):
             try:
-                assert [choice["text"] for choice in server.post(TEXT, **body)["choices"]] == wanted
+                assert [choice["text"] for choice in server.post(TEXT, **body)["choices"]] == expected
             finally:
                 agent.send_signal(signal.SIGTERM)  # killed at once, it would leave its worker
                 agent.communicate(timeout=120)

@@ -86,7 +86,7 @@ def test_a_stop_string_never_shows(server: Serving) -> None:
 def test_64_streams_at_once() -> None:
     engine = small_engine(max_num_seqs=64, num_blocks=900)
     prompts = random_tokens(*range(4, 68), seed=3)
-    wanted = [output.text for output in small_engine().generate(prompts, greedy(10))]
+    expected = [output.text for output in small_engine().generate(prompts, greedy(10))]
     with serving(engine, cache_config(engine)) as server:
         texts: dict[int, str] = {}
 
@@ -99,7 +99,7 @@ def test_64_streams_at_once() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert [texts[number] for number in range(64)] == wanted
+        assert [texts[number] for number in range(64)] == expected
         assert engine.scheduler.num_used_blocks == 0
         assert server.metric("vllm:generation_tokens_total") == 640
 

@@ -25,7 +25,7 @@ def families(page: str) -> Iterator[dict[str, Any]]:
             continue
         sample = rf"^{name}(?:_bucket|_count|_sum)?\{{(.*)\}} " if kind == "histogram" else rf"^{name}\{{(.*)\}} "
         labels = [dict(re.findall(r'(\w+)="([^"]*)"', text)) for text in re.findall(sample, page, re.MULTILINE)]
-        buckets = [each.pop("le") for each in labels if "le" in each]
+        buckets = [sample_labels.pop("le") for sample_labels in labels if "le" in sample_labels]
         yield {"name": name, "type": kind, "labels": sorted(set[str]().union(*labels)), "buckets": buckets or None}
 
 
@@ -38,11 +38,11 @@ def check(theirs: list[dict[str, Any]]) -> int:
     known = {row["name"]: row for row in theirs}
     own = list(families(own_page()))
     for row in own:
-        wanted = known[row["name"]]
+        expected = known[row["name"]]
         if row["name"] == "vllm:cache_config_info":  # its labels are vLLM's own settings, of which a plan knows some
-            assert set(row["labels"]) <= set(wanted["labels"])
-            row = {**row, "labels": wanted["labels"]}
-        assert row == wanted
+            assert set(row["labels"]) <= set(expected["labels"])
+            row = {**row, "labels": expected["labels"]}
+        assert row == expected
     return len(own)
 
 

@@ -67,14 +67,14 @@ def test_streams(client: Any) -> None:
     assert len(chunks) == 6
 
 
-def stop_reasons(client: Any, **asked: Any) -> list[tuple[Any, Any]]:
+def stop_reasons(client: Any, **stops: Any) -> list[tuple[Any, Any]]:
     """(finish_reason, stop_reason) of a text, a chat, and the last chunks of both, streamed."""
     ends = []
     for create, prompt in (
         (client.completions.create, {"prompt": [9]}),
         (client.chat.completions.create, {"messages": HELLO}),
     ):
-        options: Any = {"model": MODEL, **prompt, **asked}
+        options: Any = {"model": MODEL, **prompt, **stops}
         (choice,) = strictly(create(**options)).choices
         ends.append((choice.finish_reason, choice.stop_reason))
         *chunks, last = [strictly(chunk).choices[0] for chunk in create(**options, stream=True)]
@@ -150,11 +150,11 @@ async def ask_many(url: str, num: int) -> list[Any]:
                 options: Any = {"model": MODEL, "max_tokens": 1 + number % 17, "extra_body": {"ignore_eos": True}}
                 kind, is_stream = divmod(number % 4, 2)
                 create = (client.completions, client.chat.completions)[kind].create
-                said: Any = {"messages": HELLO} if kind else {"prompt": [1 + number % 50] * (1 + number % 300)}
+                body: Any = {"messages": HELLO} if kind else {"prompt": [1 + number % 50] * (1 + number % 300)}
                 if not is_stream:
-                    return strictly(await create(**said, **options)).usage.completion_tokens
+                    return strictly(await create(**body, **options)).usage.completion_tokens
                 options["stream_options"] = {"include_usage": True}
-                chunks = [strictly(chunk) async for chunk in await create(**said, **options, stream=True)]
+                chunks = [strictly(chunk) async for chunk in await create(**body, **options, stream=True)]
                 assert chunks[-2].choices[0].finish_reason == "length"
                 return chunks[-1].usage.completion_tokens
 

@@ -105,8 +105,8 @@ def test_a_pool_bounded_by_the_host_is_planned_from_what_was_free(
 def test_states_in_blocks_are_planned_as_the_engine_lays_them(num_blocks: int | None, run: Run, tmp_path: Path) -> None:
     """Qwen3-Next with prefix caching: blocks grow to 8 tokens, which the command's own --block-size 4 does not say."""
     engine = engine_for("qwen3_next", num_blocks=num_blocks, max_num_seqs=2)
-    given = replace(engine.config, block_size=4)  # as `serve` has it before the model is loaded
-    own = [arguments_line(arguments_of(engine.spec, given, "/models/qwen3", "0.1.0")), *start_log(engine)]
+    config = replace(engine.config, block_size=4)  # as `serve` has it before the model is loaded
+    own = [arguments_line(arguments_of(engine.spec, config, "/models/qwen3", "0.1.0")), *start_log(engine)]
     rows = compared(run, tmp_path, "\n".join(own), model="qwen3_next")
     memory = engine.memory_report()
     assert (engine.config.block_size, rows["kv_cache"]["logged"]) == (8, memory.kv_cache)
@@ -268,10 +268,10 @@ def test_a_simulated_servers_log_reads_as_one(run: Run, tmp_path: Path) -> None:
     from kvplan.servers.vllm.log_lines import log_lines
     from tests.support.serving import planned
 
-    made = planned()
+    answer = planned()
     log = tmp_path / "server.log"
-    opening = simulated_line("vllm@0.33", made.request.gpu.device_name, made.request.gpu.total_memory)
-    log.write_text("\n".join([opening, *log_lines(made)]))
+    opening = simulated_line("vllm@0.33", answer.request.gpu.device_name, answer.request.gpu.total_memory)
+    log.write_text("\n".join([opening, *log_lines(answer)]))
     ran = run("reconcile", "--log", log, "--max-error", "0.01%")
     assert ran.code == 0, ran.err
     assert "the server is simulated (vllm@0.33): its figures are its plan's own, nothing was measured" in ran.err

@@ -124,7 +124,7 @@ END, SECOND, WORD = 2, 3, 7
 
 
 @pytest.mark.parametrize(
-    ("token", "stated", "asked", "ignore_eos", "reason"),
+    ("token", "stated", "stop_token_ids", "ignore_eos", "reason"),
     [  # vLLM 0.33: check_stop and update_from_generation_config; END is its tokenizer's eos_token_id
         (END, END, (), False, None),
         (END, END, (END,), False, None),
@@ -136,9 +136,9 @@ END, SECOND, WORD = 2, 3, 7
     ],
 )
 def test_an_end_token_is_no_stop_reason(
-    token: int, stated: int | None, asked: tuple[int, ...], ignore_eos: bool, reason: int | None
+    token: int, stated: int | None, stop_token_ids: tuple[int, ...], ignore_eos: bool, reason: int | None
 ) -> None:
-    params = SamplingParams(stop_token_ids=asked, ignore_eos=ignore_eos)
+    params = SamplingParams(stop_token_ids=stop_token_ids, ignore_eos=ignore_eos)
     request = Request(Sequence("a", [1, token], 9), params)
     assert stop_reason(request, stated) == reason
 
@@ -257,8 +257,8 @@ BAD: list[tuple[str, Any, int, str | None]] = [
 
 @pytest.mark.parametrize(("path", "body", "status", "param"), BAD)
 def test_errors_are_openais(server: Serving, path: str, body: Any, status: int, param: str | None) -> None:
-    given, error = server.refusal(path, body)
-    assert (given, error["param"]) == (status, param)
+    code, error = server.refusal(path, body)
+    assert (code, error["param"]) == (status, param)
 
 
 def test_messages_that_a_template_makes_nothing_of_are_named() -> None:

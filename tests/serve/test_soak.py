@@ -29,9 +29,9 @@ SOAK_S = float(os.environ.get("KVPLAN_SOAK_S", "20"))
 def client(server: Serving, seed: int, end: float, least: int, statuses: Counter[str]) -> None:
     """Ask at least so many times, and until the end."""
     source = random.Random(seed)
-    asked = 0
-    while asked < least or time.monotonic() < end:
-        asked += 1
+    num_requests = 0
+    while num_requests < least or time.monotonic() < end:
+        num_requests += 1
         prompt = [source.randrange(3, 250) for _ in range(source.randint(1, 60))]
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": source.randint(1, 30), "n": source.randint(1, 3)}
         match source.randrange(5):

@@ -80,7 +80,7 @@ def test_times_are_the_simulators(flags: dict[str, object]) -> None:
     host = setup.step_time.host
     assert host is not None
     rows = simulation.records
-    wanted = {row: (rows.first_token[i], rows.ended[i]) for i, row in enumerate(rows.number)}
+    expected = {row: (rows.first_token[i], rows.ended[i]) for i, row in enumerate(rows.number)}
     clock, first, delays = OwnClock(), dict[str, float](), dict[str, float]()
     backend, ended = twin(plan, speed=1.0, output_tokens=10**6, clock=clock), dict[str, float]()
     begun: dict[str, Request] = {}
@@ -102,8 +102,8 @@ def test_times_are_the_simulators(flags: dict[str, object]) -> None:
             ended[output.request_id] = clock.moment + delays[output.request_id]
     assert simulation.scheduler.num_preemptions == backend.scheduler.num_preemptions
     assert (backend.scheduler.num_preemptions > 0) == ("num_gpu_blocks_override" in flags)
-    assert set(ended) == set(map(str, wanted))
-    for number, times in wanted.items():
+    assert set(ended) == set(map(str, expected))
+    for number, times in expected.items():
         without = (first[str(number)] - delays[str(number)], ended[str(number)] - delays[str(number)])
         assert without == pytest.approx(times, rel=1e-9)
 

@@ -39,9 +39,16 @@ class Still:
 
 
 def drafting(drafts: Drafts | None, **changes: Any) -> Twin:
-    made = planned()
-    return Twin(made, step_time(made, Shares(), None), tokenizer(), clock=Still(), output_tokens=10**6, drafts=drafts,
-                **changes)  # fmt: skip
+    answer = planned()
+    return Twin(
+        answer,
+        step_time(answer, Shares(), None),
+        tokenizer(),
+        clock=Still(),
+        output_tokens=10**6,
+        drafts=drafts,
+        **changes,
+    )
 
 
 def answered(twin: Twin, num: int, num_tokens: int) -> list[list[int]]:
@@ -74,18 +81,18 @@ def test_a_twins_steps_are_vllms(trace: dict[str, Any]) -> None:
     twin.scheduler, twin._clock = trace_scheduler(trace), clock
     twin._free_at = 0.0
     expected = {step["step"]: step for step in trace["steps"]}
-    held: dict[int, dict[str, int]] = {}
+    accepted: dict[int, dict[str, int]] = {}
     rows: list[dict[str, Any]] = []
     schedule = twin.scheduler.schedule
 
     def noted() -> Any:
         batch = schedule()
-        held[id(batch)] = player.accepted(batch)
-        rows.append(step_row(twin.scheduler, batch, held[id(batch)]))
+        accepted[id(batch)] = player.accepted(batch)
+        rows.append(step_row(twin.scheduler, batch, accepted[id(batch)]))
         return batch
 
     def tokens(seq: Any, batch: Any) -> list[int]:
-        return [SAMPLED_TOKEN] * (1 + held[id(batch)].get(seq.request_id, 0))
+        return [SAMPLED_TOKEN] * (1 + accepted[id(batch)].get(seq.request_id, 0))
 
     twin.scheduler.schedule = noted  # type: ignore[method-assign]
     twin._tokens = tokens  # type: ignore[method-assign]
@@ -200,12 +207,12 @@ def test_what_cannot_be_drafted_is_refused(run: Run, config: str, message: str) 
 
 def test_a_twin_loads_what_its_pool_has_lost() -> None:
     """A pool of 20 blocks of 16 tokens, and host memory of 100: the first prompt is there again after two others."""
-    made = planned(num_gpu_blocks_override=520, max_model_len=8192)
-    tiers = timed_tiers(made, (TierSpec("cpu", 4 << 30, 25 * 10**9),))
+    answer = planned(num_gpu_blocks_override=520, max_model_len=8192)
+    tiers = timed_tiers(answer, (TierSpec("cpu", 4 << 30, 25 * 10**9),))
     assert tiers is not None
     source = Random(0)
     prompts = [[source.randrange(100_000) for _ in range(6000)] for _ in range(3)]
-    twin = Twin(made, step_time(made, Shares(), None), tokenizer(), clock=Still(), tiers=tiers)
+    twin = Twin(answer, step_time(answer, Shares(), None), tokenizer(), clock=Still(), tiers=tiers)
     outputs = []
     for prompt in (*prompts, prompts[0]):
         twin.submit(prompt, SamplingParams(max_tokens=4, ignore_eos=True))
