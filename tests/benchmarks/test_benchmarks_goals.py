@@ -85,8 +85,8 @@ def test_a_goal_is_met_when_all_of_its_numbers_are_there_and_in_bounds(
     numbers: dict[str, float], measured: str, met: str
 ) -> None:
     """85 % of the bandwidth and no slower than the best peer."""
-    (found,) = [cells for cells in goals.cells(numbers, "NVIDIA H200") if cells[0].startswith("paged decode attention")]
-    assert found[2:] == (measured, met)
+    (row,) = [cells for cells in goals.cells(numbers, "NVIDIA H200") if cells[0].startswith("paged decode attention")]
+    assert row[2:] == (measured, met)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_second_run_on_the_same_gpu_adds_and_one_on_another_has_a_table_of_its
     assert goals.read_evidence(goals.EVIDENCE)["NVIDIA H200"].values == h200
     goals.main([str(summary(reports / "c.json", {"prefill-matmul": 0.3}, device="NVIDIA H100 80GB HBM3"))])
     evidence = goals.read_evidence(goals.EVIDENCE)
-    assert {gpu: found.values for gpu, found in evidence.items()} == {
+    assert {gpu: entry.values for gpu, entry in evidence.items()} == {
         "NVIDIA H100 80GB HBM3": {"prefill-matmul": 0.3, "decode-roofline": 0.83},
         "NVIDIA H200": h200,
     }
@@ -164,9 +164,9 @@ def test_another_gpu_than_an_h200_is_to_reach_the_same_share_of_its_own_bound(
 ) -> None:
     """25,000 of 35,600 are 70.22 %: of 25,491 tokens/s 17,901.0. An H200 is held to the plain number."""
     values = {"nano-vllm": tokens_per_s, "nano-vllm-share": share}
-    (found,) = (cells for cells in goals.cells(values, gpu) if cells[0].startswith("nano-vllm"))
-    assert found[2:] == (f"{tokens_per_s:,.0f} tokens/s; {share:.0%} of the measured bound", met)
-    assert ("25,000 output tokens/s (bound 35,600)" in found[1]) == (gpu == "NVIDIA H200")
+    (row,) = (cells for cells in goals.cells(values, gpu) if cells[0].startswith("nano-vllm"))
+    assert row[2:] == (f"{tokens_per_s:,.0f} tokens/s; {share:.0%} of the measured bound", met)
+    assert ("25,000 output tokens/s (bound 35,600)" in row[1]) == (gpu == "NVIDIA H200")
 
 
 def test_a_saving_that_cannot_be_reached_stands_beside_what_could_be_saved() -> None:

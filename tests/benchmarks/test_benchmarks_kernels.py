@@ -93,22 +93,22 @@ def test_contexts_share_no_page_and_no_slot() -> None:
         used = [set((c.slots if c.slots is not None else c.tables).flatten().tolist()) for c in problem.contexts]
         assert len(used) == 2
         assert not used[0] & used[1]
-        assert min(min(each) for each in used) >= 1  # the null block is nobody's
+        assert min(min(pages) for pages in used) >= 1  # the null block is nobody's
 
 
 def test_the_cases_are_distinct_and_cover_what_is_promised() -> None:
-    found = cases(torch.device("cuda"))
-    assert len(found) == len(set(found)) == len({str(case) for case in found})
-    decode = [case for case in found if case.kind == "decode"]
+    gpu_cases = cases(torch.device("cuda"))
+    assert len(gpu_cases) == len(set(gpu_cases)) == len({str(case) for case in gpu_cases})
+    decode = [case for case in gpu_cases if case.kind == "decode"]
     assert {case.num_seqs for case in decode} >= {1, 256}
     assert {case.length for case in decode} >= {512, 131_072}
     assert {case.block_size for case in decode} == {16, 32, 64, 128}
     assert {case.stored for case in decode} == {BF16, torch.float16, FP8}
-    assert {case.kind for case in found} == {"decode", "prefill", "store", "rope+store", "latent"}
+    assert {case.kind for case in gpu_cases} == {"decode", "prefill", "store", "rope+store", "latent"}
     assert any(case.window for case in decode)
     assert any(case.softcap for case in decode)
     assert any(case.sinks for case in decode)
-    assert found[0] == Case("decode", 32, 4096, BF16, BF16)
+    assert gpu_cases[0] == Case("decode", 32, 4096, BF16, BF16)
 
 
 # --- right answers ----------------------------------------------------------------------------------------------------
@@ -228,9 +228,9 @@ print(json.dumps(found))
 """
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert len(found) == len(cases(CPU))
-    assert {name: error for name, error in found.items() if not error < 1e-5} == {}
+    errors = json.loads(done.stdout)
+    assert len(errors) == len(cases(CPU))
+    assert {name: error for name, error in errors.items() if not error < 1e-5} == {}
 
 
 # --- peers ------------------------------------------------------------------------------------------------------------
@@ -241,9 +241,9 @@ def constant_rates() -> Rates:
 
 
 def measured(tmp_path: Path, *who: Contender, cases: tuple[Case, ...] = (small(),)) -> Findings:
-    found = Findings(constant_rates())
-    timed.measure(Task(tmp_path, CPU, Namespace()), cases, time.monotonic() + 900, found, who)
-    return found
+    findings = Findings(constant_rates())
+    timed.measure(Task(tmp_path, CPU, Namespace()), cases, time.monotonic() + 900, findings, who)
+    return findings
 
 
 def broken(problem: Any) -> Built:
@@ -293,19 +293,19 @@ def test_the_first_and_the_last_sequence_are_checked() -> None:
 def test_a_peer_that_fails_or_answers_wrongly_costs_its_own_rows(tmp_path: Path) -> None:
     own = peers.contenders(CPU)[0]
     who = (own, Contender("broken", broken), Contender("wrong", wrong), Contender("nan", not_finite))
-    found = measured(tmp_path, *who, cases=(small(), small("prefill", 1, 32)))
-    assert [each.who for each in found.timings] == [OWN, OWN]
-    assert found.failures == {}
+    findings = measured(tmp_path, *who, cases=(small(), small("prefill", 1, 32)))
+    assert [row.who for row in findings.timings] == [OWN, OWN]
+    assert findings.failures == {}
     first = str(small())
-    assert found.missing[f"{first}, broken"] == "ImportError: undefined symbol: _ZN3c10"
-    assert "its answer is wrong by" in found.missing[f"{first}, wrong"]
-    assert "its answer is wrong by inf" in found.missing[f"{first}, nan"]
+    assert findings.missing[f"{first}, broken"] == "ImportError: undefined symbol: _ZN3c10"
+    assert "its answer is wrong by" in findings.missing[f"{first}, wrong"]
+    assert "its answer is wrong by inf" in findings.missing[f"{first}, nan"]
 
 
 def test_our_own_failure_is_a_failure_and_the_peers_are_still_timed(tmp_path: Path) -> None:
-    found = measured(tmp_path, Contender(OWN, wrong), peers.contenders(CPU)[1])
-    assert list(found.failures) == [f"{small()}, {OWN}"]
-    assert [each.who for each in found.timings] == ["torch sdpa"]
+    findings = measured(tmp_path, Contender(OWN, wrong), peers.contenders(CPU)[1])
+    assert list(findings.failures) == [f"{small()}, {OWN}"]
+    assert [row.who for row in findings.timings] == ["torch sdpa"]
     assert (tmp_path / "result.json").exists()
 
 
@@ -319,17 +319,17 @@ def test_data_that_do_not_fit_are_nobodys_failure(
     """The case is told, and the next one timed; whatever else goes wrong on the way there stays a failure."""
     large = small(num_seqs=9)
 
-    def made(case: Case, device: torch.device) -> Any:
+    def problem_or_error(case: Case, device: torch.device) -> Any:
         if case == large:
             raise error
         return problem_of(case, device)
 
-    monkeypatch.setattr(timed, "problem_of", made)
-    found = measured(tmp_path, peers.contenders(CPU)[0], cases=(large, small()))
-    told = {"missing": found.missing, "failures": found.failures}
-    assert told.pop(what) == {str(large): f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-    assert list(told.values()) == [{}]
-    assert [each.case for each in found.timings] == [small()]
+    monkeypatch.setattr(timed, "problem_of", problem_or_error)
+    findings = measured(tmp_path, peers.contenders(CPU)[0], cases=(large, small()))
+    reasons = {"missing": findings.missing, "failures": findings.failures}
+    assert reasons.pop(what) == {str(large): f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    assert list(reasons.values()) == [{}]
+    assert [row.case for row in findings.timings] == [small()]
 
 
 def test_a_write_after_turning_leaves_the_new_keys_to_the_next_contender() -> None:
@@ -361,31 +361,31 @@ def test_a_peer_that_takes_long_has_a_quarter_of_the_time_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second instead, here; the next case does not try it again. Our own kernels are not stopped."""
-    original, given = timed.Shares, []
+    original, shares_s = timed.Shares, []
 
     def of_a_second(each_s: float, until_s: float) -> timed.Shares:
-        given.append(each_s)
+        shares_s.append(each_s)
         return original(1.0, until_s)
 
     monkeypatch.setattr(timed, "Shares", of_a_second)
-    found = Findings(constant_rates())
+    findings = Findings(constant_rates())
     own = peers.contenders(CPU)[0]
     who = (own, Contender("slow", slow))
     two = [small(), small(num_seqs=3)]
     until_s = time.monotonic() + 400
-    timed.measure(Task(tmp_path, CPU, Namespace()), two, until_s, found, who)
-    assert (until_s - time.monotonic()) / 4 <= given[0] <= 100
-    assert found.missing == {f"{small()}, slow": "TimeoutError: its share of the time is used up"}
-    assert [each.who for each in found.timings] == [OWN, OWN]
+    timed.measure(Task(tmp_path, CPU, Namespace()), two, until_s, findings, who)
+    assert (until_s - time.monotonic()) / 4 <= shares_s[0] <= 100
+    assert findings.missing == {f"{small()}, slow": "TimeoutError: its share of the time is used up"}
+    assert [row.who for row in findings.timings] == [OWN, OWN]
     shares = original(-1.0)
     with shares.taken(OWN):
         time.sleep(0.3)
 
 
 def test_what_the_time_does_not_allow_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = Findings(constant_rates())
-    timed.measure(Task(tmp_path, CPU, Namespace()), [small()], time.monotonic() - 1, found)
-    assert found.timings == []
+    findings = Findings(constant_rates())
+    timed.measure(Task(tmp_path, CPU, Namespace()), [small()], time.monotonic() - 1, findings)
+    assert findings.timings == []
     assert "left out, like all after it; the time is up" in capsys.readouterr().out
 
 
@@ -401,7 +401,7 @@ def test_what_a_gpu_cannot_hold_or_store_is_left_out(monkeypatch: pytest.MonkeyP
 
 def test_no_library_is_needed_and_an_absent_one_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: name if name == "xformers" else None)
-    names = [each.name for each in peers.contenders(torch.device("cuda"), own=ModuleType("kernels"))]
+    names = [contender.name for contender in peers.contenders(torch.device("cuda"), own=ModuleType("kernels"))]
     assert names == [OWN, "torch sdpa", "torch flex", "torch index_put", "xformers"]
 
 
@@ -503,8 +503,8 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
     right = peers.contenders(CPU)[0]
 
     def run(name: str, num_cases: int, own: Contender = right, commit: str | None = "c0ffee") -> int:
-        def measure(task: Task, wanted: list[Case], until_s: float, found: Findings) -> None:
-            timed.measure(task, wanted[:num_cases], until_s, found, (own,))
+        def measure(task: Task, todo: list[Case], until_s: float, findings: Findings) -> None:
+            timed.measure(task, todo[:num_cases], until_s, findings, (own,))
 
         monkeypatch.setattr(kernels_stage, "measure", measure)
         monkeypatch.setattr(kernels_stage, "cases", lambda device: FOUR)
@@ -517,8 +517,8 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
 
 
 def saved(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
 
 
 def timed_cases(result: dict[str, Any]) -> list[str]:
@@ -620,18 +620,18 @@ def test_a_kernel_that_fails_is_told_and_not_tried_again(stages: Callable[..., i
     assert saved(tmp_path / "kernels")["headline"].endswith("; 1 failed")
     assert stages("kernels-grid", 1, Contender(OWN, wrong)) == UNFINISHED
     assert stages("kernels-grid", 9) == FAILURES
-    found = saved(tmp_path / "kernels-grid")
-    assert list(found["numbers"]["failures"]) == [f"{FOUR[1]}, {OWN}"]
-    assert timed_cases(found) == [str(case) for case in FOUR[2:]]
+    result = saved(tmp_path / "kernels-grid")
+    assert list(result["numbers"]["failures"]) == [f"{FOUR[1]}, {OWN}"]
+    assert timed_cases(result) == [str(case) for case in FOUR[2:]]
 
 
 def test_the_goals_of_two_calls_are_the_worst_of_both() -> None:
     """536.9 MB in 600 us are 0.895 of 1 TB/s."""
-    found = Findings(constant_rates(), timings=[timing(Case("decode", 32, 4096, BF16, BF16), 600)])
-    found.before = {"goals": {"decode-bandwidth": 0.7, "decode-single-peer": 1.3}}
-    assert found.numbers["goals"] == {"decode-bandwidth": 0.7, "decode-single-peer": 1.3}
-    found.before = {"goals": {"decode-bandwidth": 0.99}}
-    assert found.numbers["goals"]["decode-bandwidth"] == pytest.approx(0.895, abs=1e-3)
+    findings = Findings(constant_rates(), timings=[timing(Case("decode", 32, 4096, BF16, BF16), 600)])
+    findings.before = {"goals": {"decode-bandwidth": 0.7, "decode-single-peer": 1.3}}
+    assert findings.numbers["goals"] == {"decode-bandwidth": 0.7, "decode-single-peer": 1.3}
+    findings.before = {"goals": {"decode-bandwidth": 0.99}}
+    assert findings.numbers["goals"]["decode-bandwidth"] == pytest.approx(0.895, abs=1e-3)
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -676,8 +676,8 @@ def test_goals_take_the_worst_of_the_shapes_they_are_about() -> None:
         timing(Case("prefill", 1, 8192, BF16, BF16), 1000),
         timing(Case("prefill", 4, 2048, BF16, BF16), 9000),
     ]
-    found = timed.goal_numbers(timings, constant_rates())
-    assert found == pytest.approx(
+    numbers = timed.goal_numbers(timings, constant_rates())
+    assert numbers == pytest.approx(
         {
             "decode-bandwidth": 536_870_912 / 620e-6 / 1e12,
             "decode-peer": 630 / 600,

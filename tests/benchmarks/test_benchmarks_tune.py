@@ -33,13 +33,13 @@ class Scripted:
     """A worker that answers by a function of the tile."""
 
     def __init__(self, answer: Callable[[AttentionTile], dict[str, Any]]) -> None:
-        self._answer, self.asked, self.closed = answer, list[AttentionTile](), 0
+        self._answer, self.tiles, self.closed = answer, list[AttentionTile](), 0
 
     def ask(self, question: Any, limit_s: float = 0) -> dict[str, Any]:
         if question is None:
             return {"arch": 90}
-        self.asked.append(AttentionTile(**question[1]))
-        return self._answer(self.asked[-1])
+        self.tiles.append(AttentionTile(**question[1]))
+        return self._answer(self.tiles[-1])
 
     def kill(self) -> None:
         pass
@@ -67,18 +67,18 @@ def speed(tile: AttentionTile) -> dict[str, Any]:
 
 
 def test_each_target_is_another_entry_and_its_default_tile_is_tried_first() -> None:
-    found = targets(is_small=False)
-    assert len({target.key(90) for target in found}) == len(found)
-    for target in found:
+    all_targets = targets(is_small=False)
+    assert len({target.key(90) for target in all_targets}) == len(all_targets)
+    for target in all_targets:
         candidates = target.candidates(90)
         assert candidates[0] == target.default(90)
         assert len(set(candidates)) == len(candidates)
 
 
 def test_decode_is_tuned_over_tiles_warps_stages_programs_and_block_sizes() -> None:
-    found = [target for target in targets(is_small=False) if target.kernel == "decode"]
-    assert {target.key(90).block_size for target in found} == {16, 32, 64, 128}
-    assert {target.key(90).kv for target in found} == {"16-bit", "float8"}
+    decode_targets = [target for target in targets(is_small=False) if target.kernel == "decode"]
+    assert {target.key(90).block_size for target in decode_targets} == {16, 32, 64, 128}
+    assert {target.key(90).kv for target in decode_targets} == {"16-bit", "float8"}
     sizes = {(tile.block_n, tile.num_warps, tile.num_stages) for tile in DECODE.space}
     assert sizes == {(n, w, s) for n in (32, 64, 128) for w in (4, 8) for s in (2, 3, 4)}
     assert {configs.PROGRAMS_PER_PROCESSOR, *DECODE.programs} == {1, 2, 3, 4, 6}
@@ -109,14 +109,14 @@ _LLAMA = (90, 128, DECODE.cases[0].stored, DECODE.cases[0].compute)
 
 def test_the_fastest_wins_and_its_programs_are_varied() -> None:
     timer = Scripted(speed)
-    found = search(Scripted(lambda tile: FINE), timer).best_of(DECODE)
-    assert found is not None
-    best, default = found
+    best_and_default = search(Scripted(lambda tile: FINE), timer).best_of(DECODE)
+    assert best_and_default is not None
+    best, default = best_and_default
     assert best.tile == AttentionTile(128, 8, 2, programs=6)
     assert default.tile == DECODE.default(90)
     assert best.us is not None
     assert best.us.value == 94.0
-    assert len(timer.asked) == len(DECODE.candidates(90)) + 3 * 4  # three tiles, four more counts of programs each
+    assert len(timer.tiles) == len(DECODE.candidates(90)) + 3 * 4  # three tiles, four more counts of programs each
 
 
 @pytest.mark.parametrize(
@@ -136,27 +136,27 @@ def test_a_candidate_begins_with_what_fits_at_once(compiled: Compiled, arch: int
     assert compiled.programs(arch, warps) == programs
 
 
-@pytest.mark.parametrize("index", [i for i, each in enumerate(targets(is_small=False)) if each.kernel != "prefill"])
+@pytest.mark.parametrize("index", [i for i, target in enumerate(targets(is_small=False)) if target.kernel != "prefill"])
 def test_candidates_and_the_default_are_timed_with_programs_that_fit_and_none_twice(index: int) -> None:
     """Code of 185 registers: two programs of 4 warps, one of 8. The default keeps the number it is used with."""
     target, timer = targets(is_small=False)[index], Scripted(speed)
     run = search(Scripted(lambda tile: asdict(Compiled(185, 0, 38_912))), timer)
     assert run.best_of(target) is not None
-    assert timer.asked[0] == target.default(90)
-    assert len(timer.asked) == len(set(timer.asked))
+    assert timer.tiles[0] == target.default(90)
+    assert len(timer.tiles) == len(set(timer.tiles))
     first: dict[AttentionTile, int] = {}
-    for tile in timer.asked[1:]:
+    for tile in timer.tiles[1:]:
         first.setdefault(replace(tile, programs=0), tile.programs)
-    known = replace(timer.asked[0], programs=0)
-    assert {each.programs for each in timer.asked} == {1, 2, 4, 6, target.default(90).programs}
+    known = replace(timer.tiles[0], programs=0)
+    assert {tile.programs for tile in timer.tiles} == {1, 2, 4, 6, target.default(90).programs}
     assert all(count == {4: 2, 8: 1}[tile.num_warps] for tile, count in first.items() if tile != known)
 
 
 def test_a_prefill_takes_no_number_of_programs() -> None:
-    target = next(each for each in targets(is_small=False) if each.kernel == "prefill")
+    target = next(candidate for candidate in targets(is_small=False) if candidate.kernel == "prefill")
     timer = Scripted(speed)
     assert search(Scripted(lambda tile: asdict(Compiled(185, 0, 38_912))), timer).best_of(target) is not None
-    assert timer.asked == target.candidates(90)
+    assert timer.tiles == target.candidates(90)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +175,11 @@ def test_what_spills_or_does_not_fit_is_never_run(resources: Compiled, fault: st
 
     timer = Scripted(speed)
     run = search(Scripted(compiled), timer)
-    found = run.best_of(DECODE)
-    assert found is not None
-    assert found[0].tile.block_n != 128
-    assert all(tile.block_n != 128 for tile in timer.asked)
-    assert {each.outcome for each in run.tried if each.tile.block_n == 128} == {fault}
+    best = run.best_of(DECODE)
+    assert best is not None
+    assert best[0].tile.block_n != 128
+    assert all(tile.block_n != 128 for tile in timer.tiles)
+    assert {attempt.outcome for attempt in run.tried if attempt.tile.block_n == 128} == {fault}
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_what_spills_or_does_not_fit_is_never_run(resources: Compiled, fault: st
 def test_a_wrong_answer_or_none_does_not_win(answer: dict[str, Any], outcome: str) -> None:
     timer = Scripted(lambda tile: answer if tile.block_n == 128 else speed(tile))
     run = search(Scripted(lambda tile: FINE), timer)
-    found = run.best_of(DECODE)
-    assert found is not None
-    assert found[0].tile.block_n != 128
-    assert {each.outcome for each in run.tried if each.tile.block_n == 128} == {outcome}
+    best = run.best_of(DECODE)
+    assert best is not None
+    assert best[0].tile.block_n != 128
+    assert {attempt.outcome for attempt in run.tried if attempt.tile.block_n == 128} == {outcome}
     assert (timer.closed > 0) == ("fault" in answer)  # what has failed once may fail whatever comes next
 
 
@@ -212,7 +212,7 @@ def test_what_was_compiled_is_not_compiled_again_for_another_number_of_programs(
     run = search(compiler, Scripted(speed))
     run.compile_ahead(DECODE)
     run.best_of(DECODE)
-    assert sorted(compiler.asked, key=str) == sorted(DECODE.candidates(90), key=str)
+    assert sorted(compiler.tiles, key=str) == sorted(DECODE.candidates(90), key=str)
 
 
 def test_two_processes_compile_at_the_same_time_and_are_asked_in_order() -> None:
@@ -236,11 +236,11 @@ def test_processes_are_ended_while_they_are_asked(tmp_path: Path, monkeypatch: p
     path = tmp_path / "pid"
     code = f"import os, time\nopen({str(path)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     compilers = Compilers([echo(monkeypatch, tmp_path, code)], 90)
-    asked, waiting = compilers.ask(0, AttentionTile(16, 4, 2)), compilers.ask(0, AttentionTile(32, 4, 2))
+    answer, waiting = compilers.ask(0, AttentionTile(16, 4, 2)), compilers.ask(0, AttentionTile(32, 4, 2))
     while not path.exists() or not path.read_text():
         time.sleep(0.02)
     compilers.close()
-    assert asked.result(0) == {"fault": "the process ended"}
+    assert answer.result(0) == {"fault": "the process ended"}
     assert waiting.cancelled()
     with pytest.raises(ProcessLookupError):
         os.kill(int(path.read_text()), 0)
@@ -257,8 +257,8 @@ def test_what_is_not_compiled_in_time_is_not_timed() -> None:
     run = search(Scripted(late), timer, left_s=0.5)
     assert run.best_of(DECODE) is None
     released.set()
-    assert [each.outcome for each in run.tried] == ["was not compiled in time"]
-    assert timer.asked == []
+    assert [attempt.outcome for attempt in run.tried] == ["was not compiled in time"]
+    assert timer.tiles == []
 
 
 def test_without_a_time_of_the_default_there_is_no_entry() -> None:
@@ -355,7 +355,7 @@ def test_a_damaged_table_is_refused_before_anything_is_timed(
 def test_a_wrong_call_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
 ) -> None:
-    argv = [each.format(tmp=tmp_path) for each in arguments]
+    argv = [word.format(tmp=tmp_path) for word in arguments]
     assert tune_kernels.main([*argv, "--device", "cpu"]) == 2
     assert capsys.readouterr().err == f"tune_kernels.py: error: {error}\n"
     assert not (tmp_path / "out").exists()
@@ -409,9 +409,9 @@ def test_it_tunes_in_the_interpreter_and_the_engine_reads_none_of_it(
     assert "a CPU has timed nothing" in err
     with (tmp_path / "tuning.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [each["outcome"].split()[0] for each in rows] == ["timed", "timed", "takes", "timed", "timed"]
-    assert all(math.isfinite(float(each["error"])) for each in rows if each["value"])
-    assert {each["gpu"] for each in rows} == {"cpu"}
+    assert [row["outcome"].split()[0] for row in rows] == ["timed", "timed", "takes", "timed", "timed"]
+    assert all(math.isfinite(float(row["error"])) for row in rows if row["value"])
+    assert {row["gpu"] for row in rows} == {"cpu"}
     document = json.loads((tmp_path / "tiles.json").read_text())
     assert document["entries"][0]["found"]["gpu"] == "none: Triton's interpreter"
     with pytest.raises(InvalidInputError, match=r"^tiles\.json is not kvplan/tiles@1; make it anew"):
@@ -435,7 +435,7 @@ print(json.dumps(found))
 """
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert all(disassembled == assembled for disassembled, assembled in found)
-    assert any(stack > 0 for (_, stack), _ in found)
-    assert any(stack == 0 for (_, stack), _ in found)
+    counts = json.loads(done.stdout)
+    assert all(disassembled == assembled for disassembled, assembled in counts)
+    assert any(stack > 0 for (_, stack), _ in counts)
+    assert any(stack == 0 for (_, stack), _ in counts)

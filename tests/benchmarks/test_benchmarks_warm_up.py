@@ -28,7 +28,7 @@ def test_a_warm_up_has_one_step_of_greedy_and_drawn_rows(
     prepare = engine.runner.sampler.prepare
 
     def noted(seqs: Any, params: Any, *more: Any) -> Any:
-        steps.append([(each.temperature == 0, each.top_p < 1) for each in params])
+        steps.append([(row.temperature == 0, row.top_p < 1) for row in params])
         return prepare(seqs, params, *more)
 
     monkeypatch.setattr(engine.runner.sampler, "prepare", noted)

@@ -49,8 +49,8 @@ def test_descriptions_are_no_models_and_each_model_counts_once(
     ],
 )
 def test_one_model_however_it_is_spelled(tmp_path: Path, spelling: str) -> None:
-    found = coverage.names([log_of(tmp_path, [spelling, "meta-llama/Llama-3.1-405B-Instruct"])])
-    assert [coverage.entry(name) for name in found] == ["llama-3.1-405b"]
+    names = coverage.names([log_of(tmp_path, [spelling, "meta-llama/Llama-3.1-405B-Instruct"])])
+    assert [coverage.entry(name) for name in names] == ["llama-3.1-405b"]
 
 
 def test_two_publishers_checkpoints_of_one_name_are_two(tmp_path: Path) -> None:

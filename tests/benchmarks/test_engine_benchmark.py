@@ -55,8 +55,8 @@ def small_engine(folder: Path, model: str = "llama-3.1-8b", **options: Any) -> E
 
 
 def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return content
 
 
 # --- the limit --------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_a_noted_step_is_the_engines_and_leaves_it_as_it_was(tmp_path: Path) -> 
     run = engine.runner.run
     arrays, params = overhead.noted_step(engine)
     assert sorted(arrays.token_ids.tolist()) == [5, 6, 7, 8, 9]
-    assert [each.max_tokens for each in params] == [4, 4]
+    assert [sampling.max_tokens for sampling in params] == [4, 4]
     assert engine.runner.run == run
     assert engine.stats().generation_tokens == 2
 
@@ -271,11 +271,11 @@ def served(requests_per_s: float, empty: float) -> Served:
 
 
 def test_paged_against_contiguous_is_a_ratio_of_requests_per_second() -> None:
-    found: dict[allocators.Allocator, Served] = {"paged": served(7.0, 0.01), "contiguous": served(2.0, 0.75)}
-    assert allocators.goals_of(found) == {
+    by_allocator: dict[allocators.Allocator, Served] = {"paged": served(7.0, 0.01), "contiguous": served(2.0, 0.75)}
+    assert allocators.goals_of(by_allocator) == {
         "paged-waste": 0.01, "contiguous-waste": 0.75, "paged-contiguous": pytest.approx(3.5),
     }  # fmt: skip
-    rows = {line.metric: line.value for line in allocators.rows_of("pool", found, "m")}
+    rows = {line.metric: line.value for line in allocators.rows_of("pool", by_allocator, "m")}
     assert rows["pool, paged : contiguous"] == pytest.approx(3.5)
     assert rows["pool, paged: admitted, most"] == 3
     assert rows["pool, paged: admitted, mean of the steps"] == 2
@@ -295,9 +295,12 @@ def test_contiguous_admits_what_its_reservations_hold(tmp_path: Path) -> None:
     """17 blocks hold two reservations of 128 tokens; a paged pool gives each request the one or two blocks it needs."""
     engine = small_engine(tmp_path, max_num_seqs=8, enable_prefix_caching=False)
     mix = serving.requests_of([(10, 6)] * 8, engine.spec.vocab_size, random.Random(0))
-    found = {name: allocators.serve(engine, mix, name, 1 + 2 * 8) for name in allocators.ALLOCATORS}
-    assert {name: each.figures.max_running for name, each in found.items()} == {"paged": 8, "contiguous": 2}
-    assert found["paged"].empty <= 6 / 16 < 1 - 16 / 128 <= found["contiguous"].empty
+    by_allocator = {name: allocators.serve(engine, mix, name, 1 + 2 * 8) for name in allocators.ALLOCATORS}
+    assert {name: outcome.figures.max_running for name, outcome in by_allocator.items()} == {
+        "paged": 8,
+        "contiguous": 2,
+    }
+    assert by_allocator["paged"].empty <= 6 / 16 < 1 - 16 / 128 <= by_allocator["contiguous"].empty
     assert engine.on_step is None
 
 
@@ -336,11 +339,11 @@ def test_what_the_host_adds_is_the_median_step_less_the_devices() -> None:
 @pytest.mark.parametrize("name", [name.replace("-", "_") for name in script.PARTS])
 def test_a_part_measures_what_it_says_and_reports_known_goals(tmp_path: Path, name: str) -> None:
     import_module(f"benchmarks.gpu_stages.{name}").run(task(tmp_path))
-    found = result(tmp_path)
-    rows = {line["metric"]: line for line in found["rows"]}
-    assert len(rows) == len(found["rows"]) > 0
-    assert found["headline"]
-    assert set(found["numbers"].get("goals", {})) <= set(script.OWN_GOALS)
+    document = result(tmp_path)
+    rows = {line["metric"]: line for line in document["rows"]}
+    assert len(rows) == len(document["rows"]) > 0
+    assert document["headline"]
+    assert set(document["numbers"].get("goals", {})) <= set(script.OWN_GOALS)
     shares = [metric for metric in rows if metric.endswith(": of the limit")]
     assert bool(shares) == (name in ("decode", "nano_vllm", "prefill"))
     for metric in shares:
@@ -360,13 +363,13 @@ def test_without_transformers_its_part_says_so_and_keeps_the_engines_figures(
 ) -> None:
     monkeypatch.setattr(generate, "find_spec", lambda name: None)
     generate.run(task(tmp_path))
-    found = result(tmp_path)
-    assert [line["metric"] for line in found["rows"]] == ["engine: served"]
-    assert found["numbers"]["missing"] == {
+    document = result(tmp_path)
+    assert [line["metric"] for line in document["rows"]] == ["engine: served"]
+    assert document["numbers"]["missing"] == {
         "transformers": "transformers is not installed, so there is nothing to compare with"
     }
-    assert "transformers is not installed" in found["headline"]
-    assert found["numbers"]["goals"] == {}
+    assert "transformers is not installed" in document["headline"]
+    assert document["numbers"]["goals"] == {}
 
 
 def test_a_batch_that_does_not_fit_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,8 +485,8 @@ def test_a_gpus_numbers_stand_beside_their_goals(call: Call, tmp_path: Path, mon
     (waste,) = (cells for what, cells in lines.items() if what.startswith("paged against contiguous"))
     assert waste[1] == "in part |"
     # the summary is what `python -m benchmarks.goals` reads
-    found = goals.read_summary(tmp_path / "out" / "summary.json", {})
-    assert found["NVIDIA H200"].values == {
+    summary = goals.read_summary(tmp_path / "out" / "summary.json", {})
+    assert summary["NVIDIA H200"].values == {
         "decode-roofline": 3.0, "nano-vllm": 24_000.0, "nano-vllm-share": 0.67, "paged-waste": 0.02,
     }  # fmt: skip
 
@@ -530,10 +533,10 @@ def test_every_part_is_a_stage_of_the_gpu_script_after_the_profiles() -> None:
 def test_what_the_parts_are_expected_to_take_fits_their_limits_and_six_minutes() -> None:
     """The seconds that --help tells."""
     lines = [line.split() for line in (script.__doc__ or "").splitlines() if line.startswith("    ")]
-    told = {words[0]: int(words[1]) for words in lines if words[0] in script.PARTS}
-    assert list(told) == list(script.PARTS)
-    assert sum(told.values()) <= 360
-    assert all(told[stage.name] < stage.timeout_s for stage in gpu.STAGES if stage.name in told)
+    seconds = {words[0]: int(words[1]) for words in lines if words[0] in script.PARTS}
+    assert list(seconds) == list(script.PARTS)
+    assert sum(seconds.values()) <= 360
+    assert all(seconds[stage.name] < stage.timeout_s for stage in gpu.STAGES if stage.name in seconds)
 
 
 @pytest.mark.parametrize("name", ["engine", "simulate"])
@@ -562,6 +565,6 @@ def test_transformers_turns_by_the_same_scaled_angles(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_the_whole_script_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main([str(tmp_path / "out"), "--device", "cpu"]) == 0, capsys.readouterr().out
-    found = {line["metric"] for line in rows_of(tmp_path / "out")}
-    assert {"nano-vllm: output", "engine: served", "decode B=2 L=32: of the limit"} <= found
+    metrics = {line["metric"] for line in rows_of(tmp_path / "out")}
+    assert {"nano-vllm: output", "engine: served", "decode B=2 L=32: of the limit"} <= metrics
     assert all(name in (tmp_path / "out" / "engine.svg").read_text() for name in script.PARTS)

@@ -60,8 +60,8 @@ def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tu
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return content
 
 
 def stages_of(folder: Path) -> dict[str, dict[str, Any]]:
@@ -85,10 +85,10 @@ def test_a_stage_that_ends_well_is_in_the_summary_and_its_archive(call: Any, tmp
     code, out, _ = call([fake("one", "print('hello'); " + OK)])
     assert code == 0
     assert "42 things" in out
-    found = summary(tmp_path / "out")
-    assert found["schema"] == "kvplan/gpu@1"
-    assert (found["commit"], found["device"], found["budget_s"]) == ("c0ffee", "cpu", 480)
-    assert found["versions"]["torch"]
+    document = summary(tmp_path / "out")
+    assert document["schema"] == "kvplan/gpu@1"
+    assert (document["commit"], document["device"], document["budget_s"]) == ("c0ffee", "cpu", 480)
+    assert document["versions"]["torch"]
     entry = stages_of(tmp_path / "out")["one"]
     assert (entry["status"], entry["numbers"], entry["error"], entry["commit"]) == (
         "ok",
@@ -114,9 +114,9 @@ def test_a_stage_that_ends_well_is_in_the_summary_and_its_archive(call: Any, tmp
 )
 def test_a_stage_that_fails_costs_no_other(call: Any, tmp_path: Path, code: str, error: str) -> None:
     assert call([fake("bad", code), fake("good")])[0] == 1
-    found = stages_of(tmp_path / "out")
-    assert (found["bad"]["status"], found["bad"]["error"]) == ("failed", error)
-    assert found["good"]["status"] == "ok"
+    stages = stages_of(tmp_path / "out")
+    assert (stages["bad"]["status"], stages["bad"]["error"]) == ("failed", error)
+    assert stages["good"]["status"] == "ok"
 
 
 def test_a_stage_that_hangs_is_ended_with_its_children_and_keeps_what_it_saved(
@@ -131,11 +131,11 @@ save('as far as this', pid=child.pid)
 time.sleep(600)
 """
     assert call([fake("hangs", code, timeout_s=1), fake("good")])[0] == 1
-    found = stages_of(tmp_path / "out")
-    assert (found["hangs"]["status"], found["hangs"]["error"]) == ("timeout", "ended after 1 s")
-    assert found["hangs"]["headline"] == "as far as this"
-    assert found["good"]["status"] == "ok"
-    assert not is_running(found["hangs"]["numbers"]["pid"])
+    stages = stages_of(tmp_path / "out")
+    assert (stages["hangs"]["status"], stages["hangs"]["error"]) == ("timeout", "ended after 1 s")
+    assert stages["hangs"]["headline"] == "as far as this"
+    assert stages["good"]["status"] == "ok"
+    assert not is_running(stages["hangs"]["numbers"]["pid"])
 
 
 def test_a_child_that_saves_when_asked_to_end_is_given_the_time(tmp_path: Path) -> None:
@@ -178,10 +178,10 @@ def test_a_stage_gets_no_more_than_the_budget_leaves(call: Any, tmp_path: Path) 
     """12 s less the 10 that are kept for the end: the first stage is ended after 2, the second is not begun."""
     code, _, _ = call([fake("long", "time.sleep(600)"), fake("later", minimum_s=1)], "--budget", "12")
     assert code == 1
-    found = stages_of(tmp_path / "out")
-    assert found["long"]["status"] == "timeout"
-    assert found["later"]["status"] == "skipped"
-    assert found["later"]["error"] == "it needs 1 s, 0 s of the budget are left"
+    stages = stages_of(tmp_path / "out")
+    assert stages["long"]["status"] == "timeout"
+    assert stages["later"]["status"] == "skipped"
+    assert stages["later"]["error"] == "it needs 1 s, 0 s of the budget are left"
 
 
 @pytest.mark.parametrize(("timeout_s", "budget", "seconds"), [(30, "480", 30), (180, "40", 30)])
@@ -240,12 +240,12 @@ def test_resuming_runs_what_is_missing_or_failed_and_keeps_the_rest(call: Any, t
     stages = [fake("good", "save(run=2)"), fake("bad", "save(run=2)"), fake("late", "save(run=2)"), fake("new")]
     code, _, _ = call(stages, "--resume", str(tmp_path / "out"), "--commit", "badcafe", out=out)
     assert code == 0
-    found = stages_of(tmp_path / out)
-    assert [(name, entry["status"]) for name, entry in found.items()] == [
+    by_stage = stages_of(tmp_path / out)
+    assert [(name, entry["status"]) for name, entry in by_stage.items()] == [
         ("good", "ok"), ("bad", "ok"), ("late", "ok"), ("new", "ok"),
     ]  # fmt: skip
-    assert [found[name]["numbers"] for name in ("good", "bad", "late")] == [{"run": 1}, {"run": 2}, {"run": 2}]
-    assert [found[name]["commit"] for name in ("good", "bad")] == ["c0ffee", "badcafe"]
+    assert [by_stage[name]["numbers"] for name in ("good", "bad", "late")] == [{"run": 1}, {"run": 2}, {"run": 2}]
+    assert [by_stage[name]["commit"] for name in ("good", "bad")] == ["c0ffee", "badcafe"]
     packed = members(tmp_path / out / "evidence-all.tar.gz")
     assert json.loads(packed["good/result.json"])["numbers"] == {"run": 1}
     assert json.loads(packed["bad/result.json"])["numbers"] == {"run": 2}
@@ -285,8 +285,8 @@ def test_a_stage_that_ended_with_failures_is_done_and_told(call: Any, tmp_path: 
     assert code == 1
     (line,) = (line.split() for line in out.splitlines() if " kept " in line and line.startswith("tests"))
     assert line == ["tests", "kept", "failures", "3", "passed,", "1", "failed"]
-    found = stages_of(tmp_path / "out")["tests"]
-    assert (found["status"], found["numbers"]) == ("failures", {"run": 1})
+    entry = stages_of(tmp_path / "out")["tests"]
+    assert (entry["status"], entry["numbers"]) == ("failures", {"run": 1})
 
 
 def test_failures_without_numbers_are_a_crash(call: Any, tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_again_runs_a_stage_that_is_done(call: Any, tmp_path: Path) -> None:
     assert (
         out.splitlines()[0] == "kept of another commit than badcafe: b (c0ffee); --again STAGE,... measures them anew"
     )
-    found = stages_of(tmp_path / "out")
-    assert [(found[name]["numbers"], found[name]["commit"]) for name in "abc"] == [
+    by_stage = stages_of(tmp_path / "out")
+    assert [(by_stage[name]["numbers"], by_stage[name]["commit"]) for name in "abc"] == [
         ({"run": 2}, "badcafe"), ({"run": 1}, "c0ffee"), ({"run": 2}, "badcafe"),
     ]  # fmt: skip
 
@@ -315,8 +315,8 @@ def test_what_the_time_does_not_allow_again_stays_as_it_was(call: Any, tmp_path:
     call([fake("a", SAVED.format(run=1, code=code))])
     late = [fake("a", "save(run=2)", minimum_s=10**6)]
     arguments = ("--resume", str(tmp_path / "out"), "--again", "a", "--commit", "badcafe")
-    found, out, _ = call(late, *arguments)
-    assert found == (4 if status == "ok" else 1)
+    exit_code, out, _ = call(late, *arguments)
+    assert exit_code == (4 if status == "ok" else 1)
     assert "not run again: it needs 1e+06 s" in out
     entry = stages_of(tmp_path / "out")["a"]
     assert (entry["status"], entry["numbers"], entry["commit"]) == (status, {"run": 1}, "c0ffee")
@@ -379,8 +379,8 @@ def test_what_lost_its_evidence_on_the_way_is_measured_again(call: Any, tmp_path
     code, out, _ = call(stages, "--resume", str(tmp_path / "out"), out="second")
     assert code == 0
     assert out.splitlines()[0] == f"{packed}: cannot be unpacked; measured again: a"
-    found = stages_of(tmp_path / "second")
-    assert [found[name]["numbers"] for name in "ab"] == [{"run": 2}, {"run": 1}]
+    by_stage = stages_of(tmp_path / "second")
+    assert [by_stage[name]["numbers"] for name in "ab"] == [{"run": 2}, {"run": 1}]
 
 
 def test_what_another_gpu_showed_is_not_taken_over_and_the_call_goes_on(
@@ -481,9 +481,9 @@ sys.exit(gpu.main([{str(tmp_path / "out")!r}, "--device", "cpu", "--commit", "c"
     out, _ = process.communicate(timeout=900)
     assert process.returncode == 143
     assert b"42 things" in out
-    found = stages_of(tmp_path / "out")
-    assert (found["a"]["status"], found["b"]["status"]) == ("ok", "failed")
-    assert (found["b"]["error"], found["b"]["headline"]) == ("stopped by SystemExit", "begun")
+    stages = stages_of(tmp_path / "out")
+    assert (stages["a"]["status"], stages["b"]["status"]) == ("ok", "failed")
+    assert (stages["b"]["error"], stages["b"]["headline"]) == ("stopped by SystemExit", "begun")
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -564,9 +564,9 @@ def test_the_stages_fit_the_files_that_can_be_carried() -> None:
 
 
 def test_every_stage_is_a_module_of_the_repository() -> None:
-    for each in gpu.STAGES:
-        assert each.argv[0] == "-m"
-        assert (ROOT / f"{each.argv[1].replace('.', '/')}.py").is_file()
+    for gpu_stage in gpu.STAGES:
+        assert gpu_stage.argv[0] == "-m"
+        assert (ROOT / f"{gpu_stage.argv[1].replace('.', '/')}.py").is_file()
 
 
 def test_every_model_but_the_one_with_latents_is_profiled_with_bf16_and_then_fp8_kv() -> None:
@@ -587,12 +587,14 @@ def test_the_profiles_come_before_the_kernels_and_what_takes_all_that_is_left_co
 @pytest.mark.parametrize("name", ["kernels", "tune", "kernels-grid"])
 def test_a_search_that_may_go_on_for_ever_ends_before_it_is_ended(name: str) -> None:
     """Its own limit, of which --help speaks, is at least 20 s below the stage's: a last case may be under way."""
-    (each,) = (stage for stage in gpu.STAGES if stage.name == name)
-    text = subprocess.run([sys.executable, *each.argv, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (chosen_stage,) = (stage for stage in gpu.STAGES if stage.name == name)
+    text = subprocess.run(
+        [sys.executable, *chosen_stage.argv, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     limit = re.search(r"--limit SECONDS\s+for the \w+ \((\d+)\)", text.stdout)
     assert limit is not None
-    given = each.argv[each.argv.index("--limit") + 1] if "--limit" in each.argv else limit[1]
-    assert int(given) <= each.timeout_s - 20
+    limit_s = chosen_stage.argv[chosen_stage.argv.index("--limit") + 1] if "--limit" in chosen_stage.argv else limit[1]
+    assert int(limit_s) <= chosen_stage.timeout_s - 20
 
 
 @pytest.mark.parametrize(("left_s", "seconds"), [(60, 45), (500, 150), (None, 150)])
@@ -610,17 +612,17 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
 
     Of the tests' 55 s those that run alone may take half; they take no time here, so the others get all of it.
     """
-    given: list[float] = []
+    limits_s: list[float] = []
 
-    def measure(task: Any, wanted: Any, until_s: float, found: Any) -> None:
-        given.append(until_s)
+    def measure(task: Any, todo: Any, until_s: float, findings: Any) -> None:
+        limits_s.append(until_s)
 
     def tune(place: Any, device: str, kernels: Any, until_s: float) -> tuple[Any, dict[Any, Any]]:
-        given.append(until_s)
+        limits_s.append(until_s)
         return argparse.Namespace(tried=[]), {}
 
     def run_tests(arguments: Any, junit: Path, limit_s: float) -> int:
-        given.append(now_s + limit_s)
+        limits_s.append(now_s + limit_s)
         junit.write_text(JUNIT)
         return 0
 
@@ -635,7 +637,7 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
     kernels_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     tune_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     checks.run(stage.Task(tmp_path, torch.device("meta"), options))  # on a CPU it only collects
-    assert given == [end - 15, end - 15, end - 15 - 55 / 2, end - 15]
+    assert limits_s == [end - 15, end - 15, end - 15 - 55 / 2, end - 15]
 
 
 @pytest.mark.parametrize(("alone_s", "shared_s"), [(8.0, 67.0), (37.5, 37.5)])
@@ -643,12 +645,12 @@ def test_the_tests_that_share_the_device_get_what_those_that_run_alone_have_left
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_s: float, shared_s: float
 ) -> None:
     """The least time that the stage is begun with is 90 s, 15 of them for saving: 75 s, of which alone_s are used."""
-    (begun,) = (each.minimum_s for each in gpu.STAGES if each.name == "tests")
-    now_s, given = 1000.0, []
+    (begun,) = (stage.minimum_s for stage in gpu.STAGES if stage.name == "tests")
+    now_s, calls = 1000.0, []
 
     def run_tests(arguments: list[str], junit: Path, limit_s: float) -> int:
         nonlocal now_s
-        given.append((arguments, limit_s))
+        calls.append((arguments, limit_s))
         junit.write_text(JUNIT)
         now_s += alone_s
         return 0
@@ -656,7 +658,7 @@ def test_the_tests_that_share_the_device_get_what_those_that_run_alone_have_left
     monkeypatch.setattr(checks, "run_tests", run_tests)
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     checks.run(stage.Task(tmp_path, torch.device("meta"), argparse.Namespace(limit=165, end=1000.0 + begun)))
-    assert given == [(checks.alone(), 37.5), (checks.shared(), shared_s)]
+    assert calls == [(checks.alone(), 37.5), (checks.shared(), shared_s)]
 
 
 @pytest.mark.parametrize(
@@ -685,10 +687,10 @@ def test_a_profile_that_ran_out_of_memory_says_so_whatever_reconcile_makes_of_it
 ) -> None:
     """Without measured memory there is nothing to reconcile; where reconcile fails, the cause stays."""
     cause = "CUDA out of memory. Tried to allocate 1.96 GiB."
-    asked = []
+    commands = []
 
     def kvplan(task: stage.Task, arguments: list[str]) -> tuple[int, str]:
-        asked.append(arguments[0])
+        commands.append(arguments[0])
         if arguments[0] == "reconcile":
             return 2, ""
         (task.folder / "run").mkdir()
@@ -702,7 +704,7 @@ def test_a_profile_that_ran_out_of_memory_says_so_whatever_reconcile_makes_of_it
             profiles.run(profile_task(tmp_path))
     else:
         assert profiles.run(profile_task(tmp_path)) == 4
-    assert asked == ["profile", *(["reconcile"] if measured else [])]
+    assert commands == ["profile", *(["reconcile"] if measured else [])]
     saved = json.loads((tmp_path / "result.json").read_text())
     assert saved["numbers"] == {"status": "failed", "cause": cause}
     assert saved["headline"] == f"the run ended early: {cause}"
@@ -713,11 +715,11 @@ def test_a_run_that_the_memory_did_not_do_for_is_done_once_its_rows_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: int
 ) -> None:
     """Another try would end as this one did; `kvplan profile` exits with 4 for that alone."""
-    found = {"rows": [], "gaps": ["no request was served"]}
+    document = {"rows": [], "gaps": ["no request was served"]}
 
     def kvplan(task: stage.Task, arguments: list[str]) -> tuple[int, str]:
         if arguments[0] == "reconcile":
-            return 0, json.dumps(found)
+            return 0, json.dumps(document)
         (task.folder / "run").mkdir()
         manifest = {"status": "failed", "cause": "CUDA out of memory.", "memory": {"weights": 1}}
         (task.folder / "run" / "run.json").write_text(json.dumps(manifest))
@@ -725,7 +727,7 @@ def test_a_run_that_the_memory_did_not_do_for_is_done_once_its_rows_are_told(
 
     monkeypatch.setattr(profiles, "kvplan", kvplan)
     assert profiles.run(profile_task(tmp_path)) == status
-    assert json.loads((tmp_path / "result.json").read_text())["numbers"]["gaps"] == found["gaps"]
+    assert json.loads((tmp_path / "result.json").read_text())["numbers"]["gaps"] == document["gaps"]
 
 
 def test_the_engine_needs_no_psutil_where_linux_says_its_memory() -> None:
@@ -794,19 +796,19 @@ MEASURES = {"memory_report", "memory_allocated", "max_memory_allocated", "mem_ge
 
 def test_every_test_of_a_gpus_memory_runs_alone_and_no_other() -> None:
     """Those whose code asks for memory, by name; the others must not need to be alone."""
-    found = []
+    names_alone = []
     for path in checks.TESTS:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         whole = any(isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node) for node in tree.body)
         for node in tree.body:
             if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
                 continue
-            is_marked = whole or any("mark.gpu" in ast.unparse(each) for each in node.decorator_list)
+            is_marked = whole or any("mark.gpu" in ast.unparse(decorator) for decorator in node.decorator_list)
             names = {
-                each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in ast.walk(node)
+                child.attr if isinstance(child, ast.Attribute) else getattr(child, "id", "") for child in ast.walk(node)
             }
-            found += [f"{path}::{node.name}"] if is_marked and names & MEASURES else []
-    assert sorted(found) == sorted(checks.ALONE)
+            names_alone += [f"{path}::{node.name}"] if is_marked and names & MEASURES else []
+    assert sorted(names_alone) == sorted(checks.ALONE)
 
 
 def test_the_tests_are_shared_out_where_that_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -822,8 +824,8 @@ def test_no_test_is_run_twice_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def collected(*arguments: str) -> int:
         argv = [sys.executable, *arguments, "--collect-only", "-q", "-q", "-q"]
-        found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-        return sum(int(line.rsplit(":", 1)[1]) for line in found.stdout.splitlines() if line.startswith("tests/"))
+        listing = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+        return sum(int(line.rsplit(":", 1)[1]) for line in listing.stdout.splitlines() if line.startswith("tests/"))
 
     monkeypatch.setattr(checks, "find_spec", lambda name: None)  # several processes collect the same
     alone = collected(*checks.alone())
@@ -890,8 +892,8 @@ def test_samples_are_thinned_evenly_and_keep_the_ends_of_each_stage(tmp_path: Pa
     path = tmp_path / "samples.jsonl"
     samples(path, 1000)
     assert evidence.thin(path, limit=-(-path.stat().st_size // 10))
-    kept = [json.loads(line)["t"] for line in path.read_text().splitlines()]
-    assert kept == sorted({*range(0, 1000, 10), 6, 7, 999})
+    times = [json.loads(line)["t"] for line in path.read_text().splitlines()]
+    assert times == sorted({*range(0, 1000, 10), 6, 7, 999})
 
 
 def test_samples_that_are_few_stay_as_they_are(tmp_path: Path) -> None:
@@ -928,26 +930,26 @@ def test_the_whole_script_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFi
     """Every stage, on tiny models; then a second call finds nothing left to do."""
     argv = [str(tmp_path), "--device", "cpu", "--budget", "5400"]  # more than a busy machine needs
     assert gpu.main(argv) == 0, capsys.readouterr().out
-    found = stages_of(tmp_path)
-    assert list(found) == [stage.name for stage in gpu.STAGES]
+    stages = stages_of(tmp_path)
+    assert list(stages) == [stage.name for stage in gpu.STAGES]
     files = list(tmp_path.iterdir())
     assert len(files) <= 8
     assert all(path.stat().st_size < 16 * 2**20 for path in files)
     for name in ("profile-llama-3.1-8b", "profile-gpt-oss-20b", "profile-deepseek-v2-lite"):
-        assert found[name]["numbers"]["weights"]["relative"] == 0
-        assert found[name]["numbers"]["kv_cache"]["relative"] == 0
+        assert stages[name]["numbers"]["weights"]["relative"] == 0
+        assert stages[name]["numbers"]["kv_cache"]["relative"] == 0
     # Every row of a later model is predicted, with what the first one measured.
-    assert "total_predicted_before" not in found["profile-llama-3.1-8b"]["numbers"]
-    assert set(COMPONENTS) == set(found["profile-qwen2.5-7b"]["numbers"]["total_predicted_before"]["of"])
-    assert found["contiguous"]["numbers"]["contiguous"]["num_finished"] == 3
-    assert found["prefix"]["numbers"]["prefix"] == 90
-    assert found["kernels"]["numbers"]["failures"] == {}
-    assert found["kernels-grid"]["headline"] == "all 9 cases were measured before"
-    assert found["tune"]["numbers"]["timed"] > 0
-    assert any(row["unit"] == "tokens/s" for row in found["decode"]["rows"])
-    assert found["nano-vllm"]["numbers"]["goals"]["nano-vllm"] > 0
-    assert found["generate"]["numbers"]["missing"] == {}
-    assert found["allocators"]["numbers"]["goals"]["paged-waste"] < 1
+    assert "total_predicted_before" not in stages["profile-llama-3.1-8b"]["numbers"]
+    assert set(COMPONENTS) == set(stages["profile-qwen2.5-7b"]["numbers"]["total_predicted_before"]["of"])
+    assert stages["contiguous"]["numbers"]["contiguous"]["num_finished"] == 3
+    assert stages["prefix"]["numbers"]["prefix"] == 90
+    assert stages["kernels"]["numbers"]["failures"] == {}
+    assert stages["kernels-grid"]["headline"] == "all 9 cases were measured before"
+    assert stages["tune"]["numbers"]["timed"] > 0
+    assert any(row["unit"] == "tokens/s" for row in stages["decode"]["rows"])
+    assert stages["nano-vllm"]["numbers"]["goals"]["nano-vllm"] > 0
+    assert stages["generate"]["numbers"]["missing"] == {}
+    assert stages["allocators"]["numbers"]["goals"]["paged-waste"] < 1
     packed = members(tmp_path / "evidence-llama.tar.gz")
     assert "profile-llama-3.1-8b/run/run.json" in packed
     assert b"weights" in packed["profile-llama-3.1-8b/reconciliation.md"]

@@ -60,41 +60,41 @@ def board() -> Board:
 
 @pytest.fixture(scope="module")
 def scored() -> dict[str, Scored]:
-    found = fit.scored_only([row for row in read_cases(FACTS) if isinstance(row, Case)], Models())
-    return {one.case.id: one for one in found}
+    results = fit.scored_only([row for row in read_cases(FACTS) if isinstance(row, Case)], Models())
+    return {result.case.id: result for result in results}
 
 
 def line(board: Board, part: str) -> summary.Line:
-    return next(each for each in board.validated if each.part == part)
+    return next(row for row in board.validated if row.part == part)
 
 
 def test_weights_are_within_half_a_percent_and_two_for_nine_in_ten(board: Board) -> None:
-    found = line(board, "weights")
-    assert found.n >= 60
-    assert found.median <= 0.001  # 0.03 % when this was written
-    assert found.p90 <= 0.02
+    standing = line(board, "weights")
+    assert standing.n >= 60
+    assert standing.median <= 0.001  # 0.03 % when this was written
+    assert standing.p90 <= 0.02
 
 
 def test_the_pool_follows_from_the_logged_bytes_for_95_in_100(board: Board) -> None:
-    parts = [each for each in board.validated if each.part in GIVEN]
-    total = sum(each.n for each in parts)
-    met = sum((each.exact or 0) + (each.explained or 0) for each in parts)
-    exact = sum(each.exact or 0 for each in parts)
+    parts = [row for row in board.validated if row.part in GIVEN]
+    total = sum(row.n for row in parts)
+    met = sum((row.exact or 0) + (row.explained or 0) for row in parts)
+    exact = sum(row.exact or 0 for row in parts)
     assert total >= 130
     assert met / total >= 0.95
     assert exact / total >= 0.85  # most of the rest are recurrent states, whose caching a log does not tell
 
 
 def test_the_pool_from_the_inputs_alone_is_within_two_percent_by_the_median(board: Board) -> None:
-    found = next(each for each in board.standings[summary.FITTED] if each.part == "available_kv")
-    assert found.n >= 33
-    assert found.median <= 0.02  # 1.0 % when this was written
+    standing = next(row for row in board.standings[summary.FITTED] if row.part == "available_kv")
+    assert standing.n >= 33
+    assert standing.median <= 0.02  # 1.0 % when this was written
 
 
 def test_the_pool_of_releases_never_fitted_is_within_five_percent_by_the_median(board: Board) -> None:
-    found = next(each for each in board.standings[summary.NOT_FITTED] if each.part == "available_kv")
-    assert found.n >= 3  # few: a sampler and non-torch memory over PCIe were set from logs of 0.27
-    assert found.median <= 0.05  # 2.7 % when this was written
+    standing = next(row for row in board.standings[summary.NOT_FITTED] if row.part == "available_kv")
+    assert standing.n >= 3  # few: a sampler and non-torch memory over PCIe were set from logs of 0.27
+    assert standing.median <= 0.05  # 2.7 % when this was written
 
 
 def test_most_scorable_cases_are_predicted(board: Board) -> None:
@@ -111,9 +111,9 @@ KV_CASES = {
 
 @pytest.mark.parametrize(("case", "logged"), KV_CASES.items())
 def test_a_pool_that_was_met_stays_met(scored: dict[str, Scored], case: str, logged: float) -> None:
-    found = next(score for score in scored[case].scores if score.part == "available_kv")
-    assert found.logged == logged
-    assert found.predicted == pytest.approx(logged, rel=0.005)
+    pool = next(score for score in scored[case].scores if score.part == "available_kv")
+    assert pool.logged == logged
+    assert pool.predicted == pytest.approx(logged, rel=0.005)
 
 
 # --- data it has never seen ---------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_each_row_that_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert len(lines) == len(BROKEN)
-    assert all(each.endswith("; skipped") and each.isprintable() for each in lines)
+    assert all(text.endswith("; skipped") and text.isprintable() for text in lines)
     assert "line 8: " not in err  # the good row's
     assert "1 cases, 1 scorable, 1 predicted (100%)" in out
 
@@ -167,7 +167,7 @@ def test_nothing_to_score_is_one_line_and_exit_2(tmp_path: Path, capsys: pytest.
 
 
 def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
-    told: dict[str, dict[str, Any]] = {
+    changes_by_reason: dict[str, dict[str, Any]] = {
         "engine trt is not one that is scored": {"engine": "trt"},
         "its confidence is low": {"confidence": "low"},
         "no model is named": {"model": None},
@@ -175,36 +175,36 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
         "no release is named": {"engine_version": None},
         "its version names no release": {"engine_version": "the newest"},
     }
-    for why, changes in told.items():
+    for why, changes in changes_by_reason.items():
         row = case_of(1, {**GOOD, **changes})
         assert isinstance(row, Case)
-        found = score_case(row, Models())
-        assert isinstance(found, Refused)
-        assert found.why == why
-        assert not found.scorable
+        outcome = score_case(row, Models())
+        assert isinstance(outcome, Refused)
+        assert outcome.why == why
+        assert not outcome.scorable
 
 
 def test_what_is_not_stated_beside_model_and_release_counts_as_scorable_and_refused() -> None:
-    told: dict[str, dict[str, Any]] = {
+    changes_by_reason: dict[str, dict[str, Any]] = {
         "12 GiB of its weights lie in the CPU's memory": {"other_flags": "--cpu-offload-gb 12"},
         "its draft model is not named": {"other_flags": "EAGLE"},
         "how its GPUs share the model is not stated": {"tp": None, "n_gpus": 4},
     }
-    for why, changes in told.items():
+    for why, changes in changes_by_reason.items():
         row = case_of(1, {**GOOD, **changes})
         assert isinstance(row, Case)
-        found = score_case(row, Models())
-        assert isinstance(found, Refused)
-        assert (found.why, found.scorable) == (why, True)
+        outcome = score_case(row, Models())
+        assert isinstance(outcome, Refused)
+        assert (outcome.why, outcome.scorable) == (why, True)
 
 
 def test_a_case_kvplan_refuses_counts_as_scorable() -> None:
     row = case_of(1, {**GOOD, "tp": 7})  # 7 does not divide 32 heads
     assert isinstance(row, Case)
-    found = score_case(row, Models())
-    assert isinstance(found, Scored)
-    assert not found.scores
-    cover = summary.coverage([found], [])
+    outcome = score_case(row, Models())
+    assert isinstance(outcome, Scored)
+    assert not outcome.scores
+    cover = summary.coverage([outcome], [])
     assert (cover.scorable, cover.predicted) == (1, 0)
     assert cover.refused
 
@@ -242,16 +242,16 @@ def test_words_for_a_release(version: str | None, source: str, notes: str, numbe
 def test_sglang_pools_hold_what_their_sizes_say() -> None:
     # sgl-project/sglang#6753: Llama-3-8B, K and V of 53.18 GB hold 871,371 tokens: 106.36 GiB / 131,072 B, within 0.01
     measured = {"sgl_k_gb": 53.18, "sgl_v_gb": 53.18, "kv_cache_tokens": 871_371, "sgl_weight_mem_gb": 14.98}
-    told = {"engine": "sglang", "engine_version": "0.4.7", "model": "meta-llama/Meta-Llama-3-8B-Instruct",
-            "max_model_len": None}  # fmt: skip
-    row = case_of(1, {**GOOD, **told, "measured": measured})
+    stated = {"engine": "sglang", "engine_version": "0.4.7", "model": "meta-llama/Meta-Llama-3-8B-Instruct",
+              "max_model_len": None}  # fmt: skip
+    row = case_of(1, {**GOOD, **stated, "measured": measured})
     assert isinstance(row, Case)
-    found = score_case(row, Models())
-    assert isinstance(found, Scored)
-    by_part = {score.part: score for score in found.scores}
+    outcome = score_case(row, Models())
+    assert isinstance(outcome, Scored)
+    by_part = {score.part: score for score in outcome.scores}
     assert by_part["tokens given KV"].exact
     assert by_part["weights"].predicted == pytest.approx(14.98, abs=0.005)  # parameters and tables alone are 14.96
-    wrong = case_of(1, {**GOOD, **told, "measured": {**measured, "kv_cache_tokens": 881_371}})
+    wrong = case_of(1, {**GOOD, **stated, "measured": {**measured, "kv_cache_tokens": 881_371}})
     assert isinstance(wrong, Case)
     again = score_case(wrong, Models())
     assert isinstance(again, Scored)
@@ -259,9 +259,9 @@ def test_sglang_pools_hold_what_their_sizes_say() -> None:
 
 
 def test_a_log_with_keys_and_values_of_a_model_without_any_is_not_scored_by_them() -> None:
-    told = {"engine": "sglang", "engine_version": "0.5.9", "model": "BAAI/bge-m3", "max_model_len": None}
+    stated = {"engine": "sglang", "engine_version": "0.5.9", "model": "BAAI/bge-m3", "max_model_len": None}
     measured = {"sgl_k_gb": 53.18, "sgl_v_gb": 53.18, "kv_cache_tokens": 871_371}
-    row = case_of(1, {**GOOD, **told, "measured": measured})
+    row = case_of(1, {**GOOD, **stated, "measured": measured})
     assert isinstance(row, Case)
     scored = score_case(row, Models())
     assert not isinstance(scored, Scored) or all(score.part != "tokens given KV" for score in scored.scores)
@@ -291,10 +291,10 @@ def test_a_fork_is_not_asked_at_all(version: str, fork: bool) -> None:
 
 
 def test_a_build_that_a_collector_calls_a_fork_is_not_asked() -> None:
-    for notes, asked in (("fork build with a draft", False), ("image v0.11.0 in its section", True)):
+    for notes, is_scored in (("fork build with a draft", False), ("image v0.11.0 in its section", True)):
         row = case_of(1, {**GOOD, "notes": notes})
         assert isinstance(row, Case)
-        assert isinstance(score_case(row, Models()), Scored) is asked
+        assert isinstance(score_case(row, Models()), Scored) is is_scored
 
 
 # vLLM allocates adapter slots while loading: for Qwen3-8B (36 layers, hidden 4096, 32 and 8 heads of 128, intermediate
@@ -383,7 +383,7 @@ def test_releases_without_a_fitted_log_stand_apart(board: Board) -> None:
     assert {row["fitted"] for row in rows.values()} == {"true", "false"}
     assert list(board.standings) == [summary.FITTED, summary.NOT_FITTED, summary.SGLANG]
     for part in ("weights", "available_kv"):
-        apart = [each.n for lines in board.standings.values() for each in lines if each.part == part]
+        apart = [standing.n for lines in board.standings.values() for standing in lines if standing.part == part]
         assert sum(apart) == line(board, part).n
     assert {"0.11", "0.10"} <= set(board.fitted_on)
     assert not {"0.23", "0.28", "0.29"} & set(board.fitted_on)
@@ -420,21 +420,23 @@ ROWS = st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=6)
 def test_no_row_raises(changes: dict[str, Any], measured: dict[str, Any]) -> None:
     row = case_of(1, {**GOOD, **changes, "measured": {**GOOD["measured"], **measured}})
     if isinstance(row, Case):
-        found = score_case(row, Models())
-        if isinstance(found, Scored):
-            assert all(math.isfinite(score.predicted) for score in found.scores)
+        outcome = score_case(row, Models())
+        if isinstance(outcome, Scored):
+            assert all(math.isfinite(score.predicted) for score in outcome.scores)
 
 
 def test_csv_and_json_lines_say_the_same(tmp_path: Path, scored: dict[str, Scored]) -> None:
     rows = []
     for row in facts():
         plain = {name: value or None for name, value in row.items() if not name.startswith("measured.")}
-        kept = {name: float(row[f"measured.{name}"]) for name in MEASURED if row[f"measured.{name}"]}
-        rows.append({**plain, "measured": kept})
+        figures = {name: float(row[f"measured.{name}"]) for name in MEASURED if row[f"measured.{name}"]}
+        rows.append({**plain, "measured": figures})
     data = tmp_path / "facts.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     again = fit.scored_only([row for row in read_cases(data) if isinstance(row, Case)], Models())
-    assert {one.case.id: one.scores for one in again} == {name: one.scores for name, one in scored.items()}
+    assert {result.case.id: result.scores for result in again} == {
+        name: result.scores for name, result in scored.items()
+    }
 
 
 def test_the_json_holds_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -443,10 +445,10 @@ def test_the_json_holds_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([str(data), "--json", str(out)]) == 0
     written = json.loads(out.read_text(encoding="utf-8"))
     assert written["schema"] == "kvplan/scoreboard@1"
-    shown = capsys.readouterr().out
-    for each in written["validated"]:
-        assert f"{each['part'].replace('_', '-')} " in shown
-        assert each["n"] == 1
+    output = capsys.readouterr().out
+    for part_row in written["validated"]:
+        assert f"{part_row['part'].replace('_', '-')} " in output
+        assert part_row["n"] == 1
     assert main([str(data), "--json", str(tmp_path)]) != 0  # a directory
     assert "Traceback" not in capsys.readouterr().err
 
@@ -458,8 +460,8 @@ def test_errors_by_hand() -> None:
     assert Score("weights", 11.0, 10.0).relative == pytest.approx(0.1)
     assert Score("available_kv", -1.0, -2.0).relative == pytest.approx(0.5)
     assert [quantile([3.0, 1.0, 2.0, 4.0], share) for share in (0.5, 0.75, 0.9)] == [2.0, 3.0, 4.0]
-    found = summary.line_of("weights", [Score("weights", 10.0 + error, 10.0) for error in (0.1, 0.2, 0.9)])
-    assert (found.n, round(found.median, 9), round(found.max, 9), found.exact) == (3, 0.02, 0.09, None)
+    standing = summary.line_of("weights", [Score("weights", 10.0 + error, 10.0) for error in (0.1, 0.2, 0.9)])
+    assert (standing.n, round(standing.median, 9), round(standing.max, 9), standing.exact) == (3, 0.02, 0.09, None)
 
 
 def test_a_thread_of_many_logs_counts_once() -> None:
@@ -470,13 +472,13 @@ def test_a_thread_of_many_logs_counts_once() -> None:
 
 def test_a_case_is_predicted_without_its_own_thread(scored: dict[str, Scored]) -> None:
     # Thread 132 has most of H100's logs. Validated, its non-torch memory comes from the others alone.
-    one = scored["145"]
-    others = [each for each in scored.values() if each.case.thread != one.case.thread]
-    constants = fitted(point for each in others for point in fit.points_of(each))
-    found = fit.cross_validated([one], list(scored.values()))[0]
-    predicted = {score.part: score.predicted for score in found.scores}
+    result = scored["145"]
+    others = [other for other in scored.values() if other.case.thread != result.case.thread]
+    constants = fitted(point for other in others for point in fit.points_of(other))
+    validated = fit.cross_validated([result], list(scored.values()))[0]
+    predicted = {score.part: score.predicted for score in validated.scores}
     assert predicted["non_torch"] == pytest.approx(constants["non-torch one"].value, abs=1e-6)
-    shipped = {score.part: score.predicted for score in one.scores}
+    shipped = {score.part: score.predicted for score in result.scores}
     moved = sum(predicted[part] - shipped[part] for part in ("activation", "non_torch"))
     assert predicted["available_kv"] == pytest.approx(shipped["available_kv"] - moved, abs=1e-6)
 
@@ -485,7 +487,7 @@ def test_logs_that_sort_are_fitted_apart_from_those_of_0_8_to_0_10(scored: dict[
     # 0.11 on H100 (llm-d-benchmark): nine logs of thread 132, 38.3-38.5 bytes; gpt-oss-120b on 0.10 sorts too, but
     # three more of 0.10 do not, and none says so
     points = {name: fit.points_of(scored[name]) for name in ("145", "148", "123", "195")}
-    kinds = {name: next(each for each in rows if each.kind.startswith("sampler")) for name, rows in points.items()}
+    kinds = {name: next(point for point in rows if point.kind.startswith("sampler")) for name, rows in points.items()}
     assert {name: point.kind for name, point in kinds.items()} == {
         "145": "sampler that sorts, to 0.16", "148": "sampler that sorts, to 0.16",
         "123": "sampler of 0.8 to 0.10, not told", "195": "sampler of 0.8 to 0.10, not told",

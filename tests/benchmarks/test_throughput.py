@@ -197,10 +197,10 @@ def test_the_command_runs_every_backend_on_one_mix(run: RunBench, llama: Path, t
 def test_the_table_shows_the_figures_of_the_json(run: RunBench, llama: Path, tmp_path: Path) -> None:
     ran = run("--model", llama, *SMALL, "--backends", "paged", "--output-json", tmp_path / "out.json")
     result = json.loads((tmp_path / "out.json").read_text())["backends"]["paged"]
-    shown = {line.split("  ")[0]: line.split()[-1] for line in ran.out.splitlines()}
-    assert shown["requests"] == f"{result['requests_per_second']:,.2f}"
-    assert shown["time to first token, mean"] == f"{result['mean_ttft_ms']:,.2f}"
-    assert shown["requests running, most"] == str(result["max_running"])
+    figures = {line.split("  ")[0]: line.split()[-1] for line in ran.out.splitlines()}
+    assert figures["requests"] == f"{result['requests_per_second']:,.2f}"
+    assert figures["time to first token, mean"] == f"{result['mean_ttft_ms']:,.2f}"
+    assert figures["requests running, most"] == str(result["max_running"])
     assert len(ran.out.splitlines()) == 1 + len(result)
 
 
@@ -246,9 +246,9 @@ def test_without_transformers_its_column_is_skipped_by_name(
 def test_a_refusal_is_one_line_with_its_exit_code(
     run: RunBench, llama: Path, argv: list[str], code: int, says: str
 ) -> None:
-    given = [str(llama) if word == "DIR" else word for word in argv]
+    words = [str(llama) if word == "DIR" else word for word in argv]
     defaults = SMALL if "--model" in argv else ()
-    ran = run(*defaults, "--backends", "paged", *given)
+    ran = run(*defaults, "--backends", "paged", *words)
     assert ran.code == code
     assert says in ran.err
     assert ran.err.startswith("benchmarks.throughput: error: ")

@@ -130,17 +130,17 @@ def test_errors_are_medians_of_the_points(tmp_path: Path) -> None:
     """Errors of +10, -20, +40 and -60 %: median 30 %, by nearest rank 9 in 10 within 60 %, bias -5 %."""
     row = read_row(tmp_path)
     points = [Point(row, "tpot", p, 100.0, low, 130.0) for p, low in ((110, 90), (80, 70), (140, 120), (40, 110))]
-    found = scores.line(points)
-    assert (found.n, found.within) == (4, 0.5)
-    assert (found.median, found.p90, found.bias) == pytest.approx((0.3, 0.6, -0.05))
+    standing = scores.line(points)
+    assert (standing.n, standing.within) == (4, 0.5)
+    assert (standing.median, standing.p90, standing.bias) == pytest.approx((0.3, 0.6, -0.05))
 
 
 def test_a_file_is_scored_and_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd = {**ROW, "id": "b", "model": "no-such-model"}
     path = written(tmp_path, ROW, odd, {**ROW, "id": "c", "engine": "trtllm"})
     assert timeboard.main([str(path), "--json", str(tmp_path / "board.json")]) == 0
-    shown = capsys.readouterr().out
-    assert "2 results, 3 figures compared, 1 refused, 0 unreadable" in shown  # TensorRT-LLM has no plan here
+    output = capsys.readouterr().out
+    assert "2 results, 3 figures compared, 1 refused, 0 unreadable" in output  # TensorRT-LLM has no plan here
     board = json.loads((tmp_path / "board.json").read_text())
     assert board["summary"]["own"]["tpot"]["n"] == 1
     assert sum(board["goals"].values()) == 4  # one fact of a server kvplan plans, two goals for each time

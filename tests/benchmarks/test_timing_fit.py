@@ -21,7 +21,7 @@ def cases() -> list[Case]:
 
 
 def sizes(errors: list[dict[str, float]], metric: str) -> list[float]:
-    return sorted(abs(math.expm1(each[metric])) for each in errors if metric in each)
+    return sorted(abs(math.expm1(row[metric])) for row in errors if metric in row)
 
 
 def test_hosts_are_as_far_off_as_the_goals_allow_on_kinds_they_have_not_seen(cases: list[Case]) -> None:
@@ -48,8 +48,8 @@ def test_no_kind_is_predicted_with_a_host_that_has_seen_it(cases: list[Case]) ->
 def test_a_fit_finds_the_host_that_made_the_times(cases: list[Case]) -> None:
     some = [case for case in cases[::8] if "tpot" in case.measured]
     truth = replace(START, gap=2e-3, prompt=1.7)
-    made = [replace(case, measured={"tpot": predicted(case, truth)["tpot"]}) for case in some]
-    match = fitted(made, START, ("gap", "prompt"), pull=1e-6)
+    synthetic = [replace(case, measured={"tpot": predicted(case, truth)["tpot"]}) for case in some]
+    match = fitted(synthetic, START, ("gap", "prompt"), pull=1e-6)
     assert match.gap == pytest.approx(2e-3, rel=0.15)
     assert match.prompt == pytest.approx(1.7, rel=0.15)
 

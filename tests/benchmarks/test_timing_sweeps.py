@@ -22,21 +22,21 @@ SWEEP = [
 def test_a_choice_is_the_most_that_is_predicted_to_keep_the_limit() -> None:
     """By hand. 10 ms: nothing keeps it, nothing is chosen. 15: 16 users are chosen, measured at 18. 20: 16 users, the
     best that keeps it. 30 and more: 32."""
-    made = {choice.limit: choice for choice in choices({"a server": SWEEP})}
-    assert made[0.010].is_empty
-    assert made[0.010].is_near
-    assert (made[0.015].is_kept, made[0.015].is_near, made[0.015].is_bound) == (False, False, True)
-    assert (made[0.020].share, made[0.020].is_kept, made[0.020].is_near) == (1.0, True, True)
-    assert (made[0.030].share, made[0.030].is_bound) == (1.0, False)
-    assert made[math.inf].is_near
+    by_limit = {choice.limit: choice for choice in choices({"a server": SWEEP})}
+    assert by_limit[0.010].is_empty
+    assert by_limit[0.010].is_near
+    assert (by_limit[0.015].is_kept, by_limit[0.015].is_near, by_limit[0.015].is_bound) == (False, False, True)
+    assert (by_limit[0.020].share, by_limit[0.020].is_kept, by_limit[0.020].is_near) == (1.0, True, True)
+    assert (by_limit[0.030].share, by_limit[0.030].is_bound) == (1.0, False)
+    assert by_limit[math.inf].is_near
 
 
 def test_a_margin_is_on_the_safe_side() -> None:
     """14 ms x 1.4 are 19.6: of the limits, 20 is the first that 16 users keep; under 15 nothing is chosen."""
-    made = {choice.limit: choice for choice in choices({"a server": SWEEP}, 1.4)}
-    assert made[0.015].share is None
-    assert made[0.020].share == 1.0
-    assert made[0.030].share == 1.0  # 21 x 1.4 = 29.4
+    by_limit = {choice.limit: choice for choice in choices({"a server": SWEEP}, 1.4)}
+    assert by_limit[0.015].share is None
+    assert by_limit[0.020].share == 1.0
+    assert by_limit[0.030].share == 1.0  # 21 x 1.4 = 29.4
 
 
 def test_sweeps_are_of_one_server_or_of_several_numbers_of_ranks() -> None:
@@ -48,7 +48,7 @@ def test_sweeps_are_of_one_server_or_of_several_numbers_of_ranks() -> None:
 
 def published(source: str) -> list[Point]:
     points = (point(fact, simulate=False) for fact in usable(FACTS) if fact.src == source)
-    return [each for each in points if each is not None]
+    return [point for point in points if point is not None]
 
 
 def test_without_a_limit_the_most_users_on_the_right_ranks_are_chosen() -> None:
@@ -64,10 +64,10 @@ def test_without_a_limit_the_most_users_on_the_right_ranks_are_chosen() -> None:
 def test_the_share_near_the_best_is_what_docs_say(by_ranks: bool, count: int, every: float, bound: float) -> None:
     """docs/tune.md has the shares; here they may only be a little less."""
     points = [
-        each for source in ("aic-silicon", "inferencemax", "accelmark", "tenstorrent") for each in published(source)
+        point for source in ("aic-silicon", "inferencemax", "accelmark", "tenstorrent") for point in published(source)
     ]
     groups = sweeps(points, by_ranks=by_ranks)
     assert len(groups) == count
-    made = list(choices(groups))
-    assert summary(made)["near"] >= every
-    assert summary([choice for choice in made if choice.is_bound])["near"] >= bound
+    all_choices = list(choices(groups))
+    assert summary(all_choices)["near"] >= every
+    assert summary([choice for choice in all_choices if choice.is_bound])["near"] >= bound
