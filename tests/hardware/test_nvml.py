@@ -243,7 +243,7 @@ def test_34_the_instances_of_a_split_gpu_are_its_devices(install: Install) -> No
     denied = {"nvmlDeviceGetMemoryInfo_v2": NO_PERMISSION, "nvmlDeviceGetMemoryInfo": NO_PERMISSION}
     install(FakeGpu(mig=parts, errors=denied), FakeGpu(uuid="GPU-b"))
     with open_nvml() as library:
-        assert [(each.index, each.uuid, each.is_mig) for each in library.devices()] == [
+        assert [(device.index, device.uuid, device.is_mig) for device in library.devices()] == [
             (0, "MIG-0", True),
             (0, "MIG-1", True),
             (1, "GPU-b", False),

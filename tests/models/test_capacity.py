@@ -368,7 +368,7 @@ def test_versions_differ_where_their_releases_did() -> None:
     # config/cache.py and envs.py of the wheels of 0.19.0 (0.9 and "0") and 0.20.0 (0.92 and "1")
     new, middle, old = (parse_engine(f"vllm@{v}") for v in ("0.33", "0.20", "0.19"))
     assert (new.utilization, middle.utilization, old.utilization) == (0.92, 0.92, 0.90)
-    assert [each.has("graphs_in_budget") for each in (new, middle, old)] == [True, True, False]
+    assert [release.has("graphs_in_budget") for release in (new, middle, old)] == [True, True, False]
 
 
 # --- the reference data, where it is at hand ----------------------------------------------------------------------

@@ -315,9 +315,9 @@ def test_a_shard_outside_the_model_directory_is_refused_unopened(
     opened = []
     open_file = os.open
 
-    def watched(path: str, *rest: int) -> int:
+    def watched(path: str, *args: int) -> int:
         opened.append(Path(path).name)
-        return open_file(path, *rest)
+        return open_file(path, *args)
 
     monkeypatch.setattr(os, "open", watched)
     message = refusal(tmp_path)

@@ -87,7 +87,7 @@ def test_the_checked_in_table_is_sound_and_in_the_wheel() -> None:
     for entry in entries.values():
         assert entry.key.arch in configs.SHARED_MEMORY
         assert entry.trial.us <= entry.trial.default_us
-    packed = {each.distribution_path for each in WheelBuilder(str(ROOT)).recurse_included_files()}
+    packed = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     assert "engine/kernels/tiles.json" in packed
 
 

@@ -150,8 +150,8 @@ def test_a_limit_that_vllm_would_not_read_is_refused(text: str, run: Run) -> Non
 def test_the_printed_command_reads_back_as_the_plan() -> None:
     flags: dict[str, Any] = {"limit_mm_per_prompt": "image=0,video=2", "mm_encoder_tp_mode": "data"}
     for args in ({"language_model_only": True}, flags):
-        made = planned("qwen3-vl-30b-a3b", 2, **args)
-        words = serve_command(made)
+        answer = planned("qwen3-vl-30b-a3b", 2, **args)
+        words = serve_command(answer)
         read = read_command(" ".join(f"'{word}'" for word in words)).args
         assert {name: read[name] for name in args} == args
     assert json.loads(words[words.index("--limit-mm-per-prompt") + 1]) == {"image": 0, "video": 2}

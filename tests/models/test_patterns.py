@@ -95,15 +95,15 @@ def quantizations(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         if "quantization_config" in value:
             yield value["quantization_config"]
-        for each in value.values():
-            yield from quantizations(each)
+        for child in value.values():
+            yield from quantizations(child)
 
 
 def strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    for each in (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from strings(each)
+    for child in (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from strings(child)
 
 
 # --- made at random ---------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ KIMI = {
 }  # fmt: skip
 
 
-def model(kind: str, hidden: int, vision: dict[str, Any], **rest: Any) -> dict[str, Any]:
-    return {"model_type": kind, "text_config": {"hidden_size": hidden}, "vision_config": vision, **rest}
+def model(kind: str, hidden: int, vision: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return {"model_type": kind, "text_config": {"hidden_size": hidden}, "vision_config": vision, **keys}
 
 
 GEMMA_3_27B = model("gemma3", 5376, SIGLIP)

@@ -27,13 +27,13 @@ def test_scales_of_experts_follow_the_largest_square_that_divides_the_shard(tp: 
     """The parameters w13_weight_scale_inv and w2_weight_scale_inv that vLLM 0.33 creates for Qwen3-30B-A3B-FP8."""
     request = request_for("qwen3-30b-a3b-fp8", tp)
     layout = weight_layout(request, 0)
-    made = [
+    num_scales = [
         weight_tensors(request.spec, weight, layer, layout)[1]
         for layer, weights in enumerate(request.spec.layer_weights)
         for weight in weights
         if weight.experts
     ]
-    assert sum(made) == scales
+    assert sum(num_scales) == scales
 
 
 def test_ranks_that_do_not_share_whole_blocks_are_refused() -> None:

@@ -325,7 +325,7 @@ def test_other_commands_read_what_the_reader_reads(run: Run, tmp_path: Path) -> 
 
 def test_profile_replays_what_the_reader_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     requests = trace_requests(prefixed(tmp_path))
-    assert [(each.arrival_s, each.prompt_tokens, each.output_tokens) for each in requests] == [
+    assert [(request.arrival_s, request.prompt_tokens, request.output_tokens) for request in requests] == [
         (0.0, 1000, 5), (60.0, 1000, 5), (120.0, 1000, 5),
     ]  # fmt: skip
     assert "its prefix ids are not replayed" in capsys.readouterr().err

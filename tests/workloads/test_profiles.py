@@ -126,7 +126,7 @@ def test_joint_tenths_have_even_margins_and_the_published_correlation(name: str)
 def test_those_drawn_apart_have_a_rank_correlation_near_0() -> None:
     apart = [profile(name) for name in NAMES if not profile(name).joint]
     assert len(apart) == 6
-    assert all(abs(each.rank_correlation or 0) < 0.15 for each in apart)
+    assert all(abs(lengths_profile.rank_correlation or 0) < 0.15 for lengths_profile in apart)
 
 
 @needs_oracle_data
@@ -161,13 +161,13 @@ def test_reasoning_and_rag_are_as_their_sources_say() -> None:
 # --- the assumed workload -------------------------------------------------------------------------------------------
 
 
-def truncated(median: float, sigma: float, least: int, most: int) -> tuple[list[int], float]:
+def truncated(median: float, sigma: float, least: int, greatest: int) -> tuple[list[int], float]:
     """Quantiles at POINTS and mean of a log-normal cut at both ends, the mean by a fine sum."""
     law = NormalDist(math.log(median), sigma)
-    below, span = law.cdf(math.log(least)), law.cdf(math.log(most)) - law.cdf(math.log(least))
+    below, span = law.cdf(math.log(least)), law.cdf(math.log(greatest)) - law.cdf(math.log(least))
 
     def quantile(share: float) -> float:
-        return least if share <= 0 else most if share >= 1 else math.exp(law.inv_cdf(below + span * share))
+        return least if share <= 0 else greatest if share >= 1 else math.exp(law.inv_cdf(below + span * share))
 
     mean = math.fsum(quantile((step + 0.5) / 100_000) for step in range(100_000)) / 100_000
     return [round(quantile(point / 100)) for point in POINTS], mean
@@ -202,9 +202,9 @@ def test_sharegpt_has_the_published_means_and_vllms_bounds() -> None:
 
 def test_clinical_notes_begin_with_one_instruction() -> None:
     requests = drawn("clinical-notes", 500)
-    assert {each.prefix_ids for each in requests} == {(0,)}
+    assert {request.prefix_ids for request in requests} == {(0,)}
     assert profile("clinical-notes").prefix_block == 900
-    assert min(each.prompt_tokens for each in requests) >= 900 + 500
+    assert min(request.prompt_tokens for request in requests) >= 900 + 500
 
 
 # --- drawing ------------------------------------------------------------------------------------------------------
@@ -215,16 +215,16 @@ def test_what_is_drawn_has_the_published_quantiles(name: str) -> None:
     lengths_profile = profile(name)
     requests = drawn(name)
     for lengths, drawn_ in (
-        (lengths_profile.prompt, sorted(each.prompt_tokens for each in requests)),
-        (lengths_profile.output, sorted(each.output_tokens for each in requests)),
+        (lengths_profile.prompt, sorted(request.prompt_tokens for request in requests)),
+        (lengths_profile.output, sorted(request.output_tokens for request in requests)),
     ):
         assert drawn_[0] >= lengths[0]
         assert drawn_[-1] <= lengths[-1]
         for point, tokens in zip(POINTS, lengths, strict=True):
             share = point / 100
             slack = ERRORS * math.sqrt(share * (1 - share) / DRAWN) + unevenness(lengths_profile)
-            assert sum(each < tokens for each in drawn_) / DRAWN <= share + slack
-            assert sum(each <= tokens for each in drawn_) / DRAWN >= share - slack
+            assert sum(length < tokens for length in drawn_) / DRAWN <= share + slack
+            assert sum(length <= tokens for length in drawn_) / DRAWN >= share - slack
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -233,8 +233,8 @@ def test_what_is_drawn_has_the_mean_of_straight_pieces_which_lies_by_the_publish
     lengths_profile = profile(name)
     requests = drawn(name)
     for lengths, published, drawn_ in (
-        (lengths_profile.prompt, lengths_profile.prompt_mean, [each.prompt_tokens for each in requests]),
-        (lengths_profile.output, lengths_profile.output_mean, [each.output_tokens for each in requests]),
+        (lengths_profile.prompt, lengths_profile.prompt_mean, [request.prompt_tokens for request in requests]),
+        (lengths_profile.output, lengths_profile.output_mean, [request.output_tokens for request in requests]),
     ):
         mean, deviation = straight(lengths)
         low, high = steps(lengths)
@@ -247,12 +247,14 @@ def test_what_is_drawn_has_the_mean_of_straight_pieces_which_lies_by_the_publish
 def test_what_is_drawn_has_the_correlation_of_the_table(name: str) -> None:
     lengths_profile = profile(name)
     requests = drawn(name)
-    seen = rank_correlation([each.prompt_tokens for each in requests], [each.output_tokens for each in requests])
+    seen = rank_correlation(
+        [request.prompt_tokens for request in requests], [request.output_tokens for request in requests]
+    )
     assert seen == pytest.approx(grouped_correlation(lengths_profile), abs=ERRORS / math.sqrt(DRAWN))
 
 
 def test_arrivals_are_a_poisson_process_of_the_rate() -> None:
-    times = [each.arrival_s for each in islice(profile("azure-2023-conv").requests(rate=4.0, seed=1), DRAWN)]
+    times = [request.arrival_s for request in islice(profile("azure-2023-conv").requests(rate=4.0, seed=1), DRAWN)]
     gaps = [b - a for a, b in pairwise(times)]
     mean = math.fsum(gaps) / len(gaps)
     assert times[0] == 0
@@ -278,7 +280,7 @@ def test_system_prompts_are_shared_as_published() -> None:
     requests = drawn("rag")
     for family, count in enumerate((5448, 1402, 256)):  # of RAGPulse's 7,106 requests
         share = count / 7106
-        seen = sum(each.prefix_ids == (family,) for each in requests) / DRAWN
+        seen = sum(request.prefix_ids == (family,) for request in requests) / DRAWN
         assert seen == pytest.approx(share, abs=ERRORS * math.sqrt(share * (1 - share) / DRAWN))
 
 
@@ -286,9 +288,9 @@ def test_a_shared_prefix_may_be_said_and_prompts_are_longer_than_it() -> None:
     conversations = profile("azure-2023-conv")
     plain = list(islice(conversations.requests(1.0, 2), 1000))
     shared = list(islice(conversations.requests(1.0, 2, shared_prefix=900), 1000))
-    assert {each.prefix_ids for each in shared} == {(0,)}
-    assert [each.prompt_tokens for each in shared] == [max(each.prompt_tokens, 901) for each in plain]
-    assert not any(each.prefix_ids for each in islice(profile("rag").requests(1.0, 2, shared_prefix=0), 100))
+    assert {request.prefix_ids for request in shared} == {(0,)}
+    assert [request.prompt_tokens for request in shared] == [max(request.prompt_tokens, 901) for request in plain]
+    assert not any(request.prefix_ids for request in islice(profile("rag").requests(1.0, 2, shared_prefix=0), 100))
     assert conversations.trace(5, 1.0, shared_prefix=900).prefix_block == 900
     assert profile("rag").trace(5, shared_prefix=0).prefix_block is None
     assert profile("rag").trace(5).prefix_block == 512

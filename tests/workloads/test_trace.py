@@ -70,7 +70,7 @@ def written(folder: Path, data: bytes, name: str = "trace.txt") -> Path:
 
 
 def rows_of(trace: Trace) -> list[Row]:
-    return [(round(each.arrival_s, 6), each.prompt_tokens, each.output_tokens) for each in trace.requests]
+    return [(round(request.arrival_s, 6), request.prompt_tokens, request.output_tokens) for request in trace.requests]
 
 
 def line(**values: Any) -> bytes:
@@ -111,8 +111,8 @@ def test_line_ends_marks_and_blank_lines_change_nothing(
 def test_prefix_ids_are_of_512_tokens_in_mooncakes_form_and_of_16_in_bailians(tmp_path: Path) -> None:
     mooncake, bailian = read(written(tmp_path, MOONCAKE)), read(written(tmp_path, BAILIAN, "b"))
     assert (mooncake.prefix_block, bailian.prefix_block) == (512, 16)
-    assert [each.prefix_ids for each in mooncake.requests] == [(46,), (46,)]
-    assert [len(each.prefix_ids) for each in bailian.requests] == [24, 0]  # 374 / 16 = 23.4
+    assert [request.prefix_ids for request in mooncake.requests] == [(46,), (46,)]
+    assert [len(request.prefix_ids) for request in bailian.requests] == [24, 0]  # 374 / 16 = 23.4
 
 
 def test_another_length_of_runs_may_be_stated(tmp_path: Path) -> None:
@@ -327,13 +327,13 @@ def outcome(path: Path) -> Trace | KvplanError:
     except KvplanError as error:
         assert_one_line(error)
         return error
-    times = [each.arrival_s for each in trace.requests]
+    times = [request.arrival_s for request in trace.requests]
     assert times == sorted(times)
     assert times[0] == 0
     assert all(math.isfinite(arrival_s) for arrival_s in times)
-    assert all(each.prompt_tokens > 0 < each.output_tokens for each in trace.requests)
-    for each in trace.requests:
-        assert len(each.prefix_ids) * (trace.prefix_block or 0) < each.prompt_tokens + (trace.prefix_block or 1)
+    assert all(request.prompt_tokens > 0 < request.output_tokens for request in trace.requests)
+    for request in trace.requests:
+        assert len(request.prefix_ids) * (trace.prefix_block or 0) < request.prompt_tokens + (trace.prefix_block or 1)
     return trace
 
 
@@ -399,23 +399,25 @@ def traces(draw: st.DrawFn) -> Trace:
     """By arrival, the first at 0; with ids of whole prompts, of beginnings, or none."""
     block = draw(st.sampled_from([None, 16, 100, 512]))
     drawn = []
-    for each in draw(st.lists(requests, min_size=1, max_size=6)):
-        runs = 0 if block is None else draw(st.integers(0, -(-each.prompt_tokens // block)))
+    for request in draw(st.lists(requests, min_size=1, max_size=6)):
+        runs = 0 if block is None else draw(st.integers(0, -(-request.prompt_tokens // block)))
         ids = draw(st.lists(st.integers(0, 5), min_size=runs, max_size=runs))
-        drawn.append(TraceRequest(each.arrival_s, each.prompt_tokens, each.output_tokens, tuple(ids)))
-    drawn.sort(key=lambda each: each.arrival_s)
+        drawn.append(TraceRequest(request.arrival_s, request.prompt_tokens, request.output_tokens, tuple(ids)))
+    drawn.sort(key=lambda request: request.arrival_s)
     start = drawn[0].arrival_s
     moved = [
-        TraceRequest(round(each.arrival_s - start, 6), each.prompt_tokens, each.output_tokens, each.prefix_ids)
-        for each in drawn
+        TraceRequest(
+            round(request.arrival_s - start, 6), request.prompt_tokens, request.output_tokens, request.prefix_ids
+        )
+        for request in drawn
     ]
-    return Trace(tuple(moved), "", block if any(each.prefix_ids for each in moved) else None, draw(st.booleans()))
+    return Trace(tuple(moved), "", block if any(request.prefix_ids for request in moved) else None, draw(st.booleans()))
 
 
 def same(trace: Trace, *, with_ids: bool) -> tuple[Any, ...]:
-    times = [round(each.arrival_s, 6) if trace.has_arrivals else 0.0 for each in trace.requests]
-    lengths = [(each.prompt_tokens, each.output_tokens) for each in trace.requests]
-    ids = [each.prefix_ids for each in trace.requests] if with_ids else None
+    times = [round(request.arrival_s, 6) if trace.has_arrivals else 0.0 for request in trace.requests]
+    lengths = [(request.prompt_tokens, request.output_tokens) for request in trace.requests]
+    ids = [request.prefix_ids for request in trace.requests] if with_ids else None
     return times, lengths, ids, trace.prefix_block if with_ids else None, trace.has_arrivals
 
 
@@ -514,14 +516,14 @@ def test_a_larger_cache_never_finds_less(chains: list[list[int]]) -> None:
 
 def regular(number: int, ids: Callable[[int], tuple[int, ...]] = lambda index: ()) -> Trace:
     """A request per second; ids by its index."""
-    made = tuple(TraceRequest(float(index), 100 + index, 1, ids(index)) for index in range(number))
-    return Trace(made, "regular", 10 if any(each.prefix_ids for each in made) else None)
+    even_requests = tuple(TraceRequest(float(index), 100 + index, 1, ids(index)) for index in range(number))
+    return Trace(even_requests, "regular", 10 if any(request.prefix_ids for request in even_requests) else None)
 
 
 def test_a_span_keeps_gaps_and_order() -> None:
     part = span_of(regular(100), 10, 20)
-    assert [each.prompt_tokens for each in part.requests] == list(range(120, 130))
-    assert [each.arrival_s for each in part.requests] == list(range(10))
+    assert [request.prompt_tokens for request in part.requests] == list(range(120, 130))
+    assert [request.arrival_s for request in part.requests] == list(range(10))
 
 
 @given(st.integers(0, 1000), st.integers(1, 99))
@@ -534,10 +536,10 @@ def test_a_span_drawn_by_a_seed_lies_within_the_trace(seed: int, length: int) ->
 def test_thinning_keeps_times_and_as_many_as_asked() -> None:
     trace = regular(1000)
     part = thinned(trace, 100, seed=3)
-    indices = [each.prompt_tokens - 100 for each in part.requests]  # the index, which is the second
+    indices = [request.prompt_tokens - 100 for request in part.requests]  # the index, which is the second
     assert len(indices) == 100
     assert indices == sorted(set(indices))
-    assert [each.arrival_s for each in part.requests] == [index - indices[0] for index in indices]
+    assert [request.arrival_s for request in part.requests] == [index - indices[0] for index in indices]
     assert part != thinned(trace, 100, seed=4)
     assert share_of(trace, 0.1, seed=3) == part
     assert len(share_of(regular(3), 0.01).requests) == 1
@@ -548,8 +550,8 @@ def test_requests_that_share_a_rare_run_stay_together() -> None:
     trace = regular(500, lambda index: (7, 1000 + index // 5, 9000 + index))
     part = thinned(trace, 100)
     turns: dict[int, int] = {}
-    for each in part.requests:
-        turns[each.prefix_ids[1]] = turns.get(each.prefix_ids[1], 0) + 1
+    for request in part.requests:
+        turns[request.prefix_ids[1]] = turns.get(request.prefix_ids[1], 0) + 1
     assert set(turns.values()) == {5}
     assert len(turns) == 20
 
