@@ -150,8 +150,8 @@ def command(name: str, entry: Entry) -> Callable[..., int]:
     """Build a function whose parameters are the fields of a dataclass, for typer."""
     options = loaded(entry.options)
 
-    def run_command(**given: Any) -> int:
-        stated = options(**given)
+    def run_command(**values: Any) -> int:
+        stated = options(**values)
         try:
             code: int = loaded(entry.do)(stated)
         except SettingError as error:

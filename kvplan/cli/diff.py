@@ -53,8 +53,8 @@ def diff(options: DiffOptions) -> int:
     old, new = operands(options)
     with output.report_files(options.report or [], force=options.force) as reports:
         result = compared(old, new, options)
-        given = answer(result)
-        output.answer(given, options.format, options.color, reports)
+        response = answer(result)
+        output.answer(response, options.format, options.color, reports)
     return int(options.exit_code and result.is_worse)
 
 
@@ -275,13 +275,13 @@ def model_sides(text: str, options: DiffOptions) -> tuple[Inputs, list[Side]]:
         raise error.changed(remedy=f"{error.remedy} (revisions of a policy need --policy PATH)") from error
     if options.gpu is None and options.gpu_memory is None:
         raise UsageError("--gpu", "missing", "name the GPU to compare on: a100-80g (`kvplan gpus` lists them)")
-    return inputs, [plan_side(made, key_of(made)) for made in map(plan, inputs.requests)]
+    return inputs, [plan_side(the_plan, key_of(the_plan)) for the_plan in map(plan, inputs.requests)]
 
 
-def key_of(made: Plan) -> str:
-    context = made.request.args.max_model_len
+def key_of(the_plan: Plan) -> str:
+    context = the_plan.request.args.max_model_len
     length = f"{context:,}" if isinstance(context, int) else context or "its own maximum of"
-    return f"{made.request.gpu.name}, {length} tokens"
+    return f"{the_plan.request.gpu.name}, {length} tokens"
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

@@ -44,8 +44,8 @@ def machine(report: Checkup) -> list[Line]:
         yield "platform", report.platform
         yield "CPU", cores_text(report.host)
         yield "memory", memory_text(report.host)
-        for each in report.disks:
-            yield f"disk, {each.use}", disk_text(each)
+        for disk in report.disks:
+            yield f"disk, {disk.use}", disk_text(disk)
 
     return section("machine", rows())
 
@@ -129,8 +129,8 @@ def files(report: Checkup) -> list[Line]:
 
 def settings(report: Checkup) -> list[Line]:
     def rows() -> Iterator[tuple[str, str]]:
-        for each in report.settings:
-            yield each.name, f"{each.value or '(empty)'}  [{each.origin}] {each.meaning}"
+        for setting in report.settings:
+            yield setting.name, f"{setting.value or '(empty)'}  [{setting.origin}] {setting.meaning}"
 
     return section("settings", rows())
 
@@ -138,7 +138,7 @@ def settings(report: Checkup) -> list[Line]:
 def advice(report: Checkup) -> list[Line]:
     if not report.advice:
         return [line(nothing_missing(report), "green")]
-    return section("to do", ((each.missing, advice_text(each)) for each in report.advice))
+    return section("to do", ((step.missing, advice_text(step)) for step in report.advice))
 
 
 def advice_text(advice: Advice) -> str:

@@ -28,8 +28,8 @@ def estimate(options: EstimateOptions) -> int:
         tables = answer(inputs)
         if not options.quiet:
             say_of_start(tables)
-        given = shapes(tables, options)
-        output.answer(given, options.format, options.color, reports)
+        response = shapes(tables, options)
+        output.answer(response, options.format, options.color, reports)
     fits = all(isinstance(answer, Plan) and answer.fits for table in tables for _, answer in table)
     return int(options.exit_code and not fits)
 

@@ -113,21 +113,21 @@ def grid_of(options: ExploreOptions, model: str, release: "Version", reading: In
         options, model=model, engine=release.label, mean_tokens=None, max_model_len=None, **dict.fromkeys(stated)
     )
     stated_options = with_contexts(plain, options)
-    given = read(stated_options, lambda context, spec: load_of(stated_options, context, spec))
-    contexts = len(given.requests) // given.num_gpus
-    requests = [given.requests[c * given.num_gpus + g] for g in range(given.num_gpus) for c in range(contexts)]
+    inputs = read(stated_options, lambda context, spec: load_of(stated_options, context, spec))
+    contexts = len(inputs.requests) // inputs.num_gpus
+    requests = [inputs.requests[c * inputs.num_gpus + g] for g in range(inputs.num_gpus) for c in range(contexts)]
     refuse_undrafted_lists(requests, stated)
     arguments = choices(options, stated, terms_of(release.engine).share_argument)
     lengths = (request.args.max_model_len for request in requests)
     longest = max(length for length in lengths if isinstance(length, int))
     grid = Grid(
         requests=tuple(replace(request, load=replace(request.load, mean_tokens=None)) for request in requests),
-        shape=(1, given.num_gpus, contexts),
+        shape=(1, inputs.num_gpus, contexts),
         means=means_of(options, longest),
         arguments=arguments,
     )
-    reading.notes += given.notes
-    reading.warnings += given.warnings
+    reading.notes += inputs.notes
+    reading.warnings += inputs.warnings
     return grid, axes_of(grid, release)
 
 

@@ -34,10 +34,10 @@ RULE: Final = "write min=1,max=8,target=20, and every=15s,provision=3m,settle=5m
 
 def is_fleet(options: SimulateOptions) -> bool:
     """True if several servers are requested. Raise UsageError for fleet options without them."""
-    given = [name for name in OF_FLEETS if getattr(options, name)]
+    flags = [name for name in OF_FLEETS if getattr(options, name)]
     many = options.replicas is not None or options.pool is not None or options.disaggregate is not None
-    if given and not many:
-        raise UsageError(f"--{given[0]}", "needs several servers", "add --replicas N")
+    if flags and not many:
+        raise UsageError(f"--{flags[0]}", "needs several servers", "add --replicas N")
     if not many:
         return False
     for name in OF_ONE:
@@ -198,26 +198,28 @@ def parse_failure(text: str, count: int) -> Failure:
 
 def parse_autoscale(text: str) -> Autoscale:
     """Parse `min=1,max=8,target=20,every=15s,provision=3m,settle=5m`."""
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
-        if name not in ("min", "max", "target", "every", "provision", "settle") or not equals or name in given:
+        if name not in ("min", "max", "target", "every", "provision", "settle") or not equals or name in settings:
             raise UsageError("--autoscale", f"{printable(repr(part), 60)} is not understood", RULE)
-        given[name] = value
-    missing = [name for name in ("max", "target") if name not in given]
+        settings[name] = value
+    missing = [name for name in ("max", "target") if name not in settings]
     if missing:
         raise UsageError("--autoscale", f"{' and '.join(missing)} is missing", RULE)
-    fewest, highest = (parse_count(given.get(name, "1"), "--autoscale", most=MOST) for name in ("min", "max"))
+    fewest, highest = (parse_count(settings.get(name, "1"), "--autoscale", most=MOST) for name in ("min", "max"))
     if fewest > highest:
         raise UsageError("--autoscale", f"min={fewest} is more than max={highest}", RULE)
     try:
-        target = float(given["target"])
+        target = float(settings["target"])
     except ValueError:
         target = 0.0
     if not 0 < target < 1e6:
-        raise UsageError("--autoscale", f"target is not a number above 0 ({printable(given['target'], 40)})", RULE)
+        raise UsageError("--autoscale", f"target is not a number above 0 ({printable(settings['target'], 40)})", RULE)
     rule = Autoscale(fewest, highest, target)
     times = {
-        name: parse_duration(given[name], "--autoscale") for name in ("every", "provision", "settle") if name in given
+        name: parse_duration(settings[name], "--autoscale")
+        for name in ("every", "provision", "settle")
+        if name in settings
     }
     return replace(rule, **times)  # type: ignore[arg-type]

@@ -52,11 +52,11 @@ _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 def models(options: ModelsOptions) -> int:
     if options.name is not None:
         return one_model(options.name, options)
-    most = None if options.max_params is None else parse_params(options.max_params)
+    max_params = None if options.max_params is None else parse_params(options.max_params)
     names = [name for name in catalog.model_names() if options.family is None or is_of(name, options.family)]
     rows = [tables.model_row(name, catalog.load(name)) for name in names]
-    if most is not None:
-        rows = [row for row in rows if row["parameters"] <= most]
+    if max_params is not None:
+        rows = [row for row in rows if row["parameters"] <= max_params]
     if not rows:
         raise UsageError("models", "no model matches", "relax --family or --max-params")
     answer(
@@ -94,7 +94,7 @@ def one_model(name: str, options: ModelsOptions) -> int:
     row = tables.model_row(spec.name, spec)
     document: ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
     details = model_details(spec, facts, row)
-    given = listed(
+    response = listed(
         [row],
         "models",
         lambda: fact_lines(details),
@@ -102,7 +102,7 @@ def one_model(name: str, options: ModelsOptions) -> int:
         lambda: stored_bars([row]),
         document,
     )
-    answer(given, options)
+    answer(response, options)
     return 0
 
 
@@ -214,12 +214,12 @@ def gpus(options: GpusOptions) -> int:
         return size_bars("Memory", ((row["name"], row["total_memory"]) for row in rows))
 
     if options.name is None:
-        given = listed(rows, "gpus", lambda: [tables.gpu_list(rows)], lambda: [tables.gpu_list(rows)], sizes)
+        response = listed(rows, "gpus", lambda: [tables.gpu_list(rows)], lambda: [tables.gpu_list(rows)], sizes)
     else:
         document: GpuDocument = {"schema": "kvplan/gpu@1", **rows[0]}
         details = gpu_details(rows[0], options.name)
-        given = listed(rows, "gpus", lambda: fact_lines(details), lambda: [facts_table(details)], sizes, document)
-    answer(given, options)
+        response = listed(rows, "gpus", lambda: fact_lines(details), lambda: [facts_table(details)], sizes, document)
+    answer(response, options)
     return 0
 
 
@@ -248,9 +248,9 @@ def gpu_details(row: GpuRow, name: str) -> list[tuple[str, str]]:
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
-def answer(given: Answer, options: ModelsOptions | GpusOptions) -> None:
+def answer(response: Answer, options: ModelsOptions | GpusOptions) -> None:
     with output.report_files(options.report or [], force=options.force) as reports:
-        output.answer(given, options.format, options.color, reports)
+        output.answer(response, options.format, options.color, reports)
 
 
 def fact_lines(facts: Sequence[tuple[str, str]]) -> list[Line]:

@@ -200,12 +200,12 @@ def source_of(options: LoadOptions) -> Source:
     stated = options.prompt_tokens is not None or options.output_tokens is not None
     named = [
         name
-        for name, given in {
+        for name, is_given in {
             "--trace": options.trace is not None,
             "--profile": options.profile is not None,
             "--prompt-tokens": stated,
         }.items()
-        if given
+        if is_given
     ]
     if len(named) != 1:
         if named:
@@ -221,9 +221,9 @@ def source_of(options: LoadOptions) -> Source:
         return source if not shared else with_shared_prefix(source, shared)
     at_once = options.users or options.max_concurrency
     users = parse_count(at_once, "--users" if options.users else "--max-concurrency") if at_once else 0
-    most = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
+    num_requests = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
     if options.profile is not None:
-        return from_profile(profile(options.profile), most, seed, shared)
+        return from_profile(profile(options.profile), num_requests, seed, shared)
     if options.prompt_tokens is None or options.output_tokens is None:
         raise UsageError("--prompt-tokens and --output-tokens", "must be used together", "set both")
     prompt = lengths(options.prompt_tokens, "--prompt-tokens")
@@ -233,7 +233,7 @@ def source_of(options: LoadOptions) -> Source:
             f"leaves nothing of prompts of {prompt.longest:,} tokens",
             "state longer ones",
         )
-    return from_lengths(prompt, lengths(options.output_tokens, "--output-tokens"), most, seed, shared or 0)
+    return from_lengths(prompt, lengths(options.output_tokens, "--output-tokens"), num_requests, seed, shared or 0)
 
 
 def shared_prefix(text: str) -> int:

@@ -37,15 +37,15 @@ def is_json_manifest(text: str) -> bool:
 def policy_of(path: Path, gpu: str | None) -> Policy:
     """Policy whose targets are a manifest's containers, each of which must start; `gpu` overrides nodes' labels."""
     targets = []
-    for each in containers(path):
-        mark = Mark(path_text(path), each.line, 1)
+    for container in containers(path):
+        mark = Mark(path_text(path), container.line, 1)
         own: dict[str, Node] = {}
         if gpu is not None:
             own["gpu"] = Scalar(gpu, is_plain=False, mark=mark)
             check_engine_value("gpu", own["gpu"], "--gpu")
         targets.append(
             Target(
-                id=each.id,
+                id=container.id,
                 mark=mark,
                 own=own,
                 defaults={},
@@ -54,7 +54,7 @@ def policy_of(path: Path, gpu: str | None) -> Policy:
                 rules=(Rule("fits", limit=True, text="true", mark=mark),),
                 severity={},
                 manifest=Scalar(path.name, is_plain=False, mark=mark),
-                container=Scalar(each.id, is_plain=False, mark=mark),
+                container=Scalar(container.id, is_plain=False, mark=mark),
             )
         )
     return Policy(
@@ -80,14 +80,16 @@ def container_of(target: Target, folder: Path) -> Served | None:
     every = containers(folder / target.manifest.text)
     if target.container is None:
         if len(every) > 1:
-            names = ", ".join(each.id for each in every[:5])
+            names = ", ".join(container.id for container in every[:5])
             raise UsageError("manifest", f"has {len(every)} containers that serve ({names})", "add container: NAME")
         return every[0]
     name = target.container.text
-    matching = [each for each in every if each.id == name] or [each for each in every if each.container == name]
+    matching = [container for container in every if container.id == name] or [
+        container for container in every if container.container == name
+    ]
     if len(matching) != 1:
         problem = "names no container that serves" if not matching else "names several containers"
-        names = ", ".join(each.id for each in every[:5])
+        names = ", ".join(container.id for container in every[:5])
         raise UsageError("container", f"{problem} ({printable(name, 60)!r})", f"write one of {names}")
     return matching[0]
 

@@ -200,20 +200,20 @@ def show(parts: "Iterable[Part]", color: str) -> None:
         write_parts(parts, console(color))
 
 
-def answer(given: Answer, format: Format, color: str, reports: "Sequence[ReportFile]" = ()) -> None:
+def answer(response: Answer, format: Format, color: str, reports: "Sequence[ReportFile]" = ()) -> None:
     """Write a command's answer to its report files, and to standard output in the requested format."""
     for report in reports:
-        report.save(rendered(given, report.format))
+        report.save(rendered(response, report.format))
     if format != "table":
         check_libraries(format, f"--format {format}")
-        write(with_command(rendered(given, format)))
+        write(with_command(rendered(response, format)))
         return
     from kvplan.report.lines import takes_blocks
     from kvplan.report.lines import write as write_parts
 
     with standard_output():
         target = console(color)
-        write_parts(given.screen(takes_blocks(target)), target)
+        write_parts(response.screen(takes_blocks(target)), target)
 
 
 def check_libraries(format: str, subject: str) -> None:

@@ -179,8 +179,8 @@ def check_flags(options: ProfileOptions) -> None:
         raise UsageError("--lengths and --prompt-tokens", "both set request lengths", "use only one")
     for index, baseline in enumerate(options.baseline or ()):
         if baseline not in RESERVING:
-            given = printable(baseline, 40)
-            raise UsageError(f"--baseline {given!r}", "must be contiguous or static", "write one of them")
+            name = printable(baseline, 40)
+            raise UsageError(f"--baseline {name!r}", "must be contiguous or static", "write one of them")
         if baseline == options.allocator:
             problem = "is already the allocator of the first run"
             raise UsageError(f"--baseline {baseline}", problem, "remove --allocator")
@@ -359,7 +359,7 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
         )
     budget = _count(options.max_num_batched_tokens, "--max-num-batched-tokens")
     most_seqs = min(len(workload.requests), 1024, budget or EngineConfig().max_num_batched_tokens)
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "tensor_parallel_size": _count(options.tensor_parallel_size, "--tp"),
         "max_num_seqs": _count(options.max_num_seqs, "--max-num-seqs") or most_seqs,
         "max_num_batched_tokens": budget,
@@ -387,7 +387,7 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
         dtype=dtype,
         max_model_len=max_model_len,
         load_format="auto" if options.weights else "dummy",
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in settings.items() if value is not None},
     )
 
 

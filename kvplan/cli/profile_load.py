@@ -46,7 +46,9 @@ def trace_requests(path: Path) -> tuple[PlannedRequest, ...]:
             "note",
             f"--trace {path_text(path)}: its prefix ids are not replayed; use --shared-prefix for a common prefix",
         )
-    return tuple(PlannedRequest(each.prompt_tokens, each.output_tokens, each.arrival_s) for each in trace.requests)
+    return tuple(
+        PlannedRequest(request.prompt_tokens, request.output_tokens, request.arrival_s) for request in trace.requests
+    )
 
 
 def seed_of(options: ProfileOptions) -> int:

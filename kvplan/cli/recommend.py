@@ -53,11 +53,11 @@ def recommend_command(options: RecommendOptions) -> int:
     with report_files(options.report or [], force=options.force) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
         check_alone(options)
-        holds, given, written = by_memory(options, limit) if options.slo is None else by_time(options, limit)
+        holds, response, written = by_memory(options, limit) if options.slo is None else by_time(options, limit)
         for report in reports:
-            report.save(rendered(given, report.format))
+            report.save(rendered(response, report.format))
         if written is None:
-            output.answer(given, options.format, options.color)
+            output.answer(response, options.format, options.color)
         else:
             output.write(written)
     return int(options.exit_code and not holds)

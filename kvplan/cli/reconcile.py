@@ -85,13 +85,13 @@ ONE_OF = "RUN_DIR, --log FILE, --metrics URL and --bench FILE"
 def check_sources(options: ReconcileOptions) -> None:
     """Require exactly one of a run, a log, a page or a result; refuse options that do not apply to it."""
     sources = {"RUN_DIR": options.run_dir, "--log": options.log, "--metrics": options.metrics, "--bench": options.bench}
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) != 1:
-        problem = "cannot be combined" if given else "missing"
-        raise UsageError(" and ".join(given) or "RUN_DIR", problem, f"give one of {ONE_OF}")
-    if given != ["RUN_DIR"] and options.calibrate is not None:
-        raise UsageError("--calibrate", f"needs a run, {given[0]} has no samples", "give RUN_DIR")
-    if given == ["RUN_DIR"]:
+    sources_given = [name for name, value in sources.items() if value is not None]
+    if len(sources_given) != 1:
+        problem = "cannot be combined" if sources_given else "missing"
+        raise UsageError(" and ".join(sources_given) or "RUN_DIR", problem, f"give one of {ONE_OF}")
+    if sources_given != ["RUN_DIR"] and options.calibrate is not None:
+        raise UsageError("--calibrate", f"needs a run, {sources_given[0]} has no samples", "give RUN_DIR")
+    if sources_given == ["RUN_DIR"]:
         own = {"calibration"}
         plain = PlanOptions()
         named = [

@@ -33,7 +33,7 @@ def compared_own(options: ReconcileOptions, log: ServerLog) -> LogReconciliation
         draft, notes = draft_model.spec, notes + more
     engine = inputs_of(log, model.spec)
     drafts = Speculation(int(log.flags.get("num_speculative_tokens", "0")), draft)
-    rows, given, of_ranks = rows_of(log, model.spec, drafts)
+    rows, rows_of_pool, of_ranks = rows_of(log, model.spec, drafts)
     pool = log.least("num_blocks")
     release = printable(log.flags.get("kvplan_release", "?"), 30)
     gpu, device = log.text("gpu"), log.text("engine_device")
@@ -46,7 +46,7 @@ def compared_own(options: ReconcileOptions, log: ServerLog) -> LogReconciliation
         ),
         max_model_len=engine.max_model_len,
         rows=rows,
-        given=given,
+        given=rows_of_pool,
         given_from="" if pool is None else f"{pool.count:,} blocks",
         notes=(*log.notes, *of_ranks, *notes),
         machine=f"{gpu or ('a CPU' if device == 'cpu' else device)} of {format_gib(engine.total)}",
@@ -67,16 +67,16 @@ def refuse_stated(options: ReconcileOptions, log: ServerLog) -> None:
 
 
 def served(
-    options: ReconcileOptions, log: ServerLog, given: str | None, logged: str | None, cure: str
+    options: ReconcileOptions, log: ServerLog, model: str | None, logged: str | None, cure: str
 ) -> tuple[Resolved, list[str]]:
     """(a model by the option, else by its name in the log; notes): the log's own paths are never opened."""
     notes = list[str]()
-    if given is None:
-        given, note = model_of(replace(log, flags={"model": logged or ""}))
-        if given is None:
+    if model is None:
+        model, note = model_of(replace(log, flags={"model": logged or ""}))
+        if model is None:
             called = printable(logged or "", 120)
             raise InvalidInputError(
                 log.called, f"its model {called!r} is not one that `kvplan models` lists", f"add {cure}"
             )
         notes += [] if note is None else [note]
-    return resolve(given, inputs.source_of(options, options.revision)), notes
+    return resolve(model, inputs.source_of(options, options.revision)), notes

@@ -19,8 +19,8 @@ def rightsize(options: RightsizeOptions) -> int:
     """Print the answer and return exit code 0."""
     growth = growth_of(options.growth)
     with output.report_files(options.report or [], force=options.force) as reports:
-        given = answer(usage_of(options), growth)
-        output.answer(given, options.format, options.color, reports)
+        response = answer(usage_of(options), growth)
+        output.answer(response, options.format, options.color, reports)
     return 0
 
 

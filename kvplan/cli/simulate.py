@@ -77,7 +77,7 @@ def simulate(options: SimulateOptions) -> int:
             tracks = tracks_of(setups, load, interruption) if traces else []
         from kvplan.report import simulate_text as text
 
-        given = text.shapes(answer, lambda: over_time(answer))
+        response = text.shapes(answer, lambda: over_time(answer))
         main = answer.variants[0].simulation
         for file in timeline:
             file.save(as_csv(text.timeline_table([(0, main)])))
@@ -91,7 +91,7 @@ def simulate(options: SimulateOptions) -> int:
             file.save(film_page(answer, setups, load))
         for file in traces:
             file.save(trace_events.written(map(trace_events.server, tracks), file.format))
-        output.answer(given, options.format, options.color, reports)
+        output.answer(response, options.format, options.color, reports)
     if interruption.is_asked:
         return interrupted(answer.variants[0].result.finished, load)
     return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in answer.variants[0].outcomes))
@@ -119,14 +119,14 @@ def of_fleet(
     from kvplan.report import fleet_text
     from kvplan.report.simulate_text import timeline_table
 
-    given = fleet_text.shapes(answer)
+    response = fleet_text.shapes(answer)
     main = answer.total.variants[0]
     for file in timeline:
         runs = [(replica.index, life.run) for replica in answer.fleet.replicas for life in replica.lives]
         file.save(as_csv(timeline_table(runs)))
     for file in requests:
         file.save(request_rows.written(answer.fleet, file.format))
-    output.answer(given, options.format, options.color, reports)
+    output.answer(response, options.format, options.color, reports)
     if interruption.is_asked:
         return interrupted(main.result.finished, load)
     return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in main.outcomes))

@@ -43,12 +43,12 @@ def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True
     try:
         inputs = asked_of(target, policy, offline=offline, loads=loads)
         request = inputs.requests[0]
-        made = plan(replace(request, load=replace(request.load, lengths=None)))
+        the_plan = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError as error:
         raise located(together([*error.all, *other_errors(error, target, policy)]), target) from error
     if not quiet:
         say(target, inputs)
-    return Case(target, made, request.load.lengths, manifests.container_of(target, policy.folder))
+    return Case(target, the_plan, request.load.lengths, manifests.container_of(target, policy.folder))
 
 
 def asked_of(
@@ -148,30 +148,30 @@ def options_of(
     nodes = dict(target.own)
     stated = keys_of_command(command)
     nodes |= {key: node for key, node in target.defaults.items() if key not in nodes and key not in stated}
-    given: dict[str, Any] = {key: value_of(key, node, folder) for key, node in nodes.items()}
+    values: dict[str, Any] = {key: value_of(key, node, folder) for key, node in nodes.items()}
     if served is not None and command is not None:
-        given |= {"from_command": served.command}
-        if "model" not in given:
+        values |= {"from_command": served.command}
+        if "model" not in values:
             manifests.check_model(served, command)
     elif target.command is not None and command is not None:
-        given |= {"from_command": target.command.text}
-        if "model" not in given and command.model is not None and command.model.startswith("."):
-            given |= {"model": path_in(folder, command.model)}
+        values |= {"from_command": target.command.text}
+        if "model" not in values and command.model is not None and command.model.startswith("."):
+            values |= {"model": path_in(folder, command.model)}
     refuse_missing(
         (
             "model",
-            "model" in given or command is not None,
+            "model" in values or command is not None,
             "name one, or paste the command: `command: vllm serve ...`",
         ),
         (
             "gpu",
-            "gpu" in given or "gpu_memory" in given,
+            "gpu" in values or "gpu_memory" in values,
             "name one of `kvplan gpus`"
             if served is None
             else "no label of its node says which; add --gpu or gpu: NAME",
         ),
     )
-    return EstimateOptions(**given, offline=offline)
+    return EstimateOptions(**values, offline=offline)
 
 
 def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None, root: Path) -> None:

@@ -173,8 +173,8 @@ def profiles(options: TraceProfilesOptions) -> int:
     rows = [profile_row(profile(name)) for name in profile_names()]
     from kvplan.cli.listing import listed
 
-    given = listed(rows, "workloads", lambda: profiles_lines(rows), lambda: [profiles_list(rows)])
-    output.answer(given, options.format, options.color)
+    response = listed(rows, "workloads", lambda: profiles_lines(rows), lambda: [profiles_list(rows)])
+    output.answer(response, options.format, options.color)
     return 0
 
 

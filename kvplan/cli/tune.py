@@ -53,10 +53,10 @@ def tune_command(options: TuneOptions) -> int:
             raise
         from kvplan.report.tune_text import shapes
 
-        given = shapes(doc, limit)
+        response = shapes(doc, limit)
         for report in reports:
-            report.save(rendered(given, report.format))
-        output.answer(given, options.format, options.color)
+            report.save(rendered(response, report.format))
+        output.answer(response, options.format, options.color)
     return int(options.exit_code and doc["verdict"] not in (None, "kept"))
 
 

@@ -38,8 +38,8 @@ def upgrade(options: UpgradeOptions) -> int:
     subjects = list(subjects_of(options))
     with output.report_files(options.report or [], force=options.force) as reports:
         result = answered(subjects, options)
-        given = answer(result)
-        output.answer(given, options.format, options.color, reports)
+        response = answer(result)
+        output.answer(response, options.format, options.color, reports)
     return int(options.exit_code and any(server.outcome in WORSE for server in result.servers))
 
 

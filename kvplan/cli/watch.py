@@ -73,8 +73,8 @@ class Tries:
         raise EnvironmentProblem(self.where, f"{problem}{others}", "start the server, or wait for it with --tries 0")
 
     def _is_over(self, page: WatchedPage) -> bool:
-        most = self.later if page.has_answered else self.at_first
-        return most is not None and page.failures >= most
+        limit = self.later if page.has_answered else self.at_first
+        return limit is not None and page.failures >= limit
 
 
 def times_text(count: int) -> str:
@@ -88,8 +88,8 @@ def tries_of(options: WatchOptions) -> Tries:
     where = f"--metrics {shown_url((options.metrics or [''])[0])}"
     if options.tries is None:
         return Tries(where)
-    most = parse_count(options.tries, "--tries", MAX_TRIES, least=0) or None
-    return Tries(where, most, most)
+    limit = parse_count(options.tries, "--tries", MAX_TRIES, least=0) or None
+    return Tries(where, limit, limit)
 
 
 def run(watched: Watched, elapsed: Iterator[float], log: CsvLog | None, show: Show, tries: Tries | None = None) -> None:

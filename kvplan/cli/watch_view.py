@@ -225,7 +225,7 @@ def live(stack: ExitStack, screen: Screen, color: str) -> Show:
     def show(reading: Reading) -> None:
         readings.append(reading)
         styled = view_lines(readings, screen, blocks=blocks, width=console.width, height=console.height)
-        texts = [Text.assemble(*((text, "" if plain else style) for text, style in each)) for each in styled]
+        texts = [Text.assemble(*((text, "" if plain else style) for text, style in pieces)) for pieces in styled]
         view.update(Text("\n").join(texts), refresh=True)
 
     return show

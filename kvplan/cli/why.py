@@ -48,10 +48,10 @@ def why(options: WhyOptions) -> int:
         diagnosis = diagnose(options, lines)
         failed = diagnosis.failure.outcome in ("failed", "died")
         if not options.follow or failed:
-            given = shapes(diagnosis)
+            response = shapes(diagnosis)
             for report in reports:
-                report.save(rendered(given, report.format))
-            show(given, options)
+                report.save(rendered(response, report.format))
+            show(response, options)
     return int(options.exit_code and failed)
 
 
@@ -124,7 +124,7 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     cause = failure.cause or kind_of(failure)
     request = setup.request() if cause not in ("unknown", planning.OUT_OF_MEMORY) else None
     case = Case(server, cause, failure.figures, gpu_known=setup.gpu_known, args=shares_of(log),
-        evidence=" ".join(each.text for each in failure.evidence), total=total_of(failure, log),
+        evidence=" ".join(line.text for line in failure.evidence), total=total_of(failure, log),
     )  # fmt: skip
     base, anchor, differs = None, planning.Anchor({}), setup.problem
     if request is not None:
@@ -165,7 +165,7 @@ def diagnose_own(options: PlanOptions, failure: Failure, log: ServerLog) -> Diag
         with suppress(KvplanError):
             spec = resolve(name, inputs.source_of(options, options.revision)).spec
     cause = failure.cause or kind_of(failure)
-    evidence = " ".join(each.text for each in failure.evidence)
+    evidence = " ".join(line.text for line in failure.evidence)
     case = Case("kvplan", cause, failure.figures, evidence=evidence, total=total_of(failure, log))
     results = tuple(own_cures(cause, failure.figures, evidence, log, spec)) if failure.outcome != "started" else ()
     none = tuple(None for _ in results)
@@ -347,8 +347,12 @@ class Setup:
         if total is None or total.bytes <= 0:
             return []
         known = [gpu(name) for name in gpu_names()]
-        near = [each for each in known if each.total_memory_low <= total.high and total.low <= each.total_memory_high]
-        return [with_memory(each, total.bytes) for each in near] or [custom_gpu(total.bytes)]
+        near = [
+            candidate
+            for candidate in known
+            if candidate.total_memory_low <= total.high and total.low <= candidate.total_memory_high
+        ]
+        return [with_memory(candidate, total.bytes) for candidate in near] or [custom_gpu(total.bytes)]
 
 
 def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Request | None) -> str | None:
@@ -366,17 +370,17 @@ def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Req
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def show(given: Answer, options: WhyOptions) -> None:
+def show(response: Answer, options: WhyOptions) -> None:
     """Print the answer on standard output; for a followed log, whose lines go there, on standard error."""
     if not options.follow:
-        output.answer(given, options.format, options.color)
+        output.answer(response, options.format, options.color)
     elif options.format != "table":
-        print(rendered(given, options.format), file=sys.stderr, end="")
+        print(rendered(response, options.format), file=sys.stderr, end="")
     else:
         from kvplan.report.lines import open_console, takes_blocks, write
 
         console = open_console(sys.stderr)
-        write(given.screen(takes_blocks(console)), console)
+        write(response.screen(takes_blocks(console)), console)
 
 
 def shapes(diagnosis: Diagnosis) -> Answer:

@@ -287,11 +287,11 @@ def _parts(least: Sequence[int], is_left: Sequence[bool], width: int) -> Iterato
     key = list(range(next((i for i, is_text in enumerate(is_left) if not is_text), 1)))
     while len(key) > 1 and _total([least[i] for i in key]) > width // 2:
         key.pop()
-    rest = [i for i in range(len(least)) if i not in key]
-    while rest:
-        part = [*key, rest.pop(0)]
-        while rest and _total([least[i] for i in (*part, rest[0])]) <= width:
-            part.append(rest.pop(0))
+    left_columns = [i for i in range(len(least)) if i not in key]
+    while left_columns:
+        part = [*key, left_columns.pop(0)]
+        while left_columns and _total([least[i] for i in (*part, left_columns[0])]) <= width:
+            part.append(left_columns.pop(0))
         yield part
 
 

@@ -131,7 +131,9 @@ def host_memory() -> HostMemory | None:
     """The host's memory from /proc/meminfo (MemTotal, MemAvailable), or None if there is no such file."""
     try:
         lines = (PROC / "meminfo").read_text(encoding="ascii", errors="replace").splitlines()
-        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.strip()}
+        kib = {
+            name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines) if value.strip()
+        }
         return HostMemory(total=kib["MemTotal"] * 1024, available=kib["MemAvailable"] * 1024)
     except (OSError, KeyError, ValueError):
         return None
@@ -526,7 +528,7 @@ class Device:
             if error.value == NOT_SUPPORTED and kind == "Graphics":  # boards without a display, MIG
                 return ()
             raise
-        return [(each.pid, each.usedGpuMemory) for each in running]
+        return [(process.pid, process.usedGpuMemory) for process in running]
 
     def _clock(self, what: str, kind: int) -> int | None:
         return self._metric(what, lambda: int(self._library.nvmlDeviceGetClockInfo(self._handle, kind)))

@@ -294,11 +294,11 @@ def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchRe
     times = {f"{metric}_{name}": figure(own[metric], word) for metric in own for name, word in words.items()}
     for name, word in words.items():
         times[f"latency_{name}"] = milliseconds(figure("request_latency", word), f"request_latency {word}")
-    made = inner(metrics, "request_totals", "successful") or inner(part, "request_totals", "successful")
+    num_successful = inner(metrics, "request_totals", "successful") or inner(part, "request_totals", "successful")
     model = inner(part, "config", "backend", "model") or inner(whole, "args", "model") or inner(part, "args", "model")
     return BenchResult(
         path_text(path), "guidellm", text(model), found_users, found_rate, kind == "constant",
-        count(made, "request_totals.successful", path),
+        count(num_successful, "request_totals.successful", path),
         number(figure("prompt_token_count", "mean"), "prompt_token_count"),
         number(figure("output_token_count", "mean"), "output_token_count"), (), positive_times(times, path),
         number(figure("output_tokens_per_second", "mean"), "output_tokens_per_second"),

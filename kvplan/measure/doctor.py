@@ -296,7 +296,7 @@ def own_bounds() -> dict[tuple[str, str | None], str]:
         name, specifiers, marker = parts.groups()
         extra = _EXTRA.search(marker or "")
         if specifiers.strip():
-            ordered = sorted((each.strip() for each in specifiers.split(",")), reverse=True)  # ">=" before "<"
+            ordered = sorted((bound.strip() for bound in specifiers.split(",")), reverse=True)  # ">=" before "<"
             bounds[canonical(name), extra and extra[1]] = ",".join(ordered)
     return bounds
 
@@ -311,8 +311,8 @@ def within(number: str, bounds: str) -> bool | None:
     A pre-release or local build counts as its release, because `packaging` is not a dependency of kvplan.
     """
     admitted = True
-    for each in bounds.split(","):
-        parts = _BOUND.fullmatch(each)
+    for bound in bounds.split(","):
+        parts = _BOUND.fullmatch(bound)
         release = _RELEASE.match(number)
         if parts is None or release is None:
             return None
@@ -468,7 +468,7 @@ def misfits(packages: tuple[Package, ...]) -> list[Advice]:
 def broken_files(facts: tuple[FactsFile, ...]) -> list[Advice]:
     """List each data file that cannot be read."""
     what = {"models.yaml": "models by name", "gpus.yaml": "GPUs by name"}
-    return [Advice(each.name, what.get(each.name, each.name), each.problem) for each in facts if each.problem]
+    return [Advice(file.name, what.get(file.name, file.name), file.problem) for file in facts if file.problem]
 
 
 def gpu_advice(torch: Torch | None, driver: Driver) -> list[Advice]:

@@ -113,11 +113,11 @@ class LogText:
         """Position in the squeezed text of a column of a line."""
         return self.starts[line] + _squeezed_len(self.lines[line], prefix_end(self.lines[line]), column)
 
-    def positions(self, phrase: str, most: int) -> list[int]:
+    def positions(self, phrase: str, limit: int) -> list[int]:
         """First positions of a phrase, ignoring white space."""
         plain, places = squeezed(phrase), list[int]()
         start = self.squeezed.find(plain)
-        while start >= 0 and len(places) < most:
+        while start >= 0 and len(places) < limit:
             places.append(start)
             start = self.squeezed.find(plain, start + len(plain))
         return places

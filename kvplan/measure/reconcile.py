@@ -313,7 +313,9 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
     figures_by_stage = [(str(sample.get("stage")), sample) for sample in run.samples if not sample.get("is_foreign")]
     for event in run.events:
         ended = event.get("peaks")
-        figures_by_stage += [(str(name), each) for name, each in (ended if isinstance(ended, dict) else {}).items()]
+        figures_by_stage += [
+            (str(name), figures) for name, figures in (ended if isinstance(ended, dict) else {}).items()
+        ]
     for name, figures in figures_by_stage:
         stage = peaks.setdefault(name, {})
         for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):

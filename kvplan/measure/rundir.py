@@ -45,7 +45,7 @@ class RunWriter:
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         """Raise UsageError if the directory exists (naming the process that uses it) or cannot be written."""
         self.path = path
-        made = _new_directories(path)
+        folders = _new_directories(path)
         self.manifest: Manifest = {
             "schema": "kvplan/run@1",
             "status": "running",
@@ -57,7 +57,7 @@ class RunWriter:
             "finished_utc": None,
             **cast(Manifest, manifest),
         }
-        self._samples, self._events = self._begin(made)
+        self._samples, self._events = self._begin(folders)
         self._synced_at = time.monotonic()
 
     def update(self, **entries: Any) -> None:
@@ -77,7 +77,7 @@ class RunWriter:
             with suppress(OSError):  # a line that failed to write; reported at that time
                 file.close()
 
-    def _begin(self, made: list[Path]) -> tuple[TextIO, TextIO]:
+    def _begin(self, folders: list[Path]) -> tuple[TextIO, TextIO]:
         """Write the first manifest and open the other files; on failure, leave nothing behind."""
         files: list[TextIO] = []
         try:
@@ -89,7 +89,7 @@ class RunWriter:
                 file.close()
             for name in (MANIFEST, SAMPLES, EVENTS):
                 (self.path / name).unlink(missing_ok=True)
-            _remove(made)
+            _remove(folders)
             raise _unwritable(self.path, error) from error
         return files[0], files[1]
 
@@ -146,20 +146,20 @@ def utc_now() -> str:
 
 def _new_directories(path: Path) -> list[Path]:
     """Create the directory and its missing parents; return the new ones, innermost first."""
-    made: list[Path] = []
+    folders: list[Path] = []
     try:
         if path.exists() or path.is_symlink():
             _refuse_existing(path)
-        missing = [each for each in (path, *path.parents) if not each.exists()]
-        for each in reversed(missing):
-            each.mkdir(exist_ok=each != path)  # another run may have created the parents
-            made.insert(0, each)
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=folder != path)  # another run may have created the parents
+            folders.insert(0, folder)
     except (OSError, ValueError) as error:
-        _remove(made)
+        _remove(folders)
         if isinstance(error, FileExistsError):  # since the check above
             _refuse_existing(path)
         raise _unwritable(path, error) from error
-    return made
+    return folders
 
 
 def _remove(directories: Sequence[Path]) -> None:

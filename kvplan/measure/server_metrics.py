@@ -167,8 +167,8 @@ def _labels_as_constants(info: str, samples: "Samples") -> tuple[dict[str, str],
     configs = [labels for metric, labels, _ in samples if metric == info]
     engines = {labels.get("engine", ""): labels for labels in configs}
     labels = min(engines.values(), key=lambda engine: _number(engine, "num_gpu_blocks") or math.inf, default={})
-    given = {label: text[:100] for label, text in labels.items() if text not in ("None", "auto", "")}
-    return given, max(1, len(engines))
+    texts = {label: text[:100] for label, text in labels.items() if text not in ("None", "auto", "")}
+    return texts, max(1, len(engines))
 
 
 def _metrics_as_constants(samples: "Samples") -> dict[str, str]:
@@ -229,11 +229,11 @@ def _float(value: float) -> float:
 
 
 def _stats(server: str, metrics: Metrics, samples: Samples) -> ServerStats:
-    given = _values(samples, metrics.figures)
+    values = _values(samples, metrics.figures)
     counted = metrics.counted
     if counted is not None and any(name == counted.metric for name, _, _ in samples):
-        given |= {figure: (counted.metric, _tokens_of(samples, counted, figure)) for figure in counted.modes}
-    figures, left_out = _figures(given)
+        values |= {figure: (counted.metric, _tokens_of(samples, counted, figure)) for figure in counted.modes}
+    figures, left_out = _figures(values)
     hits, queries = figures.get("prefix_hits"), figures.get("prefix_queries")
     if hits is not None and queries is not None and hits > queries:
         left_out.append((metrics.figures["prefix_hits"][0], f"{hits:,} of {queries:,} is not a share"))
@@ -289,24 +289,24 @@ Given = dict[str, tuple[str, list[float]]]  # field -> (metric, its values)
 
 def _values(samples: Samples, table: Mapping[str, tuple[str, ...]]) -> Given:
     """For each field with a sample: its newest metric, and the values."""
-    given: Given = {}
+    values_of: Given = {}
     for figure, names in table.items():
         for metric in names:
             values = [value for name, _, value in samples if name == metric]
             if values:
-                given[figure] = metric, values
+                values_of[figure] = metric, values
                 break
-    return given
+    return values_of
 
 
-def _figures(given: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+def _figures(values_of: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """Return every field (fractions of the fullest engine, counts summed), and (metric, why) of impossible values."""
     figures: dict[str, Any] = {}
     left_out = []
-    for figure, (metric, values) in given.items():
-        kind, most = ("share", 1) if figure in _SHARES else ("count", MAX_COUNT)
+    for figure, (metric, values) in values_of.items():
+        kind, limit = ("share", 1) if figure in _SHARES else ("count", MAX_COUNT)
         checked = values if kind == "share" else [*values, sum(values)]
-        wrong = next((value for value in checked if not 0 <= value <= most), None)  # also true for nan
+        wrong = next((value for value in checked if not 0 <= value <= limit), None)  # also true for nan
         if wrong is not None:
             left_out.append((metric, f"{wrong:g} is not a {kind}"))
         else:

@@ -239,7 +239,7 @@ _MEMORY = ("total", "reserved", "used", "free", "is_host")
 _DEVICE = tuple(name for name in DeviceSample.__slots__ if name != "memory")
 _TOKENS = ("prompt_tokens", "generation_tokens")
 _NOT_LOGGED = ("max_concurrency", "started_s", "left_out")
-_SERVER = tuple(each.name for each in fields(ServerStats) if each.name not in (*_TOKENS, *_NOT_LOGGED))
+_SERVER = tuple(field.name for field in fields(ServerStats) if field.name not in (*_TOKENS, *_NOT_LOGGED))
 COLUMNS = (
     "utc",
     "elapsed_s",
@@ -290,7 +290,10 @@ def _csv_row(watched: Watched, reading: Reading, now: ServerReading | None) -> l
         *_values(server.stats, _SERVER),
         server.problem,
         *_values(server.stats, _TOKENS),
-        *(None if each is None else f"{each:.3f}" for each in (server.rates.prompt, server.rates.output, server.age_s)),
+        *(
+            None if figure is None else f"{figure:.3f}"
+            for figure in (server.rates.prompt, server.rates.output, server.age_s)
+        ),
     ]
     return [str(cell).lower() if isinstance(cell, bool) else "" if cell is None else cell for cell in cells]
 

@@ -160,8 +160,8 @@ def encoder_cache(figures: Figures) -> str:
 
 def max_len(figures: Figures) -> str:
     context = "" if figures.context is None else f" of {figures.context:,} tokens"
-    most = "" if figures.derived_max_len is None else f", {figures.derived_max_len:,}"
-    return f"the context{context} is longer than the model's own maximum{most}"
+    model_max = "" if figures.derived_max_len is None else f", {figures.derived_max_len:,}"
+    return f"the context{context} is longer than the model's own maximum{model_max}"
 
 
 def heads(figures: Figures) -> str:

@@ -65,9 +65,9 @@ def usual(role: str) -> str:
 def spellings(role: str) -> tuple[str, ...]:
     """Every name of a role in checkpoints, its own first."""
     names = [role]
-    stem, dot, rest = role.partition(".")
+    stem, dot, tail = role.partition(".")
     if stem in ("mlp", "block_sparse_moe", "feed_forward"):
-        names += [other + dot + rest for other in ("mlp", "block_sparse_moe", "feed_forward")]
+        names += [other + dot + tail for other in ("mlp", "block_sparse_moe", "feed_forward")]
     for old, new in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")):
         names += [name.removesuffix(old) + new for name in names if ".experts.0." in name and name.endswith(old)]
     for old, new in ((".shared_experts.", ".shared_expert."), (".shared_expert.", ".shared_experts.")):

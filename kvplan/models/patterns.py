@@ -91,8 +91,8 @@ class Patterns:
         try:
             branches = _branches(pattern[3:]) if pattern.startswith("re:") else [_Branch((_glob(pattern),))]
             rules = [
-                (frozenset(map(self._number, each.needed)), frozenset(map(self._number, each.barred)))
-                for each in branches
+                (frozenset(map(self._number, branch.needed)), frozenset(map(self._number, branch.barred)))
+                for branch in branches
             ]
         except re2.error as error:
             reason = error.args[0] if error.args else "not modeled"

@@ -165,10 +165,10 @@ class Search:
     def nearest(self, base: Levels, number: int) -> Cure | None:
         """Return the smallest sufficient change of one knob on top of `base`, unless a known fix has one as small."""
         rivals = [cure.levels for cure in self.cures if is_within(cure.levels, set_level(base, {number: 10**9}))]
-        most = min([len(self.knobs[number].changes), *(levels[number] - 1 for levels in rivals)])
-        if most < 1:
+        max_level = min([len(self.knobs[number].changes), *(levels[number] - 1 for levels in rivals)])
+        if max_level < 1:
             return None
-        cure = self.cure(set_level(base, {number: most}))
+        cure = self.cure(set_level(base, {number: max_level}))
         fails = 0
         while cure is not None and cure.levels[number] - fails > 1:
             middle = (fails + cure.levels[number]) // 2
@@ -268,11 +268,13 @@ def larger_gpu(request: Request) -> Knob:
 def larger_gpus(request: Request) -> list[GpuSpec]:
     """GPUs of the same vendor with more memory, the smallest first; without those that share memory with the CPU."""
     makes = [gpu(name) for name in gpu_names()]
-    larger = [each for each in makes if each.total_memory > request.gpu.total_memory and not each.unified]
+    larger = [
+        candidate for candidate in makes if candidate.total_memory > request.gpu.total_memory and not candidate.unified
+    ]
     make = request.gpu.vendor if request.gpu.vendor != "unknown" else "nvidia"
     return sorted(
-        (each for each in larger if each.vendor == make and each.sm >= min(80, request.gpu.sm)),
-        key=lambda each: each.total_memory,
+        (candidate for candidate in larger if candidate.vendor == make and candidate.sm >= min(80, request.gpu.sm)),
+        key=lambda candidate: candidate.total_memory,
     )
 
 
@@ -347,7 +349,7 @@ def supported_changes(short: Plan, most: int = 3) -> list[Change]:
             return [change]
     for change, answer in known:  # something else is refused, too
         if others := supported_changes(answer, most - 1):
-            return [*(each for each in [change] if each.args.keys() != others[0].args.keys()), *others]
+            return [*(first for first in [change] if first.args.keys() != others[0].args.keys()), *others]
     return []
 
 
@@ -470,9 +472,9 @@ def together(short: Plan, needs: Sequence[Need], most_states: int = MOST_STATES)
             if key in known:
                 continue
             known.add(key)
-            made = changed_plan(short.request, merged)
-            if made is not None:
-                heappush(queue, (cost_of(merged), next(order), merged, made))
+            candidate = changed_plan(short.request, merged)
+            if candidate is not None:
+                heappush(queue, (cost_of(merged), next(order), merged, candidate))
     return None
 
 

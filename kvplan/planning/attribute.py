@@ -242,7 +242,7 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple
     for key in dict.fromkeys((*new, *old)):
         before, after = old.get(key, _ABSENT), new.get(key, _ABSENT)
         if isinstance(before, dict) and isinstance(after, dict):
-            paths += [(key, *rest) for rest in config_changes(before, after)]
+            paths += [(key, *tail) for tail in config_changes(before, after)]
         elif before != after or type(before) is not type(after):
             paths.append((key,))
     return paths
@@ -250,10 +250,10 @@ def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple
 
 def with_key(config: Mapping[str, Any], path: tuple[str, ...], source: Mapping[str, Any]) -> dict[str, Any]:
     """Copy `config` with one key as in `source`, or without it if `source` lacks it."""
-    key, *rest = path
+    key, *tail = path
     changed = dict(config)
-    if rest:
-        changed[key] = with_key(config[key], tuple(rest), source[key])
+    if tail:
+        changed[key] = with_key(config[key], tuple(tail), source[key])
     elif key in source:
         changed[key] = source[key]
     else:
@@ -307,4 +307,4 @@ def _files(request: Request) -> str | None:
 
 
 def _measured(request: Request) -> str | None:
-    return ", ".join(f"{name} {each.likely:,} B" for name, each in request.measured.items()) or None
+    return ", ".join(f"{name} {measurement.likely:,} B" for name, measurement in request.measured.items()) or None

@@ -149,12 +149,12 @@ class Difference:
     @property
     def is_equal(self) -> bool:
         """True if nothing differs, including the inputs."""
-        alike = all(each.is_equal and not each.changes for each in self.comparisons)
+        alike = all(comparison.is_equal and not comparison.changes for comparison in self.comparisons)
         return alike and not self.only_old and not self.only_new
 
     @property
     def is_worse(self) -> bool:
-        return any(each.worse for each in self.comparisons)
+        return any(comparison.worse for comparison in self.comparisons)
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
@@ -373,9 +373,9 @@ class Reader:
 
     def rows(self, path: str) -> "list[Reader]":
         value = self.value(path)
-        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self._wrong(path, value, "a list of objects")
-        return [Reader(each, f"{self.where}: {path}[{i}]") for i, each in enumerate(value)]
+        return [Reader(entry, f"{self.where}: {path}[{i}]") for i, entry in enumerate(value)]
 
 
 def headroom_figures(headroom: int) -> dict[str, Number]:
@@ -432,8 +432,10 @@ def _document_figures(doc: Reader) -> Figures:
 def _check_sums(doc: Reader, figures: Figures, groups: Mapping[str, int]) -> None:
     *rows, missing, total = (int(figures[path] or 0) for path in MEMORY)
     if sum(rows) - missing != total:
-        rest = sum(rows) - missing
-        raise doc.fault("memory", f"adds up to {rest:,} bytes, not to its total of {total:,}", "write it again")
+        total_of_rows = sum(rows) - missing
+        raise doc.fault(
+            "memory", f"adds up to {total_of_rows:,} bytes, not to its total of {total:,}", "write it again"
+        )
     if sum(groups.values()) != figures["memory.weights"]:
         raise doc.fault(
             "memory.weight_groups",
@@ -454,7 +456,7 @@ def _document_inputs(doc: Reader) -> Iterator[tuple[tuple[Kind, str], str | None
     yield ("gpu", "GPU"), printable(doc.text("inputs.gpu.name"))
     yield ("gpu", "total memory"), format_gib(doc.whole("inputs.gpu.total_memory"))
     yield ("engine", "--engine"), printable(doc.text("inputs.engine"))
-    known = {each.name for each in fields(EngineArgs)}
+    known = {field.name for field in fields(EngineArgs)}
     args = doc.table("inputs.args")
     for name in (*(name for name in args if name in known), *(name for name in args if name not in known)):
         yield ("argument", "--" + printable(name, 60).replace("_", "-")), value_text(args[name])
@@ -570,15 +572,15 @@ def signed_size(size: int) -> str:
 
 def _user_words(pair: Comparison) -> Iterator[str]:
     rows = {row.name: row for row in pair.figures}
-    users, each = rows.get("concurrency.users"), rows.get("kv.bytes_per_request")
+    users, user_bytes = rows.get("concurrency.users"), rows.get("kv.bytes_per_request")
     if users is None or not users.delta or users.old is None or users.new is None:
         return
-    if each is None or each.old is None or each.new is None or not (pair.old.fits and pair.new.fits):
+    if user_bytes is None or user_bytes.old is None or user_bytes.new is None or not (pair.old.fits and pair.new.fits):
         yield f"{users.old:,} to {users.new:,} users"
         return
     pools = [int(_value(side, "memory.kv_cache")) for side in (pair.old, pair.new)]
-    cost = f"{format_size(int(each.new))} of KV cache each, " + (
-        "as before" if each.old == each.new else f"instead of {format_size(int(each.old))}"
+    cost = f"{format_size(int(user_bytes.new))} of KV cache each, " + (
+        "as before" if user_bytes.old == user_bytes.new else f"instead of {format_size(int(user_bytes.old))}"
     )
     pool = f"a pool of {format_size(pools[1])}, " + (
         "as before" if pools[0] == pools[1] else f"instead of {format_size(pools[0])}"

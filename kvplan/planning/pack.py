@@ -84,11 +84,11 @@ def pack(tenants: Sequence[Tenant], in_use: int, rest: str | None = None) -> Pac
 
 def too_large(tenant: Tenant) -> NoReturn:
     """Raise an error with the reason why a server does not start even alone, or does not hold its users."""
-    made, gpu = plan(at_share(tenant, STEPS - 1, 0)), tenant.request.gpu.name
-    if not is_supported(made):
-        changes = " ".join(change.flag_of(engine_of(tenant)) for change in supported_changes(made))
+    the_plan, gpu = plan(at_share(tenant, STEPS - 1, 0)), tenant.request.gpu.name
+    if not is_supported(the_plan):
+        changes = " ".join(change.flag_of(engine_of(tenant)) for change in supported_changes(the_plan))
         remedy = f"use {changes}" if changes else "change it, or use another GPU or model"
-        raise UsageError(f"{tenant.name} on {gpu}", lack_text(made), remedy)
+        raise UsageError(f"{tenant.name} on {gpu}", lack_text(the_plan), remedy)
     users = f"{tenant.users:,} user{'s' if tenant.users > 1 else ''}"
     remedy = "use fewer users, a shorter context or a larger GPU"
     raise UsageError(tenant.name, f"cannot serve {users} on {gpu} even alone", remedy)
@@ -143,12 +143,12 @@ def start_all(order: Sequence[Tenant], in_use: int) -> list[Started] | None:
 def smallest(tenant: Tenant, before: int) -> Started | None:
     """The server with the smallest fraction that holds its users next to `before` bytes, or None if there is none."""
     high = STEPS - 1
-    made = tried(tenant, high, before)
-    if made is not None and made.refusal is not None and made.refusal.argument == share_of(tenant):
-        shares = made.refusal.numbers  # fractions within the limit
+    candidate = tried(tenant, high, before)
+    if candidate is not None and candidate.refusal is not None and candidate.refusal.argument == share_of(tenant):
+        shares = candidate.refusal.numbers  # fractions within the limit
         high = floor(shares[-1] * STEPS + 1e-6) if shares else 0
-        made = tried(tenant, high, before) if high else None
-    if not holds(made, tenant):
+        candidate = tried(tenant, high, before) if high else None
+    if not holds(candidate, tenant):
         return None
     low = 0  # `low` does not hold them, `high` does
     while high - low > 1:
@@ -178,28 +178,28 @@ def tried(tenant: Tenant, step: int, before: int) -> Plan | None:
         return None
 
 
-def holds(made: Plan | None, tenant: Tenant) -> bool:
+def holds(the_plan: Plan | None, tenant: Tenant) -> bool:
     """True if it starts and holds its users with all estimates at their worst."""
-    if made is None or not made.fits:
+    if the_plan is None or not the_plan.fits:
         return False
-    low = made.concurrency.users_low
-    users = made.concurrency.users if low is None else low
-    return users * made.concurrency.replicas >= tenant.users
+    low = the_plan.concurrency.users_low
+    users = the_plan.concurrency.users if low is None else low
+    return users * the_plan.concurrency.replicas >= tenant.users
 
 
 def started_with(tenant: Tenant, step: int, before: int) -> Started:
-    made = tried(tenant, step, before)
-    assert made is not None
-    return Started(tenant, step / STEPS, made, before, held_by(made))
+    the_plan = tried(tenant, step, before)
+    assert the_plan is not None
+    return Started(tenant, step / STEPS, the_plan, before, held_by(the_plan))
 
 
-def held_by(made: Plan) -> int:
+def held_by(the_plan: Plan) -> int:
     """Bytes of a GPU that a running server uses: its rows, its CUDA context, and what it keeps back for peaks that are
     not planned row by row.
     """
-    memory = made.memory
+    memory = the_plan.memory
     rows = memory.total + memory.missing - memory.unused
-    return rows + memory.context + server_of(made.request.release.engine).kept_back(made)
+    return rows + memory.context + server_of(the_plan.request.release.engine).kept_back(the_plan)
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------

@@ -71,13 +71,13 @@ def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
     )
 
 
-def lack_text(made: Plan) -> str:
+def lack_text(the_plan: Plan) -> str:
     """Why a plan does not fit: its server's reason, or the bytes that are missing."""
-    if made.refusal is not None:
-        return f"does not start: {made.refusal.text}"
-    args = made.request.args
-    each = " on each GPU" if args.world_size > 1 else ""
-    return f"does not fit, {format_bytes(made.deficit)} short{each}"
+    if the_plan.refusal is not None:
+        return f"does not start: {the_plan.refusal.text}"
+    args = the_plan.request.args
+    of_each = " on each GPU" if args.world_size > 1 else ""
+    return f"does not fit, {format_bytes(the_plan.deficit)} short{of_each}"
 
 
 HEADS_ALONE: Final = ("gemma4_assistant", "gemma4_unified_assistant")

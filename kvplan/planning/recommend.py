@@ -452,10 +452,10 @@ def fewest_raised(question: Question, request: Request, usual: tuple[int, Plan] 
     top = top_utilization(question, request)
     if top <= default or (usual is not None and usual[0] == 1):
         return None
-    most = fewest(question, at_utilization(request, top))
-    if most is None or (usual is not None and most[0] >= usual[0]):
+    fewest_at_top = fewest(question, at_utilization(request, top))
+    if fewest_at_top is None or (usual is not None and fewest_at_top[0] >= usual[0]):
         return None
-    replicas, the_plan = most
+    replicas, the_plan = fewest_at_top
     share = -(-question.users // replicas)
     _, lowest = least(default, top, lambda step: holding(question, at_utilization(request, step), share), the_plan)
     return replicas, lowest
@@ -594,15 +594,15 @@ def bound(request: Request, the_plan: Plan, end: End) -> int:
     blocks = [
         (own_blocks(the_plan.pool.allocated_blocks, tokens, shared), share) for tokens, share in load.lengths.points
     ]
-    each = fsum(count * share for count, share in blocks) - load.overflow * blocks[-1][0]
+    user_blocks = fsum(count * share for count, share in blocks) - load.overflow * blocks[-1][0]
     room = max(0, blocks_at(the_plan, end) - 1 - shared)
-    return max(1, int(room / each * 1.000001)) if each > 0 else MOST_USERS
+    return max(1, int(room / user_blocks * 1.000001)) if user_blocks > 0 else MOST_USERS
 
 
 def shortage(question: Question, the_plan: Plan) -> str:
     """The memory that one user lacks, as text."""
-    memory, each = the_plan.memory, " of each GPU" if num_gpus(the_plan) > 1 else ""
-    budget = f"the budget of {format_gib(memory.budget)}{each}"
+    memory, of_each = the_plan.memory, " of each GPU" if num_gpus(the_plan) > 1 else ""
+    budget = f"the budget of {format_gib(memory.budget)}{of_each}"
     if memory.weights > memory.budget:
         return f"the weights alone ({format_gib(memory.weights)}) exceed {budget}"
     if the_plan.available <= 0:
@@ -614,7 +614,7 @@ def shortage(question: Question, the_plan: Plan) -> str:
 
     def lacks(end: str, left: int) -> str:
         needs, has = format_apart(request_bytes, left)
-        return f"a request of {tokens:,} tokens needs {needs} of KV cache, {end}{has} is left{each}"
+        return f"a request of {tokens:,} tokens needs {needs} of KV cache, {end}{has} is left{of_each}"
 
     if not the_plan.fits:
         return lacks("", the_plan.available)
@@ -685,7 +685,9 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     formats = [startable(question, with_args(here, kv_cache_dtype=dtype)) for dtype in dtypes]
     current = answer(question, here, share, None)
     kv_dtypes = tuple(
-        answer(question, each, share, each.args.kv_cache_dtype) for each in formats if isinstance(planned(each), Plan)
+        answer(question, candidate, share, candidate.args.kv_cache_dtype)
+        for candidate in formats
+        if isinstance(planned(candidate), Plan)
     )
     ways = [] if current.plan is not None else pareto_optimal(cures(question, request, unchanged, replicas))
     solution = Placement(current.plan, replicas, None) if current.plan is not None else None

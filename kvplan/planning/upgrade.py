@@ -78,9 +78,9 @@ class Upgrade:
     others: tuple[str, ...] = ()
 
 
-def users(made: Plan) -> int:
+def users(the_plan: Plan) -> int:
     """Whole users over all replicas."""
-    return made.concurrency.users * made.concurrency.replicas
+    return the_plan.concurrency.users * the_plan.concurrency.replicas
 
 
 def upgraded(key: str, old: Request, new: Request | KvplanError, release: Version) -> Upgraded:

@@ -128,7 +128,7 @@ def notes(base: Policy, now: Policy) -> Iterator[Finding]:
         yield finding("base", "note", f"allow_changes: later changes may weaken {', '.join(allowed)}")
     old, new = base.measured, now.measured
     if old is not None and new is not None and os.path.normpath(old.text) != os.path.normpath(new.text):
-        texts = (printable(each.text, 200) for each in (old, new))
+        texts = (printable(scalar.text, 200) for scalar in (old, new))
         yield finding("base", "note", f"measured: the evidence file changed: {' -> '.join(texts)}", new.mark)
 
 

@@ -173,8 +173,8 @@ def concurrency_gauge(tokens: int, prefix: int) -> Gauge:
         low, high = served(plan, tokens, prefix, "low"), served(plan, tokens, prefix, "high")
         spread = f"{low:,}-{high:,}" if low != high else f"{low:,}"
         capped = f"; limited by {seqs_flag(plan)}, the pool holds {pool:,}" if pool != count else ""
-        each = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
-        return f"{text} ({spread}{capped}; {each})"
+        size_text = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
+        return f"{text} ({spread}{capped}; {size_text})"
 
     return Gauge(lambda plan: served(plan, tokens, prefix), "requests", True, plain, describe, more_requests)
 
@@ -369,8 +369,8 @@ def fewer_adapters(rule: Rule, plan: Plan) -> Iterator[Knob]:
     args = plan.request.args
     if args.tensor_parallel_size > 1 and not args.fully_sharded_loras:
         yield switch("--fully-sharded-loras", fully_sharded_loras=True)
-    most = min(args.max_loras - 1, 64)
-    yield Knob([Change(f"--max-loras {slots}", {"max_loras": slots}) for slots in range(most, 0, -1)])
+    max_slots = min(args.max_loras - 1, 64)
+    yield Knob([Change(f"--max-loras {slots}", {"max_loras": slots}) for slots in range(max_slots, 0, -1)])
     yield Knob(
         [Change(f"--max-lora-rank {rank}", {"max_lora_rank": rank}) for rank in LORA_RANKS if rank < args.max_lora_rank]
     )

@@ -104,11 +104,11 @@ def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> a
     certain fix first, then for a likely one.
     """
     needed = [wish.need for wish in sorted(wishes, key=lambda wish: wish.is_simulated)]
-    most = MOST_STATES_SIMULATED if any(wish.is_simulated for wish in wishes) else advise.MOST_STATES
+    max_states = MOST_STATES_SIMULATED if any(wish.is_simulated for wish in wishes) else advise.MOST_STATES
     if plan.fits:
-        return advise.together(plan, needed, most)
+        return advise.together(plan, needed, max_states)
     starts = (advise.Need(holds, start_knobs) for holds in (advise.is_sure, lambda answer: answer.fits))
-    cures = (advise.together(plan, [start, *needed], most) for start in starts)
+    cures = (advise.together(plan, [start, *needed], max_states) for start in starts)
     return next((cure for cure in cures if cure is not None), None)
 
 

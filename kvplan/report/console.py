@@ -66,8 +66,8 @@ def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:
         verdict_lines(doc),
     ]
     answer = [styled for part in parts if part for styled in (*part, line())]
-    for most in (3, 2, 1):  # lines per formula: as many as fit on the screen
-        assumed = assumption_lines(doc, most)
+    for max_lines in (3, 2, 1):  # lines per formula: as many as fit on the screen
+        assumed = assumption_lines(doc, max_lines)
         if len([*laid_out([*answer, *assumed])]) <= SCREEN_LINES:
             break
     return answer + assumed if assumed else answer[:-1]
@@ -107,8 +107,8 @@ def headline(doc: PlanDocument) -> str:
         return f"{subject} does not fit at {context}, {short}"
     if auto:
         context += ", the most that fits"
-    count, each = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], POOL)}"
-    replicas = each if doc["concurrency"]["replicas"] > 1 else ""
+    count, of_replicas = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], POOL)}"
+    replicas = of_replicas if doc["concurrency"]["replicas"] > 1 else ""
     if not doc["kv"]["groups"]:  # an encoder
         return (
             f"{subject}: {plural(count, 'request')} in a step {length_text(doc, context)}{spread_text(doc)}{replicas}"
@@ -169,8 +169,8 @@ def caveats(doc: PlanDocument) -> list[str]:
     """Warnings that qualify the headline's number."""
     texts, users = [], doc["concurrency"]
     if is_capped(doc):
-        most = f"{users['max_num_seqs']:,} run at once ({seqs_bound(doc)})"
-        texts.append(f"The KV cache holds {users['pool_users']:,}; at most {most}.")
+        limit_text = f"{users['max_num_seqs']:,} run at once ({seqs_bound(doc)})"
+        texts.append(f"The KV cache holds {users['pool_users']:,}; at most {limit_text}.")
     if may_lack_blocks(doc):
         seqs = f"{users['max_num_seqs']:,} sequences"
         texts.append(
@@ -204,9 +204,9 @@ def is_idle(doc: PlanDocument) -> bool:
 def may_lack_memory(doc: PlanDocument) -> bool:
     """True if it starts, but not if other processes use the most that they may."""
     memory = doc["memory"]
-    ends = [each["high"] for each in doc["assumptions"] if each["name"] == "in_use"]
-    most = max([end for end in ends if end is not None], default=memory["in_use"])
-    free = memory["total"] - memory["unused_detail"]["context"] - most
+    ends = [assumption["high"] for assumption in doc["assumptions"] if assumption["name"] == "in_use"]
+    highest = max([end for end in ends if end is not None], default=memory["in_use"])
+    free = memory["total"] - memory["unused_detail"]["context"] - highest
     return is_idle(doc) and memory["budget"] > free
 
 
@@ -363,8 +363,8 @@ def kv_lines(doc: PlanDocument) -> list[Part]:
         lines.append(line(f"  state       {_state_text(kv)}"))
     if doc["fits"]:
         lines.append(line(f"  pool        {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens"))
-    cost, *most = request_texts(doc) or [""]
-    labeled = [("request", cost), *(("", text) for text in most)] if cost else []
+    cost, *more_texts = request_texts(doc) or [""]
+    labeled = [("request", cost), *(("", text) for text in more_texts)] if cost else []
     return [*lines, *(Paragraph(f"  {label:<12}", text) for label, text in labeled)]
 
 
@@ -377,16 +377,16 @@ def request_texts(doc: PlanDocument) -> list[str]:
     if request is None:
         return []
     taken = request["fixed"] + request["windows"]
-    most = "up to " if request["windows"] else ""
-    cost = f"{most}{plural(taken, 'block')} before its first token ({share_text(taken, kv['num_blocks'])} of the pool"
+    up_to = "up to " if request["windows"] else ""
+    cost = f"{up_to}{plural(taken, 'block')} before its first token ({share_text(taken, kv['num_blocks'])} of the pool"
     if request["slots"]:
         share = share_text(request["slots"], request["num_slots"])
         cost = f"{request['slots']:,} of {request['num_slots']:,} state slots before its first token ({share}"
     elif request["decoding"] != taken:
-        cost += f"; {most}{request['decoding']:,} while decoding"
+        cost += f"; {up_to}{request['decoding']:,} while decoding"
     per = plural(request["growth_tokens"], "token") if request["growth_tokens"] > 1 else "token"
-    each = plural(request["growth_blocks"], "block")
-    texts = [f"{cost}), then {each} per {per}"] if request["growth_blocks"] else [f"{cost}), whatever its length"]
+    growth = plural(request["growth_blocks"], "block")
+    texts = [f"{cost}), then {growth} per {per}"] if request["growth_blocks"] else [f"{cost}), whatever its length"]
     most_text = f"at most {plural(request['most_requests'], 'request')} at once, however short"
     if request["most_requests"] > users["max_num_seqs"]:
         most_text += f" ({terms(doc).seqs_flag} allows {users['max_num_seqs']:,})"
@@ -483,13 +483,16 @@ def user_lines(doc: PlanDocument) -> list[Part]:
     if not doc["fits"]:
         return []
     users, load, context = doc["concurrency"], doc["inputs"]["workload"], doc["kv"]["max_model_len"]
-    each = f"requests at {load['mean_tokens'] or context:,} tokens each"
+    load_text = f"requests at {load['mean_tokens'] or context:,} tokens each"
     if load["lengths"] is not None:
         least = "or more; " if users["lower_bound"] else ""
-        each = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
-    rows = [("concurrent", f"{users['users']:,}", f"{each}, with one prefill in flight"), ("in the log", *logged(doc))]
+        load_text = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
+    rows = [
+        ("concurrent", f"{users['users']:,}", f"{load_text}, with one prefill in flight"),
+        ("in the log", *logged(doc)),
+    ]
     if not doc["kv"]["groups"]:
-        rows = [("in a step", f"{users['users']:,}", f"{each}; others wait for the next")]
+        rows = [("in a step", f"{users['users']:,}", f"{load_text}; others wait for the next")]
     replicas = users["replicas"]
     total = f"; {replicas} {POOL}s hold {replicas} times as many" if replicas > 1 else ""
     title = f"Users of one {POOL}{total}" if replicas > 1 else "Users"
@@ -555,19 +558,22 @@ def without_text(doc: PlanDocument, fix: Fix) -> str:
     return " without --gpu-memory" if gpu["total_memory_kind"] == "given" and fix["gpu"] != gpu["name"] else ""
 
 
-def assumption_lines(doc: PlanDocument, most: int) -> list[Part]:
-    """Estimated components, each in at most `most` lines."""
+def assumption_lines(doc: PlanDocument, max_lines: int) -> list[Part]:
+    """Estimated components, each in at most `max_lines` lines."""
     if not doc["assumptions"]:
         return []
     lines: list[Part] = [line("Estimated components (GiB; see --explain for formulas and sources)", "bold")]
-    cells = [(ASSUMED.get(each["name"], each["name"]), *figures(each), each["formula"]) for each in doc["assumptions"]]
+    cells = [
+        (ASSUMED.get(assumption["name"], assumption["name"]), *figures(assumption), assumption["formula"])
+        for assumption in doc["assumptions"]
+    ]
     wide = max(6, *(len(likely) + 1 for _, likely, _, _ in cells))
     far = max(11, *(len(spread) for _, _, spread, _ in cells))
     for label, likely, spread, text in cells:
         start = f"  {label:<12}{likely:>{wide}}  {spread:<{far}} "
         if not likely:  # a statement has no numbers: its text replaces them
             start = f"  {label:<13} "
-        lines.append(Paragraph(start, printable(text, 1000), "dim", most=most))
+        lines.append(Paragraph(start, printable(text, 1000), "dim", most=max_lines))
     return lines
 
 
@@ -645,8 +651,8 @@ def gpu_parts(plans: Sequence[tuple[GpuSpec, Plan | KvplanError]]) -> list[Part]
     is_mixed = len({doc["inputs"]["num_gpus"] for _, doc in documents if not isinstance(doc, str)}) > 1
     if first is not None:
         subject = f"{name_of(first)} at {first['kv']['max_model_len']:,} tokens"
-        each = "" if is_mixed else f", {format_kib(first['kv']['bytes_per_token'])} of KV per token"
-        lines = [line(f"{subject}{each}", "bold"), line()]
+        per_token = "" if is_mixed else f", {format_kib(first['kv']['bytes_per_token'])} of KV per token"
+        lines = [line(f"{subject}{per_token}", "bold"), line()]
     headers = ("GPU", "memory", "weights", "KV cache", "tokens", "users", "range", "fits")
     rows, refused = list[list[str]](), list[Line]()
     for gpu, doc in documents:

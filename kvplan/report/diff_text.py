@@ -211,7 +211,7 @@ def _table(title: str, rows: Iterator[Row]) -> Table:
 
 def _verdict(pair: Comparison) -> str:
     if pair.worse:
-        return f": {', '.join(WORSE[each] for each in pair.worse)}"
+        return f": {', '.join(WORSE[name] for name in pair.worse)}"
     if pair.is_equal:
         return ": no difference" + (" in memory or users" if pair.changes else "")
     return ""
@@ -230,9 +230,9 @@ def _change_lines(pair: Comparison) -> list[Line]:
     return lines
 
 
-def _some(names: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def _some(names: Sequence[str], limit: int = 8) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def _why_lines(pair: Comparison) -> list[Part]:
@@ -355,8 +355,8 @@ COLUMNS = ("comparison", "part", "name", "unit", "old", "new", "delta")
 def diff_table(result: Difference) -> Table:
     """A row per change, figure and step effect, by `part`; keys of only one side have their own rows."""
     rows: list[tuple[object, ...]] = []
-    for each in result.comparisons:
-        rows += ((each.new.key, *row) for row in _csv_rows(each))
+    for comparison in result.comparisons:
+        rows += ((comparison.new.key, *row) for row in _csv_rows(comparison))
     for name, keys in (("only_old", result.only_old), ("only_new", result.only_new)):
         rows += ((key, name, *[""] * 5) for key in keys)
     return Table.of(COLUMNS, rows)

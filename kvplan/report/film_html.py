@@ -58,10 +58,12 @@ def sentence(films: Mapping[str, Film]) -> str:
     parts = []
     for name, film in films.items():
         frames = film.frames
-        most = max((frame.running for frame in frames), default=0)
+        max_running = max((frame.running for frame in frames), default=0)
         last = frames[-1] if frames else None
         ends = f"{last.preemptions:,} preemptions" if last else "nothing runs"
         seconds = f"{last.seconds:,.1f} s" if last else "0 s"
         first = "the first " if film.is_full else ""
-        parts.append(f"{name}: {first}{len(frames):,} steps in {seconds}, at most {most:,} requests at once, {ends}")
+        parts.append(
+            f"{name}: {first}{len(frames):,} steps in {seconds}, at most {max_running:,} requests at once, {ends}"
+        )
     return "; ".join(parts)

@@ -156,8 +156,8 @@ def _hanging(text: str, width: int) -> int:
     """Column at which a line's text starts after its label and figures: after the last gap in its first half, or for an
     unindented line after its label.
     """
-    most = width // 2 if text.startswith(" ") else LABEL
-    gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\S)", text) if gap.end() <= most]
+    limit = width // 2 if text.startswith(" ") else LABEL
+    gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\S)", text) if gap.end() <= limit]
     return gaps[-1] if gaps else min(len(text) - len(text.lstrip(" ")) + 2, width // 2)
 
 

@@ -68,9 +68,9 @@ def pack_lines(packing: Packing) -> list[Part]:
     lines: list[Part] = [line(first_line(packing), "bold" if packing.fits else "bold red"), line(), table(packing)]
     used = format_gib(packing.total - packing.in_use - packing.left)
     others = f", {format_gib(packing.in_use)} is used by other processes" if packing.in_use else ""
-    rest = f"{format_gib(packing.left)} is free" if packing.fits else f"{format_gib(-packing.left)} is missing"
+    balance = f"{format_gib(packing.left)} is free" if packing.fits else f"{format_gib(-packing.left)} is missing"
     verb = "use" if packing.fits else "need"
-    lines += [line(), line(f"The servers {verb} {used} of {format_gib(packing.total)}{others}; {rest}.")]
+    lines += [line(), line(f"The servers {verb} {used} of {format_gib(packing.total)}{others}; {balance}.")]
     if not packing.fits:
         lines.append(line("Use fewer users or shorter contexts, quantize, or move a server to another GPU."))
         return lines
@@ -118,17 +118,17 @@ def pack_document(packing: Packing) -> PackDocument:
 
 
 def _server(server: Started, number: int, packing: Packing) -> PackedServer:
-    made = server.plan
+    the_plan = server.plan
     return {
         "name": server.tenant.name,
-        "model": made.request.spec.name,
-        "engine": made.request.release.label,
-        "argument": terms_of(made.request.release.engine).share_argument,
+        "model": the_plan.request.spec.name,
+        "engine": the_plan.request.release.label,
+        "argument": terms_of(the_plan.request.release.engine).share_argument,
         "share": server.share,
         "free_before": packing.total - server.before,
-        "context": made.memory.context,
-        "weights": made.memory.weights,
-        "kv_cache": made.memory.kv_cache,
+        "context": the_plan.memory.context,
+        "weights": the_plan.memory.weights,
+        "kv_cache": the_plan.memory.kv_cache,
         "held": server.resident,
         "users_needed": server.tenant.users,
         "users": users(server),

@@ -54,5 +54,5 @@ def html_text(text: str) -> str:
 
 def with_own_names(table: Table, left: int | tuple[int, ...] = 1) -> Table:
     """The table with its first column unescaped: kvplan's own names, which contain no markup."""
-    rows = ((Markdown(first), *rest) if first.isidentifier() else (first, *rest) for first, *rest in table.rows)
+    rows = ((Markdown(first), *others) if first.isidentifier() else (first, *others) for first, *others in table.rows)
     return Table.of(table.names, rows, left=left)

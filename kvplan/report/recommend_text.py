@@ -58,8 +58,10 @@ def document(
             "end": question.end,
             "prices": prices,
         },
-        "placements": [placement_document(each, question.users) for each in search.placements] if search else [],
-        "failures": [failure_document(each) for each in search.failures] if search else [],
+        "placements": [placement_document(placement, question.users) for placement in search.placements]
+        if search
+        else [],
+        "failures": [failure_document(failure) for failure in search.failures] if search else [],
         "fit": None if fit is None else fit_document(fit, question),
     }
     doc["holds"] = bool(search.placements) if search else fit is not None and fit.solution is not None
@@ -125,7 +127,7 @@ def fit_document(fit: Fit, question: Question) -> typed.Fit:
         "utilization_is_tight": fit.tight,
         "context": answer_document(fit.context, fit.replicas),
         "startable_utilization": fit.startable,
-        "kv_dtypes": [answer_document(each, fit.replicas) for each in fit.kv_dtypes],
+        "kv_dtypes": [answer_document(choice, fit.replicas) for choice in fit.kv_dtypes],
         "solution": None if solution is None else cure_document(solution, fit, question.users),
         "cures": [cure_document(cure, fit, question.users) for cure in fit.cures],
     }
@@ -198,8 +200,8 @@ def fit_headline(doc: typed.RecommendationDocument, fit: typed.Fit) -> str:
     if fit["refused"]:
         return f"No: {name} on {gpus} does not start: {printable(fit['reason'] or '', 300)}"
     if solution is None:
-        most = f"{current['most_users']:,}" if current["most_users"] else "none"
-        return f"No: {name} on {gpus} serves {most} of {demand(doc)}"
+        num_users = f"{current['most_users']:,}" if current["most_users"] else "none"
+        return f"No: {name} on {gpus} serves {num_users} of {demand(doc)}"
     how = f" with {together(solution['needs'])}" if solution["needs"] else ""
     return f"Yes: {name} on {gpus}{how} serves {demand(doc)}"
 
@@ -333,7 +335,7 @@ def reasons(doc: typed.RecommendationDocument) -> dict[str, list[str]]:
     small = [failure for failure in unserved if not failure["refused"]]
     largest = {failure["gpu"]: failure for failure in small}  # those of a GPU ascend: the last one is kept
     for name, failure in largest.items():
-        fewer = any(each["gpu"] == name and each is not failure for each in small)
+        fewer = any(other["gpu"] == name and other is not failure for other in small)
         where = f"{name} x{failure['num_gpus']}{' and fewer' if fewer else ''}"
         heading = NO_START if failure["has_room"] else TOO_SMALL
         headed.setdefault(heading, []).append(f"{where}: {printable(failure['reason'], 300)}")
@@ -459,8 +461,8 @@ def _placement_title(placement: typed.Placement) -> str:
 def servers(placement: typed.Placement) -> str:
     """ "on 4 x l40s"; "each of 5 on 4 x l40s"."""
     count = num_servers(placement)
-    each = "" if count == 1 else f"each of {count:,} "
-    return f"{each}on {servers_gpus(placement)}"
+    of_each = "" if count == 1 else f"each of {count:,} "
+    return f"{of_each}on {servers_gpus(placement)}"
 
 
 def cheapest(placements: Sequence[typed.Placement]) -> list[typed.Placement]:

@@ -35,17 +35,17 @@ def contexts_table(run: Run) -> Table:
 
 def contexts(blocks: Callable[[int], int], usable: int, block_size: int, own: int, limit: int | None) -> list[int]:
     """Lengths to show: 1k, 2k, 4k, ... as far as one request fits, the run's own and the longest possible."""
-    most = limit or 2**31 - 1
-    longest = most if blocks(most) <= usable else _longest(blocks, usable, block_size, most)
+    limit_or_max = limit or 2**31 - 1
+    longest = limit_or_max if blocks(limit_or_max) <= usable else _longest(blocks, usable, block_size, limit_or_max)
     powers: list[int] = []
     while (tokens := SMALLEST_CONTEXT << len(powers)) < longest:
         powers.append(tokens)
     return sorted({*powers, longest, *([own] if own <= longest else [])} - {0})
 
 
-def _longest(blocks: Callable[[int], int], usable: int, block_size: int, most: int) -> int:
+def _longest(blocks: Callable[[int], int], usable: int, block_size: int, limit: int) -> int:
     """The longest request, in whole blocks, that fits; blocks never decrease with the length."""
-    low, high = 0, most // block_size + 1
+    low, high = 0, limit // block_size + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if blocks(middle * block_size) <= usable else (low, middle)

@@ -98,16 +98,16 @@ def drawing(
 # --- axes -------------------------------------------------------------------------------------------------------------
 
 
-def byte_axis(axis: Any, most: float, steps: int) -> None:
+def byte_axis(axis: Any, longest: float, steps: int) -> None:
     """Set ticks at round binary sizes: 0, 256, 512 MiB."""
-    step = 1 << max(0, math.ceil(math.log2(max(most, 1) / steps)))
-    axis.set_major_locator(FixedLocator([step * i for i in range(steps + 2) if step * i <= most * 1.05]))
+    step = 1 << max(0, math.ceil(math.log2(max(longest, 1) / steps)))
+    axis.set_major_locator(FixedLocator([step * i for i in range(steps + 2) if step * i <= longest * 1.05]))
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_size(round(value)) if value else "0"))
 
 
-def bars_frame(ax: Axes, sheet: Sheet, most: int) -> None:
+def bars_frame(ax: Axes, sheet: Sheet, longest: int) -> None:
     """Format a panel of horizontal bars: sizes below, a grid across, the color legend above."""
-    byte_axis(ax.xaxis, most, 2 if sheet.is_narrow else 4)
+    byte_axis(ax.xaxis, longest, 2 if sheet.is_narrow else 4)
     ax.grid(visible=False, axis="y")
     ax.grid(visible=True, axis="x", color=HEX["grid"], linewidth=1)
     ax.spines["bottom"].set_visible(False)
@@ -166,12 +166,12 @@ def thinned(samples: Sequence[Sample], key: str, points: int) -> list[Sample]:
     if len(have) <= points:
         return have
     start, span = have[0]["t"], have[-1]["t"] - have[0]["t"] or 1
-    most: dict[int, Sample] = {}
+    peaks: dict[int, Sample] = {}
     for sample in have[1:-1]:
         bin = int((sample["t"] - start) / span * points)
-        if bin not in most or reading(sample, key) > reading(most[bin], key):
-            most[bin] = sample
-    return [have[0], *most.values(), have[-1]]
+        if bin not in peaks or reading(sample, key) > reading(peaks[bin], key):
+            peaks[bin] = sample
+    return [have[0], *peaks.values(), have[-1]]
 
 
 def is_drawable(samples: Sequence[Sample], key: str) -> bool:
@@ -190,7 +190,7 @@ def draw_memory(data: RunData, sheet: Sheet) -> Figure | None:
     if not rows:
         return None
     figure, (ax,) = new_figure(sheet, 34 + len(rows) * (58 if sheet.is_narrow else 44))
-    most = max(max(int(row.predicted or 0), row.size) for row in rows)
+    longest = max(max(int(row.predicted or 0), row.size) for row in rows)
     for i, row in enumerate(rows):
         sizes = ("predicted", row.predicted), ("measured", row.size)
         for side, (kind, size) in zip((-0.19, 0.19), sizes, strict=True):
@@ -201,11 +201,11 @@ def draw_memory(data: RunData, sheet: Sheet) -> Figure | None:
             )
             ax.barh(i + side, max(size or 0, 0) or math.nan, height=0.3, label=kind if i == 0 else None, **style)
             label = "no prediction" if size is None else text(size, "bytes")
-            ax.text(max(size or 0, 0) + most * 0.012, i + side, label, va="center", color=HEX["ink"], fontsize=TEXT)
+            ax.text(max(size or 0, 0) + longest * 0.012, i + side, label, va="center", color=HEX["ink"], fontsize=TEXT)
     ax.set_yticks(range(len(rows)), [words(row.component) for row in rows], color=HEX["ink"])
     ax.set_ylim(len(rows) - 0.45, -0.55)
-    ax.set_xlim(0, most * (1.42 if sheet.is_narrow else 1.16))
-    bars_frame(ax, sheet, most)
+    ax.set_xlim(0, longest * (1.42 if sheet.is_narrow else 1.16))
+    bars_frame(ax, sheet, longest)
     return figure
 
 
@@ -223,9 +223,9 @@ def draw_over_time(data: RunData, sheet: Sheet) -> Figure | None:
         if is_drawable(samples, name):
             points = [(sample["t"], reading(sample, name)) for sample in having(samples, name)]
             ax.plot(*zip(*points, strict=True), color=HEX["ink"], linewidth=1.3, linestyle=style, label=words(name))
-    most = max(sum(values) for values in zip(*layers.values(), strict=True))
-    ax.set_ylim(0, most * (1.24 if sheet.is_narrow else 1.12))
-    byte_axis(ax.yaxis, most, 4)
+    highest = max(sum(values) for values in zip(*layers.values(), strict=True))
+    ax.set_ylim(0, highest * (1.24 if sheet.is_narrow else 1.12))
+    byte_axis(ax.yaxis, highest, 4)
     time_axis([ax], data, sheet, data.samples[0]["t"])
     legend(ax, sheet)
     return figure
@@ -241,7 +241,7 @@ def stacked(data: RunData, samples: Sequence[Sample], key: str) -> tuple[list[fl
     before = 0 if key == "rss" else data.run.peaks.get("before", {}).get(key, 0)
     starts = {stage.name: stage.start for stage in reversed(data.stages)}
     layers: dict[str, list[float]] = {name: [] for name in ALLOCATED_IN if sizes.get(name, 0) > 0}
-    rest: list[float] = []
+    remainder: list[float] = []
     for sample in samples:
         left = max(0, reading(sample, key) - before)
         for name, values in layers.items():
@@ -249,8 +249,8 @@ def stacked(data: RunData, samples: Sequence[Sample], key: str) -> tuple[list[fl
             has_begun = not stage or sample["t"] >= starts.get(stage, math.inf)
             values.append(min(left, sizes[name]) if has_begun else 0)
             left -= values[-1]
-        rest.append(left)
-    return [sample["t"] for sample in samples], {**layers, REST if layers else key: rest}
+        remainder.append(left)
+    return [sample["t"] for sample in samples], {**layers, REST if layers else key: remainder}
 
 
 def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
@@ -258,7 +258,7 @@ def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
     figure, (ax,) = new_figure(sheet, 70 + 44 * len(runs) + (40 if sheet.is_narrow else 0))
     shares = [measured_parts(run.memory.rows) for run in runs if run.memory is not None]
     present = [name for name in shares[0] if any(sizes[name] for sizes in shares)]
-    most = max(sum(sizes.values()) for sizes in shares)
+    longest = max(sum(sizes.values()) for sizes in shares)
     for i, (run, sizes) in enumerate(zip(runs, shares, strict=True)):
         left = 0
         for name in present:
@@ -266,11 +266,11 @@ def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
             ax.barh(i, sizes[name], left=left, height=0.55, color=HEX[f"c-{name}"], label=label)
             left += sizes[name]
         reported = "" if run.memory is None else text(run.memory.reported, "bytes")
-        ax.text(left + most * 0.012, i, reported, va="center", color=HEX["ink"], fontsize=TEXT)
+        ax.text(left + longest * 0.012, i, reported, va="center", color=HEX["ink"], fontsize=TEXT)
     ax.set_yticks(range(len(runs)), [shortened(run.label, sheet) for run in runs], color=HEX["ink"])
     ax.set_ylim(len(runs) - 0.4, -0.6)
-    ax.set_xlim(0, most * (1.35 if sheet.is_narrow else 1.14))
-    bars_frame(ax, sheet, most)
+    ax.set_xlim(0, longest * (1.35 if sheet.is_narrow else 1.14))
+    bars_frame(ax, sheet, longest)
     return figure
 
 
@@ -329,16 +329,16 @@ def filled_key(data: RunData) -> str | None:
 
 def draw_requests(data: RunData, ax: Axes, sheet: Sheet) -> None:
     """Draw running requests, waiting ones if there are any, and a mark at each preemption."""
-    most = 0.0
+    highest = 0.0
     for key, color, style in (("num_requests_running", "accent", "-"), ("num_requests_waiting", "ink", (0, (3, 2)))):
         points = [(sample["t"], reading(sample, key)) for sample in thinned(data.samples, key, sheet.points)]
         if any(count for _, count in points):
             ax.step(*zip(*points, strict=True), where="post", color=HEX[color], linestyle=style, label=words(key))
-            most = max(most, *(count for _, count in points))
+            highest = max(highest, *(count for _, count in points))
     marks = preempted_at(data.samples, sheet.points)
     if marks:
         ax.vlines(marks, 0, 0.16, HEX["ink"], linewidth=1.2, label="preemption", transform=ax.get_xaxis_transform())
-    ax.set_ylim(0, most * 1.25 or 1)
+    ax.set_ylim(0, highest * 1.25 or 1)
     count_axis(ax.yaxis, 3)
 
 
@@ -415,7 +415,11 @@ def counted(samples: Sequence[Sample], key: str, start: float) -> list[Counted]:
 
 def bars(parts: Iterable[Counted], start: float, least: float) -> tuple[list[float], list[float]]:
     """(n + 1 times, n tokens per second): bars at least this many seconds wide, with every token in one of them."""
-    edges, values, rest = [start], [], 0.0  # `rest` has no bar yet; all of it came within `least` of the last edge
+    edges, values, remainder = (
+        [start],
+        [],
+        0.0,
+    )  # `remainder` has no bar yet; all of it came within `least` of the last edge
 
     def add(end: float, tokens: float) -> None:
         values.append(tokens / (end - edges[-1]))
@@ -424,23 +428,23 @@ def bars(parts: Iterable[Counted], start: float, least: float) -> tuple[list[flo
     end = start
     for part in parts:
         end = part.end
-        if rest and part.begin - edges[-1] >= least:
-            add(edges[-1] + least, rest)
-            rest = 0.0
+        if remainder and part.begin - edges[-1] >= least:
+            add(edges[-1] + least, remainder)
+            remainder = 0.0
         if part.begin - edges[-1] >= least:  # until then other steps ran, or none
             add(part.begin, 0.0)
-        rest += part.tokens
+        remainder += part.tokens
         if part.end - edges[-1] >= least:
-            add(part.end, rest)
-            rest = 0.0
-    if rest and values:  # the run ended before its last bar was wide enough: replace or extend the previous one
+            add(part.end, remainder)
+            remainder = 0.0
+    if remainder and values:  # the run ended before its last bar was wide enough: replace or extend the previous one
         begin, last = edges[-2], values.pop() * (edges[-1] - edges[-2])
         edges.pop()
         if not last and end - least - begin >= least:
             add(end - least, 0.0)
-        rest += last
-    if rest and end > edges[-1]:
-        add(end, rest)
+        remainder += last
+    if remainder and end > edges[-1]:
+        add(end, remainder)
     return edges, values
 
 

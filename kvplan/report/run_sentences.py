@@ -109,11 +109,11 @@ def memory_finding(memory: Reconciliation | None) -> str:
     worst = max(rows, key=lambda row: abs(row.error or 0))
     if worst.error:
         sentences.append(f"Furthest off: {words(worst.component)}, predicted {deviation(worst)}.")
-    rest = sum(row.size for row in memory.rows if row.component == "unattributed")
-    if rest > 0:
-        sentences.append(f"{text(rest, 'bytes')} of what the device reports are not attributed.")
-    elif rest < 0:
-        sentences.append(f"The rows are {text(-rest, 'bytes')} more than the device reports.")
+    remainder = sum(row.size for row in memory.rows if row.component == "unattributed")
+    if remainder > 0:
+        sentences.append(f"{text(remainder, 'bytes')} of what the device reports are not attributed.")
+    elif remainder < 0:
+        sentences.append(f"The rows are {text(-remainder, 'bytes')} more than the device reports.")
     return " ".join(sentences)
 
 
@@ -152,8 +152,8 @@ def throughput_finding(run: Run) -> str:
     if rate is None or seconds is None:
         return ""
     tokens = number(results.get("stats") or {}, "generation_tokens")
-    made = "" if tokens is None else f"{tokens:,} tokens in {text(seconds, 's')}: "
-    return f"{made}{text(rate, 'tokens/s')} of output on average, prompts included in the time."
+    total_text = "" if tokens is None else f"{tokens:,} tokens in {text(seconds, 's')}: "
+    return f"{total_text}{text(rate, 'tokens/s')} of output on average, prompts included in the time."
 
 
 def gpu_finding(samples: Sequence[Sample]) -> str:
@@ -167,11 +167,11 @@ def gpu_finding(samples: Sequence[Sample]) -> str:
 def contexts_finding(run: Run, table: Table | None) -> str:
     if table is None:
         return ""
-    most = run.manifest["inputs"]["max_num_seqs"]
+    max_seqs = run.manifest["inputs"]["max_num_seqs"]
     longest = max(int(row[0]) for row in table.rows if isinstance(row[0], int))
     return (
         f"The longest request the pool holds alone has {longest:,} tokens. The scheduler of this run was limited to "
-        f"at most {plural(most, 'request')} at once; the table counts blocks only."
+        f"at most {plural(max_seqs, 'request')} at once; the table counts blocks only."
     )
 
 

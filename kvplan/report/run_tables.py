@@ -143,8 +143,8 @@ def stages_table(run: Run, samples: Sequence[Sample], stages: Sequence[Stage]) -
         inside = [sample for sample in samples if sample.get("stage") == name]
         unknown = ENGINE_PEAKS if len(set(numbers(inside, "num_steps"))) == 1 else ()
         both = [*inside, recorded.get(name) or {}]
-        most = [None if key in unknown else max(numbers(both, key), default=None) for key in have]
-        rows.append((name, len(spans), spans[0].start, lasts, *most))
+        peaks = [None if key in unknown else max(numbers(both, key), default=None) for key in have]
+        rows.append((name, len(spans), spans[0].start, lasts, *peaks))
     return Table("stages", "Stages", columns, tuple(rows))
 
 

@@ -90,7 +90,7 @@ def legend(ax: Axes, sheet: Sheet, title: str = "") -> None:
     if not num:
         return
     columns = 2 if sheet.is_narrow else math.ceil(num / math.ceil(num / MOST_IN_A_LINE))
-    made = ax.legend(
+    box = ax.legend(
         title=title or None,
         title_fontsize=TEXT,
         alignment="left",
@@ -106,7 +106,7 @@ def legend(ax: Axes, sheet: Sheet, title: str = "") -> None:
         labelcolor=HEX["ink"],
         fontsize=TEXT,
     )
-    made.get_title().set_color(HEX["ink"])
+    box.get_title().set_color(HEX["ink"])
 
 
 def panel_title(ax: Axes, words: str) -> None:

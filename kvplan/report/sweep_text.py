@@ -206,8 +206,8 @@ def verdict(row: Row) -> str:
         return f"{format_bytes(row.deficit or 0)} short"
     if (row.concurrency_low or 0) < 1:
         return terms_of(row.engine).risk_row
-    most = row.max_num_seqs or 0
-    return f"yes, {most:,} at once" if (row.pool_users or 0) > most else "yes"
+    max_seqs = row.max_num_seqs or 0
+    return f"yes, {max_seqs:,} at once" if (row.pool_users or 0) > max_seqs else "yes"
 
 
 def headers(*, prices: bool) -> list[str]:

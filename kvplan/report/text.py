@@ -219,12 +219,12 @@ def _host(doc: PlanDocument) -> list[Table]:
 def _assumed(doc: PlanDocument) -> Block:
     rows = [
         [
-            LABELS.get(each["name"], each["name"]),
-            figures(each)[0],
-            figures(each)[1].replace("-", " to "),
-            each["formula"],
+            LABELS.get(assumption["name"], assumption["name"]),
+            figures(assumption)[0],
+            figures(assumption)[1].replace("-", " to "),
+            assumption["formula"],
         ]
-        for each in doc["assumptions"]
+        for assumption in doc["assumptions"]
     ]
     if not rows:
         return "No estimates: every number is computed."

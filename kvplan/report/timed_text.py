@@ -52,26 +52,26 @@ def document(
             "spare": demand.spare,
             "strict": demand.strict,
         },
-        "placements": [placement_document(each, demand) for each in placed.timed],
-        "bounded": [bounded_document(each, demand.spare) for each in placed.bounded],
+        "placements": [placement_document(placement, demand) for placement in placed.timed],
+        "bounded": [bounded_document(candidate, demand.spare) for candidate in placed.bounded],
         "failures": [
-            {"gpu": each.gpu, "num_gpus": each.num_gpus, "reason": each.reason} for each in placed.missed
+            {"gpu": failure.gpu, "num_gpus": failure.num_gpus, "reason": failure.reason} for failure in placed.missed
         ],
         "shares_experts": shares_experts,
-        "unseen": sorted({what for each in placed.timed for what in each.ranges.unseen}),
-        "coverage": sorted({each.ranges.coverage for each in placed.timed}),
+        "unseen": sorted({what for placement in placed.timed for what in placement.ranges.unseen}),
+        "coverage": sorted({placement.ranges.coverage for placement in placed.timed}),
     }  # fmt: skip
     doc["answer"] = headline(doc)
     return doc
 
 
-def placement_document(each: Timed, demand: Demand) -> typed.TimedPlacement:
-    kind, servers = each.candidate, each.servers + demand.spare
+def placement_document(placement: Timed, demand: Demand) -> typed.TimedPlacement:
+    kind, servers = placement.candidate, placement.servers + demand.spare
     price = None if kind.price_per_hour is None else kind.price_per_hour * kind.gpus(servers)
-    per_s = each.result.output_tokens_per_s
-    if demand.rate is not None and each.result.finished:
-        per_s = demand.rate / each.servers * sum_of(each) / each.result.finished
-    total_per_s = each.servers * per_s
+    per_s = placement.result.output_tokens_per_s
+    if demand.rate is not None and placement.result.finished:
+        per_s = demand.rate / placement.servers * sum_of(placement) / placement.result.finished
+    total_per_s = placement.servers * per_s
     tokens = total_per_s * 3600
     return {
         "gpu": kind.gpu,
@@ -84,16 +84,16 @@ def placement_document(each: Timed, demand: Demand) -> typed.TimedPlacement:
         "price_per_million_output_tokens": None if price is None or not tokens else price / tokens * 1e6,
         "output_tokens_per_s": total_per_s,
         "server_output_tokens_per_s": per_s,
-        "kv_usage_peak": each.result.kv_usage_peak,
-        "targets": [target_document(outcome) for outcome in each.outcomes],
+        "kv_usage_peak": placement.result.kv_usage_peak,
+        "targets": [target_document(outcome) for outcome in placement.outcomes],
         "warnings": list(warnings(kind)),
         "command": shlex.join(serve_command(kind.plan)),
     }
 
 
-def sum_of(each: Timed) -> float:
+def sum_of(placement: Timed) -> float:
     """Number of output tokens of the run."""
-    return each.result.output_tokens_per_s * each.result.seconds
+    return placement.result.output_tokens_per_s * placement.result.seconds
 
 
 def target_document(outcome: Kept) -> typed.Target:
@@ -106,15 +106,15 @@ def target_document(outcome: Kept) -> typed.Target:
     }
 
 
-def bounded_document(each: Candidate, spare: int) -> typed.Bounded:
-    gpus = each.gpus(each.servers + spare)
+def bounded_document(candidate: Candidate, spare: int) -> typed.Bounded:
+    gpus = candidate.gpus(candidate.servers + spare)
     return {
-        "gpu": each.gpu,
-        "servers": each.servers + spare,
+        "gpu": candidate.gpu,
+        "servers": candidate.servers + spare,
         "num_gpus": gpus,
-        "tensor_parallel_size": each.plan.request.args.tensor_parallel_size,
-        "changes": list(each.changes),
-        "price_per_hour": None if each.price_per_hour is None else each.price_per_hour * gpus,
+        "tensor_parallel_size": candidate.plan.request.args.tensor_parallel_size,
+        "changes": list(candidate.changes),
+        "price_per_hour": None if candidate.price_per_hour is None else candidate.price_per_hour * gpus,
     }
 
 
@@ -165,7 +165,7 @@ def target_text(target: typed.Target) -> str:
 
 
 def placements_table(doc: typed.TimedRecommendationDocument, limit: int) -> Table:
-    has_price = any(each["price_per_hour"] is not None for each in doc["placements"])
+    has_price = any(placement["price_per_hour"] is not None for placement in doc["placements"])
     names = [target["promise"] for target in doc["placements"][0]["targets"]] if doc["placements"] else []
     header = [
         "GPUs",
@@ -178,29 +178,33 @@ def placements_table(doc: typed.TimedRecommendationDocument, limit: int) -> Tabl
     ]
     rows = [
         [
-            f"{each['num_gpus']} x {each['gpu']}",
-            f"{each['servers']} x TP {each['tensor_parallel_size']}",
-            ", ".join(each["changes"]) or "-",
-            *(price_cells(each) if has_price else []),
-            *(target_text(target) for target in each["targets"]),
-            percent(each["kv_usage_peak"]),
-            rate_text(float(f"{each['output_tokens_per_s']:.3g}")),
+            f"{placement['num_gpus']} x {placement['gpu']}",
+            f"{placement['servers']} x TP {placement['tensor_parallel_size']}",
+            ", ".join(placement["changes"]) or "-",
+            *(price_cells(placement) if has_price else []),
+            *(target_text(target) for target in placement["targets"]),
+            percent(placement["kv_usage_peak"]),
+            rate_text(float(f"{placement['output_tokens_per_s']:.3g}")),
         ]
-        for each in doc["placements"][:limit]
+        for placement in doc["placements"][:limit]
     ]
     return Table.of(header, rows)
 
 
-def price_cells(each: typed.TimedPlacement) -> list[str]:
+def price_cells(placement: typed.TimedPlacement) -> list[str]:
     return [
         "-" if amount is None else dollars(amount)
-        for amount in (each["price_per_hour"], each["price_per_million_output_tokens"])
+        for amount in (placement["price_per_hour"], placement["price_per_million_output_tokens"])
     ]
 
 
 def remarks(doc: typed.TimedRecommendationDocument) -> list[str]:
-    texts = [f"{each['num_gpus']} x {each['gpu']}: {text}" for each in doc["placements"] for text in each["warnings"]]
-    if any(change.startswith("fp8") for each in doc["placements"] for change in each["changes"]):
+    texts = [
+        f"{placement['num_gpus']} x {placement['gpu']}: {text}"
+        for placement in doc["placements"]
+        for text in placement["warnings"]
+    ]
+    if any(change.startswith("fp8") for placement in doc["placements"] for change in placement["changes"]):
         texts.append(LESS_PRECISE)
     if doc["shares_experts"]:
         texts.append(UNTIMED_RANKS)
@@ -209,12 +213,14 @@ def remarks(doc: typed.TimedRecommendationDocument) -> list[str]:
         texts.append(unseen_remark(doc["unseen"]))
     if doc["bounded"]:
         others = ", ".join(
-            f"{each['num_gpus']} x {each['gpu']} (TP {each['tensor_parallel_size']}"
-            f"{''.join(f', {change}' for change in each['changes'])})"
-            for each in doc["bounded"][:6]
+            f"{bounded['num_gpus']} x {bounded['gpu']} (TP {bounded['tensor_parallel_size']}"
+            f"{''.join(f', {change}' for change in bounded['changes'])})"
+            for bounded in doc["bounded"][:6]
         )
         texts.append(f"Not simulated (minimum): {others}{', ...' if len(doc['bounded']) > 6 else ''}")
-    texts += [f"{each['gpu']} x{each['num_gpus']}: {printable(each['reason'], 200)}" for each in doc["failures"]]
+    texts += [
+        f"{failure['gpu']} x{failure['num_gpus']}: {printable(failure['reason'], 200)}" for failure in doc["failures"]
+    ]
     return texts
 
 

@@ -242,10 +242,10 @@ def _server_document(server: Upgraded) -> UpgradedServer:
     }
 
 
-def _side_document(release: Version, made: Plan | None) -> UpgradeSide:
+def _side_document(release: Version, the_plan: Plan | None) -> UpgradeSide:
     return {
         "release": release.label,
-        "starts": made is not None and made.fits,
-        "users": None if made is None else users(made),
+        "starts": the_plan is not None and the_plan.fits,
+        "users": None if the_plan is None else users(the_plan),
         "compared": release.is_compared,
     }

@@ -60,7 +60,11 @@ def why_page(doc: DiagnosisDocument) -> list[Block]:
     parts: list[Block] = [bold(doc["summary"])]
     if doc["evidence"]:
         parts.append(
-            code("\n".join(f"line {each['line']:,}: {printable(each['text'], 1000)}" for each in doc["evidence"]))
+            code(
+                "\n".join(
+                    f"line {evidence['line']:,}: {printable(evidence['text'], 1000)}" for evidence in doc["evidence"]
+                )
+            )
         )
     for styled in (*cure_lines(doc), *rest_lines(doc)):
         text = "".join(span for span, _ in styled).strip()
@@ -91,7 +95,8 @@ def taken(memory: Memory) -> dict[str, int]:
 
 def evidence_lines(doc: DiagnosisDocument) -> list[Line]:
     return [
-        line(f"  line {each['line']:,}: {printable(error_of(each['text']))}", "dim") for each in doc["evidence"][:3]
+        line(f"  line {evidence['line']:,}: {printable(error_of(evidence['text']))}", "dim")
+        for evidence in doc["evidence"][:3]
     ]
 
 
@@ -193,8 +198,8 @@ def effect_text(cure: CureDocument) -> str:
 def rest_lines(doc: DiagnosisDocument) -> list[Line]:
     """What was inferred, what is missing, and further notes."""
     lines = [
-        line(f"Inferred: {each['what']} {printable(each['value'])} ({each['source']})", "dim")
-        for each in doc["inferred"]
+        line(f"Inferred: {inference['what']} {printable(inference['value'])} ({inference['source']})", "dim")
+        for inference in doc["inferred"]
     ]
     lines += [line(f"Note: {printable(note, 400)}") for note in doc["notes"]]
     if doc["needs"]:

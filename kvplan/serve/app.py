@@ -99,8 +99,8 @@ class Api:
         if not keys or not _is_keyed(request):
             return
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = token.strip().encode("utf-8", "replace")
-        if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, key.encode()) for key in keys]):  # noqa: C419 -- constant time: compare every key
+        key_given = token.strip().encode("utf-8", "replace")
+        if scheme.lower() != "bearer" or not any([hmac.compare_digest(key_given, key.encode()) for key in keys]):  # noqa: C419 -- constant time: compare every key
             raise ApiError("Incorrect API key provided", status=401, kind="AuthenticationError")
 
     async def _body(self, request: Request, turn: AsyncExitStack) -> bytes:

@@ -64,7 +64,7 @@ class Field:
 
     def _own_schema(self) -> dict[str, Any]:
         bounds = {"minimum": self.minimum, "maximum": self.maximum, "exclusiveMinimum": self.above}
-        given = {name: value for name, value in bounds.items() if value is not None}
+        limits = {name: value for name, value in bounds.items() if value is not None}
         match self.kind:
             case "strings":
                 text = {"type": "string", "minLength": 1, "maxLength": MOST_STOP_CHARS}
@@ -82,7 +82,7 @@ class Field:
             case "any":
                 return {}
             case _:
-                return {"type": self.kind, **given}
+                return {"type": self.kind, **limits}
 
 
 NOT_SERVED: Final = {

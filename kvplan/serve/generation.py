@@ -98,12 +98,12 @@ def prompts_of(value: Any, tokens: Encode) -> list[list[int]]:
 
 def texts_of(value: Any, prompts: Sequence[list[int]], tokenizer: Any) -> list[str]:
     """Return the prompts as texts for echo."""
-    given = [value] if isinstance(value, str) or all(map(is_whole, value)) else value
+    texts = [value] if isinstance(value, str) or all(map(is_whole, value)) else value
     if tokenizer is None:
         raise ApiError("echo: the model has no tokenizer; remove it", param="echo")
     return [
         own if isinstance(own, str) else tokenizer.decode(prompt, skip_special_tokens=False)
-        for own, prompt in zip(given, prompts, strict=True)
+        for own, prompt in zip(texts, prompts, strict=True)
     ]
 
 

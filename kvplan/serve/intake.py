@@ -179,6 +179,6 @@ class Intake:
         return Prepared(model, values, prompts, params, shape)
 
 
-def _refuse_long(length: int, most: int, what: str, param: str) -> None:
-    if length > most:
-        raise ApiError(f"{param}: {length:,} {what}; send at most {most:,} at once", param=param)
+def _refuse_long(length: int, limit: int, what: str, param: str) -> None:
+    if length > limit:
+        raise ApiError(f"{param}: {length:,} {what}; send at most {limit:,} at once", param=param)

@@ -40,12 +40,12 @@ class Process:
         rate, seconds = next(left)
         yield arrival
         for gap in self.gaps(seed):
-            rest = gap
-            while (after := next(left, None) if arrival + rest / rate > begun + seconds else None) is not None:
-                rest -= (begun + seconds - arrival) * rate
+            remainder = gap
+            while (after := next(left, None) if arrival + remainder / rate > begun + seconds else None) is not None:
+                remainder -= (begun + seconds - arrival) * rate
                 arrival = begun = begun + seconds
                 rate, seconds = after
-            arrival += rest / rate
+            arrival += remainder / rate
             yield arrival
 
 

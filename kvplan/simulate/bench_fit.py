@@ -66,14 +66,18 @@ def log_errors(measurement: Measurement, factors: Mapping[str, float]) -> list[t
 
 def fitted(measurements: Sequence[Measurement], progress: Callable[[str], None] = lambda _: None) -> Fit:
     """Fit the factors to all runs; `link` stays 1 if no run uses tensor parallelism."""
-    has_ranks = any(each.plan.request.args.tensor_parallel_size > 1 for each in measurements)
+    has_ranks = any(measurement.plan.request.args.tensor_parallel_size > 1 for measurement in measurements)
     free = [name for name in FACTORS if name != "link" or has_ranks]
 
     def factors_of(x: Sequence[float]) -> dict[str, float]:
         return dict.fromkeys(FACTORS, 1.0) | {name: math.exp(value) for name, value in zip(free, x, strict=True)}
 
     def residuals(x: Sequence[float]) -> list[float]:
-        own = [weight * error / PRECISION for each in measurements for error, weight in log_errors(each, factors_of(x))]
+        own = [
+            weight * error / PRECISION
+            for measurement in measurements
+            for error, weight in log_errors(measurement, factors_of(x))
+        ]
         return own + [value / PULL[name] for name, value in zip(free, x, strict=True)]
 
     x = [0.0] * len(free)
@@ -88,21 +92,23 @@ def fitted(measurements: Sequence[Measurement], progress: Callable[[str], None] 
             columns.append([(b - a) / 0.05 for a, b in zip(errors, residuals(moved), strict=True)])
         square = [[sum(a * b for a, b in zip(p, q, strict=True)) for q in columns] for p in columns]
         slope = [sum(a * b for a, b in zip(column, errors, strict=True)) for column in columns]
-        step = solved(square, [-each for each in slope])
+        step = solved(square, [-change for change in slope])
         for _ in range(4):
             there = [max(-MOST, min(MOST, a + b)) for a, b in zip(x, step, strict=True)]
             moved_errors = residuals(there)
-            if sum(each**2 for each in moved_errors) < sum(each**2 for each in errors):
+            if sum(error**2 for error in moved_errors) < sum(error**2 for error in errors):
                 x, errors = there, moved_errors
                 break
-            step = [each / 3 for each in step]
+            step = [change / 3 for change in step]
         else:
             break
     return Fit(factors_of(x), before, median_error(measurements, factors_of(x)))
 
 
 def median_error(measurements: Sequence[Measurement], factors: Mapping[str, float]) -> float:
-    sizes = sorted(abs(math.exp(error) - 1) for each in measurements for error, _ in log_errors(each, factors))
+    sizes = sorted(
+        abs(math.exp(error) - 1) for measurement in measurements for error, _ in log_errors(measurement, factors)
+    )
     return sizes[len(sizes) // 2] if sizes else 0.0
 
 
@@ -118,8 +124,8 @@ def solved(square: list[list[float]], right: list[float]) -> list[float]:
             rows[row] = [a - share * b for a, b in zip(rows[row], rows[pivot], strict=True)]
     x = [0.0] * size
     for row in reversed(range(size)):
-        rest = sum(rows[row][column] * x[column] for column in range(row + 1, size))
-        x[row] = (rows[row][size] - rest) / rows[row][row]
+        known_sum = sum(rows[row][column] * x[column] for column in range(row + 1, size))
+        x[row] = (rows[row][size] - known_sum) / rows[row][row]
     return x
 
 

@@ -338,13 +338,13 @@ class Simulation:
         """Run the steps up to the next one that may do more than decode; return their number, possibly 0."""
         if not self.jump or not self._is_steady():
             return 0
-        most = MOST_STEPS
+        max_steps = MOST_STEPS
         arrival = self.arrivals.next_time()
         if arrival is not None and not self._keeps_waiting():  # about as many steps as fit before the arrival
-            most = min(most, int((arrival - self.clock) / max(self._last_step_s, 1e-9)) + 2)
+            max_steps = min(max_steps, int((arrival - self.clock) / max(self._last_step_s, 1e-9)) + 2)
         if self._until < inf:
-            most = min(most, int((self._until - self.clock) / max(self._last_step_s, 1e-9)) + 2)
-        return self._decode_together(most) if most > 1 else 0
+            max_steps = min(max_steps, int((self._until - self.clock) / max(self._last_step_s, 1e-9)) + 2)
+        return self._decode_together(max_steps) if max_steps > 1 else 0
 
     def _keeps_waiting(self) -> bool:
         """True if a request that arrives now could not be admitted."""
@@ -371,14 +371,14 @@ class Simulation:
             return False
         return all([seq.num_computed_tokens == len(seq.token_ids) and seq.num_in_flight_tokens == 1 for seq in running])  # noqa: C419
 
-    def _decode_together(self, most: int) -> int:
-        """Run up to `most` steps; fewer if a request arrives, blocks run out, or blocks are freed that others wait for.
+    def _decode_together(self, max_steps: int) -> int:
+        """Run up to `max_steps`; fewer if a request arrives, blocks run out, or blocks are freed that others wait for.
 
         Return the number of steps.
         """
-        together = _Together(self, most)
+        together = _Together(self, max_steps)
         next_at = self.arrivals.next_time()
-        while together.done < most and self.clock < self._until:
+        while together.done < max_steps and self.clock < self._until:
             if next_at is not None and next_at <= self.clock:
                 if not self._keeps_waiting():
                     break
@@ -397,7 +397,7 @@ class Simulation:
 class _Together:
     """Consecutive decode-only steps of all running sequences, which touch only the sequences that a step changes."""
 
-    def __init__(self, simulation: Simulation, most: int) -> None:
+    def __init__(self, simulation: Simulation, max_steps: int) -> None:
         self.simulation, self.done, self.ended = simulation, 0, False
         scheduler, config = simulation.scheduler, simulation.config
         self._blocks, self._is_async = scheduler.blocks, config.batch_queue_depth == 2
@@ -416,7 +416,7 @@ class _Together:
                 self._plan(place, seq)
             length = min(seq.num_prompt_tokens + seq.max_tokens, config.max_model_len)
             last = length - self._known[place] - 1
-            if last < most:
+            if last < max_steps:
                 self._ends.setdefault(last, []).append(place)
         self._load = DecodeLoad(simulation.reaches, [computed + 1 for computed in self._computed])
         self._stored = sum(self._computed)

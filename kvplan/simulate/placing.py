@@ -123,31 +123,31 @@ def placed(question: Question, requests: Iterable[Request], demand: Demand) -> P
     for request in requests:
         for changes, changed in precisions(question, request):
             for split in splits(question, changed):
-                made = candidate(question, split, changes, demand, means)
-                if isinstance(made, Candidate):
-                    candidates.append(made)
+                outcome = candidate(question, split, changes, demand, means)
+                if isinstance(outcome, Candidate):
+                    candidates.append(outcome)
                 elif not changes:
-                    missed.append(made)
-    candidates.sort(key=lambda each: each.cost(each.servers))
+                    missed.append(outcome)
+    candidates.sort(key=lambda option: option.cost(option.servers))
     timed: list[Timed] = []
     bounded: list[Candidate] = []
-    for each in candidates:
+    for option in candidates:
         best = min((choice.candidate.cost(choice.servers) for choice in timed), default=None)
-        if len(timed) >= SHORT_LIST or (best is not None and dearer(each, best, timed)):
-            bounded.append(each)
+        if len(timed) >= SHORT_LIST or (best is not None and dearer(option, best, timed)):
+            bounded.append(option)
             continue
-        given = fewest_servers(each, demand)
-        if isinstance(given, Timed):
-            timed.append(given)
+        timed_or_missed = fewest_servers(option, demand)
+        if isinstance(timed_or_missed, Timed):
+            timed.append(timed_or_missed)
         else:
-            missed.append(given)
+            missed.append(timed_or_missed)
     timed.sort(key=lambda choice: choice.candidate.cost(choice.servers))
     return Placed(tuple(timed), tuple(bounded), tuple(missed))
 
 
-def dearer(each: Candidate, best: tuple[Any, ...], timed: Sequence[Timed]) -> bool:
+def dearer(option: Candidate, best: tuple[Any, ...], timed: Sequence[Timed]) -> bool:
     """True if even its lower bound costs more than the best so far, on a GPU that is already in the list."""
-    return each.cost(each.servers) > best and any(choice.candidate.gpu == each.gpu for choice in timed)
+    return option.cost(option.servers) > best and any(choice.candidate.gpu == option.gpu for choice in timed)
 
 
 def means_of(source: Source) -> Means:
@@ -164,22 +164,24 @@ def candidate(
     """Return a kind of server with its minimum number of servers, or the reason why it does not work."""
     ranks = request.args.world_size
     try:
-        made = plan(replace(request, load=replace(request.load, lengths=None)))
-        check(made)
-        times = step_time(made, Shares(), demand.calibration)
+        the_plan = plan(replace(request, load=replace(request.load, lengths=None)))
+        check(the_plan)
+        times = step_time(the_plan, Shares(), demand.calibration)
     except KvplanError as error:
         return Missed(request.gpu.name, ranks, error.problem)
-    most = steady_rate(made, times, means, demand.promises, ranges_of(made, demand).times if demand.strict else {})
-    if most.rate <= 0:
-        return Missed(request.gpu.name, ranks, most.why)
-    needed = most.users if demand.rate is None else most.rate
+    steady = steady_rate(
+        the_plan, times, means, demand.promises, ranges_of(the_plan, demand).times if demand.strict else {}
+    )
+    if steady.rate <= 0:
+        return Missed(request.gpu.name, ranks, steady.why)
+    needed = steady.users if demand.rate is None else steady.rate
     servers = max(1, ceil((demand.users or 0 if demand.rate is None else demand.rate) / needed - 1e-9))
     price = (question.prices or {}).get(request.gpu.name)
-    return Candidate(made, times, changes, servers, price)
+    return Candidate(the_plan, times, changes, servers, price)
 
 
-def ranges_of(made: Plan, demand: Demand) -> ranges.Ranges:
-    return ranges.modeled(made) if demand.calibration is None else ranges.measured()
+def ranges_of(the_plan: Plan, demand: Demand) -> ranges.Ranges:
+    return ranges.modeled(the_plan) if demand.calibration is None else ranges.measured()
 
 
 # --- the closed form --------------------------------------------------------------------------------------------------
@@ -195,19 +197,19 @@ class Steady:
 
 
 def steady_rate(
-    made: Plan, times: StepTime, means: Means, promises: Sequence[Promise], spans: Mapping[str, ranges.Bounds]
+    the_plan: Plan, times: StepTime, means: Means, promises: Sequence[Promise], spans: Mapping[str, ranges.Bounds]
 ) -> Steady:
     """Return an upper bound of one server's rate: a constant number of requests decode while new prompts are
     prefilled at the rate at which requests end. The TPOT target, the pool and --max-num-seqs limit that number.
     """
-    kinds = attention_kinds(made)
-    blocks = made.pool.allocated_blocks(max(1, round(means.cached_tokens)))
-    most = min(made.settings.max_num_seqs, made.capacity.num_blocks / max(1, blocks))
-    limit = min((each.limit for each in promises if each.metric == "tpot"), default=inf)
+    kinds = attention_kinds(the_plan)
+    blocks = the_plan.pool.allocated_blocks(max(1, round(means.cached_tokens)))
+    max_count = min(the_plan.settings.max_num_seqs, the_plan.capacity.num_blocks / max(1, blocks))
+    limit = min((promise.limit for promise in promises if promise.metric == "tpot"), default=inf)
     high = spans["tpot"][1] if "tpot" in spans else 1.0
     best = Steady(0.0, why=ALONE if high == 1.0 else f"{ALONE}, at the high end of its range")
     count = 1.0
-    while count <= max(1.0, most):
+    while count <= max(1.0, max_count):
         prompt = count * means.prompt / max(1.0, means.output)
         context = max(1, round(means.cached_tokens))
         read = tuple(round(count * kind.reach.read(context)) for kind in kinds)
@@ -227,25 +229,25 @@ def steady_rate(
 # --- the simulator ----------------------------------------------------------------------------------------------------
 
 
-def fewest_servers(each: Candidate, demand: Demand) -> Timed | Missed:
+def fewest_servers(option: Candidate, demand: Demand) -> Timed | Missed:
     """Return the fewest servers that meet all targets: doubling steps from the closed form's number, then bisection."""
     tried: dict[int, Timed | None] = {}
 
     def keeps(servers: int) -> bool:
         if servers not in tried:
-            tried[servers] = simulated(each, demand, servers)
+            tried[servers] = simulated(option, demand, servers)
         return tried[servers] is not None
 
-    low, servers, step = each.servers - 1, each.servers, 1
-    most = demand.users if demand.users is not None else MOST_SERVERS
+    low, servers, step = option.servers - 1, option.servers, 1
+    max_servers = demand.users if demand.users is not None else MOST_SERVERS
     while not keeps(servers):
         low = servers
-        if servers >= min(most, 8 * each.servers + 8):
+        if servers >= min(max_servers, 8 * option.servers + 8):
             alone = tried[servers]
             assert alone is None
             where = f"one of {servers:,} servers" if servers > 1 else "the server"
-            return Missed(each.gpu, num_gpus(each.plan), f"{where} misses the targets at its share of the load")
-        servers, step = min(most, servers + step), 2 * step
+            return Missed(option.gpu, num_gpus(option.plan), f"{where} misses the targets at its share of the load")
+        servers, step = min(max_servers, servers + step), 2 * step
     while servers - low > 1:
         middle = (low + servers) // 2
         low, servers = (low, middle) if keeps(middle) else (middle, servers)
@@ -254,10 +256,10 @@ def fewest_servers(each: Candidate, demand: Demand) -> Timed | Missed:
     return answer
 
 
-def simulated(each: Candidate, demand: Demand, servers: int) -> Timed | None:
+def simulated(option: Candidate, demand: Demand, servers: int) -> Timed | None:
     """Simulate one server at its share of the load; return None if it misses a target."""
-    setup, source = Setup(each.plan, each.step_time), demand.source
-    spans = ranges_of(each.plan, demand)
+    setup, source = Setup(option.plan, option.step_time), demand.source
+    spans = ranges_of(option.plan, demand)
     if demand.rate is not None:
         arrivals, skipped = source.open(demand.rate / servers), 0
     else:
@@ -279,7 +281,7 @@ def simulated(each: Candidate, demand: Demand, servers: int) -> Timed | None:
     if not all(outcome.verdict == "kept" if demand.strict else outcome.is_kept for outcome in outcomes):
         return None
     figures = result(simulation, skipped, by_clock=demand.rate is not None)
-    return None if figures.queue_grows else Timed(each, servers, figures, outcomes, spans)
+    return None if figures.queue_grows else Timed(option, servers, figures, outcomes, spans)
 
 
 def high(promise: Promise, spans: ranges.Ranges) -> float:

@@ -34,8 +34,8 @@ class Prefixes:
     def chains(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """Return the number of each leading part of `ids`."""
         chains, parent = [], 0
-        for each in ids:
-            parent = self._numbers.setdefault((parent, each), len(self._numbers) + 1)
+        for run_id in ids:
+            parent = self._numbers.setdefault((parent, run_id), len(self._numbers) + 1)
             chains.append(parent)
         return tuple(chains)
 
@@ -88,8 +88,8 @@ def sequence(request: TraceRequest, number: int, content: Content, block_sizes: 
     seq = Sequence(
         str(number), cast("list[int]", TokenCount(request.prompt_tokens)), request.output_tokens
     )  # the scheduler only counts them
-    most = request.prompt_tokens + request.output_tokens
-    names: dict[int, Any] = {size: BlockKeys(content, size, most // size) for size in block_sizes}
+    num_tokens = request.prompt_tokens + request.output_tokens
+    names: dict[int, Any] = {size: BlockKeys(content, size, num_tokens // size) for size in block_sizes}
     seq.block_hashes = names
     return seq
 

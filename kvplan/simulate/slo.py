@@ -166,8 +166,8 @@ def may_miss(promise: Promise, judged: int) -> int:
 def _rank(judged: int, promise: Promise) -> int:
     """Return how many requests must meet the target."""
     if promise.metric is None:
-        most = round(judged * promise.limit)  # float products may fall on either side of an integer
-        return judged - (most if judged == 0 or most / judged <= promise.limit else most - 1)
+        allowed = round(judged * promise.limit)  # float products may fall on either side of an integer
+        return judged - (allowed if judged == 0 or allowed / judged <= promise.limit else allowed - 1)
     return max(1, -(-judged * round(promise.share * 10_000) // 10_000))
 
 

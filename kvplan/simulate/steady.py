@@ -48,11 +48,11 @@ class Demand:
     def tiers(self, setting: Setting) -> tuple[TierSpec, ...]:
         return () if self.tier is None or setting.kv_offloading_size is None else (self.tier,)
 
-    def times(self, made: Plan) -> StepTime:
-        return step_time(made, Shares(), self.calibration)
+    def times(self, the_plan: Plan) -> StepTime:
+        return step_time(the_plan, Shares(), self.calibration)
 
-    def ranges(self, made: Plan) -> ranges.Ranges:
-        return ranges.modeled(made) if self.calibration is None else ranges.measured()
+    def ranges(self, the_plan: Plan) -> ranges.Ranges:
+        return ranges.modeled(the_plan) if self.calibration is None else ranges.measured()
 
 
 # --- the closed form --------------------------------------------------------------------------------------------------
@@ -107,23 +107,23 @@ def rated(shared: tuple[Request, Demand, Means], setting: Setting) -> Rated | Re
     """Plan and rate one setting; the rate is 0 if it misses a target however few requests arrive."""
     base, demand, means = shared
     try:
-        made = plan(setting.request(base))
-        check(made, demand.tiers(setting))
-        times = demand.times(made)
+        the_plan = plan(setting.request(base))
+        check(the_plan, demand.tiers(setting))
+        times = demand.times(the_plan)
     except KvplanError as error:
         return Refused(setting, error.problem)
-    return steady(setting, made, times, demand, means)
+    return steady(setting, the_plan, times, demand, means)
 
 
-def steady(setting: Setting, made: Plan, times: StepTime, demand: Demand, means: Means) -> Rated:
+def steady(setting: Setting, the_plan: Plan, times: StepTime, demand: Demand, means: Means) -> Rated:
     """Rate a setting by steps in which a constant number of requests decode, some with a prefill chunk in addition.
 
     For users, or all at once, that number is the highest possible; for a rate, the one with the highest rate within
     the targets.
     """
-    settings = made.settings
-    blocks = made.pool.allocated_blocks(max(1, round(means.prompt + means.output / 2)))
-    highest = max(1.0, min(settings.max_num_seqs, made.capacity.num_blocks / max(1, blocks)))
+    settings = the_plan.settings
+    blocks = the_plan.pool.allocated_blocks(max(1, round(means.prompt + means.output / 2)))
+    highest = max(1.0, min(settings.max_num_seqs, the_plan.capacity.num_blocks / max(1, blocks)))
     computed = means.computed if settings.prefix_caching else means.prompt
     limits = {
         name: min((promise.limit for promise in demand.promises if promise.metric == name), default=inf)
@@ -132,12 +132,12 @@ def steady(setting: Setting, made: Plan, times: StepTime, demand: Demand, means:
     best = Rated(setting, 0.0, 0.0, inf)
     if demand.how == "users":
         highest = min(highest, max(1.0, demand.users / setting.replicas))
-    if not is_prompts_first(made):
+    if not is_prompts_first(the_plan):
         # Prefill and decode share a step's token budget: no more than this decode while prompts always wait.
         highest = max(1.0, min(highest, settings.max_num_batched_tokens / (1 + computed / max(1.0, means.output))))
     capacity, is_within = 0.0, True
     for count in (highest,) if demand.how != "rate" else up_to(highest):
-        mean = step(made, times, means, count, computed)
+        mean = step(the_plan, times, means, count, computed)
         rate = setting.replicas * min(count / (max(1.0, means.output) * mean.tpot), most_taken_in(times, means))
         capacity = max(capacity, rate)
         is_within = is_within and mean.tpot <= limits["tpot"]
@@ -166,16 +166,16 @@ class Step:
     first: float
 
 
-def step(made: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
+def step(the_plan: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
     """Return the mean step times while `count` requests decode."""
-    if is_prompts_first(made):
-        return alternating(made, times, means, count, computed)
-    room = max(1.0, made.settings.max_num_batched_tokens - count)
+    if is_prompts_first(the_plan):
+        return alternating(the_plan, times, means, count, computed)
+    room = max(1.0, the_plan.settings.max_num_batched_tokens - count)
     per_step = computed * count / max(1.0, means.output)  # prompt tokens per decode step
     chunks = ceil(computed / room)
     share = min(1.0, chunks * count / max(1.0, means.output))  # fraction of steps with a prefill chunk
-    mixed = times.seconds(work(made, means, count, max(computed / chunks, per_step), computed))
-    plain = times.seconds(work(made, means, count, 0.0, computed)) if share < 1.0 else 0.0
+    mixed = times.seconds(work(the_plan, means, count, max(computed / chunks, per_step), computed))
+    plain = times.seconds(work(the_plan, means, count, 0.0, computed)) if share < 1.0 else 0.0
     first = chunks * mixed + taken_in(times, means) + delay(times)
     return Step(share * mixed + (1 - share) * plain, first)
 
@@ -195,23 +195,23 @@ def most_taken_in(times: StepTime, means: Means) -> float:
     return 1 / seconds if seconds else inf
 
 
-def is_prompts_first(made: Plan) -> bool:
-    return terms_of(made.request.release.engine).prompts_first is not None
+def is_prompts_first(the_plan: Plan) -> bool:
+    return terms_of(the_plan.request.release.engine).prompts_first is not None
 
 
-def alternating(made: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
+def alternating(the_plan: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:
     """Return the mean step times if prefill has full steps of its own, in which no request decodes."""
-    chunk = float(made.settings.max_num_batched_tokens)
-    prefill = times.seconds(work(made, means, 0.0, chunk, computed))
+    chunk = float(the_plan.settings.max_num_batched_tokens)
+    prefill = times.seconds(work(the_plan, means, 0.0, chunk, computed))
     per_step = computed * count / max(1.0, means.output)  # prompt tokens per decode step
-    plain = times.seconds(work(made, means, count, 0.0, computed))
-    first = max(1.0, computed / chunk) * times.seconds(work(made, means, 0.0, min(chunk, computed), computed))
+    plain = times.seconds(work(the_plan, means, count, 0.0, computed))
+    first = max(1.0, computed / chunk) * times.seconds(work(the_plan, means, 0.0, min(chunk, computed), computed))
     first += taken_in(times, means) + delay(times)
     return Step(plain + prefill * per_step / chunk, first)
 
 
-def work(made: Plan, means: Means, count: float, prompt: float, computed: float) -> StepWork:
-    kinds = attention_kinds(made)
+def work(the_plan: Plan, means: Means, count: float, prompt: float, computed: float) -> StepWork:
+    kinds = attention_kinds(the_plan)
     context, half = max(1, round(means.prompt + means.output / 2)), max(1, round(means.prompt - computed / 2))
     read = tuple(round(count * kind.reach.read(context)) for kind in kinds)
     own = tuple(round(prompt * kind.reach.read(half)) for kind in kinds)

@@ -68,10 +68,10 @@ def _least_squares(rows: list[tuple[float, ...]], values: list[float]) -> list[f
             solution, _, rank, _ = np.linalg.lstsq(part, target, rcond=None)
             if rank < count or (solution < 0).any():
                 continue
-            rest = float(((part @ solution - target) ** 2).sum())
-            if best is None or rest < best[0]:
+            residual = float(((part @ solution - target) ** 2).sum())
+            if best is None or residual < best[0]:
                 full = [0.0] * len(TERMS)
                 for i, value in zip(terms, solution, strict=True):
                     full[i] = float(value / scale[i])
-                best = rest, full
+                best = residual, full
     return None if best is None else best[1]

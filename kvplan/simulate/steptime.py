@@ -181,9 +181,9 @@ class Measured:
         kv = 0
         for kind, read in zip(self.kinds, work.read, strict=True):
             kv += kind.token_bytes * read
-        each = self.coefficients
-        total = each["step"] + each["output_token"] * work.num_samples + each["kv_byte"] * kv
-        total += each["prompt_token"] * max(0, work.num_tokens - work.num_samples)
+        seconds_per = self.coefficients
+        total = seconds_per["step"] + seconds_per["output_token"] * work.num_samples + seconds_per["kv_byte"] * kv
+        total += seconds_per["prompt_token"] * max(0, work.num_tokens - work.num_samples)
         return total
 
     def line(self, count: int, read: int) -> Line | None:

@@ -79,8 +79,8 @@ class Tried:
 
 def tried(shared: tuple[Request, Demand], task: Task) -> Tried:
     base, demand = shared
-    made = plan(task.setting.request(base))
-    server = Server(made, demand, task.setting, task.end)
+    the_plan = plan(task.setting.request(base))
+    server = Server(the_plan, demand, task.setting, task.end)
     if demand.how != "rate":
         run = server.run(None)
         rate = 0.0 if run is None else run.result.requests_per_s * task.setting.replicas
@@ -91,16 +91,16 @@ def tried(shared: tuple[Request, Demand], task: Task) -> Tried:
 class Server:
     """One of a setting's servers, each with an equal share of the load."""
 
-    def __init__(self, made: Plan, demand: Demand, setting: Setting, end: Literal["low", "likely", "high"]) -> None:
+    def __init__(self, the_plan: Plan, demand: Demand, setting: Setting, end: Literal["low", "likely", "high"]) -> None:
         self.demand, self.replicas = demand, setting.replicas
-        self.spans, tiers = demand.ranges(made), demand.tiers(setting)
-        times, factors = demand.times(made), dict.fromkeys(self.spans.times, 1.0)
+        self.spans, tiers = demand.ranges(the_plan), demand.tiers(setting)
+        times, factors = demand.times(the_plan), dict.fromkeys(self.spans.times, 1.0)
         if end != "likely":
             factors = {name: span[end == "low"] for name, span in self.spans.times.items()}
             times = Scaled(times, factors["tpot"])
         self.factor = factors["tpot"]
         self.limits = tuple(limited(promise, factors) for promise in demand.promises)
-        self.setup = Setup(made, times, tiers)
+        self.setup = Setup(the_plan, times, tiers)
 
     def run(self, rate: float | None) -> Run | None:
         """Simulate the server at its share; return None if it misses a target or its queue keeps growing."""
@@ -414,9 +414,9 @@ def distinct(base: Request, answers: Sequence[Tried], best: Tried) -> list[Tried
     """Return one answer for settings that start the same server: the best, or the one with the fewest flags."""
     by_server: dict[object, Tried] = {}
     for answer in sorted(answers, key=lambda done: (done is not best, len(done.setting.changes))):
-        setting, made = answer.setting, plan(answer.setting.request(base))
+        setting, the_plan = answer.setting, plan(answer.setting.request(base))
         split = (setting.tensor_parallel_size, setting.replicas, setting.kv_offloading_size)
-        by_server.setdefault((split, made.settings, made.pool, made.capacity.num_blocks), answer)
+        by_server.setdefault((split, the_plan.settings, the_plan.pool, the_plan.capacity.num_blocks), answer)
     kept_answers = list(by_server.values())
     return [answer for answer in answers if answer in kept_answers]
 

@@ -48,9 +48,9 @@ def blocks(sizes: Iterable[int]) -> tuple[int, int]:
         else:
             block = segment(rounded)
             segments += block
-        rest = block - rounded
-        if rest >= ROUND if small else rest > SMALL:
-            insort(ends, rest)
+        remainder = block - rounded
+        if remainder >= ROUND if small else remainder > SMALL:
+            insort(ends, remainder)
             block = rounded
         added += block - size
     return added, segments
@@ -117,17 +117,17 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
             continue
         table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
         yield table, table
-    made: dict[int, list[tuple[int, int]]] = {}
+    by_kind: dict[int, list[tuple[int, int]]] = {}
     kinds = equals(spec, layout.online)
     for index in layers_on(spec, layout):
         key = kinds[index]
-        if key not in made:
-            made[key] = [
+        if key not in by_kind:
+            by_kind[key] = [
                 sizes
                 for weight in spec.layer_weights[index]
                 for sizes in loaded(spec, weight, spec.first_layer + index, layout)
             ]
-        yield from made[key]
+        yield from by_kind[key]
     for weight in last:
         yield from loaded(spec, weight, None, layout)
 
@@ -135,8 +135,8 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
 @lru_cache(maxsize=4096)
 def weights_excess(spec: ModelSpec, layout: Layout) -> int:
     """Bytes of a rank's loaded weights and rotary tables beyond the tensors themselves."""
-    made = list(tensors(spec, layout))
-    return excess(final for final, _ in made) + sum(final - created for final, created in made)
+    pairs = list(tensors(spec, layout))
+    return excess(final for final, _ in pairs) + sum(final - created for final, created in pairs)
 
 
 @lru_cache(maxsize=4096)

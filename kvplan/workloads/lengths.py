@@ -96,18 +96,18 @@ def parse_lengths(text: str, limit: int, read: "Callable[[Path, int], Lengths] |
 
     read  reader of the file (None: `read_csv`)
     """
-    kind, colon, rest = text.partition(":")
+    kind, colon, parameters = text.partition(":")
     match kind:
         case "const" if colon:
-            return clipped(Counter({parse_tokens(rest, OPTION): 1.0}), limit, text)
+            return clipped(Counter({parse_tokens(parameters, OPTION): 1.0}), limit, text)
         case "uniform" if colon:
-            return _uniform(rest, limit, text)
+            return _uniform(parameters, limit, text)
         case "lognormal" if colon:
-            return _lognormal(rest, limit, text)
+            return _lognormal(parameters, limit, text)
         case "normal" if colon:
-            return _normal(rest, limit, text)
+            return _normal(parameters, limit, text)
         case "truncnormal" if colon:
-            return _normal(rest, limit, text, is_drawn_again=True)
+            return _normal(parameters, limit, text, is_drawn_again=True)
     if not text or "\0" in text:
         raise UsageError(f"{OPTION} {text!r}", "names no file", f"{FORMS}")
     path = Path(text)
@@ -158,8 +158,8 @@ def _on_grid(cdf: Callable[[float], float], low: int, high: int) -> dict[int, fl
     return weights
 
 
-def _uniform(rest: str, limit: int, text: str) -> Lengths:
-    low_text, dash, high_text = rest.partition("-")
+def _uniform(parameters: str, limit: int, text: str) -> Lengths:
+    low_text, dash, high_text = parameters.partition("-")
     if not dash:
         raise UsageError(f"{OPTION} {text!r}", "not a range", "write uniform:100-2000")
     low, high = parse_tokens(low_text, OPTION), parse_tokens(high_text, OPTION)
@@ -170,8 +170,8 @@ def _uniform(rest: str, limit: int, text: str) -> Lengths:
     return clipped(_on_grid(lambda x: (x - low + 1) / count, low, high), limit, text)
 
 
-def _lognormal(rest: str, limit: int, text: str) -> Lengths:
-    mu, sigma = lognormal_parameters(_settings(rest, text), text)
+def _lognormal(parameters: str, limit: int, text: str) -> Lengths:
+    mu, sigma = lognormal_parameters(_settings(parameters, text), text)
 
     def cdf(x: float) -> float:
         return 0.5 * math.erfc((mu - math.log(x)) / (sigma * math.sqrt(2)))
@@ -204,18 +204,20 @@ def _normal(stated: str, limit: int, text: str, *, is_drawn_again: bool = False)
     return clipped(_on_grid(cdf, low, high), limit, text)
 
 
-def _settings(rest: str, text: str, keys: tuple[str, ...] = LOGNORMAL) -> dict[str, float]:
+def _settings(parameters: str, text: str, keys: tuple[str, ...] = LOGNORMAL) -> dict[str, float]:
     settings: dict[str, float] = {}
-    for part in rest.split(","):
+    for part in parameters.split(","):
         key, _, number = part.partition("=")
         known = key in keys
         if not known or key in settings or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?[kKmM]?", number):
             raise UsageError(f"{OPTION} {text!r}", f"{printable(part)!r} is not understood", f"{FORMS}")
         unit = {"k": 1024, "m": 1024**2}.get(number[-1].lower(), 1)
         value = float(number.rstrip("kKmM")) * unit
-        least, most = (0.0, 10.0) if key == "sigma" else (0.5, float(MAX_TOKENS))
-        if not least < value <= most:
-            raise UsageError(f"{OPTION} {text!r}", f"{key} must lie in ({least:g}, {most:g}] ({number})", f"{FORMS}")
+        least, greatest = (0.0, 10.0) if key == "sigma" else (0.5, float(MAX_TOKENS))
+        if not least < value <= greatest:
+            raise UsageError(
+                f"{OPTION} {text!r}", f"{key} must lie in ({least:g}, {greatest:g}] ({number})", f"{FORMS}"
+            )
         settings[key] = value
     return settings
 

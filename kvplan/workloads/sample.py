@@ -21,7 +21,7 @@ def span_of(trace: Trace, length_s: float, start_s: float | None = None, seed: i
     if length_s > trace.span_s:
         raise UsageError(f"--span {length_s:g}s", f"is more than the trace has ({trace.span_s:g} s)", "take less")
     start = random.Random(seed).uniform(0, trace.span_s - length_s) if start_s is None else start_s
-    requests = [each for each in trace.requests if start <= each.arrival_s < start + length_s]
+    requests = [request for request in trace.requests if start <= request.arrival_s < start + length_s]
     if not requests:
         raise UsageError("--span", f"no request came from {start:g} s to {start + length_s:g} s", "choose another span")
     return from_first(trace, requests, f"{start:g} s to {start + length_s:g} s of {trace.source}")
@@ -57,9 +57,11 @@ def families(requests: Sequence[TraceRequest]) -> list[int]:
     """Return a family number per request: equal for requests that share a prefix run, unless many share it."""
     chains = prefix_chains(requests)
     sharers = Counter(node for chain in chains for node in chain)
-    most = max(MAX_FAMILY, MAX_FAMILY_SHARE * len(requests))
+    max_sharers = max(MAX_FAMILY, MAX_FAMILY_SHARE * len(requests))
     # The first run that only a few share identifies the family; without one, a request gets a family of its own (< 0).
-    return [next((node for node in chain if sharers[node] <= most), -1 - index) for index, chain in enumerate(chains)]
+    return [
+        next((node for node in chain if sharers[node] <= max_sharers), -1 - index) for index, chain in enumerate(chains)
+    ]
 
 
 def from_first(trace: Trace, requests: Sequence[TraceRequest], source: str) -> Trace:

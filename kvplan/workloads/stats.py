@@ -71,12 +71,12 @@ class TraceStats:
 
 def trace_stats(trace: Trace) -> TraceStats:
     """Return the statistics of a trace."""
-    prompts = [each.prompt_tokens for each in trace.requests]
-    outputs = [each.output_tokens for each in trace.requests]
+    prompts = [request.prompt_tokens for request in trace.requests]
+    outputs = [request.output_tokens for request in trace.requests]
     return TraceStats(
         source=trace.source,
         num_requests=len(trace.requests),
-        arrivals=arrival_stats([each.arrival_s for each in trace.requests]) if trace.has_arrivals else None,
+        arrivals=arrival_stats([request.arrival_s for request in trace.requests]) if trace.has_arrivals else None,
         prompt=length_stats(prompts),
         output=length_stats(outputs),
         rank_correlation=rank_correlation(prompts, outputs),
@@ -140,7 +140,7 @@ def ranks(values: Sequence[int]) -> list[float]:
 def prefix_stats(requests: Sequence[TraceRequest], block: int) -> PrefixStats:
     chains = prefix_chains(requests)
     num_nodes = max((node for chain in chains for node in chain), default=-1) + 1
-    total = sum(each.prompt_tokens for each in requests)
+    total = sum(request.prompt_tokens for request in requests)
     repeated = found_again(requests, chains, block, num_nodes) / total
     sizes = [block * size for size in curve_sizes(num_nodes)]
     curve = [(size, found_again(requests, chains, block, size // block) / total) for size in sizes]

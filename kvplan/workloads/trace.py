@@ -109,7 +109,7 @@ def read_full_lengths(path: Path, limit: int) -> Lengths:
     if not first.lstrip().startswith(("{", "[")):
         return read_csv(path, limit)
     trace = read(path)
-    counts = Counter(each.prompt_tokens + each.output_tokens for each in trace.requests)
+    counts = Counter(request.prompt_tokens + request.output_tokens for request in trace.requests)
     weights = {tokens: float(count) for tokens, count in counts.items()}
     return clipped(weights, limit, trace.source, "a request counts at its full length, prompt + output", *trace.notes)
 
@@ -173,8 +173,8 @@ class _Rows:
 def from_start(requests: Sequence[TraceRequest], start_s: float) -> list[TraceRequest]:
     """Return the same requests with times relative to `start_s`."""
     return [
-        TraceRequest(each.arrival_s - start_s, each.prompt_tokens, each.output_tokens, each.prefix_ids)
-        for each in requests
+        TraceRequest(request.arrival_s - start_s, request.prompt_tokens, request.output_tokens, request.prefix_ids)
+        for request in requests
     ]
 
 
@@ -323,10 +323,10 @@ def _rest(rows: _Rows, line: str, lines: Iterator[tuple[int, str]]) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    record = dict(pairs)
+    if len(record) != len(pairs):
         raise ValueError("a key twice")
-    return made
+    return record
 
 
 def _no_constant(name: str) -> float:
@@ -468,19 +468,23 @@ def _read_result(rows: _Rows, result: dict[str, Any]) -> Trace:
 def csv_text(trace: Trace) -> str:
     """Return plain CSV: arrival_s (to the microsecond), prompt_tokens, output_tokens. Prefix ids are dropped."""
     if not trace.has_arrivals:
-        rows = [f"{each.prompt_tokens},{each.output_tokens}\n" for each in trace.requests]
+        rows = [f"{request.prompt_tokens},{request.output_tokens}\n" for request in trace.requests]
         return "".join(["prompt_tokens,output_tokens\n", *rows])
-    rows = [f"{_plain(each.arrival_s, 6)},{each.prompt_tokens},{each.output_tokens}\n" for each in trace.requests]
+    rows = [
+        f"{_plain(request.arrival_s, 6)},{request.prompt_tokens},{request.output_tokens}\n"
+        for request in trace.requests
+    ]
     return "".join(["arrival_s,prompt_tokens,output_tokens\n", *rows])
 
 
 def jsonl_text(trace: Trace) -> str:
     """Return JSON Lines in Mooncake's form: milliseconds, ids of runs of 512 tokens; other sizes as `block_size`."""
     is_plain = trace.prefix_block in (None, MOONCAKE_BLOCK) and all(
-        not each.prefix_ids or len(each.prefix_ids) >= each.prompt_tokens // MOONCAKE_BLOCK for each in trace.requests
+        not request.prefix_ids or len(request.prefix_ids) >= request.prompt_tokens // MOONCAKE_BLOCK
+        for request in trace.requests
     )
     extra = {} if is_plain else {"block_size": trace.prefix_block}
-    return "".join(json.dumps(_json_row(each, trace) | extra) + "\n" for each in trace.requests)
+    return "".join(json.dumps(_json_row(request, trace) | extra) + "\n" for request in trace.requests)
 
 
 def _json_row(request: TraceRequest, trace: Trace) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def reconcile_log(
         raise errors[0]
     first = plans[0][0]
     names = [request.gpu.name for request, _, _ in plans]
-    given = merged([given.rows for _, _, given in plans], names)
+    given = merged([tables.rows for _, _, tables in plans], names)
     settings = server_of(first.release.engine).settings(first)
     return LogReconciliation(
         engine=logs_of(log.engine).label(log, first),
@@ -121,11 +121,13 @@ def _spread(log: ServerLog, num_replicas: int) -> list[str]:
         replicas.setdefault(match[0] if match else "", []).append(reading)
     notes = []
     for name, readings in replicas.items():
-        least, most = (pick(readings, key=lambda row: row.value) for pick in (min, max))
-        if least.size < most.size:
+        least, greatest = (pick(readings, key=lambda row: row.value) for pick in (min, max))
+        if least.size < greatest.size:
             of = f" of replica {name}" if name else ""
             does = "decides for all" if name or num_replicas == 1 else "is compared"
-            notes.append(f"{len(readings)} ranks{of} have {least.text} to {most.text} GiB for KV; the smallest {does}")
+            notes.append(
+                f"{len(readings)} ranks{of} have {least.text} to {greatest.text} GiB for KV; the smallest {does}"
+            )
     pools = sorted(
         (min(replica, key=lambda row: row.value) for replica in replicas.values()), key=lambda row: row.value
     )

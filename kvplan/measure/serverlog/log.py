@@ -115,13 +115,13 @@ def rank_of(prefix: str) -> str:
     for pattern in (_WORKER, _BRACKET, _CORE, _RANK):
         matches = list(pattern.finditer(prefix[-600:]))
         if matches and pattern is _WORKER:
-            named, rest = matches[-1][1], matches[-1][2]
+            named, rank_words = matches[-1][1], matches[-1][2]
             if named:
                 return str(named)
-            rank = re.search(r"\b(?:rank=([0-9]{1,4})|([A-Z]{2,4}[0-9]{1,4}))\b", rest)
+            rank = re.search(r"\b(?:rank=([0-9]{1,4})|([A-Z]{2,4}[0-9]{1,4}))\b", rank_words)
             if rank:
                 return f"rank {rank[1]}" if rank[1] else str(rank[2])
-            return printable(", ".join(part.strip().replace("=", " ") for part in rest.split(",")), 60)
+            return printable(", ".join(part.strip().replace("=", " ") for part in rank_words.split(",")), 60)
         if matches and pattern is _BRACKET:
             return matches[-1][1] or f"gpu {matches[-1][2]}"
         if matches:
@@ -275,17 +275,17 @@ class _Reader:
 
     def take(self, read: Callable[[int], bytes], most: int | None = None) -> None:
         """Search at most `most` bytes of what `read` returns; None: MAX_BYTES."""
-        left, rest = MAX_BYTES if most is None else most, b""
+        left, tail = MAX_BYTES if most is None else most, b""
         while left > 0 and (piece := read(min(PIECE, left))):
             left -= len(piece)
             if self._is_first_piece:
                 _check_text(self.where, piece)
                 self._is_first_piece = False
-            piece = rest + piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # progress bars overwrite their line
+            piece = tail + piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # progress bars overwrite their line
             end = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > max(PIECE, MAX_LINE) else 0)
-            rest = piece[end:]
+            tail = piece[end:]
             self._look_through(piece[:end])
-        self._look_through(rest)
+        self._look_through(tail)
         if left <= 0 and most is None and read(1):
             self.skipped = f"more than {MAX_BYTES >> 20} MiB of text: the rest is not read"
 
@@ -327,7 +327,7 @@ class _Reader:
                 if match:
                     matches.append((match.start(), wording, match.groupdict()))
                 position = text.find(phrase, position + len(phrase))
-        for position, wording, facts in sorted(matches, key=lambda each: each[0]):
+        for position, wording, facts in sorted(matches, key=lambda match: match[0]):
             self._keep(wording, facts, rank_of(text[:position]))
         for engine, opening in self._phrases.lists:
             position = text.find(opening)

@@ -193,14 +193,14 @@ def held_by(log: ServerLog) -> Iterable[tuple[int, int, str]]:
 
 def check_gpu(log: ServerLog, spec: GpuSpec, flag: str) -> list[str]:
     """Reject a GPU that cannot have written the log; return warnings for one that differs from it."""
-    most = max(spec.total_memory, spec.total_memory_high)
+    highest = max(spec.total_memory, spec.total_memory_high)
     if spec.total_memory_kind != GIVEN:  # no board reports more than its vendor's nominal size
-        most = max(most, spec.nominal_memory or 0)
+        highest = max(highest, spec.nominal_memory or 0)
     worst = max(held_by(log), default=None)
-    if worst is not None and worst[0] - worst[1] > most:
+    if worst is not None and worst[0] - worst[1] > highest:
         raise UsageError(
             flag,
-            f"has {format_gib(most)} at most, but the {log.called} says {worst[2]}",
+            f"has {format_gib(highest)} at most, but the {log.called} says {worst[2]}",
             f"name the GPU that it ran on, or remove {flag.partition(' ')[0]}",
         )
     notes, total, named = [], log.first("total_memory"), _gpu_named(log)

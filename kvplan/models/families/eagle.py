@@ -285,7 +285,7 @@ def dflash_windows(config: Config, own: Config, heads: Heads, num_layers: int) -
     if not any(slides):
         return [None] * num_layers
     window = own.maybe_count("swa_window_size") or config.count("sliding_window")
-    return [window if each else None for each in slides]
+    return [window if has_window else None for has_window in slides]
 
 
 def read_dspark(config: Config, target: ModelSpec, architecture: str) -> tuple[Layers, tuple[Weight, ...]]:

@@ -128,15 +128,15 @@ def qwen3_omni_moe(outer: Config) -> list[Weight]:
     hidden, out = audio.count("d_model", default=1280), audio.count("output_dim", default=2048)
     bins, wide = audio.count("num_mel_bins", default=128), audio.count("downsample_hidden_size", default=480)
     area = KERNEL**2
-    rest = bins
+    bins_left = bins
     for _ in range(3):
-        rest = (rest + 1) // 2
+        bins_left = (bins_left + 1) // 2
     return [
         *towers_vision.qwen3_vl(config),
         linear(f"{NAME}.conv2d1", area, wide, bias=True),
         linear(f"{NAME}.conv2d2", wide * area, wide, bias=True),
         linear(f"{NAME}.conv2d3", wide * area, wide, bias=True),
-        linear(f"{NAME}.conv_out", wide * rest, hidden),
+        linear(f"{NAME}.conv_out", wide * bins_left, hidden),
         *layers_of(audio, hidden, split=True, key_bias=True),
         layer_norm(f"{NAME}.ln_post", hidden),
         linear(f"{NAME}.proj1", hidden, hidden, bias=True),

@@ -93,7 +93,7 @@ def internvl(outer: Config) -> list[Weight]:
     depth = feature_depth_of(outer, layers)
     biased = config.flag("qkv_bias", config.flag("attention_bias"))
     plain = config.text("norm_type", "layer_norm") == "rms_norm"
-    qkv, out, *rest = block(config, hidden, heads, inner, norm_bias=not plain)
+    qkv, out, *others = block(config, hidden, heads, inner, norm_bias=not plain)
     qkv = replace(qkv, bias=biased)
     if outer.values.get("model_type") == "internvl":  # separate queries, keys and values, replicated on every rank
         qkv, out = replace(qkv, split="none"), replace(out, split="none")
@@ -103,7 +103,7 @@ def internvl(outer: Config) -> list[Weight]:
         if config.flag("qk_normalization", config.flag("use_qk_norm"))
     )
     scales = vector("vision_model.layers.ls1", hidden), vector("vision_model.layers.ls2", hidden)
-    layer = (qkv, out, *rest, *norms, *scales)
+    layer = (qkv, out, *others, *norms, *scales)
     text, area = text_hidden(outer), round(1 / outer.ratio("downsample_ratio", 0.5, 1)) ** 2
     return [
         vector("vision_model.class_embedding", hidden),
@@ -138,8 +138,8 @@ def blip_2(outer: Config) -> list[Weight]:
     hidden, inner = config.count("hidden_size", default=1408), config.count("intermediate_size", default=6144)
     heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=39)
     patch = config.count("patch_size", default=14)
-    qkv, *rest = block(config, hidden, heads, inner)
-    layer = (replace(qkv, bias=config.flag("qkv_bias", True)), *rest)
+    qkv, *others = block(config, hidden, heads, inner)
+    layer = (replace(qkv, bias=config.flag("qkv_bias", True)), *others)
     width = queries.count("hidden_size", default=768)
     return [
         vector("vision_model.class_embedding", hidden),

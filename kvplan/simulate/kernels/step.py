@@ -83,14 +83,14 @@ class Attention:
 
     def _made(self, count: int) -> tuple[Line, ...]:
         """Lines between contexts; more tokens never take less time."""
-        made, low_s = [], self.decode(count, CONTEXTS[0])
+        lines, low_s = [], self.decode(count, CONTEXTS[0])
         for low, high in pairwise(CONTEXTS):
             high_s = max(low_s, self.decode(count, high))
             slope = (high_s - low_s) / (count * (high - low))
-            made.append(Line(low_s - slope * count * low, slope, count * high))
+            lines.append(Line(low_s - slope * count * low, slope, count * high))
             low_s = high_s
-        made[-1] = made[-1]._replace(until=float("inf"))
-        return tuple(made)
+        lines[-1] = lines[-1]._replace(until=float("inf"))
+        return tuple(lines)
 
 
 def place_of(count: int, read: int) -> int:
