@@ -253,9 +253,9 @@ class SamplingParams:
             ("stop", "texts that are not empty", lambda text: isinstance(text, str) and text != ""),
             ("stop_token_ids", "token ids", _is_whole),
         ):
-            given = () if getattr(self, name) is None else getattr(self, name)
-            need(name, isinstance(given, Iterable), what)
-            object.__setattr__(self, name, tuple(given))
+            ids = () if getattr(self, name) is None else getattr(self, name)
+            need(name, isinstance(ids, Iterable), what)
+            object.__setattr__(self, name, tuple(ids))
             need(name, all(map(is_one, getattr(self, name))), what)
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             need(name, _is_number(getattr(self, name)), "a finite number")

@@ -71,10 +71,12 @@ class DeltaNetLayer:
         """(q, k, v in a row [num_tokens, channels], z like the output, beta and log decay [num_tokens, v_heads])."""
         facts = self.facts
         if facts.by_key_head:
-            each = facts.v_heads // facts.k_heads  # value heads of a key head, which lie beside it
+            heads_per_key = facts.v_heads // facts.k_heads  # value heads of a key head, which lie beside it
             parts = self.in_proj(x).unflatten(-1, (facts.k_heads, -1))
-            q, k, v, z = parts.split([facts.k_dim, facts.k_dim, each * facts.v_dim, each * facts.v_dim], -1)
-            b, a = self.gates(x).unflatten(-1, (facts.k_heads, -1)).split([each, each], -1)
+            q, k, v, z = parts.split(
+                [facts.k_dim, facts.k_dim, heads_per_key * facts.v_dim, heads_per_key * facts.v_dim], -1
+            )
+            b, a = self.gates(x).unflatten(-1, (facts.k_heads, -1)).split([heads_per_key, heads_per_key], -1)
             mixed = torch.cat([q.flatten(1), k.flatten(1), v.flatten(1)], -1)
         else:
             mixed, z = self.in_proj(x).split([facts.channels, facts.v_heads * facts.v_dim], -1)
@@ -88,8 +90,8 @@ class DeltaNetLayer:
         width = facts.k_heads * facts.k_dim
         q, k, v = turned.float().split([width, width, facts.v_heads * facts.v_dim], -1)
         q, k = (_unit(part.unflatten(-1, (facts.k_heads, -1))) for part in (q, k))
-        each = facts.v_heads // facts.k_heads
-        q, k = q.repeat_interleave(each, 1) * facts.k_dim**-0.5, k.repeat_interleave(each, 1)
+        heads_per_key = facts.v_heads // facts.k_heads
+        q, k = q.repeat_interleave(heads_per_key, 1) * facts.k_dim**-0.5, k.repeat_interleave(heads_per_key, 1)
         return q, k, v.unflatten(-1, (facts.v_heads, -1))
 
     def _normed(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

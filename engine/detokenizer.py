@@ -36,12 +36,12 @@ class Detokenizer:
 
     def flush(self) -> str:
         """An incomplete last character, as replacement characters; "" if there is none."""
-        rest = self._token_ids[self._num_read :]
-        if not rest:
+        new_ids = self._token_ids[self._num_read :]
+        if not new_ids:
             return ""
         context = self._context()
         self._num_read = len(self._token_ids)
-        return self._decode([*context, *rest])[len(self._decode(context)) :]
+        return self._decode([*context, *new_ids])[len(self._decode(context)) :]
 
     def _new_stream(self) -> Any:
         from tokenizers.decoders import DecodeStream

@@ -70,8 +70,10 @@ class Mamba2Layer:
         facts = self.facts
         width = facts.groups * facts.state
         values, writes, reads = turned.float().split([facts.inner, width, width], -1)
-        each = facts.heads // facts.groups
-        writes, reads = (part.unflatten(-1, (facts.groups, -1)).repeat_interleave(each, 1) for part in (writes, reads))
+        heads_per_group = facts.heads // facts.groups
+        writes, reads = (
+            part.unflatten(-1, (facts.groups, -1)).repeat_interleave(heads_per_group, 1) for part in (writes, reads)
+        )
         return values.unflatten(-1, (facts.heads, -1)), writes, reads
 
     def _normed(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

@@ -166,12 +166,12 @@ def as_prompts(prompts: Prompt | abc.Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list."""
     if isinstance(prompts, str):
         return [prompts]
-    given = _plain(prompts)
-    if not isinstance(given, Iterable):
+    plain = _plain(prompts)
+    if not isinstance(plain, Iterable):
         raise UsageError(
-            f"prompts: {type(given).__name__} is neither a text nor a list; give texts or lists of token ids"
+            f"prompts: {type(plain).__name__} is neither a text nor a list; give texts or lists of token ids"
         )
-    several = [_plain(prompt) for prompt in given]
+    several = [_plain(prompt) for prompt in plain]
     is_one = bool(several) and not any(isinstance(prompt, str | abc.Sequence) for prompt in several)
     return [several] if is_one else several
 
@@ -179,14 +179,14 @@ def as_prompts(prompts: Prompt | abc.Sequence[Prompt]) -> list[Prompt]:
 def prompt_token_ids(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
     """A prompt's tokens; text goes through the model's tokenizer, with the special tokens it adds."""
     if not isinstance(prompt, str):
-        given, cure = _plain(prompt), "tokenize with the model's own tokenizer"
+        tokens, cure = _plain(prompt), "tokenize with the model's own tokenizer"
     elif tokenizer is not None:
-        given, cure = tokenizer.encode(prompt).ids, "its tokenizer.json belongs to another model: replace it"
+        tokens, cure = tokenizer.encode(prompt).ids, "its tokenizer.json belongs to another model: replace it"
     else:
         raise UsageError("prompt: a text prompt needs a tokenizer.json next to the model; give token ids")
-    if not isinstance(given, abc.Sequence):
-        raise InvalidInputError(f"prompt: {given!r:.60} is neither a text nor a list of tokens; give one of them")
-    ids = [_plain(token) for token in given]
+    if not isinstance(tokens, abc.Sequence):
+        raise InvalidInputError(f"prompt: {tokens!r:.60} is neither a text nor a list of tokens; give one of them")
+    ids = [_plain(token) for token in tokens]
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
             raise InvalidInputError(

@@ -52,7 +52,7 @@ class Layout:
 
     def tensors(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Views of such memory [num_bytes] uint8, on any device."""
-        wide = {dtype: memory.view(DTYPES[dtype]) for dtype in {each.dtype for each in self.fields}}
+        wide = {dtype: memory.view(DTYPES[dtype]) for dtype in {field.dtype for field in self.fields}}
         views = list[torch.Tensor]()
         for shape, dtype, start, end in self.fields:
             size = DTYPES[dtype].itemsize

@@ -44,13 +44,13 @@ def blank_step(query_lens: Lens, context_lens: Lens, num_groups: int, max_blocks
 def lengths(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Iterator[tuple[Lens, Lens]]:
     """(query_lens, context_lens) of steps that use each tile: decodes of one long context and of several short
     ones, then prefills of more and more tokens, one sequence while it holds them."""
-    most = min(max_num_seqs, max_num_batched_tokens)
-    for num_seqs in sorted({1, min(2, most), most}):
+    max_rows = min(max_num_seqs, max_num_batched_tokens)
+    for num_seqs in sorted({1, min(2, max_rows), max_rows}):
         yield np.ones(num_seqs, np.int64), np.full(num_seqs, max_model_len if num_seqs == 1 else 1)
     tokens, largest = 2, min(max_num_batched_tokens, max_num_seqs * max_model_len)
     while tokens < 2 * largest:
-        whole, rest = divmod(min(tokens, largest), max_model_len)
-        query_lens = np.array([*[rest] * (rest > 0), *[max_model_len] * whole], np.int64)
+        whole, remainder = divmod(min(tokens, largest), max_model_len)
+        query_lens = np.array([*[remainder] * (remainder > 0), *[max_model_len] * whole], np.int64)
         yield query_lens, query_lens
         tokens *= 2
 

@@ -172,8 +172,8 @@ def _sized(table: Mapping[tuple[str, int], tuple[GemmTile, ...]], arch: int, row
     """The tile of the smallest size in the table that holds so many rows; of the largest where none does."""
     kind = "float32" if dtype == torch.float32 else "16-bit"
     sizes = [size for name, size in table if name == kind]
-    most = next((size for size in sizes if rows <= size), sizes[-1])
-    return table[kind, most][_column(arch)]
+    bucket = next((size for size in sizes if rows <= size), sizes[-1])
+    return table[kind, bucket][_column(arch)]
 
 
 def kind_of(stored: torch.dtype, compute: torch.dtype) -> Kind:

@@ -190,8 +190,8 @@ def tile_within(block: tuple[int, int], shape: tuple[int, ...], num_tokens: int,
         return None
     tile = configs.fp8_block_tile(configs.arch(), num_tokens, dtype)
     outputs, inputs = (
-        most if size >= whole else min(most, size & -size)  # the largest power of two that divides the block
-        for most, size, whole in zip((tile.block_n, tile.block_k), block, shape, strict=True)
+        side if size >= whole else min(side, size & -size)  # the largest power of two that divides the block
+        for side, size, whole in zip((tile.block_n, tile.block_k), block, shape, strict=True)
     )
     if outputs < LEAST_OUTPUTS or inputs < LEAST_INPUTS:
         return None

@@ -149,8 +149,8 @@ def _launch_args(
     need("logits", num_experts <= MAX_EXPERTS, "of at most {} experts", num_experts, MAX_EXPERTS)
     need("groups", groups >= 1 and num_experts % groups == 0, "a divisor of {} experts", groups, num_experts)
     need("top_groups", 1 <= top_groups <= groups, "1 to {}", top_groups, groups)
-    most = num_experts // groups * top_groups
-    need("top_k", 1 <= top_k <= most, "1 to {}", top_k, most)
+    max_experts = num_experts // groups * top_groups
+    need("top_k", 1 <= top_k <= max_experts, "1 to {}", top_k, max_experts)
     need("scoring", scoring in ("softmax", "sigmoid"), "softmax or sigmoid", scoring)
     if correction is not None:
         need_shape("correction", correction, (num_experts,))

@@ -128,8 +128,8 @@ def _check_key(value: dict[str, Any]) -> None:
     _need("kernel", value["kernel"], value["kernel"] in get_args(Kernel))
     _need("kv", value["kv"], value["kv"] in get_args(Kind))
     _need("arch", value["arch"], _is_count(value["arch"], 80, 999))
-    most = 256 if value["kernel"] != "latent" else 2048
-    _need("head_dim", value["head_dim"], _is_count(value["head_dim"], 1, most))
+    max_dim = 256 if value["kernel"] != "latent" else 2048
+    _need("head_dim", value["head_dim"], _is_count(value["head_dim"], 1, max_dim))
     _need("group", value["group"], _is_count(value["group"], 1, 1024))
     _need("block_size", value["block_size"], _is_power(value["block_size"], 16, 1 << 20))
 
@@ -166,12 +166,12 @@ def _need(name: str, value: Any, ok: bool) -> None:
         raise ValueError(f"{name} cannot be {value!r:.40}")
 
 
-def _is_count(value: Any, least: int, most: int) -> bool:
-    return type(value) is int and least <= value <= most
+def _is_count(value: Any, least: int, greatest: int) -> bool:
+    return type(value) is int and least <= value <= greatest
 
 
-def _is_power(value: Any, least: int, most: int) -> bool:
-    return _is_count(value, least, most) and value & (value - 1) == 0
+def _is_power(value: Any, least: int, greatest: int) -> bool:
+    return _is_count(value, least, greatest) and value & (value - 1) == 0
 
 
 def _is_date(text: str) -> bool:

@@ -89,10 +89,10 @@ def unsupported(
         return None
     if head_dim > configs.MAX_HEAD_DIM:
         return f"head_dim {head_dim} (at most {configs.MAX_HEAD_DIM})"
-    most = configs.max_heads_per_kv(arch, head_dim, stored, dtype)
-    if num_heads_per_kv > most:
+    max_heads = configs.max_heads_per_kv(arch, head_dim, stored, dtype)
+    if num_heads_per_kv > max_heads:
         where = " in float32" if dtype == torch.float32 else ""
-        return f"{num_heads_per_kv} query heads per KV head{where} (at most {most})"
+        return f"{num_heads_per_kv} query heads per KV head{where} (at most {max_heads})"
     return None
 
 
