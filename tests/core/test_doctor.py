@@ -89,19 +89,19 @@ def test_a_machine_without_a_gpu_is_an_answer(run: Run, no_driver: None) -> None
 
 
 def test_the_json_has_its_keys_and_no_others(run: Run, no_driver: None) -> None:
-    found = run("doctor", "--format", "json").json
-    jsonschema.validate(found, {"properties": KEYS, "required": list(KEYS), "additionalProperties": False})
-    assert found["nvml"]["status"] == "absent"
+    document = run("doctor", "--format", "json").json
+    jsonschema.validate(document, {"properties": KEYS, "required": list(KEYS), "additionalProperties": False})
+    assert document["nvml"]["status"] == "absent"
 
 
 def test_table_and_json_tell_the_same(run: Run, install: Install) -> None:
     install(FakeGpu())
-    table, found = run("doctor").out, run("doctor", "--format", "json").json
-    for package in found["packages"]:
+    table, document = run("doctor").out, run("doctor", "--format", "json").json
+    for package in document["packages"]:
         assert row(table, package["name"], "packages").startswith(package["version"] or "missing")
-    for file in found["facts"]:
+    for file in document["facts"]:
         assert row(table, file["name"]) == f"{file['num_entries']:,} entries ({file['path']})"
-    for setting in found["settings"]:
+    for setting in document["settings"]:
         assert row(table, setting["name"]).startswith(setting["value"] or "(empty)")
 
 
@@ -125,10 +125,11 @@ def test_gpus_are_listed_in_bytes(run: Run, install: Install) -> None:
             {
                 "index": index, "uuid": uuid, "name": name, "is_mig": False, "problem": None,
                 "memory": {
-                    "total": total, "reserved": kept, "used": used, "free": total - kept - used, "is_host": False,
+                    "total": total, "reserved": reserved, "used": used, "free": total - reserved - used,
+                    "is_host": False,
                 },
             }
-            for index, (uuid, name, total, kept, used) in enumerate(
+            for index, (uuid, name, total, reserved, used) in enumerate(
                 [
                     ("GPU-a", "NVIDIA A100-SXM4-80GB", 80 * GIB, 600 * MIB, 10 * GIB),
                     ("GPU-b", "NVIDIA L4", 24 * GIB, 300 * MIB, GIB),
@@ -137,9 +138,9 @@ def test_gpus_are_listed_in_bytes(run: Run, install: Install) -> None:
         ],
         "warnings": [],
     }  # fmt: skip
-    shown = run("doctor").out
-    assert row(shown, "NVML") == "ok, driver 580.95.05, CUDA up to 13.0"
-    assert row(shown, "GPU 1") == "NVIDIA L4, 22.71 GiB of 24.00 GiB free, 0.29 GiB kept by the driver, GPU-b"
+    output = run("doctor").out
+    assert row(output, "NVML") == "ok, driver 580.95.05, CUDA up to 13.0"
+    assert row(output, "GPU 1") == "NVIDIA L4, 22.71 GiB of 24.00 GiB free, 0.29 GiB kept by the driver, GPU-b"
 
 
 @pytest.mark.parametrize(
@@ -181,10 +182,10 @@ def test_every_environment_variable_that_is_read_is_listed() -> None:
     name = r"""["']([A-Z][A-Z0-9_]+)["']"""
     read = re.compile(rf"(?:environ(?:\.\w+)?|getenv)[\[(]\s*{name}|{name} (?:not )?in os\.environ")
     used = {
-        found[1] or found[2]
+        match[1] or match[2]
         for folder in ("kvplan", "engine")
         for path in (ROOT / folder).rglob("*.py")
-        for found in read.finditer(path.read_text(encoding="utf-8"))
+        for match in read.finditer(path.read_text(encoding="utf-8"))
     }
     assert {"KVPLAN_DEBUG", "NO_COLOR", "CUDA_VISIBLE_DEVICES"} <= used  # the search finds what is there
     assert used <= set(doctor.SETTINGS)
@@ -193,9 +194,12 @@ def test_every_environment_variable_that_is_read_is_listed() -> None:
 def test_a_setting_says_where_it_comes_from(run: Run, no_driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     monkeypatch.delenv("HF_HOME", raising=False)
-    found = {each["name"]: each for each in run("doctor", "--format", "json").json["settings"]}
-    assert (found["CUDA_VISIBLE_DEVICES"]["value"], found["CUDA_VISIBLE_DEVICES"]["origin"]) == ("1,0", "environment")
-    assert (found["HF_HOME"]["value"], found["HF_HOME"]["origin"]) == ("~/.cache/huggingface", "default")
+    settings = {setting["name"]: setting for setting in run("doctor", "--format", "json").json["settings"]}
+    assert (settings["CUDA_VISIBLE_DEVICES"]["value"], settings["CUDA_VISIBLE_DEVICES"]["origin"]) == (
+        "1,0",
+        "environment",
+    )
+    assert (settings["HF_HOME"]["value"], settings["HF_HOME"]["origin"]) == ("~/.cache/huggingface", "default")
 
 
 @pytest.mark.parametrize("format", ["table", "json"])
@@ -275,16 +279,20 @@ NEEDS = [
 @pytest.mark.parametrize("need", [need for need in NEEDS if need.name != "kvplan"], ids=str)
 def test_every_dependency_has_a_bound_above_that_doctor_reads(need: Requirement) -> None:
     """So a new major version is first tried here."""
-    assert {each.operator for each in need.specifier} <= {">=", "<", "=="}
-    assert any(each.operator in ("<", "==") for each in need.specifier)
+    assert {specifier.operator for specifier in need.specifier} <= {">=", "<", "=="}
+    assert any(specifier.operator in ("<", "==") for specifier in need.specifier)
 
 
 def test_ci_records_a_version_within_the_bounds_of_every_dependency() -> None:
     lines = (ROOT / "constraints/py311.txt").read_text(encoding="utf-8").splitlines()
     recorded = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    versions = {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in recorded}
+    versions = {
+        canonicalize_name(requirement.name): str(requirement.specifier).removeprefix("==") for requirement in recorded
+    }
     assert len(versions) == len(recorded)
-    assert not [each for each in versions.values() if "+" in each or "/" in each]  # no build or path of one machine
+    assert not [
+        version for version in versions.values() if "+" in version or "/" in version
+    ]  # no build or path of one machine
     for need in NEEDS:
         if need.name != "kvplan":
             assert versions[canonicalize_name(need.name)] in need.specifier, need
@@ -360,7 +368,7 @@ def test_a_version_outside_the_bounds_is_a_thing_to_do(run: Run, no_driver: None
     assert packages["triton"] == (">=3.6,<4", True)
     assert packages["huggingface_hub"] == (">=0.34,<3", True)
     assert packages["jinja2"] == (None, None)
-    problems = {each["missing"]: each["problem"] for each in document["advice"] if each["problem"]}
+    problems = {step["missing"]: step["problem"] for step in document["advice"] if step["problem"]}
     assert set(problems) == {"rich", "torch"}
 
 

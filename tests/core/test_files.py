@@ -46,7 +46,7 @@ def test_what_json_allows_is_read_as_json_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "problem"),
     [
         (b"", "empty file (line 1 column 1); expected a JSON object"),
         (b" \n ", "empty file (line 1 column 1); expected a JSON object"),
@@ -85,8 +85,8 @@ def test_what_json_allows_is_read_as_json_reads_it(tmp_path: Path) -> None:
         (b'{"a":' * 100_000, "nested more than 100 levels deep"),
     ],
 )
-def test_a_bad_file_is_refused_with_its_place_or_key(tmp_path: Path, data: bytes, said: str) -> None:
-    assert refusal(tmp_path, data).startswith(said)
+def test_a_bad_file_is_refused_with_its_place_or_key(tmp_path: Path, data: bytes, problem: str) -> None:
+    assert refusal(tmp_path, data).startswith(problem)
 
 
 def test_an_infinite_time_step_limit_is_read() -> None:
@@ -101,8 +101,8 @@ def test_a_hundred_levels_are_still_read() -> None:
 def test_a_truncated_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
     whole = b'{"a": [1, 2.5, "\xc3\xa9"], "b": {"c": null, "d": true}, "e": 10}'
     for cut in range(1, len(whole)):
-        said = refusal(tmp_path, whole[:cut])
-        assert said.endswith("the file is cut short, fetch it again") or said.startswith("not UTF-8 (byte"), cut
+        message = refusal(tmp_path, whole[:cut])
+        assert message.endswith("the file is cut short, fetch it again") or message.startswith("not UTF-8 (byte"), cut
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.text(), st.lists, max_leaves=8))
@@ -117,13 +117,13 @@ def test_any_json_value_is_read_back(value: Any) -> None:
 
 @given(st.text(alphabet='{}[]:,"\\u0dNaInftyE+-.19 \n', max_size=60))
 def test_any_text_is_an_object_or_a_refusal(text: str) -> None:
-    said = "x: read"
+    message = "x: read"
     try:
         parse_json(text, "x")
     except KvplanError as error:
-        said = str(error)
-    assert said.startswith("x: ")
-    assert said.isprintable()
+        message = str(error)
+    assert message.startswith("x: ")
+    assert message.isprintable()
 
 
 def test_a_gibibyte_is_refused_by_its_size_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_a_file_that_says_it_is_empty_cannot_smuggle_more_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "problem"),
     [
         (lambda path: None, "no such file or directory; check the path"),
         (lambda path: path.mkdir(), "is a directory, not a file; name the file in it"),
@@ -162,12 +162,12 @@ def test_a_file_that_says_it_is_empty_cannot_smuggle_more_in() -> None:
     ],
     ids=["missing", "directory", "fifo", "device", "loop", "dangling"],
 )
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Any, said: str) -> None:
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Any, problem: str) -> None:
     path = tmp_path / "config.json"
     make(path)
     with pytest.raises(InvalidInputError) as caught:
         read_text(path, 100)
-    assert str(caught.value) in (f"{path}: {said}", f"{path} {said}")
+    assert str(caught.value) in (f"{path}: {problem}", f"{path} {problem}")
 
 
 def test_a_fifo_that_takes_the_place_of_a_file_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_a_fifo_that_takes_the_place_of_a_file_does_not_block(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "problem"),
     [
         (Path("a\0b"), "not a file name"),
         (Path("x" * 5000), "the name is too long"),
@@ -187,16 +187,16 @@ def test_a_fifo_that_takes_the_place_of_a_file_does_not_block(tmp_path: Path, mo
         (Path("\x1b[2J\u202e"), r"\x1b[2J\u202e: no such file"),
     ],
 )
-def test_a_path_that_is_none_is_refused(path: Path, said: str) -> None:
+def test_a_path_that_is_none_is_refused(path: Path, problem: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         read_text(path, 100)
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "problem"),
     [
         (PermissionError(errno.EACCES, "Permission denied"), "permission denied; make it readable for this user"),
         (OSError(errno.EIO, "Input/output error"), "cannot be read (Input/output error); check the disk"),
@@ -204,7 +204,7 @@ def test_a_path_that_is_none_is_refused(path: Path, said: str) -> None:
 )
 @pytest.mark.parametrize("call", ["open", "read"])
 def test_what_the_machine_denies_is_an_environment_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, problem: str, call: str
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text("{}", encoding="utf-8")
@@ -222,12 +222,12 @@ def test_what_the_machine_denies_is_an_environment_problem(
         monkeypatch.setattr("kvplan.core.files.os.fdopen", Failing)
     with pytest.raises(EnvironmentProblem) as caught:
         load_json(path)
-    assert str(caught.value) in (f"{path}: {said}", f"{path} {said}")
+    assert str(caught.value) in (f"{path}: {problem}", f"{path} {problem}")
     assert caught.value.exit_code == 3
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "printed"),
     [
         ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
         ("a\x1b[31m\n\t\x7f\x9b", r"a\x1b[31m\n\t\x7f\x9b"),
@@ -239,8 +239,8 @@ def test_what_the_machine_denies_is_an_environment_problem(
         ("x" * 10_000_000, "x" * 117 + "..."),
     ],
 )
-def test_untrusted_names_are_made_safe_to_print(text: str, shown: str) -> None:
-    assert printable(text) == shown
+def test_untrusted_names_are_made_safe_to_print(text: str, printed: str) -> None:
+    assert printable(text) == printed
     assert printable(text).isprintable()
     assert len(printable(text)) <= 120
 

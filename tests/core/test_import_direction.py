@@ -34,8 +34,10 @@ ENGINE_MAY_IMPORT = ("core", "models")  # what a model is, and where that is rea
 
 def violations(root: Path) -> list[str]:
     """Every import under root/kvplan and root/engine that goes the wrong way, as `file:line: what`."""
-    found = [fault for path in sorted((root / "kvplan").rglob("*.py")) for fault in _kvplan_faults(path, root)]
-    return found + [fault for path in sorted((root / "engine").rglob("*.py")) for fault in _engine_faults(path, root)]
+    planner_faults = [fault for path in sorted((root / "kvplan").rglob("*.py")) for fault in _kvplan_faults(path, root)]
+    return planner_faults + [
+        fault for path in sorted((root / "engine").rglob("*.py")) for fault in _engine_faults(path, root)
+    ]
 
 
 def _kvplan_faults(path: Path, root: Path) -> Iterator[str]:
@@ -65,9 +67,9 @@ def imports(path: Path) -> Iterator[tuple[int, str, str]]:
     """(line, package, its module or "") of each import of kvplan or engine, wherever in the file it stands."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         for name in _imported_names(node):
-            package, _, rest = name.partition(".")
+            package, _, submodules = name.partition(".")
             if package in ("kvplan", "engine"):
-                yield getattr(node, "lineno", 0), package, rest.partition(".")[0]
+                yield getattr(node, "lineno", 0), package, submodules.partition(".")[0]
 
 
 def _imported_names(node: ast.AST) -> list[str]:
@@ -136,8 +138,8 @@ def test_a_planted_wrong_import_is_found(tmp_path: Path, file: str, text: str, f
     path = tmp_path / file
     path.parent.mkdir(parents=True)
     path.write_text(text, encoding="utf-8")
-    (found,) = violations(tmp_path)
-    assert found.startswith(fault)
+    (violation,) = violations(tmp_path)
+    assert violation.startswith(fault)
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,10 @@ def test_every_recorded_version_has_a_hash() -> None:
 
 
 def test_the_lower_bounds_are_tested_with_every_requirement() -> None:
-    wanted = lowest((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    names = {requirement.partition("==")[0] for requirement in wanted}
+    requirements = lowest((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    names = {requirement.partition("==")[0] for requirement in requirements}
     assert {"typer", "rich", "pyyaml", "nvidia-ml-py", "google-re2", "starlette", "uvicorn", "tokenizers"} <= names
-    assert "tokenizers==0.22" in wanted  # the first whose DecodeStream begins within a text
+    assert "tokenizers==0.22" in requirements  # the first whose DecodeStream begins within a text
 
 
 def test_the_checks_of_a_change_include_the_lower_bounds() -> None:

@@ -60,9 +60,9 @@ def test_own_documents_are_replaced_and_nothing_else_is(name: str, here: Path, r
     targets = [here / f"out.{suffix}" for suffix in suffixes]
     are_repeatable = flag in ("--report", "-o")
     for together in [targets] if are_repeatable else [[target] for target in targets]:
-        asked = [*argv, *(word for target in together for word in (flag, target))]
-        assert run(*asked).code == 0
-        assert run(*asked).code == 0, "its own document, written a moment ago"
+        command = [*argv, *(word for target in together for word in (flag, target))]
+        assert run(*command).code == 0
+        assert run(*command).code == 0, "its own document, written a moment ago"
     for target, suffix in zip(targets, suffixes, strict=True):
         target.write_text(FOREIGN[suffix], encoding="utf-8")
         message = refused(run(*argv, flag, target))

@@ -65,10 +65,13 @@ OURS = classes(records.dataclass)
 @pytest.mark.parametrize(("ours", "usual"), list(zip(OURS, USUAL, strict=True)))
 def test_fields_and_parameters_are_the_same(ours: Any, usual: Any) -> None:
     for name in ("name", "init", "repr", "compare", "kw_only"):
-        assert [getattr(each, name) for each in dataclasses.fields(ours)] == [
-            getattr(each, name) for each in dataclasses.fields(usual)
+        assert [getattr(field, name) for field in dataclasses.fields(ours)] == [
+            getattr(field, name) for field in dataclasses.fields(usual)
         ]
-    shape = [[(name, each.kind) for name, each in inspect.signature(cls).parameters.items()] for cls in (ours, usual)]
+    shape = [
+        [(name, parameter.kind) for name, parameter in inspect.signature(cls).parameters.items()]
+        for cls in (ours, usual)
+    ]
     assert shape[0] == shape[1]
     assert ours.__match_args__ == usual.__match_args__
     assert ours.__slots__ == usual.__slots__
@@ -101,11 +104,11 @@ def test_fields_that_do_not_compare_do_not() -> None:
 
 def test_nothing_can_be_set_or_deleted() -> None:
     for cls in OURS:
-        made = cls(1)
+        record = cls(1)
         with pytest.raises(FrozenInstanceError, match="cannot assign to field 'number'"):
-            made.number = 2
+            record.number = 2
         with pytest.raises(FrozenInstanceError, match="cannot delete field 'number'"):
-            del made.number
+            del record.number
     with pytest.raises(ValueError, match="negative"):
         OURS[2](-1)
 
@@ -135,10 +138,10 @@ def test_classes_of_both_kinds_inherit_from_each_other(decorators: tuple[Any, An
     made_with: list[tuple[Any, tuple[Any, ...]]] = [(Base, (1,)), (Derived, (1, "y"))]
     for cls, arguments in made_with:
         assert cls.__dataclass_params__.frozen
-        made = cls(*arguments)
-        assert made == copy.copy(made)
+        record = cls(*arguments)
+        assert record == copy.copy(record)
         with pytest.raises(FrozenInstanceError):
-            made.number = 2
+            record.number = 2
     assert repr(made_with[1][0](1)).endswith("Derived(number=1, text='x')")
 
 
@@ -158,6 +161,6 @@ def test_what_is_not_frozen_with_slots_is_the_usual_class() -> None:
 
         number: int = 1
 
-    made = Open()
-    made.number = 2
-    assert made == Open(2)
+    record = Open()
+    record.number = 2
+    assert record == Open(2)

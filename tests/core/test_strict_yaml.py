@@ -236,7 +236,7 @@ def test_a_value_as_long_as_a_file_is_read(unit: str, tail: str) -> None:
 @given(st.text(alphabet=st.sampled_from(list("ab:-[]{}&*!'\"#|>%@`~,? \n\t0é\x00\u2028<")), max_size=60))
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     try:
-        found: Table | KvplanError = parse(text, "p.yaml")
+        outcome: Table | KvplanError = parse(text, "p.yaml")
     except KvplanError as error:
-        found = error
-    assert isinstance(found, Table) or (str(found).startswith("p.yaml:") and str(found).isprintable())
+        outcome = error
+    assert isinstance(outcome, Table) or (str(outcome).startswith("p.yaml:") and str(outcome).isprintable())

@@ -87,9 +87,9 @@ def is_number(cell: str) -> bool:
 def test_the_hostile_name_does_reach_the_tables(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the test above would prove nothing."""
     monkeypatch.chdir(tmp_path)
-    asked = commands(tmp_path)
+    argvs = commands(tmp_path)
     for name in ("estimate", "sweep", "report"):
-        ran = run(*asked[name])
+        ran = run(*argvs[name])
         text = (tmp_path / "run.csv").read_text(encoding="utf-8") if name == "report" else ran.out
         assert "'=cmd|" in text, name
         assert r"\x1b]0;pwned\x07\x1b[31m\r\n@SUM(1)" in text, name

@@ -22,7 +22,10 @@ def test_every_test_it_names_is_there() -> None:
 def test_it_consists_of_what_kvplan_and_its_engine_admit() -> None:
     lines = twin.REQUIREMENTS.read_text(encoding="utf-8").splitlines()
     pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    versions = {str(canonicalize_name(each.name)): str(each.specifier).removeprefix("==") for each in pinned}
+    versions = {
+        str(canonicalize_name(requirement.name)): str(requirement.specifier).removeprefix("==")
+        for requirement in pinned
+    }
     project = tomllib.loads((twin.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for need in map(Requirement, project["dependencies"] + project["optional-dependencies"]["engine"]):
         assert versions[canonicalize_name(need.name)] in need.specifier, need

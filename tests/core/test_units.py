@@ -204,10 +204,10 @@ def test_counts_are_plain_digits(text: str) -> None:
 @pytest.mark.parametrize("name", DTYPE_BITS)
 def test_dtype_bits_are_those_of_torch(name: str) -> None:
     torch = pytest.importorskip("torch")
-    found = getattr(torch, {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}.get(name, name), None)
-    if found is None or name in ("int4", "uint4"):  # torch has only placeholders for these
+    dtype = getattr(torch, {"float8_e4m3": "float8_e4m3fn", "float8_e8m0": "float8_e8m0fnu"}.get(name, name), None)
+    if dtype is None or name in ("int4", "uint4"):  # torch has only placeholders for these
         pytest.skip(f"torch has no tensor of {name}")
-    assert DTYPE_BITS[name] == 8 * torch.empty(0, dtype=found).element_size()
+    assert DTYPE_BITS[name] == 8 * torch.empty(0, dtype=dtype).element_size()
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ def test_whole_gib_read_back_as_printed(number: int) -> None:
 
 @given(st.integers(1, 100_000), st.sampled_from(["KiB", "MiB", "GiB", "kB", "MB", "GB"]))
 def test_hundredths_of_a_unit_are_cut_to_whole_bytes(hundredths: int, unit: str) -> None:
-    one = parse_size(f"1{unit}", "-n")
+    unit_bytes = parse_size(f"1{unit}", "-n")
     read = parse_size(f"{hundredths // 100}.{hundredths % 100:02}{unit}", "-n")
-    assert read * 100 <= hundredths * one < (read + 1) * 100
+    assert read * 100 <= hundredths * unit_bytes < (read + 1) * 100
 
 
 @given(st.integers(1, 10_000))

@@ -59,19 +59,19 @@ def half_digit(bytes_per_block: int) -> int:
 def test_before_the_hybrid_manager_windows_were_kept_in_full() -> None:
     # vllm-project/vllm#16378: Gemma 3 27B on four A100-40G, smallest rank 18.03 GiB, 9,526 blocks, 2.33x at 65,536
     args = EngineArgs(tensor_parallel_size=4, max_model_len=65536)
-    found = capacity("gemma-3-27b", "a100-40g", (0, 8), 18.03, args)
-    assert found.num_blocks == pytest.approx(9526, abs=half_digit(found.bytes_per_block))
-    assert 9526 / found.blocks_per_request == pytest.approx(2.33, abs=0.005)
-    assert capacity("gemma-3-27b", "a100-40g", (0, 11), 18.03, args).max_concurrency > 2 * found.max_concurrency
+    pool = capacity("gemma-3-27b", "a100-40g", (0, 8), 18.03, args)
+    assert pool.num_blocks == pytest.approx(9526, abs=half_digit(pool.bytes_per_block))
+    assert 9526 / pool.blocks_per_request == pytest.approx(2.33, abs=0.005)
+    assert capacity("gemma-3-27b", "a100-40g", (0, 11), 18.03, args).max_concurrency > 2 * pool.max_concurrency
 
 
 def test_the_first_engine_padded_a_latent_to_640_elements() -> None:
     # DeepSeek-R1 on 8 H200 under V0: 21.43 GiB, 18,418 blocks of 16 tokens: 61 layers x 1,280 B instead of 1,152
     args = EngineArgs(tensor_parallel_size=8, max_model_len=128000)
-    found = capacity("deepseek-r1", "h200", (0, 7), 21.43, args)
-    assert found.bytes_per_block == 61 * 16 * 1280
-    assert found.num_blocks == pytest.approx(18418, abs=half_digit(found.bytes_per_block))
-    assert found.max_concurrency == pytest.approx(2.30, abs=0.005)
+    pool = capacity("deepseek-r1", "h200", (0, 7), 21.43, args)
+    assert pool.bytes_per_block == 61 * 16 * 1280
+    assert pool.num_blocks == pytest.approx(18418, abs=half_digit(pool.bytes_per_block))
+    assert pool.max_concurrency == pytest.approx(2.30, abs=0.005)
     assert capacity("deepseek-r1", "h200", (0, 8), 21.43, args).bytes_per_block == 61 * 16 * 1152
 
 
@@ -79,26 +79,26 @@ def test_before_0_21_a_state_took_one_block_of_a_request() -> None:
     # Nemotron-3-Super TP4 under 0.14.1: 7.94 GiB, block 4,160, 690,560 tokens of one of six groups, 14.49x at 262,144:
     # 64 blocks of attention and one for each of five groups of states
     args = EngineArgs(tensor_parallel_size=4, max_model_len=262144, kv_cache_dtype="fp8", max_num_batched_tokens=16384)
-    found = capacity("nemotron-3-super-120b-a12b", "h100-80g", (0, 14), 7.94, args)
-    assert found.blocks_per_request == 64 + 5
-    assert found.tokens == 690_560
-    assert found.max_concurrency == pytest.approx(14.49, abs=0.02)
+    pool = capacity("nemotron-3-super-120b-a12b", "h100-80g", (0, 14), 7.94, args)
+    assert pool.blocks_per_request == 64 + 5
+    assert pool.tokens == 690_560
+    assert pool.max_concurrency == pytest.approx(14.49, abs=0.02)
 
 
 def test_decode_context_parallel_ranks_count_in_the_logged_tokens() -> None:
     # Kimi-K2-Thinking on 8 H200 under 0.11.1: 46.80 GiB are 715,072 tokens, and with DCP 8 5,721,088
     for dcp, tokens in ((1, 715_072), (8, 5_721_088)):
         args = EngineArgs(tensor_parallel_size=8, decode_context_parallel_size=dcp)
-        found = capacity("kimi-k2", "h200", (0, 11), 46.80, args)
-        assert found.tokens == pytest.approx(tokens, abs=16 * dcp * half_digit(found.bytes_per_block))
+        pool = capacity("kimi-k2", "h200", (0, 11), 46.80, args)
+        assert pool.tokens == pytest.approx(tokens, abs=16 * dcp * half_digit(pool.bytes_per_block))
 
 
 def test_sparse_attention_keeps_656_bytes_on_workstation_blackwell() -> None:
     # GLM-5.1 TP8 on RTX PRO 6000: 19.55 GiB are 341,504 tokens: 78 layers x (656 + 132) B
     args = EngineArgs(tensor_parallel_size=8, kv_cache_dtype="fp8", max_model_len=202752)
-    found = capacity("glm-5.1", "rtx-pro-6000", (0, 20), 19.55, args)
-    assert found.bytes_per_block == 64 * 78 * (656 + 132)
-    assert found.tokens == pytest.approx(341_504, abs=64 * half_digit(found.bytes_per_block))
+    pool = capacity("glm-5.1", "rtx-pro-6000", (0, 20), 19.55, args)
+    assert pool.bytes_per_block == 64 * 78 * (656 + 132)
+    assert pool.tokens == pytest.approx(341_504, abs=64 * half_digit(pool.bytes_per_block))
     assert settings_of("glm-5.1", "b200", (0, 20), args).kv_dtype == "fp8"
 
 
@@ -169,8 +169,8 @@ def test_a_server_with_flashinfer_has_the_pool_it_logged() -> None:
 
     args = EngineArgs(16384, 4, max_num_batched_tokens=2048, gpu_memory_utilization=0.8)
     spec, device = catalog.load("gpt-oss-120b"), gpu("a100-80g")
-    found = plan(Request(spec, device, args, parse_engine("vllm@0.10+flashinfer")))
-    assert found.available / GIB == pytest.approx(45.32, rel=0.005)
+    pool_plan = plan(Request(spec, device, args, parse_engine("vllm@0.10+flashinfer")))
+    assert pool_plan.available / GIB == pytest.approx(45.32, rel=0.005)
 
 
 def test_flashinfer_sampled_on_0_11_where_it_was_installed() -> None:
@@ -179,20 +179,20 @@ def test_flashinfer_sampled_on_0_11_where_it_was_installed() -> None:
 
     args = EngineArgs(16_000, gpu_memory_utilization=0.95, block_size=128)
     spec, device = catalog.load("mistral-small-3.2-24b"), gpu("h100-80g")
-    made = plan(Request(spec, device, args, parse_engine("vllm@0.11+flashinfer")))
-    assert made.memory.activations / GIB == pytest.approx(2.12, rel=0.02)
-    assert made.available / GIB == pytest.approx(28.20, rel=0.005)
+    answer = plan(Request(spec, device, args, parse_engine("vllm@0.11+flashinfer")))
+    assert answer.memory.activations / GIB == pytest.approx(2.12, rel=0.02)
+    assert answer.available / GIB == pytest.approx(28.20, rel=0.005)
 
 
 def test_the_first_engine_is_told_by_a_word_of_the_label() -> None:
     args = EngineArgs(max_model_len=4096)
-    told, usual = (
+    first_engine, usual = (
         vllm.resolve(catalog.load("qwen3-8b"), gpu("a100-80g"), args, parse_engine(text))
         for text in ("vllm@0.9+v0", "vllm@0.9")
     )
-    assert (told.first_engine, usual.first_engine) == (True, False)
-    assert (told.max_num_batched_tokens, told.max_num_seqs) == (4096, 256)  # V0 took whole prompts
-    assert told.version.label == "vllm@0.9+v0"
+    assert (first_engine.first_engine, usual.first_engine) == (True, False)
+    assert (first_engine.max_num_batched_tokens, first_engine.max_num_seqs) == (4096, 256)  # V0 took whole prompts
+    assert first_engine.version.label == "vllm@0.9+v0"
 
 
 @pytest.mark.parametrize(
@@ -295,8 +295,8 @@ class TestModelRunnerV2:
         # Made after the weights and before the profile run: until 0.26 neither of the two sums has it.
         spec, args = catalog.load("qwen2.5-0.5b"), EngineArgs(max_model_len=2048)
         settings = settings_of("qwen2.5-0.5b", "rtx-4090", number, args)
-        rest = buffers(spec, settings_of("qwen2.5-0.5b", "rtx-4090", (0, 20), args), args).likely
-        assert buffers(spec, settings, args).likely - rest == pytest.approx(sets_aside, rel=0.001)
+        usual = buffers(spec, settings_of("qwen2.5-0.5b", "rtx-4090", (0, 20), args), args).likely
+        assert buffers(spec, settings, args).likely - usual == pytest.approx(sets_aside, rel=0.001)
 
 
 class TestBatchesInFlight:
@@ -325,10 +325,10 @@ class TestBatchesInFlight:
 class TestCachedStates:
     def test_are_off_by_default_until_0_27(self) -> None:
         # Qwen3.5-4B on 0.23.0, an RTX 4090: 10.21 GiB are 235,706 tokens, 57.54x at 4,096
-        found = capacity("qwen3.5-4b", "rtx-4090", (0, 23), 10.21, EngineArgs(max_model_len=4096))
-        assert found.tokens == pytest.approx(235_706, rel=0.001)
+        pool = capacity("qwen3.5-4b", "rtx-4090", (0, 23), 10.21, EngineArgs(max_model_len=4096))
+        assert pool.tokens == pytest.approx(235_706, rel=0.001)
         for number in ((0, 25), (0, 26), (0, 27)):
-            assert capacity("qwen3.5-4b", "rtx-4090", number, 10.21, EngineArgs(max_model_len=4096)) == found
+            assert capacity("qwen3.5-4b", "rtx-4090", number, 10.21, EngineArgs(max_model_len=4096)) == pool
         cached = capacity("qwen3.5-4b", "rtx-4090", (0, 28), 10.21, EngineArgs(max_model_len=4096))
         assert cached.tokens < 200_000
 
@@ -340,8 +340,8 @@ class TestCachedStates:
 
     def test_a_flag_wins_before(self) -> None:
         args = EngineArgs(max_model_len=4096, enable_prefix_caching=True)
-        asked = capacity("qwen3.5-4b", "rtx-4090", (0, 23), 10.21, args)
-        assert asked.tokens == capacity("qwen3.5-4b", "rtx-4090", (0, 27), 10.21, args).tokens
+        pool = capacity("qwen3.5-4b", "rtx-4090", (0, 23), 10.21, args)
+        assert pool.tokens == capacity("qwen3.5-4b", "rtx-4090", (0, 27), 10.21, args).tokens
 
     @pytest.mark.parametrize(("number", "block", "blocks"), [((0, 27), 784, 2), ((0, 32), 784, 2), ((0, 33), 832, 3)])
     def test_of_gated_delta_nets_keep_checkpoints_from_0_33(
@@ -350,9 +350,9 @@ class TestCachedStates:
         # A log of Qwen3.6-27B on 0.27.1 and H200 has 44.73x, which are blocks of 784 tokens (832: 40.91x)
         spec, args = catalog.load("qwen3.6-27b"), EngineArgs(max_model_len=32768, enable_prefix_caching=True)
         settings = settings_of("qwen3.6-27b", "h200", number, args)
-        specs = [each for _, each in vllm_pages.layer_specs(spec, vllm_pages.paging(spec, settings, args, 90))]
-        assert {each.block_size for each in specs} == {block}
-        assert {each.blocks for each in specs if each.kind == "state"} == {blocks}
+        specs = [page for _, page in vllm_pages.layer_specs(spec, vllm_pages.paging(spec, settings, args, 90))]
+        assert {page.block_size for page in specs} == {block}
+        assert {page.blocks for page in specs if page.kind == "state"} == {blocks}
 
     @pytest.mark.parametrize(
         ("number", "blocks"),
@@ -363,8 +363,8 @@ class TestCachedStates:
         spec = catalog.load("nemotron-3-nano-30b-a3b")
         args = EngineArgs(max_model_len=65536, enable_prefix_caching=True)
         settings = settings_of("nemotron-3-nano-30b-a3b", "h100-80g", number, args)
-        specs = [each for _, each in vllm_pages.layer_specs(spec, vllm_pages.paging(spec, settings, args, 90))]
-        state = next(each for each in specs if each.kind == "state")
+        specs = [page for _, page in vllm_pages.layer_specs(spec, vllm_pages.paging(spec, settings, args, 90))]
+        state = next(page for page in specs if page.kind == "state")
         assert state.blocks == blocks
         charged = charged_blocks(state, 65536, settings, 1)
         assert charged == (blocks or -(-65536 // state.block_size))
@@ -387,10 +387,12 @@ def test_experts_are_quantised_while_loading_and_nothing_else_is() -> None:
 class TestTheTableOfChanges:
     def test_every_change_is_one_that_the_rules_ask_for(self) -> None:
         """An entry that nothing reads would be a claim without an effect."""
-        asked = set[str]()
+        names_in_rules = set[str]()
         for path in PACKAGE.rglob("*.py"):
-            asked |= set(re.findall(r"""(?:(?:\.has|since)\(|since=)"(\w+)"[,)]""", path.read_text(encoding="utf-8")))
-        assert set(CHANGES) <= asked
+            names_in_rules |= set(
+                re.findall(r"""(?:(?:\.has|since)\(|since=)"(\w+)"[,)]""", path.read_text(encoding="utf-8"))
+            )
+        assert set(CHANGES) <= names_in_rules
 
     def test_every_change_says_what_was_read_of_it(self) -> None:
         evidence = [change.evidence for change in CHANGES.values()]
@@ -410,16 +412,18 @@ class TestTheTableOfChanges:
         assert [name for name, change in CHANGES.items() if (change in later) is release.has(name)] == []
 
     def test_what_a_release_lacks_is_what_came_after_it(self) -> None:
-        said = [change.what for change in Version((0, 21)).lacks()]
-        assert any("V2 for every dense model" in what for what in said)
-        assert not any("0.92" in what for what in said)
+        changes = [change.what for change in Version((0, 21)).lacks()]
+        assert any("V2 for every dense model" in what for what in changes)
+        assert not any("0.92" in what for what in changes)
         assert not list(Version(vllm.NEWEST).lacks())
 
-    @pytest.mark.parametrize(("engine", "told"), [("vllm@0.19", True), ("vllm", False), ("sglang", False)])
-    def test_an_older_release_is_explained_by_what_later_ones_change(self, run: Run, engine: str, told: bool) -> None:
+    @pytest.mark.parametrize(("engine", "is_explained"), [("vllm@0.19", True), ("vllm", False), ("sglang", False)])
+    def test_an_older_release_is_explained_by_what_later_ones_change(
+        self, run: Run, engine: str, is_explained: bool
+    ) -> None:
         done = run("estimate", "qwen3-8b", "--gpu", "l4", "--ctx", "4k", "--engine", engine, "--explain")
-        assert ("from 0.25 on: model runner V2" in done.out) is told
-        assert ("read in 0.24 to 0.33" in done.out) is told
+        assert ("from 0.25 on: model runner V2" in done.out) is is_explained
+        assert ("read in 0.24 to 0.33" in done.out) is is_explained
 
 
 @pytest.mark.parametrize(
@@ -433,8 +437,8 @@ def test_a_release_to_come_changes_no_answer_about_one_that_is_known(
 
     def answer() -> tuple[int, int, int, float]:
         args = EngineArgs(max_model_len=32768, tensor_parallel_size=8)
-        found = plan(Request(catalog.load(model), gpu("h200"), args, vllm.version(number)))
-        return found.available_low, found.available, found.available_high, found.capacity.max_concurrency
+        answer = plan(Request(catalog.load(model), gpu("h200"), args, vllm.version(number)))
+        return answer.available_low, answer.available, answer.available_high, answer.capacity.max_concurrency
 
     before = answer()
     monkeypatch.setattr(vllm, "NEWEST", (0, 35))

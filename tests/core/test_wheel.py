@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_carries_the_facts_and_both_packages(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
-    wanted = {
+    carried = {
         "kvplan/models.yaml",
         "kvplan/hardware/gpus.yaml",
         "kvplan/py.typed",
@@ -42,7 +42,7 @@ def test_the_wheel_carries_the_facts_and_both_packages(wheel: zipfile.ZipFile) -
         "engine/__init__.py",
         "engine/py.typed",
     }
-    assert wanted <= set(names)
+    assert carried <= set(names)
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "models.yaml"))]
 
