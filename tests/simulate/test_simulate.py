@@ -637,7 +637,7 @@ def many(
         (many(prompt=255), {"num_blocks": 70}, 0, 0),  # one token is left of the context
         (many(prompt=300) + many(lambda n: 20.0 + n), {}, 0, 12),
         (many(output=1_000_000), {}, 0, 0),  # to the context's end
-        (many(), {"each": 0.0}, 0, 0),
+        (many(), {"step_s": 0.0}, 0, 0),
         (many(), {"allocator": "contiguous", "num_blocks": 60}, 12, 0),  # 64 blocks each
         (many(), {"allocator": "contiguous", "num_blocks": 70}, 0, 0),
     ],
