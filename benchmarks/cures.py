@@ -66,11 +66,11 @@ def torch_line(tried: float, free: float, total: float) -> str:
     )
 
 
-def vllm_failures(made: Plan, draw: random.Random) -> Iterator[tuple[str, list[str]]]:
+def vllm_failures(the_plan: Plan, draw: random.Random) -> Iterator[tuple[str, list[str]]]:
     """(cause, lines) of every cause whose cures a plan can be made of."""
-    for cause, text in (*short_memory(made, draw), *refused_settings(made, draw)):
+    for cause, text in (*short_memory(the_plan, draw), *refused_settings(the_plan, draw)):
         yield cause, text.splitlines()
-    total, tried, free = made.request.gpu.total_memory / GIB, draw.uniform(0.3, 3), draw.uniform(0.02, 0.25)
+    total, tried, free = the_plan.request.gpu.total_memory / GIB, draw.uniform(0.3, 3), draw.uniform(0.02, 0.25)
     frames = {
         "oom_loading_weights": ("base_loader.py", "load_model"),
         "oom_profile_run": ("gpu_model_runner.py", "profile_run"),
@@ -85,10 +85,10 @@ def vllm_failures(made: Plan, draw: random.Random) -> Iterator[tuple[str, list[s
     yield "oom_sampler_warmup", [torch_line(tried, free, total), sampler]
 
 
-def short_memory(made: Plan, draw: random.Random) -> Iterator[tuple[str, str]]:
+def short_memory(the_plan: Plan, draw: random.Random) -> Iterator[tuple[str, str]]:
     """(cause, text) of caches that vLLM found too small."""
-    context, needed, pool = made.settings.max_model_len, made.bytes_per_request, draw.uniform(0.15, 0.9)
-    estimate = estimated_context(made.request, int(needed * pool))
+    context, needed, pool = the_plan.settings.max_model_len, the_plan.bytes_per_request, draw.uniform(0.15, 0.9)
+    estimate = estimated_context(the_plan.request, int(needed * pool))
     if needed > 0.2 * GIB and estimate:
         text = (
             f"ValueError: To serve at least one request with the model's max seq len ({context}), "
@@ -98,20 +98,21 @@ def short_memory(made: Plan, draw: random.Random) -> Iterator[tuple[str, str]]:
         )
         yield "kv_too_small_for_max_len", text
     yield "no_kv_memory", "ValueError: No available memory for the cache blocks. Try increasing"
-    total = made.request.gpu.total_memory / GIB
+    total = the_plan.request.gpu.total_memory / GIB
     text = (
         f"ValueError: Free memory on device cuda:0 ({total * draw.uniform(0.6, 0.9):.2f}/{total:.2f} GiB) on "
         f"startup is less than desired GPU memory utilization (0.92, {total * 0.92:.2f} GiB). Decrease"
     )
     yield "free_memory_below_utilization", text
-    if any(isinstance(cache, RecurrentState) for caches in made.request.spec.layers for cache in caches):
-        blocks = draw.randrange(20, made.settings.max_num_seqs)
+    if any(isinstance(cache, RecurrentState) for caches in the_plan.request.spec.layers for cache in caches):
+        max_seqs = the_plan.settings.max_num_seqs
+        blocks = draw.randrange(20, max_seqs)
         text = (
-            f"ValueError: max_num_seqs ({made.settings.max_num_seqs}) exceeds available Mamba cache blocks ({blocks}). "
+            f"ValueError: max_num_seqs ({max_seqs}) exceeds available Mamba cache blocks ({blocks}). "
             "Each decode sequence requires one Mamba cache block"
         )
         yield "mamba_blocks_below_max_num_seqs", text
-    running = 4 * max(1, int(made.concurrency.max))
+    running = 4 * max(1, int(the_plan.concurrency.max))
     text = (
         "(APIServer pid=1) INFO:     Application startup complete.\n"
         "(APIServer pid=1) INFO 11-02 09:00:00 [loggers.py:257] Engine 000: Avg prompt throughput: 2130.4 tokens/s, "
@@ -120,21 +121,21 @@ def short_memory(made: Plan, draw: random.Random) -> Iterator[tuple[str, str]]:
     yield PREEMPTION, text
 
 
-def refused_settings(made: Plan, draw: random.Random) -> Iterator[tuple[str, str]]:
+def refused_settings(the_plan: Plan, draw: random.Random) -> Iterator[tuple[str, str]]:
     """(cause, text) of settings that vLLM refused."""
-    item, most = draw.choice((4096, 12288, 16384)), made.request.spec.max_model_len
+    item, max_len = draw.choice((4096, 12288, 16384)), the_plan.request.spec.max_model_len
     text = (
         f"ValueError: Chunked MM input disabled but max_tokens_per_mm_item ({item}) is larger than "
         "max_num_batched_tokens (2048). Please increase max_num_batched_tokens."
     )
     yield "encoder_cache_too_small", text
     text = (
-        f"ValueError: User-specified max_model_len ({2 * most}) is greater than the derived max_model_len "
-        f"(max_position_embeddings={most}.0 or model_max_length=None in model's config.json)."
+        f"ValueError: User-specified max_model_len ({2 * max_len}) is greater than the derived max_model_len "
+        f"(max_position_embeddings={max_len}.0 or model_max_length=None in model's config.json)."
     )
     yield "max_len_above_model", text
     text = (
-        f"ValueError: Total number of attention heads ({made.request.spec.num_heads}) must be divisible by tensor "
+        f"ValueError: Total number of attention heads ({the_plan.request.spec.num_heads}) must be divisible by tensor "
         "parallel size (3)."
     )
     yield "heads_not_divisible_by_tp", text
@@ -142,8 +143,8 @@ def refused_settings(made: Plan, draw: random.Random) -> Iterator[tuple[str, str
     yield "kv_dtype_unsupported", "ValueError: FP8 KV cache is not supported by the Triton attention backend on this"
 
 
-def sglang_failures(made: Plan, draw: random.Random) -> Iterator[tuple[str, list[str]]]:
-    total, tried, free = made.request.gpu.total_memory / GIB, draw.uniform(0.3, 3), draw.uniform(0.02, 0.25)
+def sglang_failures(the_plan: Plan, draw: random.Random) -> Iterator[tuple[str, list[str]]]:
+    total, tried, free = the_plan.request.gpu.total_memory / GIB, draw.uniform(0.3, 3), draw.uniform(0.02, 0.25)
     yield (
         "sglang_not_enough_memory",
         [
@@ -183,13 +184,13 @@ def sglang_failures(made: Plan, draw: random.Random) -> Iterator[tuple[str, list
                 torch_line(tried, free, total),
             ],
         )
-    most = made.request.spec.max_model_len
+    max_len = the_plan.request.spec.max_model_len
     yield (
         "max_len_above_model",
         [
-            f"ValueError: Warning: User-specified context_length ({2 * most}) is greater than the "
+            f"ValueError: Warning: User-specified context_length ({2 * max_len}) is greater than the "
             "derived context_length "
-            f"({most}). This may lead to incorrect model outputs"
+            f"({max_len}). This may lead to incorrect model outputs"
         ],
     )
 
@@ -208,9 +209,9 @@ def composed(server: str, folder: Path, draw: random.Random) -> Iterator[tuple[s
 
 
 def logs_of(server: str, spec: ModelSpec, draw: random.Random) -> Iterator[tuple[str, str, list[str]]]:
-    made, card = start_of(server, spec, draw.choice(CARDS))
-    own = {TP[server]: made.request.args.tensor_parallel_size, CONTEXT[server]: made.settings.max_model_len}
-    for cause, lines in FAILURES[server](made, draw):
+    the_plan, card = start_of(server, spec, draw.choice(CARDS))
+    own = {TP[server]: the_plan.request.args.tensor_parallel_size, CONTEXT[server]: the_plan.settings.max_model_len}
+    for cause, lines in FAILURES[server](the_plan, draw):
         args = dict(own)
         if cause == "no_kv_memory":
             args["gpu_memory_utilization"] = 0.4
@@ -237,11 +238,11 @@ def start_of(server: str, spec: ModelSpec, card: str) -> tuple[Plan, str]:
         for context in (spec.max_model_len, 32768, 4096):
             args = EngineArgs(max_model_len=min(context, spec.max_model_len), tensor_parallel_size=ranks)
             try:
-                made = plan(Request(spec, gpu(oracles.GPUS[name]), args, parse_engine(RELEASES[server])))
+                the_plan = plan(Request(spec, gpu(oracles.GPUS[name]), args, parse_engine(RELEASES[server])))
             except KvplanError:
                 continue
-            if made.fits:
-                return made, name
+            if the_plan.fits:
+                return the_plan, name
     raise KvplanError(f"{spec.name}: starts nowhere")
 
 
@@ -250,12 +251,12 @@ def start_of(server: str, spec: ModelSpec, card: str) -> tuple[Plan, str]:
 
 def question(cure: Cure, model: str, card: str) -> dict[str, Any]:
     """A cure as the oracle is asked: arguments, and the bytes that its plan leaves on each rank."""
-    made = cure.plan
-    assert made is not None
-    args = made.request.args
+    the_plan = cure.plan
+    assert the_plan is not None
+    args = the_plan.request.args
     row: dict[str, Any] = {"model": model, "gpu": card}
-    if made.request.release.engine == "sglang":
-        words = serve_command(made)
+    if the_plan.request.release.engine == "sglang":
+        words = serve_command(the_plan)
         row["argv"] = argv_of(words[words.index("sglang.launch_server") + 1 :])
     else:
         usual = EngineArgs()
@@ -264,7 +265,7 @@ def question(cure: Cure, model: str, card: str) -> dict[str, Any]:
         row |= {key: own.pop(key) for key in oracles.DIRECT if key in own}
         row |= {"tp": own.pop("tensor_parallel_size", 1), "pp": own.pop("pipeline_parallel_size", 1)}
         row |= {"engine_args": own} if own else {}
-    row["available_memory"] = [made.available]
+    row["available_memory"] = [the_plan.available]
     return row
 
 
@@ -343,7 +344,7 @@ def differences(row: dict[str, Any], models: Path) -> tuple[str, list[str]]:
     return oracles.compare_case(row, models)
 
 
-def compare(answers: Path, models: Path, facts: Path | None, each: int) -> int:
+def compare(answers: Path, models: Path, facts: Path | None, stride: int) -> int:
     counts, reasons, lines_kept = Counter[str](), Counter[str](), list[str]()
     for number, row in enumerate(oracles.read_lines(answers)):
         questions = row["inputs"].pop(KEPT)
@@ -358,7 +359,7 @@ def compare(answers: Path, models: Path, facts: Path | None, each: int) -> int:
             reasons[f"{outcome}: {(why or [''])[0][:150]}"] += len(questions)
             inputs = {name: value for name, value in row["inputs"].items() if name != "available_memory"}
             print(f"{outcome}: {json.dumps(inputs)}: {questions[0][:2]}: {'; '.join(why)[:300]}")
-        elif facts is not None and number % each == 0:
+        elif facts is not None and number % stride == 0:
             lines_kept.append(json.dumps(fact_of(row, number, questions)))
     for outcome, count in counts.most_common():
         print(f"{count:6,} {outcome}")

@@ -148,14 +148,14 @@ def admitted(folder: Path, allocator: Literal["paged", "contiguous"]) -> Run:
 def concurrency(folder: Path) -> list[Row]:
     """Requests that run at once, over the steps of a run, and the most of any step."""
     rows: list[Row] = []
-    most: dict[str, int] = {}
+    max_running: dict[str, int] = {}
     for allocator in ("paged", "contiguous"):
         run = admitted(folder, allocator)
-        most[allocator] = max(run.num_running)
+        max_running[allocator] = max(run.num_running)
         rows.append((f"running at once, {allocator}", "requests", *spread(run.num_running), len(run.num_running)))
-        rows.append((f"running at once, {allocator}, most", "requests", *spread([most[allocator]]), 1))
+        rows.append((f"running at once, {allocator}, most", "requests", *spread([max_running[allocator]]), 1))
         rows.append((f"preemptions, {allocator}", "", *spread([run.num_preemptions]), 1))
-    ratio = most["paged"] / most["contiguous"]
+    ratio = max_running["paged"] / max_running["contiguous"]
     return [*rows, ("running at once, most, paged : contiguous", "x", *spread([ratio]), 1)]
 
 
@@ -199,8 +199,8 @@ def main() -> None:
     for metric, unit, value, p20, p80, n in rows:
         print(f"{metric:<48} {value:8.3f} {unit:<10} (20-80 %: {p20:.3f}-{p80:.3f}, n={n})")
     if options.csv:
-        _, gpu, driver, _, *rest = measured_with()
-        columns = (MODEL, gpu, driver, torch.__version__, *rest)
+        _, gpu, driver, _, *others = measured_with()
+        columns = (MODEL, gpu, driver, torch.__version__, *others)
         with options.csv.open("w", newline="") as file:
             csv.writer(file).writerows([HEADER, *((*row, *columns) for row in rows)])
 

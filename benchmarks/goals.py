@@ -186,7 +186,7 @@ class Shown:
 
 def of_newest_commit(measurements: Sequence[Measured]) -> list[Measured]:
     """The numbers of the commit that was measured last; one of an unknown commit stands alone."""
-    newest = max(measurements, key=lambda each: each.utc)
+    newest = max(measurements, key=lambda measurement: measurement.utc)
     if newest.commit is None:
         return [newest]
     return [measurement for measurement in measurements if measurement.commit == newest.commit]
@@ -246,7 +246,7 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
     if gpu == "cpu":
         raise UsageError(f"{path_text(path)}: was measured on a CPU, of which the goals say nothing; run it on a GPU")
     measurements = (
-        {name: {each.stage: each for each in many} for name, many in known[gpu].measured.items()}
+        {name: {value.stage: value for value in many} for name, many in known[gpu].measured.items()}
         if gpu in known
         else {}
     )
@@ -261,9 +261,9 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
         for many in measurements.values() if stage.get("status") != "skipped" else ():
             many.pop(stage["name"], None)
         for name, value in numbers_of(stage).items():
-            each = Measured(value, stage["name"], stage.get("commit"), str(stage.get("utc")))
-            _check(path, name, each)
-            measurements.setdefault(name, {})[each.stage] = each
+            measurement = Measured(value, stage["name"], stage.get("commit"), str(stage.get("utc")))
+            _check(path, name, measurement)
+            measurements.setdefault(name, {})[measurement.stage] = measurement
     return {**known, gpu: Shown({name: tuple(many.values()) for name, many in measurements.items() if many})}
 
 

@@ -99,8 +99,8 @@ def main() -> None:
     for metric, unit, value, p20, p80, n in rows:
         print(f"{metric:<48} {value:7.3f} {unit:<3} (20-80 %: {p20:.3f}-{p80:.3f}, n={n})")
     if options.csv:
-        model, gpu, driver, _, *rest = measured_with()
-        columns = (model, gpu, driver, torch.__version__, *rest)
+        model, gpu, driver, _, *others = measured_with()
+        columns = (model, gpu, driver, torch.__version__, *others)
         with options.csv.open("w", newline="") as file:
             csv.writer(file).writerows([HEADER, *((*row, *columns) for row in rows)])
 

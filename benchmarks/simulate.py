@@ -66,9 +66,9 @@ def by_jumps(count: int) -> Run:
 
 
 def singly(count: int) -> Run:
-    made = setup().simulation(requests(count))
-    made.jump = False
-    return made
+    simulation = setup().simulation(requests(count))
+    simulation.jump = False
+    return simulation
 
 
 def fleet(name: RouterName) -> Callable[[int], Fleet]:
@@ -77,18 +77,18 @@ def fleet(name: RouterName) -> Callable[[int], Fleet]:
 
 def seconds(make: Callable[[int], Run | Fleet], count: int) -> float:
     """Of this process's own CPU time, so that others on the machine count less."""
-    made = make(count)
+    run = make(count)
     start = time.process_time()
-    made.run()
+    run.run()
     return time.process_time() - start
 
 
 def day(way: RouterName) -> list[Row]:
     """Seconds of a whole day: by the clock, and of CPU in this process and in its workers."""
-    made, begun = fleet(way)(A_DAY), time.monotonic()
-    jobs = cores() if made.is_apart else 1
+    servers, begun = fleet(way)(A_DAY), time.monotonic()
+    jobs = cores() if servers.is_apart else 1
     before = cpu_seconds()
-    made.run(jobs)
+    servers.run(jobs)
     here, workers = (after - earlier for after, earlier in zip(cpu_seconds(), before, strict=True))
     name = f"a day ({A_DAY:,} requests), {SERVERS} servers, {way}, {jobs} process{'es' if jobs > 1 else ''}: "
     return [
@@ -101,7 +101,7 @@ def day(way: RouterName) -> list[Row]:
 def cpu_seconds() -> tuple[float, float]:
     """Of this process, and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    here, children = (each.ru_utime + each.ru_stime for each in used)
+    here, children = (usage.ru_utime + usage.ru_stime for usage in used)
     return here, children
 
 
@@ -123,7 +123,7 @@ def main() -> None:
         print(f"{metric:<48} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
     if options.csv:
         model_and_gpu = ("llama-3.1-8b", "a100-80g (simulated)", "", "", *measured_with()[4:])
-        lines = [(*each, *model_and_gpu) for each in rows]
+        lines = [(*row, *model_and_gpu) for row in rows]
         with options.csv.open("a" if options.day else "w", newline="") as file:
             csv.writer(file).writerows(lines if options.day else [HEADER, *lines])
 

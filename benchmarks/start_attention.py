@@ -225,11 +225,11 @@ def boxes(cells: set[tuple[Any, ...]]) -> list[list[list[Any]]]:
     """Products of values that together are the cells: by first value, joined where the rest is equal."""
     if not cells or not next(iter(cells)):
         return [[]] if cells else []
-    rest: dict[Any, set[tuple[Any, ...]]] = defaultdict(set)
+    others_of: dict[Any, set[tuple[Any, ...]]] = defaultdict(set)
     for first, *others in sorted(cells, key=str):  # the same rows on every run
-        rest[first].add(tuple(others))
+        others_of[first].add(tuple(others))
     firsts: dict[frozenset[tuple[Any, ...]], list[Any]] = defaultdict(list)
-    for first, others in rest.items():
+    for first, others in others_of.items():
         firsts[frozenset(others)].append(first)
     return [[sorted(same, key=str), *box] for others, same in firsts.items() for box in boxes(set(others))]
 

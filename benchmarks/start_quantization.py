@@ -367,7 +367,7 @@ class Sglang:
 
         copy._deepcopy_dispatch[ModuleType] = lambda module, memo: module  # type: ignore[attr-defined]
         for module in list(sys.modules.values()):
-            copy._deepcopy_dispatch[type(module)] = lambda each, memo: each  # type: ignore[attr-defined]
+            copy._deepcopy_dispatch[type(module)] = lambda copied, memo: copied  # type: ignore[attr-defined]
 
     def names(self) -> list[str]:
         from sglang.srt.layers.quantization import QUANTIZATION_METHODS  # type: ignore[import-not-found]

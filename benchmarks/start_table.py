@@ -50,7 +50,7 @@ def alternatives(layer: str, answers: tuple[tuple[Shape, bool], ...]) -> list[Di
             covers[divisors] = {shape for shape in started if holds(divisors, layer, shape)}
     chosen: list[Divisors] = []
     while started:
-        best = max(covers, key=lambda each: len(covers[each] & started), default=Divisors())
+        best = max(covers, key=lambda divisors: len(covers[divisors] & started), default=Divisors())
         gained = covers.get(best, set()) & started
         if not gained:
             raise ValueError(f"no condition explains why {sorted(started)[:4]} start and {sorted(refused)[:4]} do not")
@@ -73,10 +73,10 @@ def explained(layer: str, answers: tuple[tuple[Shape, bool], ...]) -> tuple[list
             raise
     for total, k in itertools.product((64, 128), (1, 64, 128)):
         whole = Divisors(sum=total, inputs=k)
-        rest = tuple((shape, starts) for shape, starts in answers if not whole.suit(*unsharded(layer, shape)))
+        uncovered = tuple((shape, starts) for shape, starts in answers if not whole.suit(*unsharded(layer, shape)))
         others = [(shape, starts) for shape, starts in answers if whole.suit(*unsharded(layer, shape))]
-        if rest and all(starts == whole.suit(*shape) for shape, starts in others):
-            return alternatives(layer, rest), whole
+        if uncovered and all(starts == whole.suit(*shape) for shape, starts in others):
+            return alternatives(layer, uncovered), whole
     return alternatives(layer, answers), None  # raises
 
 

@@ -62,9 +62,9 @@ class LengthRange:
     @classmethod
     def parse(cls, text: str) -> "LengthRange":
         """ "128" or "16-256"; raises UsageError."""
-        least, dash, most = text.partition("-")
+        least, dash, high = text.partition("-")
         try:
-            lengths = cls(int(least), int(most if dash else least))
+            lengths = cls(int(least), int(high if dash else least))
         except ValueError:
             lengths = cls(0, 0)
         if not 1 <= lengths.least <= lengths.most:
@@ -202,8 +202,8 @@ def run_warm_up(engine: Engine, mix: list[BenchRequest]) -> None:
     vocab_size = engine.spec.vocab_size
     run_engine(engine, warm_up(mix, vocab_size))
     num_slots = (engine.memory_report().num_blocks - 1) * engine.config.block_size // len(engine.runner.groups)
-    most = min(engine.max_model_len, num_slots) - WARM_UP_OUTPUT_LEN
-    for length in (max(1, min(length, most)) for length in ALONE):
+    max_len = min(engine.max_model_len, num_slots) - WARM_UP_OUTPUT_LEN
+    for length in (max(1, min(length, max_len)) for length in ALONE):
         tokens = np.random.default_rng((len(mix), length)).integers(0, vocab_size, length).tolist()
         run_engine(engine, [BenchRequest(tokens, min(WARM_UP_OUTPUT_LEN, engine.max_model_len - length))])
     mixed = [SamplingParams(temperature=heat, top_p=top_p, max_tokens=1, ignore_eos=True) for heat, top_p in MIXED]

@@ -225,7 +225,7 @@ def _counted(arch: int) -> int:
     """
     if arch in MULTIPROCESSORS:
         return arch
-    return next(each for each in MULTIPROCESSORS if configs.SHARED_MEMORY[each] == configs.SHARED_MEMORY[arch])
+    return next(known for known in MULTIPROCESSORS if configs.SHARED_MEMORY[known] == configs.SHARED_MEMORY[arch])
 
 
 class Compiler:
@@ -256,8 +256,8 @@ class Compiler:
         case = replace(target.cases[0], num_seqs=2, length=256)
         tiles = [tile, replace(tile, block_m=64)] if target.kernel == "prefill" and tile.block_m > 64 else [tile]
         problem = problem_of(case, torch.device("cpu"))
-        for each in tiles:  # a short chunk takes half of a prefill's tile
-            with launched_with(each):
+        for shape in tiles:  # a short chunk takes half of a prefill's tile
+            with launched_with(shape):
                 own_kernels(triton_backend, problem).calls[0]()
         compiled = [resources(kernel) for kernel in self._kernels]
         return asdict(Compiled(*(max(values) for values in zip(*compiled, strict=True))))
@@ -336,7 +336,7 @@ class Timer:
                     return {"error": errors[-1] if math.isfinite(errors[-1]) else -1.0}
                 repeats = REPEATS if self._device.type == "cuda" else 1
                 seconds.append(seconds_per_call(built.calls, self._device, repeats))
-        us = [math.exp(sum(map(math.log, each)) / len(each)) * 1e6 for each in zip(*seconds, strict=True)]
+        us = [math.exp(sum(map(math.log, times)) / len(times)) * 1e6 for times in zip(*seconds, strict=True)]
         return {"error": max(errors), "us": us}
 
 
@@ -489,11 +489,11 @@ class Search:
         for tile in target.candidates(self.arch):
             if self.left_s <= 0:
                 return None
-            made = self._made(target, tile)
+            outcome = self._made(target, tile)
             if measured and target.programs:  # the default has its own number
-                tile = self._filling(tile, made)
+                tile = self._filling(tile, outcome)
             if tile not in measured:
-                measured[tile] = self.candidate(target, tile, made)
+                measured[tile] = self.candidate(target, tile, outcome)
         default = next(iter(measured.values()))
         for tile in self._varied(target, measured.values()):
             if self.left_s <= 0:
@@ -505,11 +505,11 @@ class Search:
             return None
         return fastest(timed, default), default
 
-    def _filling(self, tile: AttentionTile, made: Compiled | str) -> AttentionTile:
+    def _filling(self, tile: AttentionTile, outcome: Compiled | str) -> AttentionTile:
         """A tile with as many programs as fit a multiprocessor; unchanged where it cannot run."""
-        if isinstance(made, str) or made.fault(self.arch):
+        if isinstance(outcome, str) or outcome.fault(self.arch):
             return tile
-        return replace(tile, programs=made.programs(self.arch, tile.num_warps))
+        return replace(tile, programs=outcome.programs(self.arch, tile.num_warps))
 
     def _varied(self, target: Target, measured: Iterable[Tried]) -> list[AttentionTile]:
         """The fastest tiles, each of them once, with every number of programs."""
@@ -517,8 +517,8 @@ class Search:
         tiles = dict.fromkeys(_compiled_tile(timing.tile) for timing in timed)
         return [replace(tile, programs=count) for tile in list(tiles)[:VARIED] for count in target.programs]
 
-    def candidate(self, target: Target, tile: AttentionTile, made: Compiled | str) -> Tried:
-        tried = self._candidate(target, tile, made)
+    def candidate(self, target: Target, tile: AttentionTile, outcome: Compiled | str) -> Tried:
+        tried = self._candidate(target, tile, outcome)
         self.tried.append(tried)
         time_text = f"{tried.us.value:9.1f} us" if tried.us else "           "
         print(f"{name_of(target, self.arch):<36} {name_of_tile(tile):<34} {time_text}  {tried.outcome}", flush=True)
@@ -532,18 +532,18 @@ class Search:
             return "was not compiled in time"
         return f"does not compile: {answer['fault']}" if "fault" in answer else Compiled(**answer)
 
-    def _candidate(self, target: Target, tile: AttentionTile, made: Compiled | str) -> Tried:
-        if isinstance(made, str):
-            return Tried(target, tile, made)
-        if fault := made.fault(self.arch):
-            return Tried(target, tile, fault, made)
+    def _candidate(self, target: Target, tile: AttentionTile, outcome: Compiled | str) -> Tried:
+        if isinstance(outcome, str):
+            return Tried(target, tile, outcome)
+        if fault := outcome.fault(self.arch):
+            return Tried(target, tile, fault, outcome)
         answer = self.timer.ask([self.known.index(target), asdict(tile), self.arch], min(ANSWER_S, self.left_s))
         if "fault" in answer:
             self.timer.close()  # after a stray access a process can do nothing more on a GPU
-            return Tried(target, tile, f"does not run: {answer['fault']}", made)
+            return Tried(target, tile, f"does not run: {answer['fault']}", outcome)
         if "us" not in answer:
-            return Tried(target, tile, "its answer is wrong", made, answer["error"])
-        return Tried(target, tile, "timed", made, answer["error"], row("", "us", answer["us"]))
+            return Tried(target, tile, "its answer is wrong", outcome, answer["error"])
+        return Tried(target, tile, "timed", outcome, answer["error"], row("", "us", answer["us"]))
 
 
 def _compiled_tile(tile: AttentionTile) -> AttentionTile:
@@ -666,7 +666,7 @@ def num_compilers() -> int:
 
 def keep(place: Place, search: Search) -> None:
     """Write tuning.csv: everything that was tried."""
-    rows = [csv_row(each, search.arch) for each in search.tried]
+    rows = [csv_row(attempt, search.arch) for attempt in search.tried]
     if rows:
         utc = datetime.now(UTC).isoformat(timespec="seconds")
         result = Result("tune", "", "ok", rows=rows, commit=place.where.commit, utc=utc)

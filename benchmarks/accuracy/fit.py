@@ -114,8 +114,8 @@ def implied_peak(case: Case, the_plan: Plan) -> float | None:
     if "weights_gib" not in m or "available_kv_gib" not in m or the_plan.settings.graphs_in_budget:
         return None
     total = m.get("total_gpu_mem_gib", the_plan.request.gpu.total_memory / GIB)
-    rest = m.get("non_torch_gib", the_plan.estimates["non_torch"].likely / GIB)
-    return total * the_plan.settings.gpu_memory_utilization - m["weights_gib"] - m["available_kv_gib"] - rest
+    non_torch = m.get("non_torch_gib", the_plan.estimates["non_torch"].likely / GIB)
+    return total * the_plan.settings.gpu_memory_utilization - m["weights_gib"] - m["available_kv_gib"] - non_torch
 
 
 def beside_sampler(the_plan: Plan) -> int:
@@ -173,13 +173,13 @@ def revised(scored: Scored, constants: Mapping[str, Constant]) -> Validated:
     peak = shipped_peak = the_plan.estimates["activations"].likely
     if sampler_kind(the_plan) in constants:
         peak = peak_with(the_plan, constants[sampler_kind(the_plan)].value)
-    rest = shipped_rest = the_plan.estimates["non_torch"].likely
+    non_torch = shipped_rest = the_plan.estimates["non_torch"].likely
     if non_torch_kind(the_plan) in constants:
-        rest = int(constants[non_torch_kind(the_plan)].value * GIB)
+        non_torch = int(constants[non_torch_kind(the_plan)].value * GIB)
     change = {
         "activation": (peak - shipped_peak) / GIB,
-        "non_torch": (rest - shipped_rest) / GIB,
-        "available_kv": (shipped_peak - peak + shipped_rest - rest) / GIB,
+        "non_torch": (non_torch - shipped_rest) / GIB,
+        "available_kv": (shipped_peak - peak + shipped_rest - non_torch) / GIB,
     }
     ratio = 1 + change["available_kv"] * GIB / the_plan.available if the_plan.available > 0 else 1.0
     scores = []

@@ -39,8 +39,8 @@ def replaced(text: str, content: str, where: Path) -> str:
     begin = BEGIN.format(COMMAND)
     if text.count(begin) != 1 or text.count(END) != 1 or text.index(begin) > text.index(END):
         raise InvalidInputError(f"{path_text(where)}: has no marks to write between; put {begin!r} and {END!r} into it")
-    head, _, rest = text.partition(begin)
-    return f"{head}{begin}\n\n{content}\n{END}{rest.partition(END)[2]}"
+    head, _, tail = text.partition(begin)
+    return f"{head}{begin}\n\n{content}\n{END}{tail.partition(END)[2]}"
 
 
 WORDS = ("predicted", "what", "why", "exact")  # columns that are read, not compared
@@ -138,10 +138,10 @@ def readme_section(board: Board) -> str:
         f"and a model in the catalog, and kvplan predicts {cover.predicted} of these ({cover.share:.0%}). For each "
         "case, fitted constants are fitted without the issue or post that it comes from."
     )
-    rest = total - exact - explained
+    unmatched = total - exact - explained
     following = (
         f"Starting from the KV cache size in the log, kvplan reproduces {exact} of {total} other logged numbers to the "
-        f"log's rounding. {explained} more need one fact that the log does not state; {rest} do not match."
+        f"log's rounding. {explained} more need one fact that the log does not state; {unmatched} do not match."
     )
     pointer = (
         "[reports/accuracy](reports/accuracy/README.md) has every part by version, family, GPU and quantization, and "
@@ -297,15 +297,16 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
     groups = [[row for row in rows if era(row.version) == name] for name, _ in ERAS]
     for (name, _), color, group in zip(ERAS, COLORS, groups, strict=True):
         for part, mark in (("weights", "o"), ("available_kv", "^")):
-            points = [each for each in group if each.part == part and each.logged > 0 and each.predicted > 0]
-            left.plot([each.logged for each in points], [each.predicted for each in points], mark, color=color,
+            points = [point for point in group if point.part == part and point.logged > 0 and point.predicted > 0]
+            left.plot([point.logged for point in points], [point.predicted for point in points], mark, color=color,
                       markersize=5, alpha=0.75, label=name if part == "weights" else None)  # fmt: skip
     left.plot([0.1, 150], [0.1, 150], color="0.6", linewidth=0.8, zorder=0)
     left.set(xscale="log", yscale="log", xlabel="logged, GiB per GPU", ylabel="predicted, GiB per GPU",
              title="Weights (circles) and KV memory (triangles)")  # fmt: skip
     left.legend(title="vLLM", frameon=False)
     errors = [
-        [min(CLIP, max(-CLIP, 100 * each.error)) for each in group if each.part == "available_kv"] for group in groups
+        [min(CLIP, max(-CLIP, 100 * point.error)) for point in group if point.part == "available_kv"]
+        for group in groups
     ]
     right.hist(errors, bins=[bound - 0.5 for bound in range(-CLIP, CLIP + 2)], stacked=True, color=list(COLORS))
     right.set(xlabel=f"error of the KV memory, % (beyond {CLIP} in the outermost bars)", ylabel="cases",

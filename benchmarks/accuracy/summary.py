@@ -226,8 +226,8 @@ def counts(reasons: Iterable[str]) -> dict[str, int]:
 
 def general(why: str) -> str:
     """A reason without the model's name before it and the advice behind it."""
-    head, _, rest = why.partition(": ")
-    return printable((rest or head).partition(";")[0], 100)
+    head, _, tail = why.partition(": ")
+    return printable((tail or head).partition(";")[0], 100)
 
 
 # --- seen and never seen ----------------------------------------------------------------------------------------------
@@ -365,8 +365,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns as wide as their widest cell; the first to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     lines = []
-    for first, *rest in (header, *rows):
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+    for first, *others in (header, *rows):
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return lines
 
@@ -391,7 +391,7 @@ def as_text(the_board: Board) -> str:
         *(
             line
             for name, lines in the_board.standings.items()
-            for line in ("", name, *table(HEADER, [line_cells(each) for each in lines]))
+            for line in ("", name, *table(HEADER, [line_cells(row) for row in lines]))
         ),
         "",
         "All of them with the constants kvplan ships",

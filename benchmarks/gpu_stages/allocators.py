@@ -66,10 +66,10 @@ class Served:
 def lengths(shape: Shape, count: int) -> list[tuple[int, int]]:
     """(prompt, output) tokens of the first requests that fit into max_model_len."""
     drawn = (
-        (max(1, each.prompt_tokens // shape.divisor), max(1, each.output_tokens // shape.divisor))
-        for each in profile(WORKLOAD).requests(rate=1, seed=0)
+        (max(1, request.prompt_tokens // shape.divisor), max(1, request.output_tokens // shape.divisor))
+        for request in profile(WORKLOAD).requests(rate=1, seed=0)
     )
-    return list(islice((each for each in drawn if sum(each) < shape.max_model_len), count))
+    return list(islice((pair for pair in drawn if sum(pair) < shape.max_model_len), count))
 
 
 def serve(engine: Engine, mix: list[BenchRequest], allocator: Allocator, num_blocks: int) -> Served:
@@ -83,9 +83,9 @@ def serve(engine: Engine, mix: list[BenchRequest], allocator: Allocator, num_blo
 
 def rows_of(where: str, results: dict[Allocator, Served], model: str) -> list[Row]:
     rows = [
-        each
+        line
         for name, served in results.items()
-        for each in (
+        for line in (
             row(f"{where}, {name}: served", "requests/s", [served.figures.requests_per_second], model),
             row(f"{where}, {name}: admitted, most", "requests", [served.figures.max_running], model),
             row(f"{where}, {name}: admitted, mean of the steps", "requests", [served.figures.mean_running], model),

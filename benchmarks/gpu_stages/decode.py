@@ -75,8 +75,8 @@ def run(stage: Task) -> None:
         what = f"decode B={num_seqs} L={prompt_len}: {new[1].value:,.0f} tokens/s, {new[3].value:.0%} of the limit"
         print(what, flush=True)
         headlines.append(what)
-        least, most = (choose(row.value for row in rows if row.unit == "share") for choose in (min, max))
-        stage.save(f"{headlines[0]}; of all shapes {least:.0%} to {most:.0%}", numbers, rows)
+        least, greatest = (choose(row.value for row in rows if row.unit == "share") for choose in (min, max))
+        stage.save(f"{headlines[0]}; of all shapes {least:.0%} to {greatest:.0%}", numbers, rows)
 
 
 if __name__ == "__main__":

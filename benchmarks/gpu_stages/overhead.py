@@ -120,10 +120,10 @@ def measure(engine: Engine, num_seqs: int, prompt_len: int, times: Times) -> Non
 
 def rows_of(times_by_depth: dict[str, Times], num_seqs: int) -> list[Row]:
     return [
-        each
+        line
         for name, times in times_by_depth.items()
         if times.steps
-        for each in (
+        for line in (
             row(f"B={num_seqs}, {name}: step", "ms", times.steps, MODEL),
             row(f"B={num_seqs}, {name}: on the device alone", "ms", times.device, MODEL),
             row(f"B={num_seqs}, {name}: launch of one", "ms", times.launch, MODEL),

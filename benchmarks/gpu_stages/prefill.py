@@ -35,15 +35,15 @@ def prompt_times(engine: Engine, num_seqs: int, length: int, num_rounds: int) ->
 
 def run(stage: Task) -> None:
     shapes = TINY if stage.is_small else FULL
-    longest, most = max(length for _, length in shapes), 64 if stage.is_small else 8192
+    longest, max_tokens = max(length for _, length in shapes), 64 if stage.is_small else 8192
     engine = start(
-        stage, MODEL, max_model_len=longest + 1, max_num_seqs=16, max_num_batched_tokens=most, enforce_eager=True,
-        enable_prefix_caching=False, num_blocks=1 + 2 * max(longest, most) // 16,
+        stage, MODEL, max_model_len=longest + 1, max_num_seqs=16, max_num_batched_tokens=max_tokens, enforce_eager=True,
+        enable_prefix_caching=False, num_blocks=1 + 2 * max(longest, max_tokens) // 16,
     )  # fmt: skip
     limits = limits_of(engine)
     rows: list[Row] = []
     for num_seqs, length in shapes:
-        times = prompt_times(engine, num_seqs, length, 2 if length > most else NUM_ROUNDS)
+        times = prompt_times(engine, num_seqs, length, 2 if length > max_tokens else NUM_ROUNDS)
         where, count = f"prefill B={num_seqs} L={length}", num_seqs * length
         limit_s = limits.prefill_s(num_seqs, length)
         rows += [

@@ -357,7 +357,7 @@ def resume(session: Session, folder: Path) -> None:
             except (OSError, EOFError, tarfile.TarError, zlib.error):
                 lost = [result.name for result in results if result.group == group]
                 session.say(f"{path_text(packed)}: cannot be unpacked; measured again: {', '.join(lost)}")
-                session.results = {name: each for name, each in session.results.items() if name not in lost}
+                session.results = {name: result for name, result in session.results.items() if name not in lost}
                 continue
             if folder.resolve() != session.out.resolve():
                 shutil.copyfile(packed, archive(session.out, group))

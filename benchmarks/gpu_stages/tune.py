@@ -14,7 +14,7 @@ def run(stage: Task) -> int:
     """1 where nothing could be timed."""
     place = tune_kernels.Place(stage.folder, stage.folder / "tiles.json", machine(str(stage.device), None))
     search, new = tune_kernels.tune(place, str(stage.device), ("decode", "prefill", "latent"), stage.until_s)
-    timed = [each.us for each in search.tried if each.us is not None]
+    timed = [attempt.us for attempt in search.tried if attempt.us is not None]
     numbers = {"tried": len(search.tried), "timed": len(timed), "entries": document_of(new)["entries"]}
     stage.save(tune_kernels.summary(search, new), numbers)
     return int(not timed)

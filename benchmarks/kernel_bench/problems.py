@@ -199,7 +199,7 @@ def _stores(case: Case, device: torch.device) -> list[Context]:
     empty = torch.empty(0, dtype=torch.int32, device=device)
     return [
         Context(
-            caches, empty, empty, tuple(_random(each, case.compute, device) for each in (wide, narrow, narrow)),
+            caches, empty, empty, tuple(_random(width, case.compute, device) for width in (wide, narrow, narrow)),
             slots[i * slots_each :][: case.num_seqs].contiguous(),
         )
         for i in range(count)

@@ -109,12 +109,12 @@ def goal_numbers(timings: Sequence[Timing], rates: Rates) -> dict[str, float]:
         "decode-single-bandwidth": [t.bandwidth(rates) for t in single if t.case.length == 131_072],
         "prefill-matmul": [t.case.operations / t.typical_s / rates.matmul.value for t in prefill],
     }
-    most = {
+    greatest = {
         "decode-fp8-error": [t.beyond for t in decode if t.case.stored == FP8 and t.case.compute == torch.float16],
         "decode-single-peer": [1 / ratio for ratio in _times_as_fast(single, llama)],
     }
     worst = [(name, min(values)) for name, values in least.items() if values]
-    return dict(worst + [(name, max(values)) for name, values in most.items() if values])
+    return dict(worst + [(name, max(values)) for name, values in greatest.items() if values])
 
 
 def _times_as_fast(own: Sequence[Timing], all_of_them: Sequence[Timing]) -> list[float]:
