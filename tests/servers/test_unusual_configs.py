@@ -520,9 +520,9 @@ def test_a_config_without_a_length_takes_any_context() -> None:
 def test_adapters_beside_experts_in_int8_are_sized() -> None:
     """Qwen3-Next with two adapters of rank 8 and --quantization int8_per_channel_weight_only: vLLM starts."""
     args: dict[str, Any] = {"quantization": "int8_per_channel_weight_only", "max_loras": 2, "max_lora_rank": 8}
-    one, other = (planned(catalog.load("qwen3-next-80b-a3b"), "h200", tensor_parallel_size=4, **each)
-                  for each in (args, args | {"quantization": "experts_int8"}))  # fmt: skip
-    assert one.memory == other.memory
+    by_channel, by_experts = (planned(catalog.load("qwen3-next-80b-a3b"), "h200", tensor_parallel_size=4, **flags)
+                              for flags in (args, args | {"quantization": "experts_int8"}))  # fmt: skip
+    assert by_channel.memory == by_experts.memory
 
 
 def test_pairs_of_image_positions_fill_a_heads_rotary_table(tmp_path: Path) -> None:

@@ -161,13 +161,13 @@ def test_reasoning_and_rag_are_as_their_sources_say() -> None:
 # --- the assumed workload -------------------------------------------------------------------------------------------
 
 
-def truncated(median: float, sigma: float, least: int, greatest: int) -> tuple[list[int], float]:
+def truncated(median: float, sigma: float, least: int, most: int) -> tuple[list[int], float]:
     """Quantiles at POINTS and mean of a log-normal cut at both ends, the mean by a fine sum."""
     law = NormalDist(math.log(median), sigma)
-    below, span = law.cdf(math.log(least)), law.cdf(math.log(greatest)) - law.cdf(math.log(least))
+    below, span = law.cdf(math.log(least)), law.cdf(math.log(most)) - law.cdf(math.log(least))
 
     def quantile(share: float) -> float:
-        return least if share <= 0 else greatest if share >= 1 else math.exp(law.inv_cdf(below + span * share))
+        return least if share <= 0 else most if share >= 1 else math.exp(law.inv_cdf(below + span * share))
 
     mean = math.fsum(quantile((step + 0.5) / 100_000) for step in range(100_000)) / 100_000
     return [round(quantile(point / 100)) for point in POINTS], mean
