@@ -271,7 +271,7 @@ def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
             return weight.inputs, [cdiv(up(weight.outputs, weight.pad_rows), tp)]
         case "outputs":
             rows = [local_units(part, tp, weight.name) * part.width for part in weight.parts]
-            rows = [max(each, least_of(weight, tp)) for each in rows]
+            rows = [max(row, least_of(weight, tp)) for row in rows]
             rows[-1] += up(sum(rows), weight.align_rows) - sum(rows)
             return weight.inputs, [sum(rows)] if repeats_groups(weight, tp) else rows
 

@@ -65,10 +65,10 @@ def rows(case: Case) -> tuple[Row, ...]:
     """Weights as the device's loss of free memory; the pool from the inputs alone if the GPU is known, else from the
     logged free memory, by SGLang's own rule.
     """
-    made = planned(case) if case.gpu_known else _laid_out(case)
-    logged = figures(case.log, has_windows(made))
+    plan = planned(case) if case.gpu_known else _laid_out(case)
+    logged = figures(case.log, has_windows(plan))
     by_name = {row.component: row for row in reconcile({}, logged)}
-    kv, tokens, running = _pool_rows(case, made, logged)
+    kv, tokens, running = _pool_rows(case, plan, logged)
     weights = _weights(case.log, case.request)
     return tuple((by_name | {row.component: row for row in (weights, kv, tokens, running)}).values())
 
@@ -151,9 +151,9 @@ class _Predicted:
     why: str
 
 
-def layout_of(made: Plan) -> SglangPool:
-    assert isinstance(made.pool, SglangPool)
-    return made.pool
+def layout_of(plan: Plan) -> SglangPool:
+    assert isinstance(plan.pool, SglangPool)
+    return plan.pool
 
 
 def kv_bytes(layout: SglangPool, pages: int, stage: int) -> int:
@@ -173,24 +173,24 @@ def tokens_in(layout: SglangPool, size: float, stage: int) -> int:
     return max(0, floor(counted / cell) // page * page)
 
 
-def has_windows(made: Plan | str) -> bool | None:
-    return None if isinstance(made, str) else any(layout_of(made).windows)
+def has_windows(plan: Plan | str) -> bool | None:
+    return None if isinstance(plan, str) else any(layout_of(plan).windows)
 
 
-def _pool_rows(case: Case, made: Plan | str, logged: Measurement) -> tuple[Row, Row, Row]:
+def _pool_rows(case: Case, plan: Plan | str, logged: Measurement) -> tuple[Row, Row, Row]:
     """The KV cache, its tokens and the most running requests."""
     log, request, gpu_known = case.log, case.request, case.gpu_known
-    pools = _pools(log, request, made)
+    pools = _pools(log, request, plan)
     share = request.args.mem_fraction_static
     tokens, running = logged["tokens"], logged[RUNNING]
-    answer = made if isinstance(made, str) else _from_plan(log, made) if gpu_known else _from_free(log, made, share)
-    if isinstance(answer, str) or isinstance(made, str):
+    answer = plan if isinstance(plan, str) else _from_plan(log, plan) if gpu_known else _from_free(log, plan, share)
+    if isinstance(answer, str) or isinstance(plan, str):
         size = min((pool.size for _, pool in pools if not pool.missing), default=None)
         figures = (Figure("kv_cache", "bytes", size), tokens, replace(running, rounding=0.0))
         unpredicted = (row_of(log, replace(figure, note=str(answer)), Prediction(None)) for figure in figures)
         kv, of_tokens, of_running = unpredicted
         return kv, of_tokens, of_running
-    layout = layout_of(made)
+    layout = layout_of(plan)
     kv_row = _kv_row(log, layout, pools, answer, request)
     page = layout.block_size
     follows = "follows kv_cache" if kv_row.is_exact is False else ""
@@ -208,10 +208,10 @@ def _without_reason(row: Row) -> Row:
     return replace(row, why="" if row.is_exact or row.component == RUNNING else row.why)
 
 
-def _pools(log: ServerLog, request: Request, made: Plan | str) -> list[tuple[int, KVPool]]:
+def _pools(log: ServerLog, request: Request, plan: Plan | str) -> list[tuple[int, KVPool]]:
     """The smallest logged pool of each pipeline stage."""
     by_stage = ranks_by_stage(log, request.args.pipeline_parallel_size)
-    pools = [(stage, smallest_pool(log, ranks, windows=has_windows(made))) for stage, ranks in by_stage.items()]
+    pools = [(stage, smallest_pool(log, ranks, windows=has_windows(plan))) for stage, ranks in by_stage.items()]
     return [(stage, pool) for stage, pool in pools if pool is not None]
 
 
@@ -231,22 +231,22 @@ def _kv_row(
     return _worst(rows, request.args.pipeline_parallel_size)
 
 
-def _from_plan(log: ServerLog, made: Plan) -> _Predicted | str:
-    if made.available <= 0:
+def _from_plan(log: ServerLog, plan: Plan) -> _Predicted | str:
+    if plan.available <= 0:
         return "by the plan nothing is left"
-    pages = made.capacity.tokens // made.pool.block_size
-    why = _unlike_free_memory(log, made)
-    return _Predicted(pages, pages, pages, made.settings.max_num_seqs, "calibrated", why)
+    pages = plan.capacity.tokens // plan.pool.block_size
+    why = _unlike_free_memory(log, plan)
+    return _Predicted(pages, pages, pages, plan.settings.max_num_seqs, "calibrated", why)
 
 
-def _unlike_free_memory(log: ServerLog, made: Plan) -> str:
+def _unlike_free_memory(log: ServerLog, plan: Plan) -> str:
     """Say what the log's free memory tells about a difference: other processes on the GPU, or fewer buffers than
     expected.
     """
     before = _least(log, "free_before_load")
     if before is None:
         return ""
-    gpu, context = made.request.gpu, made.estimates["context"]
+    gpu, context = plan.request.gpu, plan.estimates["context"]
     low, high = gpu.total_memory_low - context.high - UNLIKE, gpu.total_memory_high - context.low + UNLIKE
     if low <= before.size <= high:
         return ""
@@ -259,7 +259,7 @@ def _least(log: ServerLog, fact: str) -> Reading | None:
     return min(log.by_rank(fact).values(), key=lambda reading: reading.value, default=None)
 
 
-def _from_free(log: ServerLog, made: Plan, share: float | None) -> _Predicted | str:
+def _from_free(log: ServerLog, plan: Plan, share: float | None) -> _Predicted | str:
     """KV and states = free after loading - free before it x (1 - mem_fraction_static); all ranks use the smallest
     result.
 
@@ -268,16 +268,16 @@ def _from_free(log: ServerLog, made: Plan, share: float | None) -> _Predicted | 
     before, after = _least(log, "free_before_load"), _least(log, "free_after_load")
     if before is None or after is None or share is None:
         return _needs(log, before, after, share)
-    layout, args = layout_of(made), made.request.args
+    layout, args = layout_of(plan), plan.request.args
     room, spread = after.size - before.size * (1 - share), after.rounding + before.rounding * (1 - share)
-    logged_states = _states_held(log, made)
+    logged_states = _states_held(log, plan)
     spread += 0 if logged_states is None else logged_states.rounding
     (pages, slots), (low, _), (high, _) = (
-        _pages_in(made, floor(room + by), logged_states) for by in (0, -spread, spread)
+        _pages_in(plan, floor(room + by), logged_states) for by in (0, -spread, spread)
     )
     if pages <= 0:
         return f"by the free memory {WHERE[log.called]} nothing is left"
-    requests = max(1, sglang_pool.max_requests(layout, made.settings, args, pages, slots))
+    requests = max(1, sglang_pool.max_requests(layout, plan.settings, args, pages, slots))
     return _Predicted(pages, low, high, requests, "formula", FROM_FREE.format(WHERE[log.called]))
 
 
@@ -298,9 +298,9 @@ class _States:
     slots: int
 
 
-def _states_held(log: ServerLog, made: Plan) -> _States | None:
+def _states_held(log: ServerLog, plan: Plan) -> _States | None:
     """Logged states, scaled for stages without a line; None if there are none."""
-    by_slot = layout_of(made).state
+    by_slot = layout_of(plan).state
     for stage, ranks in ranks_by_stage(log, len(by_slot)).items():
         logged = states(log, ranks)
         if logged is not None and by_slot[stage]:
@@ -311,9 +311,9 @@ def _states_held(log: ServerLog, made: Plan) -> _States | None:
     return None
 
 
-def _pages_in(made: Plan, room: int, logged_states: _States | None) -> tuple[int, int]:
+def _pages_in(plan: Plan, room: int, logged_states: _States | None) -> tuple[int, int]:
     """(pages of the full pool, state slots) that so many bytes of each rank hold, with states as logged."""
-    layout, args = layout_of(made), made.request.args
+    layout, args = layout_of(plan), plan.request.args
     if logged_states is None:
         pages, slots, _ = sglang_pool.pages_in(layout, args, [room] * len(layout.full))
         return pages, slots
@@ -340,14 +340,14 @@ def given(case: Case) -> Given:
 
 
 def _given_rows(case: Case, logged: tuple[int, KVPool] | None) -> tuple[Row, ...]:
-    log, made = case.log, _laid_out(case)
-    tokens = counted("tokens", pool_tokens(log, windows=has_windows(made)), log.called)
-    if isinstance(made, str) or logged is None:
+    log, plan = case.log, _laid_out(case)
+    tokens = counted("tokens", pool_tokens(log, windows=has_windows(plan)), log.called)
+    if isinstance(plan, str) or logged is None:
         nothing = f"the pool's bytes are not {WHERE[log.called]}"
-        part = next((pool.missing for _, pool in _pools(log, case.request, made)), nothing)
-        why = made if isinstance(made, str) else part
+        part = next((pool.missing for _, pool in _pools(log, case.request, plan)), nothing)
+        why = plan if isinstance(plan, str) else part
         return (row_of(log, replace(tokens, note=why), Prediction(None)),)
-    (stage, pool), layout = logged, layout_of(made)
+    (stage, pool), layout = logged, layout_of(plan)
     predicted, low, high = (tokens_in(layout, pool.size + by, stage) for by in (0, -pool.rounding, pool.rounding))
     if tokens.value is None:
         return (row_of(log, tokens, Prediction(predicted, "formula")),)

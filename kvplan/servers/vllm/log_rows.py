@@ -34,13 +34,13 @@ IN_BUDGET: Final = ("weights", "activations", "non_torch")
 
 def rows(case: Case) -> tuple[Row, ...]:
     """Memory use and the remaining pool, from the inputs alone."""
-    log, made = case.log, case.planned(case.request)
-    measured = measurement(log, made)
-    by_name = {row.component: row for row in reconcile(predictions(case, made, measured), measured)}
-    by_name["weights"] = replace(by_name["weights"], why=_weights_why(log, made, by_name["weights"]))
+    log, plan = case.log, case.planned(case.request)
+    measured = measurement(log, plan)
+    by_name = {row.component: row for row in reconcile(predictions(case, plan, measured), measured)}
+    by_name["weights"] = replace(by_name["weights"], why=_weights_why(log, plan, by_name["weights"]))
     kv = by_name["kv_cache"]
     if kv.is_exact is False and case.request.args.kv_cache_memory_bytes is None:
-        by_name["kv_cache"] = replace(kv, why=_budget_why(log, made, list(by_name.values()), kv))
+        by_name["kv_cache"] = replace(kv, why=_budget_why(log, plan, list(by_name.values()), kv))
     for name in POOL:
         if by_name[name].is_exact is False and kv.error:
             by_name[name] = replace(by_name[name], why="follows kv_cache")
@@ -65,60 +65,60 @@ def loaded_weights(request: Request, settings: Settings, stage: int) -> int:
     return weights + slots + overheads.loaded(request.spec, settings, request.args, own_layout(request, stage)).total
 
 
-def activation_peak(made: Plan) -> int:
+def activation_peak(plan: Plan) -> int:
     """Bytes that a log of the plan's release reports as the activation peak."""
-    release, peak = made.request.release, made.estimates["activations"].likely
+    release, peak = plan.request.release, plan.estimates["activations"].likely
     if not release.has("consumed_memory"):
         own = overheads.loaded(
-            made.request.spec, made.settings, made.request.args, own_layout(made.request, made.stage)
+            plan.request.spec, plan.settings, plan.request.args, own_layout(plan.request, plan.stage)
         )
-        return peak + made.estimates["buffers"].likely - own.total
-    return peak + (made.estimates["cuda_graphs"].likely if made.settings.graphs_in_budget else 0)
+        return peak + plan.estimates["buffers"].likely - own.total
+    return peak + (plan.estimates["cuda_graphs"].likely if plan.settings.graphs_in_budget else 0)
 
 
-def measurement(log: ServerLog, made: Plan | None = None) -> Measurement:
+def measurement(log: ServerLog, plan: Plan | None = None) -> Measurement:
     """Logged memory use of a server, and the remaining pool."""
-    parts = (_weights(log, made), _activations(log, made), _non_torch(log), _graphs(log))
+    parts = (_weights(log, plan), _activations(log, plan), _non_torch(log), _graphs(log))
     kv_cache = sized("kv_cache", smallest_kv(log), log.called)
     return Measurement(log.called, (*parts, *_encoder(log), kv_cache, *pool_figures(log)))
 
 
-def predictions(case: Case, made: Plan, measured: Measurement) -> dict[str, Prediction]:
+def predictions(case: Case, plan: Plan, measured: Measurement) -> dict[str, Prediction]:
     """The plan's prediction for each component, counted in the same way as measured."""
-    request, estimates = made.request, made.estimates
-    weights = max(loaded_weights(request, made.settings, i) for i in range(request.args.pipeline_parallel_size))
+    request, estimates = plan.request, plan.estimates
+    weights = max(loaded_weights(request, plan.settings, i) for i in range(request.args.pipeline_parallel_size))
     non_torch = estimates["non_torch"].likely
     if measured["non_torch"].note == CONSUMED:
-        own = overheads.loaded(request.spec, made.settings, request.args, own_layout(request, made.stage))
+        own = overheads.loaded(request.spec, plan.settings, request.args, own_layout(request, plan.stage))
         non_torch += estimates["buffers"].likely - own.total
     kind: Kind = "exact" if request.args.kv_cache_memory_bytes is not None else "calibrated"
     return {
         "weights": Prediction(weights, "formula" if request.weights_bytes is not None else "exact"),
-        "activations": Prediction(activation_peak(made), estimates["activations"].kind),
+        "activations": Prediction(activation_peak(plan), estimates["activations"].kind),
         "non_torch": Prediction(non_torch, estimates["non_torch"].kind),
         "cuda_graphs": Prediction(estimates["cuda_graphs"].likely, estimates["cuda_graphs"].kind),
-        **_encoder_prediction(case.log, made),
-        "kv_cache": Prediction(made.available, kind),
-        **pool_predictions(case, made, measured, kind),
+        **_encoder_prediction(case.log, plan),
+        "kv_cache": Prediction(plan.available, kind),
+        **pool_predictions(case, plan, measured, kind),
     }
 
 
-def _weights(log: ServerLog, made: Plan | None) -> Figure:
+def _weights(log: ServerLog, plan: Plan | None) -> Figure:
     by_rank = log.by_rank("weights")
-    if not by_rank or made is None or made.request.args.pipeline_parallel_size == 1:
+    if not by_rank or plan is None or plan.request.args.pipeline_parallel_size == 1:
         return sized("weights", next(iter(by_rank.values()), None), log.called)
     return sized("weights", max(by_rank.values(), key=lambda reading: reading.value), log.called)
 
 
-def _weights_why(log: ServerLog, made: Plan, row: Row) -> str:
+def _weights_why(log: ServerLog, plan: Plan, row: Row) -> str:
     if row.is_exact is not False:
         return row.why
-    if row.error is not None and row.error < 0 and is_drafting(log) and made.request.draft is None:
+    if row.error is not None and row.error < 0 and is_drafting(log) and plan.request.draft is None:
         return "the draft model that speculates is loaded too"
-    device_lost = made.request.gpu.vendor == "amd" and not made.request.release.has("rocm_weights_allocated")
+    device_lost = plan.request.gpu.vendor == "amd" and not plan.request.release.has("rocm_weights_allocated")
     if device_lost and row.error is not None and row.error < 0:
         return "on AMD GPUs this release logs what the device lost, modules and workspaces of libraries included"
-    if made.request.spec.multimodal and row.error is not None and row.error > 0:
+    if plan.request.spec.multimodal and row.error is not None and row.error > 0:
         return "a server without image or audio inputs does not load their towers"
     return ""
 
@@ -130,12 +130,12 @@ def _deciding(log: ServerLog, fact: str) -> Reading | None:
     return by_rank.get(kv.rank) if kv is not None and kv.rank in by_rank else log.first(fact)
 
 
-def _activations(log: ServerLog, made: Plan | None) -> Figure:
+def _activations(log: ServerLog, plan: Plan | None) -> Figure:
     logged, peak, weights = (_deciding(log, fact) for fact in ("activations", "peak_torch", "weights"))
     if logged is None and peak is not None and weights is not None:
         return difference("activations", peak, weights, "logged as the peak of torch, less the weights")
-    consumed = made is not None and made.request.release.has("consumed_memory")
-    with_graphs = consumed and made is not None and made.settings.graphs_in_budget
+    consumed = plan is not None and plan.request.release.has("consumed_memory")
+    with_graphs = consumed and plan is not None and plan.settings.graphs_in_budget
     return sized("activations", logged, log.called, "includes the estimate of CUDA graphs" if with_graphs else "")
 
 
@@ -165,17 +165,17 @@ def _encoder(log: ServerLog) -> tuple[Figure, ...]:
     return (figure if items is None else replace(figure, note=f"profiled with {items.count:,} of the largest items"),)
 
 
-def _encoder_prediction(log: ServerLog, made: Plan) -> dict[str, Prediction]:
+def _encoder_prediction(log: ServerLog, plan: Plan) -> dict[str, Prediction]:
     if log.first("encoder_tokens") is None:
         return {}
-    budget = made.encoder
+    budget = plan.encoder
     if budget is None:
         return {ENCODER: Prediction(None, why="the processor's settings are not known")}
     why = f"predicted with {budget.items_per_batch:,} {budget.profiled} items, by the published processor"
     return {ENCODER: Prediction(min(budget.compute_tokens, budget.cache_tokens), "exact", why=why)}
 
 
-def _budget_why(log: ServerLog, made: Plan, parts: Sequence[Row], row: Row) -> str:
+def _budget_why(log: ServerLog, plan: Plan, parts: Sequence[Row], row: Row) -> str:
     """Say which part of the budget causes the pool's error."""
     in_budget = [part for part in parts if part.component in IN_BUDGET and part.error is not None]
     reasons = []
@@ -185,17 +185,17 @@ def _budget_why(log: ServerLog, made: Plan, parts: Sequence[Row], row: Row) -> s
         if worst.error is not None and abs(worst.error) >= 0.4 * abs(row.error):
             reasons.append(f"mostly {worst.component} ({-worst.error / GIB:+.2f} GiB here)")
     estimated = log.first("cuda_graphs_estimated")
-    if made.settings.graphs_in_budget and estimated is not None:
+    if plan.settings.graphs_in_budget and estimated is not None:
         reasons.append(f"the server took its graph estimate of {estimated.text} GiB from the budget")
     activations = next((part for part in parts if part.component == "activations"), None)
     if (
-        made.request.spec.multimodal
+        plan.request.spec.multimodal
         and activations is not None
         and activations.measured is None
         and (row.error or 0) > 0
     ):
         reasons.append("the towers' peak on images or video can be GiB above the plan's; the log does not give it")
-    step = made.request.gpu.total_memory / 200
+    step = plan.request.gpu.total_memory / 200
     by_digits = "gpu_memory_utilization" not in log.flags and log.first("budget") is None
     if by_digits and log.first("utilization") is not None and not reasons:
         reasons.append(f"the logged utilization has two digits: {step / GIB:.2f} GiB either way")
@@ -214,22 +214,22 @@ def pool_figures(log: ServerLog, left_out: str = "") -> tuple[Figure, ...]:
     return tuple(counted(name, value, log.called, half) for name, (value, half) in figures.items() if name != left_out)
 
 
-def _pool(made: Plan) -> dict[str, float]:
-    capacity = made.capacity
+def _pool(plan: Plan) -> dict[str, float]:
+    capacity = plan.capacity
     return {"blocks": capacity.num_blocks, "tokens": capacity.tokens, "concurrency": capacity.max_concurrency}
 
 
-def pool_predictions(case: Case, made: Plan, measured: Measurement, kind: Kind) -> dict[str, Prediction]:
+def pool_predictions(case: Case, plan: Plan, measured: Measurement, kind: Kind) -> dict[str, Prediction]:
     """Blocks, tokens and concurrency of a plan; no concurrency if the log's is for other tokens per request."""
-    predicted = {name: Prediction(figure, kind) for name, figure in _pool(made).items()}
-    why = _context_why(case, made)
+    predicted = {name: Prediction(figure, kind) for name, figure in _pool(plan).items()}
+    why = _context_why(case, plan)
     if why and measured["concurrency"].value is not None:
         predicted["concurrency"] = Prediction(None, why=why)
     return predicted
 
 
-def _context_why(case: Case, made: Plan) -> str:
-    logged, context = case.log.first("concurrency_context"), made.capacity.max_model_len
+def _context_why(case: Case, plan: Plan) -> str:
+    logged, context = case.log.first("concurrency_context"), plan.capacity.max_model_len
     if logged is not None and logged.count != context:
         return f"logged for {logged.count:,} tokens per request, predicted for {context:,}"
     if logged is not None or case.context == "known":
@@ -284,34 +284,34 @@ def _given_rows(case: Case) -> tuple[Row, ...]:
     )
 
 
-def _pool_why(log: ServerLog, made: Plan, row: Row) -> str:
+def _pool_why(log: ServerLog, plan: Plan, row: Row) -> str:
     """The known reason that fully explains a pool's difference, or an empty string."""
-    for factor, why in _known_factors(log, made):
+    for factor, why in _known_factors(log, plan):
         if _fits(row, factor):
             return why
-    block, own = log.first("attention_block_size"), made.pool.block_size
+    block, own = log.first("attention_block_size"), plan.pool.block_size
     if block is not None and block.count != own:
         return (
             f"the server's attention block is {block.count:,} tokens, here {own:,}: keys and values, or states, have "
             "another dtype there; add --kv-cache-dtype or --mamba-ssm-cache-dtype"
         )
-    args = made.request.args
+    args = plan.request.args
     is_little_more = row.relative is not None and 0 < row.relative < 0.05
     if args.tensor_parallel_size > 1 and is_little_more and len(log.by_rank("available_kv")) < 2:
         return "the smallest rank decides; the log quotes the bytes of one rank"
     return ""
 
 
-def _known_factors(log: ServerLog, made: Plan) -> Iterable[tuple[float, str]]:
+def _known_factors(log: ServerLog, plan: Plan) -> Iterable[tuple[float, str]]:
     """(logged / predicted, reason) for known differences in bytes per token."""
-    layers = made.request.spec.num_layers
+    layers = plan.request.spec.num_layers
     padding = log.first("padding_layers")
     if padding is not None and 0 < padding.count < 1000:
         yield layers / (layers + padding.count), f"the server adds {padding.count} padding layers to {layers}"
-    if is_drafting(log) and made.request.draft is None:
+    if is_drafting(log) and plan.request.draft is None:
         yield layers / (layers + 1), f"the draft (MTP) layer keeps KV too: {layers + 1} layers, not {layers}"
     parallel = log.first("context_parallel")
-    if parallel is not None and made.request.args.decode_context_parallel_size == 1:
+    if parallel is not None and plan.request.args.decode_context_parallel_size == 1:
         yield float(parallel.count), f"multiplied by the {parallel.count} ranks of decode context parallelism"
 
 
