@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.timing.facts import Fact, read_facts
+from benchmarks.timing.kinds import is_held
 from benchmarks.timing.predict import OWN, host_without_kind, load_of, planned
 from benchmarks.timing.scores import is_at_load
 from kvplan.core.errors import KvplanError, UsageError
@@ -30,10 +31,10 @@ UNFITTED = dict.fromkeys(FACTORS, 1.0)
 
 
 def servers(facts: Sequence[Fact], leave_out: Sequence[str]) -> list[list[Fact]]:
-    """Runs of one server, from the lightest load to the heaviest."""
+    """Runs of one server, from the lightest load to the heaviest; none of a family that no constant may see."""
     groups: dict[tuple[object, ...], list[Fact]] = defaultdict(list)
     for fact in facts:
-        if fact.engine in OWN and fact.src not in leave_out:
+        if fact.engine in OWN and fact.src not in leave_out and not is_held(fact):
             groups[fact.src, fact.engine, fact.version, fact.model, fact.gpu, fact.tp].append(fact)
 
     def weight(fact: Fact) -> tuple[float, float]:

@@ -94,7 +94,7 @@ def fleet_answer(
     uncertainty = (
         ranges.widest(tuple(ranges.modeled(plan) for plan in plans))
         if options.calibration is None
-        else ranges.measured()
+        else ranges.calibrated()
     )
     outcomes = slo.outcomes(promises, fleet, load.skipped, uncertainty)
     good = slo.good_requests(promises, fleet, load.skipped) if promises else None

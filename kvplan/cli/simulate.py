@@ -205,7 +205,7 @@ def answered(
     promises = () if options.slo is None else slo.parse_slo(options.slo)
     if not options.quiet:
         say_how_steady(promises, load.source.num_requests - load.skipped)
-    uncertainty = ranges.modeled(the_plan) if options.calibration is None else ranges.measured()
+    uncertainty = ranges.modeled(the_plan) if options.calibration is None else ranges.calibrated()
     variants: list[Variant] = []
     for name, setup in setups.items():
         if not interruption.is_asked:

@@ -181,7 +181,7 @@ def candidate(
 
 
 def ranges_of(the_plan: Plan, demand: Demand) -> ranges.Ranges:
-    return ranges.modeled(the_plan) if demand.calibration is None else ranges.measured()
+    return ranges.modeled(the_plan) if demand.calibration is None else ranges.calibrated()
 
 
 # --- the closed form --------------------------------------------------------------------------------------------------

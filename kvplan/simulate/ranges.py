@@ -18,7 +18,9 @@ Bounds = tuple[float, float]
 Verdict = Literal["kept", "broken", "too close to call"]
 
 UNSEEN: Final = 1.2  # factor for a feature that no result has, and for borrowed kernels: an assumption
-MEASURED: Final[Bounds] = (0.8, 1.25)  # for step times measured on the user's own GPU: an assumption
+# Measured over predicted of 24 runs of 5 servers, each calibrated with four others: the middle nine tenths, rounded
+# outward (benchmarks/timing/calibrated.py on tests/facts/time_cases_unseen.csv, 2026-11-28).
+CALIBRATED: Final[Mapping[str, Bounds]] = {"tpot": (0.8, 1.55), "ttft": (0.2, 1.8), "out_tps": (0.65, 1.25)}
 FORMATS: Final = frozenset({"fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp4", "nvfp4", "int4"})
 
 
@@ -72,9 +74,10 @@ def modeled(plan: Plan) -> Ranges:
     return Ranges(bounds(factors["tpot"], factors["ttft"]), factors["out_tps"], unseen, coverage.coverage(plan))
 
 
-def measured() -> Ranges:
-    """Return the ranges of estimates from step times measured on such a GPU with such a model."""
-    return Ranges(bounds(MEASURED, MEASURED), MEASURED, coverage=coverage.MEASURED)
+def calibrated() -> Ranges:
+    """Return the ranges of times that are calibrated with runs of such a server."""
+    times = bounds(CALIBRATED["tpot"], CALIBRATED["ttft"])
+    return Ranges(times, CALIBRATED["out_tps"], coverage=coverage.CALIBRATED)
 
 
 def widest(several: tuple[Ranges, ...]) -> Ranges:

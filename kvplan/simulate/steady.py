@@ -52,7 +52,7 @@ class Demand:
         return step_time(the_plan, Shares(), self.calibration)
 
     def ranges(self, the_plan: Plan) -> ranges.Ranges:
-        return ranges.modeled(the_plan) if self.calibration is None else ranges.measured()
+        return ranges.modeled(the_plan) if self.calibration is None else ranges.calibrated()
 
 
 # --- the closed form --------------------------------------------------------------------------------------------------

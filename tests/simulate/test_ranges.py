@@ -12,7 +12,7 @@ from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.simulate.coverage import Kind, Score, kind_of, range_of, scores
 from kvplan.simulate.host import IN_TURN, regime_of
-from kvplan.simulate.ranges import UNSEEN, Ranges, measured, modeled, unlike, verdict
+from kvplan.simulate.ranges import UNSEEN, Ranges, calibrated, modeled, unlike, verdict
 from kvplan.simulate.slo import Kept, Promise, kept_promise
 
 RANGES = Ranges({"ttft": (0.5, 2.0), "tpot": (0.5, 2.0)}, (0.5, 2.0))
@@ -118,9 +118,29 @@ def test_ranges_held_as_often_as_they_say() -> None:
         assert score.in_range / score.results >= 0.80, metric
 
 
-def test_measured_steps_have_ranges_too() -> None:
-    low, high = measured().time("ttft", 1.0)
-    assert low < 1.0 < high
+# Measured over predicted of what four runs of each of five published servers did not see (calibrated.py, 2026-11-28).
+AFTER_FOUR_RUNS = {
+    "tpot": (
+        "0.79 0.80 0.87 0.87 0.87 0.92 0.92 0.94 0.96 0.98 1.00 1.02 "
+        "1.09 1.10 1.12 1.14 1.26 1.30 1.32 1.33 1.38 1.46 1.53 1.55"
+    ),
+    "ttft": (
+        "0.06 0.17 0.42 0.60 0.77 0.80 0.84 0.85 0.88 0.91 0.91 0.91 "
+        "0.93 0.94 0.94 0.96 1.05 1.06 1.12 1.16 1.18 1.38 1.88 2.38"
+    ),
+    "out_tps": (
+        "0.62 0.65 0.67 0.73 0.78 0.81 0.83 0.84 0.85 0.90 0.94 0.95 0.96 1.00 1.02 1.06 1.09 1.09 1.11 1.20 1.22 1.28"
+    ),
+}
+
+
+@pytest.mark.parametrize("metric", AFTER_FOUR_RUNS)
+def test_calibrated_times_have_the_range_of_runs_that_no_fit_saw(metric: str) -> None:
+    """The middle nine tenths: the two lowest and the two highest of 24 may lie outside."""
+    low, high = calibrated().throughput if metric == "out_tps" else calibrated().time(metric, 1.0)
+    ratios = [float(ratio) for ratio in AFTER_FOUR_RUNS[metric].split()]
+    assert sum(ratio < low for ratio in ratios) <= 2
+    assert sum(ratio > high for ratio in ratios) <= 2
 
 
 def test_a_kind_without_results_names_calibrate() -> None:
@@ -133,7 +153,3 @@ def test_a_range_says_how_often_it_held_for_its_kind() -> None:
     score = scores()[Kind("experts", "measured", "vllm")]["tpot"]
     coverage = modeled(plan(planned("gpt-oss-120b", "h200"))).coverage
     assert coverage.startswith(f"held {score.in_range} of {score.results} per output token")
-
-
-def test_a_range_of_measured_steps_is_called_an_assumption() -> None:
-    assert measured().coverage.endswith("an assumption")
