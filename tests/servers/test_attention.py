@@ -105,6 +105,15 @@ def test_a_cache_that_vllm_keeps_is_planned(model: str, card: str, dtype: str) -
     assert of(model, card, kv_cache_dtype=dtype, max_model_len=8192).refusal is None
 
 
+@pytest.mark.parametrize(("card", "starts"), [("a100-80g", False), ("h100-80g", True), ("l40s", True)])
+def test_gemma_4_takes_triton_where_flash_attention_4_is_not(card: str, starts: bool) -> None:
+    """vLLM 0.33 of text only on an A100: "FP8 KV cache is not supported by the Triton attention backend"."""
+    args = {"kv_cache_dtype": "fp8", "max_model_len": 8192, "language_model_only": True, "tensor_parallel_size": 4}
+    refusal = of("gemma-4-31b", card, **args).refusal
+    assert (refusal is None) == starts
+    assert starts or (refusal is not None and "no attention backend keeps a KV cache of fp8" in refusal.text)
+
+
 def test_a_printed_command_is_never_one_that_the_server_refuses() -> None:
     draw = random.Random(29)
     models = ("qwen3-8b", "gpt-oss-20b", "gemma-3-12b", "qwen3-32b-fp8", "deepseek-v2-lite", "phi-3-mini-4k")

@@ -12,6 +12,8 @@ from kvplan.servers.vllm import backends, rules
 OWN_ATTENTION = ("minimax_m3", "step5")  # model types whose class brings a backend of its own
 FLASH = "FLASH_ATTN"  # version 2 of it with ALiBi, which has no fp8 (v1/attention/backends/fa_utils.py)
 UNEVEN = ("FLASH_ATTN_DIFFKV", "TRITON_ATTN_DIFFKV")  # a model of uneven heads ignores requests for others
+TRITON = "TRITON_ATTN"
+FLASH_4 = (9, 10, 11)  # major capabilities with version 4 (vllm_flash_attn/flash_attn_interface.py)
 
 
 def refusal(request: Request, settings: Settings, kv: str) -> Refusal | None:
@@ -21,13 +23,14 @@ def refusal(request: Request, settings: Settings, kv: str) -> Refusal | None:
     kv  KV dtype by which vLLM chooses
     """
     is_uneven = rules.has_uneven_heads(request.spec)
-    answers = settings.backend if not is_uneven or settings.backend in UNEVEN else None
+    stated = settings.backend if not is_uneven or settings.backend in UNEVEN else None
+    answers = stated or backend_of_class(request)
     known, rows = backends.names(request.release), list[table.Answers]()
     for layer in sorted(set(layers(request, settings, kv)), key=repr):
         if answers is not None:
             row = table.answers(answers, request.gpu.sm)
             if row is not None and (problems := list(row.reasons(layer))):
-                return invalid(request, answers, problems)
+                return without_backend(request, kv) if stated is None else invalid(request, answers, problems)
         else:
             row = (for_uneven if is_uneven else table.chosen)(layer, request.gpu.sm, known)
             if row is None:
@@ -39,6 +42,17 @@ def refusal(request: Request, settings: Settings, kv: str) -> Refusal | None:
     if request.release.has("one_kv_layout") and not table.share_layout(rows):
         return without_layout(request, sorted({row.backend for row in rows}), kv)
     return None
+
+
+def backend_of_class(request: Request) -> str | None:
+    """The backend that Gemma 4's class takes for heads of two widths where FlashAttention has no version 4.
+
+    Source: vLLM 0.33 model_executor/models/config.py (Gemma4Config).
+    """
+    spec = request.spec
+    widths = {shape(cache)[0] for caches in spec.layers for cache in caches}
+    is_mixed = spec.model_type == "gemma4_text" and len(widths) > 1
+    return TRITON if is_mixed and request.gpu.sm // 10 not in FLASH_4 else None
 
 
 def has_alibi(spec: ModelSpec) -> bool:
