@@ -212,6 +212,8 @@ def answered(
             variants.append(variant(name, setup, load, promises, uncertainty, interruption))
     if uncertainty.unseen and not options.quiet:
         output.tell("note", unseen_note(uncertainty.unseen))
+    if not options.quiet and not interruption.is_asked:
+        say_who_joined(load, variants[0].result.seconds)
     times = next(iter(setups.values())).step_time
     return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, tuple(variants), uncertainty)
 
@@ -273,6 +275,19 @@ def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
                 f"--slo: {promise.name} of {judged:,} requests depends on the {max(1, round(above)):,} slowest; "
                 "raise --num-requests for a steadier figure",
             )
+
+
+def say_who_joined(load: Load, seconds: float) -> None:
+    """Note a run that ends before all its users have joined: they never run together."""
+    from kvplan.report.simulate_text import duration
+
+    if load.is_closed and seconds < load.ramp_s:
+        ramp = duration(load.ramp_s)
+        output.tell(
+            "note",
+            f"the run ends after {duration(seconds)}, before all {load.how} have joined, which takes {ramp}; "
+            "raise --num-requests, or use --ramp 0s to start them together",
+        )
 
 
 def variant(

@@ -609,3 +609,18 @@ def test_a_prefix_that_leaves_no_prompt_is_refused(run: Run) -> None:
     stated = ("--prompt-tokens", "1000", "--output-tokens", "10", "--rate", "1", "--shared-prefix")
     assert "leaves nothing of prompts of 1,000 tokens" in refused(run("simulate", *MODEL, *stated, "1000"))
     assert run("simulate", *MODEL, *stated, "999", "--num-requests", "5").code == 0
+
+
+def test_users_who_never_run_together_are_noted_and_the_remedies_help(run: Run) -> None:
+    """Eight users join over 60 s by default, and 24 requests of a second each are done before."""
+    lengths = ("--prompt-tokens", "500", "--output-tokens", "50")
+    words = ("simulate", *MODEL, *lengths, "--users", "8", "--num-requests", "24")
+    joining = run(*words, "--format", "json")
+    assert (
+        "before all 8 users have joined, which takes 1 min 0 s; raise --num-requests, or use --ramp 0s" in joining.err
+    )
+    assert joining.json["variants"][0]["running"]["peak"] < 8
+    together = run(*words, "--ramp", "0s", "--format", "json")
+    assert "joined" not in together.err
+    assert together.json["variants"][0]["running"]["peak"] == 8
+    assert "joined" not in run(*words[:-1], "2000", "--format", "json").err
