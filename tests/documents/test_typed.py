@@ -48,7 +48,6 @@ LEFT = {
     ("cli/inputs.py", "contexts_of"): ARGUMENTS,
     ("cli/options.py", "engine_args"): ARGUMENTS,
     ("cli/options.py", "engine_pairs"): ARGUMENTS,
-    ("cli/options.py", "given"): ARGUMENTS,
     ("cli/sweep.py", "arguments_of"): ARGUMENTS,
     ("report/request_rows.py", "as_parquet"): "of an optional package: pyarrow's types",
 }
