@@ -306,9 +306,9 @@ def pool_holds(plan: Plan, end: End, count: int, pools: KnownPools) -> bool:
         return True
     if index < len(known) and known[index][1] < count:
         return False
-    most = pool_users(plan, end)
-    known.insert(index, (usable, most))
-    return most >= count
+    highest = pool_users(plan, end)
+    known.insert(index, (usable, highest))
+    return highest >= count
 
 
 @lru_cache(maxsize=256)

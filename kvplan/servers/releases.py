@@ -160,7 +160,7 @@ class Version:
 
 # Fields of Version that say how it was started.
 AS_INSTALLED: Final[Mapping[str, object]] = {
-    each.name: each.default for each in fields(Version) if each.name not in ("number", "engine", "patch", "without")
+    field.name: field.default for field in fields(Version) if field.name not in ("number", "engine", "patch", "without")
 }
 
 

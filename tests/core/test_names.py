@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BANNED = {"found", "told", "said", "asked", "one", "it", "at", "held", "shown", "wanted", "kept"}
 VAGUE = {"each", "most", "rest", "made", "given"}  # allowed where nothing is more to the point; not more of them
-VAGUE_LEFT = {"kvplan": 135, "engine": 5, "benchmarks": 30, "tests": 1}  # a parameter that is a key of workloads.yaml
+VAGUE_LEFT = {"kvplan": 132, "engine": 5, "benchmarks": 30, "tests": 1}  # a parameter that is a key of workloads.yaml
 
 
 def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:

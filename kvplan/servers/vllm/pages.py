@@ -369,7 +369,7 @@ def overridden(layout: Pool, args: EngineArgs, available: list[int]) -> list[int
     """Bytes of each stage that --num-gpu-blocks-override uses instead of the measured memory."""
     if args.num_gpu_blocks_override is None:
         return available
-    return [args.num_gpu_blocks_override * each for each in layout.stage_bytes]
+    return [args.num_gpu_blocks_override * size for size in layout.stage_bytes]
 
 
 def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:
