@@ -34,8 +34,8 @@ from kvplan.models.spec import ModelSpec, RecurrentState
 from kvplan.planning.case import Cure
 from kvplan.planning.cures import estimated_context
 from kvplan.planning.plan import Plan, Request, plan, serve_command
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 
 RELEASES = {"vllm": "vllm@0.33", "sglang": "sglang@0.5.23"}

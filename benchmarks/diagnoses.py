@@ -19,7 +19,7 @@ from typing import Any
 from kvplan.cli.why import diagnose
 from kvplan.cli.why_options import WhyOptions
 from kvplan.planning.case import Cure
-from kvplan.servers.obstacles import OF_CAUSE
+from kvplan.servers.logs.obstacles import OF_CAUSE
 
 NO_CAUSE = (None, "unknown")
 FIRST_CURES = 3

@@ -21,7 +21,7 @@ from pathlib import Path
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 
 ESTIMATE = ["estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "a100-80g"]
 PLANS = 10_000

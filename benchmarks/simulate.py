@@ -31,7 +31,7 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.sweep import portable_requests
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.fleet import Fleet, Kind
 from kvplan.simulate.kernels.library import Shares

@@ -233,7 +233,7 @@ def play(home: Path, gpu: str, out: Path, files: list[Path]) -> None:
 def questions(only: str) -> Iterator[Json]:
     """A small config of every scheme that kvplan reads, of none, and of every method applied while loading."""
     from kvplan.models import catalog  # only here: the oracle's Python lacks kvplan's packages
-    from kvplan.servers.weights import ONLINE_METHODS
+    from kvplan.servers.plans.weights import ONLINE_METHODS
 
     tiny, cases = quantization.TINY, list(quantization.questions(""))
     cases += [{"key": f"online {name}", "checkpoint": None, "online": name} for name in ONLINE_METHODS]

@@ -474,7 +474,7 @@ def key_of(checkpoint: Json) -> str:
     """The checkpoint's scheme in the table's words."""
     from kvplan.models.families.config import Config  # only here: the oracle's Python lacks kvplan's packages
     from kvplan.models.quant import read_quantization
-    from kvplan.servers.quantized import scheme_keys
+    from kvplan.servers.plans.quantized import scheme_keys
 
     holder = Config({"quantization_config": checkpoint}, "checkpoint")
     quantization = read_quantization(holder, Config({}, "text"))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.start_quantization import ACTIVATIONS, GPUS, Json, Shape
-from kvplan.servers.quantized import LISTS, Divisors
+from kvplan.servers.plans.quantized import LISTS, Divisors
 
 MULTIPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNREACHED = ("ImportError", "ModuleNotFoundError", "stubbed kernel", "compiled op")  # the oracle's own limits

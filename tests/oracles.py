@@ -29,6 +29,7 @@ from engine.extensions import AdapterSlots
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 from engine.states import MambaGroup, StateBlockManager, StateStep
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.hardware.gpu import gpu, with_memory
 from kvplan.models import catalog, hf_config
@@ -47,10 +48,9 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs, left_out
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
-from kvplan.servers.pool import Capacity
+from kvplan.servers.plans.pool import Capacity
+from kvplan.servers.plans.weights import draft_layout, embedded, weight_layout
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.sglang import drafts as sglang_drafts
 from kvplan.servers.sglang import models as sglang_models
@@ -62,8 +62,8 @@ from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import server as vllm_server
 from kvplan.servers.vllm.loaded import loaded
-from kvplan.servers.weights import draft_layout, embedded, weight_layout
-from kvplan.servers.words import Repeated
+from kvplan.servers.words.arguments import EngineArgs, left_out
+from kvplan.servers.words.command import Repeated
 from kvplan.simulate.encoding import EncoderInput, EncoderRules, EncoderStep, Encoding, ImageSequence
 from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
 from kvplan.sizing.weights import total_weights

@@ -24,11 +24,12 @@ from kvplan.models import catalog, hf_config
 from kvplan.models.families import mtp
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Request
-from kvplan.servers import environment, speculation
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.plans import speculation
+from kvplan.servers.plans.weights import ONLINE_METHODS
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import ONLINE_METHODS
+from kvplan.servers.words import environment
+from kvplan.servers.words.arguments import EngineArgs
 
 KNOWN = Path(__file__).with_name("known.yaml")
 SCORABLE = ("high", "medium")

@@ -18,10 +18,9 @@ from kvplan.models.spec import (
     SlidingWindow,
 )
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pages import Paging
-from kvplan.servers.pool import Pool
+from kvplan.servers.plans.pool import Paging, Pool
+from kvplan.servers.plans.weights import rank_weights, weight_layout
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool, pages_in
@@ -30,7 +29,7 @@ from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.log_rows import activation_peak, loaded_weights
 from kvplan.servers.vllm.rules import OLDEST
-from kvplan.servers.weights import rank_weights, weight_layout
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.allocator import weights_reserved
 from kvplan.sizing.layout import bytes_per_token
 

@@ -21,7 +21,7 @@ from benchmarks.timing.kinds import is_held
 from benchmarks.timing.predict import OWN, host_without_kind, load_of, planned
 from benchmarks.timing.scores import is_at_load
 from kvplan.core.errors import KvplanError, UsageError
-from kvplan.servers.calibration import FACTORS
+from kvplan.servers.plans.calibration import FACTORS
 from kvplan.simulate import bench_fit
 from kvplan.simulate.bench_fit import Measurement
 

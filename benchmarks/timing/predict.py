@@ -14,8 +14,8 @@ from benchmarks.timing.recipes import with_recipe
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.bench_load import DRIFT, BenchLoad, figures
 from kvplan.simulate.host import HOSTS, Host
 from kvplan.simulate.kernels.library import Shares

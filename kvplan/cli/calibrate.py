@@ -8,7 +8,7 @@ from kvplan.cli.calibrate_options import CalibrateOptions
 from kvplan.core.errors import UsageError
 from kvplan.measure.bench_results import BenchResult
 from kvplan.planning.plan import Plan
-from kvplan.servers.calibration import FACTORS, CalibrationDocument
+from kvplan.servers.plans.calibration import FACTORS, CalibrationDocument
 from kvplan.simulate.bench_fit import Fit, Measurement, fitted, without_each
 
 FEW = 3  # with fewer runs, a fit is mostly the shipped constants

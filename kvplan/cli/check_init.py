@@ -4,6 +4,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+from kvplan.asked.pasted import read_command
 from kvplan.cli import output
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
 from kvplan.cli.inputs import MODEL_CURE, Inputs, load_of, read, refuse_missing, say, says_gpu, says_model
@@ -15,8 +16,7 @@ from kvplan.planning.plan import Request, plan
 from kvplan.policy import init as policy_init
 from kvplan.policy.file import READING_SWITCHES, root_of
 from kvplan.policy.init import Stated, from_folder, quoted
-from kvplan.servers.pasted import read_command
-from kvplan.servers.words import ServeCommand
+from kvplan.servers.words.command import ServeCommand
 
 # Options that have no meaning with --init.
 JUDGING = ("strict", "today", "base", "update_baseline", "report")

@@ -10,7 +10,7 @@ from kvplan.cli.resolve import Source, resolve
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
-from kvplan.servers.argument_values import gib, read_argument
+from kvplan.servers.words.argument_values import gib, read_argument
 
 if TYPE_CHECKING:
     from engine.draft_rules import SpeculativeConfig

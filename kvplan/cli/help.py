@@ -6,8 +6,8 @@ from typing import Any, Final, get_args
 
 import typer.core
 
-from kvplan.servers.arguments import ARGUMENTS, COMMON, Panel
 from kvplan.servers.base import SERVERS, terms_of
+from kvplan.servers.words.arguments import ARGUMENTS, COMMON, Panel
 
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "Plan": {

@@ -26,15 +26,15 @@ from kvplan.core.units import (
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine, server_of
-from kvplan.servers.plans import GpuCount
+from kvplan.servers.plans.plan import GpuCount
 from kvplan.servers.releases import DEFAULT
+from kvplan.servers.words.arguments import EngineArgs
 
 if TYPE_CHECKING:
-    from kvplan.servers.plans import Estimate
-    from kvplan.servers.speculative_config import SpeculativeConfig
-    from kvplan.servers.words import Repeated, ServeCommand
+    from kvplan.servers.plans.plan import Estimate
+    from kvplan.servers.words.command import Repeated, ServeCommand
+    from kvplan.servers.words.speculative_config import SpeculativeConfig
 
 # One of each common size, smallest first: the table if no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
@@ -76,7 +76,7 @@ def read(
     of_log   the options were read from a log, whose draft is read later
     """
     if command is None and options.from_command is not None:
-        from kvplan.servers.pasted import read_command  # only needed for a pasted command
+        from kvplan.asked.pasted import read_command  # only needed for a pasted command
 
         command = read_command(options.from_command)
     config = None
@@ -95,7 +95,7 @@ def read(
     in_use = in_use_on([machine for _, machine in gpus], options.memory_in_use)
     variables_note = None
     if command and command.environment:
-        from kvplan.servers import environment
+        from kvplan.servers.words import environment
 
         release, args, variables_note = environment.applied(command.environment, release, args, model.spec)
     splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
@@ -170,7 +170,7 @@ def repeated_by(command: "ServeCommand | None", config: "SpeculativeConfig | Non
     """What printed commands repeat from a pasted command and from --speculative-config."""
     if command is None and config is None:
         return None
-    from kvplan.servers.words import Repeated
+    from kvplan.servers.words.command import Repeated
 
     words = tuple(command.repeated) if command else ()
     speculative = dict(config.unsized) if config else command.speculative if command else {}
@@ -195,7 +195,7 @@ def measured_on(options: PlanOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
     """Constants of --calibration, if it was measured on this kind of GPU."""
     if options.calibration is None:
         return {}
-    from kvplan.servers import calibration
+    from kvplan.servers.plans import calibration
 
     return calibration.for_gpu(calibration.read(Path(options.calibration)), gpu)
 
@@ -223,7 +223,7 @@ def about_defaults(inputs: Inputs, options: PlanOptions, contexts: Sequence[Cont
         inputs.notes.append(f"no --ctx: using the model's maximum of {format_count(most)} tokens{less}")
     pool = options.kv_cache_memory_bytes
     if pool is not None:
-        from kvplan.servers.argument_values import is_vllm_size, vllm_size_note  # only with the flag
+        from kvplan.servers.words.argument_values import is_vllm_size, vllm_size_note  # only with the flag
 
         stated = inputs.requests[0].args.kv_cache_memory_bytes or 0
         inputs.notes += [vllm_size_note("--kv-cache-memory-bytes", pool, stated)] if is_vllm_size(pool) else []
@@ -317,7 +317,7 @@ def stated_arguments(options: PlanOptions, command: "ServeCommand | None") -> se
 
 
 def weights_of(text: str) -> int:
-    from kvplan.servers.argument_values import stated_bytes  # only with the flag
+    from kvplan.servers.words.argument_values import stated_bytes  # only with the flag
 
     return stated_bytes(parse_size(text, "--weights-bytes"), "--weights-bytes")
 

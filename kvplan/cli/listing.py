@@ -35,8 +35,7 @@ from kvplan.report.drawing import Figure, bars
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Line, Part
 from kvplan.report.page import Block, bold
-from kvplan.sizing.disk import stored_dtype
-from kvplan.sizing.weights import num_params
+from kvplan.sizing.weights import num_params, stored_dtype
 
 if TYPE_CHECKING:
     from kvplan.documents.listing import GpuDocument, GpuRow, ModelDocument, ModelFacts, ModelRow

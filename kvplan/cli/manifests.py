@@ -4,15 +4,15 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
+from kvplan.asked import manifest
+from kvplan.asked.manifest import Served
+from kvplan.asked.pasted import parse_container
 from kvplan.cli.inputs import Inputs
 from kvplan.core.errors import UsageError
 from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark, Node, Scalar
 from kvplan.policy.file import Policy, Rule, Target, check_engine_value, root_of
-from kvplan.servers import manifest
-from kvplan.servers.manifest import Served
-from kvplan.servers.pasted import parse_container
-from kvplan.servers.words import ServeCommand, refuse
+from kvplan.servers.words.command import ServeCommand, refuse
 
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 

@@ -1,7 +1,7 @@
 """The options of each command: a dataclass per command, from which typer reads names, types, defaults and help.
 
 Values stay text until `engine_args` and similar functions parse them, so that a flag, a pasted command and --engine-arg
-are parsed and rejected by the same code (kvplan/servers/argument_values.py).
+are parsed and rejected by the same code (kvplan/servers/words/argument_values.py).
 """
 
 import re
@@ -15,12 +15,12 @@ from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
-from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, left_out
 from kvplan.servers.base import SERVERS, parse_engine, server_of
 from kvplan.servers.releases import DEFAULT
+from kvplan.servers.words.arguments import ARGUMENTS, Argument, EngineArgs, left_out
 
 if TYPE_CHECKING:
-    from kvplan.servers.words import ServeCommand
+    from kvplan.servers.words.command import ServeCommand
 
 Text = str | None
 Texts = list[str] | None
@@ -309,7 +309,7 @@ def typed_value(name: str, value: Any) -> Any:
     """An option's value; a text is parsed."""
     if not isinstance(value, str):
         return value
-    from kvplan.servers.argument_values import read_argument  # only for values that were typed
+    from kvplan.servers.words.argument_values import read_argument  # only for values that were typed
 
     return read_argument(name, value, flag_of(name))
 
@@ -331,7 +331,7 @@ def with_lora_slots(args: EngineArgs, options: PlanOptions) -> EngineArgs:
 
 def engine_pair(text: str) -> tuple[str, Any]:
     """Parse `--engine-arg k=v`, where k is an argument's name in kvplan or in a server."""
-    from kvplan.servers.words import pair_name, read_pair  # only needed for --engine-arg
+    from kvplan.servers.words.command import pair_name, read_pair  # only needed for --engine-arg
 
     if pair_name(text) not in ARGUMENTS:
         pairs = (server_of(server).read_pair(text) for server in SERVERS)
@@ -346,7 +346,7 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
     for text in options.engine_arg or []:
         key, _, value_text = text.partition("=")
         if key.strip("- ").replace("-", "_") == "enable_lora":
-            from kvplan.servers.argument_values import switch
+            from kvplan.servers.words.argument_values import switch
 
             on = switch(value_text, "--engine-arg enable_lora")
             name = "max_loras"
@@ -373,7 +373,7 @@ def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineA
     )
     values = pasted | pairs | flags
     if pairs:
-        from kvplan.servers.words import over_experts
+        from kvplan.servers.words.command import over_experts
 
         over_experts(values, "--engine-arg ep_size")
     args = EngineArgs(**{name: value for name, value in values.items() if name in ARGUMENTS})

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvplan.asked.pasted import is_command, served_by
 from kvplan.cli import output
 from kvplan.cli.inputs import read, say
 from kvplan.cli.options import EstimateOptions
@@ -14,7 +15,6 @@ from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size
 from kvplan.planning.pack import Packing, Tenant, pack
 from kvplan.report.formats import Answer
-from kvplan.servers.pasted import is_command, served_by
 from kvplan.servers.releases import DEFAULT
 
 NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]{0,60})=(.+)", re.DOTALL)

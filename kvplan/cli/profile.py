@@ -21,7 +21,7 @@ from kvplan.measure.rundir import RunWriter, load_run
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
 from kvplan.report import trace_events
-from kvplan.servers.argument_values import gib
+from kvplan.servers.words.argument_values import gib
 
 if TYPE_CHECKING:
     import torch

@@ -27,8 +27,8 @@ from kvplan.report.formats import Answer
 from kvplan.report.lines import line
 from kvplan.report.page import heading
 from kvplan.report.simulate_text import duration
-from kvplan.servers import shell
 from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.words import shell
 from kvplan.workloads.planned import PlannedRequest
 from kvplan.workloads.profiles import parse_rate
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvplan.asked.pasted import read_command
 from kvplan.cli import output
 from kvplan.cli.inputs import (
     COMMON_GPUS,
@@ -33,8 +34,7 @@ from kvplan.planning.recommend import MOST_USERS, Placement, Question, fit, reco
 from kvplan.report import recommend_text as text
 from kvplan.report.formats import Answer, rendered
 from kvplan.servers.base import terms_of, titles
-from kvplan.servers.pasted import read_command
-from kvplan.servers.plans import Load, Request, check_load
+from kvplan.servers.plans.plan import Load, Request, check_load
 
 if TYPE_CHECKING:
     from kvplan.documents.recommendation import RecommendationDocument

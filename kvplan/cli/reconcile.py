@@ -25,8 +25,8 @@ from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading, with_own_names
-from kvplan.servers import calibration
-from kvplan.servers.measurement import Row, exceeds
+from kvplan.servers.logs.measurement import Row, exceeds
+from kvplan.servers.plans import calibration
 
 
 def reconcile_command(options: ReconcileOptions) -> int:

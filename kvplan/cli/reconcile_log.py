@@ -40,11 +40,11 @@ from kvplan.report.drawing import side_by_side
 from kvplan.report.formats import Answer
 from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading, with_own_names
-from kvplan.servers import environment
-from kvplan.servers.arguments import ARGUMENTS, SHORT
 from kvplan.servers.base import OWN, logs_of, server_of
-from kvplan.servers.logs import Context, ServerLog
-from kvplan.servers.measurement import Row, exceeds
+from kvplan.servers.logs.log import Context, ServerLog
+from kvplan.servers.logs.measurement import Row, exceeds
+from kvplan.servers.words import environment
+from kvplan.servers.words.arguments import ARGUMENTS, SHORT
 
 OF_THE_MACHINE = {"gpu", "gpu_memory", "calibration", "offline"}  # options that say nothing of the server
 ENOUGH_MEMORY = "1TiB"  # placeholder for a GPU until the log's own replaces it

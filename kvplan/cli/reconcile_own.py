@@ -12,10 +12,10 @@ from kvplan.core.files import printable
 from kvplan.core.units import format_gib
 from kvplan.measure.serverlog.compare import LogReconciliation
 from kvplan.measure.serverlog.request import model_of
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.bundled.log_rows import check_form, inputs_of, rows_of
 from kvplan.servers.bundled.rules import Speculation
-from kvplan.servers.logs import ServerLog
+from kvplan.servers.logs.log import ServerLog
+from kvplan.servers.words.arguments import EngineArgs
 
 # Options that say which model was served; every other one is in the log.
 TAKEN = ("model", "draft_model", "revision", "offline", "assume_dense", "text_only")

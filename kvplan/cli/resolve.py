@@ -127,7 +127,7 @@ def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolv
 
     A method applied while loading, a Hub id and a path are unchanged.
     """
-    from kvplan.servers.weights import ONLINE_METHODS
+    from kvplan.servers.plans.weights import ONLINE_METHODS
 
     own = catalog.find(name)
     if own is None or "/" in name or source.revision is not None or model.spec.quantization is not None:

@@ -26,8 +26,8 @@ from kvplan.cli.options import (
 )
 from kvplan.core.records import dataclass
 from kvplan.report.formats import SUFFIXES, Format
-from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import SERVERS
+from kvplan.servers.words.arguments import ARGUMENTS
 
 Allocator = Literal["paged", "contiguous", "static"]
 

@@ -20,9 +20,9 @@ from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_tokens
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import ARGUMENTS
 
 if TYPE_CHECKING:
     import socket

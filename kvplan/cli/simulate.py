@@ -22,7 +22,7 @@ from kvplan.planning.plan import Plan, plan
 from kvplan.report import request_rows, trace_events
 from kvplan.report.drawing import Figure, Svg
 from kvplan.servers.base import terms_of
-from kvplan.servers.pool import prefix_notes
+from kvplan.servers.plans.pool import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
 from kvplan.simulate.kernels.library import Shares

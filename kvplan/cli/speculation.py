@@ -8,8 +8,8 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 
 if TYPE_CHECKING:
-    from kvplan.servers.speculative_config import SpeculativeConfig
-    from kvplan.servers.words import ServeCommand
+    from kvplan.servers.words.command import ServeCommand
+    from kvplan.servers.words.speculative_config import SpeculativeConfig
 
 FLAG: Final = "--speculative-config"
 # An option -> the key that it stands for.
@@ -23,7 +23,7 @@ def config_of(options: PlanOptions) -> "SpeculativeConfig | None":
     """The parsed --speculative-config, or None if it is not given."""
     if options.speculative_config is None:
         return None
-    from kvplan.servers.speculative_config import read_config  # only needed for this option
+    from kvplan.servers.words.speculative_config import read_config  # only needed for this option
 
     return read_config(options.speculative_config, FLAG)
 

@@ -25,8 +25,8 @@ from kvplan.planning.plan import Request
 from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
 from kvplan.report import sweep_text as text
 from kvplan.report.formats import FORMS, rendered
-from kvplan.servers.argument_values import read_argument
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.argument_values import read_argument
 
 # Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL may be, too.
 LISTS = (

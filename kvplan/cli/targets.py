@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kvplan.asked.manifest import Served
+from kvplan.asked.pasted import read_command
 from kvplan.cli import manifests, output
 from kvplan.cli.inputs import Context, Inputs, load_of, read, refuse_missing
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
@@ -27,10 +29,8 @@ from kvplan.planning.plan import Load, plan
 from kvplan.policy.file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, exists, is_within
 from kvplan.policy.gauges import Case
 from kvplan.policy.result import Figures, figures_by_target
-from kvplan.servers.arguments import SHORT
-from kvplan.servers.manifest import Served
-from kvplan.servers.pasted import read_command
-from kvplan.servers.words import ServeCommand
+from kvplan.servers.words.arguments import SHORT
+from kvplan.servers.words.command import ServeCommand
 
 Loads = dict[tuple[object, ...], Load]  # by the length keys, the context, and the model's own
 
@@ -242,7 +242,7 @@ def path_in(folder: Path, text: str) -> str:
 
 def config_in(folder: Path, text: str) -> str:
     """A speculative config whose draft, if it is a path, is relative to the policy; invalid text as it is."""
-    from kvplan.servers.speculative_config import with_model  # only needed for this key
+    from kvplan.servers.words.speculative_config import with_model  # only needed for this key
 
     return with_model(text, lambda model: path_in(folder, model) if is_path_in(folder, model) else model)
 

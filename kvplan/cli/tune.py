@@ -7,6 +7,7 @@ from itertools import islice
 from math import inf, isinf
 from typing import TYPE_CHECKING, Final
 
+from kvplan.asked.pasted import read_command
 from kvplan.cli import output
 from kvplan.cli.inputs import MODEL_CURE, Inputs, read, refuse_missing, say, says_gpu, says_model, stated_arguments
 from kvplan.cli.load import check_lengths, load_of
@@ -21,7 +22,6 @@ from kvplan.planning.plan import Request, plan
 from kvplan.planning.recommend import is_fp8_already, with_args
 from kvplan.report.formats import rendered
 from kvplan.servers.base import terms_of, titles
-from kvplan.servers.pasted import read_command
 from kvplan.simulate import slo
 from kvplan.simulate.settings import space
 from kvplan.simulate.setup import check_tiers, refuse_reordering

@@ -10,8 +10,8 @@ from dataclasses import fields
 from kvplan.cli.options import FLAGS, flag_of
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import split_count
-from kvplan.servers.arguments import ARGUMENTS, SHORT, spellings
 from kvplan.servers.base import SERVERS
+from kvplan.servers.words.arguments import ARGUMENTS, SHORT, spellings
 
 OWN_SETTINGS = {"num_blocks": "num_gpu_blocks_override"}  # the engine's name -> the option's
 RANKS = "tensor_parallel_size"

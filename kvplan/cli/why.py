@@ -30,7 +30,7 @@ from kvplan.planning.cures import Anchor
 from kvplan.planning.plan import Request, plan, serve_command
 from kvplan.report.formats import Answer, rendered
 from kvplan.servers.base import OWN, failures_of_servers, parse_engine
-from kvplan.servers.logs import ServerLog
+from kvplan.servers.logs.log import ServerLog
 
 AFTER_LOAD: Final = ("profile", "pool", "capture", "warmup", "serving")
 PREEMPTION: Final = "preemption"  # cause of a server that runs but preempts requests

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
+from kvplan.asked.pasted import read_command
 from kvplan.cli import inputs
 from kvplan.cli.check_options import CheckOptions
 from kvplan.cli.diff_options import DiffOptions
@@ -21,10 +22,9 @@ from kvplan.core.errors import KvplanError, UsageError, together
 from kvplan.core.units import parse_count, parse_duration, parse_size
 from kvplan.hardware.gpu import gpu, split_count
 from kvplan.models import catalog
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import SERVERS, parse_engine, terms_of
-from kvplan.servers.pasted import read_command
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import ARGUMENTS
 from kvplan.sizing.layout import check_dtype, check_kv_dtype
 
 OTHER_SUBJECTS: Final = (CheckOptions, DiffOptions, UpgradeOptions, ServeOptions)  # `model` may be a file or a folder

@@ -31,8 +31,8 @@ from kvplan.planning.plan import (
 )
 from kvplan.planning.users import blocks_per_user, log_differs, num_gpus, request_blocks
 from kvplan.servers.base import Sources, server_of, terms_of
-from kvplan.servers.plans import BUDGET_ROWS, Kind
-from kvplan.servers.weights import online_scheme
+from kvplan.servers.plans.plan import BUDGET_ROWS, Kind
+from kvplan.servers.plans.weights import online_scheme
 from kvplan.sizing import weights
 
 if TYPE_CHECKING:  # the types of the documents cost a command nothing

@@ -1,5 +1,5 @@
 """What `reconcile --calibrate` and `kvplan calibrate` write: kvplan/calibration@1."""
 
-from kvplan.servers.calibration import CalibrationDocument
+from kvplan.servers.plans.calibration import CalibrationDocument
 
 __all__ = ["CalibrationDocument"]

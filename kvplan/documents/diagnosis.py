@@ -10,8 +10,8 @@ from kvplan.measure.diagnosis import Diagnosis
 from kvplan.measure.why_words import summary
 from kvplan.planning.case import Cure
 from kvplan.planning.plan import Plan
-from kvplan.servers.failures import Figures, Size
-from kvplan.servers.plans import BUDGET_ROWS, BudgetRows
+from kvplan.servers.logs.failures import Figures, Size
+from kvplan.servers.plans.plan import BUDGET_ROWS, BudgetRows
 
 UNEXPLAINED = GIB  # bytes that are worth a note
 Value = int | float | str

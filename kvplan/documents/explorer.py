@@ -10,7 +10,7 @@ from kvplan.core.records import Count
 from kvplan.documents.artifact import concurrency_document, kv_document, limits_document, memory_document
 from kvplan.planning.plan import MemoryBreakdown, Plan, plan, serve_command
 from kvplan.planning.sweep import Grid
-from kvplan.servers.arguments import option_words
+from kvplan.servers.words.arguments import option_words
 
 EXPLORER: Final = "kvplan/explorer@1"
 # What the page has of each part of a plan's document.

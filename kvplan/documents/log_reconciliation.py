@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, TypedDict
 
 from kvplan.core.records import Keyword, Number, Size
-from kvplan.servers.log_rows import PARTS, UNITS
+from kvplan.servers.logs.rows import PARTS, UNITS
 
 
 class Row(TypedDict):

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, TypedDict, assert_never
 from kvplan.core.records import Count, Number, Size
 from kvplan.documents.schema import Schema, keys, schema_of
 from kvplan.hardware.gpu import TotalKind
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Argument
-from kvplan.servers.plans import Kind, Rows
+from kvplan.servers.plans.plan import Kind, Rows
+from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, Argument
 
 
 class Model(TypedDict):

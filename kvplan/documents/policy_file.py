@@ -13,7 +13,7 @@ from kvplan.policy.file import (
     WORKLOAD_KEYS,
 )
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES
-from kvplan.servers.arguments import ARGUMENTS, Argument
+from kvplan.servers.words.arguments import ARGUMENTS, Argument
 from kvplan.workloads.profiles import RATE
 
 Schema = dict[str, Any]

@@ -7,7 +7,7 @@ from kvplan.measure.reconcile import Reconciliation
 from kvplan.measure.run_capacity import Served, served
 from kvplan.measure.run_manifest import inputs_of
 from kvplan.measure.techniques import Technique
-from kvplan.servers import measurement
+from kvplan.servers.logs import measurement
 
 
 class Row(TypedDict):

@@ -6,7 +6,7 @@ from kvplan.measure.failure import Failure
 from kvplan.planning.case import Case, Cure
 from kvplan.planning.cures import Anchor
 from kvplan.planning.plan import Plan, Request
-from kvplan.servers.logs import ServerLog
+from kvplan.servers.logs.log import ServerLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from kvplan.measure.failure_words import (
 )
 from kvplan.measure.serverlog.log import parse_log
 from kvplan.servers.base import OWN, failures_of_servers
-from kvplan.servers.failures import (
+from kvplan.servers.logs.failures import (
     LEAD,
     MEMORY_CAUSES,
     NAMES,
@@ -45,9 +45,9 @@ from kvplan.servers.failures import (
     figure,
     squeezed,
 )
-from kvplan.servers.logs import ServerLog
-from kvplan.servers.obstacles import OF_CAUSE
-from kvplan.servers.obstacles import WORDINGS as OBSTACLES
+from kvplan.servers.logs.log import ServerLog
+from kvplan.servers.logs.obstacles import OF_CAUSE
+from kvplan.servers.logs.obstacles import WORDINGS as OBSTACLES
 from kvplan.servers.releases import DEFAULT
 
 Outcome = Literal["started", "failed", "died", "unknown"]

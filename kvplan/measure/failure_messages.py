@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
-from kvplan.servers.failures import Cause
+from kvplan.servers.logs.failures import Cause
 
 LONGEST_MESSAGE: Final = 600  # characters of a message to inspect
 

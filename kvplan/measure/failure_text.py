@@ -12,8 +12,8 @@ from typing import Final
 
 from kvplan.core.files import printable
 from kvplan.measure.serverlog.log import rank_of
-from kvplan.servers.failures import squeezed
-from kvplan.servers.log_text import unwrapped
+from kvplan.servers.logs.failures import squeezed
+from kvplan.servers.logs.text import unwrapped
 
 MOST_LINES: Final = 40_000  # of a longer log the first quarter and the last three
 MOST_CHARACTERS: Final = 4_000  # of a line

@@ -15,8 +15,8 @@ from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of
 from kvplan.measure.rundir import BASELINES, Run
 from kvplan.measure.techniques import Saving, outside_rows, savings
 from kvplan.servers.bundled.rules import Prediction as Sized
-from kvplan.servers.calibration import Calibration, run_id
-from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
+from kvplan.servers.logs.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
+from kvplan.servers.plans.calibration import Calibration, run_id
 
 RECONCILIATION = "kvplan/reconciliation@1"
 COMPONENTS = (

@@ -6,9 +6,9 @@ from kvplan.measure.run_manifest import inputs_of
 from kvplan.measure.run_types import Results
 from kvplan.measure.run_types import Served as ServedFigures
 from kvplan.measure.rundir import Run
-from kvplan.servers import measurement
 from kvplan.servers.bundled.rules import Prediction
-from kvplan.servers.measurement import Figure, Measurement
+from kvplan.servers.logs import measurement
+from kvplan.servers.logs.measurement import Figure, Measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable, read_text
 from kvplan.servers.base import OWN, SERVERS
-from kvplan.servers.logs import FACTS, Reading, ServerLog, simulated_notes
-from kvplan.servers.metrics import SERVED_BY, START_ARGUMENTS, START_FIGURE, START_SERVER, Counted, Metrics
+from kvplan.servers.logs.log import FACTS, Reading, ServerLog, simulated_notes
+from kvplan.servers.logs.metrics import SERVED_BY, START_ARGUMENTS, START_FIGURE, START_SERVER, Counted, Metrics
 
 MAX_PAGE_BYTES = 10 * 10**6
 MAX_LINES = 5_000  # of the metrics read here; a server with 64 ranks has some hundreds

@@ -8,7 +8,7 @@ from kvplan.measure.run_capacity import baselines, fragmentation
 from kvplan.measure.run_manifest import is_number, predicted_of
 from kvplan.measure.rundir import Run
 from kvplan.servers.bundled.rules import chunk_bytes, file_bytes
-from kvplan.servers.measurement import Row
+from kvplan.servers.logs.measurement import Row
 
 Technique = Literal[
     "prefix_caching", "kv_offloading", "speculation", "paging_vs_contiguous", "paging_vs_static",

@@ -12,7 +12,7 @@ from typing import Final
 from kvplan.core.errors import InvalidInputError
 from kvplan.measure.server_metrics import MetricsError, page_sums, server_named, server_stats
 from kvplan.servers.base import server_of
-from kvplan.servers.metrics import Counters
+from kvplan.servers.logs.metrics import Counters
 
 NEEDED: Final = ("ended", "prompt_tokens_ended", "output_tokens_ended")
 

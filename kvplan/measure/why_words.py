@@ -8,8 +8,8 @@ from kvplan.core.files import printable
 from kvplan.core.units import plural
 from kvplan.measure.failure import Failure
 from kvplan.servers.base import OWN, kind_of_cause, terms_of
-from kvplan.servers.failures import Figures, Size, dotted
-from kvplan.servers.obstacles import OF_CAUSE
+from kvplan.servers.logs.failures import Figures, Size, dotted
+from kvplan.servers.logs.obstacles import OF_CAUSE
 
 PHASES: Final[Mapping[str, str]] = {
     "arguments": "while it read its arguments",

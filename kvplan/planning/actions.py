@@ -7,8 +7,8 @@ from typing import Final
 from kvplan.core.units import GIB, format_gib
 from kvplan.planning.case import Case, Cure
 from kvplan.servers.base import kind_of_cause, terms_of
-from kvplan.servers.failures import Figures, dotted
-from kvplan.servers.obstacles import OF_CAUSE, Obstacle
+from kvplan.servers.logs.failures import Figures, dotted
+from kvplan.servers.logs.obstacles import OF_CAUSE, Obstacle
 
 EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 

@@ -15,9 +15,9 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.models.spec import ChunkedAttention, FullAttention, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import terms_of
-from kvplan.servers.plans import Refusal
+from kvplan.servers.plans.plan import Refusal
+from kvplan.servers.words.arguments import EngineArgs
 
 TP_SIZES = (1, 2, 4, 8, 16)
 RANKS = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"}

@@ -19,7 +19,7 @@ from kvplan.hardware.gpu import GIVEN, GpuSpec
 from kvplan.models.hf_config import read_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 
 Kind = Literal["model", "files", "draft", "gpu", "engine", "argument", "setting", "workload"]
 Number = int | float

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvplan.core.records import dataclass
 from kvplan.planning.plan import Plan, Request
-from kvplan.servers.failures import Figures
+from kvplan.servers.logs.failures import Figures
 
 Args = Mapping[str, Any]
 

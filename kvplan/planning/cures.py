@@ -19,9 +19,9 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import kind_of_cause, terms_of
-from kvplan.servers.failures import Figures, Size
-from kvplan.servers.plans import BUDGET_ROWS, Estimate
-from kvplan.servers.pool import blocks_in, largest_context
+from kvplan.servers.logs.failures import Figures, Size
+from kvplan.servers.plans.plan import BUDGET_ROWS, Estimate
+from kvplan.servers.plans.pool import blocks_in, largest_context
 
 MOST_CURES: Final = 5
 ROUND, ROUND_FROM = 256, 4096  # tokens

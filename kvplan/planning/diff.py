@@ -26,7 +26,7 @@ from kvplan.planning.attribute import (
     value_text,
 )
 from kvplan.planning.plan import Plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 
 Document = dict[str, Any]
 Inputs = Mapping[tuple[Kind, str], str | None]

@@ -24,9 +24,8 @@ from kvplan.planning.plan import NOT_MODELED, host_rows, stage_of, statements
 from kvplan.planning.users import request_blocks
 from kvplan.servers.base import Explanation, server_of, terms_of
 from kvplan.servers.base import Section as Section
-from kvplan.servers.pages import KVSpec, charged_blocks
-from kvplan.servers.plans import Plan
-from kvplan.servers.pool import KVGroup
+from kvplan.servers.plans.plan import Plan
+from kvplan.servers.plans.pool import KVGroup, KVSpec, charged_blocks
 from kvplan.sizing.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.sizing.weights import num_params
 

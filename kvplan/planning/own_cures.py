@@ -12,8 +12,8 @@ from kvplan.planning.case import Cure
 from kvplan.servers.bundled.failures import TOTAL
 from kvplan.servers.bundled.log_rows import num_groups, settings_of
 from kvplan.servers.bundled.rules import EngineInputs, predict
-from kvplan.servers.failures import Figures
-from kvplan.servers.logs import ServerLog
+from kvplan.servers.logs.failures import Figures
+from kvplan.servers.logs.log import ServerLog
 from kvplan.sizing.layout import cdiv
 
 PROOF: Final = "the engine's own rules, with the log's settings and figures"

@@ -6,18 +6,17 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.units import GIB, format_bytes
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs
 from kvplan.servers.base import server_of, terms_of
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Concurrency, HostRow, Sized, UserAnswer
-from kvplan.servers.plans import Load as Load
-from kvplan.servers.plans import MemoryBreakdown as MemoryBreakdown
-from kvplan.servers.plans import Plan as Plan
-from kvplan.servers.plans import Request as Request
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Sized, UserAnswer
+from kvplan.servers.plans.plan import Load as Load
+from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
+from kvplan.servers.plans.plan import Plan as Plan
+from kvplan.servers.plans.plan import Request as Request
+from kvplan.servers.plans.weights import online_scheme, weight_layout
 from kvplan.servers.releases import AS_INSTALLED, Version
-from kvplan.servers.weights import online_scheme, weight_layout
+from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs
 from kvplan.sizing import weights
-from kvplan.sizing.disk import stored_bytes
-from kvplan.sizing.weights import stage_layers
+from kvplan.sizing.weights import stage_layers, stored_bytes
 
 
 def breakdown(
@@ -188,7 +187,7 @@ def host_rows(plan: Plan) -> list[HostRow]:
     rows = list(server_of(plan.request.release.engine).host(plan))
     stored = plan.request.weights_bytes or stored_bytes(plan.request.spec)
     if stored is not None:
-        rows.append(HostRow("checkpoint", stored, "replica", READ_ONCE, "kvplan/sizing/disk.py", PUBLISHED))
+        rows.append(HostRow("checkpoint", stored, "replica", READ_ONCE, "kvplan/sizing/weights.py", PUBLISHED))
     return sorted(rows, key=lambda row: row.per != "rank")
 
 

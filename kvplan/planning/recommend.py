@@ -24,8 +24,8 @@ from kvplan.planning.users import (
     pool_users,
     running_users,
 )
-from kvplan.servers.arguments import option_words
 from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.words.arguments import option_words
 from kvplan.workloads.lengths import Lengths
 
 TP_SIZES = (1, 2, 4, 8)  # a node has eight GPUs

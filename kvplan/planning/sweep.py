@@ -16,8 +16,8 @@ from kvplan.core.records import Count, Number, Size
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.plan import Plan, Request, lack_text, plan
 from kvplan.planning.users import num_gpus
-from kvplan.servers.arguments import EngineArgs, option_words
 from kvplan.servers.releases import Version
+from kvplan.servers.words.arguments import EngineArgs, option_words
 
 MOST_COMBINATIONS = 2_000_000
 WORTH_PROCESSES = 4_000  # combinations below which starting processes takes longer than it saves: 0.3 s

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Literal, assert_never
 
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
-from kvplan.servers.plans import Load, Plan, UserAnswer
-from kvplan.servers.pool import Pool
+from kvplan.servers.plans.plan import Load, Plan, UserAnswer
+from kvplan.servers.plans.pool import Pool
 
 if TYPE_CHECKING:
-    from kvplan.servers.arguments import Settings
-    from kvplan.servers.pool import Capacity
+    from kvplan.servers.plans.pool import Capacity
+    from kvplan.servers.words.arguments import Settings
     from kvplan.workloads.lengths import Lengths
 
 Held = Callable[[int], int]

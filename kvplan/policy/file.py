@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from kvplan.asked.pasted import MAX_COMMAND_CHARS, too_long
 from kvplan.core import strict_yaml
 from kvplan.core.errors import Faults, InvalidInputError, UsageError
 from kvplan.core.files import path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, located, wrong
 from kvplan.core.units import parse_count, parse_fraction, parse_size, parse_tokens
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind, Key
-from kvplan.servers.argument_values import read_argument, stated_bytes
-from kvplan.servers.arguments import ARGUMENTS
-from kvplan.servers.pasted import MAX_COMMAND_CHARS, too_long
+from kvplan.servers.words.argument_values import read_argument, stated_bytes
+from kvplan.servers.words.arguments import ARGUMENTS
 
 Severity = Literal["warn", "fail"]
 Limit = int | float | bool

@@ -22,7 +22,7 @@ from kvplan.policy.file import Rule, Target, Workload, exists
 from kvplan.servers.base import terms_of
 
 if TYPE_CHECKING:
-    from kvplan.servers.manifest import Served
+    from kvplan.asked.manifest import Served
     from kvplan.workloads.lengths import Lengths
     from kvplan.workloads.trace import Trace, TraceRequest
 

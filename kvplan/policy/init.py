@@ -16,9 +16,9 @@ from kvplan.planning.plan import Plan, lack_text
 from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import SERVERS, terms_of
-from kvplan.servers.environment import variables
+from kvplan.servers.words.arguments import EngineArgs
+from kvplan.servers.words.environment import variables
 
 KEPT: Final = 90  # percent of today's figure that a lower limit requires
 GROWTH: Final = 2  # percent above today's figure that an upper limit allows

@@ -7,7 +7,7 @@ from kvplan.core.units import format_apart, format_bytes
 from kvplan.hardware.gpu import gpu
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target
-from kvplan.sizing.disk import stored_bytes
+from kvplan.sizing.weights import stored_bytes
 
 RULE: Final = "plausible"
 OVERRIDES: Final = ("gpu_memory", "weights_bytes")

@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from kvplan.asked.manifest import Served
 from kvplan.core.units import GIB, format_gib
 from kvplan.planning.plan import Plan, kept_rows
-from kvplan.servers.manifest import Served
 
 NAMES: Final = {
     "kv_offloading": "offloaded KV",

@@ -16,10 +16,9 @@ from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
 from kvplan.planning.plan import Plan, context_word, is_published
 from kvplan.report.lines import COMMAND, SCREEN, Line, Paragraph, Part, laid_out, line
 from kvplan.servers.base import Terms, terms_of
-from kvplan.servers.plans import budget_sizes
-from kvplan.sizing.disk import stored_bytes
+from kvplan.servers.plans.plan import budget_sizes
 from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
-from kvplan.sizing.weights import num_params
+from kvplan.sizing.weights import num_params, stored_bytes
 
 if TYPE_CHECKING:
     from kvplan.documents.listing import GpuRow, ModelRow

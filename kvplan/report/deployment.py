@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
+from kvplan.asked.nodes import PRODUCT, product_of
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, format_gib
@@ -16,7 +17,6 @@ from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
 from kvplan.planning.plan import Plan, assignments, host_rows, kept_rows
 from kvplan.servers.base import server_of, terms_of
-from kvplan.servers.nodes import PRODUCT, product_of
 
 Output = Literal["k8s", "compose"]
 PROCESS: Final = 4 * GIB  # of host memory per process; assumed, not measured

@@ -40,7 +40,7 @@ from kvplan.report.sheets import (
     panel_title,
     svg,
 )
-from kvplan.servers.measurement import Row
+from kvplan.servers.logs.measurement import Row
 
 # Stacked from the bottom in this order, each from the stage in which it is allocated.
 ALLOCATED_IN = {"context": "", "weights": "weights", "buffers": "weights", "kv_cache": "pool", "cuda_graphs": "graphs"}

@@ -8,7 +8,7 @@ from kvplan.measure.reconcile import Reconciliation, sums
 from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import BASELINES, Run
 from kvplan.report.run_record import having, memory_key, number, numbers, reading, usable_blocks
-from kvplan.servers.measurement import Row
+from kvplan.servers.logs.measurement import Row
 
 
 def answer(run: Run, model: str, device: str, memory: Reconciliation | None, tables: dict[str, Table]) -> str:

@@ -34,7 +34,7 @@ from kvplan.report.console import (
 )
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.page import Block, block_text, bold, bullets, code, folded
-from kvplan.servers.plans import budget_sizes
+from kvplan.servers.plans.plan import budget_sizes
 
 if TYPE_CHECKING:
     from kvplan.documents.plan import PlanDocument

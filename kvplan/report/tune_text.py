@@ -18,8 +18,8 @@ from kvplan.report.lines import COMMAND, Paragraph, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.simulate_text import duration, percent, rate_text
 from kvplan.report.timed_text import limit_text, target_document, target_text
-from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.words.arguments import ARGUMENTS
 from kvplan.simulate.ranges import coverage_remark, unseen_remark, verdict
 from kvplan.simulate.settings import TURNED, is_flag_of
 from kvplan.simulate.tuning import MARGIN

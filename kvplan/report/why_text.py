@@ -11,7 +11,7 @@ from kvplan.report.console import LABELS, STYLES, bar
 from kvplan.report.drawing import Bar, Bars, Figure, Piece
 from kvplan.report.lines import COMMAND, Line, line
 from kvplan.report.page import Block, bold, code
-from kvplan.servers.plans import budget_sizes
+from kvplan.servers.plans.plan import budget_sizes
 
 RANKS = "tensor_parallel_size"
 NOTICED = ("max_num_seqs", "max_model_len")  # kinds whose numbers alone do not show the effect on users

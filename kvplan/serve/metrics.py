@@ -23,8 +23,8 @@ from prometheus_client import (
 from engine.drafting import Drafting
 from engine.extensions import AdapterSlots
 from engine.scheduler import Scheduler
-from kvplan.servers.logs import FACTS, NUMBERS, ServerLog
-from kvplan.servers.metrics import START_ARGUMENTS, START_FIGURE, START_SERVER
+from kvplan.servers.logs.log import FACTS, NUMBERS, ServerLog
+from kvplan.servers.logs.metrics import START_ARGUMENTS, START_FIGURE, START_SERVER
 
 if TYPE_CHECKING:
     from engine.tiers import Tiers

@@ -16,7 +16,7 @@ from kvplan.serve.worker import Hooks
 from kvplan.servers.bundled.log_rows import planned_bytes
 from kvplan.servers.bundled.log_wordings import device_line, host_line, pool_line, prefix, row_line
 from kvplan.servers.bundled.rules import EngineInputs, Speculation, predict
-from kvplan.servers.metrics import SERVED_BY
+from kvplan.servers.logs.metrics import SERVED_BY
 
 
 def start_of(engine: Engine, *opening: str) -> Start:

@@ -15,14 +15,14 @@ from kvplan.core.records import dataclass
 
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
-    from kvplan.servers.arguments import EngineArgs, Settings
-    from kvplan.servers.bench import Generator
-    from kvplan.servers.failures import Failures
-    from kvplan.servers.logs import Logs
-    from kvplan.servers.metrics import Metrics
-    from kvplan.servers.plans import HostRow, Plan, Refusal, Request, Sized
+    from kvplan.servers.logs.bench import Generator
+    from kvplan.servers.logs.failures import Failures
+    from kvplan.servers.logs.log import Logs
+    from kvplan.servers.logs.metrics import Metrics
+    from kvplan.servers.plans.plan import HostRow, Plan, Refusal, Request, Sized
     from kvplan.servers.releases import Version
-    from kvplan.servers.words import Other, ServeCommand, Started, Variable
+    from kvplan.servers.words.arguments import EngineArgs, Settings
+    from kvplan.servers.words.command import Other, ServeCommand, Started, Variable
     from kvplan.sizing.weights import Layout
 
 
@@ -296,6 +296,12 @@ def titles(can: Callable[[Terms], bool]) -> tuple[str, str]:
     """Servers with a capability: (their names in prose, what --engine accepts for them)."""
     able = {name: server().terms for name, server in SERVERS.items() if can(server().terms)}
     return " and ".join(terms.title for terms in able.values()), " or ".join(able)
+
+
+def programs() -> str:
+    """The commands that start a supported server, for a remedy."""
+    *others, last = [f"`{' '.join(server().terms.program)} ...`" for server in SERVERS.values()]
+    return f"{', '.join(others)} or {last}"
 
 
 def logs_of_servers() -> "dict[str, Logs]":

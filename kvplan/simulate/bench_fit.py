@@ -10,7 +10,7 @@ from typing import Final
 
 from kvplan.core.records import dataclass
 from kvplan.planning.plan import Plan
-from kvplan.servers.calibration import FACTORS
+from kvplan.servers.plans.calibration import FACTORS
 from kvplan.simulate.bench_load import BenchLoad, Figures, figures
 from kvplan.simulate.host import Host
 from kvplan.simulate.kernels.library import Shares

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import terms_of
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.host import IN_TURN, regime_of
 from kvplan.simulate.kernels.choice import source_of
 

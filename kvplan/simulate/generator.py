@@ -11,7 +11,7 @@ from typing import Final
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.servers.base import generators
-from kvplan.servers.bench import Generator
+from kvplan.servers.logs.bench import Generator
 from kvplan.simulate.clients import CLIENTS
 from kvplan.simulate.pasted import OPTION, Grammar, promise, uniform, values_of, whole, words_of
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.servers.base import terms_of
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.workloads.trace import TraceRequest
 

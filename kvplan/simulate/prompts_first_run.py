@@ -9,7 +9,7 @@ from engine.sequence import Sequence
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB
 from kvplan.servers.base import terms_of
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.loop import DecodeLoad, Simulation
 from kvplan.simulate.prompts_first import Limits, PromptsFirst
 from kvplan.simulate.requests import Content

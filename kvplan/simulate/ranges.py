@@ -9,7 +9,7 @@ from typing import Final, Literal
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.simulate import coverage
 from kvplan.simulate.host import regime_of
 from kvplan.simulate.steptime import borrowed_kernels

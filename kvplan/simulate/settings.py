@@ -6,8 +6,8 @@ from itertools import product
 from typing import Any, Final
 
 from kvplan.planning.plan import Request
-from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.words.arguments import ARGUMENTS
 
 
 @dataclass(frozen=True, slots=True)

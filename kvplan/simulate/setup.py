@@ -5,15 +5,15 @@ from typing import Final, Literal, assert_never
 
 from engine.block_manager import FullGroup, Group, WindowGroup
 from engine.states import MambaGroup
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_size
 from kvplan.models.spec import LatentAttention
 from kvplan.planning.plan import Plan, lack_text
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import terms_of, titles
-from kvplan.servers.pasted import read_command
-from kvplan.servers.pool import KVGroup, chunk_bytes, offloaded_bytes
+from kvplan.servers.plans.pool import KVGroup, chunk_bytes, offloaded_bytes
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate import prompts_first_run
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.host import Intake

@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 from statistics import median
 from typing import Any
 
-from kvplan.servers.calibration import TERMS, MeasuredSteps
+from kvplan.servers.plans.calibration import TERMS, MeasuredSteps
 
 FEWEST = 20  # equations, for four unknowns
 NEEDED = ("busy_s", "num_steps", "prompt_tokens", "generation_tokens", "num_kv_tokens")

@@ -21,7 +21,7 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.host import Host
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.kernels.line import Line
@@ -170,7 +170,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Step time as a linear function fitted to a run's steps (kvplan.servers.calibration.TERMS)."""
+    """Step time as a linear function fitted to a run's steps (kvplan.servers.plans.calibration.TERMS)."""
 
     coefficients: Mapping[str, float]
     kinds: tuple[Attention, ...]
@@ -205,7 +205,7 @@ def step_time(plan: Plan, shares: Shares, calibration: str | None = None) -> Ste
         return kernel_step(plan, reaches, shares)
     from pathlib import Path
 
-    from kvplan.servers.calibration import read, step_seconds
+    from kvplan.servers.plans.calibration import read, step_seconds
 
     measured = read(Path(calibration))
     steps = step_seconds(measured, plan.request.gpu, plan.request.spec.name)

@@ -10,7 +10,7 @@ from engine.block_manager import Group
 from engine.extensions import block_manager
 from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.scheduling import SimulatedConfig, WholePrefills
 
 NUM_SPARE_BLOCKS = 1  # blocks that must be free during decode

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu, split_count
 from kvplan.models import catalog
 from kvplan.models.hub import ref_of_url
-from kvplan.servers.pasted import read_command
 from tests.support.cli import Run, refused, run
 
 __all__ = ["run"]

@@ -33,7 +33,7 @@ BANNED = {
 }
 FOUND = re.compile("|".join(BANNED))
 # Of the plan's JSON Schema and code that is written, not of sentences.
-FREE = {"kvplan/documents", "kvplan/servers/calibration.py", "kvplan/hardware/gpu.py"}
+FREE = {"kvplan/documents", "kvplan/servers/plans/calibration.py", "kvplan/hardware/gpu.py"}
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:

@@ -17,6 +17,7 @@ ORDER = (
     "sizing",  # bytes of weights and caches
     "workloads",  # lengths, traces, profiles
     "servers",  # the rules of vLLM, SGLang and the bundled engine
+    "asked",  # what is asked, from any source: a pasted command, a manifest, a piece of Python
     "planning",  # questions asked of plans
     "simulate",  # a workload over plans in time
     "policy",  # what deployments promise, judged over plans

@@ -159,7 +159,7 @@ targets:
 def test_one_more_argument_is_known_in_every_place(tmp_path: Path) -> None:
     config_file(tmp_path / "m")
     change = ("    lora_dtype: str = argument(", ROW)
-    answers = answer_of(PLACES, "kvplan.servers.arguments", [change], POLICY, tmp_path)
+    answers = answer_of(PLACES, "kvplan.servers.words.arguments", [change], POLICY, tmp_path)
     for name in ("option", "pair", "command"):
         size, printed = answers[name]
         assert (size, "--vault-size 4096" in printed) == (4096, True), name

@@ -11,10 +11,8 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pages import charged_blocks
-from kvplan.servers.pool import Capacity
+from kvplan.servers.plans.pool import Capacity, charged_blocks
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
@@ -33,6 +31,7 @@ from kvplan.servers.vllm.overheads import (
     cuda_graphs,
     sampler_of,
 )
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.refusals import reason_of
@@ -374,7 +373,7 @@ class TestCachedStates:
 
 def test_experts_are_quantised_while_loading_and_nothing_else_is() -> None:
     from kvplan.planning.plan import Request
-    from kvplan.servers.weights import rank_weights
+    from kvplan.servers.plans.weights import rank_weights
 
     spec, device = catalog.load("jamba-1.5-mini"), gpu("a100-80g")
     plain = rank_weights(Request(spec, device), 0)

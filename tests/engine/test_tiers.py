@@ -128,8 +128,8 @@ def test_the_bytes_are_those_that_vllms_rules_give_the_same_blocks() -> None:
     from kvplan.hardware.gpu import gpu
     from kvplan.models.hf_config import load_spec
     from kvplan.planning.plan import Request, plan
-    from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.vllm import tiers
+    from kvplan.servers.words.arguments import EngineArgs
 
     args = EngineArgs(dtype="float32", block_size=16, max_model_len=96, kv_offloading_size=3_000_000)
     answer = plan(Request(load_spec(saved_model("llama")), gpu("h100-80g"), args))

@@ -12,9 +12,9 @@ from kvplan.documents.schema import document_schema
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.calibration import FACTORS
+from kvplan.servers.plans.calibration import FACTORS
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.bench_fit import Measurement, fitted, predicted, solved, without_each
 from kvplan.simulate.bench_load import BenchLoad, steady
 from kvplan.simulate.host import Host

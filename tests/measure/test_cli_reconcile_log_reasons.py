@@ -5,7 +5,7 @@ from typing import Any
 
 from kvplan.core.units import GIB
 from kvplan.measure.serverlog.compare import merged
-from kvplan.servers.measurement import Row
+from kvplan.servers.logs.measurement import Row
 from tests.support.cli import Run, run
 from tests.support.server_logs import LLAMA_3090, Log, log, rows_of, unplanned
 

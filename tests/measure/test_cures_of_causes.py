@@ -16,7 +16,7 @@ from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.cures import MOVES, free_share
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.support.oracle_data import DATA, needs_oracle_data
 

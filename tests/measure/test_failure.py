@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.measure.failure import Failure, read_failure
-from kvplan.servers.failures import MEMORY_CAUSES, Size
-from kvplan.servers.obstacles import OF_CAUSE
+from kvplan.servers.logs.failures import MEMORY_CAUSES, Size
+from kvplan.servers.logs.obstacles import OF_CAUSE
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ from kvplan.cli.why_options import WhyOptions
 from kvplan.documents.diagnosis import DiagnosisDocument, diagnosis_document
 from kvplan.measure.failure import read_failure
 from kvplan.report.why_text import why_lines
-from kvplan.servers.obstacles import LORA_RANKS, OBSTACLES
+from kvplan.servers.logs.obstacles import LORA_RANKS, OBSTACLES
 
 LINES = (Path(__file__).resolve().parents[1] / "facts" / "failures_public.jsonl").read_text(encoding="utf-8")
 CASES: list[dict[str, Any]] = [json.loads(line) for line in LINES.splitlines()]

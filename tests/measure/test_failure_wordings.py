@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvplan.servers.failures import OUT_OF_MEMORY, SYSTEM, Wording, compiled
+from kvplan.servers.logs.failures import OUT_OF_MEMORY, SYSTEM, Wording, compiled
 from kvplan.servers.sglang import failures as sglang
 from kvplan.servers.vllm import failures as vllm
 

@@ -42,7 +42,7 @@ from kvplan.measure.rundir import ENGINE_FIGURES, RunWriter, load_run, served_by
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import FullAttention
-from kvplan.servers.measurement import exceeds
+from kvplan.servers.logs.measurement import exceeds
 from kvplan.workloads.planned import PlannedRequest
 from tests.support.cli import LLAMA, Run
 from tests.support.cli import run as run  # the fixture

@@ -21,8 +21,8 @@ from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanErro
 from kvplan.measure.serverlog import log as server_log
 from kvplan.measure.serverlog.log import parse_log, read_log
 from kvplan.servers.base import logs_of_servers
-from kvplan.servers.log_text import arguments, unwrapped
-from kvplan.servers.logs import FACTS, NUMBERS, ServerLog, Wording, compiled
+from kvplan.servers.logs.log import FACTS, NUMBERS, ServerLog, Wording, compiled
+from kvplan.servers.logs.text import arguments, unwrapped
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 FACTS_DIR = Path(__file__).parents[1] / "facts" / "logs"

@@ -15,8 +15,8 @@ import pytest
 from kvplan.core.units import GIB
 from kvplan.measure.serverlog.log import parse_log
 from kvplan.measure.serverlog.request import flags_of
-from kvplan.servers.arguments import ARGUMENTS, spellings
 from kvplan.servers.sglang.log import LISTS, defaults
+from kvplan.servers.words.arguments import ARGUMENTS, spellings
 from tests.measure.test_serverlog import rendered
 from tests.oracles import read_lines
 from tests.support.cli import Ran, Run

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.cli.why import diagnose
 from kvplan.cli.why_options import WhyOptions
 from kvplan.core.errors import KvplanError
@@ -23,12 +24,11 @@ from kvplan.planning.case import Case, Cure
 from kvplan.planning.cures import MOVES, cures, stated_pool
 from kvplan.planning.plan import Request
 from kvplan.report.why_text import why_lines
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import kind_of_cause, parse_engine
-from kvplan.servers.failures import MEMORY_CAUSES, Cause, Figures, Size
-from kvplan.servers.obstacles import OF_CAUSE
-from kvplan.servers.pasted import read_command
-from kvplan.servers.plans import BUDGET_ROWS
+from kvplan.servers.logs.failures import MEMORY_CAUSES, Cause, Figures, Size
+from kvplan.servers.logs.obstacles import OF_CAUSE
+from kvplan.servers.plans.plan import BUDGET_ROWS
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Ran, Run
 from tests.support.cli import run as run
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.failure import read_failure
@@ -16,9 +17,8 @@ from kvplan.models import catalog
 from kvplan.planning.case import Case
 from kvplan.planning.cures import cures, estimate_range, estimated_context, stated_pool
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.failures import Figures
-from kvplan.servers.pasted import read_command
+from kvplan.servers.logs.failures import Figures
+from kvplan.servers.words.arguments import EngineArgs
 from tests.oracles import case_request, result_differences, serve_words
 from tests.support.oracle_data import DATA, needs_oracle_data
 

@@ -13,9 +13,9 @@ from kvplan.models import catalog
 from kvplan.models.spec import Quantization, Scheme
 from kvplan.planning.explain import explain
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.support.oracle_data import DATA, needs_oracle_data
 from tests.support.refusals import reason_of

@@ -17,8 +17,8 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.refusals import reason_of
 
 FACTS = Path(__file__).parents[1] / "facts"

@@ -10,8 +10,8 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import Layout, weight_bytes
 
 # Bytes of each kind of parameter, all layers, on one of 8 ranks, as vLLM 0.33's model class declares them.

@@ -9,8 +9,8 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import Layout, num_params, total_weights
 from tests.support.refusals import reason_of
 

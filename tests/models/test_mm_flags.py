@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.serverlog.log import read_log
@@ -16,10 +17,9 @@ from kvplan.measure.serverlog.request import flags_of
 from kvplan.models import catalog
 from kvplan.models.families import towers
 from kvplan.planning.plan import Plan, Request, plan, serve_command
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.recommend import Question, recommend
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.words.arguments import EngineArgs
 
 FACTS = Path(__file__).parents[1] / "facts" / "deployments.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in FACTS.read_text(encoding="utf-8").splitlines()]

@@ -39,8 +39,8 @@ from kvplan.policy.result import CheckResult, Figures, TargetResult
 from kvplan.report.diff_text import diff_lines, diff_page, diff_table
 from kvplan.report.lines import laid_out, plain
 from kvplan.report.page import page
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.vllm.rules import version
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import LLAMA
 
 A100 = gpu("a100-80g")

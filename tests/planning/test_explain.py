@@ -9,9 +9,9 @@ from kvplan.hardware.gpu import custom_gpu, gpu
 from kvplan.models import catalog
 from kvplan.planning.explain import explain, rule_of_thumb
 from kvplan.planning.plan import Load, Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.vllm.explain import folk_terms
 from kvplan.servers.vllm.rules import version
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

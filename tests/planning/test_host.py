@@ -13,8 +13,8 @@ from kvplan.report.console import host_lines, host_sizes, memory_lines, memory_r
 from kvplan.report.lines import plain
 from kvplan.report.page import block_text
 from kvplan.report.text import plan_cells, plans_page
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 
 GIB = 2**30
 

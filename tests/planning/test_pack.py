@@ -14,8 +14,8 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.pack import Packing, Started, Tenant, held_by, holds, pack, tried
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine, server_of
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run, run
 from tests.support.start_arithmetic import Facts, NotStarted, sglang_pool, vllm_pool
 

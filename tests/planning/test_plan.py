@@ -13,8 +13,8 @@ from kvplan.hardware.gpu import gpu, gpu_names
 from kvplan.models import catalog
 from kvplan.planning.advise import fixes
 from kvplan.planning.plan import Load, Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.workloads.lengths import parse_lengths
 from tests.support.refusals import reason_of
 

@@ -15,8 +15,8 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Load, Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

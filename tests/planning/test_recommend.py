@@ -21,8 +21,8 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.recommend import bound, seqs_for
 from kvplan.planning.users import KnownPools, pool_holds, pool_users, users_for_lengths
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.workloads.lengths import Lengths
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture

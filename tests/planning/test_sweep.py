@@ -23,8 +23,8 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request
 from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, check_size, front_of, portable, unusable
 from kvplan.report import sweep_figures
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("llama-3.1-8b", "gpt-oss-20b")

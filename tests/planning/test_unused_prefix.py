@@ -5,8 +5,8 @@ import pytest
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.setup import groups
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -12,8 +12,8 @@ from kvplan.models import catalog
 from kvplan.planning.attribute import figures_of
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.upgrade import effects, steps
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run, run
 
 __all__ = ["run"]

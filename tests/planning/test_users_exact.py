@@ -17,11 +17,10 @@ from engine.scheduler import Batch, Scheduler
 from engine.sequence import Sequence
 from engine.states import MambaGroup
 from kvplan.planning.users import users_held
-from kvplan.servers.arguments import Settings
-from kvplan.servers.pages import KVSpec, Paging
-from kvplan.servers.plans import Load
-from kvplan.servers.pool import Capacity, KVGroup, Pool
+from kvplan.servers.plans.plan import Load
+from kvplan.servers.plans.pool import Capacity, KVGroup, KVSpec, Paging, Pool
 from kvplan.servers.releases import Version
+from kvplan.servers.words.arguments import Settings
 from kvplan.simulate.scheduling import ChunkedGroup, SimulatedConfig, simulated_scheduler
 from tests.support.parts import some
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.planning.advise import more_sharing_ranks
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

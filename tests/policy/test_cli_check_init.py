@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvplan.asked.pasted import read_command
 from kvplan.core import strict_yaml
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.policy import init as policy_init
-from kvplan.servers.pasted import read_command
 from tests.support.cli import Run, config_file, refused
 from tests.support.cli import run as run  # the fixture
 from tests.support.policies import findings, follows_schema

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.servers.manifest import quantity
+from kvplan.asked.manifest import quantity
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 

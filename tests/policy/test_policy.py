@@ -35,7 +35,7 @@ from kvplan.policy.result import (
     Finding,
     figures_by_target,
 )
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.workloads.lengths import Lengths, parse_lengths
 
 TODAY = datetime.date(2026, 11, 21)

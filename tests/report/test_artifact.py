@@ -21,9 +21,9 @@ from kvplan.planning import plan as planning
 from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan
 from kvplan.report.page import page
 from kvplan.report.text import plan_cells, plans_page
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.plans import budget_sizes
+from kvplan.servers.plans.plan import budget_sizes
 from kvplan.servers.vllm.rules import version
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.workloads.lengths import parse_lengths
 
 ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused")

@@ -25,8 +25,8 @@ from kvplan.report import console as screen
 from kvplan.report.lines import Part, line, open_console, takes_blocks, write
 from kvplan.report.page import page
 from kvplan.report.text import plans_page, plans_table
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.vllm.rules import version
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.workloads.lengths import parse_lengths
 
 ROWS = {

@@ -26,7 +26,7 @@ from kvplan.report.run_figures import rates, run_drawings, stacked, thinned
 from kvplan.report.run_html import report_html
 from kvplan.report.run_record import memory_key, reading
 from kvplan.report.run_text import shapes
-from kvplan.servers.measurement import Row
+from kvplan.servers.logs.measurement import Row
 from tests.support.cli import Run, refused, run
 from tests.support.parts import some
 from tests.support.recorded_runs import (

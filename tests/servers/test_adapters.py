@@ -10,12 +10,12 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.plans.weights import weight_layout
 from kvplan.servers.vllm import adapters, host
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import weight_layout
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import total_weights
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

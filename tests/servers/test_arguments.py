@@ -6,16 +6,16 @@ from typing import Any, get_args
 
 import pytest
 
+from kvplan.asked.pasted import parse
 from kvplan.cli.help import panel_of
 from kvplan.cli.options import EstimateOptions, PlanOptions, engine_args
 from kvplan.documents.plan import engine_args as args_schema
 from kvplan.documents.policy_file import ENGINE
 from kvplan.measure.serverlog.log import phrases
 from kvplan.policy.file import ENGINE_KEYS
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, flag_words, lacking, spellings
 from kvplan.servers.base import SERVERS, parse_engine, terms_of
-from kvplan.servers.pasted import parse
-from kvplan.servers.standing import standings
+from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, flag_words, lacking, spellings
+from kvplan.servers.words.standing import standings
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from benchmarks import start_attention
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import KvplanError
 from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm import attention_table as table
 from kvplan.servers.vllm.backends import BACKENDS, OTHERS
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

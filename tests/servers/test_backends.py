@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.planning.plan import Plan, Request, plan, serve_command
-from kvplan.servers import environment
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.pasted import read_command
 from kvplan.servers.releases import Version
+from kvplan.servers.words import environment
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.core.test_facts import write_configs
 from tests.support.cli import Run, refused

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import parse, read_command
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs
-from kvplan.servers.pasted import parse, read_command
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.sglang.arguments import NO_EFFECT as SGLANG_NO_EFFECT
 from kvplan.servers.sglang.arguments import OTHERS as SGLANG_OTHERS
 from kvplan.servers.sglang.arguments import REFUSED as SGLANG_REFUSED
-from kvplan.servers.standing import others
 from kvplan.servers.vllm.arguments import NO_EFFECT, OTHERS, REFUSED
 from kvplan.servers.vllm.command import ARGUMENT_NAMES
-from kvplan.servers.words import ServeCommand, read_pair
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs
+from kvplan.servers.words.command import ServeCommand, read_pair
+from kvplan.servers.words.standing import others
 
 FACTS = Path(__file__).parents[1] / "facts"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec, read_config
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine, server_of
-from kvplan.servers.pasted import read_command
+from kvplan.servers.plans.weights import embedded, weight_layout
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
-from kvplan.servers.weights import embedded, weight_layout
-from kvplan.servers.words import Repeated
+from kvplan.servers.words.arguments import EngineArgs
+from kvplan.servers.words.command import Repeated
 from kvplan.sizing.weights import total_weights
 from tests.support.refusals import reason_of
 

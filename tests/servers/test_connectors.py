@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, host_rows, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -12,8 +12,8 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.core.test_facts import write_configs
 from tests.support.cli import Run

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.plans.weights import rank_weights
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.spread import spread
-from kvplan.servers.weights import rank_weights
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.server_logs import rows_of

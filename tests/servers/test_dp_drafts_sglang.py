@@ -16,8 +16,8 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.support.oracle_data import DATA, needs_oracle_data
 

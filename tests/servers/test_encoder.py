@@ -14,12 +14,12 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.item_limits import Limit
 from kvplan.servers.vllm import encoder, items, rules
 from kvplan.servers.vllm.encoder import EncoderBudget
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import EngineArgs
+from kvplan.servers.words.item_limits import Limit
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

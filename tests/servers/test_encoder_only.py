@@ -17,10 +17,10 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.plans import BUDGET_ROWS
+from kvplan.servers.plans.plan import BUDGET_ROWS
 from kvplan.servers.vllm import encoder_only, overheads
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import num_params
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplan.asked.pasted import read_command
+from kvplan.asked.pasted import read_command as read_line
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.measure.serverlog.log import parse_log
 from kvplan.measure.serverlog.request import environment_of
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import assignments
-from kvplan.servers import environment
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
-from kvplan.servers.pasted import read_command as read_line
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.words import environment
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Ran, Run, refused
 from tests.support.cli import run as run  # the fixture
 from tests.support.policies import policy

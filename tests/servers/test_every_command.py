@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS
 from kvplan.servers.base import SERVERS
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS
 from tests.support.cli import Run
 from tests.support.cli import run as run
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.plans.weights import ONLINE_METHODS, weight_layout
 from kvplan.servers.vllm import experts, overheads
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import ONLINE_METHODS, weight_layout
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import rank_weights, stage_layers, total_weights
 from tests import oracles
 from tests.support.cli import Run

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm import compilation, overheads
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.asked import manifest, nodes
+from kvplan.asked.budget import MAX_EXPANDED, Budget
+from kvplan.asked.manifest import Served
+from kvplan.asked.pasted import parse_container, read_command
 from kvplan.core.errors import UsageError
-from kvplan.servers import manifest, nodes
-from kvplan.servers.budget import MAX_EXPANDED, Budget
-from kvplan.servers.manifest import Served
-from kvplan.servers.pasted import parse_container, read_command
-from kvplan.servers.words import ServeCommand
+from kvplan.servers.words.command import ServeCommand
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
 IMAGE = "vllm/vllm-openai:v0.33.0"

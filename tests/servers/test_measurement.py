@@ -7,7 +7,7 @@ import pytest
 from kvplan.core.limits import Limits
 from kvplan.measure.reconcile import COMPONENTS, measured_bytes, reconcile_run
 from kvplan.measure.rundir import load_run
-from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, compared, exceeds, reconcile
+from kvplan.servers.logs.measurement import Figure, Measurement, Prediction, Row, compared, exceeds, reconcile
 from tests.measure.test_server_metrics import SGLANG_PAGE, VLLM_PAGE
 from tests.support.cli import Run, run
 from tests.support.recorded_runs import cpu_run, gpu_run

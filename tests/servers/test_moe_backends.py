@@ -22,12 +22,12 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.plans.weights import weight_layout
 from kvplan.servers.vllm import expert_kernels
 from kvplan.servers.vllm.expert_kernels import Kind
 from kvplan.servers.vllm.moe_backends import BACKENDS, b12x_bytes
-from kvplan.servers.weights import weight_layout
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import rank_weights, total_weights
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

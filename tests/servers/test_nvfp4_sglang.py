@@ -16,10 +16,10 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.tensors import TensorInfo
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.plans.weights import rank_weights
 from kvplan.servers.sglang.spread import spread
-from kvplan.servers.weights import rank_weights
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.stored import is_twice
 from kvplan.sizing.weights import Layout, swizzled, total_weights, up
 from tests.support.oracle_data import needs_oracle_data, spec_named

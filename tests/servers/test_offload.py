@@ -12,9 +12,9 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, host_rows, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import offload
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

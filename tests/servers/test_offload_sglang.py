@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, host_rows, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.plans.weights import rank_weights
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import offload
-from kvplan.servers.weights import rank_weights
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -15,13 +15,13 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.base import parse_engine
-from kvplan.servers.plans import Estimate
+from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import adapters, moe_backends, overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import Range, Sampler
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing import weights
 from kvplan.sizing.weights import Layout
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.planning.plan import Request, plan, serve_command
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 
 CASES = [json.loads(line) for line in (Path(__file__).parents[1] / "facts" / "pooling.jsonl").read_text().splitlines()]

@@ -15,11 +15,11 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.vllm import encoder, rules
 from kvplan.servers.vllm.encoder import EncoderBudget
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -15,8 +15,8 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests.oracles import EQUAL, compare_case, compare_sglang_in, read_lines
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -22,11 +22,11 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.planning.plan import Plan, Request, plan, serve_command
-from kvplan.servers.arguments import EngineArgs, left_out
 from kvplan.servers.base import parse_engine
-from kvplan.servers.quantized import LISTS, Divisors, divisors_of, entries, listed
+from kvplan.servers.plans.quantized import LISTS, Divisors, divisors_of, entries, listed
 from kvplan.servers.sglang.supported import TABLE as SGLANG
 from kvplan.servers.vllm.formats import TABLE as VLLM
+from kvplan.servers.words.arguments import EngineArgs, left_out
 from tests.oracles import GPUS, read_lines
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

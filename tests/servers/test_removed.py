@@ -10,8 +10,8 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.refusals import reason_of
 
 

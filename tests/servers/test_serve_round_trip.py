@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.cli.options import EstimateOptions, engine_args
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
@@ -15,9 +16,8 @@ from kvplan.hardware.gpu import gpu, gpu_names
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan, serve_command
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs
 
 ENGINES = ("vllm", "vllm", "vllm", "vllm@0.25", "vllm@0.20", "vllm@0.12", "vllm@0.9")
 BOTH: dict[str, tuple[Any, ...]] = {

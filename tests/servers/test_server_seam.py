@@ -12,6 +12,7 @@ from kvplan.servers.base import parse_engine
 KVPLAN = Path(__file__).resolve().parents[2] / "kvplan"
 # Files that may say `sglang`, and how many of their lines do: only ever fewer.
 NAMED = {
+    "asked/snippet.py": 1,  # its source
     "cli/calibrate_options.py": 1,  # sglang.bench_serving, which writes results that calibrate reads
     "cli/load_options.py": 1,  # a pasted command of sglang.bench_serving
     "cli/run_options.py": 1,  # likewise
@@ -73,7 +74,7 @@ def own_modules(path: Path) -> set[str]:
 
 def shared_files() -> list[Path]:
     """The files that are no server's own."""
-    folders = {path.parent for path in (KVPLAN / "servers").glob("*/__init__.py")}
+    folders = {KVPLAN.parent / folder.replace(".", "/") for folder in FOLDERS}
     return [path for path in sorted(KVPLAN.rglob("*.py")) if not folders & set(path.parents)]
 
 

@@ -16,11 +16,11 @@ from kvplan.hardware.gpu import custom_gpu, gpu, gpu_names
 from kvplan.models import catalog
 from kvplan.planning.cures import flag_text
 from kvplan.planning.plan import Plan, Request, plan, serve_command
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.refusals import reason_of

@@ -13,13 +13,13 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.planning.plan import Plan, Request, plan, serve_command
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.changes import CHANGES
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import stage_layers
 from tests import oracles
 from tests.support.cli import Run

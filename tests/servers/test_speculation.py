@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.models.families import eagle, mtp
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers import speculation
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.plans import speculation
 from kvplan.servers.vllm import overheads, server
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

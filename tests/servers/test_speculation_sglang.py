@@ -12,10 +12,10 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
 from kvplan.servers.sglang import command
-from kvplan.servers.words import refuse
+from kvplan.servers.words.arguments import EngineArgs
+from kvplan.servers.words.command import refuse
 from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

@@ -7,8 +7,8 @@ import pytest
 
 import kvplan
 from kvplan.core.errors import KvplanError
-from kvplan.servers.arguments import LEFT_OUT
-from kvplan.servers.speculative_config import parse_config
+from kvplan.servers.words.arguments import LEFT_OUT
+from kvplan.servers.words.speculative_config import parse_config
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
 

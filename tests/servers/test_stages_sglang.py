@@ -15,10 +15,10 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.plans.weights import rank_weights
 from kvplan.servers.sglang.spread import check, spread
-from kvplan.servers.weights import rank_weights
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

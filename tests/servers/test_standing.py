@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from kvplan.servers.arguments import spellings
+from kvplan.asked.pasted import parse
 from kvplan.servers.base import SERVERS, server_of, terms_of
-from kvplan.servers.pasted import parse
 from kvplan.servers.sglang import command as sglang_command
-from kvplan.servers.standing import orders, standings
 from kvplan.servers.vllm import command as vllm_command
 from kvplan.servers.vllm.arguments import OTHERS as VLLM_OTHERS
+from kvplan.servers.words.arguments import spellings
+from kvplan.servers.words.standing import orders, standings
 from tests.conftest import check_golden
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture

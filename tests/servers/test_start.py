@@ -20,8 +20,8 @@ from kvplan.planning import plan as planning
 from kvplan.planning.advise import fixes
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.planning.sweep import row_of
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

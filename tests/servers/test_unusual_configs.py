@@ -16,9 +16,9 @@ from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
 from kvplan.models.spec import Quantization, Scheme
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.words import Repeated
+from kvplan.servers.words.arguments import EngineArgs
+from kvplan.servers.words.command import Repeated
 from kvplan.sizing.layout import token_bytes
 from kvplan.sizing.weights import Layout, kv_scale_bytes
 from tests import oracles

@@ -18,7 +18,7 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.report.film_html import film_html
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.film import CACHED, EMPTY, FIRST, FREE, MOST_STEPS, SHARED, Film, Frame, filmed
 from kvplan.simulate.kernels.library import Shares

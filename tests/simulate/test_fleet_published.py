@@ -8,7 +8,7 @@ import pytest
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.fleet import Fleet, Kind, Link
 from kvplan.simulate.kernels.library import Shares

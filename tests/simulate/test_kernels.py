@@ -16,8 +16,8 @@ from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.models.spec import Scheme
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.host import Host
 from kvplan.simulate.kernels.choice import source_of
 from kvplan.simulate.kernels.layers import Linear, form_of, layers

@@ -11,7 +11,7 @@ from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
 from kvplan.report import recommend_text, timed_text
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.placing import Means, steady_rate
 from kvplan.simulate.steptime import step_time

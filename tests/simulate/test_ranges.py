@@ -8,8 +8,8 @@ import pytest
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.coverage import Kind, Score, kind_of, range_of, scores
 from kvplan.simulate.host import IN_TURN, regime_of
 from kvplan.simulate.ranges import UNSEEN, Ranges, calibrated, modeled, unlike, verdict

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from tests.support.cli import Run, refused, run
 
 __all__ = ["run"]  # a fixture

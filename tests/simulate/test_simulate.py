@@ -16,7 +16,7 @@ from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.host import Host, Intake

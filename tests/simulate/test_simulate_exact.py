@@ -20,7 +20,7 @@ from kvplan.core.errors import InvalidInputError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.loop import Simulation

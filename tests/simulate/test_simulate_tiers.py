@@ -14,8 +14,8 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.vllm import tiers as host_memory
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.result import result

@@ -10,12 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from kvplan.asked.pasted import read_command
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan, serve_command
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.pasted import read_command
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.settings import STEPS, Setting, Space, space
 from kvplan.simulate.steady import means_of
 from kvplan.simulate.tuning import PRECISION

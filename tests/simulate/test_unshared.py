@@ -11,7 +11,7 @@ from engine.block_manager import FullGroup, Group
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.host import Host, Intake
 from kvplan.simulate.kernels.library import Shares

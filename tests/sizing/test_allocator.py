@@ -8,10 +8,10 @@ from kvplan.core.units import GIB, MIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import own_layout, rank_weights
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.allocator import blocks, excess, weights_excess, weights_reserved
 from kvplan.sizing.weights import Layout
 

@@ -14,7 +14,7 @@ from kvplan.core.units import GIB
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.report import console
-from kvplan.sizing.disk import stored_bytes
+from kvplan.sizing.weights import stored_bytes
 from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture

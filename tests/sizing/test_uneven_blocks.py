@@ -5,9 +5,9 @@ import pytest
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.weights import weight_layout
+from kvplan.servers.plans.weights import weight_layout
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import weight_tensors
 
 

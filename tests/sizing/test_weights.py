@@ -15,9 +15,9 @@ from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
 from kvplan.models.spec import Scheme
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.weights import weight_layout
+from kvplan.servers.plans.weights import weight_layout
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import (
     Layout,
     kv_scale_bytes,

@@ -8,9 +8,9 @@ import pytest
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Request
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
-from kvplan.servers.weights import own_layout
+from kvplan.servers.plans.weights import own_layout
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.allocator import loaded, weights_excess
 
 # (outputs, inputs) and bytes of `weight` and `weight_scale_inv` after vLLM 0.33's own prepare_fp8_layer_for_marlin.

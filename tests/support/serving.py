@@ -23,8 +23,8 @@ from kvplan.serve.start import cache_config
 from kvplan.serve.text import stand_in
 from kvplan.serve.twin import Clock, Twin
 from kvplan.serve.worker import Hooks, Worker
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import parse_engine
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.steptime import step_time
 

@@ -10,20 +10,19 @@ from typing import Literal
 
 from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
-from kvplan.servers import log_rows
-from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
-from kvplan.servers.bench import Generator
-from kvplan.servers.failures import Failures, Wording
-from kvplan.servers.logs import Logs
-from kvplan.servers.logs import Wording as LogWording
-from kvplan.servers.metrics import Metrics
-from kvplan.servers.pages import Paging, attention_spec
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Estimate, HostRow, Plan, Request, Sized, check_load
-from kvplan.servers.pool import Capacity, KVGroup, Pool
+from kvplan.servers.logs import rows as log_rows
+from kvplan.servers.logs.bench import Generator
+from kvplan.servers.logs.failures import Failures, Wording
+from kvplan.servers.logs.log import Logs
+from kvplan.servers.logs.log import Wording as LogWording
+from kvplan.servers.logs.metrics import Metrics
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, HostRow, Plan, Request, Sized, check_load
+from kvplan.servers.plans.pool import Capacity, KVGroup, Paging, Pool, attention_spec
+from kvplan.servers.plans.weights import rank_weights
 from kvplan.servers.releases import Version
-from kvplan.servers.weights import rank_weights
-from kvplan.servers.words import Other, ServeCommand, Started, Variable
+from kvplan.servers.words.arguments import EngineArgs, Settings
+from kvplan.servers.words.command import Other, ServeCommand, Started, Variable
 from kvplan.sizing.weights import Layout
 
 SHARE, PAGE, SEQS = 0.8, 32, 100

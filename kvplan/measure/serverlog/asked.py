@@ -6,12 +6,12 @@ from typing import Final
 
 from kvplan.core.errors import KvplanError
 from kvplan.measure.serverlog.command import command_in, variables_before
-from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import logs_of
-from kvplan.servers.log_text import MAX_LINE
-from kvplan.servers.logs import Logs
-from kvplan.servers.shell import split
-from kvplan.servers.words import flag_name, is_value
+from kvplan.servers.logs.log import Logs
+from kvplan.servers.logs.text import MAX_LINE
+from kvplan.servers.words.arguments import ARGUMENTS
+from kvplan.servers.words.command import flag_name, is_value
+from kvplan.servers.words.shell import split
 
 # Flags of every server whose values no command should show.
 SECRETS: Final = ("api_key", "hf_token")

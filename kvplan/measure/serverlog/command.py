@@ -4,9 +4,9 @@ import re
 
 from kvplan.core.errors import UsageError
 from kvplan.servers.base import logs_of
-from kvplan.servers.environment import variables
-from kvplan.servers.log_text import MAX_LINE
-from kvplan.servers.shell import split
+from kvplan.servers.logs.text import MAX_LINE
+from kvplan.servers.words.environment import variables
+from kvplan.servers.words.shell import split
 
 
 def command_in(text: str, phrase: str) -> str:

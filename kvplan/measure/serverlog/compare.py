@@ -11,11 +11,11 @@ from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.measure.serverlog.request import UnplannedLog, check_log, flags_of
 from kvplan.planning.plan import plan
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import logs_of, server_of
-from kvplan.servers.logs import Case, Context, Given, Reading, ServerLog
-from kvplan.servers.measurement import Prediction, Row, compared, reconcile
-from kvplan.servers.plans import Request
+from kvplan.servers.logs.log import Case, Context, Given, Reading, ServerLog
+from kvplan.servers.logs.measurement import Prediction, Row, compared, reconcile
+from kvplan.servers.plans.plan import Request
+from kvplan.servers.words.arguments import EngineArgs
 
 LOG_RECONCILIATION: Final = "kvplan/log-reconciliation@1"
 

@@ -7,7 +7,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request
 from kvplan.servers.base import logs_of, server_of
-from kvplan.servers.logs import ServerLog
+from kvplan.servers.logs.log import ServerLog
 
 
 def with_draft(log: ServerLog, request: Request) -> tuple[Request, list[str]]:

@@ -21,11 +21,8 @@ from typing import BinaryIO, Final
 from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.core.files import open_regular, os_problem, printable
 from kvplan.measure.serverlog.command import command_in, flags_of_command, variables_before
-from kvplan.servers.arguments import listed_names
 from kvplan.servers.base import OWN, logs_of_servers, readers, terms_of
-from kvplan.servers.environment import variables
-from kvplan.servers.log_text import MAX_LINE, arguments, unwrapped
-from kvplan.servers.logs import (
+from kvplan.servers.logs.log import (
     LEAD,
     MODEL_FLAGS,
     REACH,
@@ -35,6 +32,9 @@ from kvplan.servers.logs import (
     compiled,
     simulated_notes,
 )
+from kvplan.servers.logs.text import MAX_LINE, arguments, unwrapped
+from kvplan.servers.words.arguments import listed_names
+from kvplan.servers.words.environment import variables
 
 Engine = str  # the name of a server
 

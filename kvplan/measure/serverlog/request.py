@@ -13,13 +13,13 @@ from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with
 from kvplan.measure.server_metrics import ServerSetup
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.base import logs_of
-from kvplan.servers.environment import variables
-from kvplan.servers.logs import Reading, ServerLog
+from kvplan.servers.logs.log import Reading, ServerLog
 from kvplan.servers.releases import Version
-from kvplan.servers.words import Environment
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import EngineArgs
+from kvplan.servers.words.command import Environment
+from kvplan.servers.words.environment import variables
 
 
 class UnplannedLog(InvalidInputError):

@@ -5,7 +5,7 @@
 
 from typing import Final
 
-from kvplan.servers.failures import Cause, Failures, Phase, Wording
+from kvplan.servers.logs.failures import Cause, Failures, Phase, Wording
 
 # The device's bytes in the line of a pool without room.
 TOTAL: Final = r"may be used \((?:--)?gpu[-_]memory[-_]utilization [0-9.e+-]{1,20} of ([0-9,]{1,26})\)"

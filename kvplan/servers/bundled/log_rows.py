@@ -18,8 +18,8 @@ from kvplan.servers.bundled.rules import (
     predict,
 )
 from kvplan.servers.bundled.rules import Prediction as Sized
-from kvplan.servers.logs import ServerLog
-from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, not_in, reconcile
+from kvplan.servers.logs.log import ServerLog
+from kvplan.servers.logs.measurement import Figure, Measurement, Prediction, Row, not_in, reconcile
 from kvplan.sizing.layout import cdiv
 
 RESTART: Final = "restart the server with this release of kvplan, and save its log or page again"

@@ -6,7 +6,7 @@ Sizes are whole bytes. With several ranks, every line begins with its rank: "[ra
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvplan.servers.logs import Wording
+from kvplan.servers.logs.log import Wording
 
 FORM: Final = 1  # of these lines; a change that an older kvplan would misread gets the next number
 OPENING: Final = "kvplan engine: arguments ("

@@ -3,9 +3,9 @@
 from typing import Final
 
 from kvplan.servers.base import Sources, Terms
-from kvplan.servers.failures import Failures
-from kvplan.servers.log_rows import plain, plain_figures
-from kvplan.servers.logs import Logs
+from kvplan.servers.logs.failures import Failures
+from kvplan.servers.logs.log import Logs
+from kvplan.servers.logs.rows import plain, plain_figures
 
 __all__ = ["failures", "logs", "name", "terms"]
 name: Final = "kvplan"

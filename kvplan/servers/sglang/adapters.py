@@ -13,9 +13,9 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, plural
 from kvplan.models.spec import ModelSpec, Weight
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.plans import Estimate
+from kvplan.servers.plans.plan import Estimate
 from kvplan.servers.releases import Version
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.weights import local_shape, up
 
 ALL: Final = "all"

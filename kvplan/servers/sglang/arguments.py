@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvplan.servers.sglang import scheduling
-from kvplan.servers.standing import others
-from kvplan.servers.words import Other
+from kvplan.servers.words.command import Other
+from kvplan.servers.words.standing import others
 
 READ: Final = {  # by kvplan.servers.sglang.command
     "the model that is sized": "model_path model revision",

@@ -5,7 +5,7 @@ Source: sglang/benchmark/serving.py of 0.5.23; docs/developer_guide/bench_servin
 
 from typing import Final
 
-from kvplan.servers.bench import Generator
+from kvplan.servers.logs.bench import Generator
 
 
 def below(tokens: int, ratio: float) -> tuple[int, int]:

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from kvplan.core.errors import Faults, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
-from kvplan.servers import images
-from kvplan.servers.argument_values import read_argument, switch
-from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Flag, spellings
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
-from kvplan.servers.words import (
+from kvplan.servers.words import images
+from kvplan.servers.words.argument_values import read_argument, switch
+from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, Flag, spellings
+from kvplan.servers.words.command import (
     EXPERT_RANKS,
     Note,
     ServeCommand,

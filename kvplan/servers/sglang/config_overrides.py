@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.overrides import ROPE, current, in_parts, merged, put, reread, stated
+from kvplan.servers.plans.overrides import ROPE, current, in_parts, merged, put, reread, stated
 
 OPTION: Final = "--json-model-override-args"
 PART: Final = "text_config"

@@ -15,13 +15,13 @@ from kvplan.core.records import dataclass
 from kvplan.models.families import mtp
 from kvplan.models.families.eagle import EAGLES, PARALLEL, architecture_of
 from kvplan.models.spec import ModelSpec, SlidingWindow
-from kvplan.servers.arguments import HEADS, NO_DRAFT, EngineArgs
-from kvplan.servers.pages import KVSpec
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
+from kvplan.servers.plans.pool import KVSpec
+from kvplan.servers.plans.speculation import check_assistant, method_of
+from kvplan.servers.plans.speculation import drafter as usual_drafter
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import models as sglang_models
-from kvplan.servers.speculation import check_assistant, method_of
-from kvplan.servers.speculation import drafter as usual_drafter
+from kvplan.servers.words.arguments import HEADS, NO_DRAFT, EngineArgs
 
 REQUESTS: Final = 48  # default of max_running_requests with speculative decoding
 STEPS, LLAMA_STEPS = (3, 1, 4), (5, 4, 8)  # default steps, branches and verified tokens

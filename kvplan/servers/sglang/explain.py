@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.servers.base import Explanation
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool

@@ -6,7 +6,7 @@ Compared with the source of 9 releases, 0.3.6 to 0.5.23 (tests/measure/test_fail
 
 from typing import Final
 
-from kvplan.servers.failures import TOLD_BY_FRAMES, Cause, Failures, Phase, Wording
+from kvplan.servers.logs.failures import TOLD_BY_FRAMES, Cause, Failures, Phase, Wording
 
 _RUNNER: Final = "srt/model_executor/model_runner.py"
 _BATCH: Final = "srt/managers/schedule_batch.py"

@@ -9,10 +9,10 @@ from typing import Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.pool import SglangPool
+from kvplan.servers.words.arguments import EngineArgs
 
 FLAG: Final = "--enable-hierarchical-cache"
 RATIO: Final = 2.0  # hicache_ratio if neither it nor a size is given

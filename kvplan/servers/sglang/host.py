@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvplan.servers.plans import HostRow, Plan
+from kvplan.servers.plans.plan import HostRow, Plan
 from kvplan.servers.sglang import adapters, hicache, offload
 from kvplan.servers.sglang.pool import SglangPool
 

@@ -7,16 +7,16 @@ from importlib import resources
 from typing import Final
 
 from kvplan.core.files import printable
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs, lacking, plain_method, spellings
-from kvplan.servers.logs import NOT_ASKED, Drafting, Logs, ServerLog
-from kvplan.servers.plans import Request
+from kvplan.servers.logs.log import NOT_ASKED, Drafting, Logs, ServerLog
+from kvplan.servers.plans.plan import Request
 from kvplan.servers.sglang import log_rows, rules
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.sglang.command import EXPERTS, KNOWN, MODEL, NAMES, flag_of, is_switch
 from kvplan.servers.sglang.drafts import ALGORITHMS
 from kvplan.servers.sglang.log_wordings import WORDINGS
 from kvplan.servers.sglang.models import UNKNOWN_BACKEND
-from kvplan.servers.words import flag_name, flag_text, is_value
+from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, lacking, plain_method, spellings
+from kvplan.servers.words.command import flag_name, flag_text, is_value
 
 LISTS: Final = ("server_args=ServerArgs(", "server_args={")  # of 0.5.23: resolved values, as a dictionary
 # SGLang's name of an argument in its list -> kvplan's; for experts it lists a number of ranks.

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Final
 
 from kvplan.core.units import GIB
-from kvplan.servers.logs import Reading, ServerLog
+from kvplan.servers.logs.log import Reading, ServerLog
 
 LOADING: Final = ("free_before_load", "free_after_load", "weights")
 

@@ -8,10 +8,11 @@ from typing import Final
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_gib
-from kvplan.servers.log_rows import RUNNING, counted, missing, row_of, sized
-from kvplan.servers.logs import Case, Given, Reading, ServerLog
-from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
-from kvplan.servers.plans import Kind, Plan, Request
+from kvplan.servers.logs.log import Case, Given, Reading, ServerLog
+from kvplan.servers.logs.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
+from kvplan.servers.logs.rows import RUNNING, counted, missing, row_of, sized
+from kvplan.servers.plans.plan import Kind, Plan, Request
+from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.sglang import offload
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang.log_pools import (
@@ -24,7 +25,6 @@ from kvplan.servers.sglang.log_pools import (
 )
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.sglang.spread import spread
-from kvplan.servers.weights import own_layout, rank_weights
 from kvplan.sizing.allocator import weights_reserved
 
 KEPT_BACK: Final = "part of what SGLang reserves; it measures none"

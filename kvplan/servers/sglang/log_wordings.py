@@ -6,7 +6,7 @@ github.com/sgl-project/sglang that quotes the line; a file is the server's own, 
 
 from typing import Final
 
-from kvplan.servers.logs import Wording
+from kvplan.servers.logs.log import Wording
 
 WORDINGS: Final[tuple[Wording, ...]] = (
     Wording(

@@ -1,6 +1,6 @@
 """SGLang's metrics. Source: sglang 0.5 srt/metrics/collector.py."""
 
-from kvplan.servers.metrics import Counted, Metrics
+from kvplan.servers.logs.metrics import Counted, Metrics
 
 METRICS = Metrics(
     prefix="sglang:",

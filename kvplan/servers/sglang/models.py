@@ -12,9 +12,9 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.hf_config import language_path, text_of
 from kvplan.models.quant import SIDE_FILE
 from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Refusal, unsupported
+from kvplan.servers.plans.plan import Refusal, unsupported
 from kvplan.servers.releases import Version
+from kvplan.servers.words.arguments import EngineArgs
 
 # Model types and architectures without a class in SGLang that Transformers cannot run in its place either: what its own
 # registry and resolver (srt/models/registry.py, srt/model_loader/utils.py) answer for the catalog's and other configs.

@@ -11,12 +11,12 @@ from typing import Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
+from kvplan.servers.plans.weights import own_layout
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang.models import outer_type
 from kvplan.servers.vllm.offload import Offloaded, Parameter, layer_parameters, until_full
-from kvplan.servers.weights import own_layout
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import Layout, layers_on
 
 SOURCE: Final = "sglang 0.5.23 srt/utils/offloader.py"

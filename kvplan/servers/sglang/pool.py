@@ -23,14 +23,13 @@ from kvplan.models.spec import (
     SlidingWindow,
     WindowLatent,
 )
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.pages import KVSpec, Paging, attention_spec
-from kvplan.servers.pool import Capacity, KVGroup, Pool
+from kvplan.servers.plans.pool import Capacity, KVGroup, KVSpec, Paging, Pool, attention_spec
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.drafts import NO_DRAFTS, Drafted
 from kvplan.servers.sglang.rules import LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.layout import cdiv, state_bytes, token_bytes
 from kvplan.sizing.weights import stage_layers
 

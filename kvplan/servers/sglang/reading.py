@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvplan.core.records import dataclass
 from kvplan.models.hf_config import TIED, text_of
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
         spec = config_overrides.applied(spec, args.hf_overrides)
     changes = by_class(spec)
     if changes:
-        from kvplan.servers.overrides import changed
+        from kvplan.servers.plans.overrides import changed
 
         spec = changed(spec, changes)
     return spec

@@ -15,13 +15,13 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import DEFAULTS, EngineArgs, Settings, lacking
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.changes import RELEASES
 from kvplan.servers.sglang.models import takes_images
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, Settings, lacking
 
 OLDEST, NEWEST = RELEASES.oldest, RELEASES.newest
 TABLE_UNTIL = (0, 4, 4)  # until then the default fraction was a table by tensor parallel size
@@ -195,7 +195,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     context = longest if stated in (None, "auto") else stated
     assert isinstance(context, int)
     if context > longest:
-        from kvplan.servers.overrides import too_long
+        from kvplan.servers.plans.overrides import too_long
         from kvplan.servers.sglang.config_overrides import OPTION
 
         raise too_long(spec, context, longest, OPTION)

@@ -7,9 +7,8 @@ from kvplan.core.units import MIB
 from kvplan.models.catalog import model_id
 from kvplan.models.families import mtp
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import NO_DRAFT, EngineArgs, Settings, flag_words
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
-from kvplan.servers.plans import Plan, Request
+from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import drafts, rules, several_nodes
 from kvplan.servers.sglang.changes import SOURCE
@@ -17,16 +16,17 @@ from kvplan.servers.sglang.models import context_length
 from kvplan.servers.sglang.reading import as_read
 from kvplan.servers.sglang.rules import LEAST_REQUESTS
 from kvplan.servers.sglang.size import layout, size
+from kvplan.servers.words.arguments import NO_DRAFT, EngineArgs, Settings, flag_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvplan.servers.bench import Generator
-    from kvplan.servers.failures import Failures
-    from kvplan.servers.logs import Logs
-    from kvplan.servers.metrics import Metrics
-    from kvplan.servers.plans import HostRow
-    from kvplan.servers.words import Other, ServeCommand, Started, Variable
+    from kvplan.servers.logs.bench import Generator
+    from kvplan.servers.logs.failures import Failures
+    from kvplan.servers.logs.log import Logs
+    from kvplan.servers.logs.metrics import Metrics
+    from kvplan.servers.plans.plan import HostRow
+    from kvplan.servers.words.command import Other, ServeCommand, Started, Variable
 
 __all__ = [
     "as_read", "bench", "context", "drafter", "explain", "failures", "flags", "gate", "host", "kept_back", "labels",

@@ -3,8 +3,8 @@
 from typing import Final
 
 from kvplan.hardware.gpu import NODE_GPUS
-from kvplan.servers import several_nodes as nodes
-from kvplan.servers.plans import Request
+from kvplan.servers.plans import several_nodes as nodes
+from kvplan.servers.plans.plan import Request
 
 FLAGS: Final = ("--nnodes", "--dist-init-addr")  # of commands that say themselves how they span nodes
 PORT: Final = 20000  # any free port of the first node

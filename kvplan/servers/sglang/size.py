@@ -6,9 +6,9 @@ from math import floor
 
 from kvplan.core.units import MIB, format_apart
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Estimate, Refusal, Request, Sized, check_load
-from kvplan.servers.pool import cache_notes, largest_context
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, Refusal, Request, Sized, check_load
+from kvplan.servers.plans.pool import cache_notes, largest_context
+from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.sglang import adapters, drafts, hicache, offload, several_nodes, supported
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
@@ -19,7 +19,7 @@ from kvplan.servers.sglang.spread import check as check_stages
 from kvplan.servers.sglang.spread import spread
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import own_layout, rank_weights
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.allocator import weights_reserved
 from kvplan.sizing.weights import Layout
 

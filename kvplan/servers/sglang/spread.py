@@ -13,10 +13,10 @@ from typing import Final
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.families.blocks import VOCAB_PAD
 from kvplan.models.spec import ModelSpec, Place, Weight
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang.models import outer_type, takes_images
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import up
 
 # Model types whose stages were compared: the embedding is on the first, final norm and output head on the last.

@@ -5,9 +5,9 @@ from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.models.spec import ModelSpec, Quantization
-from kvplan.servers.arguments import Settings
-from kvplan.servers.plans import Refusal, Request, unsupported
+from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.sglang import models
+from kvplan.servers.words.arguments import Settings
 
 OLDEST_GPU: Final = 75  # srt/model_executor/model_runner_components/load_model_utils.py
 SPARSE_MLA_CAPABILITY: Final = 90  # srt/layers/attention/dsa_backend.py: kernels for 9.x, 10.x and 12.x
@@ -125,7 +125,7 @@ def weights(request: Request, settings: Settings) -> Refusal | None:
         return None
     if not request.release.is_compared:
         return earlier(request)
-    from kvplan.servers import quantized  # most models store none
+    from kvplan.servers.plans import quantized  # most models store none
 
     return quantized.refusal(request, TABLE, settings.dtype, UNCHECKED.get(request.spec.architecture, frozenset()))
 
@@ -146,6 +146,6 @@ def earlier(request: Request) -> Refusal | None:
 def check_sized(request: Request, settings: Settings) -> None:
     """Reject weights that neither kvplan can size nor SGLang loads."""
     if request.spec.quantization is not None and not request.spec.quantization.known:
-        from kvplan.servers import quantized
+        from kvplan.servers.plans import quantized
 
         quantized.check_sized(request, weights(request, settings))

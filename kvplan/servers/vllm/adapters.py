@@ -13,12 +13,12 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS
 from kvplan.models.spec import ModelSpec, Place, Sharing, Weight
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.plans import Estimate, Kind
+from kvplan.servers.plans.plan import Estimate, Kind
+from kvplan.servers.plans.weights import ONLINE_NAMES
 from kvplan.servers.vllm import experts, features
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import expert_ranks
-from kvplan.servers.weights import ONLINE_NAMES
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.weights import (
     Layout,
     cdiv,

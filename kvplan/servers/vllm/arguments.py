@@ -6,9 +6,9 @@ Sources: vLLM 0.33 engine/arg_utils.py, config/*.py, entrypoints/common/cli_args
 from collections.abc import Mapping
 from typing import Final
 
-from kvplan.servers.standing import others
 from kvplan.servers.vllm import scheduling
-from kvplan.servers.words import Other
+from kvplan.servers.words.command import Other
+from kvplan.servers.words.standing import others
 
 READ: Final = {  # by kvplan.servers.vllm.command
     "the model that is sized": "model model_tag revision",

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from kvplan.models.spec import ChunkedAttention, FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
-from kvplan.servers.arguments import Settings
-from kvplan.servers.pages import plain_layers
-from kvplan.servers.plans import Refusal, Request, unsupported
+from kvplan.servers.plans.plan import Refusal, Request, unsupported
+from kvplan.servers.plans.pool import plain_layers
 from kvplan.servers.vllm import attention_table as table
 from kvplan.servers.vllm import backends, rules
+from kvplan.servers.words.arguments import Settings
 
 OWN_ATTENTION = ("minimax_m3", "step5")  # model types whose class brings a backend of its own
 FLASH = "FLASH_ATTN"  # version 2 of it with ALiBi, which has no fp8 (v1/attention/backends/fa_utils.py)

@@ -6,7 +6,7 @@ Source: vllm/benchmarks/serve.py and datasets/ of 0.33.0.
 import math
 from typing import Final
 
-from kvplan.servers.bench import Generator
+from kvplan.servers.logs.bench import Generator
 
 
 def around(tokens: int, ratio: float) -> tuple[int, int]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from math import gcd
 
 from kvplan.models.spec import Weight
-from kvplan.servers.plans import Refusal, Request, smaller, unsupported
-from kvplan.servers.weights import own_layout
+from kvplan.servers.plans.plan import Refusal, Request, smaller, unsupported
+from kvplan.servers.plans.weights import own_layout
 from kvplan.sizing.weights import FINEST_BLOCK, Layout, local_shape, ranks_of, scheme_for
 
 

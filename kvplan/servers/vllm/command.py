@@ -11,16 +11,12 @@ from typing import Any, Final
 
 from kvplan.core.errors import Faults, UsageError
 from kvplan.core.files import printable
-from kvplan.servers import images
-from kvplan.servers.argument_values import read_argument
-from kvplan.servers.arguments import ARGUMENTS, NO_DRAFT, SHORT
-from kvplan.servers.environment import CONTAINERS
-from kvplan.servers.item_limits import limits, limits_of
-from kvplan.servers.shell import is_shell, names_server
-from kvplan.servers.speculative_config import parse_config
 from kvplan.servers.vllm.arguments import OTHERS
 from kvplan.servers.vllm.pooling import TASKS
-from kvplan.servers.words import (
+from kvplan.servers.words import images
+from kvplan.servers.words.argument_values import read_argument
+from kvplan.servers.words.arguments import ARGUMENTS, NO_DRAFT, SHORT
+from kvplan.servers.words.command import (
     Note,
     ServeCommand,
     Started,
@@ -33,6 +29,10 @@ from kvplan.servers.words import (
     take_other,
     take_unknown,
 )
+from kvplan.servers.words.environment import CONTAINERS
+from kvplan.servers.words.item_limits import limits, limits_of
+from kvplan.servers.words.shell import is_shell, names_server
+from kvplan.servers.words.speculative_config import parse_config
 from kvplan.sizing.layout import check_kv_dtype
 
 OWN: Final = frozenset({"model", "model_tag", "revision", "enable_lora"})

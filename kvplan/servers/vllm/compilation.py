@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.words.arguments import EngineArgs
 
 Mode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 MODES: Final[tuple[Mode, ...]] = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")

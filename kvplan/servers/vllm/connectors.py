@@ -14,8 +14,8 @@ from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Number, Version
+from kvplan.servers.words.arguments import EngineArgs
 
 ROLES: Final = ("kv_producer", "kv_both", "kv_consumer")  # in the order of vLLM's own error message
 NATIVE, SIMPLE, MULTI = "OffloadingConnector", "SimpleCPUOffloadConnector", "MultiConnector"

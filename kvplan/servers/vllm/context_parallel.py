@@ -11,9 +11,9 @@ from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.words.arguments import EngineArgs
 
 # Sparse attention whose CUDA graphs it supports.
 SPARSE_WITH_GRAPHS: Final = ("deepseek_v32", "glm_moe_dsa")

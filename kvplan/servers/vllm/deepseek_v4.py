@@ -5,7 +5,7 @@ equal to the server's own capacity code in every compared case (tests/oracles.py
 """
 
 from kvplan.models.spec import CompressedLatent, ModelSpec, WindowLatent
-from kvplan.servers.pages import KVSpec
+from kvplan.servers.plans.pool import KVSpec
 from kvplan.sizing.layout import cdiv, v4_latent_bytes
 
 V4_ALIGNMENT = 576  # every page size is a multiple of this

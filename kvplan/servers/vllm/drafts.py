@@ -11,8 +11,8 @@ from kvplan.core.files import printable
 from kvplan.models.catalog import model_id
 from kvplan.models.families.eagle import method_of
 from kvplan.models.families.speculators import FLAT
-from kvplan.servers.arguments import Settings
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
+from kvplan.servers.words.arguments import Settings
 
 # Words of a draft's name that choose its method if none is given; without one, such a head is taken for a whole model.
 WORDS: Final = {"eagle": "eagle-", "eagle3": "eagle3", "dflash": "dflash"}

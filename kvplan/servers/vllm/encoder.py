@@ -8,13 +8,13 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
-from kvplan.servers import plans
-from kvplan.servers.argument_values import processor_kwargs
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.item_limits import limits_of
-from kvplan.servers.plans import Refusal, Request
+from kvplan.servers.plans import plan as plans
+from kvplan.servers.plans.plan import Refusal, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import features, overheads, rules
+from kvplan.servers.words.argument_values import processor_kwargs
+from kvplan.servers.words.arguments import EngineArgs, Settings
+from kvplan.servers.words.item_limits import limits_of
 from kvplan.sizing.weights import cdiv
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib
 from kvplan.models.spec import FullAttention, ModelSpec
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Estimate, Request, Sized, check_load
-from kvplan.servers.pool import Capacity, Pool
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, Request, Sized, check_load
+from kvplan.servers.plans.pool import Capacity, Pool
+from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import overheads, supported
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import own_layout, rank_weights
+from kvplan.servers.words.arguments import EngineArgs, Settings
 
 SOURCE: Final = "vLLM 0.33 v1/worker/gpu_model_runner.py (profile_run), as for a decoder's forward pass"
 # Arguments for caches, generation or adapters that mean nothing here, or were not compared.

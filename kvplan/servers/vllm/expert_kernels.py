@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec, Scheme, Weight
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Refusal, Request, unsupported
-from kvplan.servers.quantized import LISTS, key_of, listed, nearest, stored_weights
+from kvplan.servers.plans.plan import Refusal, Request, unsupported
+from kvplan.servers.plans.quantized import LISTS, key_of, listed, nearest, stored_weights
+from kvplan.servers.plans.weights import draft_layout, online_scheme, weight_layout
 from kvplan.servers.vllm.rules import expert_backend
-from kvplan.servers.weights import draft_layout, online_scheme, weight_layout
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import Layout, equals, local_shape, ranks_of, scheme_for
 
 TABLE: Final = Path(__file__).with_name("moe_backends.txt")  # vLLM 0.33's answers

@@ -11,13 +11,13 @@ from typing import Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.plans import Estimate, Request
+from kvplan.servers.plans.plan import Estimate, Request
+from kvplan.servers.plans.weights import weight_layout
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import moe_backends
 from kvplan.servers.vllm.features import Feature
 from kvplan.servers.vllm.overheads import expert_ranks
-from kvplan.servers.weights import weight_layout
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.weights import Layout, expert_copies, layers_on, scheme_for, up, weight_bytes
 
 PLAIN: Final = (None, "allgather_reducescatter", "naive", "pplx")  # from 0.20 on the last two are aliases of the second

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.servers.base import Explanation, Section
-from kvplan.servers.plans import BUDGET_ROWS, Plan
+from kvplan.servers.plans.plan import BUDGET_ROWS, Plan
 from kvplan.servers.vllm import encoder, items, overheads
 from kvplan.servers.vllm import rules as vllm
 

@@ -7,7 +7,7 @@ Compared with the source of 26 releases, 0.6.6 to 0.33 (tests/measure/test_failu
 from typing import Final
 
 from kvplan.core.units import MIB
-from kvplan.servers.failures import TOLD_BY_FRAMES, TORCH_FIGURES, Cause, Failures, Phase, Size, Wording
+from kvplan.servers.logs.failures import TOLD_BY_FRAMES, TORCH_FIGURES, Cause, Failures, Phase, Size, Wording
 
 _POOL: Final = "v1/core/kv_cache_utils.py"
 _WORKER: Final = "v1/worker/gpu_worker.py"

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from kvplan.core.records import dataclass
-from kvplan.servers.arguments import DEFAULTS, EngineArgs, Settings
-from kvplan.servers.plans import EncoderBudget, Estimate, HostRow, Plan, Refusal, Request
-from kvplan.servers.pool import Pool
+from kvplan.servers.plans.plan import EncoderBudget, Estimate, HostRow, Plan, Refusal, Request
+from kvplan.servers.plans.pool import Pool
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.rules import takes_items
+from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typing import Any, Final
 from kvplan.core.files import printable
 from kvplan.models.quant import SIDE_FILE, STATED
 from kvplan.models.spec import ModelSpec
-from kvplan.servers import quantized
-from kvplan.servers.arguments import Settings
-from kvplan.servers.plans import Refusal, Request, unsupported
+from kvplan.servers.plans import quantized
+from kvplan.servers.plans.plan import Refusal, Request, unsupported
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import blocks
 from kvplan.servers.vllm.changes import since
+from kvplan.servers.words.arguments import Settings
 from kvplan.sizing.weights import scheme_for
 
 TABLE: Final = Path(__file__).with_name("quantized.txt")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.overrides import current, in_parts, merged, put, reread, stated
+from kvplan.servers.plans.overrides import current, in_parts, merged, put, reread, stated
 
 OPTION: Final = "--hf-overrides"
 TEXT: Final = "text_config"

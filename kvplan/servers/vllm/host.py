@@ -5,7 +5,7 @@ from typing import Final
 
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.models.spec import CrossAttention
-from kvplan.servers.plans import HostRow, Plan
+from kvplan.servers.plans.plan import HostRow, Plan
 from kvplan.servers.vllm import features, rules
 
 PROCESSOR_CACHE: Final = 4 * GIB  # default of --mm-processor-cache-gb

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
-from kvplan.servers.item_limits import Limit
 from kvplan.servers.releases import Version
+from kvplan.servers.words.item_limits import Limit
 
 SOURCE: Final = "vLLM 0.33 multimodal/encoder_budget.py and its models' get_mm_max_tokens_per_item"
 

@@ -7,9 +7,9 @@ from typing import Final
 from kvplan.core.errors import UsageError
 from kvplan.models.quant import STATED
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
+from kvplan.servers.plans.weights import ONLINE_METHODS
 from kvplan.servers.vllm.formats import algorithm
-from kvplan.servers.weights import ONLINE_METHODS
 
 # Classes that do not take `model.layers.` in a list for the layers of their language model, and methods whose lists
 # name modules whole. Source: vLLM 0.33 model_executor/models (hf_to_vllm_mapper), layers/quantization/quark/utils.py,

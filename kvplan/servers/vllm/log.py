@@ -1,19 +1,18 @@
 """Log reader for vLLM: its messages, its argument lists, the command that they quote."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from typing import Final
 
+from kvplan.core.errors import NoServerError
 from kvplan.core.files import printable
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs
-from kvplan.servers.logs import Logs, ServerLog
-from kvplan.servers.pasted import parse
+from kvplan.servers.logs.log import Logs, ServerLog
 from kvplan.servers.vllm import log_flags, log_rows, rules
-from kvplan.servers.vllm.command import takes_value
+from kvplan.servers.vllm.command import parse, start, takes_value
 from kvplan.servers.vllm.log_lines import log_lines
 from kvplan.servers.vllm.log_wordings import WORDINGS
-from kvplan.servers.words import flag_name, is_value
+from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs
+from kvplan.servers.words.command import flag_name, is_value
 
 CONFIG: Final = "with config: "  # resolved settings, so the best source for what was not requested
 NAMESPACE: Final = "args: Namespace("  # 0.2 to 0.9, including defaults
@@ -57,8 +56,11 @@ def notes(log: ServerLog, args: EngineArgs, gpu_known: bool) -> list[str]:
 
 def command(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     explaining, others = _lifted(words)
-    asked_for = parse(shlex.join(others))
-    values = {name: str(value) for name, value in asked_for.args.items() if name != "usage"}
+    started = start(others)
+    if started is None:
+        raise NoServerError("--from-command", "contains no server command", "paste the whole command")
+    asked_for = parse(started.words)
+    values = {name: str(value) for name, value in {**started.args, **asked_for.args}.items() if name != "usage"}
     if "max_loras" in values:
         values["enable_lora"] = "True"
     if asked_for.draft_model is not None:

@@ -6,12 +6,12 @@ import re
 from contextlib import suppress
 from typing import Final
 
-from kvplan.servers.arguments import ARGUMENTS, plain_method
-from kvplan.servers.environment import variables
-from kvplan.servers.log_text import arguments
-from kvplan.servers.logs import NOT_ASKED, Drafting, ServerLog
+from kvplan.servers.logs.log import NOT_ASKED, Drafting, ServerLog
+from kvplan.servers.logs.text import arguments
 from kvplan.servers.releases import Version
-from kvplan.servers.words import Environment
+from kvplan.servers.words.arguments import ARGUMENTS, plain_method
+from kvplan.servers.words.command import Environment
+from kvplan.servers.words.environment import variables
 
 # Resolved values under other names.
 RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvplan.core.units import GIB
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.servers.vllm.log_rows import loaded_weights
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.units import GIB
-from kvplan.servers.arguments import Settings
-from kvplan.servers.log_rows import (
+from kvplan.servers.logs.log import Case, Given, Reading, ServerLog
+from kvplan.servers.logs.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
+from kvplan.servers.logs.rows import (
     ENCODER,
     POOL,
     counted,
@@ -19,12 +20,11 @@ from kvplan.servers.log_rows import (
     sized,
     smallest_kv,
 )
-from kvplan.servers.logs import Case, Given, Reading, ServerLog
-from kvplan.servers.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
-from kvplan.servers.plans import Kind, Plan, Request
+from kvplan.servers.plans.plan import Kind, Plan, Request
+from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.vllm import adapters, offload, overheads
 from kvplan.servers.vllm.log_flags import is_drafting
-from kvplan.servers.weights import own_layout, rank_weights
+from kvplan.servers.words.arguments import Settings
 
 CONSUMED: Final = "logged as consumed memory, less the weights; holds the buffers allocated after loading"
 IN_BUDGET: Final = ("weights", "activations", "non_torch")

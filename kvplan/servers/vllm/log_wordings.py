@@ -6,7 +6,7 @@ github.com/vllm-project/vllm that quotes the line; a file is the server's own, i
 
 from typing import Final
 
-from kvplan.servers.logs import SIZE, Wording
+from kvplan.servers.logs.log import SIZE, Wording
 
 DEVICES: Final = ("GPU", "CUDA", "cuda", "rocm", "hpu", "xpu", "neuron")  # "# cuda blocks: 7054"; not "# CPU blocks"
 _V0_PROFILE: Final = ("0.6.5-0.11 (V0)", "vllm#11899; vllm#20069")

@@ -1,6 +1,6 @@
 """vLLM's metrics. Source: vLLM 0.33 v1/metrics/loggers.py; older names from earlier releases."""
 
-from kvplan.servers.metrics import Counters, Metrics
+from kvplan.servers.logs.metrics import Counters, Metrics
 
 METRICS = Metrics(
     prefix="vllm:",

@@ -16,9 +16,9 @@ from kvplan.core.files import printable
 from kvplan.core.near import meant, near_names
 from kvplan.core.units import DTYPE_BITS, GIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs, Settings
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.rules import expert_backend
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.weights import cdiv, local_shape, stage_layers
 
 Room = tuple[tuple[int, int, int], str]  # ((low, likely, high) bytes, formula)

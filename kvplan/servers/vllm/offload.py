@@ -12,13 +12,13 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib, plural
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Estimate, HostRow, Plan, Request
+from kvplan.servers.plans.plan import Estimate, HostRow, Plan, Request
+from kvplan.servers.plans.weights import own_layout
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.features import Feature
-from kvplan.servers.weights import own_layout
+from kvplan.servers.words.arguments import EngineArgs
 from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, layers_on, on_stage, weight_tensors
 
 SOURCE: Final = "vLLM 0.33 model_executor/offloader"

@@ -21,12 +21,12 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.plans import Estimate, Kind
+from kvplan.servers.plans.plan import Estimate, Kind
+from kvplan.servers.plans.weights import ONLINE_NAMES
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.changes import since
 from kvplan.servers.vllm.rules import takes_items
-from kvplan.servers.weights import ONLINE_NAMES
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_layers
 

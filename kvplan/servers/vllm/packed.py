@@ -6,7 +6,7 @@ capacity code in every compared case (tests/oracles.py).
 
 from collections import Counter
 
-from kvplan.servers.pages import KVSpec
+from kvplan.servers.plans.pool import KVSpec
 from kvplan.sizing.layout import cdiv
 
 Layers = list[tuple[int, KVSpec]]

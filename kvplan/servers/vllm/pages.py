@@ -23,12 +23,21 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.servers.arguments import TARGET_READERS, EngineArgs, Settings
-from kvplan.servers.pages import KVSpec, Paging, attention_spec, layer_dtypes
-from kvplan.servers.pool import Capacity, KVGroup, Pool, blocks_in, largest_context
+from kvplan.servers.plans.pool import (
+    Capacity,
+    KVGroup,
+    KVSpec,
+    Paging,
+    Pool,
+    attention_spec,
+    blocks_in,
+    largest_context,
+    layer_dtypes,
+)
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import features
 from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.words.arguments import TARGET_READERS, EngineArgs, Settings
 from kvplan.sizing.layout import cdiv, index_key_bytes, ring_bytes, token_bytes
 from kvplan.sizing.weights import stage_layers
 

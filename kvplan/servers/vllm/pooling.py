@@ -22,9 +22,9 @@ from kvplan.models.spec import (
     SlidingWindow,
     Weight,
 )
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
 from kvplan.servers.vllm.reading import reading_of
+from kvplan.servers.words.arguments import EngineArgs
 
 CONVERTS: Final = ("embed", "classify")
 # vLLM 0.33 loads these with their head.

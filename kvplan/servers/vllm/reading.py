@@ -12,9 +12,9 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
 from kvplan.models.hf_config import TIED, text_of
 from kvplan.models.spec import FullAttention, LayerCache, ModelSpec, SlidingWindow
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.plans import Refusal, unsupported
+from kvplan.servers.plans.plan import Refusal, unsupported
 from kvplan.servers.releases import Version
+from kvplan.servers.words.arguments import EngineArgs
 
 HEAD_DIM: Final = ("head_dim",)  # heads are hidden_size / num_attention_heads wide
 UNLIMITED: Final = 2**31
@@ -124,7 +124,7 @@ def as_read(spec: ModelSpec, args: EngineArgs) -> ModelSpec:
         spec = hf_overrides.applied(spec, args.hf_overrides)
     changes = by_class(spec)
     if changes:
-        from kvplan.servers.overrides import changed
+        from kvplan.servers.plans.overrides import changed
 
         spec = changed(spec, changes)
     return windowed(spec)

@@ -21,10 +21,10 @@ from kvplan.models.spec import (
     SlidingWindow,
     WindowLatent,
 )
-from kvplan.servers.arguments import EngineArgs, Settings, lacking
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.changes import RELEASES, since
 from kvplan.servers.vllm.reading import context_limits, reading_of
+from kvplan.servers.words.arguments import EngineArgs, Settings, lacking
 from kvplan.sizing.layout import SHORT_DTYPES, check_dtype, check_kv_dtype
 
 AMPERE = 80  # compute capability from which GPUs support bfloat16
@@ -262,7 +262,7 @@ def mm_limits(args: EngineArgs) -> dict[str, int]:
     """Items of each modality that a prompt may have, if a limit was given."""
     if args.limit_mm_per_prompt is None:
         return {}
-    from kvplan.servers.item_limits import limits_of  # only with the flag
+    from kvplan.servers.words.item_limits import limits_of  # only with the flag
 
     return {name: limit.count for name, limit in limits_of(args.limit_mm_per_prompt).items()}
 
@@ -411,7 +411,7 @@ def served_context(spec: ModelSpec, args: EngineArgs, release: Version) -> int:
     context = default if args.max_model_len in (None, "auto") else args.max_model_len
     assert isinstance(context, int)
     if context > limit:
-        from kvplan.servers.overrides import too_long
+        from kvplan.servers.plans.overrides import too_long
         from kvplan.servers.vllm.hf_overrides import OPTION
 
         raise too_long(spec, context, limit, OPTION)

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import DEFAULTS, EngineArgs, Settings, flag_words
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
-from kvplan.servers.plans import Plan, Request
+from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version, patch_of
 from kvplan.servers.vllm import features, rules
 from kvplan.servers.vllm.reading import as_read, reading_of
 from kvplan.servers.vllm.size import gate, layout, size
 from kvplan.servers.vllm.supported import needs_deprecated
+from kvplan.servers.words.arguments import DEFAULTS, EngineArgs, Settings, flag_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvplan.servers.bench import Generator
-    from kvplan.servers.failures import Failures
-    from kvplan.servers.logs import Logs
-    from kvplan.servers.metrics import Metrics
-    from kvplan.servers.plans import HostRow
-    from kvplan.servers.words import Other, ServeCommand, Started, Variable
+    from kvplan.servers.logs.bench import Generator
+    from kvplan.servers.logs.failures import Failures
+    from kvplan.servers.logs.log import Logs
+    from kvplan.servers.logs.metrics import Metrics
+    from kvplan.servers.plans.plan import HostRow
+    from kvplan.servers.words.command import Other, ServeCommand, Started, Variable
 
 __all__ = [
     "as_read", "bench", "context", "drafter", "explain", "failures", "flags", "gate", "host", "kept_back", "labels",
@@ -125,7 +125,7 @@ def drafter(request: Request) -> tuple[Request, list[str]]:
         notes += of_experts
     if request.draft is None and request.args.speculative_method is None:
         return request, notes
-    from kvplan.servers import speculation
+    from kvplan.servers.plans import speculation
 
     if request.draft is not None:
         from kvplan.servers.vllm.drafts import check_name
@@ -273,7 +273,7 @@ OF_ADAPTERS = (
 def _limits(text: str | None) -> str | None:
     if text is None:
         return None
-    from kvplan.servers.item_limits import limits_of  # only with the flag
+    from kvplan.servers.words.item_limits import limits_of  # only with the flag
 
     limits = {name: limit.document for name, limit in limits_of(text).items()}
     return json.dumps(limits) if limits else None

@@ -3,8 +3,8 @@
 from typing import Final
 
 from kvplan.hardware.gpu import NODE_GPUS
-from kvplan.servers import several_nodes as nodes
-from kvplan.servers.plans import Request
+from kvplan.servers.plans import several_nodes as nodes
+from kvplan.servers.plans.plan import Request
 
 # Flags of commands that say themselves how they span nodes.
 FLAGS: Final = (

@@ -9,13 +9,13 @@ from kvplan.core.errors import UsageError
 from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import LOOKING_AHEAD, READS_NEXT, EngineArgs, Settings
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Estimate, Plan, Refusal, Request, Sized, check_load
-from kvplan.servers.pool import Capacity, Pool, blocks_in, cache_notes
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, Plan, Refusal, Request, Sized, check_load
+from kvplan.servers.plans.pool import Capacity, Pool, blocks_in, cache_notes
+from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.vllm import features, overheads, supported
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.weights import own_layout, rank_weights
+from kvplan.servers.words.arguments import LOOKING_AHEAD, READS_NEXT, EngineArgs, Settings
 from kvplan.sizing.weights import Layout
 
 

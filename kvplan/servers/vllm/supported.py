@@ -5,12 +5,12 @@ from typing import Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow, WindowLatent
-from kvplan.servers.arguments import RANKS, Settings
-from kvplan.servers.plans import Refusal, Request, unsupported
+from kvplan.servers.plans.plan import Refusal, Request, unsupported
+from kvplan.servers.plans.weights import ONLINE_METHODS
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import features, reading, rules
 from kvplan.servers.vllm.changes import since
-from kvplan.servers.weights import ONLINE_METHODS
+from kvplan.servers.words.arguments import RANKS, Settings
 
 AMPERE: Final = 80
 FLOATS: Final = ("float16", "bfloat16")
@@ -127,7 +127,7 @@ def stores_scales(spec: ModelSpec) -> bool:
     """True if vLLM reads scales of K and V from the checkpoint."""
     if spec.quantization is None:
         return False
-    from kvplan.servers import quantized  # with the table, which few plans need
+    from kvplan.servers.plans import quantized  # with the table, which few plans need
     from kvplan.servers.vllm.formats import TABLE
 
     return quantized.stores_scales(spec.quantization, TABLE)
@@ -145,7 +145,7 @@ def weights(request: Request, settings: Settings) -> Refusal | None:
 def check_sized(request: Request, settings: Settings) -> None:
     """Reject weights that neither kvplan can size nor vLLM loads."""
     if request.spec.quantization is not None and not request.spec.quantization.known:
-        from kvplan.servers import quantized
+        from kvplan.servers.plans import quantized
 
         quantized.check_sized(request, weights(request, settings))
 

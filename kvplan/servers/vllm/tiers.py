@@ -12,13 +12,13 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, plural
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.plans import HostRow, Plan, Request
-from kvplan.servers.pool import Pool, chunk_bytes, num_ranks, offloaded_bytes
+from kvplan.servers.plans.plan import HostRow, Plan, Request
+from kvplan.servers.plans.pool import Pool, chunk_bytes, num_ranks, offloaded_bytes
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import connectors
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE, Connector, read
 from kvplan.servers.vllm.features import Feature
+from kvplan.servers.words.arguments import EngineArgs, Settings
 from kvplan.sizing.layout import cdiv
 
 SIMPLE_BYTES: Final = 8 * GIB  # default of SimpleCPUOffloadConnector

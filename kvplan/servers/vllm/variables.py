@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvplan.models.spec import ChunkedAttention, ModelSpec
-from kvplan.servers.arguments import EngineArgs
-from kvplan.servers.words import Variable
+from kvplan.servers.words.arguments import EngineArgs
+from kvplan.servers.words.command import Variable
 
 
 def _has_mla(spec: ModelSpec, args: EngineArgs) -> bool:

@@ -23,8 +23,8 @@ from kvplan.models.spec import (
     Weight,
     WindowLatent,
 )
-from kvplan.servers.plans import Plan
-from kvplan.servers.weights import weight_layout
+from kvplan.servers.plans.plan import Plan
+from kvplan.servers.plans.weights import weight_layout
 from kvplan.simulate.kernels.roof import Experts, Heads
 from kvplan.sizing.weights import Layout, expert_tp, local_shape, ranks_of, scheme_for
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.servers.plans import Plan
+from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.host import Host, host_of
 from kvplan.simulate.kernels.layers import Layers, Linear, Module, layers
 from kvplan.simulate.kernels.library import Kernels, Shares

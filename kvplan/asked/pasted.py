@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from kvplan.core.errors import NoServerError, UsageError
 from kvplan.core.files import printable
-from kvplan.servers import environment, shell
-from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.base import SERVERS, programs, server_of
 from kvplan.servers.releases import DEFAULT
-from kvplan.servers.words import Note, ServeCommand, refuse
+from kvplan.servers.words import environment, shell
+from kvplan.servers.words.command import Note, ServeCommand, refuse
 
 if TYPE_CHECKING:
-    from kvplan.servers.manifest import Served
+    from kvplan.asked.manifest import Served
 
 MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of a server at once
 
@@ -41,7 +41,12 @@ def parse(text: str) -> ServeCommand:
     """Parse a pasted server command, listing rejected flags in the result instead of raising."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
-    from kvplan.servers import container, images, manifest, snippet  # not needed for most commands
+    from kvplan.asked import (
+        container,  # not needed for most commands
+        manifest,
+        snippet,
+    )
+    from kvplan.servers.words import images
 
     if snippet.is_snippet(text):
         name, words = snippet.words_of(text)
@@ -68,7 +73,7 @@ def parse_manifest(text: str) -> ServeCommand:
     """Parse the command of the only serving container in a manifest; if there are several, raise an error naming
     them.
     """
-    from kvplan.servers import manifest
+    from kvplan.asked import manifest
 
     containers = manifest.served(text, "--from-command")
     if len(containers) > 1:
@@ -120,7 +125,7 @@ def _is_file(name: str) -> bool:
 def _parse_line(text: str) -> ServeCommand:
     """Parse the server's command in a shell line and ignore the rest of it."""
     if text.lstrip().startswith("--"):
-        from kvplan.servers.container import server_for
+        from kvplan.asked.container import server_for
 
         text = f"{shlex.join(server_for(shell.split(text)[0]))} {text}"
     commands = shell.split(text)
@@ -143,6 +148,5 @@ def _parse_line(text: str) -> ServeCommand:
     raise NoServerError(
         "--from-command",
         f"contains no server command ({printable(' '.join(commands[0]), 60)!r})",
-        "paste a `vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, a `docker run ... "
-        "vllm/vllm-openai ...` or a `python -m sglang.launch_server ...`",
+        f"paste {programs()}, or the `docker run ...` of its image",
     )

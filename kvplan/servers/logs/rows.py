@@ -2,8 +2,8 @@
 
 from typing import Final, Literal
 
-from kvplan.servers.logs import Case, Reading, ServerLog
-from kvplan.servers.measurement import Figure, Measurement, Prediction, Row, Source, not_in, reconcile
+from kvplan.servers.logs.log import Case, Reading, ServerLog
+from kvplan.servers.logs.measurement import Figure, Measurement, Prediction, Row, Source, not_in, reconcile
 
 Unit = Literal["bytes", "blocks", "tokens", "requests"]
 PARTS: Final = ("weights", "activations", "non_torch", "cuda_graphs", "kv_cache")

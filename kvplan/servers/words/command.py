@@ -1,6 +1,6 @@
 """The words of a server's command, parsed: flags, variables and their values.
 
-Each server's names for arguments are in kvplan/servers/arguments.py, its other flags in servers/<name>/.
+Each server's names for arguments are in kvplan/servers/words/arguments.py, its other flags in servers/<name>/.
 """
 
 import re
@@ -12,8 +12,8 @@ from kvplan.core.errors import Faults, UnsupportedModelError, UsageError, senten
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import ARGUMENTS, SHORT, EngineArgs
 from kvplan.servers.releases import Number, Version
+from kvplan.servers.words.arguments import ARGUMENTS, SHORT, EngineArgs
 
 MOST_UNKNOWN: Final = 200  # flags in no list; no real command has so many
 EXPERT_RANKS: Final = "ep"  # number of ranks that share experts, kept here until the tensor ranks are known
@@ -261,7 +261,7 @@ def read_pair(text: str) -> tuple[str, Any]:
 
     The flags that turn a switch off are accepted as well: no_async_scheduling=true.
     """
-    from kvplan.servers.argument_values import read_argument, switch  # only for values that were typed or pasted
+    from kvplan.servers.words.argument_values import read_argument, switch  # only for values that were typed or pasted
 
     key, equals, value = text.partition("=")
     name, option = pair_name(text), f"--engine-arg {printable(key, 60)}"

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import load_json, path_text, printable
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.servers.plans import Estimate
+from kvplan.servers.plans.plan import Estimate
 
 CALIBRATION = "kvplan/calibration@1"
 COMPONENTS = ("context", "non_torch", "cuda_graphs", "allocator_slack")

@@ -10,11 +10,11 @@ from functools import cache
 from typing import Final, Literal
 
 from kvplan.core.units import GIB
-from kvplan.servers.arguments import ARGUMENTS, EngineArgs, spellings
-from kvplan.servers.measurement import Measurement, Row
-from kvplan.servers.plans import Plan, Request
+from kvplan.servers.logs.measurement import Measurement, Row
+from kvplan.servers.plans.plan import Plan, Request
 from kvplan.servers.releases import Version
-from kvplan.servers.words import Environment
+from kvplan.servers.words.arguments import ARGUMENTS, EngineArgs, spellings
+from kvplan.servers.words.command import Environment
 
 WHOLE: Final = r"(?!\.?[0-9])"  # no digits left over: a longer figure is not read, rather than its first digits
 SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?" + WHOLE

@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from kvplan.asked import container
+from kvplan.asked.budget import Budget, check_yaml
+from kvplan.asked.nodes import PRODUCT, gpu_of_labels
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.servers import container
-from kvplan.servers.base import SERVERS
-from kvplan.servers.budget import Budget, check_yaml
-from kvplan.servers.nodes import PRODUCT, gpu_of_labels
-from kvplan.servers.shell import is_shell, names_server
+from kvplan.servers.base import SERVERS, programs
+from kvplan.servers.words.shell import is_shell, names_server
 
 MAX_CHARS: Final = 512 * 1024
 MOST_CONTAINERS: Final = 500
@@ -44,7 +44,7 @@ class Served:
     id         unique name within the file
     container  its own name
     line       its line in the file, from 1
-    command    the shell line that starts it, read by kvplan/servers/pasted.py
+    command    the shell line that starts it, read by kvplan/asked/pasted.py
     image      its image, "" if the file names none
     num_gpus   GPUs that its pod requests; None: not given
     num_pods   pods per server; replicas: servers
@@ -109,7 +109,7 @@ def served(text: str, where: str) -> list[Served]:
         raise UsageError(
             where,
             "no container in it runs a server",
-            "name a manifest with a container that runs `vllm serve` or `python -m sglang.launch_server`",
+            f"name a manifest with a container that runs {programs()}",
         )
     return named_apart(containers)
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.servers.argument_values import MOST_JSON, read_argument
-from kvplan.servers.arguments import METHODS, NO_DRAFT, NO_DRAFT_NAMES, RANKS, REFUSED_KEYS, plain_method
+from kvplan.servers.words.argument_values import MOST_JSON, read_argument
+from kvplan.servers.words.arguments import METHODS, NO_DRAFT, NO_DRAFT_NAMES, RANKS, REFUSED_KEYS, plain_method
 
 SIZED: Final = ("method", "model", "num_speculative_tokens", RANKS)
 # Keys that move no memory of the GPU, and those of earlier releases (vLLM 0.6 to 0.20).

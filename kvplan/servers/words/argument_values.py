@@ -19,8 +19,8 @@ from kvplan.core.units import (
     parse_tokens_vllm,
     plural,
 )
-from kvplan.servers.arguments import ARGUMENTS
-from kvplan.servers.item_limits import limits
+from kvplan.servers.words.arguments import ARGUMENTS
+from kvplan.servers.words.item_limits import limits
 
 
 def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> Any:

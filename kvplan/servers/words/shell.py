@@ -5,7 +5,7 @@ from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.servers.base import SERVERS
-from kvplan.servers.environment import given
+from kvplan.servers.words.environment import given
 
 # Plain strings, compiled on first use: most commands need none of them.
 _ENDS: Final = r"\|\|?|&&?|;"  # separators between two commands

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.servers.failures import Cause, Wording
+from kvplan.servers.logs.failures import Cause, Wording
 
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM 0.33 config/lora.py: MaxLoRARanks
 Details = Mapping[str, str]

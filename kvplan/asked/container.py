@@ -1,7 +1,7 @@
 """A container of a compose file or Kubernetes manifest, as the command that it runs.
 
 Nothing is expanded or run: `image:`, `entrypoint:`, `command:`, `args:`, `environment:` and `env:` become one shell
-line, which kvplan/servers/pasted.py reads like any other. Sources: the Compose specification; kubernetes.io, Pod v1.
+line, which kvplan/asked/pasted.py reads like any other. Sources: the Compose specification; kubernetes.io, Pod v1.
 """
 
 import re
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvplan.core.errors import UsageError
-from kvplan.servers.arguments import spellings
 from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.releases import DEFAULT
-from kvplan.servers.shell import is_shell, names_server, script_flag
+from kvplan.servers.words.arguments import spellings
+from kvplan.servers.words.shell import is_shell, names_server, script_flag
 
 _KEYS: Final = re.compile(
     r"^[ \t]*(?:-[ \t]+)?(?:image|entrypoint|command|args|environment|env|services|containers)[ \t]*:", re.MULTILINE

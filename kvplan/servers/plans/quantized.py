@@ -18,8 +18,8 @@ from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
 from kvplan.models.quant import is_odd
 from kvplan.models.spec import ModelSpec, Quantization, Scheme, Weight
-from kvplan.servers.plans import Refusal, Request, smaller, unsupported
-from kvplan.servers.weights import weight_layout
+from kvplan.servers.plans.plan import Refusal, Request, smaller, unsupported
+from kvplan.servers.plans.weights import weight_layout
 from kvplan.sizing.weights import (
     ONLINE,
     Layout,

@@ -7,9 +7,9 @@ from typing import Final
 
 from kvplan.core.errors import UsageError
 from kvplan.models.spec import ModelSpec, Place
-from kvplan.servers.arguments import HEADS
 from kvplan.servers.base import server_of
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
+from kvplan.servers.words.arguments import HEADS
 from kvplan.sizing import weights
 from kvplan.sizing.weights import Layout
 

@@ -11,8 +11,8 @@ from typing import Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import HEADS, METHODS, NO_DRAFT
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
+from kvplan.servers.words.arguments import HEADS, METHODS, NO_DRAFT
 
 DRAFT_TOKENS: Final = 5  # default number of draft tokens; a common choice
 SUFFIX_TOKENS: Final = 24  # vLLM 0.33 suffix_decoding_max_tree_depth

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
-from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.words.arguments import ARGUMENTS
 
 _CALL: Final = re.compile(r"(?<![\w.])(?:(?P<module>\w+)\.)?(?P<name>[A-Z]\w*)\s*\(")
 _OPERATORS: Final[Mapping[type[ast.operator], Any]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvplan.core.limits import Limits
-from kvplan.servers.plans import Kind
+from kvplan.servers.plans.plan import Kind
 
 Source = Literal["run", "log", "page"]
 WHERE: Final[Mapping[Source, str]] = {"run": "in the run", "log": "in the log", "page": "on the page"}

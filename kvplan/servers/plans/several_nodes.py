@@ -4,7 +4,7 @@ from math import ceil
 from typing import Final
 
 from kvplan.hardware.gpu import NODE_GPUS
-from kvplan.servers.plans import Request
+from kvplan.servers.plans.plan import Request
 
 HEAD: Final = "HEAD_NODE"  # stands for the address of the first node
 

@@ -8,9 +8,9 @@ the same form how they affect scheduling in a simulation.
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from kvplan.servers.arguments import ARGUMENTS, spellings
 from kvplan.servers.base import server_of
-from kvplan.servers.words import Other
+from kvplan.servers.words.arguments import ARGUMENTS, spellings
+from kvplan.servers.words.command import Other
 
 Standing = Literal["modeled", "no effect on memory", "refused"]
 REFUSED: Final = "refused: "  # marks flags that are read so that the plan can reject them

@@ -14,10 +14,10 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import DEFAULTS, EngineArgs
 from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.releases import AS_INSTALLED, SIZES_MIB, Version
-from kvplan.servers.words import Environment, Variable
+from kvplan.servers.words.arguments import DEFAULTS, EngineArgs
+from kvplan.servers.words.command import Environment, Variable
 
 _ASSIGNMENT: Final = r"[A-Za-z_][A-Za-z0-9_]*=.*"
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"

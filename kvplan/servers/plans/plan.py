@@ -10,16 +10,15 @@ from kvplan.core.errors import UsageError
 from kvplan.core.records import Count, dataclass
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import EngineArgs, Settings
-from kvplan.servers.pages import rates
-from kvplan.servers.pool import Capacity, Pool
+from kvplan.servers.plans.pool import Capacity, Pool, rates
 from kvplan.servers.releases import DEFAULT, Version, newest_of
+from kvplan.servers.words.arguments import EngineArgs, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvplan.models.tensors import Checkpoint
-    from kvplan.servers.words import Repeated
+    from kvplan.servers.words.command import Repeated
     from kvplan.workloads.lengths import Lengths
 
 
