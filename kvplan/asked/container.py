@@ -38,12 +38,12 @@ def server_for(words: list[str]) -> tuple[str, ...]:
     specific.
     """
     flags = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
-    default = spellings(DEFAULT).keys() | {server_of(DEFAULT).starts.model_flag}
+    default = spellings(DEFAULT).keys() | {server_of(DEFAULT).pasted().starts.model_flag}
     for name in SERVERS:
-        own = (spellings(name).keys() | {server_of(name).starts.model_flag}) - default
+        own = (spellings(name).keys() | {server_of(name).pasted().starts.model_flag}) - default
         if name != DEFAULT and flags & own:
-            return server_of(name).starts.launcher
-    return server_of(DEFAULT).starts.launcher
+            return server_of(name).pasted().starts.launcher
+    return server_of(DEFAULT).pasted().starts.launcher
 
 
 def shell_line(text: str) -> tuple[str, str | None]:

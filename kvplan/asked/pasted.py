@@ -50,8 +50,8 @@ def parse(text: str) -> ServeCommand:
 
     if snippet.is_snippet(text):
         name, words = snippet.words_of(text)
-        command = server_of(name).parse(words)
-        command.args = {**server_of(name).starts.call_args, **command.args}
+        command = server_of(name).pasted().parse(words)
+        command.args = {**server_of(name).pasted().starts.call_args, **command.args}
         return command
     if manifest.is_manifest_file(text):
         return parse_manifest(text)
@@ -103,7 +103,7 @@ WRAPPERS = ("docker", "podman", "sudo", "env")
 def is_command(words: list[str]) -> bool:
     """True if words are a whole command rather than a model and flags."""
     is_wrapped = words[0] in WRAPPERS or "=" in words[0]
-    return is_wrapped or any(server_of(name).start(words) is not None for name in SERVERS)
+    return is_wrapped or any(server_of(name).pasted().start(words) is not None for name in SERVERS)
 
 
 def served_by(engine: str, words: list[str]) -> list[str]:
@@ -111,7 +111,7 @@ def served_by(engine: str, words: list[str]) -> list[str]:
     name = engine.partition("@")[0]
     if name not in SERVERS:
         return words  # the reader of --engine reports it
-    starts = server_of(name).starts
+    starts = server_of(name).pasted().starts
     return [*starts.launcher, f"--{starts.model_flag.replace('_', '-')}", *words]
 
 
@@ -131,7 +131,7 @@ def _parse_line(text: str) -> ServeCommand:
     commands = shell.split(text)
     for number, words in enumerate(commands):
         for name in SERVERS:
-            server = server_of(name)
+            server = server_of(name).pasted()
             started = server.start(words)
             if started is None:
                 continue

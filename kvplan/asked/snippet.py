@@ -36,7 +36,7 @@ def is_snippet(text: str) -> bool:
 def _server_of(match: "re.Match[str]") -> str | None:
     """Server whose engine a call builds."""
     for server in SERVERS:
-        name, modules = server_of(server).starts.call
+        name, modules = server_of(server).pasted().starts.call
         if match["name"] == name and match["module"] in modules:
             return server
     return None
@@ -54,7 +54,7 @@ def words_of(text: str) -> Server:
     server, call = calls[0]
     words: list[str] = []
     for index, argument in enumerate(call.args):
-        if index or not server_of(server).starts.takes_model:
+        if index or not server_of(server).pasted().starts.takes_model:
             raise UsageError("--from-command", f"{_source(argument)!r} is a positional argument", "name it")
         words += ["--model", _text("model", _value("model", argument, names))]
     for keyword in call.keywords:

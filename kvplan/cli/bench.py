@@ -13,7 +13,7 @@ from kvplan.core.files import path_text, printable
 from kvplan.core.units import parse_tokens
 from kvplan.measure.bench_results import BenchResult, read_results
 from kvplan.planning.plan import Plan, plan
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import abilities_of
 from kvplan.simulate.bench_load import BenchLoad, listed, steady
 from kvplan.simulate.setup import check
 
@@ -50,7 +50,7 @@ def plan_of(options: PlanOptions, result: BenchResult, verb: str) -> Plan:
 
 def load_of(result: BenchResult, the_plan: Plan, prompt_tokens: str | None, output_tokens: str | None) -> BenchLoad:
     """The load that was sent; mean lengths come from the options if the result has none."""
-    keeps_step = terms_of(the_plan.request.release.engine).prompts_first is not None
+    keeps_step = abilities_of(the_plan.request.release.engine).prompts_first is not None
     if len(set(result.lengths)) > 1:
         return BenchLoad(
             result.users, result.rate, result.num_prompts,

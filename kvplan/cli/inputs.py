@@ -185,7 +185,7 @@ def refuse_undrafted(request: Request) -> None:
     args = request.args
     if request.draft is not None or args.speculative_method is not None or not args.num_speculative_tokens:
         return
-    if server_of(request.release.engine).terms.needs_drafter:
+    if server_of(request.release.engine).abilities.needs_drafter:
         flag = f"--num-speculative-tokens {args.num_speculative_tokens:,}"
         problem = "needs a draft model or a method that drafts the tokens"
         raise UsageError(flag, problem, "add --draft-model or --speculative-method", keys=("num_speculative_tokens",))

@@ -317,7 +317,7 @@ def typed_value(name: str, value: Any) -> Any:
 def usual_slots(options: PlanOptions) -> int:
     """The server's default number of adapter slots; an unknown server is rejected elsewhere."""
     name = re.split("[@+]", options.engine or DEFAULT)[0]
-    return server_of(name).terms.adapter_slots if name in SERVERS else 1
+    return server_of(name).abilities.adapter_slots if name in SERVERS else 1
 
 
 def with_lora_slots(args: EngineArgs, options: PlanOptions) -> EngineArgs:
@@ -334,7 +334,7 @@ def engine_pair(text: str) -> tuple[str, Any]:
     from kvplan.servers.words.command import pair_name, read_pair  # only needed for --engine-arg
 
     if pair_name(text) not in ARGUMENTS:
-        pairs = (server_of(server).read_pair(text) for server in SERVERS)
+        pairs = (server_of(server).pasted().read_pair(text) for server in SERVERS)
         if pair := next((pair for pair in pairs if pair is not None), None):
             return pair
     return read_pair(text)

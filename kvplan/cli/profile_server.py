@@ -186,8 +186,8 @@ def default_port(command: str) -> int:
     """Default port of the server that a command starts. Raise UsageError if the server is unknown."""
     for words in shell.split(command):
         for name in SERVERS:
-            if server_of(name).start(words) is not None:
-                return server_of(name).terms.port
+            if server_of(name).pasted().start(words) is not None:
+                return server_of(name).launch().port
     raise UsageError("--command", "names no port and no server that kvplan knows", "add --server URL")
 
 

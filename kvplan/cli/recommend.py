@@ -33,7 +33,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Placement, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
 from kvplan.report.formats import Answer, rendered
-from kvplan.servers.base import terms_of, titles
+from kvplan.servers.base import abilities_of, titles
 from kvplan.servers.plans.plan import Load, Request, check_load
 
 if TYPE_CHECKING:
@@ -142,8 +142,8 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
     say(inputs, quiet=options.quiet)
     source = prices.source if prices else None
     first = inputs.requests[0]
-    if not terms_of(first.release.engine).recommended:
-        names, _ = titles(lambda terms: terms.recommended)
+    if not abilities_of(first.release.engine).recommended:
+        names, _ = titles(lambda can: can.recommended)
         problem = f"without --slo, recommend supports only {names}"
         raise UsageError(
             "--engine", problem, "add --slo ttft.p90=2s with a load, or compare servers with `kvplan sweep --engine`"

@@ -14,7 +14,7 @@ from kvplan.core.units import parse_count
 from kvplan.planning.plan import plan
 from kvplan.planning.recommend import shares_experts
 from kvplan.report import timed_text
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import abilities_of
 from kvplan.simulate import slo
 from kvplan.simulate.placing import Demand, placed
 from kvplan.simulate.setup import refuse_reordering, refuse_unmodeled
@@ -68,5 +68,6 @@ def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> Time
     first_request = inputs.requests[0]
     return timed_text.document(
         first_request, f"{load.source.name}, {load.how}", demand, placements,
-        shares_experts=terms_of(first_request.release.engine).recommended and shares_experts(question, first_request),
+        shares_experts=abilities_of(first_request.release.engine).recommended
+        and shares_experts(question, first_request),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from kvplan.cli.typed import in_options, option_words
 from kvplan.core.errors import EnvironmentProblem, KvplanError, SettingError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib, parse_count, parse_duration, parse_tokens
-from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.base import abilities_of, server_of, terms_of
 from kvplan.servers.words.argument_values import read_argument
 from kvplan.servers.words.arguments import ARGUMENTS
 
@@ -120,11 +120,11 @@ def simulated(options: ServeOptions) -> "Start":
     check(the_plan, specs, drafts=drafts is not None)
     if specs and drafts is not None:
         raise UsageError("--tier", "a draft's KV is not kept with the model's", "remove --speculative-config")
-    terms = terms_of(the_plan.request.release.engine)
-    if terms.prompts_first is not None:
+    engine = the_plan.request.release.engine
+    if abilities_of(engine).prompts_first is not None:
         raise UsageError(
             "serve --simulate",
-            f"supports only vLLM's routes, metrics and scheduler, not {terms.title}'s",
+            f"supports only vLLM's routes, metrics and scheduler, not {terms_of(engine).title}'s",
             "use --engine vllm, or `kvplan simulate`",
         )
     spec = the_plan.request.spec
@@ -144,10 +144,9 @@ def simulated(options: ServeOptions) -> "Start":
         drafts=drafts and computed(drafts, the_plan, shares_of(options.efficiency)),
         tiers=timed_tiers(the_plan, specs),
     )
-    logs = server_of(the_plan.request.release.engine).logs()
     gpu = the_plan.request.gpu
     opening = simulated_line(the_plan.request.release.label, gpu.device_name, gpu.total_memory)
-    log = [opening, *(() if logs is None else logs.lines(the_plan))]
+    log = [opening, *server_of(engine).outputs().logs.lines(the_plan)]
     facts = (cache_config(the_plan), log, spec.name, spec.vocab_size, Hooks(backend.delay), modules)
     return Start(backend, *facts, tiers=backend.tiers, whole_log=tuple(log))
 

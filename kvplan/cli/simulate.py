@@ -21,7 +21,7 @@ from kvplan.core.units import parse_fraction, parse_size, parse_tokens, plural
 from kvplan.planning.plan import Plan, plan
 from kvplan.report import request_rows, trace_events
 from kvplan.report.drawing import Figure, Svg
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.pool import prefix_notes
 from kvplan.simulate import generator, ranges, slo
 from kvplan.simulate.fleet import Fleet
@@ -189,7 +189,7 @@ def planned(options: SimulateOptions) -> Plan:
     check(the_plan, tiers_of(options.tier or ()))
     if options.from_command is not None:
         refuse_reordering(options.from_command)
-    if terms_of(the_plan.request.release.engine).prompts_first is not None:
+    if abilities_of(the_plan.request.release.engine).prompts_first is not None:
         for flag, path in (("--film", options.film), (trace_events.FLAG, options.trace_events)):
             if path is not None:
                 raise UsageError(flag, "draws vLLM's blocks only", "use --engine vllm")

@@ -21,7 +21,7 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Request, plan
 from kvplan.planning.recommend import is_fp8_already, with_args
 from kvplan.report.formats import rendered
-from kvplan.servers.base import terms_of, titles
+from kvplan.servers.base import abilities_of, titles
 from kvplan.simulate import slo
 from kvplan.simulate.settings import space
 from kvplan.simulate.setup import check_tiers, refuse_reordering
@@ -151,8 +151,8 @@ def base_of(inputs: Inputs) -> Request:
     if len(inputs.requests) != 1:
         raise UsageError("tune", f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
     [base] = inputs.requests
-    if not terms_of(base.release.engine).simulated:
-        names, engines = titles(lambda terms: terms.simulated)
+    if not abilities_of(base.release.engine).simulated:
+        names, engines = titles(lambda can: can.simulated)
         raise UsageError("--engine", f"tune supports only {names}", f"use --engine {engines}")
     if base.args.max_model_len == "auto":
         raise UsageError("--ctx", "auto would be another length with every setting", "write one, for example 16k")
@@ -191,7 +191,7 @@ def load_and_rate(options: TuneOptions) -> tuple[Load, float | None]:
 def tier_of(text: str, base: Request, load: Load) -> TierSpec:
     """Host memory for vLLM's offloading connector. Refuse it if no prompts share a prefix."""
     tier = parse_tier(text)
-    if terms_of(base.release.engine).prompts_first is not None:
+    if abilities_of(base.release.engine).prompts_first is not None:
         raise UsageError("--tier", "needs vLLM's scheduler", "use --engine vllm")
     if load.source.run_len is None:
         raise UsageError("--tier", "helps only if prompts share prefixes, which these do not", "remove it")

@@ -22,7 +22,7 @@ from kvplan.core.errors import KvplanError, UsageError, together
 from kvplan.core.units import parse_count, parse_duration, parse_size
 from kvplan.hardware.gpu import gpu, split_count
 from kvplan.models import catalog
-from kvplan.servers.base import SERVERS, parse_engine, terms_of
+from kvplan.servers.base import SERVERS, abilities_of, parse_engine
 from kvplan.servers.words.argument_values import read_argument
 from kvplan.servers.words.arguments import ARGUMENTS
 from kvplan.sizing.layout import check_dtype, check_kv_dtype
@@ -83,7 +83,7 @@ def readers(options: PlanOptions) -> Iterator[Callable[[], object]]:
     for name in filter(str.isprintable, parts(options.dtype)):  # the others are refused above
         yield partial(check_dtype, name)
     servers = {re.split("[@+]", text)[0] for text in parts(options.engine)}
-    if not any(terms_of(name).own_kv_dtypes for name in servers & SERVERS.keys()):
+    if not any(abilities_of(name).own_kv_dtypes for name in servers & SERVERS.keys()):
         for name in parts(options.kv_cache_dtype):
             yield partial(check_kv_dtype, name)
     if not isinstance(options, ServeOptions):  # whose keys are those of what it starts

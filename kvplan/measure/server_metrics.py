@@ -91,7 +91,7 @@ def server_named(page: str) -> str:
 
 def _read(page: str) -> "tuple[str, Metrics, Samples]":
     """Return a page's server (by its metric prefix), that server's metric names, and the page's samples."""
-    known = {name: server().metrics() for name, server in SERVERS.items()}
+    known = {name: server().outputs().metrics for name, server in SERVERS.items()}
     tables = {name: metrics for name, metrics in known.items() if metrics is not None}
     samples = _samples(page, (*_OF_PAGE, *(name for metrics in tables.values() for name in metrics.names)))
     for server, metrics in tables.items():

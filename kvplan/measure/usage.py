@@ -115,7 +115,7 @@ def usage(first: str, second: str, seconds: float | None) -> Usage:
 def counters_of(first: str, second: str) -> Counters:
     """Counters of the pages' server. Raise MetricsError for pages of two servers, or if the counters cannot be used."""
     names = {server_named(page) for page in (first, second)}
-    tables = [metrics.workload for name in sorted(names) if (metrics := server_of(name).metrics()) is not None]
+    tables = [metrics.workload for name in sorted(names) if (metrics := server_of(name).outputs().metrics) is not None]
     reason = next((table for table in tables if isinstance(table, str)), None)
     if reason is not None:
         raise MetricsError(reason)

@@ -15,7 +15,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.models.spec import ChunkedAttention, FullAttention, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import abilities_of, terms_of
 from kvplan.servers.plans.plan import Refusal
 from kvplan.servers.words.arguments import EngineArgs
 
@@ -370,7 +370,7 @@ def fit_knobs(short: Plan) -> Iterator[Knob]:
     if args.max_total_tokens is not None:
         context = short.settings.max_model_len
         yield Knob([Change(f"--max-total-tokens {context}", {"max_total_tokens": context})])
-    if not terms_of(request.release.engine).keeps_share:
+    if not abilities_of(request.release.engine).keeps_share:
         yield smaller_needs(args)
     yield fp8_cache(args)
     yield more_ranks(args)

@@ -18,7 +18,7 @@ from kvplan.planning.actions import LITTLE_FREE, actions, is_bfloat16
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import kind_of_cause, terms_of
+from kvplan.servers.base import abilities_of, kind_of_cause, terms_of
 from kvplan.servers.logs.failures import Figures, Size
 from kvplan.servers.plans.plan import BUDGET_ROWS, Estimate
 from kvplan.servers.plans.pool import blocks_in, largest_context
@@ -275,7 +275,7 @@ def contexts(search: Search) -> Iterator[int]:
 def shares_up(search: Search) -> Iterator[float]:
     """Utilizations above the current one, up to what may be free when the server starts."""
     if search.case.gpu_known:
-        most = HIGHEST_SHARE if terms_of(search.case.server).checks_start else USUAL_SHARE
+        most = HIGHEST_SHARE if abilities_of(search.case.server).checks_start else USUAL_SHARE
         yield from _hundredths(search.share + 0.01, most)
 
 
@@ -405,7 +405,7 @@ def fewer_graphs(search: Search) -> Iterator[int]:
 def lean_kernels(case: Case) -> str | None:
     """Kernels of the experts without the workspaces that the case's own keep, or None if these keep none."""
     stated = case.request.args.moe_backend if case.request is not None else (case.args or {}).get("moe_backend")
-    return terms_of(case.server).lean_kernels.get(str(stated))
+    return abilities_of(case.server).lean_kernels.get(str(stated))
 
 
 def leaner(search: Search) -> Iterable[str]:

@@ -22,7 +22,7 @@ from kvplan.models.spec import (
 )
 from kvplan.planning.plan import NOT_MODELED, host_rows, stage_of, statements
 from kvplan.planning.users import request_blocks
-from kvplan.servers.base import Explanation, server_of, terms_of
+from kvplan.servers.base import Explanation, abilities_of, server_of
 from kvplan.servers.base import Section as Section
 from kvplan.servers.plans.plan import Plan
 from kvplan.servers.plans.pool import KVGroup, KVSpec, charged_blocks
@@ -301,7 +301,7 @@ def _thumb(plan: Plan) -> Iterator[str]:
 
 
 def _overheads(plan: Plan) -> int:
-    keeps_share = terms_of(plan.request.release.engine).keeps_share
+    keeps_share = abilities_of(plan.request.release.engine).keeps_share
     kept_back = max(0, plan.memory.outside_budget) if keeps_share else 0
     return sum(estimate.likely for estimate in plan.estimates.values()) + kept_back
 

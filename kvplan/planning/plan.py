@@ -154,7 +154,7 @@ def serve_command(plan: Plan) -> list[str]:
     release, repeated = plan.request.release, plan.request.repeated
     variables = assignments(release, plan.request.args)
     others = repeated.words if repeated is not None and repeated.server == release.engine else ()
-    return [*variables, *server_of(release.engine).launch(plan), *others]
+    return [*variables, *server_of(release.engine).launch().words(plan), *others]
 
 
 def assignments(release: Version, args: EngineArgs) -> list[str]:
@@ -166,7 +166,7 @@ def assignments(release: Version, args: EngineArgs) -> list[str]:
         if value and value != DEFAULTS[name] and lacks:  # no flag sets it, or none in this release
             chosen.add(name)
     words = []
-    for name, variable in server_of(release.engine).variables().items() if chosen else ():
+    for name, variable in server_of(release.engine).pasted().variables.items() if chosen else ():
         if variable.sets not in chosen or not variable.is_read_by(release):
             continue
         if variable.sets in ARGUMENTS:

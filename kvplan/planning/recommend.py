@@ -24,7 +24,7 @@ from kvplan.planning.users import (
     pool_users,
     running_users,
 )
-from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.base import abilities_of, server_of
 from kvplan.servers.words.arguments import option_words
 from kvplan.workloads.lengths import Lengths
 
@@ -346,7 +346,7 @@ def wide_placement(question: Question, request: Request, changes: tuple[str, ...
     """The fewest servers of vLLM whose data-parallel ranks share one set of experts and hold the users, or None.
     Ranks of several GPUs are chosen only where they save GPUs.
     """
-    if not terms_of(request.release.engine).recommended or not shares_experts(question, request):
+    if not abilities_of(request.release.engine).recommended or not shares_experts(question, request):
         return None
     best: Placement | None = None
     for tp in WIDE_TP_SIZES:

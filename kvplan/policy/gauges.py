@@ -19,7 +19,7 @@ from kvplan.planning import advise, users
 from kvplan.planning.advise import Change, Knob
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target, Workload, exists
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import abilities_of, terms_of
 
 if TYPE_CHECKING:
     from kvplan.asked.manifest import Served
@@ -99,9 +99,13 @@ def kv_tokens(plan: Plan) -> int:
 
 
 def logged_figure(plan: Plan) -> str:
-    answer, words, context = plan.concurrency, terms_of(plan.request.release.engine), plan.capacity.max_model_len
-    text = f"the log will say {words.log.format(concurrency=answer.max, tokens=kv_tokens(plan))}"
-    text += f" for {context:,} tokens" if words.logs_concurrency else f": {answer.max:.2f}x {context:,} tokens"
+    answer, engine, context = plan.concurrency, plan.request.release.engine, plan.capacity.max_model_len
+    text = f"the log will say {terms_of(engine).log.format(concurrency=answer.max, tokens=kv_tokens(plan))}"
+    text += (
+        f" for {context:,} tokens"
+        if abilities_of(engine).logs_concurrency
+        else f": {answer.max:.2f}x {context:,} tokens"
+    )
     return f"{text} ({answer.low:.1f}-{answer.high:.1f})" if plan.fits else text
 
 
@@ -111,11 +115,11 @@ def seqs_flag(plan: Plan) -> str:
 
 def free_bytes(plan: Plan) -> int:
     """Unused bytes of a GPU. Raise UsageError if the server keeps memory back for unknown purposes."""
-    terms = terms_of(plan.request.release.engine)
-    if terms.keeps_share:
+    engine = plan.request.release.engine
+    if abilities_of(engine).keeps_share:
         raise UsageError(
             "min_headroom",
-            f"is not modeled for {terms.title}, which reserves a share of the memory",
+            f"is not modeled for {terms_of(engine).title}, which reserves a share of the memory",
             "use min_concurrency",
         )
     return plan.memory.headroom

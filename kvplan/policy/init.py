@@ -16,7 +16,7 @@ from kvplan.planning.plan import Plan, lack_text
 from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
-from kvplan.servers.base import SERVERS, terms_of
+from kvplan.servers.base import SERVERS, abilities_of
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.servers.words.environment import variables
 
@@ -129,7 +129,7 @@ def rules(plan: Plan) -> Iterator[tuple[str, str]]:
     """(rule, comment with today's figure) for everything that applies to any plan."""
     memory = plan.memory
     yield "fits: true", f"{format_gib(memory.unused)} of GPU memory left"
-    keeps_share = terms_of(plan.request.release.engine).keeps_share  # then unused memory is not modeled
+    keeps_share = abilities_of(plan.request.release.engine).keeps_share  # then unused memory is not modeled
     if not keeps_share and memory.unused * 1000 * KEPT // 100 // memory.total > 0:
         share = 1000 * memory.unused * KEPT // 100 // memory.total  # in thousandths, rounded down
         yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f} %"

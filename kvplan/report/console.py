@@ -15,7 +15,7 @@ from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
 from kvplan.planning.plan import Plan, context_word, is_published
 from kvplan.report.lines import COMMAND, SCREEN, Line, Paragraph, Part, laid_out, line
-from kvplan.servers.base import Terms, terms_of
+from kvplan.servers.base import Abilities, Terms, abilities_of, terms_of
 from kvplan.servers.plans.plan import budget_sizes
 from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
 from kvplan.sizing.weights import num_params, stored_bytes
@@ -197,7 +197,7 @@ def has_room(doc: PlanDocument) -> bool:
 
 def is_idle(doc: PlanDocument) -> bool:
     """True if the server starts, but at the low end of the range its start-up check may leave no KV cache."""
-    return is_marginal(doc) and terms(doc).checks_start and not doc["concurrency"]["low"]
+    return is_marginal(doc) and abilities(doc).checks_start and not doc["concurrency"]["low"]
 
 
 def may_lack_memory(doc: PlanDocument) -> bool:
@@ -233,6 +233,10 @@ def terms(doc: PlanDocument) -> Terms:
     return terms_of(doc["inputs"]["engine"])
 
 
+def abilities(doc: PlanDocument) -> Abilities:
+    return abilities_of(doc["inputs"]["engine"])
+
+
 def mark(doc: PlanDocument) -> str:
     """The same for a table cell; empty if there is nothing to say."""
     if is_marginal(doc):
@@ -251,7 +255,7 @@ def memory_lines(doc: PlanDocument, *, blocks: bool) -> list[Line]:
     }
     title = "Where the memory goes" if inputs["num_gpus"] == 1 else "Where each GPU's memory goes"
     lines = [line(f"{title} ({inputs['engine']})", "bold")]
-    optional = UNPLANNED if terms(doc).keeps_share else ("lora",)
+    optional = UNPLANNED if abilities(doc).keeps_share else ("lora",)
     rows = {name: size for name, size in memory_rows(memory).items() if size or name not in optional}
     wide = max(9, *(len(f"{size / GIB:,.2f}") + 1 for size in rows.values()))
     far = max(7, *(len(f"{100 * size / total:.1f}") + 2 for size in rows.values()))
@@ -509,7 +513,7 @@ def logged(doc: PlanDocument) -> tuple[str, str]:
     """(the server's own figure, the log line that will contain it)."""
     figure, words = doc["concurrency"]["max"], terms(doc)
     text = words.log.format(concurrency=figure, tokens=doc["kv"]["tokens"])
-    return f"{figure:,.2f}" if words.logs_concurrency else "", f"the server will log {text}"
+    return f"{figure:,.2f}" if abilities(doc).logs_concurrency else "", f"the server will log {text}"
 
 
 def verdict_lines(doc: PlanDocument) -> list[Part]:

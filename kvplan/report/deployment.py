@@ -16,7 +16,7 @@ from kvplan.core.units import GIB, format_gib
 from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.catalog import model_id
 from kvplan.planning.plan import Plan, assignments, host_rows, kept_rows
-from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.base import Launch, server_of
 
 Output = Literal["k8s", "compose"]
 PROCESS: Final = 4 * GIB  # of host memory per process; assumed, not measured
@@ -277,14 +277,18 @@ def about(plan: Plan, needs: Needs) -> str:
     )
 
 
+def launch_of(plan: Plan) -> Launch:
+    return server_of(plan.request.release.engine).launch()
+
+
 def program_of(plan: Plan) -> str:
     """Words that start the server, as a YAML list."""
-    return f"[{', '.join(terms_of(plan.request.release.engine).program)}]"
+    return f"[{', '.join(launch_of(plan).program)}]"
 
 
 def arguments_of(plan: Plan) -> list[str]:
     """Arguments after the program's own words."""
-    return server_of(plan.request.release.engine).launch(plan)[len(terms_of(plan.request.release.engine).program) :]
+    return launch_of(plan).words(plan)[len(launch_of(plan).program) :]
 
 
 def variables_of(plan: Plan) -> dict[str, str]:
@@ -295,7 +299,7 @@ def variables_of(plan: Plan) -> dict[str, str]:
 def image_of(plan: Plan) -> str:
     """Image of the release; without a patch number, that of patch 0."""
     release = plan.request.release.label.partition("@")[2].partition("+")[0]
-    return terms_of(plan.request.release.engine).image.format(release=release + ".0" * (release.count(".") == 1))
+    return launch_of(plan).image.format(release=release + ".0" * (release.count(".") == 1))
 
 
 def name_of(plan: Plan) -> str:

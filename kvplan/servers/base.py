@@ -52,40 +52,26 @@ class Terms:
 
     title              its name in prose
     engines            what --engine accepts for it, in a message; example: of its versions
-    label_words        whether a label says more than the release (`+flashinfer`)
     budget             memory that it may use: {budget}, {share}
     log                what its log reports about users: {concurrency}, {tokens}
-    logs_concurrency   whether that is a number of users
     seqs_flag          flag for the largest batch; context_flag: for the longest request
     share_argument     argument for its fraction of the memory
     slots_flag         flag that adds state slots, if these bound the batch; None: they do not
     risk, risk_row     what may happen at the low end of the range: for a plan, and for one row of several
     shorter            the remedy in that case
-    checks_start       whether it checks free memory and state blocks, and refuses to start without them
-    keeps_share        whether a fraction of the memory is reserved for what is not planned row by row
-    simulated          whether `simulate` has its scheduler; recommended: whether `recommend` may change its arguments
-    prompts_first      the release whose prefill-first scheduler is simulated; None: vLLM's is
     outside            what the memory outside the budget is
     uncompared         (text, source) about the rules of a release not compared with the server's own results: {label}
     known_by           the sources of the rules for such a release
-    adapter_slots      slots for LoRA adapters if their number is not given
-    program            the words that start it, before its arguments; image: its container image, with {release}
     share              the engine argument for its fraction of the memory
-    port               default port
-    needs_drafter      whether a number of draft tokens is refused if nothing drafts them; if not, it is ignored
-    own_kv_dtypes      whether it has KV cache dtypes that no other server has
     own_flags          engine argument -> its own flag, if not the argument's name
     kv_dtype_names     kvplan's name of a KV cache dtype -> its own, if another
-    lean_kernels       kernels of experts that keep workspaces of their own -> kernels that keep none
     """
 
     title: str
     engines: tuple[str, ...]
     example: str
-    label_words: bool
     budget: str
     log: str
-    logs_concurrency: bool
     seqs_flag: str
     context_flag: str
     share_argument: str
@@ -93,29 +79,46 @@ class Terms:
     risk: str
     risk_row: str
     shorter: str
-    checks_start: bool
-    keeps_share: bool
-    simulated: bool
-    recommended: bool
     outside: str
     uncompared: tuple[str, str]
     known_by: str
     sources: Sources
-    program: tuple[str, ...]
-    image: str
     share: str = "gpu_memory_utilization"
-    port: int = 8000
-    adapter_slots: int = 1
-    prompts_first: str | None = None
-    needs_drafter: bool = False
-    own_kv_dtypes: bool = False
     own_flags: Mapping[str, str] = field(default_factory=dict)
     kv_dtype_names: Mapping[str, str] = field(default_factory=dict)
-    lean_kernels: Mapping[str, str] = field(default_factory=dict)
 
     def own_value(self, argument: str, value: str) -> str:
         """The server's own name of an argument's value."""
         return self.kv_dtype_names.get(value, value) if argument == "kv_cache_dtype" else value
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a server does that not every server does.
+
+    label_words       a label may say more than the release (`+flashinfer`)
+    logs_concurrency  its log states a number of users
+    checks_start      it checks free memory and state blocks, and refuses to start without them
+    keeps_share       a fraction of the memory is reserved for what is not planned row by row
+    simulated         `simulate` has its scheduler; recommended: `recommend` may change its arguments
+    prompts_first     the release whose prefill-first scheduler is simulated; None: vLLM's is
+    needs_drafter     a number of draft tokens is refused if nothing drafts them; if not, it is ignored
+    own_kv_dtypes     it has KV cache dtypes that no other server has
+    adapter_slots     slots for LoRA adapters if their number is not given
+    lean_kernels      kernels of experts that keep workspaces of their own -> kernels that keep none
+    """
+
+    label_words: bool = False
+    logs_concurrency: bool = False
+    checks_start: bool = False
+    keeps_share: bool = False
+    simulated: bool = False
+    recommended: bool = False
+    prompts_first: str | None = None
+    needs_drafter: bool = False
+    own_kv_dtypes: bool = False
+    adapter_slots: int = 1
+    lean_kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +167,79 @@ class Starts:
     images: tuple[str, ...] = ()
 
 
-class Server(Protocol):
-    """Interface of a server, as the planner uses it.
+class Pasted(Protocol):
+    """The part of a server that reads commands: its command.py, loaded if one is pasted.
+
+    starts      how it is started, and `start`: what a shell command starts of it, None if nothing
+    parse       parses the words after its name
+    flags       its flags that are not in kvplan's table: (those it reads, by effect; the others)
+    variables   environment variables that change its memory
+    read_pair   `--engine-arg k=v` if k is its own name for an argument, else None
+    scheduling  its flags by their effect on the order of requests: (modeled, without effect, refused)
+    """
+
+    @property
+    def starts(self) -> Starts: ...
+    @property
+    def flags(self) -> "tuple[Mapping[str, str], Mapping[str, Other]]": ...
+    @property
+    def variables(self) -> "Mapping[str, Variable]": ...
+    def start(self, words: list[str]) -> "Started | None": ...
+    def parse(self, words: list[str]) -> "ServeCommand": ...
+    def read_pair(self, text: str) -> "tuple[str, Any] | None": ...
+    def scheduling(self) -> "tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]": ...
+
+
+class Outputs(Protocol):
+    """The part of a server that reads what it prints: its outputs.py, loaded if such a text is given.
+
+    logs      how its start-up log is read
+    failures  how it reports failures
+    metrics   its metric names, or None if its /metrics page is not read
+    bench     its own load generator, or None if its commands and results are not read
+    """
+
+    @property
+    def logs(self) -> "Logs": ...
+    @property
+    def failures(self) -> "Failures": ...
+    @property
+    def metrics(self) -> "Metrics | None": ...
+    @property
+    def bench(self) -> "Generator | None": ...
+
+
+class Launch(Protocol):
+    """The part of a server that starts it: its launch.py.
+
+    program  the words before its arguments; image: its container image, with {release}
+    port     default port
+    words    the words of the command that starts the planned server
+    """
+
+    @property
+    def program(self) -> tuple[str, ...]: ...
+    @property
+    def image(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    def words(self, plan: "Plan") -> list[str]: ...
+
+
+class Reader(Protocol):
+    """A server whose logs and failures are read."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def terms(self) -> Terms: ...
+    @property
+    def abilities(self) -> Abilities: ...
+    def outputs(self) -> Outputs: ...
+
+
+class Server(Reader, Protocol):
+    """A server as the planner uses it, and its three parts that few commands load.
 
     release    the release by number (None: the newest known), with the words of its label (`+flashinfer`)
     labels     completions for --engine
@@ -178,25 +252,11 @@ class Server(Protocol):
     gate       why it would refuse to start with the memory free before loading, at that end of a plan's range
     layout     how it shards a model over ranks: the request's, or a draft's, in the dtype of the request's
     size       its memory on each stage, its pool, and what the pool holds
-    starts     how it is started, and `start`: what a shell command starts of it, None if nothing
-    parse      parses the words after its name
-    flags      its flags that are not in kvplan's table: (those it reads, by effect; the others)
-    variables  environment variables that change its memory
-    read_pair  `--engine-arg k=v` if k is its own name for an argument, else None
     kept_back  bytes of each GPU that must stay free in addition to the plan's rows, for peaks it does not plan
-    launch     the words of the command that starts the planned server
-    explain    the formulas behind a plan
     host       its use of host memory
-    logs       how its start-up log is read, or None if it is not
-    failures   how it reports failures, or None if its failure logs are not read
-    metrics    its metric names, or None if its /metrics page is not read
-    bench      its own load generator, or None if its commands and results are not read
+    explain    the formulas behind a plan
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def terms(self) -> Terms: ...
     @property
     def rest_last(self) -> bool: ...
     def release(self, numbers: tuple[int, ...] | None, words: list[str]) -> "Version": ...
@@ -209,22 +269,11 @@ class Server(Protocol):
     def layout(self, request: "Request", spec: "ModelSpec") -> "Layout": ...
     def size(self, request: "Request") -> "Sized": ...
     def gate(self, plan: "Plan", end: Literal["low", "likely"]) -> "Refusal | None": ...
-    @property
-    def starts(self) -> Starts: ...
-    def start(self, words: list[str]) -> "Started | None": ...
-    def parse(self, words: list[str]) -> "ServeCommand": ...
-    def flags(self) -> "tuple[Mapping[str, str], Mapping[str, Other]]": ...
-    def scheduling(self) -> "tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]": ...
-    def variables(self) -> "Mapping[str, Variable]": ...
-    def read_pair(self, text: str) -> "tuple[str, Any] | None": ...
     def kept_back(self, plan: "Plan") -> int: ...
-    def launch(self, plan: "Plan") -> list[str]: ...
-    def explain(self, plan: "Plan") -> Explanation: ...
     def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
-    def logs(self) -> "Logs | None": ...
-    def failures(self) -> "Failures | None": ...
-    def metrics(self) -> "Metrics | None": ...
-    def bench(self) -> "Generator | None": ...
+    def explain(self, plan: "Plan") -> Explanation: ...
+    def pasted(self) -> Pasted: ...
+    def launch(self) -> Launch: ...
 
 
 def _listed(folder: str) -> Callable[[], Server]:
@@ -245,17 +294,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
 }
 
 
-class Reader(Protocol):
-    """A server whose logs and failures are read; it is planned by rules of its own, and --engine does not name it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def terms(self) -> Terms: ...
-    def logs(self) -> "Logs | None": ...
-    def failures(self) -> "Failures | None": ...
-
-
+# Planned by rules of its own; --engine does not name it.
 OWN: Final[dict[str, Callable[[], Reader]]] = {"kvplan": _listed("bundled")}
 
 
@@ -277,9 +316,9 @@ def parse_engine(text: str) -> "Version":
         *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
         raise UsageError(f"--engine {text!r}", "is not a supported server", f"use {', '.join(forms)} or {last}")
     server = server_of(name)
-    if words and not server.terms.label_words:
-        others = [terms.title for terms in map(terms_of, SERVERS) if terms.label_words]
-        raise UsageError(f"--engine {text}", f"+{words[0]} is supported only by {' and '.join(others)}", "remove it")
+    if words and not server.abilities.label_words:
+        others, _ = titles(lambda can: can.label_words)
+        raise UsageError(f"--engine {text}", f"+{words[0]} is supported only by {others}", "remove it")
     if not number:
         return server.release(None, words)
     fields = number.removeprefix("v").partition(".post")[0].split(".")
@@ -292,40 +331,40 @@ def terms_of(engine: str) -> Terms:
     return readers()[engine.partition("@")[0]]().terms
 
 
-def titles(can: Callable[[Terms], bool]) -> tuple[str, str]:
-    """Servers with a capability: (their names in prose, what --engine accepts for them)."""
-    able = {name: server().terms for name, server in SERVERS.items() if can(server().terms)}
-    return " and ".join(terms.title for terms in able.values()), " or ".join(able)
+def abilities_of(engine: str) -> Abilities:
+    return readers()[engine.partition("@")[0]]().abilities
+
+
+def titles(has: Callable[[Abilities], bool]) -> tuple[str, str]:
+    """Servers with an ability: (their names in prose, what --engine accepts for them)."""
+    able = {name: server().terms.title for name, server in SERVERS.items() if has(server().abilities)}
+    return " and ".join(able.values()), " or ".join(able)
 
 
 def programs() -> str:
     """The commands that start a supported server, for a remedy."""
-    *others, last = [f"`{' '.join(server().terms.program)} ...`" for server in SERVERS.values()]
+    *others, last = [f"`{' '.join(server().launch().program)} ...`" for server in SERVERS.values()]
     return f"{', '.join(others)} or {last}"
 
 
 def logs_of_servers() -> "dict[str, Logs]":
     """Return the log reader of each server, by server name."""
-    tables = {name: reader().logs() for name, reader in readers().items()}
-    return {name: table for name, table in tables.items() if table is not None}
+    return {name: reader().outputs().logs for name, reader in readers().items()}
 
 
 def logs_of(engine: str) -> "Logs":
-    """Return the log reader of a server, which must have one."""
-    table = readers()[engine]().logs()
-    assert table is not None
-    return table
+    """Return the log reader of a server."""
+    return readers()[engine]().outputs().logs
 
 
 def generators() -> "list[Generator]":
     """The servers' own load generators."""
-    return [tool for server in SERVERS.values() if (tool := server().bench()) is not None]
+    return [tool for server in SERVERS.values() if (tool := server().outputs().bench) is not None]
 
 
 def failures_of_servers() -> "dict[str, Failures]":
     """Return the failure messages of each server, by server name."""
-    tables = {name: reader().failures() for name, reader in readers().items()}
-    return {name: table for name, table in tables.items() if table is not None}
+    return {name: reader().outputs().failures for name, reader in readers().items()}
 
 
 def kind_of_cause(cause: str) -> str:

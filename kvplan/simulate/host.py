@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import abilities_of
 from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.workloads.trace import TraceRequest
@@ -82,7 +82,7 @@ HOSTS: Final[Mapping[str, Host]] = {
 def regime_of(plan: Plan) -> str:
     """The key in HOSTS of a plan's server: how its scheduler takes turns with the GPU decides what a step costs."""
     engine = plan.request.release.engine
-    if terms_of(engine).prompts_first is not None:
+    if abilities_of(engine).prompts_first is not None:
         return engine
     return "vllm" if plan.settings.batches > 1 else IN_TURN
 

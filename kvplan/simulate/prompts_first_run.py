@@ -8,7 +8,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import abilities_of, terms_of
 from kvplan.servers.plans.plan import Plan
 from kvplan.simulate.loop import DecodeLoad, Simulation
 from kvplan.simulate.prompts_first import Limits, PromptsFirst
@@ -109,19 +109,19 @@ def config_of(limits: Limits) -> SimulatedConfig:
 def check(plan: Plan) -> None:
     """Raise an error for releases, models and flags that were not compared with the server's own scheduler."""
     spec, release = plan.request.spec, plan.request.release
-    terms = terms_of(release.engine)
-    label = f"{release.engine}@{terms.prompts_first}"
+    title, compared = terms_of(release.engine).title, abilities_of(release.engine).prompts_first
+    label = f"{release.engine}@{compared}"
     if release.label not in (label, label.rpartition(".")[0]):  # without a patch number: the newest
         raise UsageError(
             f"simulate --engine {release.label}",
-            f"{terms.title}'s scheduler is that of {terms.prompts_first}; other releases' were not compared",
+            f"{title}'s scheduler is that of {compared}; other releases' were not compared",
             f"use --engine {label}",
         )
     gpu = plan.request.gpu
     if spec.architecture in PAUSED and gpu.sm == 90 and gpu.total_memory >= 60 * GIB and not spec.text_only:
         raise UnsupportedModelError(
             f"simulate: {spec.name}",
-            f"{terms.title} pauses between its prompts on Hopper GPUs, which is not simulated",
+            f"{title} pauses between its prompts on Hopper GPUs, which is not simulated",
             "use --engine vllm, or another GPU",
         )
     args = plan.request.args

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any, Final
 
 from kvplan.planning.plan import Request
-from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.base import abilities_of, server_of
 from kvplan.servers.words.arguments import ARGUMENTS
 
 
@@ -96,9 +96,9 @@ def space(
     values: dict[str, tuple[Any, ...]] = {
         name: (None,) if name in stated else (None, *steps) for name, steps in STEPS.items()
     }
-    server, terms = server_of(base.release.engine).name, terms_of(base.release.engine)
+    server, can = server_of(base.release.engine).name, abilities_of(base.release.engine)
     for name in STEPS:
-        if not is_flag_of(name, server) or (terms.prompts_first is not None and name in NOT_PROMPTS_FIRST):
+        if not is_flag_of(name, server) or (can.prompts_first is not None and name in NOT_PROMPTS_FIRST):
             values[name] = (None,)
     if not fp8:
         values["kv_cache_dtype"] = (None,)

@@ -11,7 +11,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_size
 from kvplan.models.spec import LatentAttention
 from kvplan.planning.plan import Plan, lack_text
-from kvplan.servers.base import terms_of, titles
+from kvplan.servers.base import abilities_of, titles
 from kvplan.servers.plans.pool import KVGroup, chunk_bytes, offloaded_bytes
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate import prompts_first_run
@@ -59,7 +59,7 @@ class Setup:
         """Return a new step-by-step run over these arrivals; run_len: tokens per prefix id."""
         if self.step_time.host is not None:
             arrivals = Intake(arrivals, self.step_time.host)
-        if terms_of(self.plan.request.release.engine).prompts_first is not None:
+        if abilities_of(self.plan.request.release.engine).prompts_first is not None:
             if self.tiers or self.allocator != "paged":
                 flag = "--tier" if self.tiers else "--baseline"
                 raise UsageError(flag, "needs vLLM's scheduler", "use --engine vllm, or remove it")
@@ -108,8 +108,8 @@ def check(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False)
 
 def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bool = False) -> None:
     args, name = plan.request.args, plan.request.spec.name
-    if not terms_of(plan.request.release.engine).simulated:
-        names, engines = titles(lambda terms: terms.simulated)
+    if not abilities_of(plan.request.release.engine).simulated:
+        names, engines = titles(lambda can: can.simulated)
         raise UsageError("simulate", f"only {names}'s scheduler can be simulated", f"use --engine {engines}")
     if plan.request.spec.is_encoder:
         raise UsageError(
@@ -137,7 +137,7 @@ def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bo
             raise UsageError(
                 "simulate", f"{name_or_flag} cannot be simulated", cures.get(name_or_flag, "use tensor_parallel_size")
             )
-    if terms_of(plan.request.release.engine).prompts_first is not None:
+    if abilities_of(plan.request.release.engine).prompts_first is not None:
         prompts_first_run.check(plan)
         return
     check_tiers(plan, specs)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from kvplan.core.errors import KvplanError
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import abilities_of
 from kvplan.simulate import ranges
 from kvplan.simulate.kernels.library import Shares
 from kvplan.simulate.settings import Setting
@@ -196,7 +196,7 @@ def most_taken_in(times: StepTime, means: Means) -> float:
 
 
 def is_prompts_first(the_plan: Plan) -> bool:
-    return terms_of(the_plan.request.release.engine).prompts_first is not None
+    return abilities_of(the_plan.request.release.engine).prompts_first is not None
 
 
 def alternating(the_plan: Plan, times: StepTime, means: Means, count: float, computed: float) -> Step:

@@ -101,7 +101,7 @@ LONGER = json.dumps({"rope_parameters": YARN, "max_position_embeddings": 131072}
 def test_a_printed_command_with_overrides_is_the_same_plan(command: str) -> None:
     answer = planned(command)
     assert answer.capacity.max_model_len == 131_072
-    printed = shlex.join(server_of(answer.request.release.engine).launch(answer))
+    printed = shlex.join(server_of(answer.request.release.engine).launch().words(answer))
     assert planned(printed).capacity == answer.capacity
 
 

@@ -30,7 +30,7 @@ def printed(run: Run, text: str) -> str:
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_newest_release_takes_every_flag_that_is_repeated(server: str) -> None:
-    _, others = server_of(server).flags()
+    _, others = server_of(server).pasted().flags
     repeated = [name for name, other in others.items() if other.is_kept and (other.usual or not other.is_refused)]
     assert len(repeated) > 100
     assert [name for name in repeated if f"--{name.replace('_', '-')}" not in PARSERS[server]] == []

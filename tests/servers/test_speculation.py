@@ -16,7 +16,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import parse_engine
 from kvplan.servers.plans import speculation
-from kvplan.servers.vllm import overheads, server
+from kvplan.servers.vllm import launch, overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.words.arguments import EngineArgs
 from tests import oracles
@@ -500,7 +500,7 @@ def test_a_posted_pool_beside_a_spark_head_has_the_tokens_that_were_logged() -> 
 
 
 def test_the_suffix_of_a_head_is_the_one_that_commands_leave_out() -> None:
-    assert server.MTP_SUFFIX == mtp.SUFFIX
+    assert launch.MTP_SUFFIX == mtp.SUFFIX
 
 
 @pytest.mark.parametrize(

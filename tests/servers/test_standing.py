@@ -100,7 +100,7 @@ VALUES = {"retraction_policy": "priority", "schedule_policy": "lpm", "scheduling
 @pytest.mark.parametrize("server", SERVERS)
 def test_an_argument_that_changes_the_order_is_refused_by_every_simulation(server: str) -> None:
     """By its name, but for the value that the server takes by itself."""
-    _, flags = server_of(server).flags()
+    _, flags = server_of(server).pasted().flags
     table = set(spellings(server))
     names = [name for name, standing, _ in orders(server) if standing == "refused" and name not in table]
     assert len(names) > 5
@@ -145,7 +145,7 @@ def test_every_flag_of_sglangs_parser_is_known_to_the_reader() -> None:
 def test_a_refused_flag_is_refused_and_no_other_is(run: Run, server: str) -> None:
     reader = vllm_command if server == "vllm" else sglang_command
     start = "vllm serve a/b" if server == "vllm" else "python -m sglang.launch_server --model-path a/b"
-    read = {name for names in server_of(server).flags()[0].values() for name in names.split()}
+    read = {name for names in server_of(server).pasted().flags[0].values() for name in names.split()}
     for name, standing, _ in standings(server):
         if standing == "modeled" or name.startswith("_"):  # no flag of the command line
             continue

@@ -269,8 +269,8 @@ def test_what_is_for_some_servers_asks_which(
     ran = run(*command)
     assert ran.code == 2
     assert problem in ran.err
-    able = replace(third_server.terms, simulated=True, recommended=True)
-    monkeypatch.setattr(third_server, "terms", able)
+    able = replace(third_server.abilities, simulated=True, recommended=True)
+    monkeypatch.setattr(third_server, "abilities", able)
     assert problem not in run(*command).err
 
 

@@ -5,12 +5,13 @@ At worst it has half of that.
 It has words of its own in every place where a server's words are printed, and none of another's.
 """
 
+import sys
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 from kvplan.models.catalog import model_id
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import Explanation, Sources, Starts, Terms
+from kvplan.servers.base import Abilities, Explanation, Launch, Outputs, Pasted, Sources, Starts, Terms
 from kvplan.servers.logs import rows as log_rows
 from kvplan.servers.logs.bench import Generator
 from kvplan.servers.logs.failures import Failures, Wording
@@ -29,20 +30,23 @@ SHARE, PAGE, SEQS = 0.8, 32, 100
 CODE = "acme server.c"
 name, rest_last = "acme", False
 terms = Terms(
-    title="Acme", engines=("acme",), example="acme@1.0", label_words=False,
+    title="Acme", engines=("acme",), example="acme@1.0",
     budget="Acme takes {budget} ({share} of it)", log="acme_tokens={tokens}",
-    logs_concurrency=False, seqs_flag="--slots", context_flag="--ctx-size",
+    seqs_flag="--slots", context_flag="--ctx-size",
     share_argument="gpu_memory_utilization", slots_flag=None,
-    risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", checks_start=False,
-    keeps_share=True, simulated=False, recommended=False, outside="left to Acme",
+    risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", outside="left to Acme",
     uncompared=("{label} by its manual", "Acme's manual"),
     known_by="its manual",
     own_flags={"gpu_memory_utilization": "--share"},
-    sources=Sources(CODE, CODE, CODE, CODE, CODE, None), program=("acme",), image="acme/acme:v{release}",
+    sources=Sources(CODE, CODE, CODE, CODE, CODE, None),
 )  # fmt: skip
+abilities = Abilities(keeps_share=True)
 
 
 starts = Starts(("acme",), "model", False, ("Acme", ("acme",)), {})
+flags: tuple[dict[str, str], dict[str, Other]] = ({}, {})
+variables: dict[str, Variable] = {}
+program, image, port = ("acme",), "acme/acme:v{release}", 8000
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
@@ -124,16 +128,8 @@ def parse(words: list[str]) -> ServeCommand:
     return ServeCommand(model=model, engine=name, args={} if slots is None else {"max_num_seqs": int(slots)})
 
 
-def flags() -> tuple[dict[str, str], dict[str, Other]]:
-    return {}, {}
-
-
 def scheduling() -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     return {}, {}, {}
-
-
-def variables() -> dict[str, Variable]:
-    return {}
 
 
 def read_pair(text: str) -> None:
@@ -152,7 +148,7 @@ def kept_back(plan: Plan) -> int:
     return 0
 
 
-def launch(plan: Plan) -> list[str]:
+def words(plan: Plan) -> list[str]:
     seqs = str(plan.settings.max_num_seqs)
     return ["acme", model_id(plan.request.spec), "--ctx-size", str(plan.capacity.max_model_len), "--slots", seqs]
 
@@ -161,31 +157,35 @@ def host(plan: Plan) -> tuple[HostRow, ...]:
     return ()
 
 
-def failures() -> Failures:
-    message = Wording("no_kv_memory", "acme: nothing left for tokens", "1.0", "acme server.c", phase="pool")
-    return Failures((message,), (), (), ("acme serves",), ("acme begins",), {}, own_marks=True)
+FAILED = Wording("no_kv_memory", "acme: nothing left for tokens", "1.0", "acme server.c", phase="pool")
+failures = Failures((FAILED,), (), (), ("acme serves",), ("acme begins",), {}, own_marks=True)
+metrics = Metrics(
+    prefix="acme:",
+    figures={"running": ("acme:busy",)},
+    facts={"acme:tokens": "kv_tokens"},
+    flags={},
+    workload="Acme counts nothing",
+)
+LINES = (
+    LogWording(name, "acme weights ", "acme weights <weights> GiB", "1.0", CODE),
+    LogWording(name, "acme_tokens=", "acme_tokens=<kv_tokens>, acme_pool=<available_kv>", "1.0", CODE),
+)
+logs = Logs(LINES, log_rows.plain_figures, log_rows.plain, lists=("acme_args(",), commands=("acme ",))
+bench = Generator(
+    "acme bench", r"\bacme\s+bench\b", "random", 64, lambda tokens, ratio: (tokens, tokens), marks=("acme",)
+)
 
 
-def metrics() -> Metrics:
-    return Metrics(
-        prefix="acme:",
-        figures={"running": ("acme:busy",)},
-        facts={"acme:tokens": "kv_tokens"},
-        flags={},
-        workload="Acme counts nothing",
-    )
+def outputs() -> Outputs:
+    return cast("Outputs", sys.modules[__name__])
 
 
-def logs() -> Logs:
-    weights = LogWording(name, "acme weights ", "acme weights <weights> GiB", "1.0", CODE)
-    pool = LogWording(name, "acme_tokens=", "acme_tokens=<kv_tokens>, acme_pool=<available_kv>", "1.0", CODE)
-    return Logs((weights, pool), log_rows.plain_figures, log_rows.plain, lists=("acme_args(",), commands=("acme ",))
+def pasted() -> Pasted:
+    return cast("Pasted", sys.modules[__name__])
 
 
-def bench() -> Generator:
-    return Generator(
-        "acme bench", r"\bacme\s+bench\b", "random", 64, lambda tokens, ratio: (tokens, tokens), marks=("acme",)
-    )
+def launch() -> Launch:
+    return cast("Launch", sys.modules[__name__])
 
 
 def explain(plan: Plan) -> Explanation:

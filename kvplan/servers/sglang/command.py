@@ -5,12 +5,15 @@ Source: sglang 0.5.23 srt/server_args.py.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kvplan.core.errors import Faults, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
+from kvplan.servers.base import Starts
 from kvplan.servers.sglang import drafts
-from kvplan.servers.sglang.arguments import OTHERS
+from kvplan.servers.sglang.arguments import OTHERS, READ
+from kvplan.servers.sglang.variables import VARIABLES
 from kvplan.servers.words import images
 from kvplan.servers.words.argument_values import read_argument, switch
 from kvplan.servers.words.arguments import ARGUMENTS, DEFAULTS, Flag, spellings
@@ -31,6 +34,11 @@ from kvplan.servers.words.command import (
     take_unknown,
 )
 
+starts = Starts(
+    ("python", "-m", "sglang.launch_server"), "model_path", False, ("Engine", ("sgl", "sglang")), {}, ("sgl-dev",)
+)
+flags = READ, OTHERS
+variables = VARIABLES
 NAMES: Final = spellings("sglang")
 BACKEND: Final = "attention_backend"  # for prefill and decode, unless given separately
 MODEL: Final = ("model_path", "model")
@@ -286,3 +294,9 @@ def _value(name: str, text: str, option: str) -> Any:
     if ARGUMENTS[name].kind == "fraction" and text.endswith("%"):
         raise UsageError(option, f"is not a number ({printable(text, 40)!r}), as SGLang requires", "write 0.9")
     return read_argument(name, (flag_of(name).values or {}).get(text, text), option)
+
+
+def scheduling() -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
+    from kvplan.servers.sglang import scheduling as lists  # only the simulation asks
+
+    return lists.MODELED, lists.NO_EFFECT, lists.REFUSED

@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from kvplan.core.errors import Faults, UsageError
 from kvplan.core.files import printable
-from kvplan.servers.vllm.arguments import OTHERS
+from kvplan.servers.base import Starts
+from kvplan.servers.vllm.arguments import OTHERS, READ
 from kvplan.servers.vllm.pooling import TASKS
+from kvplan.servers.vllm.variables import VARIABLES
 from kvplan.servers.words import images
 from kvplan.servers.words.argument_values import read_argument
 from kvplan.servers.words.arguments import ARGUMENTS, NO_DRAFT, SHORT
@@ -35,6 +37,9 @@ from kvplan.servers.words.shell import is_shell, names_server
 from kvplan.servers.words.speculative_config import parse_config
 from kvplan.sizing.layout import check_kv_dtype
 
+starts = Starts(("vllm", "serve"), "model", True, ("LLM", (None, "vllm")), {"usage": "offline"})
+flags = READ, OTHERS
+variables = VARIABLES
 OWN: Final = frozenset({"model", "model_tag", "revision", "enable_lora"})
 # Flags that set one key of the speculative config: today's short ones, and those of releases before 0.8.
 SPECULATIVE: Final[Mapping[str, str]] = {
@@ -516,3 +521,13 @@ def speculate(command: ServeCommand, stated: Mapping[str, Any]) -> None:
     command.draft_model = config.model
     if config.tokens is not None:
         command.args["num_speculative_tokens"] = config.tokens
+
+
+def scheduling() -> tuple[Mapping[str, str], Mapping[str, str], Mapping[str, str]]:
+    from kvplan.servers.vllm import scheduling as lists  # only the simulation asks
+
+    return lists.MODELED, lists.NO_EFFECT, lists.REFUSED
+
+
+def read_pair(text: str) -> tuple[str, Any] | None:
+    return None  # its own names are those of the table

@@ -28,7 +28,7 @@ ENV_FILE: Final = "--env-file"  # stands for the variables of a file, which is n
 
 def variables() -> dict[str, Variable]:
     """Return the variables of all servers, by name."""
-    return {name: variable for server in SERVERS for name, variable in server_of(server).variables().items()}
+    return {name: variable for server in SERVERS for name, variable in server_of(server).pasted().variables.items()}
 
 
 # --- what a command line gives ----------------------------------------------------------------------------------------

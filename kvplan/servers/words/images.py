@@ -32,7 +32,7 @@ class Tagged:
 def tagged(server: str, image: str) -> Tagged | None:
     """Server release implied by an image's tag, or None if the image is not of that server."""
     match = _IMAGE.fullmatch(image)
-    names = (server, *server_of(server).starts.images)
+    names = (server, *server_of(server).pasted().starts.images)
     if match is None or not any(name in match["name"] for name in names):
         return None
     tag = match["tag"]

@@ -50,7 +50,7 @@ def standings(server: str) -> Iterator[tuple[str, Standing, str]]:
         if flag is not None and (flag.printed or not flag.names):
             names = filter(None, (*(flag.names or (argument,)), flag.earlier))
             yield from ((name, "modeled", row.help.removeprefix("SGLang: ").removesuffix(".")) for name in names)
-    read, others = server_of(server).flags()
+    read, others = server_of(server).pasted().flags
     for what, text in read.items():
         standing: Standing = "refused" if what.startswith(REFUSED) else "modeled"
         yield from ((name, standing, what.removeprefix(REFUSED)) for name in text.split())
@@ -64,7 +64,7 @@ Order = Literal["modeled", "no effect on the order", "refused"]
 
 def orders(server: str) -> Iterator[tuple[str, Order, str]]:
     """(name, standing, reason) of the flags that affect scheduling in a simulation."""
-    modeled, no_effect, refused = server_of(server).scheduling()
+    modeled, no_effect, refused = server_of(server).pasted().scheduling()
     lists: tuple[tuple[Order, Mapping[str, str]], ...] = (
         ("modeled", modeled), ("no effect on the order", no_effect), ("refused", refused)
     )  # fmt: skip
