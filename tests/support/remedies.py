@@ -198,13 +198,12 @@ CASES = [
     Case("estimate - --gpu l40s", "name one of `kvplan models`, a config.json or a Hub id", ()),
     Case(
         "estimate --gpu l40s --from-command 'ls -l'",
-        "paste a `vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, "
-        "a `docker run ... vllm/vllm-openai ...` or a `python -m sglang.launch_server ...`",
+        "paste `vllm serve ...` or `python3 -m sglang.launch_server ...`, or the `docker run ...` of its image",
         (
             "--from-command 'vllm serve llama-3.1-8b --max-model-len 8192'",
             "--from-command 'python -m vllm.entrypoints.openai.api_server --model llama-3.1-8b --max-model-len 8192'",
             "--from-command 'docker run --gpus all vllm/vllm-openai --model llama-3.1-8b --max-model-len 8192'",
-            "--from-command 'python -m sglang.launch_server --model-path llama-3.1-8b --context-length 8192'",
+            "--from-command 'python3 -m sglang.launch_server --model-path llama-3.1-8b --context-length 8192'",
         ),
     ),
     Case(
