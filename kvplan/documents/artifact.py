@@ -30,7 +30,7 @@ from kvplan.planning.plan import (
     statements,
 )
 from kvplan.planning.users import blocks_per_user, log_differs, num_gpus, request_blocks
-from kvplan.servers.base import Sources, server_of, terms_of
+from kvplan.servers.base import Sources, flag_of, server_of, terms_of
 from kvplan.servers.plans.plan import BUDGET_ROWS, Kind
 from kvplan.servers.plans.weights import online_scheme
 from kvplan.sizing import weights
@@ -377,28 +377,26 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
-    answer, settings = plan.concurrency, plan.settings
-    args = plan.request.args
+    answer, settings, args, engine = plan.concurrency, plan.settings, plan.request.args, plan.request.release.engine
     if plan.request.spec.is_encoder and answer.pool.users <= settings.max_num_seqs:
         step = f"{settings.max_num_batched_tokens:,} tokens of whole prompts"
-        yield "max_num_batched_tokens", f"a step computes {step}; --max-num-batched-tokens raises it"
+        yield "max_num_batched_tokens", f"a step computes {step}; {flag_of(engine, 'max_num_batched_tokens')} raises it"
         return
     if args.num_gpu_blocks_override is not None:
         yield (
             "num_gpu_blocks_override",
-            f"--num-gpu-blocks-override sets the pool to {args.num_gpu_blocks_override:,} blocks",
+            f"{flag_of(engine, 'num_gpu_blocks_override')} sets the pool to {args.num_gpu_blocks_override:,} blocks",
         )
     elif args.kv_cache_memory_bytes is not None:
         yield (
             "kv_cache_memory_bytes",
-            f"--kv-cache-memory-bytes sets the pool to {format_gib(args.kv_cache_memory_bytes)}",
+            f"{flag_of(engine, 'kv_cache_memory_bytes')} sets the pool to {format_gib(args.kv_cache_memory_bytes)}",
         )
     if answer.pool.users <= settings.max_num_seqs:
         yield "kv_cache", f"KV memory: each further user takes {_further(plan)}"
     if answer.pool.users > settings.max_num_seqs:
-        server = server_of(plan.request.release.engine)
-        flag = server.seqs_cure(plan.request.spec, args, settings.max_num_seqs)
-        yield "max_num_seqs", f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise {flag}"
+        cure = server_of(engine).seqs_cure(plan.request.spec, args, settings.max_num_seqs)
+        yield "max_num_seqs", f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise {cure}"
     yield from _stage(plan)
 
 
@@ -594,9 +592,10 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     yield "kv_cache", pool
     for name in ("unused", "missing", *(f"unused_detail.{part}" for part in PARTS)):
         yield name, ("calibrated", REST_SOURCE)
-    for name in ("available", "available_low", "available_high"):
-        given = plan.request.args.kv_cache_memory_bytes is not None
-        yield name, ("exact", "--kv-cache-memory-bytes") if given else ("calibrated", source + " less the rows")
+    available: tuple[Kind, str] = ("exact", flag_of(plan.request.release.engine, "kv_cache_memory_bytes"))
+    if plan.request.args.kv_cache_memory_bytes is None:
+        available = ("calibrated", source + " less the rows")
+    yield from ((name, available) for name in ("available", "available_low", "available_high"))
 
 
 def _user_source(name: str, pool: Origin, plan: Plan) -> Origin:

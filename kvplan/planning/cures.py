@@ -18,7 +18,7 @@ from kvplan.planning.actions import LITTLE_FREE, actions, is_bfloat16
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.case import Args, Case, Cure
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import abilities_of, kind_of_cause, terms_of
+from kvplan.servers.base import abilities_of, flag_of, kind_of_cause, terms_of
 from kvplan.servers.logs.failures import Figures, Size
 from kvplan.servers.plans.plan import BUDGET_ROWS, Estimate
 from kvplan.servers.plans.pool import blocks_in, largest_context
@@ -154,14 +154,9 @@ def stated_pool(figures: Figures, request: Request, cause: str, logged: int | No
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
-def flag_name(server: str, argument: str) -> str:
-    """Flag of the server for an engine argument."""
-    return terms_of(server).own_flags.get(argument, f"--{argument.replace('_', '-')}")
-
-
 def flag_text(server: str, argument: str, value: Any) -> str:
     """A flag with its value as typed on the command line; empty if it is omitted."""
-    flag = flag_name(server, argument)
+    flag = flag_of(server, argument)
     if value is None:
         return ""
     if value is True:
@@ -597,7 +592,7 @@ def unchecked(case: Case, move: Move) -> Cure:
     """A kind of change, with the value in the failing line if it has one."""
     argument = kind_of(case, move)
     value = stated_value(case, move)
-    flags = (flag_name(case.server, argument),) if value is None else (flag_text(case.server, argument, value),)
+    flags = (flag_of(case.server, argument),) if value is None else (flag_text(case.server, argument, value),)
     args = {} if value is None else {argument: value}
     proof = None if value is None else proof_of(case, move, value)
     return Cure(kind_of(case, move), args, flags, move.words, move.way, None, proof)
@@ -686,7 +681,7 @@ def stated_value(case: Case, move: Move) -> Any:
 
 
 def share_argument(case: Case) -> str:
-    return terms_of(case.server).share
+    return terms_of(case.server).share_argument
 
 
 def proportional_len(figures: Figures) -> int | None:

@@ -19,7 +19,7 @@ from kvplan.planning import advise, users
 from kvplan.planning.advise import Change, Knob
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target, Workload, exists
-from kvplan.servers.base import abilities_of, terms_of
+from kvplan.servers.base import abilities_of, flag_of, terms_of
 
 if TYPE_CHECKING:
     from kvplan.asked.manifest import Served
@@ -110,7 +110,7 @@ def logged_figure(plan: Plan) -> str:
 
 
 def seqs_flag(plan: Plan) -> str:
-    return terms_of(plan.request.release.engine).seqs_flag
+    return flag_of(plan.request.release.engine, "max_num_seqs")
 
 
 def free_bytes(plan: Plan) -> int:

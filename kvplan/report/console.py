@@ -15,7 +15,7 @@ from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
 from kvplan.planning.plan import Plan, context_word, is_published
 from kvplan.report.lines import COMMAND, SCREEN, Line, Paragraph, Part, laid_out, line
-from kvplan.servers.base import Abilities, Terms, abilities_of, terms_of
+from kvplan.servers.base import Abilities, Terms, abilities_of, flag_of, terms_of
 from kvplan.servers.plans.plan import budget_sizes
 from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
 from kvplan.sizing.weights import num_params, stored_bytes
@@ -174,12 +174,12 @@ def caveats(doc: PlanDocument) -> list[str]:
         seqs = f"{users['max_num_seqs']:,} sequences"
         texts.append(
             f"May not start: at the low end of the range the pool lacks state blocks for {seqs}. "
-            "A lower --max-num-seqs is safer."
+            f"A lower {own_flag(doc, 'max_num_seqs')} is safer."
         )
     elif may_lack_memory(doc):
         texts.append(
             "May not start: at the high end of what other processes may use, too little memory is free. "
-            "A lower --gpu-memory-utilization is safer; --memory-in-use states what they use."
+            f"A lower {own_flag(doc, terms(doc).share_argument)} is safer; --memory-in-use states what they use."
         )
     elif is_marginal(doc):
         low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole request
@@ -216,8 +216,8 @@ def may_lack_blocks(doc: PlanDocument) -> bool:
 
 def safer(doc: PlanDocument) -> str:
     """Advice for a plan that may not start."""
-    if context_word(doc["flags"]["argv"], terms(doc).context_flag) == "auto":
-        return f"With {terms(doc).context_flag} auto it uses the longest context that fits."
+    if context_word(doc["flags"]["argv"], own_flag(doc, "max_model_len")) == "auto":
+        return f"With {own_flag(doc, 'max_model_len')} auto it uses the longest context that fits."
     return terms(doc).shorter
 
 
@@ -225,12 +225,16 @@ def seqs_bound(doc: PlanDocument) -> str:
     """What limits the number of sequences: the flag, or the state slots if the server counts those."""
     slots = terms(doc).slots_flag
     is_slots = slots is not None and any(slots in limit["text"] for limit in doc["limits"])
-    return slots if slots is not None and is_slots else terms(doc).seqs_flag
+    return slots if slots is not None and is_slots else own_flag(doc, "max_num_seqs")
 
 
 def terms(doc: PlanDocument) -> Terms:
     """Terminology of the document's server."""
     return terms_of(doc["inputs"]["engine"])
+
+
+def own_flag(doc: PlanDocument, argument: str) -> str:
+    return flag_of(doc["inputs"]["engine"], argument)
 
 
 def abilities(doc: PlanDocument) -> Abilities:
@@ -272,7 +276,7 @@ def memory_lines(doc: PlanDocument, *, blocks: bool) -> list[Line]:
     utilization = f"{inputs['settings']['gpu_memory_utilization']:.6g}"
     limit = terms(doc).budget.format(budget=format_gib(memory["budget"]), share=utilization)
     if inputs["args"]["kv_cache_memory_bytes"] is not None:
-        limit = "the KV cache size is set by --kv-cache-memory-bytes"
+        limit = f"the KV cache size is set by {own_flag(doc, 'kv_cache_memory_bytes')}"
     lines.append(line(f"{start('total', total)}{limit}"))
     return lines
 
@@ -392,7 +396,7 @@ def request_texts(doc: PlanDocument) -> list[str]:
     texts = [f"{cost}), then {growth} per {per}"] if request["growth_blocks"] else [f"{cost}), whatever its length"]
     most_text = f"at most {plural(request['most_requests'], 'request')} at once, however short"
     if request["most_requests"] > users["max_num_seqs"]:
-        most_text += f" ({terms(doc).seqs_flag} allows {users['max_num_seqs']:,})"
+        most_text += f" ({own_flag(doc, 'max_num_seqs')} allows {users['max_num_seqs']:,})"
     return [*texts, most_text]
 
 

@@ -128,11 +128,11 @@ def remarks(used: Usage) -> Iterator[str]:
         return
     if used.queue_grows and (used.pool_used or 0) < FULL / 2:
         yield (
-            f"Requests wait while the KV cache has room: {used.mean_running:.0f} run at once. If that is "
-            "--max-num-seqs, raise it before adding servers."
+            f"Requests wait while the KV cache has room: {used.mean_running:.0f} run at once. If the server allows no "
+            "more, raise that limit before adding servers."
         )
     if used.preemptions > used.ended / 20:
-        yield ("The KV cache is too small for the running requests: lower --max-num-seqs or add memory.")
+        yield ("The KV cache is too small for the running requests: let fewer run at once or add memory.")
     if not used.queue_grows:
         yield (
             "This considers memory only. To check that fewer servers are fast enough: kvplan simulate MODEL --gpu GPU "

@@ -18,7 +18,7 @@ from kvplan.report.lines import COMMAND, Paragraph, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 from kvplan.report.simulate_text import duration, percent, rate_text
 from kvplan.report.timed_text import limit_text, target_document, target_text
-from kvplan.servers.base import server_of, terms_of
+from kvplan.servers.base import flag_of, server_of
 from kvplan.servers.words.arguments import ARGUMENTS
 from kvplan.simulate.ranges import coverage_remark, unseen_remark, verdict
 from kvplan.simulate.settings import TURNED, is_flag_of
@@ -152,7 +152,7 @@ def limits_of(base: Request, choice: Choice) -> Sequence[str]:
     ]
     figures, highest = run.result, choice.tried.setting.max_num_seqs
     if highest is not None and figures.running_peak >= highest:
-        flag = terms_of(base.release.engine).own_flags.get("max_num_seqs", "--max-num-seqs")
+        flag = flag_of(base.release.engine, "max_num_seqs")
         texts.append(f"{flag} {highest} reached")
     if figures.kv_usage_peak >= FULL:
         texts.append(f"KV cache up to {percent(figures.kv_usage_peak)} in use")

@@ -54,7 +54,6 @@ class Terms:
     engines            what --engine accepts for it, in a message; example: of its versions
     budget             memory that it may use: {budget}, {share}
     log                what its log reports about users: {concurrency}, {tokens}
-    seqs_flag          flag for the largest batch; context_flag: for the longest request
     share_argument     argument for its fraction of the memory
     slots_flag         flag that adds state slots, if these bound the batch; None: they do not
     risk, risk_row     what may happen at the low end of the range: for a plan, and for one row of several
@@ -62,7 +61,6 @@ class Terms:
     outside            what the memory outside the budget is
     uncompared         (text, source) about the rules of a release not compared with the server's own results: {label}
     known_by           the sources of the rules for such a release
-    share              the engine argument for its fraction of the memory
     own_flags          engine argument -> its own flag, if not the argument's name
     kv_dtype_names     kvplan's name of a KV cache dtype -> its own, if another
     """
@@ -72,8 +70,6 @@ class Terms:
     example: str
     budget: str
     log: str
-    seqs_flag: str
-    context_flag: str
     share_argument: str
     slots_flag: str | None
     risk: str
@@ -83,7 +79,6 @@ class Terms:
     uncompared: tuple[str, str]
     known_by: str
     sources: Sources
-    share: str = "gpu_memory_utilization"
     own_flags: Mapping[str, str] = field(default_factory=dict)
     kv_dtype_names: Mapping[str, str] = field(default_factory=dict)
 
@@ -329,6 +324,11 @@ def parse_engine(text: str) -> "Version":
 
 def terms_of(engine: str) -> Terms:
     return readers()[engine.partition("@")[0]]().terms
+
+
+def flag_of(engine: str, argument: str) -> str:
+    """A server's own flag for an engine argument: `--max-model-len`, `--context-length`."""
+    return terms_of(engine).own_flags.get(argument, f"--{argument.replace('_', '-')}")
 
 
 def abilities_of(engine: str) -> Abilities:

@@ -11,7 +11,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_size
 from kvplan.models.spec import LatentAttention
 from kvplan.planning.plan import Plan, lack_text
-from kvplan.servers.base import abilities_of, titles
+from kvplan.servers.base import abilities_of, flag_of, titles
 from kvplan.servers.plans.pool import KVGroup, chunk_bytes, offloaded_bytes
 from kvplan.servers.words.arguments import EngineArgs
 from kvplan.simulate import prompts_first_run
@@ -147,7 +147,7 @@ def refuse_unmodeled(plan: Plan, specs: tuple[TierSpec, ...] = (), *, drafts: bo
         raise UsageError(
             "simulate",
             "without chunked prefill a step must hold a whole prompt",
-            f"raise --max-num-batched-tokens to {plan.capacity.max_model_len}",
+            f"raise {flag_of(plan.request.release.engine, 'max_num_batched_tokens')} to {plan.capacity.max_model_len}",
         )
 
 

@@ -18,6 +18,8 @@ from kvplan.measure import server_metrics
 from kvplan.measure.bench_results import read_results
 from kvplan.report.formats import Format
 from kvplan.servers import base
+from kvplan.servers.base import Abilities
+from kvplan.servers.words.arguments import ARGUMENTS
 from kvplan.simulate.generator import options_of
 from tests.support import third_server
 from tests.support.cli import Run
@@ -384,3 +386,46 @@ OF_NO_SERVER = {
 def test_every_command_is_asked_of_it() -> None:
     """A command that is added stands in one of the two tables above."""
     assert sorted([*ASKED_OF, *OF_NO_SERVER]) == sorted([*app.COMMANDS, "trace"])
+
+
+# Flags of the table that another server's texts would name; kvplan's own options are written --ctx, --batch, --tp.
+OTHERS_FLAGS = re.compile("|".join(f"--{name.replace('_', '-')}\\b" for name in ARGUMENTS if "_" in name))
+KVPLANS = re.compile(r"kvplan [a-z]+ .*|^  --[a-z-]+ .*")  # a command of kvplan's, and what to add to one
+
+
+@pytest.fixture
+def inverted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third server with every ability that it lacks, and a flag of its own for every argument."""
+    able = Abilities(
+        logs_concurrency=True, checks_start=True, simulated=True, recommended=True, needs_drafter=True,
+        own_kv_dtypes=True,
+    )  # fmt: skip
+    own = {name: f"--acme{place}" for place, name in enumerate(ARGUMENTS)} | dict(third_server.terms.own_flags)
+    monkeypatch.setattr(third_server, "abilities", able)
+    monkeypatch.setattr(third_server, "terms", replace(third_server.terms, own_flags=own))
+
+
+@pytest.mark.usefixtures("inverted")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("estimate", *ASKED, *ROOMY, "--explain"),
+        ("estimate", *ASKED, "--gpu-memory", "22GiB", "--ctx", "16k"),  # the low end of the range holds none
+        ("estimate", *ASKED, "--gpu-memory", "24GiB", "--ctx", "64k"),  # does not fit
+        ("estimate", *ASKED, *ROOMY, "--batch", "4", "--max-num-batched-tokens", "2048"),
+        ("estimate", *ASKED, *ROOMY, "--kv-cache-memory-bytes", "4GiB"),
+        ("estimate", *ASKED, *ROOMY, "--num-gpu-blocks-override", "4000"),
+        ("recommend", *ASKED, *ROOMY[:2], "--users", "400", "--ctx", "4k"),
+        ("sweep", *ASKED, "--gpu-memory", "80GiB", "--ctx", "4k,16k"),
+        ("simulate", *ASKED, "--gpu", "h200", "--ctx", "4k", "--prompt-tokens", "300", "--output-tokens", "20",
+         "--num-requests", "10", "--rate", "2"),
+        ("diff", "llama-3.1-8b", "qwen3-8b", "--engine", "acme", "--gpu", "h200", "--ctx", "4k"),
+        ("pack", "--gpu", "h200", "--server", "acme llama-3.1-8b --slots 4"),
+    ],
+    ids=lambda command: " ".join(command[:1] + command[5:]),
+)  # fmt: skip
+def test_an_inverted_server_has_no_flag_of_anothers(run: Run, command: tuple[str, ...]) -> None:
+    ran = run(*command)
+    assert ran.code == 0, ran.err
+    named = [line for line in (ran.out + ran.err).splitlines() if OTHERS_FLAGS.search(KVPLANS.sub("", line))]
+    assert named == []

@@ -32,12 +32,12 @@ name, rest_last = "acme", False
 terms = Terms(
     title="Acme", engines=("acme",), example="acme@1.0",
     budget="Acme takes {budget} ({share} of it)", log="acme_tokens={tokens}",
-    seqs_flag="--slots", context_flag="--ctx-size",
+
     share_argument="gpu_memory_utilization", slots_flag=None,
     risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", outside="left to Acme",
     uncompared=("{label} by its manual", "Acme's manual"),
     known_by="its manual",
-    own_flags={"gpu_memory_utilization": "--share"},
+    own_flags={"gpu_memory_utilization": "--share", "max_num_seqs": "--slots", "max_model_len": "--ctx-size"},
     sources=Sources(CODE, CODE, CODE, CODE, CODE, None),
 )  # fmt: skip
 abilities = Abilities(keeps_share=True)
@@ -66,7 +66,7 @@ def context(spec: ModelSpec) -> int:
 
 
 def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
-    return terms.seqs_flag
+    return "--slots"
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:

@@ -13,7 +13,6 @@ RULES: Final = "kvplan/servers/bundled/rules.py"
 terms: Final = Terms(
     title="kvplan's engine", engines=(), example="",
     budget="the engine may use {budget} ({share} of the device)", log="{tokens} tokens in its pool",
-    seqs_flag="--max-num-seqs", context_flag="--max-model-len",
     share_argument="gpu_memory_utilization", slots_flag=None, risk="may not hold it", risk_row="may not hold one",
     shorter="A shorter context is safer.",
     outside="not used", uncompared=("{label} by its own code", RULES), known_by="its own code",

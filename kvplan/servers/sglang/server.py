@@ -35,8 +35,6 @@ terms = Terms(
     example="sglang@0.5 or sglang@0.4.3",
     budget="weights and KV may take {budget} (mem_fraction_static {share})",
     log="max_total_num_tokens={tokens}",
-    seqs_flag="--max-running-requests",
-    context_flag="--context-length",
     share_argument="mem_fraction_static",
     slots_flag="--mamba-full-memory-ratio",
     risk="may not hold it",  # it starts, and rejects longer requests
@@ -47,7 +45,6 @@ terms = Terms(
         f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
         f"{SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",
     ),
-    share="mem_fraction_static",
     own_flags={
         "max_model_len": "--context-length",
         "tensor_parallel_size": "--tp-size",
@@ -96,7 +93,7 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
     needed = LEAST_REQUESTS if args.max_num_seqs is None else args.max_num_seqs
     if spec.has_states and max_num_seqs < needed:
         return f"{terms.slots_flag}, which gives their states more slots"
-    return terms.seqs_flag
+    return terms.own_flags["max_num_seqs"]
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:

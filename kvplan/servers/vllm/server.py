@@ -32,8 +32,6 @@ terms = Terms(
     example="vllm@0.33 or vllm@0.11.0",
     budget="vLLM may use {budget} of it (utilization {share})",
     log='"Maximum concurrency" {concurrency:.2f}x',
-    seqs_flag="--max-num-seqs",
-    context_flag="--max-model-len",
     share_argument="gpu_memory_utilization",
     slots_flag=None,
     risk="may not start",
@@ -88,7 +86,7 @@ def context(spec: ModelSpec) -> int:
 
 
 def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
-    return terms.seqs_flag
+    return "--max-num-seqs"
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:
