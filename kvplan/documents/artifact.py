@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
@@ -53,6 +54,7 @@ def plan_document(plan: Plan) -> typed.PlanDocument:
         "deficit": plan.deficit,
         "refusal": _refusal(plan),
         "memory": memory,
+        "places": places_document(plan),
         "kv": kv,
         "concurrency": concurrency,
         "host_memory": _host_memory(plan),
@@ -186,6 +188,32 @@ def memory_document(plan: Plan) -> typed.Memory:
         "available_high": plan.available_high,
     }
     return cast("typed.Memory", document)
+
+
+def places_document(plan: Plan) -> list[typed.Place]:
+    """The memory of every stage's ranks, and that of the host."""
+    several = len(plan.places) > 1
+    on_gpus: list[typed.Place] = [
+        {
+            "name": f"stage {number + 1}" if several else "gpu",
+            "kind": "gpu",
+            "ranks": place.ranks,
+            "decides": number == plan.stage,
+            "rows": {name: getattr(place.memory, name) for name in MemoryBreakdown.ROWS},
+            "missing": place.memory.missing,
+            "total": place.memory.total,
+        }
+        for number, place in enumerate(plan.places)
+    ]
+    ranks = sum(place.ranks for place in plan.places)
+    rows: Counter[str] = Counter()
+    for row in host_rows(plan):
+        rows[row.name] += row.size * (ranks if row.per == "rank" else 1)
+    host: typed.Place = {
+        "name": "host", "kind": "host", "ranks": ranks, "decides": False, "rows": dict(rows), "missing": 0,
+        "total": rows.total(),
+    }  # fmt: skip
+    return [*on_gpus, host]
 
 
 def _own_dtype(plan: Plan, dtype: str) -> str:

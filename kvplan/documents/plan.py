@@ -153,6 +153,20 @@ class Memory(Rows):
     available_high: int
 
 
+class Place(TypedDict):
+    """GPU ranks whose memory is alike, or the host with what all ranks of a replica and the replica itself use: the
+    rows less `missing` add up to `total`. The place that `decides` is that of `memory`.
+    """
+
+    name: str
+    kind: Literal["gpu", "host"]
+    ranks: Size
+    decides: bool
+    rows: dict[str, Count]
+    missing: Count
+    total: Count
+
+
 class Group(TypedDict):
     """Layers that share one block table; bytes_per_block of this rank's share of them."""
 
@@ -328,6 +342,9 @@ class PlanDocument(TypedDict):
     deficit: Count
     refusal: Refusal | None
     memory: Memory
+    places: Annotated[
+        list[Place], "Each pipeline stage's ranks, and the host; documents of earlier releases have none."
+    ]
     kv: KvCache
     concurrency: Concurrency
     host_memory: HostMemory

@@ -24,7 +24,7 @@ from kvplan.planning.plan import NOT_MODELED, host_rows, stage_of, statements
 from kvplan.planning.users import request_blocks
 from kvplan.servers.base import Explanation, abilities_of, server_of
 from kvplan.servers.base import Section as Section
-from kvplan.servers.plans.plan import Plan
+from kvplan.servers.plans.plan import MemoryBreakdown, Plan
 from kvplan.servers.plans.pool import KVGroup, KVSpec, charged_blocks
 from kvplan.sizing.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.sizing.weights import num_params
@@ -43,6 +43,7 @@ def explain(plan: Plan) -> list[Section]:
         Section("Weights per rank", tuple(_weights(plan))),
         Section("From total to KV cache", own.budget),
         Section("Users", own.users),
+        *([Section("Memory of each stage", tuple(_places(plan)))] if len(plan.places) > 1 else []),
         *own.more,
         Section("Host memory (modeled; not the GPU's)", tuple(_host(plan))),
     ]
@@ -58,6 +59,19 @@ def explain(plan: Plan) -> list[Section]:
         return sections
     title = "Compared with 'weights + 1.2 GB per user + 5 GB'"
     return [*sections, Section(title, tuple(_thumb(plan)))]
+
+
+def _places(plan: Plan) -> Iterator[str]:
+    for number, place in enumerate(plan.places):
+        memory = place.memory
+        rows = ", ".join(
+            f"{name.replace('_', ' ')} {format_gib(getattr(memory, name))}"
+            for name in MemoryBreakdown.ROWS
+            if getattr(memory, name) or name == "unused"
+        )
+        decides = " (decides)" if number == plan.stage else ""
+        ranks = "1 GPU" if place.ranks == 1 else f"{place.ranks} GPUs"
+        yield f"stage {number + 1} of {len(plan.places)}, {ranks}{decides}: {rows}"
 
 
 def _host(plan: Plan) -> Iterator[str]:

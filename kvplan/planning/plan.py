@@ -7,7 +7,7 @@ from kvplan.core.units import GIB, format_bytes
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import users_held
 from kvplan.servers.base import server_of, terms_of
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Sized, UserAnswer
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Concurrency, HostRow, Place, PoolShare, Sized, UserAnswer
 from kvplan.servers.plans.plan import Load as Load
 from kvplan.servers.plans.plan import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans.plan import Plan as Plan
@@ -19,22 +19,36 @@ from kvplan.sizing import weights
 from kvplan.sizing.weights import stage_layers, stored_bytes
 
 
-def breakdown(
-    request: Request, stage: Budget, kv_cache: int, given_out: int | None, *, load_peak: int
-) -> MemoryBreakdown:
+def place_of(request: Request, answer: Sized, stage: int, *, fits: bool) -> Place:
+    """The ranks of a pipeline stage, with no pool if the server does not start."""
+    rank = answer.stages[stage]
+    loaded = peak = sum(rank.groups.values())
+    if online_scheme(request) and request.weights_bytes is None:
+        peak = weights.total_weights(request.spec, weight_layout(request, stage, online=False))
+    share = answer.shares[stage] if fits else PoolShare(0, 0)
+    return Place(
+        ranks=request.args.world_size // len(answer.stages),
+        memory=breakdown(request, rank, share, load_peak=max(peak, loaded)),
+        weight_groups=rank.groups,
+        estimates=rank.estimates,
+        available=rank.available,
+    )
+
+
+def breakdown(request: Request, stage: Budget, share: PoolShare, *, load_peak: int) -> MemoryBreakdown:
     total = request.gpu.total_memory
     rows = {name: stage.estimates[name].likely for name in BUDGET_ROWS}
     weights = sum(stage.groups.values())
-    left = total - weights - sum(rows.values()) - kv_cache
+    left = total - weights - sum(rows.values()) - share.size
     context = stage.estimates["context"].likely
-    slack = stage.available[1] - (kv_cache if given_out is None else given_out)
+    slack = stage.available[1] - share.given_out
     outside_budget = left - context - slack
     return MemoryBreakdown(
         total=total,
         budget=stage.budget,
         weights=weights,
         **rows,
-        kv_cache=kv_cache,
+        kv_cache=share.size,
         unused=max(0, left),
         missing=max(0, -left),
         context=context,
@@ -103,28 +117,16 @@ def plan(request: Request) -> Plan:
     if refusal is not None and refusal.by != "unsupported" and not capacity.fits:
         refusal = None  # the KV cache lacks memory, which says more
     fits = capacity.fits and capacity.num_blocks > 0 and refusal is None
-    worst = capacity.stage
-    stage = answer.stages[worst]
-    loaded = sum(stage.groups.values())
-    peak = loaded
-    if online_scheme(request) and request.weights_bytes is None:
-        peak = weights.total_weights(request.spec, weight_layout(request, worst, online=False))
-    kv_cache = answer.kv_cache if fits else 0
     return Plan(
         request=request,
         settings=answer.settings,
         pool=answer.pool,
         capacity=capacity,
-        memory=breakdown(request, stage, kv_cache, answer.given_out if fits else None, load_peak=max(peak, loaded)),
-        weight_groups=stage.groups,
-        estimates=stage.estimates,
+        places=tuple(place_of(request, answer, stage, fits=fits) for stage in range(len(answer.stages))),
         concurrency=users_of(request, answer, fits=fits),
-        available=stage.available[1],
-        available_low=stage.available[0],
-        available_high=stage.available[2],
         blocks_low=answer.blocks[0],
         blocks_high=answer.blocks[1],
-        stage=worst,
+        stage=capacity.stage,
         fits=fits,
         deficit=0 if fits else (refusal.deficit if refusal is not None else capacity.deficit),
         refusal=refusal,

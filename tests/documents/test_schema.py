@@ -180,7 +180,7 @@ def without(document: Any) -> Iterator[tuple[str, Any]]:
 
 
 # Tables: their keys are names from the data.
-TABLES = ("memory.weight_groups.", "parameters.groups.", "provenance.")
+TABLES = ("memory.weight_groups.", "places.0.rows.", "parameters.groups.", "provenance.")
 
 
 def test_no_key_may_be_missing_or_misspelled(run: Run) -> None:

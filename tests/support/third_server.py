@@ -18,7 +18,17 @@ from kvplan.servers.logs.failures import Failures, Wording
 from kvplan.servers.logs.log import Logs
 from kvplan.servers.logs.log import Wording as LogWording
 from kvplan.servers.logs.metrics import Metrics
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, HostRow, Plan, Request, Sized, check_load
+from kvplan.servers.plans.plan import (
+    BUDGET_ROWS,
+    Budget,
+    Estimate,
+    HostRow,
+    Plan,
+    PoolShare,
+    Request,
+    Sized,
+    check_load,
+)
 from kvplan.servers.plans.pool import Capacity, KVGroup, Paging, Pool, attention_spec
 from kvplan.servers.plans.weights import rank_weights
 from kvplan.servers.releases import Version
@@ -96,9 +106,8 @@ def size(request: Request) -> Sized:
     room_capacity = capacity(pool, own, room)
     ends = (room_capacity.num_blocks // 2, room_capacity.num_blocks)
     users = (ends[0] / room_capacity.blocks_per_request, room_capacity.max_concurrency)
-    return Sized(
-        own, pool, [stage], room_capacity, ends, users, room_capacity.num_blocks * room_capacity.bytes_per_block
-    )
+    size = room_capacity.num_blocks * room_capacity.bytes_per_block
+    return Sized(own, pool, [stage], room_capacity, ends, users, (PoolShare(size, size),))
 
 
 def pool_of(spec: ModelSpec, how: Paging) -> Pool:

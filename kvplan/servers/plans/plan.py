@@ -4,7 +4,7 @@ Below the servers in the import order: they take a Request and return a Sized; p
 """
 
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TypedDict
 
 from kvplan.core.errors import UsageError
 from kvplan.core.records import Count, dataclass
@@ -212,13 +212,19 @@ class EncoderBudget:
     items_per_prompt: dict[str, int]
 
 
+class PoolShare(NamedTuple):
+    """A stage's part of the pool: its bytes on a rank, and those of them that count against the budget."""
+
+    size: int
+    given_out: int
+
+
 @dataclass(frozen=True, slots=True)
 class Sized:
     """Result of a server's rules: its settings, its pool, each stage's memory, and what the pool holds.
 
     blocks    of the pool at the worst and best end of the estimates; ends: the server's own figure at those
-    kv_cache  bytes of the pool on the rank that decides
-    given_out the part of them that counts against the budget; None: all
+    shares    what each stage has of the pool
     seqs      most concurrent sequences at both ends; None: as many as the settings allow
     """
 
@@ -228,9 +234,8 @@ class Sized:
     capacity: Capacity
     blocks: tuple[int, int]
     ends: tuple[float, float]
-    kv_cache: int
+    shares: tuple[PoolShare, ...]
     notes: tuple[str, ...] = ()
-    given_out: int | None = None
     refusal: Refusal | None = None
     seqs: tuple[int, int] | None = None
     encoder: EncoderBudget | None = None
@@ -275,6 +280,23 @@ class MemoryBreakdown:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """GPU ranks whose memory is alike: those of one pipeline stage.
+
+    ranks          how many there are
+    weight_groups  the weights by tensor group
+    estimates      the modeled rows
+    available      what the pool may take: at the low end of the range, likely, at its high end
+    """
+
+    ranks: int
+    memory: MemoryBreakdown
+    weight_groups: dict[str, int]
+    estimates: dict[str, Estimate]
+    available: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Concurrency:
     """Number of requests that one replica serves concurrently; there are `replicas` of them.
 
@@ -315,6 +337,7 @@ class Concurrency:
 class Plan:
     """A plan. `fits` is False if the server would refuse to start; `deficit` is then what is missing per rank.
 
+    places   the memory of every stage's ranks; that of `stage`, the tightest, decides and is the plan's own
     refusal  why it would not start although its KV cache fits, or whatever the memory; else None
     """
 
@@ -322,13 +345,8 @@ class Plan:
     settings: Settings
     pool: Pool
     capacity: Capacity
-    memory: MemoryBreakdown
-    weight_groups: dict[str, int]
-    estimates: dict[str, Estimate]
+    places: tuple[Place, ...]
     concurrency: Concurrency
-    available: int
-    available_low: int
-    available_high: int
     blocks_low: int
     blocks_high: int
     stage: int
@@ -337,6 +355,30 @@ class Plan:
     refusal: Refusal | None
     notes: tuple[str, ...]
     encoder: EncoderBudget | None = None
+
+    @property
+    def memory(self) -> MemoryBreakdown:
+        return self.places[self.stage].memory
+
+    @property
+    def weight_groups(self) -> dict[str, int]:
+        return self.places[self.stage].weight_groups
+
+    @property
+    def estimates(self) -> dict[str, Estimate]:
+        return self.places[self.stage].estimates
+
+    @property
+    def available(self) -> int:
+        return self.places[self.stage].available[1]
+
+    @property
+    def available_low(self) -> int:
+        return self.places[self.stage].available[0]
+
+    @property
+    def available_high(self) -> int:
+        return self.places[self.stage].available[2]
 
     @property
     def bytes_per_token(self) -> int:

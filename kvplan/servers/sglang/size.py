@@ -6,7 +6,7 @@ from math import floor
 
 from kvplan.core.units import MIB, format_apart
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, Refusal, Request, Sized, check_load
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, PoolShare, Refusal, Request, Sized, check_load
 from kvplan.servers.plans.pool import cache_notes, largest_context
 from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.sglang import adapters, drafts, hicache, offload, several_nodes, supported
@@ -164,11 +164,14 @@ def size(request: Request) -> Sized:
     taken = sum(stages[worst].estimates[name].likely for name in ("context", "in_use"))
     kept_back = gpu.total_memory - taken - stages[worst].budget
     images = sglang.image_reservation(spec, gpu, args, request.release)
-    given_out = pool.given_out(pages, slots, worst)
+    shares = tuple(
+        PoolShare(pool.num_bytes(pages, slots, stage), pool.given_out(pages, slots, stage))
+        for stage in range(len(stages))
+    )
     usual = sglang.usual_fraction(spec, gpu, args, request.release)
     refusal = supported.refusal(request, settings) or lacks_reserve(
         settings.gpu_memory_utilization,
-        kept_back + images + rooms[1][worst] - given_out,
+        kept_back + images + rooms[1][worst] - shares[worst].given_out,
         pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, limit),
         usual,
     )
@@ -189,7 +192,7 @@ def size(request: Request) -> Sized:
     return Sized(
         replace(settings, max_num_seqs=max(1, limit)), pool, stages, capacity, (low + 1, high + 1),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request),
-        pool.num_bytes(pages, slots, worst), (*notes, *prefix), given_out=given_out, refusal=refusal,
+        shares, (*notes, *prefix), refusal=refusal,
         seqs=(fewest, max(1, largest)),
     )  # fmt: skip
 

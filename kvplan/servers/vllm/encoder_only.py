@@ -13,7 +13,7 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib
 from kvplan.models.spec import FullAttention, ModelSpec
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, Request, Sized, check_load
+from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, PoolShare, Request, Sized, check_load
 from kvplan.servers.plans.pool import Capacity, Pool
 from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.releases import Version
@@ -162,5 +162,6 @@ def size(request: Request) -> Sized:
         "follow those of decoders, compared with no encoder's log"
     )
     return Sized(
-        settings, pool, [stage], capacity, (low, tokens + 1), (max(0, low - 1) / context, tokens / context), 0, (note,)
+        settings, pool, [stage], capacity, (low, tokens + 1), (max(0, low - 1) / context, tokens / context),
+        (PoolShare(0, 0),), (note,),
     )  # fmt: skip

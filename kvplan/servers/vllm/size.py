@@ -9,7 +9,17 @@ from kvplan.core.errors import UsageError
 from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import NODE_GPUS
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.plans.plan import BUDGET_ROWS, Budget, Estimate, Plan, Refusal, Request, Sized, check_load
+from kvplan.servers.plans.plan import (
+    BUDGET_ROWS,
+    Budget,
+    Estimate,
+    Plan,
+    PoolShare,
+    Refusal,
+    Request,
+    Sized,
+    check_load,
+)
 from kvplan.servers.plans.pool import Capacity, Pool, blocks_in, cache_notes
 from kvplan.servers.plans.weights import own_layout, rank_weights
 from kvplan.servers.vllm import features, overheads, supported
@@ -350,10 +360,10 @@ def started(request: Request) -> Sized:
         refusal = items.refusal
     if refusal is None and capacity.fits:
         refusal = stated_pool(request, stages[capacity.stage], capacity)
-    kv_cache = capacity.num_blocks * capacity.bytes_per_block
+    shares = tuple(PoolShare(*(2 * [capacity.num_blocks * size])) for size in pool.stage_bytes)
     sized = Sized(
         settings, pool, stages, capacity, (low, high),
-        (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
+        (low / capacity.blocks_per_request, high / capacity.blocks_per_request), shares,
         (
             *start_notes(request, settings, capacity, stages[capacity.stage], items.notes),
             *(note for feature in requested for note in feature.notes(request, capacity.stage)),
