@@ -57,9 +57,9 @@ def test_the_place_that_decides_is_the_one_with_the_least_room(run: Run) -> None
 
 
 def test_the_explanation_lists_the_stages_if_there_are_several(run: Run) -> None:
-    one = run("estimate", "llama-3.3-70b", "--gpu", "h200", "--ctx", "8k", "--explain").out
+    single = run("estimate", "llama-3.3-70b", "--gpu", "h200", "--ctx", "8k", "--explain").out
     three = run("estimate", "llama-3.3-70b", "--gpu", "a100-80g", "--ctx", "8k", "--pp", "3", "--explain").out
-    assert "Memory of each stage" not in one
+    assert "Memory of each stage" not in single
     assert [line for line in three.splitlines() if "stage 3 of 3, 1 GPU: weights" in line]
 
 
