@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast
 
 from kvplan.core.units import GIB, format_gib
 from kvplan.measure.diagnosis import Diagnosis
+from kvplan.measure.states import Start
 from kvplan.measure.why_words import summary
 from kvplan.planning.case import Cure
 from kvplan.planning.plan import Plan
@@ -72,6 +73,20 @@ class Memory(BudgetRows):
     missing: int
 
 
+class StartDocument(TypedDict):
+    """One start of a server in the log: its lines, how far it came, how it ended, and the requests it answered."""
+
+    first_line: int
+    last_line: int
+    phase: str | None
+    end: Literal["running", "stopped", "finished", "failed", "died", "cut"]
+    stopped_by: Annotated[str | None, "Who told it to stop, if the log says so."]
+    seconds: Annotated[int | None, "From ready to its end, where the lines have a time."]
+    answered: int
+    refused: Annotated[int, "Requests that the server rejected; `too_long` of them were longer than the context."]
+    too_long: int
+
+
 class DiagnosisDocument(TypedDict):
     """Why a server did not start, or ran out of memory. Figures in bytes are of one rank, as the log rounds them."""
 
@@ -81,7 +96,11 @@ class DiagnosisDocument(TypedDict):
     model: str | None
     gpu: str | None
     num_gpus: int | None
-    outcome: Literal["started", "failed", "died", "unknown"]
+    outcome: Annotated[
+        Literal["started", "stopped", "finished", "failed", "died", "cut", "unknown"],
+        "Of the last start. stopped: it was told to; finished: an offline run; cut: the log ends before it is ready.",
+    ]
+    starts: list[StartDocument]
     cause: str | None
     phase: str | None
     memory_question: bool | None
@@ -110,6 +129,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
         "gpu": gpu,
         "num_gpus": None if args is None else args.world_size,
         "outcome": failure.outcome,
+        "starts": [start_document(start) for start in failure.starts],
         "cause": failure.cause,
         "phase": failure.phase,
         "memory_question": failure.memory_question,
@@ -127,8 +147,26 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
     }
 
 
+def start_document(start: Start) -> StartDocument:
+    return {
+        "first_line": start.first,
+        "last_line": start.last,
+        "phase": start.phase,
+        "end": start.end,
+        "stopped_by": None if start.order is None or not start.order.by else start.order.by,
+        "seconds": start.seconds,
+        "answered": start.answered,
+        "refused": start.refused,
+        "too_long": start.too_long,
+    }
+
+
 def notes_of(diagnosis: Diagnosis) -> list[str]:
     notes = [] if diagnosis.differs is None else [diagnosis.differs]
+    ends = [start.end for start in diagnosis.failure.starts]
+    if len(ends) > 1:
+        kinds = ", ".join(f"{ends[:-1].count(end)} {end}" for end in dict.fromkeys(ends[:-1]))
+        notes.append(f"the log has {len(ends)} starts; this is the last one (before it: {kinds})")
     unattributed = diagnosis.anchor.unattributed
     if diagnosis.case.gpu_known and diagnosis.plan is not None and unattributed > UNEXPLAINED:
         least = "at least " if diagnosis.failure.figures.available_bytes is None else ""

@@ -7,14 +7,14 @@ and in which phase of start-up an out-of-memory error occurred.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
 from kvplan.core.errors import KvplanError
 from kvplan.measure.failure_messages import cause_of
-from kvplan.measure.failure_text import Evidence, Frame, LogText
+from kvplan.measure.failure_text import Evidence, Frame, LogText, prefix_end
 from kvplan.measure.failure_words import (
     LONGEST_SENTENCE,
     parts_told,
@@ -26,6 +26,7 @@ from kvplan.measure.failure_words import (
     tells_of_the_host,
 )
 from kvplan.measure.serverlog.log import parse_log
+from kvplan.measure.states import End, Span, Start, States
 from kvplan.servers.base import OWN, failures_of_servers
 from kvplan.servers.logs.failures import (
     LEAD,
@@ -50,14 +51,19 @@ from kvplan.servers.logs.obstacles import OF_CAUSE
 from kvplan.servers.logs.obstacles import WORDINGS as OBSTACLES
 from kvplan.servers.releases import DEFAULT
 
-Outcome = Literal["started", "failed", "died", "unknown"]
+Outcome = Literal["started", "stopped", "finished", "failed", "died", "cut", "unknown"]
+OUTCOMES: Final[Mapping[End, Outcome]] = {
+    "running": "started", "stopped": "stopped", "finished": "finished", "failed": "failed", "died": "died", "cut": "cut"
+}  # fmt: skip
+HEALTHY: Final = ("started", "stopped", "finished")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """How a server came to its end, as its log shows.
 
-    outcome          started: it runs; failed: it did not come up; died: it ran before
+    outcome          of its last start. started: it runs; stopped: it was told to; finished: an offline run;
+                     failed: it did not come up; died: it ran before; cut: the log ends before it is ready
     cause            None if the text does not show it
     memory_question  True if memory and the flags that divide it are involved, or None if unknown
     phase            the phase of start-up, or serving, in which it happened
@@ -66,6 +72,7 @@ class Failure:
     needs            what is missing if the cause is unknown
     releases         first and last release with all of these wordings, or None if every release has them
     log              the start-up lines (model, arguments, weights, GPU), or None if there are none
+    starts           every start in the log, in order; empty if the text is no log
     """
 
     server: str | None
@@ -80,12 +87,21 @@ class Failure:
     needs: tuple[str, ...]
     log: ServerLog | None
     releases: tuple[str, str] | None = None
+    starts: tuple[Start, ...] = ()
+
+    @property
+    def start(self) -> Start | None:
+        """The start that is judged: the last one."""
+        return self.starts[-1] if self.starts else None
 
 
 NEEDS_TRACE: Final = "the traceback above the out-of-memory line, which names the part of start-up"
 NEEDS_START: Final = "the whole log, from the server's first line"
 NEEDS_ABOVE: Final = "the lines above it, because the last ones only repeat that a worker failed"
 NEEDS_LOG: Final = "the server's full start-up log"
+NEEDS_END: Final = (
+    "the exit code (137: killed by the system) and the kernel's log of that time (`dmesg -T | grep -iE 'oom|killed|Xid'`)"
+)
 
 MOST_HITS: Final = 200  # matches of one phrase to inspect
 TRACE: Final = 400  # lines of a traceback above its last line to inspect
@@ -153,7 +169,7 @@ _EXCEPTION: Final = re.compile(
     r"(?:: (?=\S)|:?[\s`]{0,4}$)|(?P<value>Value error), (?=\S))"  # the second is pydantic's
 )
 _OF_A_WORKER: Final = re.compile(r"Worker failed with error ['\"\u2018](.{3,400}?)['\"\u2019](?:, please check|$)")
-_MAYBE_MEMORY: Final = re.compile(r"(?i)memory|kv[- ]?cache|\boom\b|notenough|insufficient")
+_MAYBE_MEMORY: Final = re.compile(r"(?i)memory|(?<![a-z])kv[- ]?cache|\boom\b|notenough|insufficient")
 _OTHER: Final = Wording("not_memory", "", "any", "an exception of Python")
 _WORDS: Final = Wording(None, "", "any", "a person's words")
 
@@ -166,6 +182,7 @@ class _Reading:
         self.log = log
         self._servers = failures_of_servers()
         self.hits = list(self._hits())
+        self.hits = self._fatal_to_its_start(self.hits)
 
     # --- messages of the tables
 
@@ -229,17 +246,35 @@ class _Reading:
         """Tables of the server, or of the default server if none is named."""
         return self._servers.get(self.server or DEFAULT) or self._servers[DEFAULT]
 
-    @cached_property
-    def _ready(self) -> list[int]:
-        """Positions at which the server says that it is ready; a simulated one says it in kvplan's words."""
-        is_simulated = self.log is not None and self.log.first("simulated") is not None
-        own = [words for name in OWN for words in self._servers[name].ready] if is_simulated else []
-        return self._positions([*self._own.ready, *own])
+    # --- the starts in it
 
     @cached_property
-    def _begins(self) -> list[int]:
-        """Positions at which a server starts; a log may hold several attempts."""
-        return self._positions(words for failures in self._servers.values() for words in failures.starts)
+    def states(self) -> States:
+        """Its starts; a simulated server is ready in kvplan's words."""
+        is_simulated = self.log is not None and self.log.first("simulated") is not None
+        own = [words for name in OWN for words in self._servers[name].ready] if is_simulated else []
+        begins = self._positions(words for failures in self._servers.values() for words in failures.starts)
+        return States(self.text, self._own, begins, [*self._own.ready, *own])
+
+    @property
+    def _last(self) -> Span:
+        return self.states.spans[-1]
+
+    def _fatal_to_its_start(self, hits: list[_Hit]) -> list[_Hit]:
+        """Leave out what the server outlived, or what only the end of another process explains."""
+        kept = [hit for hit in hits if not hit.wording.fatal or not self._is_outlived(hit)]
+        for span in self.states.spans:
+            outlived = [hit for hit in hits if span.begin <= hit.start < span.end and hit not in kept]
+            if span.dead is not None and outlived and not any(span.begin <= hit.start < span.end for hit in kept):
+                kept.append(max(outlived, key=_by_start))  # requests in flight were answered after it
+        return kept
+
+    def _is_outlived(self, hit: _Hit) -> bool:
+        span = self.states.span_of(hit.start)
+        if span.outlived(hit.start) and (span.whole or prefix_end(self.text.lines[hit.line])):
+            return True  # not a title above an excerpt
+        # A server takes its port before it is ready.
+        return hit.cause == "port_in_use" and span.dead is None and span.ready is not None and span.ready < hit.start
 
     @cached_property
     def _marks(self) -> list[tuple[int, Phase]]:
@@ -323,10 +358,11 @@ class _Reading:
 
     def _part_by_marks(self, hit: _Hit) -> _Part | None:
         """Find the phase by the normal lines before it; for a title, by those of the log below with an error."""
-        if ready := [start for start in self._ready if start < hit.start]:
-            return _Part("serving", self.text.line_of(ready[-1]))
+        ready = self.states.span_of(hit.start).ready
+        if ready is not None and ready < hit.start:
+            return _Part("serving", self.text.line_of(ready))
         marks = [mark for mark in self._marks if mark[0] < hit.start]
-        if not marks and not self.text.rank(hit.line) and not self._ready and self._marks:
+        if not marks and not self.text.rank(hit.line) and self._last.ready is None and self._marks:
             last = self._marks[-1][0]
             marks = self._marks if any(start > last for start in self.text.errors) else []
         if not marks or marks[-1][1] == "pool":  # after the pool's size come its allocation, warm-up and capture
@@ -355,6 +391,8 @@ class _Reading:
                 if error is None:
                     continue
                 start, message = error
+                if self.states.span_of(start).outlived(start) or self.states.is_of_a_request(index):
+                    continue
                 if (cause := cause_of(message, self._own.kinds)) is not None:
                     yield _Hit(_OTHER, cause, start, index)
                 elif not _MAYBE_MEMORY.search(message.partition(". ")[0]):
@@ -436,7 +474,12 @@ class _Reading:
     # --- the result
 
     def failure(self) -> Failure:
-        return replace(self._failure(), releases=self._releases())
+        failure = self._failure()
+        lines = [line.line for line in failure.evidence] if failure.outcome in ("failed", "died") else []
+        place = self.text.starts[self.text.numbers.index(lines[0])] if lines else None
+        span = None if place is None else self.states.span_of(place)
+        starts = self.states.starts(span) if any(each.is_logged for each in self.states.spans) else ()
+        return replace(failure, releases=self._releases(), starts=starts)
 
     def _releases(self) -> tuple[str, str] | None:
         """Releases that have every matched message, or None if all releases or none do."""
@@ -451,16 +494,17 @@ class _Reading:
         return (first, last) if _number(first) <= (*_number(last), ANY_PATCH) else None
 
     def _failure(self) -> Failure:
-        hits = [self._resolved(hit) for hit in self.hits]
+        hits = [self._resolved(hit) for hit in self.hits if hit.start >= self._last.begin or not self._last.is_up]
         unresolved = sorted((hit for hit in hits if _is_torch(hit.wording) and hit.cause is None), key=_by_start)
         hit = self._decisive(hits, unresolved)
         if hit is None and not unresolved:
             hit = (
                 self._first([other for other in hits if other.wording.strength == "general"])
-                or self._first(list(self._other_errors()))
+                or self._first([other for other in self._other_errors() if other.start >= self._last.begin
+                                or not self._last.is_up])
                 or self._first([other for other in hits if other.wording.strength == "hint"])
             )
-        if hit is None and (stated := self._told(unresolved)) is not None:
+        if hit is None and not (self._last.whole and self._last.is_up) and (stated := self._told(unresolved)) is not None:
             # For an error whose line has the numbers, a sentence may supply the phase of start-up.
             hit = (
                 replace(unresolved[0], cause=stated.cause, phase=stated.phase, proof=stated.line)
@@ -484,16 +528,17 @@ class _Reading:
         if not hits:
             return None
         ordered = sorted(hits, key=_by_start)
-        begins = [start for start in self._begins if start <= ordered[-1].start]
-        return next(hit for hit in ordered if not begins or hit.start >= begins[-1])
+        begin = self.states.span_of(ordered[-1].start).begin
+        return next(hit for hit in ordered if hit.start >= begin)
 
     def _answer(self, hit: _Hit, same: list[_Hit]) -> Failure:
         lines = dict.fromkeys([hit.line, *([] if hit.proof is None else [hit.proof]), *self._lines_of_details(hit)])
         ranks = dict.fromkeys(rank for other in same if (rank := self.text.rank(other.line)))
+        ready = self.states.span_of(hit.start).ready
         outcome: Outcome = "failed"
         if not hit.wording.fatal:
             outcome = "started"
-        elif hit.phase == "serving" or any(start < hit.start for start in self._ready):
+        elif hit.phase == "serving" or (ready is not None and ready < hit.start):
             outcome = "died"
         return Failure(
             self.server, self._version, outcome, hit.cause,
@@ -519,15 +564,20 @@ class _Reading:
                 nothing, outcome="failed", memory_question=True, phase=hit.phase, evidence=evidence,
                 figures=self._figures(hit), needs=needs,
             )  # fmt: skip
-        if wrapped := self._positions(WRAPPERS):
-            evidence = (self.text.evidence(self.text.line_of(wrapped[0])),)
-            return replace(nothing, outcome="failed", evidence=evidence, needs=(NEEDS_ABOVE,))
-        if self._ready:
-            return replace(nothing, outcome="started")
+        last = self._last
+        if last.dead is not None:
+            evidence = (self.text.evidence(self.text.line_of(last.dead)),)
+            outcome: Outcome = "failed" if last.ready is None else "died"
+            return replace(nothing, outcome=outcome, phase=self.states.phase_in(last), evidence=evidence, needs=(NEEDS_ABOVE,))
+        (start,) = self.states.starts(None)[-1:]
+        if start.end in ("running", "stopped", "finished"):
+            return replace(nothing, outcome=OUTCOMES[start.end])
         if (line := self._line_of_memory()) is not None:
             evidence = (self.text.evidence(line),)
             return replace(nothing, memory_question=True, evidence=evidence, needs=(NEEDS_TRACE, NEEDS_START))
-        return replace(nothing, needs=(NEEDS_START if self.log else NEEDS_LOG,))
+        if last.is_logged:
+            return replace(nothing, outcome="cut", phase=start.phase, needs=(NEEDS_END,))
+        return replace(nothing, needs=(NEEDS_LOG,))
 
     @property
     def _version(self) -> str | None:

@@ -7,6 +7,7 @@ from typing import Final
 from kvplan.core.files import printable
 from kvplan.core.units import plural
 from kvplan.measure.failure import Failure
+from kvplan.measure.states import Start
 from kvplan.servers.base import OWN, kind_of_cause, terms_of
 from kvplan.servers.logs.failures import Figures, Size, dotted
 from kvplan.servers.logs.obstacles import OF_CAUSE
@@ -27,7 +28,7 @@ def summary(failure: Failure) -> str:
     name = "The server" if failure.server is None else terms_of(failure.server).title
     if failure.cause is None:
         return unknown(name, failure)
-    verb = {"failed": "did not start", "died": "stopped", "started": "runs"}.get(failure.outcome, "failed")
+    verb = verb_of(failure)
     evidence = " ".join(line.text for line in failure.evidence)
     if (obstacle := OF_CAUSE.get(failure.cause)) is not None:
         return f"{name} {verb}: {printable(obstacle.sentence(evidence), 300)}."
@@ -56,14 +57,11 @@ def unknown(name: str, failure: Failure) -> str:
     if failure.figures.preemptions:
         times = "once" if failure.figures.preemptions == 1 else f"{failure.figures.preemptions:,} times"
         return f"{name} runs: the KV cache is full; requests were preempted {times} so far."
-    if failure.outcome == "started":
-        is_simulated = failure.log is not None and failure.log.first("simulated") is not None
-        return f"{'The simulated server' if is_simulated else name} started: the log shows no failure."
-    stopped = {"failed": f"{name} did not start", "died": f"{name} stopped"}.get(failure.outcome)
+    if failure.outcome in ("started", "stopped", "finished", "cut"):
+        return state(name, failure)
+    stopped = None if failure.outcome == "unknown" else f"{name} {verb_of(failure)}"
     if stopped is None and failure.memory_question:
         return "Memory ran out, but the log does not show in which phase of start-up or serving."
-    if stopped is None and failure.log is not None:
-        return "No known error found, but the log ends before the server is ready."
     if stopped is None:
         return "No known error found."
     if failure.memory_question:
@@ -73,7 +71,58 @@ def unknown(name: str, failure: Failure) -> str:
         lacking = f" ({tried} requested, {free} free)" if stated else ""
         where = "the log does not show in which phase"
         return f"{stopped}: the GPU ran out of memory{lacking}, but {where}."
+    if failure.outcome == "failed" and failure.phase is not None:
+        stopped = f"{stopped}: it failed {PHASES[failure.phase]}"
     return f"{stopped}, but this log does not show the cause."
+
+
+# --- states without an error ------------------------------------------------------------------------------------------
+
+
+def verb_of(failure: Failure) -> str:
+    """What happened to a server, "stopped after 6 h of serving"."""
+    start = failure.start
+    after = f" after {duration(start.seconds)} of serving" if start is not None and start.seconds else ""
+    verbs = {"failed": "did not start", "died": f"stopped{after}", "started": "runs"}
+    return verbs.get(failure.outcome, "failed")
+
+
+def state(name: str, failure: Failure) -> str:
+    """A server without a failure: it runs, it was told to stop, an offline run finished, or the log just ends."""
+    start = failure.start
+    is_simulated = failure.log is not None and failure.log.first("simulated") is not None
+    name = "The simulated server" if is_simulated else name
+    results = "" if start is None else served(start)
+    if failure.outcome == "started":
+        return f"{name} is ready: {results}." if results else f"{name} started: the log shows no failure."
+    if failure.outcome == "finished":
+        return f"{name}'s offline run finished: the log shows no failure."
+    if start is None or failure.outcome == "cut":
+        return f"The log ends {PHASES[failure.phase or 'arguments'].replace(' it ', f' {name} ', 1)}, without an error."
+    by = f"was stopped by {start.order.by}" if start.order is not None and start.order.by else "was told to stop"
+    if start.phase != "serving":
+        return f"{name} {by} {PHASES[start.phase or 'arguments']}."
+    after = f" after {duration(start.seconds)} of serving" if start.seconds else " while it served"
+    return f"{name} {by}{after}: {results or 'the log shows no failure'}."
+
+
+def served(start: Start) -> str:
+    """The requests of a start, "121 requests answered, 1 refused as too long"; empty if the log has none."""
+    others = start.refused - start.too_long
+    parts = [
+        f"{plural(start.answered, 'request')} answered" if start.answered else "",
+        f"{plural(start.too_long, 'request')} refused as too long" if start.too_long else "",
+        f"{plural(others, 'request')} refused" if others else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def duration(seconds: int) -> str:
+    """A time in its largest unit: "6 h"."""
+    for unit, size in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size or (unit != "days" and seconds >= size):
+            return f"{seconds // size:,} {unit}"
+    return f"{seconds} s"
 
 
 # --- reasons --------------------------------------------------------------------------------------------------------

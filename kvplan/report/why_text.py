@@ -20,7 +20,7 @@ WITHOUT_FIGURES = ("host_memory_or_shm", "encoder_cache_too_small")  # causes to
 
 def why_lines(doc: DiagnosisDocument, *, blocks: bool = True) -> list[Line]:
     """Lines of the document; `blocks`: draw bars with block characters, else with #."""
-    style = "bold" if doc["outcome"] == "started" else "bold red"
+    style = "bold" if doc["outcome"] in ("started", "stopped", "finished") else "bold red"
     parts = [
         [line(doc["summary"], style)],
         evidence_lines(doc),

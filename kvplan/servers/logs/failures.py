@@ -229,6 +229,17 @@ Part = tuple[Cause | None, Phase]
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """A line that says that a server was told to stop.
+
+    by  who told it, in words; empty if the line does not say
+    """
+
+    phrase: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Failures:
     """A server's failure messages, and the causes that only it has.
 
@@ -246,6 +257,13 @@ class Failures:
     kinds      cause -> a pattern of messages that are in no table
     of_releases  patterns, besides the messages, that only some releases write; their first and last release
     raised_again  start-up phase -> functions below which it alone re-raises a caught error as another
+    engines    the first line of an engine, which a server or a Python program starts
+    alive      lines that only a working engine writes
+    deaths     reports of a failed process besides WRAPPERS
+    orders     lines that say that it was told to stop, besides ORDERS
+    finished   the last lines of an offline run
+    frontend   names, in a line's prefix, of the code that reads requests
+    modules    parts of paths that only its own files have
     """
 
     wordings: tuple[Wording, ...]
@@ -264,6 +282,13 @@ class Failures:
     kinds: Mapping[Cause, str] = field(default_factory=dict)
     raised_again: Mapping[str, frozenset[str]] = field(default_factory=dict)
     of_releases: tuple[tuple[str, str], ...] = ()
+    engines: tuple[str, ...] = ()
+    alive: tuple[str, ...] = ()
+    deaths: tuple[str, ...] = ()
+    orders: tuple[Order, ...] = ()
+    finished: tuple[str, ...] = ()
+    frontend: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 # Phases that a frame table names as their cause.
@@ -354,6 +379,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _host("unable to allocate shared memory(shm)", "torch"),
     _host("It is possible that dataloader's workers are out of shared memory", "torch"),
     _host("insufficient shared memory (shm)", "torch"),
+    _host("is killed by signal: Killed", "torch utils/data/_utils/signal_handling.py"),
     _host("Bus error", "SIGBUS of a full /dev/shm", unless="PCI ?e Bus error"),
     _host("No space left on device", "errno ENOSPC", needs=r"/dev/shm|shared ?memory|nccl-|psm_"),
     _host("Error while creating shared memory segment", "NCCL misc/shmutils.cc"),
@@ -442,4 +468,19 @@ WRAPPERS: Final = (
     "Scheduler hit an exception",
     "Rank 0 scheduler is dead",
     "Engine background task failed",
+)
+
+# Lines of those who stop a server: a user, a supervisor, a batch system, uvicorn. Only the first without an error
+# above it counts: servers stop their own processes after any error.
+ORDERS: Final = (
+    Order("KeyboardInterrupt", "Ctrl-C"),
+    Order("received signal=SIGINT", "Ctrl-C"),
+    Order("Received SIGINT", "Ctrl-C"),
+    Order("received signal=SIGTERM", "SIGTERM"),
+    Order("Received SIGTERM", "SIGTERM"),
+    Order("SIGTERM received", "SIGTERM"),
+    Order("DUE TO TIME LIMIT ***", "the time limit of its job"),
+    Order("slurmstepd: error: *** ", "its batch system"),
+    Order("INFO: Shutting down"),  # uvicorn
+    Order("Waiting for application shutdown"),  # uvicorn
 )

@@ -375,6 +375,12 @@ _DECISIVE: Final = frozenset(
     {"port_in_use", "driver_mismatch", "driver_too_old", "kernel_crash", "lora_rank", "drafts_above_step"}
 )
 
+# What rules a message out: files in shared memory; the port of NCCL's own monitor, which it can do without.
+UNLESS: Final[Mapping[str, str]] = {
+    "disk_full": r"/dev/shm|shared ?memory|nccl-|psm_",
+    "port_in_use": r"ras/client_support|ras/ras\.cc",
+}
+
 OF_CAUSE: Final[Mapping[str, Obstacle]] = {obstacle.cause: obstacle for obstacle in OBSTACLES}
 
 
@@ -387,7 +393,7 @@ def _wordings(obstacle: Obstacle) -> tuple[Wording, ...]:
             "any",
             source,
             needs=needs[0] if needs else "",
-            unless=r"/dev/shm|shared ?memory|nccl-|psm_" if obstacle.cause == "disk_full" else "",
+            unless=UNLESS.get(obstacle.cause, ""),
             strength=strength,  # type: ignore[arg-type]  # one of the two words of Wording
             fatal=not obstacle.runs,
         )

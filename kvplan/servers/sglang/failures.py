@@ -6,7 +6,7 @@ Compared with the source of 9 releases, 0.3.6 to 0.5.23 (tests/measure/test_fail
 
 from typing import Final
 
-from kvplan.servers.logs.failures import TOLD_BY_FRAMES, Cause, Failures, Phase, Wording
+from kvplan.servers.logs.failures import TOLD_BY_FRAMES, Cause, Failures, Order, Phase, Wording
 
 _RUNNER: Final = "srt/model_executor/model_runner.py"
 _BATCH: Final = "srt/managers/schedule_batch.py"
@@ -203,5 +203,10 @@ FAILURES: Final = Failures(
         ("#new_tokens_gained", "0.5.9-0.5.23"),
     ),
     raised_again={"capture": frozenset({"init_model_worker", "init_tp_model_worker", "TpModelWorker"})},
+    alive=READY,
+    deaths=("Received sigquit from a child process",),
+    orders=(Order("Gracefully exiting"),),  # srt/managers/tokenizer_manager.py
+    frontend=("serving_", "http_server.py"),
+    modules=("/sglang/srt/", "/sglang/launch_server"),
     kinds={"sglang_not_enough_memory": r"(?:increase|raise|larger).{0,20}--mem-fraction-static"},
 )

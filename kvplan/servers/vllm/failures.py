@@ -7,7 +7,7 @@ Compared with the source of 26 releases, 0.6.6 to 0.33 (tests/measure/test_failu
 from typing import Final
 
 from kvplan.core.units import MIB
-from kvplan.servers.logs.failures import TOLD_BY_FRAMES, TORCH_FIGURES, Cause, Failures, Phase, Size, Wording
+from kvplan.servers.logs.failures import TOLD_BY_FRAMES, TORCH_FIGURES, Cause, Failures, Order, Phase, Size, Wording
 
 _POOL: Final = "v1/core/kv_cache_utils.py"
 _WORKER: Final = "v1/worker/gpu_worker.py"
@@ -295,6 +295,7 @@ READY: Final = (
     "Application startup complete",
     "Uvicorn running on",
     "Starting vLLM API server on",
+    "Starting vLLM server on http",
     "Avg prompt throughput",
 )
 PROCESSES: Final = (  # prefixes of their lines, and how they refer to each other
@@ -361,4 +362,14 @@ FAILURES: Final = Failures(
         (r"Free memory on device [a-z]{1,8}:[0-9]", "0.14-0.33"),
     ),
     kinds={"no_kv_memory": r"(?:increas|rais)\w{1,3}.{0,12}gpu_memory_utilization"},
+    engines=("Initializing a V1 LLM engine", "Initializing a V0 LLM engine", "Initializing an LLM engine"),
+    alive=READY[:-1],
+    deaths=("EngineDeadError", "died unexpectedly, shutting down client", "MQEngineDeadError", "AsyncEngineDeadError"),
+    orders=(
+        Order("[shutdown] API server: shutdown triggered"),  # 0.24-0.33 entrypoints/launcher.py
+        Order("Shutting down FastAPI HTTP server"),  # 0.6-0.33 entrypoints/launcher.py
+    ),
+    finished=("Processed prompts: 100%", "Shutdown initiated (timeout="),  # entrypoints/llm.py, v1/engine/core.py
+    frontend=("[serving_", "[serving.py", "[api_server.py", "[protocol.py", "[preprocess.py", "[launcher.py"),
+    modules=("/vllm/",),
 )
